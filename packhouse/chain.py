@@ -30,9 +30,11 @@ from packhouse.golden import check_golden
 from packhouse.quarantine import explain_bad_rows
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import LedgerLine, RowCounts, check_quarantine, ledger_of
+from packhouse.records.split_text import factor_note
 from packhouse.runtime.interrupts import check_interrupted
-from packhouse.runtime.progress import say, start_phase
+from packhouse.runtime.progress import after_first_job, say, start_phase
 from packhouse.steps import STEPS
+from packhouse.steps.format import FORMAT, split_text_of
 from packhouse.steps.plan import Plan, output_jobs, plan_jobs
 from packhouse.steps.publish import Published
 from packhouse.steps.validate import filters_of_run
@@ -57,6 +59,8 @@ class Prepared:
     golden: int = 0
     """Golden conversations that came out as pinned."""
     ledger: list[LedgerLine]
+    factor_note: str | None = None
+    """How many times the text of one rendering per row the records hold, if over 1.1; in words."""
     receipts: list[AnyReceipt] = field(repr=False)
     seconds: dict[str, float] = field(repr=False)
     """Wall time of each step, all its jobs together."""
@@ -147,13 +151,20 @@ def _do_steps(
         beside = plan.beside if jobs is plan.format else ()
         with mirror.sharing([job.ref for job in (*jobs, *beside)]) if mirror else nullcontext():
             receipts = run(jobs)
-        done.extend(receipts)
         seconds[receipts[0].step] = time.perf_counter() - start
-        _say_done(receipts, seconds[receipts[0].step])
+        _say_done(receipts, seconds[receipts[0].step], done)
+        done.extend(receipts)
         return receipts
 
+    def say_factor() -> None:
+        """Say early what splitting rows costs: long before the last shard is rendered."""
+        found = [FORMAT.peek(job.key, Workspace(cache=cache)) for job in plan.format[:8]]
+        if note := factor_note(split_text_of(filter(None, found)), recipe.format):
+            logging.getLogger("packhouse.format").warning("so far, %s", note)
+
     for jobs in (plan.validate, plan.format, plan.tokenize):
-        do(jobs)
+        with after_first_job(say_factor) if jobs is plan.format else nullcontext():
+            do(jobs)
         try:
             limit = recipe.validate_.max_quarantined
             quarantine = check_quarantine(ledger_of(done), limit, filters_of_run(done))
@@ -170,6 +181,7 @@ def _do_steps(
     do((*plan.audit, *output.audit))
     do(output.files)
     (published,) = do([output.publish])
+    rendered = [receipt for receipt in done if receipt.step == FORMAT.name]
     save_last_run(cache, recipe.dataset, (*plan, *plan.beside, *output))
     gates.add(published.facts.gates, seconds["audit"])
     return Prepared(
@@ -179,17 +191,21 @@ def _do_steps(
         published=published.facts,
         gates=tuple(gates.results),
         ledger=ledger,
+        factor_note=factor_note(split_text_of(rendered), recipe.format),
         receipts=done,
         seconds=seconds,
     )
 
 
-def _say_done(receipts: Sequence[AnyReceipt], seconds: float) -> None:
+def _say_done(receipts: Sequence[AnyReceipt], seconds: float, before: Sequence[AnyReceipt]) -> None:
     step = receipts[0].step
+    is_split = any(
+        set(each.facts.added) - {"repeated"} for each in before if isinstance(each.facts, RowCounts)
+    )
     counts = [receipt.facts for receipt in receipts if isinstance(receipt.facts, RowCounts)]
     rows = sum(each.rows_in for each in counts)
     cached = sum(receipt.cached for receipt in receipts)
-    what = counted(rows, "row") if rows else counted(len(receipts), "job")
+    what = counted(rows, "record" if is_split else "row") if rows else counted(len(receipts), "job")
     if cached:
         what += (
             " cached"

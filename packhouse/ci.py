@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from packhouse.errors import HELD_BACK, ContractError, PackhouseError
 from packhouse.escaping import for_markdown, for_terminal, markdown_code, markdown_table
 from packhouse.gates import GateLog, GateResult, gates_table
+from packhouse.records.ledger import in_and_out
 from packhouse.runtime.interrupts import Interrupted
 from packhouse.wording import counted
 
@@ -112,15 +113,13 @@ def plan_markdown(facts: PlanFacts) -> str:
     now = f"`{facts.current}`" if facts.current else "nothing yet"
     lines = [
         f"### packhouse plan: {facts.dataset}",
-        f"`{facts.version_id}`; the ref is at {now}. {about}{counted(facts.estimate.rows, 'row')}, "
+        f"`{facts.version_id}`; the ref is at {now}. {about}{facts.estimate.num_rows}, "
         f"{counted(facts.estimate.tokens, 'token')}, {counted(facts.estimate.packs, 'pack')}, "
         f"{facts.estimate.bytes / 2**20:,.1f} MiB.",
     ]
     if facts.current and facts.current.startswith(f"{facts.version_id}."):
         return "\n".join([*lines, "", "**Nothing changed**: only the gates are checked.", ""])
-    found = facts.estimate.sources.items()
-    rows = [(name, line["rows"], line["tokens"]) for name, line in found]
-    lines += ["", *markdown_table(("source", "rows", "tokens"), rows)]
+    lines += ["", *markdown_table(*facts.estimate.by_source())]
     ready = [(step, f"{done:,} of {jobs:,}") for step, (done, jobs) in facts.cached.items()]
     lines += ["", *markdown_table(("step", "done already"), ready)]
     if facts.sources:
@@ -184,14 +183,12 @@ def outcome_markdown(
     lines = [f"### packhouse: {for_markdown(message)}", "", *gates_table(gates)]
     prepared = refreshed.prepared if refreshed else None
     if prepared is not None:
+        heads, cells = in_and_out([line.to_json() for line in prepared.ledger])
         steps = [
-            (
-                *(line.step, line.rows_in, line.rows_out),
-                *(sum(line.quarantined.values()), sum(line.dropped.values())),
-            )
-            for line in prepared.ledger
+            (line.step, *own, sum(line.quarantined.values()), sum(line.dropped.values()))
+            for line, own in zip(prepared.ledger, cells, strict=True)
         ]
-        columns: tuple[str, ...] = ("step", "rows in", "rows out", "bad", "dropped")
+        columns: tuple[str, ...] = ("step", *heads, "bad", "dropped")
         lines += ["", *markdown_table(columns, steps)]
         published = prepared.published
         splits = [

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.api import Version, open_version, prepare_recipe
+from packhouse.auditing.inference import inference_line
 from packhouse.auditing.reading import token_batches
 from packhouse.auditing.tokenized import NUM_SAMPLES, Sample, TokenAudit, audit_token_rows
 from packhouse.cache.places import CachePlace, check_cache, find_cache
@@ -30,13 +31,15 @@ from packhouse.probes import learn_template
 from packhouse.quality import quality_lines
 from packhouse.quarantine import count_reasons, read_quarantined
 from packhouse.recipe import AuditConfig, Recipe, parse_recipe
+from packhouse.recipe.reading import apply_override, merge_settings
 from packhouse.records.tables import read_table
-from packhouse.report.audit_report import MEANINGS, AuditReport, Example, make_report
+from packhouse.report.audit_report import MEANINGS, OF_SPANS, AuditReport, Example, make_report
 from packhouse.report.tokens import runs_of
 from packhouse.runtime.disks import temporary_folder
 from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.store import open_version as open_stored
 from packhouse.tokenization import load_snapshot
+from packhouse.tokenization.of_version import pipeline_of_version
 from packhouse.tokenization.pipeline import Pipeline, read_pipeline
 from packhouse.wording import by_name
 
@@ -81,8 +84,9 @@ def audit(
             tokenizer's chat template, if it has one.
         cache: folder of finished steps; by default that of `prepare`.
         progress: show what is being done on stderr.
-        overrides: for raw rows, `section.key=value`, over `settings`.
-        settings: for raw rows, sections and keys of a recipe, as `prepare` takes them.
+        overrides: `section.key=value`, over `settings`.
+        settings: sections and keys of a recipe, as `prepare` takes them. Rows that are tokenized
+            have only `tokenize.pipeline`.
 
     Raises:
         PackhouseError: the data, the tokenizer or a setting cannot be used at all.
@@ -103,18 +107,21 @@ def audit(
         name = tokenizer_name(tokenizer, folder)
         if batches is None:
             return _audit_raw(data, name, template, place, settings, overrides)
-        if named := [*settings, *(override.partition("=")[0] for override in overrides)]:
-            raise ConfigError(f"{named[0]}= is for raw rows, and these are tokenized already")
-        snapshot = load_snapshot(name, Workspace(cache=folder).tokenizers)
+        minimal = {
+            "dataset": "audit",
+            "tokenizer": name,
+            "format": {"template": template or "chat"},
+            "sources": [{"path": "rows"}],
+            **_token_settings(data, settings, overrides),
+        }
+        recipe = parse_recipe(minimal, where="audit")
+        tokenizers = Workspace(cache=folder).tokenizers
+        snapshot = load_snapshot(name, tokenizers, recipe.tokenize.pipeline)
         pipeline = read_pipeline(snapshot.backend)
         start_phase("learning the template")
-        template = template or ("chat" if snapshot.chat_template else None)
-        minimal = {"format": {"template": template}, "sources": [{"path": "rows"}]}
-        recipe = None
-        if template is not None:
-            recipe = parse_recipe({"dataset": "audit", "tokenizer": name, **minimal}, where="audit")
+        has_template = template is not None or snapshot.chat_template is not None
         turns, notes = learn_template(
-            recipe, snapshot, pipeline, Workspace(cache=folder).tokenizers
+            recipe if has_template else None, snapshot, pipeline, tokenizers
         )
         start_phase("auditing rows")
         found = audit_token_rows(batches, snapshot, turns, pipeline)
@@ -124,6 +131,26 @@ def audit(
             "not looked at: is it the template that the rows were made with?"
         )
     return _report_tokens(found, name, pipeline, tuple(notes))
+
+
+def _token_settings(
+    data: object, settings: Mapping[str, object], overrides: Sequence[str]
+) -> dict[str, Any]:
+    """Return the only setting of tokenized rows, `tokenize.pipeline`; versions know their own.
+
+    Raises:
+        ConfigError: another setting is given.
+    """
+    given: dict[str, Any] = {}
+    if isinstance(data, Version):
+        given["tokenize"] = {"pipeline": pipeline_of_version(data._opened)}
+    keys = merge_settings(given, settings)
+    for override in overrides:
+        apply_override(given, override)
+        keys.append(override.partition("=")[0])
+    if others := [key for key in keys if key != "tokenize.pipeline"]:
+        raise ConfigError(f"{others[0]}= is for raw rows, and these are tokenized already")
+    return given
 
 
 def _opened(data: object) -> object:
@@ -147,6 +174,8 @@ def _report_tokens(
     counts = {name: found.counts[name] for name in ("rows", "records", "tokens", "trained_tokens")}
     counts |= {"rows_in": counts["rows"], "longest_row": found.counts["longest_row"]}
     counts |= {name: found.counts[name] for name in names}
+    if found.counts["spans"]:
+        counts |= {name: found.counts[name] for name in OF_SPANS}
 
     def example(sample: Sample) -> Example:
         runs = runs_of(sample.ids.tolist(), sample.trained, pipeline)
@@ -215,7 +244,9 @@ def _report_prepared(
     counts["truncated"] = version.audit["packs"].get("cut_sequences", 0)
     bad = read_quarantined(version._opened)
     counts["quarantined"] = bad.num_rows
-    snapshot = load_snapshot(recipe.tokenizer, Workspace(cache=place.folder).tokenizers)
+    snapshot = load_snapshot(
+        recipe.tokenizer, Workspace(cache=place.folder).tokenizers, recipe.tokenize.pipeline
+    )
     pipeline = read_pipeline(snapshot.backend)
     examples = {
         name: tuple(_example(row, prepared, pipeline) for row in worst[:NUM_SAMPLES])
@@ -231,6 +262,7 @@ def _report_prepared(
     dropped = by_name(version.dropped)
     notes = [f"rows were packed to {recipe.pack.seq_len:,} tokens, as `prepare` would"]
     notes += [f"dropped by policy: {dropped}"] if dropped else []
+    notes += [line] if (line := inference_line(version.audit)) else []
     notes += quality_lines(version.audit["quality"])
     return make_report("raw", recipe.tokenizer, counts, examples, tuple(notes))
 

@@ -15,18 +15,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.arrays import Bools, Int64s
 from packhouse.engine.workspace import Workspace
 from packhouse.foreign import REFUSED, run_template, try_rows
 from packhouse.packing import apply_over_length, pack_costs, plan_packs, step_imbalance
 from packhouse.packing.other_seq_lens import SeqLenTrial, try_seq_lens
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.ledger import Filter, filters_of
+from packhouse.records.rows import number_rows
+from packhouse.records.split_text import SplitText, factor_note, total
 from packhouse.records.tables import read_table
 from packhouse.runtime.disks import temporary_folder
 from packhouse.sources import read_shard, scan_source
 from packhouse.sources.files import source_name
 from packhouse.sources.tabular import TABULAR
-from packhouse.steps.format import FORMAT
+from packhouse.steps.format import FORMAT, split_text_of
 from packhouse.steps.plan import Plan
 from packhouse.steps.publish import PUBLISH
 from packhouse.steps.tokenize import TOKENIZE
@@ -50,14 +53,16 @@ class Estimate:
     """What a run would give."""
 
     rows: int
+    """As often as `weight` and `max_records` take them."""
+    records: int
+    """More than the rows where rows are split (`format.turns`, windows, paths of a tree)."""
     tokens: int
     packs: int
     bytes: int
     is_exact: bool
     """True where every shard is tokenized already."""
     sources: Mapping[str, Mapping[str, int]]
-    """Rows (of split ones, all examples or windows) and tokens by source file, before any are
-    dropped and sources are mixed."""
+    """Rows, records and tokens by source file, before any are dropped and sources are mixed."""
     notes: tuple[str, ...] = ()
     """What the numbers are based on, and what is not in them."""
     refusals: tuple[str, ...] = ()
@@ -68,15 +73,74 @@ class Estimate:
     """What other `pack.seq_len` would give, by the planner of the run, without `over_length`; none
     for windows, which follow `seq_len`."""
 
+    @property
+    def num_rows(self) -> str:
+        """Rows, and their records if these are more, in words: `40 rows in 100 records`."""
+        rows = counted(self.rows, "row")
+        return rows if self.records == self.rows else f"{rows} in {counted(self.records, 'record')}"
+
+    def by_source(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        """Return names of columns and a line for each source file; records if rows are split."""
+        lines = self.sources.items()
+        is_split = any(line["records"] != line["rows"] for _, line in lines)
+        names = ("rows", "records", "tokens") if is_split else ("rows", "tokens")
+        return ("source", *names), [(file, *(line[n] for n in names)) for file, line in lines]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Records:
+    """Records, those of a row next to each other."""
+
+    lengths: _Lengths
+    """Tokens of each."""
+    is_first: Bools
+    """True for the first of each row."""
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.is_first.sum())
+
+    @classmethod
+    def of(cls, lengths: _Lengths, rows: Int64s) -> "_Records":
+        """Records with the number of the row of each, rising."""
+        return cls(lengths, np.diff(rows, prepend=-1) != 0)
+
+    @classmethod
+    def concat(cls, parts: Sequence["_Records"]) -> "_Records":
+        lengths = np.concatenate([np.zeros(0, np.int32), *(each.lengths for each in parts)])
+        return cls(lengths, np.concatenate([_NO_ROWS, *(each.is_first for each in parts)]))
+
+    def scaled(self, share: float) -> "_Records":
+        """So many times as many records, of the same lengths: [5, 9] by 2.5 is [5, 9, 5, 9, 5]."""
+        size = round(len(self.lengths) * share)
+        return _Records(np.resize(self.lengths, size), np.resize(self.is_first, size))
+
+    def take(self, num_rows: int) -> "_Records":
+        """So many rows with all their records, from the first, and again from the first.
+
+        Records [5 9 4] of rows [0 0 1], 3 rows: [5 9 4 5 9].
+        """
+        ends = np.append(np.flatnonzero(self.is_first)[1:], len(self.lengths))
+        if not self.num_rows:
+            return self
+        often, rest = divmod(num_rows, self.num_rows)
+        size = often * len(self.lengths) + (int(ends[rest - 1]) if rest else 0)
+        return _Records(np.resize(self.lengths, size), np.resize(self.is_first, size))
+
+
+_NO_ROWS = np.zeros(0, np.bool_)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Counted:
-    """Tokens of each row of a shard, or of a sample of it."""
+    """Tokens of each record of a shard, or of a sample of it."""
 
-    every: _Lengths
-    """Of all rows, before any is dropped."""
-    packed: _Lengths
-    """Of those that `pack` would take, as far as it takes them."""
+    every: _Records
+    """All, before any is dropped."""
+    packed: _Records
+    """Those that `pack` would take, as far as it takes them."""
+    text: SplitText
+    """What was rendered."""
     num_read: int = 0
     """Rows that were read."""
     num_bytes: int = 1
@@ -87,20 +151,22 @@ class _Counted:
     """Rows of the file, and those that `where` leaves out; as a manifest has them."""
 
     @classmethod
-    def of(cls, tokenized: pa.Table, recipe: Recipe, **read: Any) -> "_Counted":
+    def of(cls, tokenized: pa.Table, recipe: Recipe, text: SplitText, **read: Any) -> "_Counted":
         """Count what comes of tokenized rows. Over-long ones are dropped where they would fail."""
         policy = recipe.pack.over_length
         rule = recipe.pack.model_copy(
             update={"over_length": "drop" if policy == "error" else policy}
         )
-        lengths = apply_over_length(tokenized, rule).lengths
-        return cls(tokenized["num_tokens"].to_numpy(), lengths, **read)
+        admitted, rows = apply_over_length(tokenized, rule), number_rows(tokenized)
+        every = _Records.of(tokenized["num_tokens"].to_numpy(), rows)
+        return cls(every, _Records.of(admitted.lengths, rows[admitted.rows]), text, **read)
 
     def scaled(self, share: float) -> "_Counted":
-        """So many times as many rows, of the same lengths: [5, 9] by 2.5 is [5, 9, 5, 9, 5]."""
+        """So many times as many records."""
         return _Counted(
-            np.resize(self.every, round(len(self.every) * share)),
-            np.resize(self.packed, round(len(self.packed) * share)),
+            self.every.scaled(share),
+            self.packed.scaled(share),
+            self.text.scaled(share),
             num_bad=round(self.num_bad * share),
             lineage={
                 "rows": round(self.lineage["rows"] * share),
@@ -111,11 +177,12 @@ class _Counted:
 
 def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     """Estimate the run of `recipe`; costs a second or two for each source that is not cached."""
-    lengths: dict[str, list[_Lengths]] = {}
+    packed: dict[str, list[_Records]] = {}
     sources: dict[str, dict[str, int]] = {}
     samples: dict[str, _Counted] = {}
     num_bytes = 0
-    every: dict[str, list[_Lengths]] = {}
+    every: dict[str, list[_Records]] = {}
+    texts: list[SplitText] = []
     num_over = num_bad = 0
     lineage: list[dict[str, object]] = []
     jobs = zip(plan.validate, plan.format, plan.tokenize, strict=True)
@@ -124,13 +191,16 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
         receipt = TOKENIZE.peek(tokenize.key, workspace)
         checked = VALIDATE.peek(validate.key, workspace)
         if receipt is not None:
-            counts = [checked, FORMAT.peek(formatted.key, workspace), receipt]
+            rendered = FORMAT.peek(formatted.key, workspace)
+            counts = [checked, rendered, receipt]
             bad = sum(sum(each.facts.quarantined.values()) for each in counts if each)
-            counted = _Counted.of(read_table(receipt.path("tokenized.arrow")), recipe, num_bad=bad)
+            tokenized = read_table(receipt.path("tokenized.arrow"))
+            text = split_text_of([rendered] if rendered else [])
+            counted = _Counted.of(tokenized, recipe, text, num_bad=bad)
         else:
             if shard.file not in samples:
-                found, read = sample_rows(recipe, source, shard.uri, workspace)
-                samples[shard.file] = _Counted.of(found, recipe, **read)
+                found, text, read = sample_rows(recipe, source, shard.uri, workspace)
+                samples[shard.file] = _Counted.of(found, recipe, text, **read)
             sample = samples[shard.file]
             size = shard.byte_end - shard.byte_start
             num_bytes += size
@@ -142,19 +212,24 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
                 counted = replace(counted, num_bad=bad)
         settings = {"file": shard.file, "settings": {"where": source.where}}
         lineage.append(checked.facts.lineage() if checked else {**counted.lineage, **settings})
-        lengths.setdefault(source_name(source), []).append(counted.packed)
+        texts.append(counted.text)
+        packed.setdefault(source_name(source), []).append(counted.packed)
         every.setdefault(source_name(source), []).append(counted.every)
         num_bad += counted.num_bad
-        num_over += int((counted.every > recipe.pack.seq_len).sum())
-        line = sources.setdefault(shard.file, {"rows": 0, "tokens": 0})
-        line["rows"] += len(counted.every)
-        line["tokens"] += int(counted.every.sum())
-    mixed = _mixed(recipe, lengths)
-    tokens = sum(int(each.sum()) for each in mixed)
-    packs, balance_notes = _packs(recipe, mixed)
+        lengths = counted.every.lengths
+        num_over += int((lengths > recipe.pack.seq_len).sum())
+        line = sources.setdefault(shard.file, {"rows": 0, "records": 0, "tokens": 0})
+        line["rows"] += counted.every.num_rows
+        line["records"] += len(lengths)
+        line["tokens"] += int(lengths.sum())
+    mixed = _mixed(recipe, packed)
+    tokens = sum(int(each.lengths.sum()) for each in mixed)
+    packs, balance_notes = _packs(recipe, [each.lengths for each in mixed])
+    factor = factor_note(total(texts), recipe.format)
     filters = filters_of(lineage)
     return Estimate(
-        rows=sum(len(each) for each in mixed),
+        rows=sum(each.num_rows for each in mixed),
+        records=sum(len(each.lengths) for each in mixed),
         tokens=tokens,
         packs=packs,
         bytes=round(tokens * _BYTES_PER_TOKEN[recipe.publish.layout]),
@@ -163,6 +238,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
         notes=(
             *_notes(recipe, samples.values(), num_bytes, num_over),
             *balance_notes,
+            *([factor] if factor else []),
         ),
         filters=tuple(filters),
         refusals=tuple(_refusals(recipe, num_bad, num_over, mixed, every, filters)),
@@ -174,36 +250,38 @@ def _refusals(
     recipe: Recipe,
     num_bad: int,
     num_over: int,
-    mixed: list[_Lengths],
-    every: Mapping[str, list[_Lengths]],
+    mixed: list[_Records],
+    every: Mapping[str, list[_Records]],
     filters: Sequence[Filter],
 ) -> Iterator[str]:
-    rows = num_bad + sum(len(each) for parts in every.values() for each in parts)
+    parts = [each for own in every.values() for each in own]
+    rows = num_bad + sum(len(each.lengths) for each in parts)
+    unit = "record" if any(not each.is_first.all() for each in parts) else "row"
     rows += sum(each.filtered for each in filters)  # a run counts all that it reads
     limit = recipe.validate_.max_quarantined
     if rows and num_bad / rows > limit:
         yield (
-            f"{num_bad:,} of {counted(rows, 'row')} ({num_bad / rows:.2%}) are bad, over "
+            f"{num_bad:,} of {counted(rows, unit)} ({num_bad / rows:.2%}) are bad, over "
             f"validate.max_quarantined {limit:.2%}; `packhouse inspect RECIPE` names the first"
         )
     is_checked = recipe.pack.over_length == "error" and recipe.pack.strategy != "concat"
     if num_over and is_checked:
         yield (
-            f"{counted(num_over, 'row has', 'rows have')} more tokens than pack.seq_len "
+            f"{counted(num_over, f'{unit} has', f'{unit}s have')} more tokens than pack.seq_len "
             f"{recipe.pack.seq_len:,}, and "
             "pack.over_length is error"
         )
-    if not sum(len(each) for each in mixed):
+    if not sum(len(each.lengths) for each in mixed):
         yield "nothing is left to pack"
 
 
-def _other_seq_lens(recipe: Recipe, every: Mapping[str, list[_Lengths]]) -> tuple[SeqLenTrial, ...]:
+def _other_seq_lens(recipe: Recipe, every: Mapping[str, list[_Records]]) -> tuple[SeqLenTrial, ...]:
     pack = recipe.pack
     if pack.over_length == "window":  # other sizes make other windows
         return ()
     counts: Counter[int] = Counter()
-    for lengths in _mixed(recipe, every):
-        values, numbers = np.unique(lengths, return_counts=True)
+    for each in _mixed(recipe, every):
+        values, numbers = np.unique(each.lengths, return_counts=True)
         counts.update(dict(zip(values.tolist(), numbers.tolist(), strict=True)))
     multiple = pack.pad_record_to_multiple_of
     return tuple(try_seq_lens([counts], pack.seq_len, pack.strategy, pack.seed, multiple))
@@ -241,7 +319,7 @@ def _notes(
         recipe: of the run.
         samples: what was read of shards that are not tokenized yet.
         num_bytes: of these shards.
-        num_over: rows over `pack.seq_len`.
+        num_over: records over `pack.seq_len`.
     """
     if samples:
         rows, read = (sum(getattr(s, name) for s in samples) for name in ("num_read", "num_bytes"))
@@ -253,7 +331,7 @@ def _notes(
     policy = recipe.pack.over_length
     if num_over and recipe.pack.strategy != "concat" and policy != "error":
         yield (
-            f"{counted(num_over, 'row has', 'rows have')} more tokens than pack.seq_len "
+            f"{counted(num_over, 'record has', 'records have')} more tokens than pack.seq_len "
             f"{recipe.pack.seq_len:,}, "
             f"{_OVER_LENGTH[policy]}"
         )
@@ -265,21 +343,27 @@ def _notes(
         yield f"duplicates are not subtracted, though {' and '.join(dropped)} will drop them"
 
 
-def _mixed(recipe: Recipe, lengths: Mapping[str, list[_Lengths]]) -> list[_Lengths]:
-    """Lengths by source as often as its `weight` and `max_records` will take them, about."""
+def _mixed(recipe: Recipe, records: Mapping[str, list[_Records]]) -> list[_Records]:
+    """Records by source as often as its `weight` and `max_records` will take their rows, about."""
     mixed = []
     for source in recipe.sources:
-        own = np.concatenate([np.zeros(0, np.int32), *lengths.get(source_name(source), [])])
-        # Lengths [5 9] with weight 1.5: [5 9 5].
-        taken = len(own) if source.max_records is None else min(len(own), source.max_records)
-        mixed.append(np.resize(own, round(taken * source.weight)))
+        own = _Records.concat(records.get(source_name(source), []))
+        taken = own.num_rows
+        if source.max_records is not None:
+            taken = min(taken, source.max_records)
+        # Lengths [5 9] of two rows with weight 1.5: [5 9 5].
+        mixed.append(own.take(taken).take(round(taken * source.weight)))
     return mixed
 
 
 def sample_rows(
     recipe: Recipe, source: SourceConfig, uri: str, workspace: Workspace
-) -> tuple[pa.Table, dict[str, object]]:
-    """What comes of the first megabyte of a file: schema `tables.TOKENIZED`, and what was read."""
+) -> tuple[pa.Table, SplitText, dict[str, object]]:
+    """Read, render and tokenize the first megabyte of a file.
+
+    Returns:
+        Records, schema `tables.TOKENIZED`; the bytes that were rendered; and what was read.
+    """
     shards = [shard for shard in scan_source(source, _SAMPLE_BYTES) if shard.uri == uri]
     rows = read_shard(shards[0], source, recipe.validate_, recipe.split.group_by)
     num_bytes = shards[0].byte_end - shards[0].byte_start
@@ -289,19 +373,23 @@ def sample_rows(
         call = partial(
             try_rows, recipe, row_format, source.label_names, workspace.tokenizers, folder
         )
-        run_template(call, recipe, num_bytes)
+        text = SplitText(**run_template(call, recipe, num_bytes))
         tokenized = read_table(folder / "tokenized.arrow")
         num_bad = rows.quarantined.num_rows + read_table(folder / REFUSED).num_rows
     left_out = Counter(rows.dropped["detail"].to_pylist())
-    return tokenized, {
-        "num_read": rows.validated.num_rows,
-        "num_bytes": num_bytes,
-        "num_bad": num_bad,
-        "lineage": {
-            "rows": rows.num_records,
-            "filtered": {text: left_out[text] for text in source.filters},
+    return (
+        tokenized,
+        text,
+        {
+            "num_read": rows.validated.num_rows,
+            "num_bytes": num_bytes,
+            "num_bad": num_bad,
+            "lineage": {
+                "rows": rows.num_records,
+                "filtered": {text: left_out[text] for text in source.filters},
+            },
         },
-    }
+    )
 
 
 def _packs(recipe: Recipe, lengths: list[_Lengths]) -> tuple[int, list[str]]:

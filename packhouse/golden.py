@@ -20,7 +20,7 @@ import pyarrow as pa
 import yaml
 
 from packhouse.errors import AuditError, ConfigError
-from packhouse.foreign import make_window_rule, run_template
+from packhouse.foreign import cuts_prompts, make_window_rule, run_template
 from packhouse.gates import GateResult
 from packhouse.recipe import Recipe
 from packhouse.records.identity import conversation_ids
@@ -29,6 +29,7 @@ from packhouse.records.tables import CONVERSATION, FORMATTED, MESSAGE, VALIDATED
 from packhouse.sources.files import source_name
 from packhouse.templates import make_renderer
 from packhouse.tokenization import load_snapshot, tokenize_table
+from packhouse.tokenization.names import tokenizer_folder
 from packhouse.wording import counted
 
 GIVEN = ("name", "source", "messages", "tools", "arguments", "weight", "label")
@@ -159,9 +160,10 @@ def pin(
 def _pin(
     items: Sequence[Mapping[str, Any]], recipe: Recipe, tokenizers: Path | None
 ) -> list[dict[str, object]]:
-    snapshot = load_snapshot(recipe.tokenizer, cache=tokenizers)
+    snapshot = load_snapshot(recipe.tokenizer, tokenizers, recipe.tokenize.pipeline)
     config = recipe.tokenize.model_copy(update={"encoder": "hf"})  # which makes the same ids
     window = make_window_rule(recipe, snapshot, tokenizers)
+    folder = tokenizer_folder(recipe.tokenizer)
     made: dict[int, list[dict[str, object]]] = {number: [] for number in range(len(items))}
     names = {source_name(source): source.label_names for source in recipe.sources}
     default = source_name(recipe.sources[0])
@@ -170,7 +172,7 @@ def _pin(
         key=lambda i: items[i].get("source", default),
     ):
         labels = names.get(source.split("/")[0])
-        renderer = make_renderer(recipe.format, snapshot, labels, window)
+        renderer = make_renderer(recipe.format, snapshot, labels, window, folder)
         rendered = renderer.render(_validated(items, list(group)))
         # Items 0 and 2 of this source, of which 2 became two examples: origin [0 2 2]. They are
         # called 0, 1, 2 while they are tokenized, so that each of them is told apart.
@@ -178,7 +180,9 @@ def _pin(
         at = rendered.formatted.schema.get_field_index("row")
         numbers = pa.array(range(len(origin)), pa.int64())  # an item may be several rows
         numbered = rendered.formatted.set_column(at, FORMATTED.field("row"), numbers)
-        tokenized = tokenize_table(numbered, snapshot, config, cache=tokenizers)
+        tokenized = tokenize_table(
+            numbered, snapshot, config, tokenizers, cut_at_spans=cuts_prompts(recipe)
+        )
         texts = numbered.to_pylist()
         for row in tokenized.tokenized.to_pylist():
             made[origin[row["row"]]].append(_pinned(texts[row["row"]], row))

@@ -1,4 +1,6 @@
-"""Plug-ins: row formats, packing strategies and checks of other packages, found by entry point.
+"""Plug-ins: row formats, renderers, packing strategies and checks of other packages.
+
+They are found by entry point:
 
     [project.entry-points."packhouse.row_formats"]   # in the pyproject.toml of `acme-data`
     faq = "acme_data:read_faq"
@@ -12,7 +14,8 @@ script goes in place of the name, as a `PluginFunction` with a version of its ow
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points
+from importlib.metadata import version as version_of
 from typing import Any, Literal
 
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -20,6 +23,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from packhouse.errors import ConfigError, PackhouseError, PluginError
 
 __all__ = [
+    "RENDERERS",
     "BadRowError",
     "Kind",
     "NameOf",
@@ -27,14 +31,23 @@ __all__ = [
     "PluginFunction",
     "find_plugin",
     "plugin_key",
+    "plugin_names",
 ]
 
-Kind = Literal["row_formats", "packing_strategies", "checks"]
+Kind = Literal["row_formats", "renderers", "packing_strategies", "checks"]
 _WHAT: dict[Kind, str] = {
     "row_formats": "row format",
+    "renderers": "renderer",
     "packing_strategies": "packing strategy",
     "checks": "check",
 }
+
+RENDERERS = {
+    "harmony": ("openai-harmony", "packhouse.templates.adapters.harmony:Harmony"),
+    "mistral": ("mistral-common", "packhouse.templates.adapters.mistral:Mistral"),
+}
+"""Renderers that packhouse ships: the library that each needs, and its class. An extra of the same
+name installs the library."""
 
 
 class BadRowError(Exception):
@@ -95,8 +108,8 @@ class Plugin:
         owner = self.distribution or "your PluginFunction"
         return f"{_WHAT[self.kind]} '{self.name}' of {owner} {self.version}"
 
-    def load(self) -> Callable[..., Any]:
-        """Import the function.
+    def load(self) -> Any:
+        """Import the function, or the object or class of a renderer.
 
         Raises:
             PluginError: it cannot be imported, or is no function.
@@ -104,10 +117,9 @@ class Plugin:
         if isinstance(self.entry, PluginFunction):
             return self.entry.function
         with self.named_in_errors():
-            function = self.entry.load()
-        if not callable(function):
+            loaded = self.entry.load()
+        if self.kind != "renderers" and not callable(loaded):
             raise PluginError(f"{self}: {self.entry.value} is no function")
-        loaded: Callable[..., object] = function
         return loaded
 
     @contextmanager
@@ -145,6 +157,8 @@ def find_plugin(kind: Kind, name: str, built_in: Sequence[str] = ()) -> Plugin:
     """
     if (kind, name) in _given:
         return _given[kind, name]
+    if kind == "renderers" and name in RENDERERS:
+        return _shipped_renderer(name)
     found = [entry for entry in _installed(kind) if entry.name == name]
     owners = {str(entry.dist.name): entry for entry in found if entry.dist is not None}
     if not owners:
@@ -164,6 +178,26 @@ def find_plugin(kind: Kind, name: str, built_in: Sequence[str] = ()) -> Plugin:
             "what is made with it must hold; give it one"
         )
     return Plugin(kind, name, distribution, str(version), entry)
+
+
+def _shipped_renderer(name: str) -> Plugin:
+    library, value = RENDERERS[name]
+    try:
+        version = version_of(library)
+    except PackageNotFoundError:
+        raise ConfigError(
+            f"renderer '{name}' needs {library}, which is not installed: pip install "
+            f"'packhouse[{name}]'",
+            name=name,
+        ) from None
+    return Plugin(
+        "renderers", name, library, version, EntryPoint(name, value, "packhouse.renderers")
+    )
+
+
+def plugin_names(kind: Kind) -> list[str]:
+    """Return the names of the plug-ins that installed packages offer."""
+    return sorted(_names(kind))
 
 
 def _installed(kind: Kind) -> tuple[EntryPoint, ...]:

@@ -1,9 +1,13 @@
 """What a recipe's template writes around contents, learnt from conversations that it renders."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from packhouse.auditing.inference import has_prompts
 from packhouse.auditing.turns import PROBES, TokenBytes, Turns, learn_turns
 from packhouse.errors import TemplateError
+from packhouse.foreign import answer_edges, run_template
 from packhouse.golden import pin
 from packhouse.recipe import Recipe
 from packhouse.tokenization import TokenizerSnapshot
@@ -32,8 +36,22 @@ def learn_template(
         return learn_turns([], table, *ids), [note]
     rendered, notes = [], []
     try:
-        made = pin(PROBES, recipe, tokenizers)
+        # Records of single answers would all have what the template writes in the prompt alone
+        # (Qwen3's empty thinking block), which then looked like a part of the header.
+        whole = recipe.model_copy(
+            update={"format": recipe.format.model_copy(update={"turns": "whole"})}
+        )
+        made = pin(PROBES, whole, tokenizers)
         rendered = [item["input_ids"] for item in made if "input_ids" in item]
     except TemplateError as error:
         notes.append(f"prompts and headers were not looked at: {error}")
-    return learn_turns(rendered, table, *ids), notes
+    turns = learn_turns(rendered, table, *ids)
+    if rendered and has_prompts(recipe.format):
+        edges = run_template(partial(answer_edges, recipe, tokenizers), recipe)
+        added = snapshot.added_tokens
+        turns = replace(
+            turns,
+            generation_opens=tuple(table.of_text(text, added) for text in edges["opens"]),
+            stop_ids=frozenset(added[text] for text in edges["stops"] if text in added),
+        )
+    return turns, notes

@@ -182,6 +182,24 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "set what the detail names, or give `format.template` a Jinja file that writes it; "
             "for Mistral v0.3's `mistral_system` does",
         ),
+        "thought_lost": Reason(
+            "the template leaves out the reasoning of a trained answer",
+            "set `format.reasoning: strip` to train without reasoning, or `format.thought_end` to "
+            "the text that goes between reasoning and answer",
+        ),
+        "no_reasoning": Reason(
+            "the prompt of inference opens a thought, and the answer has none",
+            "give the rows reasoning, or take a model whose prompt can be asked without a thought",
+        ),
+        "no_stop": Reason(
+            "no stop token follows an answer, so the model would not learn to stop",
+            "name the token that ends it in `format.stop_tokens`",
+        ),
+        "stop_inside": Reason(
+            "the template writes a stop token inside an answer, where the model would stop",
+            "split the message in two (one call in each), or leave that token out of "
+            "`format.stop_tokens`",
+        ),
         "nothing_trained": Reason(
             "no turn of the row is trained",
             "look at `format.train_on` and at weights of messages; a label is trained with "

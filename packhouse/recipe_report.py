@@ -86,7 +86,7 @@ def recipe_cell(recipe: Recipe) -> str:
     ((name, sample),) = _first_rows(recipe, plan, workspace, 1).items()
     about = "" if expected.is_exact else "about "
     made = (
-        f"{about}{counted(expected.rows, 'row')}, {counted(expected.tokens, 'token')}, "
+        f"{about}{expected.num_rows}, {counted(expected.tokens, 'token')}, "
         f"{counted(expected.packs, 'pack')} of "
         f"{recipe.pack.seq_len:,} tokens, {expected.bytes / 2**20:,.1f} MiB"
     )
@@ -123,7 +123,7 @@ def _first_rows(recipe: Recipe, plan: Plan, workspace: Workspace, most: int) -> 
     rows = {}
     for source in recipe.sources[:most]:
         uri = next(v.parameters.shard.uri for v in plan.validate if v.parameters.source == source)
-        rows[source_name(source)], _ = sample_rows(recipe, source, uri, workspace)
+        rows[source_name(source)], _, _ = sample_rows(recipe, source, uri, workspace)
     return rows
 
 
@@ -169,9 +169,12 @@ def _head(recipe: Recipe, version_id: str, expected: Estimate) -> str:
         f"<p class=warning>The run would be refused: {html_text(each)}.</p>"
         for each in expected.refusals
     )
+    made = ""
+    if expected.records != expected.rows:
+        made = f"in {counted(expected.records, 'record')}, "
     boxes = tiles(
         [
-            ("Rows", f"{expected.rows:,}", about + counted(len(recipe.sources), "source")),
+            ("Rows", f"{expected.rows:,}", about + made + counted(len(recipe.sources), "source")),
             ("Tokens", short_number(expected.tokens), f"{about}{expected.tokens:,}"),
             ("Packs", f"{expected.packs:,}", f"{about}of {recipe.pack.seq_len:,} tokens"),
             ("Size", f"{expected.bytes / 2**20:,.1f} MiB", f"{about}of data files"),
@@ -230,16 +233,18 @@ def _lengths_section(recipe: Recipe, expected: Estimate, rows: dict[str, pa.Tabl
         else ""
     )
     num_rows = sum(own.num_rows for own in rows.values())
-    said = f"<p class=quiet>Of {counted(num_rows, 'row')}, the first megabyte of each source.</p>"
+    said = (
+        f"<p class=quiet>Of {counted(num_rows, 'record')}, the first megabyte of each source.</p>"
+    )
     return section("lengths", "Lengths", said, f"<div class=grid>{drawn}</div><br>", other)
 
 
 def _settings_section(recipe: Recipe, expected: Estimate) -> str:
-    rows = [[name, line["rows"], line["tokens"]] for name, line in expected.sources.items()]
+    columns, rows = expected.by_source()
     settings = recipe.model_dump_json(indent=2, by_alias=True, exclude_unset=True)
     return section(
         "recipe",
         "Recipe",
-        table(("source file", "rows", "tokens"), rows, "Sources"),
+        table(columns, rows, "Sources"),
         preformatted(settings, "Settings"),
     )

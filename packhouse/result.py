@@ -8,12 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packhouse.auditing import audit_rows
+from packhouse.auditing import audit_rows, inference_line
 from packhouse.chain import Prepared
 from packhouse.errors import HELD_BACK
 from packhouse.quality import quality_lines
 from packhouse.recipe.model import preferences_in
-from packhouse.records.ledger import filters_of
+from packhouse.records.ledger import filters_of, in_and_out, num_added_records, units_of
 from packhouse.sources.extra_fields import CONVERSATIONAL, IN_MESSAGES, TRAIN_FLAGS
 from packhouse.steps import STEPS
 from packhouse.steps.eval_side import SplitCounts
@@ -78,10 +78,11 @@ def print_report(prepared: Prepared) -> None:
     _print_notes(prepared)
     _print_unused_fields(prepared)
     _print_mixing(published)
-    _print_repeats(published)
+    _print_repeats(published, "record" if num_added_records(lines) else "row")
     _print_uneven_split(published.split)
     print_table(_splits_table(published))
     print_table(audit_table(published.audit))
+    print_inference(published.audit)
     print_quality(published.audit)
     for found in published.audit.get("checks", {}).values():
         print_text(f"{found['plugin']}: {found['failed']:,} of {counted(found['rows'], 'row')}")
@@ -146,22 +147,22 @@ def print_ledger(lines: list[dict[str, Any]], sources: Iterable[Mapping[str, Any
         sources: shards, as the lineage of a manifest has them.
     """
     print_table(ledger_table(lines))
+    units = units_of(lines)
     for line in lines:
-        _print_reasons(line)
+        _print_reasons(line, *units[str(line.get("step", "-"))])
     for each in filters_of(sources):
         kept = f"where of {each.source} left out {each.filtered:,} of {counted(each.rows, 'row')}"
         print_text(f"{kept}: {each.where}", 2)
 
 
 def ledger_table(lines: list[dict[str, Any]]) -> "Table":
-    """Return the ledger as a rich table: rows and tokens into and out of each step."""
-    numbers = ("rows in", "rows out", "quarantined", "dropped", "tokens in", "tokens out")
-    table = _table("ledger", "step", numbers)
-    for line in lines:
+    """Return the ledger as a rich table: rows, or records, and tokens into and out of each step."""
+    heads, counts = in_and_out(lines)
+    table = _table("ledger", "step", (*heads, "quarantined", "dropped", "tokens in", "tokens out"))
+    for line, cells in zip(lines, counts, strict=True):
         table.add_row(
             str(line.get("step", "-")),  # a store's manifest may lack any of these
-            _count(line.get("rows_in")),
-            _count(line.get("rows_out")),
+            *(own if isinstance(own, str) else _count(own) for own in cells),
             _count(sum(line.get("quarantined", {}).values()) or None),
             _count(sum(line.get("dropped", {}).values()) or None),
             _count(line.get("tokens_in")),
@@ -179,6 +180,12 @@ def _table(title: str, name: str, numbers: Iterable[str]) -> "Table":
     for number in numbers:
         table.add_column(number, justify="right")
     return table
+
+
+def print_inference(audit: Mapping[str, Any]) -> None:
+    """Print how many answers follow their prompt of inference; nothing without such prompts."""
+    if line := inference_line(audit):
+        print_text(line)
 
 
 def print_quality(audit: Mapping[str, Any]) -> None:
@@ -208,11 +215,12 @@ def audit_table(audit: Mapping[str, object]) -> "Table":
     return table
 
 
-def _print_reasons(line: dict[str, Any]) -> None:
+def _print_reasons(line: dict[str, Any], taken: str, given: str) -> None:
+    """Print the reasons of a step that takes in rows (or records), and gives such."""
     for what, unit in (
-        ("added", "row"),
+        ("added", given),
         ("quarantined", ""),
-        ("dropped", "row"),
+        ("dropped", taken),
         ("tokens_dropped", "token"),
         ("tokens_added", "token"),
     ):
@@ -233,10 +241,17 @@ _NOTES = {
     "straddles_start": "answers begin inside a token of the prompt, which is not trained: "
     "end the template's prompt with a line break to avoid it",
     "straddles_end": "trained turns end inside a token that reaches beyond them",
+    "split_prompts": "prompts end inside a token; they are encoded apart, as inference does",
     "control_text_rows": "rows hold control-token text in their contents",
     "inexact_round_trip": "rows do not decode to their very text (the tokenizer normalises)",
     "unk_tokens": "unknown tokens",
     "reasoning_not_rendered": "thoughts are left out by the template",
+    "thinking_turns": "answers follow the prompt that asks for reasoning",
+    "plain_turns": "answers follow the prompt that asks for none",
+    "turns_without_thought": "answers of an exchange with reasoning have none, and follow the "
+    "prompt that asks for none",
+    "rewritten_prompts": "prompts differ from the record before them in text of the template",
+    "borrowed_thoughts": "answers have their reasoning as the template writes it before a call",
     "arguments_not_read": "rows give arguments that the template does not read",
     "bom": "files began with a byte order mark",
     "unanswered": "questions have no answer, and are left out",
@@ -247,13 +262,22 @@ _NOTES = {
 
 
 def _print_notes(prepared: Prepared) -> None:
-    counts: Counter[str] = Counter()
+    counts, stops = Counter[str](), dict[str, str]()
     for receipt in prepared.receipts:
         if isinstance(receipt.facts, ShardCounts):
             counts.update(receipt.facts.notes)
+            stops |= receipt.facts.stop_tokens
     for note, meaning in _NOTES.items():
         if counts[note]:
             print_text(f"note: {counts[note]:,} {meaning}", 2)
+    for token in (token for token, source in stops.items() if source == "template"):
+        print_text(
+            f"note: answers end with {token!r}, as the template writes them; no file of the model "
+            "names it, so tell the inference engine to stop there (stop_token_ids)",
+            2,
+        )
+    if prepared.factor_note:
+        print_text(f"note: {prepared.factor_note}", 2)
 
 
 def _unused_fields(prepared: Prepared) -> dict[str, dict[str, int]]:
@@ -306,10 +330,11 @@ def _print_mixing(published: Published) -> None:
         )
 
 
-def _print_repeats(published: Published) -> None:
-    """How many rows repeat another, and one of each kind."""
+def _print_repeats(published: Published, unit: str) -> None:
+    """Print how many records equal another, how many rows are near one, and one of each kind."""
     found = published.dedup
-    for kind, repeats in (("equal", found.equal), ("near", found.near)) if found else ():
+    kinds = (("equal", unit, found.equal), ("near", "row", found.near)) if found else ()
+    for kind, unit, repeats in kinds:
         if not repeats.rows:
             continue
         row = repeats.samples[0]
@@ -317,7 +342,7 @@ def _print_repeats(published: Published) -> None:
         apart = repeats.on_both_sides
         split = f"{counted(apart, 'pair is', 'pairs are')} in train and eval; " if apart else ""
         print_text(
-            f"{kind}: {counted(repeats.rows, 'row repeats', 'rows repeat')} another, "
+            f"{kind}: {counted(repeats.rows, f'{unit} repeats', f'{unit}s repeat')} another, "
             f"{repeats.dropped:,} dropped; {split}such as {row['source']} row {row['row']:,} of "
             f"{first['source']} row {first['row']:,} ({row['similarity']:.0%})",
             2,
@@ -325,14 +350,14 @@ def _print_repeats(published: Published) -> None:
 
 
 def _print_uneven_split(split: SplitCounts | None) -> None:
-    """Say so where eval has far more or fewer records than were asked for."""
+    """Say so where eval has far more or fewer rows than were asked for."""
     if split is None or not is_uneven(split):
         return
     joined = ""
     if split.joined:
-        joined = f"; {counted(split.joined, 'record was', 'records were')} joined to others' groups"
+        joined = f"; {counted(split.joined, 'row was', 'rows were')} joined to others' groups"
     print_text(
-        f"note: eval has {split.eval:,} of {counted(split.records, 'record')}, {split.asked:,} "
+        f"note: eval has {split.eval:,} of {counted(split.rows, 'row')}, {split.asked:,} "
         f"were asked for: groups are taken whole{joined}; see split and dedup in the recipe",
         2,
     )
@@ -342,13 +367,13 @@ def is_uneven(split: SplitCounts) -> bool:
     """Return True if eval is too far from what was asked for to be chance, or one group.
 
     Example:
-        >>> is_uneven(SplitCounts(records=1000, eval=40, asked=50, joined=0))
+        >>> is_uneven(SplitCounts(rows=1000, eval=40, asked=50, joined=0))
         False
-        >>> is_uneven(SplitCounts(records=1000, eval=10, asked=50, joined=700))
+        >>> is_uneven(SplitCounts(rows=1000, eval=10, asked=50, joined=700))
         True
     """
     asked, found = split.asked, split.eval
-    by_chance = 3 * (asked * (1 - min(1.0, asked / max(split.records, 1)))) ** 0.5
+    by_chance = 3 * (asked * (1 - min(1.0, asked / max(split.rows, 1)))) ** 0.5
     return abs(found - asked) > max(asked / 5, by_chance) or (found == 0) != (asked == 0)
 
 

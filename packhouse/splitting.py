@@ -5,8 +5,9 @@ are mixed with the seed and compared with a threshold. Order, shards, and what e
 do not matter, records of one group never part, and an appended file leaves every side as it was.
 
 With `eval_count` the threshold depends on the data: groups of lowest mixed key go to eval until
-they hold that many records. Appending data can only lower it, so a record may leave eval for train
-but never the other way: what a model was trained on never becomes what it is measured on.
+they hold that many rows, each with all its records. Appending data can only lower it, so a record
+may leave eval for train but never the other way: what a model was trained on never becomes what it
+is measured on.
 
 Either side may come out empty; that is for the caller to say. Cost: 50 ns a record.
 """
@@ -27,12 +28,14 @@ VERSION = 1
 """Of the assignment; part of the step's cache key."""
 
 
-def goes_to_eval(group_keys: Keys, config: SplitConfig) -> Bools:
+def goes_to_eval(group_keys: Keys, config: SplitConfig, is_first: Bools | None = None) -> Bools:
     """Return which records go to eval, by the hash of their group.
 
     Args:
         group_keys: 20 hex digits a record, shape [num_records], Arrow or numpy strings.
         config: `eval_fraction` or `eval_count`, and `seed`.
+        is_first: mask over the records, True for the first of each row; `eval_count` counts these.
+            By default each record is a row. Records of one row have one key.
 
     Returns:
         Mask over the records, True for eval.
@@ -44,6 +47,9 @@ def goes_to_eval(group_keys: Keys, config: SplitConfig) -> Bools:
         >>> keys = pa.array(["00000000000000000000", "ffffffffffffffffffff"] * 2)
         >>> goes_to_eval(keys, SplitConfig(eval_count=1)).tolist()
         [False, True, False, True]
+        >>> first = np.array([True, True, True, False])  # the last two are of one row
+        >>> goes_to_eval(keys[1:2].take([0, 0, 0, 0]), SplitConfig(eval_count=1), first).tolist()
+        [True, True, True, True]
         >>> goes_to_eval(keys, SplitConfig(eval_fraction=0.0)).any()
         np.False_
     """
@@ -53,10 +59,11 @@ def goes_to_eval(group_keys: Keys, config: SplitConfig) -> Bools:
     if config.eval_count is None:
         # eval_fraction < 1, so this is below 2**64.
         return mixed < np.uint64(int(config.eval_fraction * 2**64))
-    # Keys [9 3 7 3], count 2: up to the second lowest, 3. Equal mixed keys are one group (or two
-    # that always go together), and go whole.
-    place = min(config.eval_count, len(mixed)) - 1
-    return np.asarray(mixed <= np.partition(mixed, place)[place])
+    # Rows with keys [9 3 7 3], count 2: up to the second lowest, 3. Equal mixed keys are one group
+    # (or two that always go together), and go whole.
+    of_rows = mixed if is_first is None else mixed[is_first]
+    place = min(config.eval_count, len(of_rows)) - 1
+    return np.asarray(mixed <= np.partition(of_rows, place)[place])
 
 
 def mixed_keys(keys: Keys, seed: int) -> Uint64s:

@@ -239,12 +239,12 @@ def _format(template: object, tokenizer: str, cache: Path) -> FormatConfig:
             )
         template = {name: getattr(template, name) for name in TEXTS if hasattr(template, name)}
     if isinstance(template, Mapping):
-        ends = ends_of(load_snapshot(tokenizer, Workspace(cache=cache).tokenizers), "")
-        text = texts_to_jinja(template, ends)
+        ends = ends_of(load_snapshot(tokenizer, Workspace(cache=cache).tokenizers, "class"), "")
+        text, turns = texts_to_jinja(template, ends), "whole"  # ids of one encoding, as dart-math
     else:
-        text = str(template)
+        text, turns = str(template), "joined"
     if "{{" in text or "{%" in text:
         text = write_content(
             cache, "template.jinja", lambda path: Path(path).write_bytes(text.encode())
         )
-    return FormatConfig(template=text)
+    return FormatConfig.model_validate({"template": text, "turns": turns})

@@ -17,14 +17,14 @@ import pyarrow as pa
 import yaml
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from packhouse.auditing import audit_rows
+from packhouse.auditing import audit_rows, inference_line
 from packhouse.chain import Prepared
 from packhouse.errors import PackhouseError
 from packhouse.escaping import fenced, for_markdown, for_terminal, markdown_code, markdown_table
 from packhouse.gates import gates_table
 from packhouse.quarantine import count_reasons, read_bad_rows
 from packhouse.recipe import Recipe
-from packhouse.records.ledger import Filter, LedgerLine, filters_of
+from packhouse.records.ledger import Filter, LedgerLine, filters_of, in_and_out
 from packhouse.refresh import Refreshed
 from packhouse.result import loading_lines
 from packhouse.steps.publish import Published
@@ -203,7 +203,8 @@ def _create_table(key: str, rows: Sequence[Mapping[str, Any]], description: str)
 
 def _version_page(prepared: Prepared) -> str:
     place = f"{prepared.store.rstrip('/')}/{prepared.dataset}"
-    audit = audit_rows(prepared.published.audit)
+    published = prepared.published
+    audit = audit_rows(published.audit)
     verb = "Published" if prepared.created else "Unchanged, already published"
     lines = [
         f"# {prepared.dataset} {prepared.version}",
@@ -223,6 +224,7 @@ def _version_page(prepared: Prepared) -> str:
         "## Audit",
         *markdown_table(tuple(audit[0]), [tuple(row.values()) for row in audit]),
         "",
+        *([inference_line(published.audit), ""] if inference_line(published.audit) else []),
         "## Where",
         *_links(prepared, place),
         "",
@@ -240,12 +242,12 @@ def _version_page(prepared: Prepared) -> str:
 
 
 def _ledger_table(ledger: Sequence[LedgerLine]) -> list[str]:
-    columns = ("step", "rows in", "rows out", "quarantined", "dropped", "tokens out")
+    heads, cells = in_and_out([line.to_json() for line in ledger])
     rows = []
-    for line in ledger:
+    for line, own in zip(ledger, cells, strict=True):
         bad, dropped = sum(line.quarantined.values()), sum(line.dropped.values())
-        rows.append((line.step, line.rows_in, line.rows_out, bad, dropped, line.tokens_out))
-    return markdown_table(columns, rows)
+        rows.append((line.step, *own, bad, dropped, line.tokens_out))
+    return markdown_table(("step", *heads, "quarantined", "dropped", "tokens out"), rows)
 
 
 def _reason_lines(ledger: Sequence[LedgerLine], filters: Sequence[Filter]) -> list[str]:
@@ -303,7 +305,7 @@ def _links(prepared: Prepared, place: str) -> list[str]:
 
 
 def _sources(prepared: Prepared) -> list[dict[str, Any]]:
-    """Rows read, quarantined and kept, and tokens, by source."""
+    """Rows read and quarantined, records and tokens, by source."""
     read: Counter[str] = Counter()
     bad: Counter[str] = Counter()
     for facts in (receipt.facts for receipt in prepared.receipts):
@@ -316,7 +318,7 @@ def _sources(prepared: Prepared) -> list[dict[str, Any]]:
             "source": source,
             "rows read": read[source],
             "rows bad at once": bad[source],
-            "rows tokenized": audited.get(source, {}).get("rows", 0),
+            "records tokenized": audited.get(source, {}).get("rows", 0),
             "trained turns": audited.get(source, {}).get("turns", 0),
             "tokens": audited.get(source, {}).get("tokens", 0),
             "trained tokens": audited.get(source, {}).get("trained_tokens", 0),

@@ -17,6 +17,7 @@ from packhouse.auditing.contamination import (
 from packhouse.auditing.dataset import audit_packs, combine
 from packhouse.auditing.gate import audit_rows, check_audit
 from packhouse.auditing.given import audit_given
+from packhouse.auditing.inference import combine_inference, inference_line
 from packhouse.auditing.repetition import audit_records
 from packhouse.auditing.shard import audit_shard
 
@@ -32,10 +33,12 @@ __all__ = [
     "combine",
     "combine_checks",
     "combine_contamination",
+    "combine_inference",
+    "inference_line",
     "match_benchmarks",
     "read_benchmarks",
     "run_check",
 ]
 
-VERSION = 12
+VERSION = 13
 """Raised whenever the same tables give another result: it is published, so it is in the key."""

@@ -1,6 +1,7 @@
 """How much of each row's text must be trained, and how much may be: counted in its messages."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,6 +13,8 @@ from packhouse.recipe import FormatConfig
 from packhouse.records.lists import list_items, one_chunk
 from packhouse.templates.thinking import has_thinking, without_thinking
 from packhouse.templates.weighing import decide_weights
+
+_TAGS = re.compile(r"\s*</?think>\s*")
 
 
 def answer_bytes(
@@ -58,7 +61,10 @@ def num_trained(messages: pa.ListArray, config: FormatConfig, *, of_assistant: b
 def _unsaid_bytes(
     messages: pa.StructArray, offsets: Int64s, texts: pa.StringArray, config: FormatConfig
 ) -> Int64s:
-    """Bytes of each content that are thoughts between tags and not to be trained."""
+    """Bytes of each content that need not be trained: thoughts left out, and the tags of others.
+
+    Templates may take a content apart and write the tags themselves (Qwen3's does).
+    """
     unsaid = np.zeros(len(messages), np.int64)
     at = np.flatnonzero(has_thinking(messages))
     is_user = np.asarray(pc.equal(messages.field("role"), "user"), np.bool_)
@@ -70,9 +76,12 @@ def _unsaid_bytes(
     contents = messages.field("content").take(at).to_pylist()
     for message, row, earlier, content in zip(at, rows, is_earlier, contents, strict=True):
         whole = content.strip()
-        is_cut = config.reasoning == "train_last" and earlier
+        # A record that ends with this answer does not show whether its row goes on.
+        is_cut = config.reasoning == "train_last" and (earlier or config.turns != "whole")
         if is_cut or whole not in texts[int(row)].as_py():
             unsaid[message] = len(whole.encode()) - len(without_thinking(content).strip().encode())
+        else:
+            unsaid[message] = sum(len(tag.encode()) for tag in _TAGS.findall(whole))
     return unsaid
 
 

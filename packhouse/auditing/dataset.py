@@ -43,7 +43,7 @@ def combine(shards: Sequence[tuple[str, Mapping[str, Any], Mapping[str, int]]]) 
 
 
 # Counts of the tokenize step that no table shows afterwards.
-_NOTES = ("control_text", "control_text_rows", "straddles_start", "straddles_end")
+_NOTES = ("control_text", "control_text_rows", "straddles_start", "straddles_end", "split_prompts")
 
 
 def audit_packs(

@@ -1,9 +1,10 @@
 """The gate: an audit against the recipe's limits; a breach names the worst rows and stops."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from packhouse.auditing.inference import THOUGHT_LOST
 from packhouse.errors import AuditError
 from packhouse.gates import GateResult
 from packhouse.quality import COUNTERS
@@ -75,6 +76,7 @@ def check_audit(audit: Mapping[str, object], config: AuditConfig) -> tuple[GateR
         limits["audit.on_match"] = None  # `drop` leaves the rows out
     if "audit.max_untrained_packs" in limits:  # `concat` cuts a long prompt into packs of its own
         limits |= {"pack.strategy (best_fit cuts no record)": None, "pack.seq_len": None}
+    limits |= dict.fromkeys(_remedies(breaches))
     change = f", or change {', '.join(limits)}" if limits else ""
     raise AuditError(
         f"the audit stops publication: {text}{more}. Mend the rows or the template{change}",
@@ -167,6 +169,8 @@ def _findings(audit: Mapping[str, Any], config: AuditConfig) -> Iterator[_Findin
     yield from _shares(config, "", audit["packs"], _OF_PACKS)
     if "contamination" in audit:
         yield _contamination(audit["contamination"], config)
+    if "inference" in audit:
+        yield from _inference(audit["inference"])
     if "quality" in audit:
         yield from _quality(audit["quality"], config)
     for found in audit.get("checks", {}).values():
@@ -232,6 +236,29 @@ def _contamination(found: Mapping[str, Any], config: AuditConfig) -> _Finding:
     return _share(limit, kind, number, total, config.max_contaminated, text, rows=rows)
 
 
+def _inference(found: Mapping[str, Any]) -> Iterator[_Finding]:
+    """What no model would generate; `turns: whole` trains it on purpose, and is told so."""
+    for source, counts in found["sources"].items() if found["turns"] != "whole" else ():
+        total = counts["answers_checked"]
+        for kind, right, says in (
+            ("other_prompts", "answers_after_prompt", "do not follow the prompt of inference"),
+            ("other_stops", "completions_stopped", "do not end where generation stops"),
+        ):
+            number = total - counts[right]
+            rows = [
+                row
+                for row in found["worst"]
+                if row["finding"] == kind and row["source"].split("/")[0] == source
+            ]
+            named = "; ".join(
+                f"{row['source']} row {row['row']:,}, message {row['value']:,}: {row['what']}, "
+                f"{row['text']!r} and not {row['expected']!r}"
+                for row in rows[:2]
+            )
+            text = f"{number:,} of {counted(total, 'trained answer')} {says}: {named}"
+            yield replace(_never(kind, source, number, total, text), rows=rows)
+
+
 def _quality(found: Mapping[str, Any], config: AuditConfig) -> Iterator[_Finding]:
     """The counters that the recipe limits; an audit of an earlier release has none of them."""
     scopes = found["sources"] if len(found["sources"]) == 1 else {"": found["dataset"]}
@@ -279,6 +306,17 @@ def _shares(
         yield _share(limit, kind, number, total, allowed, text, source)
 
 
+def _remedies(breaches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Settings that help against answers that no model would generate."""
+    kinds = {breach["kind"] for breach in breaches} & {"other_prompts", "other_stops"}
+    if "other_stops" in kinds:
+        yield "format.stop_tokens"
+    if any(row.get("what") == THOUGHT_LOST for breach in breaches for row in breach["rows"]):
+        yield "format.reasoning, format.thought_end"
+    if kinds:
+        yield "format.turns (whole publishes all the same)"
+
+
 def _breach(audit: Mapping[str, Any], finding: _Finding) -> dict[str, Any]:
     """The finding as a fact of the error, with its worst rows."""
     source, rows, named = finding.source, finding.rows, ""
@@ -293,6 +331,7 @@ def _breach(audit: Mapping[str, Any], finding: _Finding) -> dict[str, Any]:
         )
     return {
         "limit": finding.limit,
+        "kind": finding.kind,
         "source": source,
         "number": finding.number,
         "text": (f"source '{source}': " if source else "")
@@ -329,7 +368,7 @@ def _row(counts: Mapping[str, int]) -> dict[str, object]:
         return f"{1 - number(finding) / number(of):.2%}" if number(of) else "-"
 
     return {
-        "rows": number("rows"),
+        "records": number("rows"),
         "answers": share_without("untrained_answer_bytes", "answer_bytes"),
         "ended": share_without("unterminated_turns", "turns"),
         "leaks": number("leaked_headers"),

@@ -31,6 +31,7 @@ from packhouse.auditing.second_look import ends_blank, has_no_end
 from packhouse.auditing.tokens import Intervals, Tokens
 from packhouse.recipe import FormatConfig
 from packhouse.records.lists import list_items, one_chunk
+from packhouse.templates import writes_prompts
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
@@ -132,10 +133,11 @@ def _findings(
     tokenized: pa.Table,
 ) -> dict[str, Int64s]:
     """Each finding, as a number per row."""
+    are_headers_trained = config.turns != "whole" and not writes_prompts(config, snapshot)
     is_idle = (tokens.ranges_per_row == 0) & _is_null(tokenized["label"])
     return {
         **_coverage(tokens, due, own, config, tokenized),
-        **_turns(tokens, config, messages),
+        **_turns(tokens, config, messages, are_headers_trained=are_headers_trained),
         **bos_and_unknown(tokens, snapshot),
         "untrained_rows": is_idle.astype(np.int64),
         "misplaced_rows": tokens.is_misplaced.astype(np.int64),
@@ -196,7 +198,9 @@ def _coverage(
     return {"untrained_answer_bytes": missing, "trained_prompt_bytes": surplus}
 
 
-def _turns(tokens: Tokens, config: FormatConfig, messages: pa.ListArray) -> dict[str, Int64s]:
+def _turns(
+    tokens: Tokens, config: FormatConfig, messages: pa.ListArray, *, are_headers_trained: bool
+) -> dict[str, Int64s]:
     """Per row: trained turns without a trained end token, and turns whose header is trained."""
     num_rows = len(tokens.offsets) - 1
     is_exact = tokens.is_exact[tokens.range_rows]
@@ -226,6 +230,8 @@ def _turns(tokens: Tokens, config: FormatConfig, messages: pa.ListArray) -> dict
     openers = np.setdiff1d(headers, end_ids)
     first = tokens.range_starts
     leaks = np.isin(tokens.ids[first], openers) & is_exact & ~tokens.holds_content(first, first)
+    if are_headers_trained:  # where the text says so
+        leaks &= tokens.is_misplaced[tokens.range_rows]
     if config.train_on == "all" or config.template == "text":
         leaks[:] = False
     rows = tokens.range_rows

@@ -48,7 +48,9 @@ class TokenAudit:
 
     counts: Counter[str] = field(default_factory=Counter)
     """`rows`, `records`, `tokens`, `trained_tokens`, `trained_bytes`, `trained_prompt_bytes`,
-    `longest_row`; a number of each finding."""
+    `longest_row`; of trained spans, where the template is known, `spans`, `spans_stopped` (end with
+    a stop token), `spans_of_one_stop` (no other token of theirs is one) and `spans_after_header`
+    (follow the end of a generation prompt); a number of each finding."""
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     has_turns: bool = False
     """True if some row holds what the template writes before answers."""
@@ -240,6 +242,7 @@ class _Scan:
         data = self.table.join(ids)
         edges = np.append(0, np.cumsum(self.table.widths[rows.ids]))
         self._leaks(rows, data, edges, joined)
+        self._spans(rows, data, edges)
         if not self.turns.answer_opens:
             return
         answers = AnswerPlaces.of(rows, data, edges, self.turns, self.table)
@@ -266,6 +269,26 @@ class _Scan:
             ("trained_prompts", np.flatnonzero(wrong & ~is_header)),
         ):
             self._note(rows, name, *_first_of_each(self._record_of(rows, where), where))
+
+    def _spans(self, rows: TokenRows, data: bytes, edges: Int64s) -> None:
+        """Count trained spans that begin and end as inference does."""
+        opens = self.turns.generation_opens
+        if not opens:
+            return
+        begins, stops = rows.runs()
+        is_stop = np.isin(rows.ids, list(self.turns.stop_ids))
+        # Stop tokens at [2 5], spans [1, 3) and [4, 8): before their last tokens they have [0 1].
+        before = np.append(0, np.cumsum(is_stop))
+        places = zip(
+            edges[rows.starts[self._record_of(rows, begins)]].tolist(),
+            edges[begins].tolist(),
+            strict=True,
+        )
+        counts = self.found.counts
+        counts["spans"] += len(begins)
+        counts["spans_stopped"] += int(is_stop[stops - 1].sum())
+        counts["spans_of_one_stop"] += int((before[stops - 1] == before[begins]).sum())
+        counts["spans_after_header"] += sum(data.endswith(opens, *place) for place in places)
 
     def _more(
         self, found: tuple[int, list[Sample]], rows: TokenRows, places: Int64s

@@ -4,7 +4,8 @@ Tokens of a row are laid behind one another as bytes, a control token as 0xFF, i
 in UTF-8 holds 0xFF, so a content that spells `<|im_start|>` in ordinary tokens opens no turn.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,6 +88,14 @@ class TokenBytes:
         """Return the bytes of tokens."""
         return b"".join(map(self.texts.__getitem__, ids))
 
+    def of_text(self, text: str, control: Mapping[str, int]) -> bytes:
+        """Return the bytes of a text whose control tokens are tokens."""
+        longest_first = sorted(control, key=len, reverse=True)
+        pieces = re.split(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})", text)
+        return b"".join(
+            self.texts[control[piece]] if piece in control else piece.encode() for piece in pieces
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turns:
@@ -108,6 +117,10 @@ class Turns:
     """What all begin with behind BOS: `<|im_start|>system`; empty: with text, or they differ."""
     user_opens: bytes = b""
     """What stands before a user's turn: `### Instruction:`; empty: not known."""
+    generation_opens: tuple[bytes, ...] = ()
+    """What the generation prompt ends with: `<|im_start|>assistant\n`; empty: not known."""
+    stop_ids: frozenset[int] = frozenset()
+    """Tokens at which generation stops; empty: not known."""
 
 
 def learn_turns(

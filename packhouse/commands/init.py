@@ -18,6 +18,7 @@ from packhouse.errors import ConfigError, SourceError
 from packhouse.proposal.files import Look, look_at
 from packhouse.proposal.recipe_text import file_facts, path_in_recipe, recipe_text
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
+from packhouse.records.split_text import SplitText, factor_note, total
 from packhouse.report.samples import rows_with_masks
 from packhouse.report.tokens import coloured, pipeline_of, plain, runs_of
 from packhouse.runtime.progress import show_progress, start_phase
@@ -91,7 +92,11 @@ def init(
             raw["pack"]["strategy"] = "none"
         recipe = pinned(parse_recipe(raw, where="init"))
         start_phase("rendering the first rows")
-        samples = [_sample(recipe, source, cache) for source in recipe.sources]
+        samples, texts = zip(
+            *(_sample(recipe, source, cache) for source in recipe.sources), strict=True
+        )
+    factor = factor_note(total(texts), recipe.format)
+    is_split = any(len(each["row"].unique()) < each.num_rows for each in samples)
     lengths = np.concatenate([sample["num_tokens"].to_numpy() for sample in samples])
     fits = 2 ** int(np.ceil(np.log2(lengths.max())))  # the least power of two for all rows
     raw["pack"]["seq_len"] = int(np.clip(fits, _LEAST_SEQ_LEN, _MOST_SEQ_LEN))
@@ -101,13 +106,16 @@ def init(
     raw["tokenizer"] = tokenizer
     if "://" not in tokenizer and Path(tokenizer).expanduser().is_dir():
         raw["tokenizer"] = path_in_recipe(tokenizer, folder)
-    text = recipe_text(raw, looks, [_of_lengths(lengths)], str(out))
+    said = _of_lengths(lengths, "record" if is_split else "row")
+    text = recipe_text(raw, looks, [said], str(out))
     if as_json:
         echo(json.dumps({"file": str(out), "recipe": raw}))
     else:
         for look, sample in zip(looks, samples, strict=True):
             _show(look, sample, recipe, cache)
-        echo(_of_lengths(lengths))
+        echo(said)
+        if factor:
+            print_text(f"note: {factor}")
         if (
             not yes
             and sys.stdin.isatty()
@@ -152,8 +160,11 @@ def _template(looks: list[Look], tokenizer: str, cache: Path) -> str:
     return str(run_tokenizer(call, tokenizer))
 
 
-def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> pa.Table:
-    """The first rows of a source, read, rendered and tokenized: schema `tables.TOKENIZED`.
+def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> tuple[pa.Table, SplitText]:
+    """Read, render and tokenize the first rows of a source.
+
+    Returns:
+        Their records, schema `tables.TOKENIZED`, and the bytes that were rendered.
 
     Raises:
         SourceError: none of them passes; says why the first did not.
@@ -161,8 +172,8 @@ def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> pa.Table:
     from packhouse.proposal.sampling import try_first_rows
 
     tokenizers = Workspace(cache=cache).tokenizers
-    tokenized, refused = try_first_rows(recipe, source, tokenizers, _SAMPLE_ROWS)
-    num_seen = tokenized.num_rows + len(refused)
+    tokenized, refused, text = try_first_rows(recipe, source, tokenizers, _SAMPLE_ROWS)
+    num_seen = len({*tokenized["row"].to_pylist(), *(each["row"] for each in refused)})
     if not tokenized.num_rows:
         raise SourceError(
             f"source '{source.path}': none of the first {counted(num_seen, 'row')} passes; row "
@@ -174,13 +185,13 @@ def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> pa.Table:
             f"note: {len(refused):,} of the first {counted(num_seen, 'row')} of '{source.path}' "
             f"are bad; row {refused[0]['row']:,}: {refused[0]['detail']}",
         )
-    return tokenized
+    return tokenized, text
 
 
-def _of_lengths(lengths: npt.NDArray[np.integer[Any]]) -> str:
+def _of_lengths(lengths: npt.NDArray[np.integer[Any]], unit: str) -> str:
     median, most = np.percentile(lengths, [50, 99])
     return (
-        f"tokens of the first {counted(len(lengths), 'row')}: median {median:,.0f}, 99% have at "
+        f"tokens of the first {counted(len(lengths), unit)}: median {median:,.0f}, 99% have at "
         "most "
         f"{most:,.0f}, the longest {lengths.max():,}"
     )
@@ -198,7 +209,9 @@ def _show(look: Look, sample: pa.Table, recipe: Recipe, cache: Path) -> None:
     proposed = json.dumps(look.settings, ensure_ascii=False)
     print_text(f"proposed: {proposed}" + (" (a guess)" if look.is_guess else ""), 2)
     tokenizers = Workspace(cache=cache).tokenizers
-    pipeline = pipeline_of(partial(load_snapshot, recipe.tokenizer, tokenizers))
+    pipeline = pipeline_of(
+        partial(load_snapshot, recipe.tokenizer, tokenizers, recipe.tokenize.pipeline)
+    )
     for row in rows_with_masks(sample.slice(0, _SHOWN_ROWS)):
         ids, trained = (row[name][:_SHOWN_TOKENS] for name in ("input_ids", "trained"))
         runs = runs_of(ids, np.asarray(trained, np.bool_), pipeline)

@@ -310,12 +310,14 @@ def _of_recipe(
 
     recipe = read_recipe(target)
     tokenizers = Workspace(cache=cache).tokenizers
-    pipeline = pipeline_of(partial(load_snapshot, recipe.tokenizer, tokenizers))
+    pipeline = pipeline_of(
+        partial(load_snapshot, recipe.tokenizer, tokenizers, recipe.tokenize.pipeline)
+    )
     found: list[dict[str, Any]] = []
     for source in recipe.sources:
         if wanted.source and wanted.source.partition("/")[0] != source_name(source):
             continue
-        tokenized, refused = try_first_rows(recipe, source, tokenizers)
+        tokenized, refused, _ = try_first_rows(recipe, source, tokenizers)
         rows = [row for row in rows_with_masks(tokenized) if _is_wanted(row, wanted, pipeline)]
         wanted.note_more(len(rows) if wanted.is_any else 0, f" in '{source.path}'")
         names = labels_of(recipe, source)
@@ -354,13 +356,14 @@ def _sampled(row: dict[str, Any], seq_len: int, labels: Sequence[str]) -> dict[s
 def _pipeline(opened: OpenVersion, folder: str | None, cache: Path) -> Pipeline | None:
     """Return what shows ids as text; None: the tokenizer is unknown, print ids."""
     from packhouse.tokenization import fingerprint_tokenizer, load_snapshot
-    from packhouse.tokenization.of_version import tokenizer_of
+    from packhouse.tokenization.of_version import pipeline_of_version, tokenizer_of
 
     tokenizers = Workspace(cache=cache).tokenizers
     if folder:
         if fingerprint_tokenizer(folder) != opened.manifest.tokenizer_fingerprint:
             print_note("warning: this is not the tokenizer the version was made with")
-        return pipeline_of(partial(load_snapshot, folder, tokenizers))
+        load = partial(load_snapshot, folder, tokenizers, pipeline_of_version(opened))
+        return pipeline_of(load)
     pipeline = pipeline_of(tokenizer_of(opened, tokenizers))
     if pipeline is None:
         print_note(

@@ -68,7 +68,7 @@ def _print(
     about = "" if facts.is_exact else "about "
     out.print(f"{dataset} {version_id}", style="bold")
     out.print(
-        f"  {about}{counted(facts.rows, 'row')}, {counted(facts.tokens, 'token')}, "
+        f"  {about}{facts.num_rows}, {counted(facts.tokens, 'token')}, "
         f"{counted(facts.packs, 'pack')}, {facts.bytes / 2**20:,.1f} MiB"
     )
     for note in facts.notes:
@@ -76,15 +76,16 @@ def _print(
     for refusal in facts.refusals:
         print_text(f"the run would be refused: {refusal}", 2)
     table = Table(box=None, pad_edge=False)
-    for name in ("source", "rows", "tokens"):
+    columns, lines = facts.by_source()
+    for name in columns:
         is_name = name == "source"
         table.add_column(name, justify="left" if is_name else "right", overflow="fold")
-    for source, line in facts.sources.items():
-        table.add_row(for_terminal(source), f"{about}{line['rows']:,}", f"{line['tokens']:,}")
+    for source, rows, *others in lines:
+        table.add_row(for_terminal(source), f"{about}{rows:,}", *(f"{n:,}" for n in others))
     print_table(table)
     if facts.seq_lens:
         table = Table(box=None, pad_edge=False)
-        for name in ("pack.seq_len", "packs", "fill", "padding", "rows too long"):
+        for name in ("pack.seq_len", "packs", "fill", "padding", "too long"):
             table.add_column(name, justify="right")
         for each in facts.seq_lens:
             counts = (each.seq_len, each.num_packs, each.fill, each.num_padding, each.rows_too_long)

@@ -215,7 +215,7 @@ def _rows_to_mend(target: str, cache: Path, reason: str | None) -> list[dict[str
 
 def _splits_rows(recipe: Recipe) -> bool:
     """Return True if a row may become several records, of which some are bad."""
-    is_split = recipe.pack.over_length == "window" or recipe.format.one_example_per_turn
+    is_split = recipe.pack.over_length == "window" or recipe.format.turns == "alone"
     return is_split or any(source.oasst_paths == "all" for source in recipe.sources)
 
 

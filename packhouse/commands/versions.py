@@ -12,7 +12,7 @@ from rich.table import Table
 from packhouse.commands.options import json_option
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.escaping import for_terminal
-from packhouse.result import audit_table, print_ledger, print_quality
+from packhouse.result import audit_table, print_inference, print_ledger, print_quality
 from packhouse.store.address import open_address, parse_address
 from packhouse.store.layout import is_name
 from packhouse.store.manifest import Manifest
@@ -143,6 +143,7 @@ def show(address: str, as_json: bool) -> None:
     print_table(("file", "rows", "tokens", "bytes"), files)
     if manifest.audit:
         print_rich_table(audit_table(dict(manifest.audit)))
+    print_inference(manifest.audit)
     print_quality(manifest.audit)
     if ledger := [dict(line) for line in manifest.counts.get("ledger", [])]:
         echo()

@@ -13,7 +13,6 @@ from packhouse.dedup.fingerprints import (
     needs_fingerprints,
 )
 from packhouse.dedup.policy import DedupFacts, Deduplicated, Repeats, deduplicate, facts_of
-from packhouse.dedup.units import unit_numbers
 
 __all__ = [
     "FINGERPRINTS",
@@ -26,7 +25,6 @@ __all__ = [
     "fingerprint_table",
     "near_libraries",
     "needs_fingerprints",
-    "unit_numbers",
 ]
 
 VERSION = 2

@@ -16,11 +16,12 @@ import pyarrow as pa
 
 from packhouse.arrays import Float64s, Int64s
 from packhouse.dedup.near import Near, find_near
-from packhouse.dedup.units import merged, numbered, spread
+from packhouse.dedup.units import merged, spread
 from packhouse.packing import Admitted
 from packhouse.packing.overlength import REASONS
 from packhouse.recipe import DedupConfig
 from packhouse.records.lists import string_bytes
+from packhouse.records.rows import number_all_rows
 from packhouse.splitting import join_groups
 
 _DIGITS = 20  # of a normal id
@@ -125,7 +126,7 @@ def _find(
     near = Near(_NONE, _NONE, np.zeros(0), np.zeros(0))
     if config.near != "ignore":
         if units is not None:
-            leaders = looked_at[first_of_each(numbered(units)[looked_at])]
+            leaders = looked_at[first_of_each(number_all_rows(units)[looked_at])]
         near = _find_near(fingerprints, bases, leaders[leaders == looked_at], config, units)
     pairs = np.stack([near.first, near.second], axis=1)
     led = np.stack([leaders, looked_at], axis=1)

@@ -1,31 +1,15 @@
 """Conversations that were split: their examples are described as one, so that alike ones are found.
 
 Examples of single turns repeat all that stands before their answer, so those of one conversation
-are near one another by nature. Compared are therefore conversations: a unit is all that came of one
-row of a file (of a message tree, all its paths), and what is found of it holds for all its rows.
+are near one another by nature. Compared are therefore conversations: a unit is all records of one
+row, as `packhouse.records.rows` numbers them, and what is found of it holds for all of them.
 """
-
-from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from packhouse.arrays import Int64s
-from packhouse.records.lists import flat_list, list_array, one_chunk
-
-
-def unit_numbers(shard: pa.Table) -> Int64s:
-    """Unit of each row of a shard, from 0, rising.
-
-    Args:
-        shard: `row` is looked at: rows of one unit lie side by side.
-
-    Example:
-        >>> unit_numbers(pa.table({"row": [4, 4, 7, 8, 8]})).tolist()
-        [0, 0, 1, 2, 2]
-    """
-    rows = np.asarray(one_chunk(shard["row"]))
-    return np.cumsum(np.diff(rows, prepend=rows[:1]) != 0)
+from packhouse.records.lists import flat_list, list_array
 
 
 def merged(fingerprints: pa.Table, units: Int64s) -> pa.Table:
@@ -80,15 +64,3 @@ def spread(pairs: Int64s, leaders: Int64s, rows: Int64s) -> Int64s:
     place = np.minimum(np.searchsorted(sought, leaders), max(0, len(sought) - 1))
     is_led = sought[place] == leaders if len(sought) else np.zeros(len(leaders), np.bool_)
     return np.stack([pairs[order[place[is_led]], 0], rows[is_led]], axis=1).astype(np.int64)
-
-
-def numbered(units: Sequence[Int64s]) -> Int64s:
-    """Units of all shards, numbered through.
-
-    Example:
-        >>> numbered([np.array([0, 0, 1]), np.array([0, 1])]).tolist()
-        [0, 0, 1, 2, 3]
-    """
-    bases = np.cumsum([0, *(int(each[-1]) + 1 if len(each) else 0 for each in units)])
-    parts = [each + base for each, base in zip(units, bases, strict=False)]
-    return np.concatenate([np.zeros(0, np.int64), *parts])

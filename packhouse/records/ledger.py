@@ -1,9 +1,9 @@
 """The conservation ledger: where every row and every token of a run went.
 
 For each step: rows_in + added = rows_out + quarantined + dropped, and from tokenize on the same in
-tokens. Three steps add rows: validate, the paths of a message tree beyond its first; format, the
-examples of single turns and the windows beyond a conversation's first; and pack, the copies of
-records whose source has a `weight` over 1.
+tokens. Three steps add to what they take in. Validate adds the paths of a message tree after its
+first, and format the records after a conversation's first (reasons `turns` and `windows`): from
+there on the numbers count records, see `units_of`. Pack adds copies, where a `weight` is over 1.
 It is asserted, not hoped for: a run whose ledger does not add up publishes nothing.
 """
 
@@ -16,6 +16,9 @@ from typing import Any, Protocol
 from packhouse.errors import ContractError, EmptyDatasetError, PackhouseError, QuarantineLimitError
 from packhouse.gates import GateResult
 from packhouse.wording import counted
+
+Cell = int | str | None
+"""Of a table; None if a manifest lacks the number."""
 
 ROW_STEPS = ("validate", "format", "tokenize")
 """Steps that may refuse a row; the limit of bad rows is checked after each."""
@@ -159,6 +162,7 @@ def check_quarantine(
         reasons.update(line.quarantined)
     bad = reasons.total()
     counts = ", ".join(f"{reason} {n:,}" for reason, n in reasons.most_common())
+    unit = "record" if any(_sum(line.added) for line in ledger) else "row"
     left_out = _sum(ledger[0].dropped) if ledger else 0
     is_empty = bad == rows or (left_out > 0 and ledger[-1].rows_out == 0)
     result = GateResult(
@@ -167,7 +171,7 @@ def check_quarantine(
         value=bad / rows if rows else 0.0,
         limit=limit,
         total=rows,
-        detail=f"{bad:,} of {counted(rows, 'row is', 'rows are')} bad"
+        detail=f"{bad:,} of {counted(rows, f'{unit} is', f'{unit}s are')} bad"
         + (f": {counts}" if counts else ""),
     )
     if result.outcome == "passed":
@@ -178,7 +182,7 @@ def check_quarantine(
         )
     elif is_empty and left_out:
         error = EmptyDatasetError(
-            f"no row is left of {rows:,}: `where` leaves out {left_out:,}"
+            f"no {unit} is left of {rows:,}: `where` leaves out {left_out:,}"
             + "".join(
                 f"; `{each.where}` of {each.source} {each.filtered:,}"
                 for each in filters
@@ -190,13 +194,13 @@ def check_quarantine(
         )
     elif bad == rows:
         error = EmptyDatasetError(
-            f"all {counted(rows, 'row is', 'rows are')} bad ({counts}): nothing to publish",
+            f"all {counted(rows, f'{unit} is', f'{unit}s are')} bad ({counts}): nothing to publish",
             reasons=dict(reasons),
             rows=rows,
         )
     else:
         error = QuarantineLimitError(
-            f"{bad:,} of {counted(rows, 'row')} ({bad / rows:.2%}) are bad, over the limit of "
+            f"{bad:,} of {counted(rows, unit)} ({bad / rows:.2%}) are bad, over the limit of "
             f"{limit:.2%}: "
             f"{counts}. Mend the rows, or raise validate.max_quarantined",
             reasons=dict(reasons),
@@ -255,6 +259,54 @@ def sum_by_reason(ledger: Sequence[Mapping[str, Any]], kind: str) -> Counter[str
     for line in ledger:
         sums.update(line.get(kind, {}))
     return sums
+
+
+def num_added_records(ledger: Iterable[Mapping[str, Any]]) -> int:
+    """Return how many records there are beyond one per row; copies of records are not counted."""
+    return sum(_more_records(line) for line in ledger)
+
+
+def units_of(ledger: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+    """Return what each step takes in and puts out: rows, or records once a row has made several.
+
+    Example:
+        >>> split = {"step": "format", "added": {"turns": 2}}
+        >>> units_of([{"step": "validate"}, split, {"step": "pack"}])
+        {'validate': ('row', 'row'), 'format': ('row', 'record'), 'pack': ('record', 'record')}
+    """
+    units: dict[str, tuple[str, str]] = {}
+    unit = "row"
+    for line in ledger:
+        before, unit = unit, "record" if _more_records(line) else unit
+        units[str(line.get("step", "-"))] = before, unit
+    return units
+
+
+def in_and_out(
+    ledger: Sequence[Mapping[str, Any]],
+) -> tuple[tuple[str, str], list[tuple[Cell, Cell]]]:
+    """Return headings and cells of what went into each step and came out of it.
+
+    Example:
+        >>> line = {"step": "format", "rows_in": 60, "rows_out": 60}
+        >>> in_and_out([line])
+        (('rows in', 'rows out'), [(60, 60)])
+        >>> in_and_out([line | {"rows_out": 1_200, "added": {"turns": 1_140}}])
+        (('in', 'out'), [('60 rows', '1,200 records')])
+    """
+    numbers = [(line.get("rows_in"), line.get("rows_out")) for line in ledger]
+    if not num_added_records(ledger):
+        return ("rows in", "rows out"), [*numbers]
+    units = [units_of(ledger)[str(line.get("step", "-"))] for line in ledger]
+    cells = [
+        (before and counted(before, taken), after and counted(after, given))
+        for (before, after), (taken, given) in zip(numbers, units, strict=True)
+    ]
+    return ("in", "out"), [*cells]
+
+
+def _more_records(line: Mapping[str, Any]) -> int:
+    return sum(number for reason, number in line.get("added", {}).items() if reason != "repeated")
 
 
 def _sum(counts: Mapping[str, int]) -> int:

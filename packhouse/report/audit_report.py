@@ -92,6 +92,8 @@ _OF_ROWS = {
     "empty",
     "hidden",
 }
+OF_SPANS = ("spans", "spans_stopped", "spans_of_one_stop", "spans_after_header")
+"""Counts of trained spans, where the chat template is known."""
 _OF_TOKENS = {"untrained_answers", "unknown_tokens"}
 
 
@@ -138,7 +140,7 @@ class AuditReport:
     tokenizer: str
     counts: Mapping[str, int]
     """`rows_in`, `rows` (packed ones, of raw data), `records`, `tokens`, `trained_tokens`,
-    `longest_row`, and the number of each finding."""
+    `longest_row`, the number of each finding, and those of `OF_SPANS`."""
     findings: tuple[Finding, ...]
     """Those that occur."""
     notes: tuple[str, ...]
@@ -175,6 +177,16 @@ class AuditReport:
             f"{counted(counts['records'], 'record')}, {counted(counts['tokens'], 'token')}, "
             f"{share:.1%} of them trained",
             f"longest row {counted(counts['longest_row'], 'token')}, fill {self.fill:.1%}",
+            *(
+                [
+                    f"of {counted(counts['spans'], 'trained span')}, "
+                    f"{counts['spans_after_header']:,} follow a generation header, "
+                    f"{counts['spans_stopped']:,} end with a stop token, "
+                    f"{counts['spans_of_one_stop']:,} contain no other"
+                ]
+                if "spans" in counts
+                else []
+            ),
             *(f"note: {note}" for note in self.notes),
         ]
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from packhouse.auditing.gate import check_audit
+from packhouse.auditing.inference import inference_line
 from packhouse.errors import AuditError
 from packhouse.gates import GateResult
 from packhouse.pages import html_text
@@ -168,7 +169,9 @@ def audit_section(manifest: Manifest, limits: AuditConfig) -> str:
         '<div class=scroll role=group tabindex=0 aria-label="Audit"><table><caption class=hidden>'
         f"Audit</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
-    return section("audit", "Audit", inner)
+    line = inference_line(manifest.audit)
+    said = f"<p class=quiet>{html_text(line[:1].upper() + line[1:])}.</p>" if line else ""
+    return section("audit", "Audit", said, inner)
 
 
 def _gate_row(gate: GateResult) -> str:

@@ -233,7 +233,7 @@ def seq_len_figure(
         title="Other seq_len",
         says=f"Packed anew with the planner of a run. The large marks are {shown}.",
         spec=spec,
-        columns=("seq_len", "packs", "fill", "padding tokens", "rows too long", "their tokens"),
+        columns=("seq_len", "packs", "fill", "padding tokens", "too long", "their tokens"),
         rows=[
             [
                 f"{each.seq_len:,}{f' ({shown})' if each.seq_len == seq_len else ''}",

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from packhouse.records.ledger import in_and_out, units_of
 from packhouse.report.figures import KIND_COLORS, Figure
 from packhouse.wording import by_name, counted
 
@@ -18,11 +19,13 @@ def flow_figure(ledger: Sequence[Mapping[str, Any]]) -> Figure:
         line for line in ledger if line["rows_in"] != line["rows_out"] or line["step"] != "split"
     ]
     most = max([1, *(line["rows_in"] for line in drawn)])
+    units = units_of(ledger)
     bands: list[dict[str, Any]] = []
     labels: list[dict[str, Any]] = []
     for i, line in enumerate(drawn):
         came, left = line["rows_in"] / most, line["rows_out"] / most
-        bands += _band("rows", i, 1, 1 - came, 1, 1 - left, counted(line["rows_out"], "row"))
+        said = counted(line["rows_out"], units[line["step"]][1])
+        bands += _band("rows", i, 1, 1 - came, 1, 1 - left, said)
         if not i or line["rows_in"] != drawn[i - 1]["rows_in"]:
             labels.append({"x": i, "y": 1.04, "text": f"{line['rows_in']:,}", "is_end": False})
         low = 1 - came
@@ -89,7 +92,7 @@ def flow_figure(ledger: Sequence[Mapping[str, Any]]) -> Figure:
                         "condition": {"test": "datum.kind === 'rows'", "value": 0.55},
                         "value": 0.95,
                     },
-                    "tooltip": {"field": "said", "type": "nominal", "title": "rows"},
+                    "tooltip": {"field": "said", "type": "nominal", "title": "number"},
                 },
             },
             *(
@@ -106,16 +109,17 @@ def flow_figure(ledger: Sequence[Mapping[str, Any]]) -> Figure:
             ),
         ],
     }
-    columns = ("step", "rows in", "added", "quarantined", "dropped", "rows out", "tokens out")
+    heads, cells = in_and_out(ledger)
+    columns = ("step", heads[0], "added", "quarantined", "dropped", heads[1], "tokens out")
     rows = [
         [
             line["step"],
-            line["rows_in"],
+            came_in,
             *(by_name(line.get(kind, {})) for kind in ("added", "quarantined", "dropped")),
-            line["rows_out"],
+            went_out,
             "" if line.get("tokens_out") is None else line["tokens_out"],
         ]
-        for line in ledger
+        for line, (came_in, went_out) in zip(ledger, cells, strict=True)
     ]
     return Figure(
         name="flow",

@@ -7,6 +7,7 @@ from typing import Any
 
 from packhouse.packing.other_seq_lens import try_seq_lens
 from packhouse.pages import html_text
+from packhouse.records.ledger import num_added_records
 from packhouse.report.figures import (
     fill_figure,
     length_figures,
@@ -54,12 +55,7 @@ def overview(manifest: Manifest) -> str:
         manifest
     ).values()
     splits = splits_of(manifest)
-    made = sum(
-        number
-        for line in manifest.counts.get("ledger", [])
-        for reason, number in line.get("added", {}).items()
-        if reason != "repeated"
-    )
+    made = num_added_records(manifest.counts.get("ledger", []))
 
     def lost(number: int) -> str:
         """Its share of the rows; of rows that became several records, of these."""
@@ -171,11 +167,11 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
         )
     note = ""
     if over[True]:
-        note = f"Counts the {counted(over[True], 'row')} that this version left out as too long."
+        note = f"Counts the {counted(over[True], 'record')} that this version left out as too long."
     elif over[False]:
         note = (
-            f"Not counted are {counted(over[False], 'row')} over seq_len {seq_len:,}: this version "
-            "does not say how long."
+            f"Not counted are {counted(over[False], 'record')} over seq_len {seq_len:,}: this "
+            "version does not say how long."
         )
     note = f"<p class=quiet>{note}</p>" if note else ""
     other = figure(seq_len_figure(choices, seq_len)) + note if choices else ""

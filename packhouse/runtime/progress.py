@@ -80,6 +80,7 @@ class _Run:
     """What runs at a time is one step of it."""
 
     step: _Step | None = None
+    after_first_job: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +226,23 @@ def forward(say: Callable[[float], None]) -> None:
 
 def job_done(num_done: int) -> None:
     """Say that `num_done` jobs of the running step are done by now, cached ones included."""
-    step = _current().step
-    if step is not None:
-        step.move_to(num_done)
+    run = _current()
+    if run.step is not None:
+        run.step.move_to(num_done)
+    if num_done and (call := run.after_first_job):
+        run.after_first_job = None
+        call()
+
+
+@contextmanager
+def after_first_job(call: Callable[[], None]) -> Iterator[None]:
+    """Do a call as soon as a job of the step that runs in the block is done, whatever runs it."""
+    run = _current()
+    run.after_first_job = call
+    try:
+        yield
+    finally:
+        run.after_first_job = None
 
 
 def _rich_progress() -> Any:

@@ -1,13 +1,15 @@
 """audit: what the tokens of a shard, of gathered packs, of all records would teach.
 
-One job looks at one thing: a shard from its row to its tokens, the texts of its rows, the packs of
-one output shard, or repetition among all records. An appended file costs its own shard here, too,
-and a better audit does not tokenize anything again. Publish adds them up.
+One job looks at one thing: a shard from its row to its tokens, the prompts of its answers, the
+texts of its rows, the packs of one output shard, or repetition among all records. An appended file
+costs its own shard here, too, and a better audit does not tokenize anything again. Publish adds
+them up.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -23,15 +25,17 @@ from packhouse.auditing import (
     combine,
     combine_checks,
     combine_contamination,
+    combine_inference,
     run_check,
 )
+from packhouse.auditing.inference import has_prompts
 from packhouse.auditing.turns import TokenBytes
 from packhouse.engine.step import Job, Step, Work
-from packhouse.foreign import REJECTED
+from packhouse.foreign import REJECTED, check_prompts, run_template
 from packhouse.plugins import find_plugin, plugin_key
 from packhouse.probes import learn_template
 from packhouse.quality import combine_quality, count_quality, language_key
-from packhouse.recipe import AuditConfig, Recipe
+from packhouse.recipe import Recipe
 from packhouse.records.pairs import split_sides
 from packhouse.records.tables import read_table
 from packhouse.steps.benchmarks import BENCHMARKS, load_benchmarks
@@ -46,7 +50,7 @@ from packhouse.tokenization.pipeline import read_pipeline
 
 _BATCH_PACKS = 256
 
-Of = Literal["shard", "quality", "packs", "records", "check"]
+Of = Literal["shard", "inference", "quality", "packs", "records", "check"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +64,8 @@ class AuditParameters:
     """Name of the plug-in that looks at the rows of a shard."""
     languages: Sequence[str] = ()
     """Of the recipe: where it names some, the languages of answers are counted."""
+    date: str | None = None
+    """The day that texts were made at, if the template prints it; the key of format covers it."""
 
     def to_json(self) -> dict[str, object]:
         """Return what decides the findings."""
@@ -89,7 +95,7 @@ def jobs(
     format_: Sequence[Job[FormatParameters]],
     tokenize: Sequence[Job[TokenizeParameters]],
     pack: Job[PackParameters],
-    config: AuditConfig,
+    recipe: Recipe,
 ) -> Iterator[Job[AuditParameters]]:
     """Yield the jobs that look at shards, and at all records."""
     for validated, formatted, tokenized in zip(validate, format_, tokenize, strict=True):
@@ -100,6 +106,16 @@ def jobs(
             label=tokenized.label,
             size=validated.size,
         )
+        is_given = validated.parameters.shard.row_format == "tokenized"
+        if has_prompts(recipe.format) and not is_given:
+            yield AUDIT.job(
+                AuditParameters(of="inference", date=formatted.parameters.date),
+                inputs=[tokenized.ref],
+                also_reads=[validated.ref, formatted.ref],
+                label=f"prompts of {tokenized.label}",
+                size=validated.size,
+            )
+    config = recipe.audit
     for job in validate:
         parameters = AuditParameters(of="quality", languages=config.quality.languages)
         yield AUDIT.job(parameters, [job.ref], label=f"quality of {job.label}", size=job.size)
@@ -127,7 +143,9 @@ def _shard(work: Work[AuditParameters]) -> dict[str, object]:
     validated, formatted = work.input(VALIDATE), work.input(FORMAT)
     texts = read_table(formatted.path("formatted.arrow"))
     tokenized = read_table(work.input(TOKENIZE).path("tokenized.arrow"))
-    snapshot = load_snapshot(work.recipe.tokenizer, cache=work.workspace.tokenizers)
+    snapshot = load_snapshot(
+        work.recipe.tokenizer, work.workspace.tokenizers, work.recipe.tokenize.pipeline
+    )
     if "tokens.arrow" in validated.files:  # ids were given
         pipeline = read_pipeline(snapshot.backend)
         turns, _ = learn_template(work.recipe, snapshot, pipeline, work.workspace.tokenizers)
@@ -140,6 +158,27 @@ def _shard(work: Work[AuditParameters]) -> dict[str, object]:
     return audit_shard(sides, snapshot, work.recipe.format, work.parameters.label_names)
 
 
+def _inference(work: Work[AuditParameters]) -> dict[str, object]:
+    validated, formatted = work.input(VALIDATE), work.input(FORMAT)
+    rejected = None
+    # Where rows were rewritten, what the rejected sides were rendered from is not kept.
+    if REJECTED in formatted.files and work.recipe.format.reasoning != "strip":
+        rejected = validated.path(REJECTED), formatted.path(REJECTED)
+    is_rewritten = "examples.arrow" in formatted.files
+    call = partial(
+        check_prompts,
+        formatted.path("examples.arrow") if is_rewritten else validated.path("validated.arrow"),
+        formatted.path("formatted.arrow"),
+        work.input(TOKENIZE).path("tokenized.arrow"),
+        rejected,
+        work.recipe,
+        work.parameters.date,
+        work.workspace.tokenizers,
+    )
+    found: dict[str, object] = run_template(call, work.recipe, work.job.size)
+    return {"source": validated.facts.origin.source, **found}
+
+
 def _quality(work: Work[AuditParameters]) -> dict[str, object]:
     table = read_table(work.input(VALIDATE).path("validated.arrow"))
     return count_quality(table, languages=bool(work.parameters.languages))
@@ -147,7 +186,9 @@ def _quality(work: Work[AuditParameters]) -> dict[str, object]:
 
 def _packs(work: Work[AuditParameters]) -> dict[str, int]:
     table = read_table(work.input(GATHER).path("packs.arrow"))
-    snapshot = load_snapshot(work.recipe.tokenizer, cache=work.workspace.tokenizers)
+    snapshot = load_snapshot(
+        work.recipe.tokenizer, work.workspace.tokenizers, work.recipe.tokenize.pipeline
+    )
     tokens = TokenBytes.of(read_pipeline(snapshot.backend))
     return audit_packs(table.to_batches(_BATCH_PACKS), tokens.is_control, tokens.is_blank)
 
@@ -177,6 +218,7 @@ def _check(work: Work[AuditParameters]) -> dict[str, object]:
 
 _KINDS: dict[Of, Callable[[Work[AuditParameters]], dict[str, Any]]] = {
     "shard": _shard,
+    "inference": _inference,
     "quality": _quality,
     "packs": _packs,
     "records": _records,
@@ -227,6 +269,8 @@ def combine_audits(work: Work[Any]) -> dict[str, object]:
         benchmarks = load_benchmarks(work.recipe, work.parameters.benchmarks)
         combined["contamination"] = combine_contamination(matched, benchmarks)
         combined["contamination"]["on_match"] = work.recipe.audit.on_match
+    if found["inference"]:
+        combined["inference"] = combine_inference(found["inference"])
     named = [receipt.facts.origin.source for receipt in work.inputs(VALIDATE)]
     combined["quality"] = combine_quality(
         list(zip(named, found["quality"], strict=True)), work.recipe.audit.quality.languages

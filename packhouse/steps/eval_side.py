@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from packhouse.arrays import Bools
 from packhouse.recipe import Recipe, SplitConfig
+from packhouse.records.rows import number_all_rows, number_rows
 from packhouse.sources.files import source_name
 from packhouse.splitting import goes_to_eval
 from packhouse.steps.selection import Selection, column_of
@@ -20,14 +21,14 @@ from packhouse.steps.selection import Selection, column_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitCounts:
-    """Records that were asked for eval, and are there; each counted once."""
+    """Rows that were asked for eval, and are there; each counted once, whatever its records."""
 
-    records: int
+    rows: int
     """Of both sides."""
     eval: int
     asked: int
     joined: int
-    """Records whose group was joined to that of others."""
+    """Rows whose group was joined to that of others."""
 
 
 def from_eval_only_sources(
@@ -50,6 +51,9 @@ def is_for_eval(
     The groups of `only` are, whole, and those of rows that stay for an equal one of `only`;
     `config` divides the others.
     """
+    is_first = None
+    if config.eval_count:
+        is_first = np.diff(number_all_rows(list(map(number_rows, shards))), prepend=-1) > 0
     if only.any():
         if selection.repeats is not None:
             ids = column_of(shards, "record_id")
@@ -59,10 +63,11 @@ def is_for_eval(
         keys = selection.groups_of(shards)
         held = pc.unique(keys.filter(pa.array(only)))
         is_eval = pc.is_in(keys, value_set=held).to_numpy(zero_copy_only=False).copy()
-        is_eval[~is_eval] = goes_to_eval(keys.filter(pa.array(~is_eval)), config)
+        others = is_first[~is_eval] if is_first is not None else None
+        is_eval[~is_eval] = goes_to_eval(keys.filter(pa.array(~is_eval)), config, others)
         return np.asarray(is_eval, dtype=np.bool_)
     if selection.group_keys is not None or config.eval_count:
-        return goes_to_eval(selection.groups_of(shards), config)
+        return goes_to_eval(selection.groups_of(shards), config, is_first)
     parts = [goes_to_eval(shard["group_key"], config) for shard in shards]
     return np.concatenate([np.zeros(0, np.bool_), *parts])
 
@@ -76,17 +81,22 @@ def split_counts(
 ) -> SplitCounts:
     """Count what the sides hold, and what was asked for."""
     is_packed = np.concatenate([np.zeros(0, np.int32), *selection.times]) > 0
-    num_packed = int(is_packed.sum())
+    row = number_all_rows(list(map(number_rows, shards)))
+
+    def num_rows(mask: Bools) -> int:
+        return len(np.unique(row[mask & is_packed]))
+
+    num_packed = num_rows(is_packed)
     joined = np.zeros(len(is_packed), np.bool_)
     if selection.group_keys is not None:
         own = column_of(shards, "group_key")
         joined = pc.not_equal(own, selection.group_keys).to_numpy(zero_copy_only=False)
-    count, num_only = config.eval_count, int((only & is_packed).sum())
+    count, num_only = config.eval_count, num_rows(only)
     if count is None:
         count = round(config.eval_fraction * (num_packed - num_only))
     return SplitCounts(
-        records=num_packed,
-        eval=int((is_eval & is_packed).sum()),
+        rows=num_packed,
+        eval=num_rows(is_eval),
         asked=num_only + count,
-        joined=int((joined & is_packed).sum()),
+        joined=num_rows(joined),
     )

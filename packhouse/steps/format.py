@@ -6,7 +6,7 @@ made once for all tokenizers and pack sizes, and an appended file costs its own 
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,9 +20,11 @@ from packhouse.engine.step import Job, Ref, Step, Work, execute
 from packhouse.errors import ConfigError, ContractError
 from packhouse.foreign import REJECTED, cuts_windows, render_shard, run_template
 from packhouse.near import near_files, near_name
+from packhouse.plugins import plugin_key, plugin_names
 from packhouse.recipe import DedupConfig, FormatConfig, Recipe, TokenizeConfig
-from packhouse.recipe.rows import TEMPLATES
+from packhouse.recipe.rows import TEMPLATES, is_renderer
 from packhouse.records.pairs import both_sides
+from packhouse.records.split_text import SplitText, total
 from packhouse.records.tables import read_table, write_table
 from packhouse.sources import SourceShard
 from packhouse.sources.files import source_name
@@ -53,19 +55,22 @@ class FormatParameters:
     seq_len: int | None
     """Tokens of a window; None where conversations are not cut."""
     tokenize: TokenizeConfig
-    """How the tokens of windows are counted."""
+    """How the tokens of windows are counted. Its `pipeline` may decide whether BOS is added."""
     benchmarks: Mapping[str, object]
     """As `benchmarks_of` says; they are looked for beside this step, and decide no byte of it."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that goes into the key."""
-        parts = {
+        parts: dict[str, Any] = {
             "format": self.format.model_dump(mode="json", exclude={"template"}),
             "template": self.template,
             "date": self.date,
             "label_names": self.label_names,
             "tokenizer": self.tokenizer,
+            "pipeline": self.tokenize.pipeline,
         }
+        if is_renderer(self.template):
+            parts |= plugin_key("renderers", self.template, ())
         if self.seq_len is not None:
             parts["window"] = {
                 "seq_len": self.seq_len,
@@ -115,10 +120,11 @@ def _date_of(recipe: Recipe) -> str | None:
 
 def _template_identity(template: str) -> str:
     if not template.endswith((".jinja", ".j2")):
-        if template not in TEMPLATES:
+        if template not in TEMPLATES and not is_renderer(template):
+            known = (*TEMPLATES, *plugin_names("renderers"))
             raise ConfigError(
-                f"format.template: there is no '{template}'{near_name(template, TEMPLATES)}; it is "
-                f"one of {', '.join(TEMPLATES)}, or a .jinja or .j2 file"
+                f"format.template: there is no '{template}'{near_name(template, known)}; it is "
+                f"one of {', '.join(known)}, or a .jinja or .j2 file"
             )
         return template
     path = Path(template)
@@ -137,9 +143,9 @@ def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:
     Of pairs, `rejected.arrow` has the texts of the other sides, row by row; a pair of which one
     side is refused is refused whole.
 
-    Where conversations are rendered otherwise than they came (split, or without thinking),
-    `examples.arrow` has them as they were rendered: the audit and deduplication compare the text
-    with these.
+    Where records are not the rows that came in (rows are split, or reasoning is stripped),
+    `examples.arrow` has the conversation of each record: the audit and deduplication compare the
+    text with these.
     """
     parameters, recipe = work.parameters, work.recipe
     validated = work.input(VALIDATE)
@@ -168,6 +174,7 @@ def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:
         added=reply["added"],
         quarantined=quarantined,
         notes=dict(sorted(reply["notes"].items())),
+        stop_tokens=reply["stop_tokens"],
     )
 
 
@@ -198,6 +205,20 @@ FORMAT = Step(
     },
     then=_beside,
 )
+
+
+def split_text_of(formatted: Iterable[Receipt[ShardCounts]]) -> SplitText:
+    """Return the sum over shards; reads the lengths of texts if a row of any of them was split."""
+    receipts = list(formatted)
+    if not any(each.facts.notes.get("split_bytes") for each in receipts):
+        return SplitText()
+    names = ("formatted.arrow", REJECTED)
+    return total(
+        SplitText.of(
+            [read_table(each.path(name)) for name in names if name in each.files], each.facts.notes
+        )
+        for each in receipts
+    )
 
 
 def conversations(
@@ -243,7 +264,7 @@ def fingerprint_job(
     recipe: Recipe, validated: Ref, formatted: Ref, label: str = ""
 ) -> Job[FingerprintParameters]:
     """Return the job that describes the conversations of a shard, as they were rendered."""
-    is_rewritten = cuts_windows(recipe) or rewrites(recipe.format)  # `examples.arrow` has them
+    is_rewritten = cuts_windows(recipe) or rewrites(recipe.format)  # `examples.arrow` may have them
     decides, other = (formatted, validated) if is_rewritten else (validated, formatted)
     return FINGERPRINTS.job(
         FingerprintParameters(dedup=recipe.dedup),

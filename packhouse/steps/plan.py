@@ -125,7 +125,7 @@ def plan_jobs(recipe: Recipe) -> Plan:
         tokenize=tokenized,
         pack=packed,
         split=split_job,
-        audit=tuple(audit.jobs(validated, formatted, tokenized, packed, recipe.audit)),
+        audit=tuple(audit.jobs(validated, formatted, tokenized, packed, recipe)),
         publish=publish.job(recipe, split_job, {**benchmarks, **audit.checks_of(recipe)}),
     )
 

@@ -33,6 +33,7 @@ from packhouse.steps.files import FILE_SETTINGS, FILES, local_files
 from packhouse.steps.format import FORMAT
 from packhouse.steps.gather import GATHER
 from packhouse.steps.pack import PACK, SIDES, Side, mix_of
+from packhouse.steps.shard_io import ShardCounts
 from packhouse.steps.split import SPLIT, SideCounts, SplitParameters
 from packhouse.steps.tokenize import TOKENIZE, TokenizerFacts
 from packhouse.steps.validate import VALIDATE
@@ -99,6 +100,8 @@ class PublishFacts:
     ledger: tuple[LedgerLine, ...]
     statistics: Mapping[Side, PackStatistics]
     sides: Mapping[Side, SideCounts]
+    rendering: Mapping[str, Any]
+    """Tokens that end answers, with their source, and the counts of the format step."""
     mixed: Mapping[str, Mapping[str, int]]
     """Records and tokens by source; see `mixing.source_counts`."""
     dedup: DedupFacts | None
@@ -173,6 +176,7 @@ def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:
             for side in SIDES
         },
         sides=split.facts.sides,
+        rendering=_rendering(work.inputs(FORMAT)),
         mixed=packed.facts.sources,
         dedup=packed.facts.dedup,
         split=packed.facts.split,
@@ -246,15 +250,25 @@ def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Rec
             held_back=published.held_back,
             is_ref_left=at is not None and at.version != published.version,
             gates=(*audited, *ref_gates(config, config.ref, published.drift, published.breaking)),
-            mirrors={uri: _copy_elsewhere(opened, uri, recipe.tokenizer) for uri in config.also},
+            mirrors={uri: _copy_elsewhere(opened, uri, recipe) for uri in config.also},
             quarantine=f"{root}/{bad[0]}" if bad else None,
         ),
     )
 
 
+def _rendering(formatted: Sequence[Receipt[ShardCounts]]) -> dict[str, Any]:
+    """Return what the format step says of all shards."""
+    notes, stops = Counter[str](), dict[str, str]()
+    for receipt in formatted:
+        notes.update(receipt.facts.notes)
+        stops.update(receipt.facts.stop_tokens)
+    return {"stop_tokens": stops, **dict(sorted(notes.items()))}
+
+
 def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, object]:
     """Return what the manifest says beside its files, as plain JSON."""
     counts: dict[str, object] = {
+        "rendering": facts.rendering,
         "ledger": [line.to_json() for line in facts.ledger],
         "statistics": {side: each.to_dict() for side, each in facts.statistics.items()},
         "sides": {side: asdict(each) for side, each in facts.sides.items()},
@@ -362,7 +376,7 @@ def configuration_of(recipe: Recipe) -> dict[str, object]:
     return settings | ({"mix": mix} if mix else {}) | ({"audit": audit} if drops else {})
 
 
-def _copy_elsewhere(opened: OpenVersion, uri: str, tokenizer: str) -> str:
+def _copy_elsewhere(opened: OpenVersion, uri: str, recipe: Recipe) -> str:
     """Bring a version to `hf://datasets/ORG/NAME` or `wandb://PROJECT`; return its name there.
 
     The Hub gets one commit, and none if it holds the version already; W&B gets a run with an
@@ -376,10 +390,10 @@ def _copy_elsewhere(opened: OpenVersion, uri: str, tokenizer: str) -> str:
     if uri.startswith("hf://"):
         return mirror_to_hub(opened, uri)
     assert uri.startswith("wandb://"), uri  # the recipe admits no other
-    load = partial(load_snapshot, tokenizer)
+    load = partial(load_snapshot, recipe.tokenizer, pipeline=recipe.tokenize.pipeline)
 
     def as_text(ids: Sequence[int]) -> str:
-        return str(run_tokenizer(partial(decode, load, [ids]), tokenizer)[0])
+        return str(run_tokenizer(partial(decode, load, [ids]), recipe.tokenizer)[0])
 
     project, _, files = uri.removeprefix("wandb://").partition("?")
     return str(log_to_wandb(opened, project, decode=as_text, files=bool(files))["artifact"])

@@ -1,7 +1,7 @@
 """Which records are packed, how often, and which must stay together: mixing, then repeats.
 
-Sources are sampled first, so that a row which is not taken cannot displace an equal one elsewhere;
-then repeats are dropped or joined, by the fingerprints that were made beside the format step.
+Rows of sources are sampled first, so that a row which is not taken cannot displace an equal one
+elsewhere; then repeats are dropped or joined, by the fingerprints made next to the format step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,16 +18,15 @@ from packhouse import dedup
 from packhouse.arrays import Bools, Int32s, Int64s
 from packhouse.cache.steps import Receipt
 from packhouse.dedup import DedupFacts, deduplicate, facts_of
-from packhouse.foreign import cuts_windows
 from packhouse.packing import Admitted, IndexArray
 from packhouse.recipe import Recipe
 from packhouse.records.lists import flat_list, one_chunk
+from packhouse.records.rows import number_rows
 from packhouse.records.tables import TOKENIZED, read_table
-from packhouse.sources.files import source_name
 from packhouse.splitting import join_equal
 from packhouse.steps.format import conversations
 from packhouse.steps.mixing import mix, source_counts
-from packhouse.steps.shard_io import ShardCounts
+from packhouse.steps.shard_io import MappedTables, ShardCounts
 from packhouse.steps.validate import ValidateFacts
 
 ShardReceipts = tuple[Receipt[ValidateFacts], Receipt[ShardCounts]]
@@ -110,8 +109,8 @@ def select(
         fingerprints: those of each shard's conversations; empty where the recipe needs none.
     """
     names = [receipt.facts.origin.source for receipt, _ in formatted]
-    sources = {source_name(source): source for source in recipe.sources}
-    mixed, times = mix(admitted, shards, names, sources)
+    validated = MappedTables([receipt.path("validated.arrow") for receipt, _ in formatted])
+    mixed, times = mix(admitted, shards, validated, names, recipe)
     groups: pa.Array | pa.ChunkedArray | None = None
     if any("examples.arrow" in receipt.files for _, receipt in formatted):
         ids = column_of(shards, "record_id")
@@ -126,8 +125,8 @@ def select(
         for path, receipts, shard in zip(fingerprints, formatted, shards, strict=True)
     ]
     groups = column_of(shards, "group_key") if groups is None else groups
-    is_cut = cuts_windows(recipe) or recipe.format.one_example_per_turn  # several rows of one
-    units = [dedup.unit_numbers(shard) for shard in shards] if is_cut else None
+    is_split = any({"turns", "windows"} & set(each.facts.added) for _, each in formatted)
+    units = [number_rows(shard) for shard in shards] if is_split else None
     deduplicated = deduplicate(prints, mixed, groups, recipe.dedup, recipe.split.seed, units)
     for own, each in zip(times, deduplicated.admitted, strict=True):
         own[each.reasons > 0] = 0

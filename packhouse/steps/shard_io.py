@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import overload
 
@@ -21,6 +21,8 @@ class ShardCounts(RowCounts):
 
     notes: Mapping[str, int]
     """How often something was seen that a reader should know, though no row was lost by it."""
+    stop_tokens: Mapping[str, str] = field(default_factory=dict)
+    """Of the format step: tokens that end answers, and where each is from."""
 
 
 class MappedTables(Sequence[pa.Table]):

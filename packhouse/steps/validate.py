@@ -16,6 +16,7 @@ from packhouse.errors import ConfigError
 from packhouse.escaping import for_terminal
 from packhouse.plugins import plugin_key
 from packhouse.recipe import MIXING, Recipe, SourceConfig, ValidateConfig
+from packhouse.recipe.rows import PipelineChoice
 from packhouse.recipe.source import RowFormatName
 from packhouse.records import messages
 from packhouse.records.identity import GroupBy
@@ -42,6 +43,8 @@ class ValidateParameters:
     group_by: GroupBy
     tokenizer: str | None = None
     """Fingerprint of the tokenizer that the rows' ids are of, where rows are tokenized."""
+    pipeline: PipelineChoice | None = None
+    """`tokenize.pipeline`, where rows are tokenized."""
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key: the rows of the shard, not their path."""
@@ -55,6 +58,7 @@ class ValidateParameters:
             **plugin_key("row_formats", self.source.format, get_args(RowFormatName)),
             "python": list(sys.version_info[:2]),  # its Unicode tables normalise group keys
             **({"given": [self.tokenizer, GIVEN_VERSION]} if self.tokenizer else {}),
+            **({"pipeline": self.pipeline} if self.pipeline else {}),
         }
 
 
@@ -117,6 +121,7 @@ def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
                 rules=recipe.validate_,
                 group_by=recipe.split.group_by,
                 tokenizer=tokenizer if shard.row_format == "tokenized" else None,
+                pipeline=recipe.tokenize.pipeline if shard.row_format == "tokenized" else None,
             ),
             inputs=[],
             label=for_terminal(f"{shard.file} from byte {shard.byte_start:,}"),
@@ -171,7 +176,9 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
     parameters = work.parameters
     rows = read_shard(parameters.shard, parameters.source, parameters.rules, parameters.group_by)
     if parameters.tokenizer is not None:
-        snapshot = load_snapshot(work.recipe.tokenizer, cache=work.workspace.tokenizers)
+        snapshot = load_snapshot(
+            work.recipe.tokenizer, work.workspace.tokenizers, parameters.pipeline
+        )
         token_rows = read_given(rows.validated, snapshot)
         bad = with_raw_rows(token_rows.quarantined, parameters.shard, parameters.rules)
         quarantined = pa.concat_tables([rows.quarantined, bad]).sort_by("row")

@@ -96,10 +96,17 @@ class _Contamination(TypedDict):
     contaminated: _Count
 
 
+class _Inference(TypedDict):
+    turns: str
+    dataset: _Counters
+    sources: dict[str, _Counters]
+
+
 class _Audit(TypedDict):
     dataset: _Counters
     sources: dict[str, _Counters]
     packs: NotRequired[_Counters]
+    inference: NotRequired[_Inference]
     quality: NotRequired[_Quality]
     contamination: NotRequired[_Contamination]
 

@@ -2,29 +2,42 @@
 
 `make_renderer` picks the template of a recipe: constants around contents (`alpaca`,
 `alpaca_newline`, `completion`, `classification`, `sequence_classification`, `text`, `dart-math/qa`
-...), the tokenizer's own chat template (`chat`), `mistral_system` or a Jinja file. What a template
-cannot render, or renders without all text of the row, goes to quarantine; one whose trained
-spans cannot be proven is refused as a whole.
+...), the tokenizer's own chat template (`chat`), `mistral_system`, a Jinja file, or a renderer in
+Python (`harmony`, `mistral`, a plug-in's name). What a template cannot render, or renders without
+all text of the row, goes to quarantine; one whose trained spans cannot be proven is refused as a
+whole.
 """
 
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
 from packhouse.errors import ConfigError, TemplateError
+from packhouse.plugins import Plugin, find_plugin
 from packhouse.recipe import FormatConfig
-from packhouse.recipe.rows import TEMPLATES
+from packhouse.recipe.rows import TEMPLATES, is_renderer
 from packhouse.templates.chat import ChatEngine
+from packhouse.templates.conversations import DEFAULTS
 from packhouse.templates.examples import WindowRule, rewrites
 from packhouse.templates.prompt_texts import DART_MATH, texts_to_jinja
+from packhouse.templates.python_renderer import PythonRenderer
 from packhouse.templates.renderer import Rendered, Renderer, digest
 from packhouse.templates.rows import RowRenderer
 from packhouse.templates.sandbox import pinned_date
 from packhouse.templates.single_turn import SINGLE_TURN, ends_of, make_single_turn
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
-__all__ = ["VERSION", "Rendered", "Renderer", "WindowRule", "make_renderer", "rewrites"]
+__all__ = [
+    "VERSION",
+    "Rendered",
+    "Renderer",
+    "WindowRule",
+    "make_renderer",
+    "rewrites",
+    "writes_prompts",
+]
 
-VERSION = 11
+VERSION = 12
 """Raised whenever the same row and template give other text or spans than before."""
 
 MAX_ENGINES = 8
@@ -37,16 +50,19 @@ def make_renderer(
     snapshot: TokenizerSnapshot,
     label_names: list[str] | None = None,
     window: WindowRule | None = None,
+    folder: Path | None = None,
 ) -> Renderer:
     """The renderer of `config.template`.
 
-    Costs next to nothing: a chat template is compiled and probed at the first `render`.
+    Costs next to nothing: a chat template is compiled and probed at the first `render`. A renderer
+    in Python is imported, which may take seconds.
 
     Args:
         config: the recipe's format section.
         snapshot: tokenizer whose control tokens and chat template are used.
         label_names: text of label 0, 1, ...; what `classification` trains.
         window: what fits, where conversations that do not are split to windows.
+        folder: of the tokenizer, for renderers in Python that read its files.
 
     Raises:
         ConfigError: no such template, a Jinja file that cannot be read, or a bad prompt.
@@ -60,16 +76,51 @@ def make_renderer(
     if name in SINGLE_TURN:
         engine = make_single_turn(config, snapshot, label_names)
         return Renderer(engine, identity=digest(*facts), config=config, window=window)
-    source, where = _chat_source(name, snapshot)
+    plugin = find_plugin("renderers", name) if is_renderer(name) else None
+    source, where = _chat_source(name, snapshot) if plugin is None else (str(plugin), str(plugin))
+    if plugin is not None:
+        facts.append(snapshot.fingerprint)
     today = pinned_date().isoformat() if "strftime_now" in source else ""
-    facts += [source, repr(sorted(snapshot.added_tokens)), today]
+    stops = repr(sorted(snapshot.stop_tokens.items()))
+    facts += [source, repr(sorted(snapshot.added_tokens)), stops, today]
     identity = digest(*facts)
     if identity not in _ENGINES:
         while len(_ENGINES) >= MAX_ENGINES:
             _ENGINES.pop(next(iter(_ENGINES)), None)
-        rows = RowRenderer(config, snapshot, source, where)
+        if plugin is None:
+            rows = RowRenderer(config, snapshot, source, where)
+        else:
+            rows = _python_rows(plugin, config, snapshot, folder)
         _ENGINES[identity] = ChatEngine(rows, config)
     return Renderer(_ENGINES[identity], identity=identity, config=config, window=window)
+
+
+def _python_rows(
+    plugin: Plugin, config: FormatConfig, snapshot: TokenizerSnapshot, folder: Path | None
+) -> RowRenderer:
+    control = RowRenderer(config, snapshot, "", "").control
+    own = {k: v for k, v in config.chat_template_kwargs.items() if k not in DEFAULTS}
+    template = PythonRenderer(plugin, folder, control, own)
+    unknown = sorted({*template.stop_tokens} - {*snapshot.added_tokens})
+    if unknown:
+        raise TemplateError(
+            f"{plugin} stops at {unknown[0]!r}, which is no control token of the tokenizer: give "
+            "the tokenizer of the model that it writes for"
+        )
+    stops = dict.fromkeys(template.stop_tokens, str(plugin))
+    rows = RowRenderer(config, replace(snapshot, stop_tokens=stops), "", template.where)
+    rows.template = template  # type: ignore[assignment]  # it has the same interface
+    return rows
+
+
+def writes_prompts(config: FormatConfig, snapshot: TokenizerSnapshot) -> bool:
+    """Return False if the template ignores `add_generation_prompt`.
+
+    Inference then sends no header before an answer: the model writes it, so it is trained.
+    """
+    if config.template in SINGLE_TURN or is_renderer(config.template):
+        return True
+    return "add_generation_prompt" in _chat_source(config.template, snapshot)[0]
 
 
 def _chat_source(name: str, snapshot: TokenizerSnapshot) -> tuple[str, str]:

@@ -13,18 +13,21 @@ way: of what is new, some rows go through Jinja as well, as a proof.
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from packhouse.arrays import Int64s
+from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.records.span_weights import weights_column
 from packhouse.runtime.confined import at
 from packhouse.templates.chat_messages import Given, parse_given
 from packhouse.templates.compiled import (
-    CompiledTemplate,
+    CompiledRow,
     Filling,
     compile_refusal,
     compile_row,
@@ -40,7 +43,7 @@ from packhouse.templates.results import (
     concat_filled,
     span_lists,
 )
-from packhouse.templates.rows import RenderedRow, RowRenderer
+from packhouse.templates.rows import RenderedRecord, RowRenderer
 from packhouse.templates.thinking import has_thinking
 
 MIN_SHAPE_ROWS = 2  # a shape of one row is rendered, and done
@@ -55,7 +58,7 @@ class _Known:
 
     def __init__(self) -> None:
         self.numbers = Numbers()
-        self.compiled: dict[bytes, list[CompiledTemplate]] = {}
+        self.compiled: dict[bytes, list[CompiledRow]] = {}
 
 
 class ChatEngine:
@@ -66,10 +69,17 @@ class ChatEngine:
         self._config = config
         self._known = _Known()
         self._is_proven = True
+        self._is_checked = False
+
+    @property
+    def stop_tokens(self) -> Mapping[str, str]:
+        """Tokens that end answers, and where each is from; none before the first rows."""
+        is_known = self._is_checked and self._config.train_on != "all"
+        return self._rows.facts.stop_sources if is_known else {}
 
     def render(self, conversations: Conversations) -> Texts:
         """Render shape by shape what can be, and all else row by row."""
-        self._rows.rules({})  # a template that cannot be used is refused before any row
+        self._check(conversations)
         part = _Part(self._rows, self._config, conversations, self._known)
         if self._is_proven:
             part.fill()
@@ -95,9 +105,35 @@ class ChatEngine:
         )
         return texts
 
+    def _check(self, conversations: Conversations) -> None:
+        """Refuse a template that cannot be used, before any row.
+
+        Raises:
+            TemplateError: says why; also if rows have reasoning and the template never writes any.
+        """
+        if not self._is_checked:
+            self._rows.check()
+            self._is_checked = True
+        config = self._config
+        if config.turns == "whole" or config.train_on == "all" or config.thought_end is not None:
+            return
+        if self._rows.facts.writes_thoughts:
+            return
+        thoughts = pc.fill_null(pc.binary_length(conversations.values.field("reasoning")), 0)
+        is_lost = (thoughts.to_numpy(zero_copy_only=False) > 0) & (conversations.weights > 0)
+        if is_lost.any():
+            first = int(np.searchsorted(conversations.starts, np.flatnonzero(is_lost)[0], "right"))
+            raise TemplateError(
+                f"{self._rows.template.where} never writes reasoning, and "
+                f"{conversations.name_of(first - 1)} has some: the model would learn to answer "
+                "without. Set format.reasoning: strip to leave reasoning out, or format.thought_end"
+                r" to the text that goes between reasoning and answer (DeepSeek R1: "
+                r'"\n</think>\n\n")'
+            )
+
     def _render_rows(self, conversations: Conversations, rows: Int64s) -> Texts:
         kept: list[int] = []
-        rendered: list[RenderedRow] = []
+        records: list[RenderedRecord] = []
         refused: dict[int, Refusal] = {}
         notes: Counter[str] = Counter()
         pairs = zip(rows.tolist(), conversations.messages_of(rows), strict=True)
@@ -108,17 +144,18 @@ class ChatEngine:
             except RefusedError as error:
                 refused[row] = error.refusal
                 continue
-            notes["reasoning_not_rendered"] += done.num_unwritten
-            kept.append(row)
-            rendered.append(done)
+            notes.update(done.notes)
+            kept += [row] * len(done.records)
+            records += done.records
         filled = Filled(
             np.array(kept, dtype=np.int64),
-            pa.array([row.rendering.text for row in rendered], pa.string()),
-            _lists([row.content for row in rendered]),
-            _lists([[span[:2] for span in row.trained] for row in rendered]),
+            [record.extent for record in records],
+            pa.array([record.rendering.text for record in records], pa.string()),
+            _lists([record.content for record in records]),
+            _lists([[span[:2] for span in record.trained] for record in records]),
             weights_column(
-                np.array([s.weight for row in rendered for s in row.trained], np.float32),
-                np.array([len(row.trained) for row in rendered], np.int64),
+                np.array([s.weight for record in records for s in record.trained], np.float32),
+                np.array([len(record.trained) for record in records], np.int64),
             ),
         )
         return Texts(filled, refused, notes)
@@ -154,7 +191,7 @@ class _Part:
             if len(rows) >= MIN_SHAPE_ROWS:
                 self._fill_shape(self._known.compiled.setdefault(shape, []), rows)
 
-    def _fill_shape(self, known: list[CompiledTemplate], rows: Int64s) -> None:
+    def _fill_shape(self, known: list[CompiledRow], rows: Int64s) -> None:
         """Fill what known compiled templates fit, and learn further ones from the rest."""
         tries = 0
         for compiled in known:
@@ -171,7 +208,7 @@ class _Part:
                 self._learnt.append(taken)
                 rows, tries = others, 0
 
-    def _fill_fitting(self, compiled: CompiledTemplate, rows: Int64s) -> tuple[Int64s, Int64s]:
+    def _fill_fitting(self, compiled: CompiledRow, rows: Int64s) -> tuple[Int64s, Int64s]:
         """Fill (or refuse) the rows that fit; returns them and the others."""
         fitting = compiled.fits(rows, self._columns, self._rows.control_texts)
         taken, loss = rows[fitting], compiled.loss
@@ -182,11 +219,13 @@ class _Part:
             for row, content in zip(taken.tolist(), contents, strict=True):
                 self.refused[row] = loss.of(content).refusal
         elif len(taken):
-            self.filling.add(compiled, taken)
-            self.notes["reasoning_not_rendered"] += compiled.num_unwritten * len(taken)
+            for record in compiled.records:
+                self.filling.add(record, taken)
+            for name, count in compiled.notes.items():
+                self.notes[name] += count * len(taken)
         return taken, rows[~fitting]
 
-    def _compile(self, row: int) -> CompiledTemplate | None:
+    def _compile(self, row: int) -> CompiledRow | None:
         """What the template does with rows like this one; None where only Jinja can tell."""
         raw, messages, given = self._example(row)
         try:
@@ -230,13 +269,16 @@ class _Part:
             return error.refusal == self.refused.get(row)
         if row in self.refused:
             return False
-        place = int(np.searchsorted(filled.rows, row))
-        weights = filled.span_weights[place].as_py() or [1] * len(done.trained)
-        return (
-            filled.text[place].as_buffer().to_pybytes() == done.rendering.text
-            and _pairs(filled.content_spans[place]) == done.content
-            and _pairs(filled.trained_spans[place]) == [span[:2] for span in done.trained]
-            and weights == [span.weight for span in done.trained]
+        first = int(np.searchsorted(filled.rows, row))
+        last = int(np.searchsorted(filled.rows, row, "right"))
+        return last - first == len(done.records) and all(
+            filled.text[place].as_buffer().to_pybytes() == record.rendering.text
+            and filled.extents[place] == record.extent
+            and _pairs(filled.content_spans[place]) == record.content
+            and _pairs(filled.trained_spans[place]) == [span[:2] for span in record.trained]
+            and (filled.span_weights[place].as_py() or [1] * len(record.trained))
+            == [span.weight for span in record.trained]
+            for place, record in enumerate(done.records, first)
         )
 
 

@@ -28,10 +28,17 @@ class MessageForm(NamedTuple):
 
     has_ids: bool = False
     """Calls and results have ids: Mistral's template refuses them else."""
+    has_function_ids: bool = False
+    """Ids are `functions.NAME:N`, counted through the conversation: `format.call_ids`."""
     has_text_arguments: bool = False
     """Arguments of calls are JSON text: DeepSeek's joins them to other text."""
     has_content_parts: bool = False
     """A content is a list, `[{"type": "text", "text": "Hi"}]`: templates of vision models."""
+
+    @property
+    def makes_ids(self) -> bool:
+        """Return True if ids are made where rows have none that fit."""
+        return self.has_ids or self.has_function_ids
 
 
 PLAIN = MessageForm()
@@ -84,8 +91,8 @@ def chat_messages(messages: Messages, form: MessageForm = PLAIN) -> Messages:
         if "reasoning" in message:
             chat["reasoning_content"] = message["reasoning"]
         made.append(chat)
-    if form.has_ids and any("tool_calls" in chat or chat["role"] == "tool" for chat in made):
-        return with_call_ids(made)
+    if any("tool_calls" in chat or chat["role"] == "tool" for chat in made):
+        return with_call_ids(made, form)
     return made
 
 
@@ -132,43 +139,57 @@ def function_of(call: object) -> dict[str, object]:
     return function if isinstance(function, dict) else {}
 
 
-def with_call_ids(messages: Messages) -> Messages:
-    """Messages in which each call and each tool result has an id.
+def with_call_ids(messages: Messages, form: MessageForm) -> Messages:
+    """Messages in which each call and each tool result has an id, in a form that wants them.
 
-    For templates that refuse calls without one (Mistral: nine letters or digits). Most data has no
-    ids, or another API's. An id that fits is kept; else it is made from the old id, or from the
-    call and its place, so that the same row always has the same ids.
+    Mistral's template refuses calls without an id of nine letters or digits. Most data has no ids,
+    or another API's. An id that fits is kept; else it is made from the old id, or from the call and
+    its place, so that the same row always has the same ids. A result without an id is that of the
+    first call that has none.
 
     Example:
         >>> call = {"type": "function", "function": {"name": "f", "arguments": {}}}
-        >>> asked, told = with_call_ids([
-        ...     {"role": "assistant", "content": "", "tool_calls": [call]},
-        ...     {"role": "tool", "content": "1"}])
+        >>> talk = [{"role": "assistant", "content": "", "tool_calls": [call]},
+        ...     {"role": "tool", "content": "1"}]
+        >>> asked, told = with_call_ids(talk, MessageForm(has_ids=True))
         >>> asked["tool_calls"][0]["id"] == told["tool_call_id"], len(told["tool_call_id"])
         (True, 9)
+        >>> with_call_ids(talk, MessageForm(has_function_ids=True))[1]["tool_call_id"]
+        'functions.f:0'
     """
+    if not form.makes_ids:
+        return messages
     made: Messages = []
-    waiting: list[str] = []  # ids of calls that no result has followed so far
+    waiting: list[tuple[object, str]] = []  # old and new id of calls without a result so far
+    num_calls = 0
     for number, message in enumerate(messages):
         if "tool_calls" in message:
             calls, waiting = [], []
             for at, call in enumerate(message["tool_calls"]):
                 if isinstance(call, dict):
                     given = call.get("id")
-                    seed = given if isinstance(given, str) else f"{number}.{at}.{json.dumps(call)}"
-                    own = _fitting(seed)
+                    if form.has_function_ids:
+                        own = f"functions.{function_of(call).get('name')}:{num_calls}"
+                        num_calls += 1
+                    else:
+                        seed = f"{number}.{at}.{json.dumps(call)}"
+                        own = _fitting(given if isinstance(given, str) else seed)
                     call = {**call, "id": own}
-                    waiting.append(own)
+                    waiting.append((given, own))
                 calls.append(call)
             message = {**message, "tool_calls": calls}
         elif message["role"] == "tool":
             given = message.get("tool_call_id")
-            if isinstance(given, str):
+            of_given = [pair for pair in waiting if given is not None and pair[0] == given]
+            if of_given:
+                own = of_given[0][1]
+                waiting.remove(of_given[0])
+            elif isinstance(given, str) and not form.has_function_ids:
                 own = _fitting(given)
-                if own in waiting:
-                    waiting.remove(own)
+            elif waiting:
+                own = waiting.pop(0)[1]
             else:
-                own = waiting.pop(0) if waiting else _fitting(f"{number}.{message['content']}")
+                own = _fitting(f"{number}.{message['content']}")
             message = {**message, "tool_call_id": own}
         made.append(message)
     return made

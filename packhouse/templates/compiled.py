@@ -10,7 +10,7 @@ into one pool, so that the texts are one Arrow `take`, and spans are differences
 There is no Python per row, and some 100 us a compiled template, however few its rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -25,10 +25,9 @@ from packhouse.templates.conversations import Conversations
 from packhouse.templates.field_columns import Column, FieldColumns
 from packhouse.templates.losses import HAS_TAGS, Loss
 from packhouse.templates.predicates import Predicate
-from packhouse.templates.provenance import JsonForm, Path, Piece, Trace, plain
-from packhouse.templates.results import Filled, concat_filled, span_lists
-from packhouse.templates.rows import RenderedRow
-from packhouse.templates.trained_spans import Trained
+from packhouse.templates.provenance import JsonForm, Path, Piece, Trace
+from packhouse.templates.results import Extent, Filled, Trained, concat_filled, span_lists
+from packhouse.templates.rows import RenderedRecord, RenderedRow
 
 _IDS = ("name", "tool_call_id", "call_id")
 
@@ -44,24 +43,34 @@ class Hole(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CompiledTemplate:
-    """What a template writes for rows of a shape, and the answers that lead there."""
+    """What a template writes for one record of rows of a shape."""
 
     items: tuple[str | Hole, ...] = ()
     """In rendering order."""
     trained: tuple[Trained, ...] = ()
     """Half-open ranges of items."""
+    extent: Extent | None = None
+    """What of the row it has; None: all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledRow:
+    """The records of rows of a shape, and the answers that lead there."""
+
+    records: tuple[CompiledTemplate, ...] = ()
     predicates: tuple[tuple[Path, Predicate], ...] = ()
     differing: tuple[tuple[Path, Path], ...] = ()
     """Pairs of texts that must not be equal."""
-    num_unwritten: int = 0
-    """Thoughts that the template leaves out."""
+    notes: Mapping[str, int] = field(default_factory=dict)
+    """Counts of each row."""
     loss: Loss | None = None
     """What the template leaves out of these rows: they are refused."""
 
     def fits(self, rows: Int64s, columns: FieldColumns, control: str) -> Bools:
         """Which rows answer so; those that write control-token text in an id do not."""
         fitting = np.ones(len(rows), np.bool_)
-        ids = [item.path for item in self.items if isinstance(item, Hole) and item.path[0] in _IDS]
+        items = [item for record in self.records for item in record.items]
+        ids = [item.path for item in items if isinstance(item, Hole) and item.path[0] in _IDS]
         is_quiet = Predicate("matches", control, False)
         for path, predicate in (*self.predicates, *((own, is_quiet) for own in ids)):
             fitting &= columns.column(path).agrees(predicate)[columns.rows_of(path, rows)]
@@ -73,24 +82,40 @@ class CompiledTemplate:
         return fitting
 
 
-def compile_row(row: RenderedRow) -> CompiledTemplate | None:
+def compile_row(row: RenderedRow) -> CompiledRow | None:
     """What the template does with rows like this one; None where only Jinja can tell.
 
     What prompts of inference asked of the row counts as well: spans begin where they end.
     """
+    records = [_compile_record(record) for record in row.records]
+    paths = {
+        item.path
+        for record in records
+        if record is not None
+        for item in record.items
+        if isinstance(item, Hole)
+    }
+    for number, tool in enumerate(row.talk.given.tools or ()):
+        ways = ("tool", number), ("tool_function", number), ("function_item", number, "name")
+        if isinstance(tool, dict) and paths.isdisjoint(ways):
+            return None  # whether a tool that is not written is lost depends on its name
+    if None in records:
+        return None
+    return _compiled(row.talk.trace, records=tuple(records), notes=dict(row.notes))
+
+
+def _compile_record(record: RenderedRecord) -> CompiledTemplate | None:
     # "<u>Hi<e><a>Yo<e>", of which "Yo<e>" is trained: cuts [0, 3, 5, 11, 13, 16], items
     # ["<u>", Hole(Hi), "<e><a>", Hole(Yo), "<e>"], and items 3 to 5 are trained.
-    text, holes, at = row.rendering.text, dict[int, tuple[int, Hole]](), 0
-    for part in row.rendering.parts:
-        start = at
-        at += len(plain(part).encode())
+    text, holes = record.rendering.text, dict[int, tuple[int, Hole]]()
+    for start, part in zip(record.rendering.starts, record.rendering.parts, strict=True):
         if isinstance(part, Piece):
             hole = _hole(part)
             if hole is None:
                 return None
-            holes[start] = at, hole
+            holes[start] = start + len(part.text.encode()), hole
     cuts = {0, len(text), *holes, *(end for end, _ in holes.values())}
-    cuts |= {edge for span in row.trained for edge in span[:2]}
+    cuts |= {edge for span in record.trained for edge in span[:2]}
     items: list[str | Hole] = []
     for begin, end in pairwise(sorted(cuts)):
         if begin not in holes:
@@ -99,16 +124,9 @@ def compile_row(row: RenderedRow) -> CompiledTemplate | None:
             items.append(holes[begin][1])
         else:
             return None  # a span begins or ends inside of a text
-    paths = {item.path for item in items if isinstance(item, Hole)}
-    for number, tool in enumerate(row.talk.given.tools or ()):
-        ways = ("tool", number), ("tool_function", number), ("function_item", number, "name")
-        if isinstance(tool, dict) and paths.isdisjoint(ways):
-            return None  # whether a tool that is not written is lost depends on its name
     place = {cut: number for number, cut in enumerate(sorted(cuts))}
-    trained = tuple(Trained(place[s.start], place[s.end], s.message) for s in row.trained)
-    return _compiled(
-        row.talk.trace, items=tuple(items), trained=trained, num_unwritten=row.num_unwritten
-    )
+    trained = tuple(Trained(place[s.start], place[s.end], s.message) for s in record.trained)
+    return CompiledTemplate(tuple(items), trained, record.extent)
 
 
 def _hole(piece: Piece) -> Hole | None:
@@ -123,7 +141,7 @@ def _hole(piece: Piece) -> Hole | None:
     return None
 
 
-def compile_refusal(loss: Loss, content: str, trace: Trace) -> CompiledTemplate | None:
+def compile_refusal(loss: Loss, content: str, trace: Trace) -> CompiledRow | None:
     """What the template does with rows like one that was refused for a lost content.
 
     What is lost follows from what the template writes, so from the shape and the answers; the
@@ -134,10 +152,10 @@ def compile_refusal(loss: Loss, content: str, trace: Trace) -> CompiledTemplate 
     return compiled and replace(compiled, predicates=(*compiled.predicates, tags))
 
 
-def _compiled(trace: Trace, **facts: Any) -> CompiledTemplate | None:
+def _compiled(trace: Trace, **facts: Any) -> CompiledRow | None:
     if trace.unrecorded:  # rows that answer alike may be written otherwise
         return None
-    return CompiledTemplate(
+    return CompiledRow(
         predicates=tuple(sorted(trace.predicates, key=repr)),
         differing=tuple(sorted(trace.differing, key=repr)),
         **facts,
@@ -190,7 +208,7 @@ class Filling:
         self._pieces: list[Int64s] = []
 
     def add(self, compiled: CompiledTemplate, rows: Int64s) -> None:
-        """Rows that a compiled template writes."""
+        """Rows that a compiled template writes; those of a row's records in their order."""
         pieces = np.empty((len(rows), len(compiled.items)), np.int64)
         for at, item in enumerate(compiled.items):
             if isinstance(item, Hole):
@@ -202,12 +220,12 @@ class Filling:
         self._pieces.append(pieces)
 
     def filled(self) -> Filled:
-        """All rows, ascending."""
+        """All records, in the order of their rows."""
         if not any(len(rows) for _, rows in self._compiled):
             return concat_filled([])
         # Templates of rows [1, 4] and [0, 2]: order [2, 0, 3, 1], ranks [1, 3] and [0, 2].
         rows = np.concatenate([rows for _, rows in self._compiled])
-        order = np.argsort(rows)
+        order = np.argsort(rows, kind="stable")
         rank = np.empty(len(rows), np.int64)
         rank[order] = np.arange(len(rows))
         ranks = np.split(rank, np.cumsum([len(rows) for _, rows in self._compiled])[:-1])
@@ -221,7 +239,12 @@ class Filling:
         )
         trained, weights = self._trained(ranks, starts, offsets, bounds)
         content = self._content(ranks, starts, offsets, bounds)
-        return Filled(rows[order], text, content, trained, weights)
+        extents = list[Extent | None]()
+        for compiled, own in self._compiled:
+            extents += [compiled.extent] * len(own)
+        if any(compiled.extent is not None for compiled, _ in self._compiled):
+            extents = [extents[number] for number in order.tolist()]
+        return Filled(rows[order], extents, text, content, trained, weights)
 
     def _trained(
         self, ranks: Sequence[Int64s], starts: Int64s, offsets: Int64s, bounds: Int64s

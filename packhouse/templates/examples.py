@@ -14,8 +14,8 @@ renders, so no template is too odd; lengths are those of its real tokens. A long
 tokenized some 2 log2(exchanges) times a window.
 """
 
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +23,11 @@ import pyarrow.compute as pc
 
 from packhouse.arrays import Bools, Float32s, Int64s
 from packhouse.recipe import FormatConfig
+from packhouse.recipe.rows import is_chat
 from packhouse.records.identity import conversation_ids, group_keys
 from packhouse.records.lists import list_items
 from packhouse.records.tables import CONVERSATION, VALIDATED
+from packhouse.templates.results import Extent
 from packhouse.templates.thinking import has_thinking, is_unclosed, without_thinking
 from packhouse.templates.weighing import ROLES, decide_weights
 
@@ -36,37 +38,22 @@ _ASIDES = ("tools", "label", "arguments", "weight")  # what names a record besid
 _MARGIN = 8  # tokens that a tokenizer may add to those that stand for bytes
 
 
-@dataclass(slots=True)
-class Examples:
-    """Conversations to render."""
-
-    table: pa.Table
-    """Schema VALIDATED: one or more rows of each that came in, in its order."""
-    num_added: int = 0
-    """Rows beyond one for each that came in."""
-    refused: dict[int, str] = field(default_factory=dict)
-    """Reason code of each row that has an answer whose thinking has no end, or one of
-    which nothing but thinking was left to strip."""
-
-
 def rewrites(config: FormatConfig) -> bool:
-    """Return True if `make_examples` may change the conversations it gets."""
-    return config.reasoning == "strip" or config.one_example_per_turn
+    """Return True if records may have other messages than the rows that they come from."""
+    is_split = config.turns != "whole" and config.train_on != "all"
+    return config.reasoning == "strip" or (is_split and is_chat(config.template))
 
 
-def make_examples(table: pa.Table, config: FormatConfig) -> Examples:
-    """Apply `reasoning` and `one_example_per_turn` to conversations."""
-    refused: dict[int, str] = {}
+def strip_thinking(table: pa.Table, config: FormatConfig) -> tuple[pa.Table, dict[int, str]]:
+    """Apply `reasoning` to conversations.
+
+    Returns:
+        The conversations, and the reason code of each row that has an answer whose thinking has no
+        end, or one of which nothing but thinking was left to strip.
+    """
     if config.reasoning == "strip":
-        table, refused = _stripped(table)
-    elif config.reasoning == "train_last":
-        refused = _unclosed(table)
-    if not config.one_example_per_turn:
-        return Examples(table, 0, refused)
-    examples, origin = _per_turn(table, config)
-    gone = np.flatnonzero(np.isin(origin, list(refused))).tolist() if refused else []
-    own = {example: refused[int(origin[example])] for example in gone}
-    return Examples(examples, examples.num_rows - table.num_rows, own)
+        return _stripped(table)
+    return table, _unclosed(table) if config.reasoning == "train_last" else {}
 
 
 def with_field(messages: pa.StructArray, name: str, values: pa.Array) -> pa.StructArray:
@@ -127,42 +114,7 @@ def _renamed(table: pa.Table, rows: Int64s) -> pa.Table:
     return table
 
 
-def _per_turn(table: pa.Table, config: FormatConfig) -> tuple[pa.Table, Int64s]:
-    """An example per trained answer, and the row that each comes from."""
-    messages, starts = list_items(table["messages"])
-    weights = decide_weights(messages, starts, config)
-    is_answer = np.asarray(pc.equal(messages.field("role"), "assistant"), np.bool_)
-    answers = np.flatnonzero(is_answer & (weights > 0))
-    row_of = np.searchsorted(starts, answers, "right") - 1
-    num = np.bincount(row_of, minlength=table.num_rows)
-    # Rows of messages u a u a | u a: answers [1, 3, 5] of rows [0, 0, 1]. Row 0 becomes messages
-    # [0, 2) and [0, 4); row 1 ends with its one answer, and stays as it is.
-    is_whole = num == 0  # nothing to train: refused when it is rendered
-    last = np.full(table.num_rows, -1, np.int64)
-    last[row_of] = answers
-    is_whole |= (num == 1) & (last == starts[1:] - 1)
-    split = ~is_whole[row_of]
-    origin = np.concatenate([np.flatnonzero(is_whole), row_of[split]])
-    ends = np.concatenate([starts[1:][is_whole], answers[split] + 1])
-    order = np.lexsort((ends, origin))
-    origin, ends = origin[order], ends[order]
-
-    others = np.searchsorted(starts, np.flatnonzero(~is_answer & (weights > 0)), "right") - 1
-    is_same = is_whole[origin] & ~np.isin(
-        origin, others
-    )  # else a turn beside the answer is trained
-    weights = np.where(is_answer, weights, np.float32(0))
-
-    def own_weights(example: int) -> Float32s:
-        own = np.zeros(ends[example] - starts[origin[example]], np.float32)
-        own[-1:] = weights[ends[example] - 1 : ends[example]]
-        return own
-
-    ranges = [[(starts[row], end)] for row, end in zip(origin.tolist(), ends.tolist(), strict=True)]
-    return _derive(table, config, origin, ranges, is_same, own_weights), origin
-
-
-def _derive(
+def derive(
     table: pa.Table,
     config: FormatConfig,
     origin: Int64s,
@@ -211,6 +163,37 @@ def _derive(
     columns["record_id"] = pc.if_else(same, columns["record_id"], new)
     columns["messages"] = lists
     return pa.table([columns[name] for name in VALIDATED.names], schema=VALIDATED)
+
+
+def take_records(
+    table: pa.Table, rows: Int64s, extents: Sequence[Extent | None], config: FormatConfig
+) -> pa.Table:
+    """Return the conversations of records that have a part of their row.
+
+    Args:
+        table: schema VALIDATED.
+        rows: number of each record's row.
+        extents: what of it each record has; None: all.
+        config: decides the weights that messages have of themselves.
+    """
+    messages, starts = list_items(table["messages"])
+    weights = decide_weights(messages, starts, config)
+    ends = [
+        int(starts[row + 1] if extent is None else starts[row] + extent.num_messages)
+        for row, extent in zip(rows.tolist(), extents, strict=True)
+    ]
+
+    def own_weights(number: int) -> Float32s:
+        start, extent = int(starts[rows[number]]), extents[number]
+        assert extent is not None
+        own = np.zeros(ends[number] - start, np.float32)
+        trained = list(extent.trained)
+        own[trained] = weights[start : ends[number]][trained]
+        return own
+
+    ranges = [[(int(starts[row]), end)] for row, end in zip(rows.tolist(), ends, strict=True)]
+    is_same = np.array([extent is None for extent in extents], np.bool_)
+    return derive(table, config, rows, ranges, is_same, own_weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,4 +331,4 @@ class _Talks:
 
         whole = [w == (0, self.num_exchanges(r) - 1) for r, w in zip(rows, windows, strict=True)]
         origin, is_same = np.array(rows, np.int64), np.array(whole, np.bool_)
-        return _derive(self._table, self._config, origin, ranges, is_same, weights)
+        return derive(self._table, self._config, origin, ranges, is_same, weights)

@@ -197,7 +197,7 @@ class FieldColumns:
             return values.field("reasoning")
         if kind == "label":
             return self._labels
-        if kind in ("call_id", "tool_call_id") and self._form().has_ids:
+        if kind in ("call_id", "tool_call_id") and self._form().makes_ids:
             return self._made_ids[kind == "call_id"]
         if kind in values.type.names:  # ids and names; contents and contexts by themselves
             return values.field(kind)
@@ -252,7 +252,7 @@ class FieldColumns:
             bounds = self._call_starts[start : end + 1].tolist()
             for at in np.flatnonzero(has_calls[start:end]).tolist():
                 messages[at]["tool_calls"] = self._calls[bounds[at] : bounds[at + 1]]
-            for at, message in enumerate(with_call_ids(messages)):
+            for at, message in enumerate(with_call_ids(messages, self._form())):
                 of_results[start + at] = message["tool_call_id"] or ""
                 for number, call in enumerate(message.get("tool_calls", ()), bounds[at]):
                     of_calls[number] = call["id"] if isinstance(call, dict) else ""

@@ -5,13 +5,16 @@ grows with the number of turns.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable
+from functools import cached_property
 from itertools import takewhile
 
 from packhouse.templates.rendering import Conversation, Occurrence, Rendering
 from packhouse.templates.results import RefusedError
-from packhouse.templates.turn_rules import TurnRules
+from packhouse.templates.template_facts import TemplateFacts
 
+ENOUGH = 8  # equal lengths of a kind of gap
 FREE_MESSAGES = 2**18  # messages of prompts that a row may cost, beyond 64 for each of its own
 
 
@@ -22,6 +25,7 @@ class MessageBounds:
         self._talk, self._control = talk, control
         self._known: dict[tuple[object, ...], int] = {}
         """Bytes of a gap that are a header, or that close a turn: by what decides about it."""
+        self._measured = Counter[object]()
         self._roles, self._text = talk.roles, talk.rendering.text
         self._found = talk.rendering.occurrences
         self._own: list[list[int]] = [[] for _ in talk.messages]
@@ -61,9 +65,9 @@ class MessageBounds:
         What decides is the gap itself (with zeros for ids), the roles next to it and the first one,
         and what the template asked of the first message, the last one of the user and the one
         before the gap. (All messages before it would make every gap of a long conversation
-        another.) Where the prompt of inference asks what the rendering did not ask, nothing is
-        remembered: behind the next message it may be answered otherwise. Nor is anything from row
-        to row: the spans of a row depend on that row alone.
+        another.) Where the prompt of inference asks what the rendering did not ask, a length is
+        remembered after `ENOUGH` equal measurements. Nothing is remembered from row to row: the
+        spans of a row depend on that row alone.
         """
         roles = self._roles
         user = next((at for at in range(number - 1, 0, -1) if roles[at] == "user"), 0)
@@ -72,30 +76,75 @@ class MessageBounds:
         length = self._known.get(key)
         if length is None:
             length = measure()
-            if self._talk.trace.num_questions == self._num_questions:
+            is_answered = self._talk.trace.num_questions == self._num_questions
+            self._measured[key, length] += 1
+            if is_answered or self._measured[key, length] >= ENOUGH:
                 self._known[key] = length
         return length
 
-    def answer(self, number: int, rules: TurnRules) -> tuple[int, int]:
-        """Span of an assistant turn."""
-        start = self.start(number, rules)
-        own = self._own[number]
-        first = own[-1] + 1 if own else self._behind[number]  # of what follows the turn
-        at = max(self._found[own[-1]].end if own else start, start)
-        found_at = -1
-        for after in (*self._found[first:], None):
-            found_at = self._text.find(rules.end_token, at, after.start if after else None)
-            if found_at >= 0 or after is None or after.field.message >= 0:
-                break
-            at = max(at, after.end)  # an argument of the row, written into the answer
-        closing = self._text[at:found_at]
-        if found_at < 0 or (rules.before_end in closing and not closing.endswith(rules.before_end)):
-            raise RefusedError(
-                "template", f"no end token {rules.end_token!r} after message {number} (assistant)"
-            )
-        return start, found_at + len(rules.end_token)
+    def answer(self, number: int, facts: TemplateFacts) -> tuple[int, int]:
+        """Span of an assistant turn: from the end of its prompt to its stop token.
 
-    def start(self, number: int, rules: TurnRules) -> int:
+        Where history has another token in its place (`<|end|>` for `<|return|>`), to that one.
+
+        Raises:
+            RefusedError: neither follows it.
+        """
+        start, own = self.start(number, facts), self._own[number]
+        at = max(self._found[own[-1]].end if own else start, start)
+        after = self._found[own[-1] + 1 if own else self._behind[number] :]
+        following = next((o for o in after if o.field.message >= 0), None)
+        stop = following.start if following else len(self._text)
+        tokens = list(self._talk.rendering.controls(self._control, at, stop))
+        stops = [token.end() for token in tokens if token.group() in facts.stops]
+        is_next = following is not None and following.field.message == number + 1
+        if stops and (is_next or number == len(self._own) - 1 or stops[0] == tokens[0].end()):
+            return start, stops[0]
+        shape = self._talk.rendering.shape[at:stop]
+        return start, at + self._length(
+            "stop", number + 1, shape, lambda: self._closing_in_history(number, at, stop, facts)
+        )
+
+    def _closing_in_history(self, number: int, at: int, stop: int, facts: TemplateFacts) -> int:
+        """Bytes after an answer's own text that stand for its closing, which another message hides.
+
+        The stop token of a later message without text does not end this one; nor does the header
+        of the next message, where the template ends only the last turn.
+        """
+        shorter, own = self._prefix(number + 1, is_prompt=False), self._own[number]
+        places = [o.end for o in shorter.own(number)] if own else []
+        begin = places[-1] if places else at
+        closing = [m.group() for m in shorter.controls(self._control, begin)]
+        gap = self._text[at:stop]
+        common = at + _agreement(shorter.text[begin:], gap, self._control)
+        tokens = list(self._talk.rendering.controls(self._control, at, stop))
+        for token in tokens:
+            if token.end() <= common and token.group() in facts.stops:
+                return token.end() - at
+        has_stop = not facts.stops.isdisjoint(closing)
+        for token in tokens[:1]:
+            if has_stop and (token.end() <= common or token.group() in self._enders):
+                return token.end() - at
+        raise RefusedError(
+            "no_stop",
+            f"no stop token follows message {number} (assistant) in the rendering of all "
+            f"messages, but {gap[:40]!r}. Set format.turns: joined",
+        )
+
+    @cached_property
+    def _enders(self) -> set[bytes]:
+        """First control tokens after messages of other roles than the assistant."""
+        enders = set[bytes]()
+        for number, own in enumerate(self._own):
+            if own and self._roles[number] != "assistant":
+                end = self._found[own[-1]].end
+                at = own[-1] + 1
+                following = self._found[at].start if at < len(self._found) else len(self._text)
+                token = self._control.search(self._text, end, following)
+                enders |= {token.group()} if token else set()
+        return enders
+
+    def start(self, number: int, facts: TemplateFacts) -> int:
         """Where an assistant turn begins: where the prompt of inference ends."""
         own, found = self._own[number], self._found
         first = own[0] if own else self._behind[number]
@@ -113,27 +162,27 @@ class MessageBounds:
             "answer" if before else "first answer",
             number,
             self._talk.rendering.shape[start:stop],
-            lambda: self._header_length(number, before, self._text[start:stop], rules),
+            lambda: self._header_length(number, before, self._text[start:stop], facts),
         )
 
     def _header_length(
-        self, number: int, before: Occurrence | None, gap: bytes, rules: TurnRules
+        self, number: int, before: Occurrence | None, gap: bytes, facts: TemplateFacts
     ) -> int:
         """Bytes of the gap that the prompt of inference holds, and a header."""
         if number == 0:  # no prompt comes before it
-            at = gap.rfind(rules.opening)
+            at = gap.rfind(facts.opening)
             if at < 0:
                 raise RefusedError(
-                    "template", f"message 0 (assistant) does not begin with {rules.opening!r}"
+                    "template", f"message 0 (assistant) does not begin with {facts.opening!r}"
                 )
-            return at + len(rules.opening)
+            return at + len(facts.opening)
         prompt = self._prefix(number, is_prompt=True)
         last = prompt.occurrences[-1] if prompt.occurrences else None
         tail = prompt.text[last.end :] if last else prompt.text
         if (last.field if last else None) is (before.field if before else None):
-            if gap.startswith(tail + rules.header):
-                return len(tail + rules.header)
-            if rules.has_prompt and tail.startswith(gap):
+            if gap.startswith(tail):
+                return len(tail)
+            if tail.startswith(gap):
                 return len(gap)  # the prompt opens something more, as `<think>`: not in this turn
         raise RefusedError(
             "template",

@@ -1,16 +1,13 @@
 """One conversation through Jinja: its text, and where the row's own texts stand in it."""
 
 import re
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from packhouse.templates.chat_messages import (
-    Given,
-    Messages,
-    trace_conversation,
-)
+from packhouse.templates.chat_messages import Given, Messages, trace_conversation
 from packhouse.templates.provenance import (
     BLOCK_EDGES,
     REWRITTEN,
@@ -18,10 +15,10 @@ from packhouse.templates.provenance import (
     Field,
     Part,
     Piece,
+    Trace,
     plain,
 )
-from packhouse.templates.sandbox import ChatTemplate
-from packhouse.templates.traced_text import parts_of
+from packhouse.templates.traced_text import parts_of, text_of
 
 
 class Occurrence(NamedTuple):
@@ -35,15 +32,21 @@ class Occurrence(NamedTuple):
     """In characters of the field."""
     last: int
 
+    def is_same_text(self, other: "Occurrence") -> bool:
+        """Return True if both are the same characters of the same field."""
+        return (self.field, self.first, self.last) == (other.field, other.first, other.last)
+
 
 @dataclass
 class Rendering:
-    """A rendering of one conversation."""
+    """A rendering of one conversation, or a piece of one."""
 
     text: bytes
     parts: Sequence[Part]
+    starts: Sequence[int]
+    """First byte of each part."""
     occurrences: list[Occurrence]
-    """In rendering order. Ids and names are none."""
+    """In rendering order. Ids and names have none."""
     generation: list[tuple[int, int]]
     """Byte ranges of the template's own `{% generation %}` blocks."""
 
@@ -56,6 +59,73 @@ class Rendering:
                 texts[at] = bytes(len(texts[at]))
         return b"".join(texts)
 
+    @cached_property
+    def _places(self) -> list[int]:
+        return [o.start for o in self.occurrences]
+
+    def own(self, message: int, at: int = 0) -> list[Occurrence]:
+        """Texts of one message, from byte `at` on."""
+        return [o for o in self.occurrences if o.field.message == message and o.start >= at]
+
+    def between(self, start: int, end: int) -> "Rendering":
+        """The bytes from `start` to `end`, which do not cut a text of the row; without blocks."""
+        parts, starts = list[Part](), list[int]()
+        first = max(bisect_right(self.starts, start) - 1, 0)
+        for number in range(first, len(self.parts)):
+            part, begin = self.parts[number], self.starts[number]
+            if begin >= end:
+                break
+            if isinstance(part, Piece):
+                if begin < start:  # it ends there
+                    continue
+            else:
+                data = str.encode(part)
+                if begin < start or begin + len(data) > end:
+                    begin, part = (
+                        max(begin, start),
+                        data[max(start - begin, 0) : end - begin].decode(),
+                    )
+                if not part:
+                    continue
+            parts.append(part)
+            starts.append(begin - start)
+        found = self.occurrences[bisect_left(self._places, start) : bisect_left(self._places, end)]
+        moved = [o._replace(start=o.start - start, end=o.end - start) for o in found]
+        return Rendering(self.text[start:end], parts, starts, moved, [])
+
+    def __add__(self, other: "Rendering | bytes") -> "Rendering":
+        return join_renderings([self, other])
+
+    def controls(
+        self, control: re.Pattern[bytes], start: int = 0, end: int | None = None
+    ) -> Iterator[re.Match[bytes]]:
+        """Control tokens that the template writes, from `start` to `end`; none of the row's own."""
+        end = len(self.text) if end is None else end
+        own = [o for o in self.occurrences if o.end > start and o.start < end]
+        at = start
+        for begin, stop in [*((o.start, o.end) for o in own), (end, end)]:
+            yield from control.finditer(self.text, at, max(begin, at))
+            at = max(at, stop)
+
+
+def join_renderings(pieces: Iterable["Rendering | bytes"]) -> Rendering:
+    """Put pieces one after another; bytes are text of the template."""
+    text, parts, starts = bytearray(), list[Part](), list[int]()
+    found = list[Occurrence]()
+    for piece in pieces:
+        shift = len(text)
+        if isinstance(piece, bytes):
+            if piece:
+                parts.append(piece.decode())
+                starts.append(shift)
+                text += piece
+            continue
+        parts += piece.parts
+        starts += [start + shift for start in piece.starts] if shift else piece.starts
+        found += [o._replace(start=o.start + shift, end=o.end + shift) for o in piece.occurrences]
+        text += piece.text
+    return Rendering(bytes(text), parts, starts, found, [])
+
 
 def read_parts(parts: Iterable[Part], control: re.Pattern[str]) -> Rendering:
     """Say where the fields are in a text.
@@ -65,14 +135,14 @@ def read_parts(parts: Iterable[Part], control: re.Pattern[str]) -> Rendering:
     """
     text, found = bytearray(), list[Occurrence]()
     opened, blocks = 0, list[tuple[int, int]]()
-    kept: list[Part] = []
+    kept, starts = list[Part](), list[int]()
     for part in parts:
         start = len(text)
         if not isinstance(part, Piece):
             if part is BLOCK_EDGES[0]:
                 opened = start
             elif part is BLOCK_EDGES[1]:
-                # A block right behind another one, without text of the row, is the end of it:
+                # A block right after another one, without text of the row, is the end of it:
                 # `{% generation %}Hi{% endgeneration %}{% generation %}<turn|>{% endgeneration %}`
                 if blocks and blocks[-1][1] == opened and (not found or found[-1].end <= opened):
                     opened = blocks.pop()[0]
@@ -80,9 +150,11 @@ def read_parts(parts: Iterable[Part], control: re.Pattern[str]) -> Rendering:
             else:
                 text += str.encode(part)
                 kept.append(part)
+                starts.append(start)
             continue
         text += part.text.encode()
         kept.append(part)
+        starts.append(start)
         kind = part.field.kind
         if kind == "id":
             continue
@@ -100,11 +172,31 @@ def read_parts(parts: Iterable[Part], control: re.Pattern[str]) -> Rendering:
             found[-1] = last._replace(end=len(text), last=part.end)
         elif part.text or part.form == REWRITTEN:
             found.append(Occurrence(part.field, start, len(text), part.start, part.end))
-    return Rendering(bytes(text), kept, found, blocks)
+    return Rendering(bytes(text), kept, starts, found, blocks)
+
+
+class Template(Protocol):
+    """Writes conversations: Jinja in its sandbox, or a renderer in Python."""
+
+    where: str
+    names: frozenset[str]
+    """Arguments that it looks up."""
+    has_generation: bool
+
+    def render(
+        self,
+        messages: Sequence[object],
+        tools: Sequence[object] | None = None,
+        arguments: Mapping[str, object] = {},
+        *,
+        is_prompt: bool = False,
+    ) -> str:
+        """Return the text of a conversation; texts of `messages` may be traced."""
+        ...
 
 
 class Conversation:
-    """One conversation in the hands of a template.
+    """One conversation, and what a template writes for its beginnings.
 
     Args:
         template: compiled.
@@ -112,37 +204,65 @@ class Conversation:
         given: tools and arguments.
         control: matches control tokens.
         has_content_parts: whether the template is given contents as lists.
-
-    Raises:
-        RefusedError: the template refuses it, or shows no spans.
     """
 
     def __init__(
         self,
-        template: ChatTemplate,
+        template: Template,
         messages: Messages,
         given: Given,
         control: re.Pattern[str],
         has_content_parts: bool = False,
     ) -> None:
         self.messages, self.given, self.control = messages, given, control
-        self._template = template
+        self._template, self._has_content_parts = template, has_content_parts
         self._traced, self._traced_given, self.trace = trace_conversation(
             messages, given, control, has_content_parts
         )
-        self.rendering = self.prefix(len(messages), is_prompt=False)
+        self.num_rendered = 0
+        """Messages that the template was given so far: the work done for this row."""
+
+    @cached_property
+    def rendering(self) -> Rendering:
+        """All of it."""
+        return self.prefix(len(self.messages))
 
     @property
     def roles(self) -> list[str]:
         """Of the messages."""
         return [message["role"] for message in self.messages]
 
-    def prefix(self, number: int, *, is_prompt: bool) -> Rendering:
-        """The first messages alone, perhaps as the prompt of inference.
+    def prefix(
+        self,
+        number: int,
+        arguments: Mapping[str, object] = {},
+        *,
+        is_prompt: bool = False,
+        then: Sequence[dict[str, Any]] = (),
+        calls: object = None,
+    ) -> Rendering:
+        """The first messages alone.
+
+        Args:
+            number: of messages.
+            arguments: of the template, below those of the row.
+            is_prompt: whether to add the generation prompt.
+            then: further messages, which are not of the row; their contents are found as those of
+                message `number`.
+            calls: tool calls that are given to the last message, which has none.
 
         Raises:
             RefusedError: the template refuses it, or shows no spans.
         """
-        traced, given = self._traced[:number], self._traced_given
-        text = self._template.render(traced, *given, is_prompt=is_prompt)
+        messages = self._traced[:number]
+        if calls is not None:
+            messages = [*messages[:-1], {**messages[-1], "tool_calls": calls}]
+        for at, message in enumerate(then, start=number):
+            content: Any = text_of(Field(Trace(), at, "content", message["content"]))
+            if self._has_content_parts:
+                content = [{"type": "text", "text": content}]
+            messages = [*messages, {**message, "content": content}]
+        self.num_rendered += len(messages)
+        tools, own = self._traced_given
+        text = self._template.render(messages, tools, {**arguments, **own}, is_prompt=is_prompt)
         return read_parts(parts_of(text), self.control)

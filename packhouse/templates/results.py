@@ -29,11 +29,37 @@ class RefusedError(Exception):
         self.refusal = Refusal(reason, detail)
 
 
+class Extent(NamedTuple):
+    """What of a row a record has, where that is not all of it."""
+
+    num_messages: int
+    """It has the first messages of the row."""
+    trained: tuple[int, ...]
+    """Numbers of the messages that it trains."""
+
+    def without_first(self, count: int) -> "Extent":
+        """The same, in numbers of a row that lacks the first `count` messages."""
+        trained = tuple(number - count for number in self.trained)
+        return Extent(self.num_messages - count, trained)
+
+
+class Trained(NamedTuple):
+    """A trained span in bytes of the text."""
+
+    start: int
+    end: int
+    message: int
+    """The one whose weight it has; of several that are one span, any. -1: none, but the row's."""
+    weight: float = 1.0
+    """Of a row that is rendered alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """Rendered rows: numbers of the rows, and their text and spans in the same order."""
+    """Records: the number of each one's row (ascending), and text and spans in the same order."""
 
     rows: Int64s
+    extents: list[Extent | None]
     text: pa.Array
     content_spans: pa.Array
     trained_spans: pa.Array
@@ -78,11 +104,14 @@ def concat_filled(parts: Sequence[Filled]) -> Filled:
     rows = np.concatenate([none, *(part.rows for part in parts)])
     order = pa.array(np.argsort(rows, kind="stable"))
 
+    extents = [extent for part in parts for extent in part.extents]
+
     def joined(name: str, kind: pa.DataType) -> pa.Array:
         return pa.concat_arrays([pa.array([], kind), *(getattr(p, name) for p in parts)])
 
     return Filled(
         np.sort(rows),
+        [extents[number] for number in order.to_pylist()],
         joined("text", pa.string()).take(order),
         joined("content_spans", SPANS).take(order),
         joined("trained_spans", SPANS).take(order),

@@ -3,17 +3,18 @@
 A row whose spans cannot be shown, or some of whose text the template leaves out, is refused.
 """
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import product
+from typing import NamedTuple
 
 import orjson
 
-from packhouse.errors import TemplateError
+from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.templates.chat_messages import (
     PLAIN,
@@ -24,20 +25,33 @@ from packhouse.templates.chat_messages import (
     in_parts,
 )
 from packhouse.templates.conversations import DEFAULTS
-from packhouse.templates.losses import LostError, check_nothing_lost
+from packhouse.templates.losses import LostError, check_row
 from packhouse.templates.predicates import any_of
-from packhouse.templates.provenance import Part, plain
 from packhouse.templates.rendering import Conversation, Rendering
-from packhouse.templates.results import RefusedError
+from packhouse.templates.results import Extent, RefusedError, Trained
 from packhouse.templates.sandbox import ChatTemplate
-from packhouse.templates.trained_spans import Trained, find_spans
-from packhouse.templates.turn_rules import TurnRules, check_generation, learn_rules
+from packhouse.templates.template_facts import PROBE, TemplateFacts, learn_facts
+from packhouse.templates.trained_spans import add_other_turns, weigh_spans, whole_spans
+from packhouse.templates.turns import Record, make_records
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
-MAX_RULES = 256  # arguments of rows whose rules are remembered
-MAX_SHOWN = 80  # characters of arguments in a refusal
 _ALWAYS = ("messages", "add_generation_prompt", "raise_exception", "strftime_now", "namespace")
-PROBE = ("Perhaps", "Certainly", "Otherwise", "Naturally")
+_ROLES = ("user", "assistant", "user", "assistant")
+
+
+class RenderedRecord(NamedTuple):
+    """One record of a row."""
+
+    rendering: Rendering
+    trained: list[Trained]
+    """Ascending and disjoint; there is at least one."""
+    extent: Extent | None
+    """What of the row it has; None: all of it."""
+
+    @property
+    def content(self) -> list[tuple[int, int]]:
+        """Spans of contents, ascending."""
+        return [(o.start, o.end) for o in self.rendering.occurrences]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +59,8 @@ class RenderedRow:
     """One conversation as text."""
 
     talk: Conversation
-    rendering: Rendering
-    """As it is trained: perhaps behind another prompt than the conversation's own rendering."""
-    trained: list[Trained]
-    """Ascending and disjoint; there is at least one."""
-    num_unwritten: int
-    """Thoughts that the template leaves out."""
-
-    @property
-    def content(self) -> list[tuple[int, int]]:
-        """Spans of contents, ascending."""
-        return [(o.start, o.end) for o in self.rendering.occurrences]
+    records: list[RenderedRecord]
+    notes: Counter[str]
 
 
 class RowRenderer:
@@ -78,9 +83,15 @@ class RowRenderer:
         pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
         self.control, self.control_bytes = re.compile(pattern), re.compile(pattern.encode())
         self.control_texts = any_of(tokens)
-        self._eos = snapshot.special_tokens.get("eos_token", "").encode()
-        self._rules: dict[str, TurnRules | RefusedError | None] = {}
-        self._probe_refusal = ""  # what the template said to the first probe that it refused
+        self._stops = dict.fromkeys(config.stop_tokens, "format.stop_tokens") or dict(
+            snapshot.stop_tokens
+        )
+        unknown = sorted(set(config.stop_tokens) - tokens)
+        if unknown:
+            raise ConfigError(
+                f"format.stop_tokens: {unknown[0]!r} is no control token of the tokenizer; take "
+                "one of its added tokens"
+            )
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -100,70 +111,51 @@ class RowRenderer:
             )
         return template
 
-    def rules(self, arguments: Mapping[str, object]) -> TurnRules | None:
-        """Turn rules; None where blocks say what is generated, or all is trained.
-
-        Args:
-            arguments: the row's own; rules are learnt anew for others, but for `documents`.
+    @cached_property
+    def facts(self) -> TemplateFacts:
+        """What probes show of the template.
 
         Raises:
-            TemplateError: the template cannot be used.
-            RefusedError: it cannot with these arguments.
+            TemplateError: it cannot be used.
         """
-        own = {name: value for name, value in arguments.items() if name != "documents"}
-        key = json.dumps(own, sort_keys=True)
-        if key not in self._rules:
-            if len(self._rules) >= MAX_RULES:
-                self._rules.clear()
-            try:
-                self._rules[key] = self._learn(own)
-            except TemplateError as error:
-                if not own:
-                    raise
-                detail = f"{error}, given the row's arguments {key[:MAX_SHOWN]}"
-                self._rules[key] = RefusedError("template", detail)
-        rules = self._rules[key]
-        if isinstance(rules, RefusedError):
-            raise rules
-        return rules
+        set_arguments = self._config.chat_template_kwargs
+        return learn_facts(
+            self._probe,
+            where=self.template.where,
+            arguments=self.template.names - {*_ALWAYS, *self._template_args[1], *DEFAULTS},
+            is_set=lambda name: name in set_arguments,
+            stop_tokens=self._stops,
+            control=self.control_bytes,
+        )
 
-    def _learn(self, arguments: Mapping[str, object]) -> TurnRules | None:
-        template, probe = self.template, partial(self._probe, Given(None, arguments))
+    def check(self) -> None:
+        """Refuse a template that cannot be used, before any row.
+
+        Raises:
+            TemplateError: says why.
+        """
         if self._config.train_on == "all":
-            return None
-        if template.has_generation:
-            trains_all = self._config.train_on == "assistant"
-            return check_generation(
-                probe, self.control_bytes, self._eos, template.where, trains_all=trains_all
-            )
+            _ = self.template
+            return
+        _ = self.facts
+        talk = [{"role": role, "content": text} for role, text in zip(_ROLES, PROBE, strict=True)]
+        raw = [{**message, "weight": float(n == 1)} for n, message in enumerate(talk[:2])]
+        if self.facts.opens_thought:
+            raw[1]["reasoning"] = PROBE[2]
+            talk[1] |= {"reasoning_content": PROBE[2], "thinking": PROBE[2]}
         try:
-            rules = learn_rules(probe, self.control_bytes, self._eos, template.where)
-        except TemplateError as error:
-            said = self._probe_refusal.removeprefix(template.where).lstrip(": ")
-            raise TemplateError(f"{error} (it says: {said})" if said else str(error)) from None
-        if not rules.ends_inner_turns and self._config.train_on == "assistant":
-            raise TemplateError(
-                f"{template.where} ends only the last assistant turn with"
-                f" {rules.end_token.decode()!r}: earlier turns would teach the model to go on."
-                " Use train_on: last_assistant, or a template that ends every turn."
-            )
-        return rules
-
-    def _probe(self, given: Given, num_messages: int, is_prompt: bool) -> Rendering | None:
-        roles = ("user", "assistant", "user", "assistant")
-        messages = [
-            {"role": role, "content": text} for role, text in zip(roles, PROBE, strict=True)
-        ]
-        given = given._replace(arguments={**self._probe_arguments, **given.arguments})
-        try:
-            talk = Conversation(
-                self.template, messages[:num_messages], given, self.control, self.has_content_parts
-            )
-            done = talk.prefix(num_messages, is_prompt=True) if is_prompt else talk.rendering
-            return replace(done, occurrences=[o for o in done.occurrences if o.field.message >= 0])
+            self.render(raw, talk[:2], Given(None, self._probe_arguments))
         except RefusedError as error:
-            self._probe_refusal = self._probe_refusal or error.refusal.detail
-        return None
+            if error.refusal.reason not in ("no_reasoning", "thought_lost"):
+                raise TemplateError(f"{self.template.where}: {error.refusal.detail}") from None
+
+    def _probe(
+        self, messages: Messages, arguments: Mapping[str, object] = {}, is_prompt: bool = False
+    ) -> Rendering:
+        given = Given(None, {**self._probe_arguments, **arguments})
+        talk = Conversation(self.template, messages, given, self.control, self.has_content_parts)
+        done = talk.prefix(len(messages), is_prompt=is_prompt)
+        return replace(done, occurrences=[o for o in done.occurrences if o.field.message >= 0])
 
     @cached_property
     def _probe_arguments(self) -> dict[str, object]:
@@ -209,8 +201,9 @@ class RowRenderer:
             {"role": "tool", "content": PROBE[1]},
             {"role": "assistant", "content": PROBE[2]},
         ]
+        is_numbered = self._config.call_ids is not None
         forms = [
-            MessageForm(ids, text, self.has_content_parts)
+            MessageForm(ids and not is_numbered, is_numbered, text, self.has_content_parts)
             for text, ids in product((False, True), repeat=2)
         ]
         writes = [self._writes((*PROBE, "Therefore"), talk, form) for form in forms]
@@ -231,7 +224,7 @@ class RowRenderer:
         return all(text in written for text in texts)
 
     def render(self, raw: Messages, messages: Messages, given: Given) -> RenderedRow:
-        """Text, spans of its contents and trained spans.
+        """Render the records of a row.
 
         Args:
             raw: canonical messages, each with the weight decided for it.
@@ -244,97 +237,43 @@ class RowRenderer:
         if not raw:
             raise RefusedError("template", "the conversation has no message")
         talk = Conversation(self.template, messages, given, self.control, self.has_content_parts)
-        lost: LostError | None = None
-        num_unwritten = 0
         try:
-            num_unwritten = self._check(talk, talk.rendering)
+            return self._render(raw, talk)
         except LostError as error:
-            lost = error
-            lost.asked = talk.trace
-        rendering = talk.rendering
-        trained = find_spans(raw, talk, self._config, self.rules, self.control_bytes)
-        if lost is not None or self._config.one_example_per_turn:
-            behind = self._behind_prompt(raw, talk, trained, lost)
-            if behind is not None:
-                rendering, trained = behind
-                num_unwritten = self._check(talk, rendering)
-            elif lost is not None:
-                raise lost
-        return RenderedRow(talk, rendering, trained, num_unwritten)
+            error.asked = talk.trace
+            raise
 
-    def _check(self, talk: Conversation, rendering: Rendering) -> int:
-        """Refuse a rendering that leaves out text of the row; returns thoughts left out."""
-        is_stripped = self._config.reasoning == "strip"
-        return check_nothing_lost(talk, rendering, is_stripped=is_stripped)
+    def _render(self, raw: Messages, talk: Conversation) -> RenderedRow:
+        weights = [message["weight"] for message in raw]
+        if not any(weights):
+            raise RefusedError("nothing_trained", "no turn of the conversation is trained")
+        config, notes = self._config, Counter[str]()
+        answers = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
+        others = [n for n, weight in enumerate(weights) if weight > 0 and n not in answers]
+        is_whole = config.turns == "whole" or config.train_on == "all" or not answers
+        if is_whole:
+            rendering = talk.rendering
+            unwritten = self._check_row(talk, [rendering])
+            spans = whole_spans(raw, talk, config, lambda: self.facts, self.control_bytes)
+            records = [Record(rendering, 0, b"", [], len(raw), answers)]
+            records[0].spans = spans
+        else:
+            made = make_records(raw, talk, answers, config, self.facts, self.control_bytes)
+            records, notes = made.records, made.notes
+            unwritten = self._check_row(talk, [record.rendering for record in records])
+            if others:
+                add_other_turns(records, talk, others, self.control_bytes)
+        notes["reasoning_not_rendered"] += unwritten
+        done: list[RenderedRecord] = []
+        for record in records:
+            trained = weigh_spans(record, raw, talk, config)
+            is_row = record.num_messages == len(raw) and record.turns == answers
+            extent = None if is_row else Extent(record.num_messages, (*record.turns, *others))
+            if trained:
+                done.append(RenderedRecord(record.rendering, trained, extent))
+        if not done:
+            raise RefusedError("nothing_trained", "no turn of the conversation is trained")
+        return RenderedRow(talk, done, notes)
 
-    def _behind_prompt(
-        self,
-        raw: Messages,
-        talk: Conversation,
-        trained: list[Trained],
-        lost: LostError | None,
-    ) -> tuple[Rendering, list[Trained]] | None:
-        """The last answer behind the prompt that inference gives; None where it is there already.
-
-        For templates that write a prompt otherwise once it is answered: Mistral's puts the system
-        turn into the last user turn, and into none where the assistant speaks last.
-
-        Raises:
-            RefusedError: `lost`, or the answer cannot be shown to follow that prompt.
-        """
-        last, rendering = len(raw) - 1, talk.rendering
-        prompt: Rendering | None = None
-        if raw[last]["role"] == "assistant":
-            try:
-                prompt = talk.prefix(last, is_prompt=True)
-            except RefusedError:
-                pass
-        written = {occurrence.field for occurrence in rendering.occurrences}
-        if prompt is None or (lost and all(o.field in written for o in prompt.occurrences)):
-            raise lost or _OTHER_PROMPT
-        if {span.message for span in trained} != {last}:
-            assert lost is not None
-            raise lost.with_remedy(
-                ": the template writes it only where the last turn asks. Set"
-                " format.one_example_per_turn, or train_on: last_assistant"
-            )
-        anchor = prompt.occurrences[-1] if prompt.occurrences else None
-        tail = prompt.text[anchor.end :] if anchor else prompt.text
-        ends = [o.end for o in rendering.occurrences if anchor and o.field is anchor.field]
-        cut = (ends[-1] if ends else 0) + len(tail)
-        if not rendering.text[:cut].endswith(tail) or cut > trained[0].start:
-            raise _OTHER_PROMPT
-        if rendering.text[:cut] == prompt.text:
-            return None
-        # "<s>[I]Q[/I]A</s>" behind the prompt "<s>[I]SYS Q[/I]": cut at 11, all from there on
-        # moves by 4 bytes.
-        shift = len(prompt.text) - cut
-        moved = [
-            o._replace(start=o.start + shift, end=o.end + shift)
-            for o in rendering.occurrences
-            if o.start >= cut
-        ]
-        whole = Rendering(
-            prompt.text + rendering.text[cut:],
-            [*prompt.parts, *_parts_behind(rendering.parts, cut)],
-            [*prompt.occurrences, *moved],
-            [],
-        )
-        return whole, [s._replace(start=s.start + shift, end=s.end + shift) for s in trained]
-
-
-_OTHER_PROMPT = RefusedError(
-    "template", "the last answer does not follow the prompt that inference gives"
-)
-
-
-def _parts_behind(parts: Sequence[Part], cut: int) -> Iterator[Part]:
-    """Parts from byte `cut` on, which is between parts or within a constant."""
-    at = 0
-    for part in parts:
-        data = plain(part).encode()
-        if at >= cut:
-            yield part
-        elif at + len(data) > cut:
-            yield data[cut - at :].decode()
-        at += len(data)
+    def _check_row(self, talk: Conversation, records: list[Rendering]) -> int:
+        return check_row(talk, records, is_stripped=self._config.reasoning == "strip")

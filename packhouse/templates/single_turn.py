@@ -17,8 +17,8 @@ parted by an empty line, without the preamble; a system prompt takes the preambl
 """
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -30,8 +30,7 @@ from packhouse.recipe.rows import CHAT_TEMPLATES, TEMPLATES
 from packhouse.templates.compiled import CompiledTemplate, Filling, Hole
 from packhouse.templates.conversations import Conversations, Shape, make_shape
 from packhouse.templates.field_columns import FieldColumns, Numbers
-from packhouse.templates.results import Refusal, Texts
-from packhouse.templates.trained_spans import Trained
+from packhouse.templates.results import Refusal, Texts, Trained
 from packhouse.tokenization.encoders import load_tokenizer
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
@@ -70,6 +69,7 @@ class SingleTurnEngine:
     label_names: list[str] | None = None
     needs_label: bool = False
     takes_label: bool = False
+    stop_tokens: Mapping[str, str] = field(default_factory=dict)
 
     def render(self, conversations: Conversations) -> Texts:
         """Fill every shape; refuse the shapes, and the labels, that the template cannot express."""

@@ -1,115 +1,102 @@
-r"""Which bytes of a rendering are trained, and how much, proven from the template's own behaviour.
+"""Spans of a record, with their weights; and the spans of rows that are rendered whole.
 
-An answer is trained from where the prompt of inference ends to the token that ends the turn:
-
-    <|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nhello<|im_end|>\n
-                                                          ^^^^^^^^^^^^^^^^
-- Its start comes from rendering the turns before it with `add_generation_prompt=True`: that is the
-  prompt a model continues. Templates without a generation prompt (Mistral) start a turn where the
-  turns before it end; a header they write there (`ASSISTANT:`) is no part of the turn.
-- Its end is the first end-of-turn token that the template writes behind the turn's own text. Which
-  token that is comes from a probe conversation, and must be the same for every turn.
-- A template with `{% generation %}` blocks says so itself, and is taken at its word; but what the
-  prompt of inference holds is given to the model, and is cut from the beginning of a block.
-
-Other turns (`never_train`, a weight on a user turn) end where the conversation rendered up to them
-stops agreeing with the whole rendering.
-
-A span is cut where something weighs other than its message: thoughts of earlier answers under
-`reasoning: train_last`, and parts. What a template writes around the parts (the end token) weighs
-what the message weighs:
+The rule for answers is in `packhouse.templates.turns`. Here is what does not follow it: whole
+renderings (`turns: whole`, `train_on: all`), turns of other roles that a row gives a weight, and
+the weights of parts and of reasoning, which cut spans:
 
     "Let me see. " (weight 0) and "Four."  ->  "Four.<|im_end|>"
 
-Where nothing is shown, the template (`TemplateError`) or the row
-(`RefusedError`) is refused.
+What a template writes around the parts (the end token) weighs what the message weighs.
 """
 
 import json
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from packhouse.recipe import FormatConfig
 from packhouse.templates.chat_messages import Messages
 from packhouse.templates.losses import is_thought
 from packhouse.templates.message_bounds import MessageBounds
 from packhouse.templates.provenance import UNPROVEN
-from packhouse.templates.rendering import Conversation, Occurrence, Rendering
-from packhouse.templates.results import RefusedError
+from packhouse.templates.rendering import Conversation, Occurrence
+from packhouse.templates.results import RefusedError, Trained
+from packhouse.templates.template_facts import TemplateFacts
 from packhouse.templates.thinking import thought_spans
-from packhouse.templates.turn_rules import TurnRules
-
-
-class Trained(NamedTuple):
-    """A trained span in bytes of the text."""
-
-    start: int
-    end: int
-    message: int
-    """The one whose weight it has; of several that are one span, any. -1: none, but the row's."""
-    weight: float = 1.0
-    """Of a row that is rendered alone."""
-
+from packhouse.templates.turns import Record, in_blocks
 
 Range = tuple[int, int, float]
 """Bytes from, to, and the factor of their weight."""
 
 
-def find_spans(
+def whole_spans(
     raw: Messages,
     talk: Conversation,
     config: FormatConfig,
-    rules_of: Callable[[Mapping[str, object]], TurnRules | None],
+    facts: Callable[[], TemplateFacts],
     control: re.Pattern[bytes],
 ) -> list[Trained]:
-    """Trained spans of a conversation's rendering, ascending and disjoint; at least one.
+    """Return the trained spans of a conversation's whole rendering, ascending and disjoint.
 
     Args:
         raw: canonical messages, each with the weight decided for it.
         talk: the conversation.
         config: the recipe's format section.
-        rules_of: a row's arguments -> turn rules; None where the template marks what is generated.
+        facts: gives what probes showed of the template; not asked for `train_on: all`.
         control: matches control tokens.
 
     Raises:
-        RefusedError: none is trained, or a span cannot be shown.
+        RefusedError: a span cannot be shown.
     """
     weights = [message["weight"] for message in raw]
-    if not any(weights):
-        raise RefusedError("nothing_trained", "no turn of the conversation is trained")
-    bounds = MessageBounds(talk, control)
+    bounds, rendering = MessageBounds(talk, control), talk.rendering
     if config.train_on == "all":
         apart = {at for at, message in enumerate(raw) if "part_weights" in message}
         if not (config.never_train or apart) and all(w == 1 for w in weights):
-            return [Trained(0, len(talk.rendering.text), 0)]
-        return _weighed(_whole_messages(weights, bounds, apart), raw, talk, 0)
-    # Answers: the template's own blocks, cut where the prompt of inference ends; else from the
-    # end of that prompt to the end token.
-    wanted = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
-    rules = rules_of(talk.given.arguments)
-    if rules is None or rules.is_tagged:
-        blocks = list(_generated(talk.rendering, talk.roles, weights, wanted))
-        starts = [bounds.start(block.message, rules) if rules else 0 for block in blocks]
-        trained = [
-            block._replace(start=max(block.start, start))
-            for block, start in zip(blocks, starts, strict=True)
-            if start < block.end
-        ]
-    else:
-        trained = [Trained(*bounds.answer(number, rules), number) for number in wanted]
-    # Turns of others, which a row gave a weight.
-    others = sorted({n for n, weight in enumerate(weights) if weight > 0} - set(wanted))
+            return [Trained(0, len(rendering.text), 0)]
+        return _whole_messages(weights, bounds, apart)
+    trained: list[Trained] = []
+    answers = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
+    for number in answers:
+        start, end = bounds.answer(number, facts())
+        if rendering.generation:
+            blocks = in_blocks(number, rendering, start, end)
+            trained += [Trained(a, b, number) for a, b in blocks]
+        else:
+            trained.append(Trained(start, end, number))
+    others = sorted({n for n, weight in enumerate(weights) if weight > 0} - set(answers))
     if others:
         firsts, ends, _ = bounds.boundaries()
         trained += [Trained(firsts[number], ends[number], number) for number in others]
-    # Roles s u a u a: the last user turn is the 2nd from the end, so 5 - 1 - 1 = 3 are before it.
-    is_last = config.reasoning == "train_last" and "user" in talk.roles
-    num_earlier = len(raw) - 1 - talk.roles[::-1].index("user") if is_last else 0
-    return _weighed(sorted(trained), raw, talk, num_earlier)
+    return sorted(trained)
+
+
+def add_other_turns(
+    records: Sequence[Record], talk: Conversation, others: Sequence[int], control: re.Pattern[bytes]
+) -> None:
+    """Train turns of other roles, each in the first record that has it as the whole rendering has.
+
+    Raises:
+        RefusedError: no record has a turn so.
+    """
+    firsts, ends, _ = MessageBounds(talk, control).boundaries()
+    text = talk.rendering.text
+    for number in others:
+        end = ends[number]
+        for record in records:
+            if number < record.num_messages and record.rendering.text.startswith(text[:end]):
+                record.spans = sorted([*record.spans, Trained(firsts[number], end, number)])
+                record.turns = sorted([*record.turns, number])
+                break
+        else:
+            raise RefusedError(
+                "template",
+                f"message {number} ({talk.roles[number]}) is trained, and no record has it as the "
+                "rendering of all messages does. Set format.turns: whole",
+            )
 
 
 def _whole_messages(weights: list[float], bounds: MessageBounds, apart: set[int]) -> list[Trained]:
@@ -131,67 +118,30 @@ def _whole_messages(weights: list[float], bounds: MessageBounds, apart: set[int]
     return trained
 
 
-def _generated(
-    rendering: Rendering, roles: list[str], weights: list[float], wanted: list[int]
-) -> Iterator[Trained]:
-    """The template's own generation blocks that hold a wanted assistant message.
-
-    Raises:
-        RefusedError: a wanted message is in none, or in one with what is not trained as it is.
-    """
-    found = rendering.occurrences
-    starts = [occurrence.start for occurrence in found]
-    last_before, at = -1, 0  # the last message that is written before a block
-    missing = set(wanted)
-    for start, end in rendering.generation:
-        first, stop = bisect_left(starts, start), bisect_left(starts, end)
-        while at < first:
-            last_before = max(last_before, found[at].field.message)
-            at += 1
-        inside = found[first:stop]
-        held = sorted({o.field.message for o in inside})
-        if not held and roles[last_before + 1 : last_before + 2] == ["assistant"]:
-            held = [last_before + 1]  # a turn without text
-        if end <= start or set(wanted).isdisjoint(held):
-            continue
-        is_one = all(n >= 0 and roles[n] == "assistant" for n in held)
-        if not is_one or len({weights[n] for n in held}) > 1 or any(o.end > end for o in inside):
-            raise RefusedError(
-                "template",
-                f"a generation block holds more than the answer of message {held[0]}: "
-                "text that is not trained, or not with its weight",
-            )
-        missing.difference_update(held)
-        yield Trained(start, end, held[0])
-    if missing:
-        raise RefusedError(
-            "template",
-            f"message {min(missing)} (assistant) is in no generation block; put the tags around "
-            "it, or set train_on: last_assistant",
-        )
-
-
-def _weighed(
-    spans: list[Trained], raw: Messages, talk: Conversation, num_earlier: int
+def weigh_spans(
+    record: Record, raw: Messages, talk: Conversation, config: FormatConfig
 ) -> list[Trained]:
-    """Spans with their weights, cut where these change; there is at least one.
+    """Return the spans of a record with their weights, cut where these change.
 
     Args:
-        spans: of whole turns.
+        record: spans of whole turns.
         raw: canonical messages, each with the weight decided for it.
         talk: the conversation.
-        num_earlier: messages at its beginning whose thoughts are not trained.
+        config: of `reasoning: train_last`, thoughts before the last user turn are not trained.
 
     Raises:
-        RefusedError: the template rewrites a text that has parts, or nothing is left.
+        RefusedError: the template rewrites a text that has parts.
     """
-    found, text = talk.rendering.occurrences, talk.rendering.text
+    # Roles s u a u a: the last user turn is the 2nd from the end, so 5 - 1 - 1 = 3 are before it.
+    is_last = config.reasoning == "train_last" and "user" in talk.roles
+    num_earlier = len(raw) - 1 - talk.roles[::-1].index("user") if is_last else 0
+    found, text = record.rendering.occurrences, record.rendering.text
     starts = [occurrence.start for occurrence in found]
     written = defaultdict[int, list[Occurrence]](list)
     for occurrence in found:
         written[occurrence.field.message].append(occurrence)
     weighed: list[Trained] = []
-    for span in spans:
+    for span in record.spans:
         number, message = span.message, raw[span.message]
         pieces = [span._replace(weight=message["weight"])]
         if number < num_earlier and message["role"] == "assistant":
@@ -201,8 +151,6 @@ def _weighed(
         if "part_weights" in message:
             pieces = _cut(pieces, _parts_in(number, message, text, written[number]))
         weighed += pieces
-    if not weighed:
-        raise RefusedError("nothing_trained", "no turn of the conversation is trained")
     return weighed
 
 

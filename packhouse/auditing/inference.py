@@ -1,0 +1,659 @@
+r"""Proof that trained answers follow the prompt of inference, and end where generation ends.
+
+The prompt of an answer is what a client gets of the messages before it, by `apply_chat_template`
+with `add_generation_prompt=True`. It is rendered here in plain Jinja (`plain_template`), and
+compared with the text before the answer's trained span: nothing that made the text is trusted.
+
+    text     <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello!<|im_end|>
+    prompt   <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n
+    trained                                                       Hello!<|im_end|>
+
+An answer is right if all of this holds:
+
+- The text before it is the prompt, byte for byte. With `joined`, text of the template may differ in
+  what the previous answers of the record have before them (an empty thinking block, `<|end|>` for
+  `<|return|>`); the text between two answers may not.
+- Where the template has a thinking switch, the prompt is that of its mode. Its thought is trained.
+- It ends with a stop token and contains none but in the row's own text, by text and by ids.
+
+Answers that are trained in part (weights of parts, `reasoning: train_last`) are counted only.
+
+A shard of up to 2,000 records is checked whole. Of a larger one 1,000 records are, spread over the
+shapes of conversations (roles, fields, what is trained), the same ones at each run. Of long
+conversations some answers are checked.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.arrays import Bools, Float32s, Int64s
+from packhouse.auditing.plain_template import PlainTemplate, PromptError
+from packhouse.recipe import FormatConfig
+from packhouse.recipe.rows import CHAT_TEMPLATES
+from packhouse.records.lists import list_items, one_chunk
+from packhouse.runtime.confined import at
+from packhouse.templates.chat_messages import Messages
+from packhouse.templates.weighing import ROLES, decide_weights
+from packhouse.tokenization.snapshot import TokenizerSnapshot
+from packhouse.wording import counted
+
+MAX_RECORDS = 2_000
+"""Records of a shard that are all checked; of more, a sample is."""
+NUM_SAMPLED = 1_000
+MAX_MESSAGES = 2_000
+"""Messages rendered for the prompts of one record; of more answers, some are checked."""
+
+THOUGHT_LOST = "its thought is not trained"
+
+_NUM_WORST = 5
+_MAX_SPARE = 32  # spans of answers trained in part, of one record, that are told apart
+_SHOWN = 80  # characters of texts that differ
+_BATCH = 256
+_THINK_TAG = re.compile("</?think>")
+
+
+def has_prompts(config: FormatConfig) -> bool:
+    """Return True if answers have a prompt of inference: with chat templates, not train_on: all."""
+    is_file = config.template.endswith((".jinja", ".j2"))
+    return (is_file or config.template in CHAT_TEMPLATES) and config.train_on != "all"
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceSide:
+    """Tables of the same rows: of pairs, of one side."""
+
+    conversations: pa.Table
+    """Schema VALIDATED; those that no text was made of may be among them."""
+    formatted: pa.Table
+    tokenized: pa.Table
+    """Without those that were refused later."""
+
+
+class _Answer(NamedTuple):
+    """A message that is to be trained."""
+
+    number: int
+    is_assistant: bool
+    """False: a turn of another role that the row wants to be trained."""
+    is_partial: bool
+    """Perhaps trained in part."""
+    texts: tuple[str, ...]
+    """What the row says, without white space."""
+    thought: str
+    """Empty: the row has none."""
+
+
+@dataclass(slots=True)
+class _Record:
+    """One record, as it is trained."""
+
+    source: str
+    row: int
+    record_id: str
+    messages: Messages
+    """As the template gets them."""
+    tools: object
+    arguments: Mapping[str, object]
+    answers: list[_Answer]
+    row_thinks: bool
+    """True if some record of the same row holds a thought."""
+    text: bytes
+    spans: list[tuple[int, int]]
+    content: list[tuple[int, int]]
+    ids: list[list[int]] | None
+    """Of each span; None where they are not known."""
+
+
+_Fault = tuple[str, str, str]
+"""What is wrong, the text that shows it, and what should be there."""
+_PARTIAL: _Fault = ("", "", "")
+"""Nothing is, but a generation block begins within the answer."""
+
+
+@dataclass(slots=True)
+class InferenceAudit:
+    """What was found in a shard."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    worst: list[dict[str, object]] = field(default_factory=list)
+
+    def to_json(self, turns: str) -> dict[str, object]:
+        """Return counts and faults as plain JSON."""
+        counts = {name: self.counts[name] for name in _COUNTS}
+        return {"turns": turns, "counts": counts, "worst": self.worst}
+
+
+_COUNTS = (
+    "records",
+    "records_checked",
+    "answers_checked",
+    "answers_after_prompt",
+    "completions_stopped",
+    "partly_trained",
+)
+
+
+def audit_inference(
+    sides: Sequence[InferenceSide],
+    snapshot: TokenizerSnapshot,
+    config: FormatConfig,
+    *,
+    date: str | None = None,
+    allows_control: bool = False,
+) -> dict[str, object]:
+    """Compare trained answers with the prompts and the stop tokens of inference.
+
+    Args:
+        sides: the records; of pairs, the chosen and the rejected ones.
+        snapshot: the tokenizer.
+        config: a chat template, and how answers became records.
+        date: the day that the texts were made at; None where the template prints none.
+        allows_control: whether control tokens in the row's own text are tokenized as such.
+
+    Returns:
+        Plain JSON: `turns`; `counts` (records, those checked, answers checked, those after their
+        prompt, completions that are stopped, answers trained in part); `worst`, faults with
+        `finding`, `source`, `row`, `record_id`, `value` (number of the message), `what`, `text` and
+        `expected`.
+    """
+    template = PlainTemplate(config, snapshot, date)
+    found = InferenceAudit()
+    for side in sides:
+        for record in _records(side, template, config, found.counts):
+            _check(record, template, snapshot, config, found, allows_control)
+    return found.to_json(config.turns)
+
+
+def _records(
+    side: InferenceSide, template: PlainTemplate, config: FormatConfig, counts: Counter[str]
+) -> Iterator[_Record]:
+    ids = one_chunk(side.formatted["record_id"])
+    known = one_chunk(side.conversations["record_id"])
+    places = np.arange(len(ids))
+    if not known.equals(ids):
+        places = pc.index_in(ids, value_set=known).to_numpy(zero_copy_only=False)
+    aligned = np.flatnonzero(places >= 0)  # False for NaN: no conversation of that name
+    places = places[aligned].astype(np.int64)
+    talks = side.conversations.take(pa.array(places))
+    messages, starts = list_items(talks["messages"])
+    weights = decide_weights(messages, starts, config)
+    weights = weights * np.repeat(pc.fill_null(one_chunk(talks["weight"]), 1), np.diff(starts))
+    is_answer = np.asarray(pc.equal(messages.field("role"), "assistant")) & (weights > 0)
+    has_answer = np.diff(np.append(0, np.cumsum(is_answer))[starts]) > 0
+    counts["records"] += int(has_answer.sum())
+    chosen = _choose(talks, messages, starts, weights > 0, has_answer)
+    counts["records_checked"] += len(chosen)
+    texts = side.formatted.take(pa.array(aligned[chosen]))
+    tokens = pc.index_in(texts["record_id"], value_set=one_chunk(side.tokenized["record_id"]))
+    thinking = _thinking_rows(side.conversations)
+    for first in range(0, len(chosen), _BATCH):
+        part = slice(first, first + _BATCH)
+        rows = zip(
+            chosen[part].tolist(),
+            talks.take(pa.array(chosen[part])).to_pylist(),
+            texts.slice(first, _BATCH).to_pylist(),
+            tokens[part].to_pylist(),
+            strict=True,
+        )
+        for number, talk, text, token in rows:
+            own = weights[starts[number] : starts[number + 1]]
+            tokenized = None if token is None else side.tokenized.slice(token, 1).to_pylist()[0]
+            yield _record(talk, text, tokenized, own, template, config, thinking)
+
+
+def _record(
+    talk: dict[str, Any],
+    text: dict[str, Any],
+    tokenized: dict[str, Any] | None,
+    weights: Float32s,
+    template: PlainTemplate,
+    config: FormatConfig,
+    thinking: set[tuple[str, int]],
+) -> _Record:
+    raw = [{k: v for k, v in message.items() if v is not None} for message in talk["messages"]]
+    own = weights.tolist()
+    if config.system is not None and all(message["role"] != "system" for message in raw):
+        raw, own = [{"role": "system", "content": config.system}, *raw], [0.0, *own]
+    answers = [
+        _answer(n, message, config)
+        for n, (message, weight) in enumerate(zip(raw, own, strict=True))
+        if weight > 0
+    ]
+    arguments = json.loads(talk["arguments"] or "{}")
+    spans = [(span["start"], span["end"]) for span in text["trained_spans"]]
+    ids = None
+    if tokenized is not None and len(tokenized["trained_ranges"]) == len(spans):
+        ids = [
+            tokenized["input_ids"][span["start"] : span["end"]]
+            for span in tokenized["trained_ranges"]
+        ]
+    return _Record(
+        source=talk["source"],
+        row=talk["row"],
+        record_id=talk["record_id"],
+        messages=template.fit(raw),
+        tools=json.loads(talk["tools"])
+        if talk["tools"]
+        else config.chat_template_kwargs.get("tools"),
+        arguments=arguments,
+        answers=answers,
+        row_thinks=(talk["source"], talk["row"]) in thinking,
+        text=text["text"].encode(),
+        spans=spans,
+        content=[(span["start"], span["end"]) for span in text["content_spans"]],
+        ids=ids,
+    )
+
+
+def _answer(number: int, message: Mapping[str, Any], config: FormatConfig) -> _Answer:
+    content, thought = message["content"], message.get("reasoning") or ""
+    has_tags = _THINK_TAG.search(content) is not None
+    is_assistant = message["role"] == "assistant"
+    is_partial = "part_weights" in message or not is_assistant
+    if config.reasoning == "train_last":  # which question is the last one, the whole row says
+        is_partial |= bool(thought.strip()) or has_tags
+    # A template may take thoughts between tags out of a content.
+    texts = () if has_tags and not is_partial else (_packed(content),)
+    return _Answer(number, is_assistant, is_partial, texts, thought.strip())
+
+
+def _packed(text: str) -> str:
+    """Without white space, which templates put and take."""
+    return "".join(text.split())
+
+
+def _thinking_rows(conversations: pa.Table) -> set[tuple[str, int]]:
+    """Return source and row of conversations with a thought."""
+    messages, starts = list_items(conversations["messages"])
+    is_answer = np.asarray(pc.equal(messages.field("role"), "assistant"))
+    thought = np.asarray(pc.not_equal(pc.fill_null(messages.field("reasoning"), ""), ""))
+    thought |= np.asarray(pc.match_substring_regex(messages.field("content"), _THINK_TAG.pattern))
+    thinks = np.diff(np.append(0, np.cumsum(is_answer & thought))[starts]) > 0
+    rows = conversations.select(["source", "row"]).filter(pa.array(thinks)).to_pylist()
+    return {(row["source"], row["row"]) for row in rows}
+
+
+def _choose(
+    talks: pa.Table,
+    messages: pa.StructArray,
+    starts: Int64s,
+    is_trained: Bools,
+    has_answer: Bools,
+) -> Int64s:
+    """Return the rows to check: all of few; of many, as many of each shape as can be.
+
+    Of shapes a a a b, called 3 1 2 4: first the least name of each shape (a1, b4), then a2, a3.
+    """
+    rows = np.flatnonzero(has_answer)
+    if len(rows) <= MAX_RECORDS:
+        return rows
+    codes = pc.fill_null(pc.index_in(messages.field("role"), value_set=pa.array(ROLES)), 0)
+    codes = codes.to_numpy(zero_copy_only=False).astype(np.int64)
+    flags = [np.asarray(messages.field(n).is_valid()) for n in ("reasoning", "tool_calls")]
+    for bit, flag in enumerate([*flags, is_trained]):
+        codes |= flag.astype(np.int64) << (bit + 2)
+    letters = pa.array([chr(ord("0") + code) for code in range(32)]).take(pa.array(codes))
+    lists = pa.ListArray.from_arrays(pa.array(starts.astype(np.int32)), letters)
+    given = [pc.cast(pc.cast(one_chunk(talks[n].is_valid()), "int8"), "string")
+             for n in ("tools", "arguments")]  # fmt: skip
+    shapes = pc.binary_join_element_wise(pc.binary_join(lists, ""), *given, " ")
+    shape = np.asarray(shapes.take(pa.array(rows)).dictionary_encode().indices)
+    names = one_chunk(talks["record_id"]).take(pa.array(rows))
+    by_name = np.asarray(pc.array_sort_indices(names))
+    order = by_name[np.argsort(shape[by_name], kind="stable")]
+    bounds = np.cumsum(np.bincount(shape)) - np.bincount(shape)
+    rank = np.arange(len(order)) - bounds[shape[order]]
+    return np.sort(rows[order[np.lexsort((order, rank))[:NUM_SAMPLED]]])
+
+
+def _check(
+    record: _Record,
+    template: PlainTemplate,
+    snapshot: TokenizerSnapshot,
+    config: FormatConfig,
+    found: InferenceAudit,
+    allows_control: bool,
+) -> None:
+    at(f"{record.source} row {record.row}")
+    pairs = [pair for pair in _spans_of(record) if pair[0].is_assistant]
+    whole = [pair for pair in pairs if pair[1] is not None or not pair[0].is_partial]
+    found.counts["partly_trained"] += len(pairs) - len(whole)
+    for answer, index in _some(whole):
+        found.counts["answers_checked"] += 1
+        if index is None:
+            _note(found, "other_prompts", record, answer, ("it has no trained span", "", ""))
+            continue
+        fault = _prompt_fault(record, answer, index, template, config)
+        if fault is _PARTIAL:
+            found.counts["answers_checked"] -= 1
+            found.counts["partly_trained"] += 1
+            continue
+        if fault is None:
+            found.counts["answers_after_prompt"] += 1
+        else:
+            _note(found, "other_prompts", record, answer, fault)
+        fault = _stop_fault(record, index, template, snapshot, allows_control)
+        if fault is None:
+            found.counts["completions_stopped"] += 1
+        else:
+            _note(found, "other_stops", record, answer, fault)
+
+
+def _spans_of(record: _Record) -> Iterator[tuple[_Answer, int | None]]:
+    """Answers with their spans; None where an answer is trained in part, or not at all."""
+    texts = [_packed(record.text[a:b].decode(errors="replace")) for a, b in record.spans]
+    counts = _num_spans(record.answers, texts)
+    place = 0
+    for answer, count in zip(record.answers, counts, strict=True):
+        own = (*answer.texts, _packed(answer.thought))
+        is_whole = count == 1 and (
+            not answer.is_partial or all(text in texts[place] for text in own)
+        )
+        yield answer, place if is_whole else None
+        place += count
+
+
+def _num_spans(answers: Sequence[_Answer], texts: Sequence[str]) -> list[int]:
+    """Return how many spans each answer has: one, but for those that are trained in part.
+
+    Args:
+        answers: in order.
+        texts: of the spans, without white space.
+    """
+    others = sum(not answer.is_partial for answer in answers)
+    spare = len(texts) - others
+    if others == len(answers) or not 0 <= spare <= _MAX_SPARE:
+        return [int(place < len(texts)) for place in range(len(answers))]
+    # Spans taken so far -> those taken before. Where the texts of all answers are found in their
+    # spans, these decide which are of the parts of an answer; else their order does.
+    for must_match in (True, False):
+        reached: list[dict[int, int]] = [{0: 0}]
+        for answer in answers:
+            known: dict[int, int] = {}
+            for taken in reached[-1]:
+                if answer.is_partial:
+                    for count in range(spare + 1):
+                        known.setdefault(taken + count, taken)
+                elif taken < len(texts) and (
+                    not must_match or all(text in texts[taken] for text in answer.texts)
+                ):
+                    known.setdefault(taken + 1, taken)
+            reached.append(known)
+        if len(texts) in reached[-1]:
+            counts, taken = [], len(texts)
+            for known in reversed(reached[1:]):
+                counts.append(taken - known[taken])
+                taken = known[taken]
+            return counts[::-1]
+    return [int(place < len(texts)) for place in range(len(answers))]
+
+
+def _some(answers: list[tuple[_Answer, int | None]]) -> list[tuple[_Answer, int | None]]:
+    """All answers, or some of many, the first and the last among them."""
+    work = sum(answer.number for answer, _ in answers)
+    if work <= MAX_MESSAGES:
+        return answers
+    number = max(2, MAX_MESSAGES * len(answers) // work)
+    places = np.linspace(0, len(answers) - 1, num=min(number, len(answers)))
+    return [answers[place] for place in sorted({round(each) for each in places.tolist()})]
+
+
+def _prompt_fault(
+    record: _Record, answer: _Answer, index: int, template: PlainTemplate, config: FormatConfig
+) -> _Fault | None:
+    """Return what is wrong with the prompt of an answer, if something is."""
+    start, end = record.spans[index]
+    before = record.text[:start].decode(errors="replace")
+    joint = 0
+    if config.turns == "joined" and index > 0:
+        joint = len(record.text[: record.spans[index - 1][1]].decode(errors="replace"))
+    first = ""
+    for settings, is_right in _modes(record, answer, template):
+        try:
+            prompt = template.render(
+                record.messages[: answer.number],
+                record.tools,
+                {**record.arguments, **settings},
+                is_prompt=True,
+            )
+        except PromptError as error:
+            first = first or f"(the template refuses this prompt: {error})"
+            continue
+        first = first or prompt
+        if not _follows(before, prompt, joint, template):
+            if template.has_blocks and (
+                inner := template.text_before_block(
+                    prompt,
+                    record.messages[: answer.number + 1],
+                    record.tools,
+                    {**record.arguments, **settings},
+                )
+            ):
+                outer = before.removesuffix(inner)
+                if outer != before and _follows(outer, prompt, joint, template):
+                    return _PARTIAL
+            continue
+        if not is_right(prompt):
+            return _difference("it follows the prompt of the other thinking mode", before, first)
+        said = record.text[start:end].decode(errors="replace")
+        if _packed(answer.thought) not in _packed(said):
+            return THOUGHT_LOST, said[:_SHOWN], answer.thought[:_SHOWN]
+        return None
+    what = "the text before it is not its prompt"
+    if not template.reads_prompt:
+        what += ", and the template does not read add_generation_prompt"
+    return _difference(what, before, first)
+
+
+def _follows(before: str, prompt: str, joint: int, template: PlainTemplate) -> bool:
+    """Return True if the text before an answer is the prompt.
+
+    Args:
+        before: the text before the answer.
+        prompt: of inference.
+        joint: where the last answer of the same record ends, if template text may differ in what
+            is before; else 0.
+        template: says what is text of the template.
+    """
+    if before == prompt:
+        return True
+    new = before[joint:]
+    if not joint or not prompt.endswith(new):
+        return False
+    rest, written = prompt[: len(prompt) - len(new)], before[:joint]
+    # What follows the stop token of the answer before is new: white space, too. Not so where the
+    # stop token itself follows some: `<|end|>\n</s>`, of which the prompt has `<|end|>\n`.
+    stop = next((stop for stop in template.stop_tokens if written.endswith(stop)), "")
+    if rest[-1:].isspace() and not written.removesuffix(stop)[-1:].isspace():
+        return False
+    return not template.differ_in_rows(written, rest)
+
+
+_Mode = tuple[Mapping[str, object], Callable[[str], bool]]
+
+
+def _modes(record: _Record, answer: _Answer, template: PlainTemplate) -> Iterator[_Mode]:
+    """Arguments to try, the likeliest first, and whether an answer may follow that prompt.
+
+    Where the row or the recipe sets the thinking switch, or there is none, they are as given. Else
+    an answer with a thought follows the thinking prompt; one of a row without any the other, where
+    the template writes it so; one without, of a row with some, either, for clients set the switch
+    for all answers to a question.
+    """
+
+    def yes(_: str) -> bool:
+        return True
+
+    def no(_: str) -> bool:
+        return False
+
+    switch = template.switch
+    if switch is None or switch[0] in record.arguments:
+        yield {}, yes
+        return
+    name, value = switch
+    thinking, plain = {name: value}, {name: not value}
+    if answer.thought:
+        yield thinking, yes
+        yield {}, yes if template.default_mode else no
+        yield plain, no
+    elif record.row_thinks:
+        yield from ((settings, yes) for settings in (thinking, plain, {}))
+    else:
+
+        def is_only(_: str) -> bool:
+            return not _writes(record, answer, template, plain)
+
+        yield plain, yes
+        yield {}, yes if template.default_mode is False else is_only
+        yield thinking, is_only
+
+
+def _writes(
+    record: _Record, answer: _Answer, template: PlainTemplate, settings: Mapping[str, object]
+) -> bool:
+    """Return True if the template writes an answer after the prompt of some settings."""
+    arguments = {**record.arguments, **settings}
+    messages = record.messages[: answer.number + 1]
+    try:
+        prompt = template.render(messages[:-1], record.tools, arguments, is_prompt=True)
+        whole = template.render(messages, record.tools, arguments, is_prompt=False)
+    except PromptError:
+        return False
+    return whole.startswith(prompt)
+
+
+def _stop_fault(
+    record: _Record,
+    index: int,
+    template: PlainTemplate,
+    snapshot: TokenizerSnapshot,
+    allows_control: bool,
+) -> _Fault | None:
+    """Return what is wrong with the end of an answer, if something is."""
+    (start, end), stops = record.spans[index], [s.encode() for s in template.stop_tokens]
+    said, due = record.text[start:end], " or ".join(template.stop_tokens)
+    shown = said.decode(errors="replace")[-_SHOWN:]
+    last = max((stop for stop in stops if said.endswith(stop)), key=len, default=b"")
+    if not last or _is_content(record, end - len(last), end):
+        return "it does not end with a stop token", shown, due
+    longest_first = sorted(stops, key=len, reverse=True)
+    pattern = re.compile(b"|".join(map(re.escape, longest_first)))
+    for match in pattern.finditer(record.text, start, end - len(last)):
+        if not _is_content(record, *match.span()):
+            upto = record.text[start : match.end()].decode(errors="replace")
+            return "it contains a stop token", upto[-_SHOWN:], due
+    known = snapshot.added_tokens
+    ids = {known[stop] for stop in template.stop_tokens if stop in known}
+    if record.ids is None or last.decode() not in known:
+        return None
+    own = record.ids[index]
+    if not own or own[-1] != known[last.decode()]:
+        return "its tokens do not end with a stop token", shown, due
+    if not allows_control and not ids.isdisjoint(own[:-1]):
+        return "its tokens contain a stop token", shown, due
+    return None
+
+
+def _is_content(record: _Record, start: int, end: int) -> bool:
+    """Return True if some of a text is the row's own."""
+    return any(a < end and start < b for a, b in record.content)
+
+
+def _difference(what: str, text: str, expected: str) -> _Fault:
+    """Show where two texts differ: up to a little after the first difference."""
+    pairs = zip(text, expected, strict=False)
+    at_least = min(len(text), len(expected))
+    cut = next((n for n, (a, b) in enumerate(pairs) if a != b), at_least) + _SHOWN // 2
+    return what, text[:cut][-_SHOWN:], expected[:cut][-_SHOWN:]
+
+
+def _note(
+    found: InferenceAudit, finding: str, record: _Record, answer: _Answer, fault: _Fault
+) -> None:
+    if sum(each["finding"] == finding for each in found.worst) >= _NUM_WORST:
+        return
+    what, text, expected = fault
+    found.worst.append(
+        {
+            "finding": finding,
+            "source": record.source,
+            "row": record.row,
+            "record_id": record.record_id,
+            "value": answer.number,
+            "what": what,
+            "text": text,
+            "expected": expected,
+        }
+    )
+
+
+def combine_inference(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Add up the results of shards.
+
+    Args:
+        shards: results of `audit_inference`, each with its `source`.
+
+    Returns:
+        `turns`; `dataset` and `sources`, counts; `worst`, the first faults of each source.
+    """
+    sources: dict[str, Counter[str]] = {}
+    total: Counter[str] = Counter()
+    for found in shards:
+        for counts in (sources.setdefault(found["source"], Counter()), total):
+            counts.update(found["counts"])
+    worst = [fault for found in shards for fault in found["worst"]]
+    return {
+        "turns": shards[0]["turns"],
+        "dataset": {name: total[name] for name in _COUNTS},
+        "sources": {
+            source: {name: counts[name] for name in _COUNTS}
+            for source, counts in sorted(sources.items())
+        },
+        "worst": [
+            fault
+            for source, finding in product(sorted(sources), ("other_prompts", "other_stops"))
+            for fault in [
+                each
+                for each in worst
+                if each["finding"] == finding and each["source"].split("/")[0] == source
+            ][:_NUM_WORST]
+        ],
+    }
+
+
+def inference_line(audit: Mapping[str, Any]) -> str:
+    """Return what was found as a line for people; empty where nothing was checked.
+
+    Example:
+        >>> counts = {"records": 9, "records_checked": 9, "answers_checked": 12,
+        ...     "answers_after_prompt": 12, "completions_stopped": 11, "partly_trained": 0}
+        >>> inference_line({"inference": {"turns": "joined", "dataset": counts}})
+        'inference: of 12 answers, 12 follow their prompt, 11 end with their only stop token'
+    """
+    found = audit.get("inference")
+    if not found or not found["dataset"].get("records_checked"):
+        return ""
+    counts: Counter[str] = Counter(found["dataset"])
+    answers, right = counts["answers_checked"], counts["answers_after_prompt"]
+    stopped = counts["completions_stopped"]
+    line = (
+        f"inference: of {counted(answers, 'answer')}, {right:,} follow their prompt, "
+        f"{stopped:,} end with their only stop token"
+    )
+    if counts["records_checked"] < counts["records"]:
+        line += f"; {counts['records_checked']:,} of {counted(counts['records'], 'record')} checked"
+    if counts["partly_trained"]:
+        line += f"; {counted(counts['partly_trained'], 'answer')} trained in part"
+    if found["turns"] == "whole" and min(right, stopped) < answers:
+        line += ". The others are not what the model generates: format.turns: joined or exact"
+    return line

@@ -1,0 +1,353 @@
+"""A chat template in plain Jinja, as transformers renders it: for the audit alone.
+
+It shares nothing with the environment of `packhouse.templates`, which makes texts and masks, so
+that a fault there is seen. A template that comes here has rendered these very rows under the
+stricter rules of that sandbox, and is in the same kind of confined process.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cached_property
+from importlib import resources
+from itertools import product
+from pathlib import Path
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.meta import find_undeclared_variables
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from packhouse.recipe import FormatConfig
+from packhouse.runtime.confined import limited
+from packhouse.templates.chat_messages import MessageForm, Messages, chat_messages, in_parts
+from packhouse.tokenization.snapshot import TokenizerSnapshot
+
+_TEXT = ("Perhaps", "Certainly", "Otherwise", "Naturally", "Therefore")
+_MARKS = "\ue0b0", "\ue0b1"  # of a private area: no template or row has them
+_GENERATION = re.compile(r"{%-?\s*generation\b")
+_DOCUMENTS = [{"title": "Likewise", "text": "Moreover"}]
+
+
+class PromptError(Exception):
+    """The template refuses messages, or fails on them."""
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}`, which writes what it holds."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return self.around(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+    def around(self, body: list[nodes.Node]) -> list[nodes.Node]:
+        return [nodes.Scope(body)]
+
+
+class _MarkedGeneration(_Generation):
+    """The same, and where it begins and ends."""
+
+    def around(self, body: list[nodes.Node]) -> list[nodes.Node]:
+        begin, end = (nodes.Output([nodes.TemplateData(mark)]) for mark in _MARKS)
+        return [begin, nodes.Scope(body), end]
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+class PlainTemplate:
+    """A chat template as transformers renders it, and what it writes around answers.
+
+    Args:
+        config: the recipe's format section.
+        snapshot: of the tokenizer.
+        date: the day that the texts were made at; None where the template prints none.
+    """
+
+    def __init__(
+        self, config: FormatConfig, snapshot: TokenizerSnapshot, date: str | None = None
+    ) -> None:
+        source = _source(config.template, snapshot)
+        with limited():
+            environment = _environment(_Generation, date)
+            tree = environment.parse(source)
+            self._template = environment.from_string(source)
+            self._marked = _environment(_MarkedGeneration, date).from_string(source)
+        self.has_blocks = _GENERATION.search(source) is not None
+        """True if it says in blocks what the assistant generates."""
+        self._names = find_undeclared_variables(tree)
+        self.reads_prompt = "add_generation_prompt" in self._names
+        constants = [node.value for node in tree.find_all(nodes.Const)]
+        constants += [node.data for node in tree.find_all(nodes.TemplateData)]
+        self._texts = {text for text in constants if isinstance(text, str)}
+        self._config, self._snapshot = config, snapshot
+        self.arguments = {
+            "documents": None,
+            **snapshot.special_tokens,
+            **{k: v for k, v in config.chat_template_kwargs.items() if k != "tools"},
+        }
+        self.control = sorted(
+            {*snapshot.added_tokens, *snapshot.special_tokens.values()} - {""},
+            key=lambda token: (-len(token), token),
+        )
+
+    def render(
+        self,
+        messages: Messages,
+        tools: object = None,
+        arguments: Mapping[str, object] = {},
+        *,
+        is_prompt: bool,
+    ) -> str:
+        """Return the text of a conversation, or of the prompt of its next answer.
+
+        Raises:
+            PromptError: the template refuses the messages or fails on them.
+        """
+        return self._render(self._template, messages, tools, arguments, is_prompt)
+
+    def text_before_block(
+        self,
+        prompt: str,
+        messages: Messages,
+        tools: object = None,
+        arguments: Mapping[str, object] = {},
+    ) -> str:
+        """Return what the last answer begins with that no generation block holds.
+
+        Args:
+            prompt: of the answer.
+            messages: up to the answer.
+            tools: of the row.
+            arguments: those of the prompt.
+        """
+        begin, end = _MARKS
+        try:
+            marked = self._render(self._marked, messages, tools, arguments, False)
+        except PromptError:
+            return ""
+        whole = ""
+        for piece in re.split(f"([{begin}{end}])", marked):
+            if piece == begin and whole.startswith(prompt) and len(whole) > len(prompt):
+                return whole[len(prompt) :]
+            whole += piece * (piece not in _MARKS)
+        return ""
+
+    def _render(
+        self,
+        template: jinja2.Template,
+        messages: Messages,
+        tools: object,
+        arguments: Mapping[str, object],
+        is_prompt: bool,
+    ) -> str:
+        try:
+            with limited():
+                return template.render(
+                    messages=messages,
+                    tools=tools,
+                    add_generation_prompt=is_prompt,
+                    **{**self.arguments, **arguments},
+                )
+        except MemoryError:
+            raise
+        except Exception as error:  # a template may fail in any way
+            raise PromptError(f"{error}"[:200]) from None
+
+    def probe(self, messages: Messages, *, is_prompt: bool, **arguments: object) -> str | None:
+        """Render canonical messages; None where the template refuses them."""
+        return self._render_probe(self.fit(messages), is_prompt=is_prompt, **arguments)
+
+    def _render_probe(
+        self, messages: Messages, *, is_prompt: bool, **arguments: object
+    ) -> str | None:
+        tries: list[dict[str, object]] = [{}, {"documents": _DOCUMENTS}]  # some fail without any
+        for documents in tries:
+            try:
+                return self.render(messages, None, documents | arguments, is_prompt=is_prompt)
+            except PromptError:
+                continue
+        return None
+
+    def fit(self, messages: Messages) -> Messages:
+        """Canonical messages in the form that the template takes."""
+        return _in_form(messages, self._form)
+
+    @cached_property
+    def _form(self) -> MessageForm:
+        """The first form of messages in which no text is lost, else the first that is rendered."""
+        plain, parts = MessageForm(), MessageForm(has_content_parts=True)
+        only_parts = not self._writes(_CHAT[:2], plain) and bool(self._writes(_CHAT[:2], parts))
+        is_numbered = self._config.call_ids is not None
+        forms = [
+            MessageForm(
+                has_ids=ids and not is_numbered,
+                has_function_ids=is_numbered,
+                has_text_arguments=text,
+                has_content_parts=only_parts,
+            )
+            for text, ids in product((False, True), repeat=2)
+        ]
+        written = [self._writes(_CALL, form) for form in forms]
+        best = next((each for each in (True, False) if each in written), written[0])
+        return forms[written.index(best)]
+
+    def _writes(self, messages: Messages, form: MessageForm) -> bool | None:
+        """Return True if a probe's texts are all written; None where the template refuses it."""
+        written = self._render_probe(_in_form(messages, form), is_prompt=False)
+        texts = _TEXT if messages is _CALL else [message["content"] for message in messages]
+        return None if written is None else all(text in written for text in texts)
+
+    @cached_property
+    def switch(self) -> tuple[str, bool] | None:
+        """The argument that changes what opens answers, and its value for thinking."""
+        known = {*self.arguments, "messages", "tools", "add_generation_prompt"}
+        for name in sorted(self._names - known):
+            for probe in (_CHAT[:1], _CALL[:3]):
+                on, off = (
+                    self.probe(probe, is_prompt=True, **{name: value}) for value in (True, False)
+                )
+                last = probe[-1]["content"]
+                if on and off and on.rpartition(last)[2] != off.rpartition(last)[2]:
+                    return name, self._thinks_if(name)
+        return None
+
+    @cached_property
+    def default_mode(self) -> bool | None:
+        """True if answers open for thinking where nobody sets the switch; None: neither way."""
+        assert self.switch is not None
+        name, thinking = self.switch
+        asked = _CHAT[:1]
+        own = self.probe(asked, is_prompt=True)
+        for value in (thinking, not thinking):
+            if own is not None and own == self.probe(asked, is_prompt=True, **{name: value}):
+                return value == thinking
+        return None
+
+    def _thinks_if(self, name: str) -> bool:
+        """Return the value whose prompt a thought follows; True where none or both do."""
+        thought = [*_CHAT[:1], {**_CHAT[1], "reasoning": "Likewise"}]
+        follows = []
+        for value in (True, False):
+            prompt = self.probe(thought[:1], is_prompt=True, **{name: value})
+            whole = self.probe(thought, is_prompt=False, **{name: value})
+            follows.append(bool(prompt and whole and whole.startswith(prompt)))
+        return follows != [False, True]
+
+    def openings(self) -> list[str]:
+        """Return what opens an answer after a question and after a tool's result, in any mode.
+
+        It is what the generation prompt adds; of templates that add nothing, what follows the text
+        before it: `[/INST]`.
+        """
+        modes: list[dict[str, object]] = [{}]
+        if self.switch is not None:
+            modes += [{self.switch[0]: value} for value in (True, False)]
+        found: dict[str, None] = {}
+        for asked, mode in product((_CHAT[:1], _CALL[:3]), modes):
+            prompt = self.probe(asked, is_prompt=True, **mode)
+            bare = self.probe(asked, is_prompt=False, **mode)
+            if prompt is None:
+                continue
+            if bare is not None and prompt.startswith(bare) and prompt != bare:
+                found[prompt.removeprefix(bare)] = None
+            else:
+                found[prompt.rpartition(asked[-1]["content"])[2]] = None
+        return [opening for opening in found if opening]
+
+    @cached_property
+    def stop_tokens(self) -> tuple[str, ...]:
+        """Stop tokens of the recipe or the model; if none follows an answer, the template's own."""
+        eos = self._snapshot.special_tokens.get("eos_token")
+        known = getattr(self._snapshot, "stop_tokens", None) or ([eos] if eos else [])
+        stops = tuple(self._config.stop_tokens or known)
+        # The answer that is last, one before a question, and the last of two.
+        tails = [
+            (self.probe(_CHAT[:number], is_prompt=False) or "").rpartition(answer)[2]
+            for number, answer in ((2, _TEXT[1]), (3, _TEXT[1]), (4, _TEXT[3]))
+        ]
+        after = [tail.partition(_TEXT[2])[0] for tail in tails]
+        if any(stop in tail for tail in after for stop in stops):
+            return stops
+        pattern = re.compile("|".join(map(re.escape, self.control)) or "(?!)")
+        own = [match.group() for tail in after if (match := pattern.search(tail))]
+        return tuple(dict.fromkeys(own)) or stops
+
+    @cached_property
+    def _own_text(self) -> re.Pattern[str]:
+        """Matches control tokens, white space, and lines that the template itself holds."""
+        edges = re.compile("|".join([*map(re.escape, self.control), "\n"]))
+        lines = {line.strip() for text in self._texts for line in edges.split(text)}
+        longest_first = sorted({*self.control, *lines} - {""}, key=lambda t: (-len(t), t))
+        return re.compile("|".join([*map(re.escape, longest_first), r"\s+"]))
+
+    def differ_in_rows(self, first: str, second: str) -> bool:
+        """Return True if two texts differ in more than what the template itself writes."""
+        if first == second:
+            return False
+        return self._own_text.sub("", first) != self._own_text.sub("", second)
+
+
+def _environment(generation: type[_Generation], date: str | None) -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    if date is not None:
+        environment.globals["strftime_now"] = datetime.fromisoformat(date).strftime
+    return environment
+
+
+def _source(name: str, snapshot: TokenizerSnapshot) -> str:
+    if name.endswith((".jinja", ".j2")):
+        return Path(name).read_text(encoding="utf-8")
+    if name == "chat":
+        return snapshot.chat_template or ""
+    return resources.files("packhouse.templates").joinpath(f"{name}.jinja").read_text("utf-8")
+
+
+_CHAT: Messages = [
+    {"role": "user", "content": _TEXT[0]},
+    {"role": "assistant", "content": _TEXT[1]},
+    {"role": "user", "content": _TEXT[2]},
+    {"role": "assistant", "content": _TEXT[3]},
+]
+_CALL: Messages = [
+    _CHAT[0],
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": json.dumps(
+            [{"type": "function", "function": {"name": _TEXT[3], "arguments": {"a": _TEXT[4]}}}]
+        ),
+    },
+    {"role": "tool", "content": _TEXT[1]},
+    {"role": "assistant", "content": _TEXT[2]},
+]
+
+
+def _in_form(messages: Messages, form: MessageForm) -> Messages:
+    made = chat_messages(messages, form)
+    if form.has_content_parts:
+        for message in made:
+            message["content"] = in_parts(message["content"])
+    return made

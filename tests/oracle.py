@@ -80,7 +80,7 @@ SETTINGS: dict[str, tuple[str, list[str]]] = {
     "all": ("glaive", ["format.train_on=all"]),
     "all-but-tools": ("glaive", ["format.train_on=all", "format.never_train=[tool, system]"]),
     "last": ("glaive", ["format.train_on=last_assistant", "split.group_by=record"]),
-    "each-turn": ("tools", ["format.one_example_per_turn=true"]),
+    "each-turn": ("tools", ["format.turns=alone"]),
     "strip": ("tools", ["format.reasoning=strip"]),
     "think-last": ("tools", ["format.reasoning=train_last"]),
     "windows": ("glaive", ["pack.over_length=window", "pack.seq_len=512"]),

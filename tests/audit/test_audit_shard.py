@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from packhouse.auditing import audit_shard
 from packhouse.auditing import shard as shard_module
 from packhouse.auditing.tokens import Intervals
-from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.tokenization import load_snapshot
 from tests.audit.conftest import CHATS, DEMO, Tables, turns
@@ -105,8 +104,13 @@ def test_axolotl_3754_an_end_token_outside_of_the_generation_block(snapshot, tmp
         tmp_path,
         "<|im_start|>assistant\n{% generation %}{{ m.content }}{% endgeneration %}<|im_end|>\n",
     )
-    with pytest.raises(TemplateError, match="block ends before the token that ends the turn"):
-        Tables(CHATS, snapshot, config)
+    tables = Tables(CHATS, snapshot, config)
+    assert found(tables) == {}
+    for ids, ranges in zip(
+        *(tables.tokenized[n].to_pylist() for n in ("input_ids", "trained_ranges")), strict=True
+    ):
+        end = snapshot.added_tokens["<|im_end|>"]
+        assert {ids[each["end"] - 1] for each in ranges} == {end}
 
 
 def test_of_a_generation_block_around_the_header_the_answer_is_trained(snapshot, tmp_path):
@@ -482,9 +486,10 @@ def test_thinking_that_is_left_out_is_not_due(shared, name, reasoning):
     snapshot = load_snapshot(shared / "tokenizers" / name)
     tables = Tables([TAGGED], snapshot, FormatConfig(reasoning=reasoning))
     assert found(tables) == {}
-    is_trained = reasoning == "keep" and name != "qwen3"
-    due = len(TAGGED[1]["content"] if is_trained else "So it is.") + len("Yes.")
+    thought = len(("hm " * 40).strip()) if reasoning == "keep" else 0
+    due = thought + len("So it is.") + len("Yes.")
     assert audited(tables)["counts"]["answer_bytes"] == due
+    assert len(tables.tokenized) == (2 if name == "qwen3" and reasoning != "strip" else 1)
 
 
 def test_slices_change_nothing(tables, monkeypatch):

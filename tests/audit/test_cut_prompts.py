@@ -66,7 +66,7 @@ class Rowmaker:
                 "dataset": "made",
                 "tokenizer": self.tokenizer,
                 "sources": [{"path": "rows"}],
-                "format": {"template": self.template},
+                "format": {"template": self.template, "turns": "whole"},
             },
             where="test",
         )
@@ -231,7 +231,7 @@ def test_right_rows_of_real_chats_have_no_finding(
     version = packhouse.prepare(
         [str(shared / "data" / file) for file in files],
         tokenizer=named,
-        format={"template": "chat"},
+        format={"template": "chat", "reasoning": "keep" if tokenizer == "qwen3" else "strip"},
         pack={"seq_len": 16384, "over_length": "drop"},
         audit=dict.fromkeys(lifted, 1.0),
         validate={"max_quarantined": 1.0},

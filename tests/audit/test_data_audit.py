@@ -402,6 +402,79 @@ def test_each_fault_is_found_and_shown(
     assert not report.is_clean
 
 
+def spans(report: packhouse.AuditReport) -> tuple[int, ...]:
+    """Trained spans; those behind a header, with a stop token last, with no other."""
+    names = ("spans", "spans_after_header", "spans_stopped", "spans_of_one_stop")
+    return tuple(report.counts[name] for name in names)
+
+
+def stopped(rows: Rows) -> Rows:
+    """The rows without what is behind their last end token."""
+    made = []
+    for row in rows:
+        end = len(row["input_ids"]) - row["input_ids"][::-1].index(END)
+        made.append({name: row[name][:end] for name in ("input_ids", "labels")})
+    return made
+
+
+def test_spans_are_held_against_headers_and_stop_tokens(
+    audited: Callable[..., packhouse.AuditReport], good: Rows
+) -> None:
+    def of(change: Callable[[list[int], list[int], int], None]) -> tuple[int, ...]:
+        rows = stopped(copied(good))
+        for row in rows[:5]:
+            begin = next(n for n, label in enumerate(row["labels"]) if label != -100)
+            change(row["input_ids"], row["labels"], begin)
+        return spans(audited(rows))
+
+    def late(ids: list[int], labels: list[int], begin: int) -> None:
+        labels[begin] = -100
+
+    def early(ids: list[int], labels: list[int], begin: int) -> None:
+        labels[begin - 1] = ids[begin - 1]
+
+    def without_end(ids: list[int], labels: list[int], begin: int) -> None:
+        labels[-1] = -100
+
+    def behind_end(ids: list[int], labels: list[int], begin: int) -> None:
+        ids.append(198)
+        labels.append(198)
+
+    def another_end(ids: list[int], labels: list[int], begin: int) -> None:
+        ids.insert(begin + 1, END)
+        labels.insert(begin + 1, END)
+
+    assert of(lambda ids, labels, begin: None) == (40, 40, 40, 40)
+    assert of(late) == of(early) == (40, 35, 40, 40)
+    assert of(without_end) == (40, 40, 35, 40)
+    assert of(behind_end) == (40, 40, 35, 35)
+    assert of(another_end) == (40, 40, 40, 35)
+    report = audited(stopped(copied(good)))
+    assert report.summary()[2] == (
+        "of 40 trained spans, 40 follow a generation header, 40 end with a stop token, "
+        "40 contain no other"
+    )
+
+
+def test_a_header_is_not_looked_for_in_the_record_before(
+    audited: Callable[..., packhouse.AuditReport], good: Rows
+) -> None:
+    rows = stopped(copied(good))
+    header = next(n for n, label in enumerate(rows[1]["labels"]) if label != -100)
+    prompt = {name: values[:header] for name, values in rows[1].items()}
+    answer = {name: values[header:] for name, values in rows[1].items()}
+    whole = joined([rows[0], prompt, answer], "seq_lengths")
+    assert spans(audited([whole, *rows[2:]]))[:2] == (40, 39)
+
+
+def test_without_a_template_headers_are_not_counted(
+    audited: Callable[..., packhouse.AuditReport], good: Rows
+) -> None:
+    report = audited(copied(good), template="alpaca")
+    assert "spans" not in report.counts
+    assert len([line for line in report.summary() if "trained span" in line]) == 0
+
+
 def test_answers_cut_at_the_limit_are_truncated_and_no_others(
     audited: Callable[..., packhouse.AuditReport], good: Rows
 ) -> None:

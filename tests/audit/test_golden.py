@@ -92,7 +92,7 @@ def test_functionary_a_template_that_changed_is_noticed(golden):
 @pytest.mark.parametrize(
     "options",
     [
-        {"format": {"one_example_per_turn": True}},
+        {"format": {"turns": "alone"}},
         {"pack": {"over_length": "window", "seq_len": 24}},
     ],
     ids=str,

@@ -13,12 +13,13 @@ from datasketch import MinHash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhouse.dedup import FINGERPRINTS, fingerprint_table, near_libraries, unit_numbers
+from packhouse.dedup import FINGERPRINTS, fingerprint_table, near_libraries
 from packhouse.dedup.near import bands_for, find_near
 from packhouse.dedup.policy import _drop_in_order
 from packhouse.dedup.units import merged
 from packhouse.errors import ConfigError
 from packhouse.recipe import DedupConfig, SourceConfig, ValidateConfig
+from packhouse.records.rows import number_rows
 from packhouse.sources import read_shard, scan_source
 from tests.audit.test_audit_gate import Project
 
@@ -261,7 +262,7 @@ def with_a_word_changed(messages):
 
 
 SPLITS = {
-    "turns": ["format.one_example_per_turn=true"],
+    "turns": ["format.turns=alone"],
     "windows": ["pack.over_length=window", "pack.seq_len=400"],
 }
 
@@ -296,7 +297,7 @@ def test_examples_of_one_conversation_are_no_duplicates_of_each_other(project, o
 def test_units_change_nothing_where_nothing_is_split(tmp_path):
     table = conversations(tmp_path, planted(30))
     prints = fingerprint_table(table, DedupConfig(near="drop"))
-    whole = merged(prints, unit_numbers(table))
+    whole = merged(prints, number_rows(table))
     assert whole.equals(prints.select(["shingles", "minhash"]))
 
 

@@ -132,7 +132,7 @@ def test_a_source_for_evaluation_only_takes_its_prompts_along(project, tmp_path)
     assert {row for name, row in of_eval if name == "a"} == set(range(10))  # the same prompts
     assert not [name for name, _ in of_eval if name == "b"]
     [facts] = [r.facts for r in prepared.receipts if r.step == "pack"]
-    assert (facts.split.asked, facts.split.eval, facts.split.records) == (20, 30, 120)
+    assert (facts.split.asked, facts.split.eval, facts.split.rows) == (20, 30, 120)
 
 
 @pytest.mark.parametrize("near", ["ignore", "keep"])

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 WINDOWS = ("pack.over_length=window", "pack.seq_len=64")
-TURNS = ("format.one_example_per_turn=true", "split.group_by=record")
+TURNS = ("format.turns=alone", "split.group_by=record")
 MORE = "Thanks a lot for that, and now tell me how I can say so to all of my old friends at once."
 SAID = "You say thank you to each of them, one by one, and you mean it whenever you say it aloud."
 
@@ -76,7 +76,7 @@ def thought(number, thinking, later="And then?"):
     "options",
     [
         ("format.reasoning=strip",),
-        ("format.reasoning=strip", "format.one_example_per_turn=true"),
+        ("format.reasoning=strip", "format.turns=alone"),
         ("format.reasoning=strip", *WINDOWS),
         # the template drops thinking from history by itself
         ("format.reasoning=keep", "tokenizer={shared}/tokenizers/qwen3"),
@@ -109,12 +109,13 @@ def test_an_eval_that_shrinks_by_equal_windows_is_said(project, capsys):
     prepared = project.prepare(*base, *WINDOWS, "audit.max_duplicates=1")
 
     facts = prepared.published.split
-    assert facts.records == 120
-    assert facts.asked == 60
+    assert sum(side.records for side in prepared.published.sides.values()) == 120
+    assert facts.rows == 60
+    assert facts.asked == 30
     assert facts.eval == 0
-    assert facts.joined == 118  # all but the two of the conversation that stands for all
+    assert facts.joined == 59  # all but the conversation that stands for all
     print_report(prepared)
-    said = "eval has 0 of 120 records, 60 were asked for: groups are taken whole; 118 records were"
+    said = "eval has 0 of 60 rows, 30 were asked for: groups are taken whole; 59 rows were"
     assert said in " ".join(capsys.readouterr().out.split())  # whatever the terminal's width
 
     whole = project.prepare(*base, "pack.seq_len=512")

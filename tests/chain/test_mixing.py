@@ -1,4 +1,4 @@
-"""Weighted sources: taken by hash of the record, repeated, counted, never on both sides."""
+"""Weighted sources: taken by hash of the row, repeated, counted, never on both sides."""
 
 import json
 
@@ -9,9 +9,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from packhouse.engine.workspace import Workspace
 from packhouse.loaders import load_packed
-from packhouse.recipe import SourceConfig
-from packhouse.steps.mixing import times_of
+from packhouse.packing import Admitted
+from packhouse.recipe import Recipe, SourceConfig, load_recipe
+from packhouse.records.tables import TOKENIZED, read_table
+from packhouse.steps.mixing import mix, row_keys, times_of
 from tests.audit.test_audit_gate import Project
 
 
@@ -21,7 +24,7 @@ def ids(num_records):
 
 @given(st.floats(0, 5), st.integers(0, 3))
 @settings(deadline=None)
-def test_every_record_is_taken_floor_or_ceiling_of_weight_times(weight, seed):
+def test_every_row_is_taken_floor_or_ceiling_of_weight_times(weight, seed):
     times = times_of(ids(500), SourceConfig(path="", weight=weight, mix_seed=seed))
     assert set(times.tolist()) <= {int(weight), int(weight) + 1}
     assert abs(times.mean() - weight) < 0.15
@@ -105,6 +108,242 @@ def test_a_row_that_is_not_taken_displaces_no_equal_one(project):
     assert line.rows_out == 60
 
 
+ROWS = st.lists(
+    st.lists(st.booleans(), min_size=1, max_size=4), min_size=1, max_size=30
+)  # the records of each row: True for those that can be packed
+
+
+def split_rows(rows, numbers):
+    """Shards of these rows' records, and the conversations that they were."""
+    names = {number: ids(2000)[number].as_py() for number in numbers}
+    records = [
+        {
+            "record_id": names[number] if len(rows[number]) == 1 else f"{place}{names[number][1:]}",
+            "row": number,
+            "group_key": names[number],
+        }
+        for number in numbers
+        for place in range(len(rows[number]))
+    ]
+    validated = [{"record_id": names[number], "row": number} for number in numbers]
+    kept = np.array([is_kept for number in numbers for is_kept in rows[number]], np.bool_)
+    lengths = np.full(len(kept), 5, np.int32)
+    at = np.flatnonzero(kept).astype(np.int32)
+    own = [TOKENIZED.field(name) for name in ("record_id", "row", "group_key")]
+    return (
+        pa.Table.from_pylist(records, pa.schema(own)),
+        pa.Table.from_pylist(validated, pa.schema(own[:2])),
+        Admitted(at, lengths[at], (~kept).astype(np.uint8), lengths),
+    )
+
+
+def mixed_rows(rows, parts, **settings):
+    """How often each row is taken; all its records that can be packed must agree."""
+    recipe = Recipe.model_validate(
+        {"dataset": "d", "tokenizer": "t", "sources": [{"path": "s.jsonl", **settings}]}
+    )
+    shards, validated, admitted = zip(*(split_rows(rows, part) for part in parts), strict=True)
+    taken, times = mix(admitted, shards, validated, ["s"] * len(shards), recipe)
+    found = {}
+    for shard, before, after, own in zip(shards, admitted, taken, times, strict=True):
+        for place, number in enumerate(shard["row"].to_pylist()):
+            if place in before.rows:
+                found.setdefault(number, set()).add(int(own[place]))
+                assert (place in after.rows) == (own[place] > 0)
+            else:
+                assert own[place] == 0
+    assert all(len(each) == 1 for each in found.values())
+    return {number: each.pop() for number, each in found.items()}
+
+
+@given(ROWS, st.data())
+@settings(deadline=None, max_examples=60)
+def test_a_row_is_taken_with_all_its_records_and_as_if_it_had_one(rows, data):
+    chosen = data.draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "weight": st.sampled_from([0.3, 1.5, 2.0]),
+                "max_records": st.integers(0, 12),
+                "mix_seed": st.integers(0, 3),
+            },
+        )
+    )
+    numbers = list(range(len(rows)))
+    cut = data.draw(st.integers(0, len(rows)))
+    found = mixed_rows(rows, [numbers], **chosen)
+    assert mixed_rows(rows, [numbers[:cut], numbers[cut:]], **chosen) == found
+    packed = [number for number in numbers if any(rows[number])]
+    as_one = [[True] if any(row) else [False] for row in rows]
+    assert mixed_rows(as_one, [numbers], **chosen) == found
+    assert sorted(found) == packed
+    if "max_records" in chosen and chosen.get("weight", 1.0) >= 1:
+        assert sum(times > 0 for times in found.values()) == min(chosen["max_records"], len(packed))
+
+
+def test_questions_of_one_article_are_rows_of_their_own():
+    of_article, of_turns = ["0", "1"], ["2", "3"]
+    shard = pa.table(
+        {
+            "record_id": of_article + of_turns,
+            "row": [4, 4, 7, 7],
+            "group_key": ["a", "b", "c", "c"],
+        }
+    )
+    validated = pa.table({"record_id": [*of_article, "4"], "row": [4, 4, 7]})
+    for is_stripped in (False, True):
+        keys = row_keys(shard, validated, is_stripped=is_stripped)
+        assert keys.to_pylist() == [*of_article, "4", "4"]
+
+
+def test_a_record_that_lost_its_last_question_has_the_key_of_its_row():
+    shard = pa.table({"record_id": ["8"], "row": [2], "group_key": ["a"]})
+    validated = pa.table({"record_id": ["9"], "row": [2]})
+    assert row_keys(shard, validated, is_stripped=False).to_pylist() == ["9"]
+    assert row_keys(shard, validated, is_stripped=True).to_pylist() == ["8"]  # named after the rest
+
+
 def test_max_records_is_kept_to_the_record(project):
     mixed = project.prepare("sources.0.max_records=7", "sources.0.weight=2")
     assert sum(r["times"] for r in project.records(mixed) if r["source"].startswith("a")) == 14
+
+
+@pytest.fixture
+def talks(project):
+    """A project of 40 conversations."""
+    recipe = yaml.safe_load(project.path.read_text())
+    recipe["sources"] = [{"path": "a.jsonl", "format": "chat"}]
+    recipe["format"]["template"] = "chat"
+    recipe["validate"] = {"allow_ends_on_user": True}
+    recipe["pack"] = {"seq_len": 512, "strategy": "none"}
+    project.path.write_text(yaml.safe_dump(recipe))
+    write_talks(project, map(talk, range(40)))
+    return project
+
+
+def write_talks(project, rows):
+    (project.folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def talk(number):
+    """One to four exchanges; every fifth ends with a question."""
+    texts = [
+        text
+        for turn in range(1 + number % 4)
+        for text in (f"What is {number} plus {turn}?", f"It is {number + turn}.")
+    ]
+    texts += ["And what else?"] * (number % 5 == 0)
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[i % 2], "content": t} for i, t in enumerate(texts)]}
+
+
+def chosen_rows(prepared, project):
+    """Rows of train and eval, each with how often its records are packed."""
+    found = {}
+    for record in project.records(prepared):
+        found.setdefault((record["split"], record["row"]), set()).add(record["times"])
+    assert all(len(times) == 1 for times in found.values())
+    return {row: times.pop() for row, times in found.items() if times != {0}}
+
+
+@pytest.mark.parametrize("group_by", ["prompt", "record"])
+def test_the_same_rows_are_chosen_however_turns_are_split(talks, group_by):
+    base = f"split.group_by={group_by}"
+    mixing = ("sources.0.max_records=10", "sources.0.weight=2")
+    counted = {}
+    for turns in ("whole", "alone"):
+        done = talks.prepare(base, *mixing, f"format.turns={turns}")
+        counted[turns] = {row: n for (_, row), n in chosen_rows(done, talks).items()}
+        records = [each["row"] for each in talks.records(done) if each["times"]]
+    assert counted["whole"] == counted["alone"]
+    assert list(counted["whole"].values()) == [2] * 10
+    assert len(records) > 10
+
+
+def test_the_same_rows_are_for_evaluation_however_turns_are_split(talks):
+    settings = ("sources.0.max_records=10", "sources.0.weight=2", "split.eval_count=5")
+    whole, alone = (
+        talks.prepare("split.eval_fraction=0", *settings, f"format.turns={turns}")
+        for turns in ("whole", "alone")
+    )
+    rows = chosen_rows(whole, talks)
+    assert chosen_rows(alone, talks) == rows
+    assert len(rows) == 10
+    num_eval = sum(side == "eval" for side, _ in rows)
+    num_records = []
+    for done in (whole, alone):
+        split = done.published.split
+        assert (split.rows, split.asked, split.eval) == (10, 5, num_eval)
+        num_records.append(sum(side.records for side in done.published.sides.values()))
+    assert num_records[0] == 20 < num_records[1]
+
+
+def test_eval_count_is_a_number_of_rows(talks):
+    done = talks.prepare("split.eval_fraction=0", "split.eval_count=5", "format.turns=alone")
+    assert sum(side == "eval" for side, _ in chosen_rows(done, talks)) == 5
+    assert done.published.split.eval == 5
+
+
+def test_a_row_with_one_record_that_is_too_long_counts_once(talks):
+    long = {"role": "user", "content": "What is " + "1 plus " * 300 + "1?"}
+    rows = [talk(4 * number + 3) for number in range(8)]  # four exchanges each
+    for row in rows:
+        row["messages"][6] = long  # the last question that is answered
+    write_talks(talks, rows)
+    done = talks.prepare("format.turns=alone", "sources.0.max_records=3", "pack.over_length=drop")
+    records = talks.records(done)
+    assert sum(each["outcome"] == "over_seq_len" for each in records) == 8
+    taken = [each["row"] for each in records if each["times"]]
+    assert sorted(taken.count(row) for row in set(taken)) == [3, 3, 3]
+
+
+FACTOR = "records hold {} times the text of one rendering per row, because each answer is a record"
+
+
+def test_rows_and_records_and_what_splitting_costs_are_said(talks, capsys, caplog):
+    from packhouse.estimate import estimate
+    from packhouse.result import print_report
+    from packhouse.steps.plan import plan_jobs
+
+    settings = ("format.turns=alone", "sources.0.max_records=10", "sources.0.weight=2")
+    recipe = load_recipe(talks.path, settings)
+    before = estimate(recipe, plan_jobs(recipe), Workspace(cache=talks.cache))
+    done = talks.prepare(*settings)
+    after = estimate(recipe, plan_jobs(recipe), Workspace(cache=talks.cache))
+
+    # Of 40 talks 10 each have 1, 2, 3 and 4 answers, so as many records.
+    assert before.by_source()[0] == after.by_source()[0] == ("source", "rows", "records", "tokens")
+    assert [line[1:3] for line in before.by_source()[1]] == [(40, 100)]
+    assert before.rows == after.rows == 20
+    assert before.num_rows.startswith("20 rows in ")
+    sizes = {}
+    for receipt in (each for each in done.receipts if each.step == "format"):
+        texts = read_table(receipt.path("formatted.arrow"))
+        for row, text in zip(texts["row"].to_pylist(), texts["text"].to_pylist(), strict=True):
+            sizes.setdefault(row, []).append(len(text.encode()))
+    factor = sum(map(sum, sizes.values())) / sum(map(max, sizes.values()))
+    said = FACTOR.format(f"{factor:.2f}")
+    assert factor > 1.5
+    assert any(said in note for note in before.notes)
+    assert any(said in note for note in after.notes)
+    (early,) = [each.getMessage() for each in caplog.records if "records hold" in each.getMessage()]
+    assert early.startswith(f"so far, {said}")
+
+    print_report(done)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"note: {said}" in printed
+    assert "format 40 rows 100 records" in printed
+    assert "tokenize 100 records 100 records" in printed
+    assert "format added: turns 60 records" in printed
+
+
+def test_nothing_is_said_of_rows_that_are_not_split(talks, capsys, caplog):
+    from packhouse.result import print_report
+
+    done = talks.prepare("format.turns=whole")
+    assert done.factor_note is None
+    print_report(done)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "step rows in rows out" in printed
+    assert "format 40 40" in printed
+    assert not [each for each in caplog.records if "records hold" in each.getMessage()]

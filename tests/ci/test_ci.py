@@ -565,7 +565,7 @@ def test_a_plan_counts_what_lies_in_the_shared_cache(place, monkeypatch):
         "tokenize": (2, 2),
         "pack": (0, 1),
         "split": (0, 1),
-        "audit": (4, 5),
+        "audit": (6, 7),
         "publish": (0, 1),
     }
     assert not (place / "another" / "steps").exists()  # nothing is fetched for a plan

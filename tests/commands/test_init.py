@@ -784,3 +784,30 @@ def test_labels_for_a_tokenizer_without_eos_train_a_head_for_classes(project, sh
     assert "template: sequence_classification" in Path("recipe.yaml").read_text()
     code, said = project.call("prepare", "recipe.yaml")
     assert code == 0, said
+
+
+def test_init_says_what_split_rows_cost(tmp_path, monkeypatch):
+    from packhouse.proposal import sampling
+    from packhouse.records.split_text import SplitText
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "talks.jsonl").write_bytes(lines([{"messages": chats_of(t)} for t in TALKS]))
+    try_first_rows = sampling.try_first_rows
+
+    def split(*arguments: Any) -> Any:  # as a template that drops reasoning from history
+        *found, _ = try_first_rows(*arguments)
+        return *found, SplitText(all=1470, split=970, whole=500)
+
+    def printed(out: str) -> str:
+        arguments = ["init", "talks.jsonl", "--tokenizer", str(TOKENIZER), "-o", out, "--yes"]
+        result = CliRunner().invoke(cli, [*arguments, "--cache", str(tmp_path / "cache")])
+        assert result.exit_code == 0, result.output
+        return " ".join(result.output.split())
+
+    assert "records hold" not in printed("whole.yaml")
+    monkeypatch.setattr(sampling, "try_first_rows", split)
+    assert (
+        "records hold 1.47 times the text of one rendering per row, because the template drops "
+        "earlier reasoning from history; alternatives: format.turns: whole, format.reasoning: "
+        "strip, train_on: last_assistant"
+    ) in printed("split.yaml")

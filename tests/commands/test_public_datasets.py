@@ -70,10 +70,13 @@ THINKS = {
 }
 
 
+WITH_REASONING = ("simplescaling/s1K", "open-thoughts/OpenThoughts-114k (metadata)")
+
+
 def meant(name: str, number: int, talk: Any) -> list[dict[str, Any]]:
     answer = (THOUGHT if name in THINKS else "") + talk.answer
     found = chat(f"{number}: {talk.question}", answer, system=SYSTEM_OF.get(name, ""))
-    if name in ("simplescaling/s1K", "open-thoughts/OpenThoughts-114k (metadata)"):
+    if name in WITH_REASONING:
         found[-1]["reasoning_content"] = "Add both."
     if name == "Salesforce/xlam-function-calling-60k":
         call = {"name": "add", "arguments": {"say": talk.answer}}
@@ -97,7 +100,8 @@ def test_every_shape_is_published_with_the_ids_of_transformers(project: Any, sha
     transformers = pytest.importorskip("transformers")
     folder = shared / "tokenizers" / "qwen2.5-instruct"
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    names = [*ROWS, *PUBLIC]
+    # Qwen2.5's template never writes reasoning from a field: a run with such rows stops.
+    names = [name for name in (*ROWS, *PUBLIC) if name not in WITH_REASONING]
     Path("all").mkdir()
     expected = []
     for number, name in enumerate(names):

@@ -258,7 +258,7 @@ def test_a_row_of_which_several_records_are_bad_is_mended_once(desk):
     (desk / "chat.jsonl").write_text(json.dumps(row) + "\n")
     recipe = yaml.safe_load((desk / "recipe.yaml").read_text())
     recipe["sources"] = [{"path": "chat.jsonl", "format": "chat"}]
-    recipe["format"] = {"one_example_per_turn": True}
+    recipe["format"] = {"turns": "alone"}
     recipe["tokenize"] = {"control_text": "quarantine"}
     recipe["validate"] = {"max_quarantined": 0.9}
     (desk / "recipe.yaml").write_text(yaml.safe_dump(recipe))

@@ -66,7 +66,7 @@ def test_explain_names_the_component_that_changed(call, prepared):
 def test_explain_shows_every_job_of_a_run(call, prepared):
     shown = {job["key"] for job in json.loads(call("explain", str(DEMO), "--json"))["jobs"]}
     assert shown == {receipt.key for receipt in prepared.receipts}
-    assert len(shown) == 22
+    assert len(shown) == 24
 
 
 def test_explain_notices_a_file_that_is_gone(call, prepared):
@@ -85,7 +85,7 @@ def test_explain_notices_a_file_that_is_gone(call, prepared):
         ("pack.over_length=window", "pack.seq_len=128"),
         ("pack.over_length=window", "pack.seq_len=128", "pack.strategy=none"),
         ("pack.strategy=concat",),
-        ("format.one_example_per_turn=true",),
+        ("format.turns=alone",),
     ],
 )
 def test_plan_estimates_before_any_work_and_counts_after_it(call, tmp_path, options):
@@ -102,14 +102,22 @@ def test_plan_estimates_before_any_work_and_counts_after_it(call, tmp_path, opti
     (line,) = (line for line in done.ledger if line.step == "pack")
     assert after["is_exact"]
     assert after["version_id"] == before["version_id"] == done.version.split(".")[0]
-    assert (after["rows"], after["tokens"]) == (line.rows_out, line.tokens_out)
+    assert (after["records"], after["tokens"]) == (line.rows_out, line.tokens_out)
     assert options or (line.rows_out, line.tokens_out) == (294, 29_487)
-    assert before["rows"] == pytest.approx(line.rows_out, rel=0.05)
+    assert before["records"] == pytest.approx(line.rows_out, rel=0.05)
+    assert before["rows"] == pytest.approx(after["rows"], rel=0.05)
+    is_split = any(
+        option in ("format.turns=alone", "pack.over_length=window") for option in options
+    )
+    assert (after["rows"] < after["records"]) == is_split
     assert before["tokens"] == pytest.approx(line.tokens_out, rel=0.05)
     packs = sum(side.num_packs for side in done.published.statistics.values())
     assert after["packs"] == pytest.approx(packs, abs=1, rel=0.05)
     printed = call("plan", str(DEMO), *setting)
-    assert f"{line.rows_out:,} rows, {line.tokens_out:,} tokens" in printed
+    rows = f"{after['rows']:,} rows"
+    if after["rows"] != after["records"]:
+        rows += f" in {line.rows_out:,} records"
+    assert f"{rows}, {line.tokens_out:,} tokens" in printed
     num_over = sum(line.dropped.values())
     assert ("more tokens than pack.seq_len" in printed) == bool(num_over)
 

@@ -9,8 +9,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ip
 SAYS = {
     "first-dataset": ["validate 144 -> 142", "[.][<|im_end|>]", "True False"],
     "breaking-a-mask": [
-        "ends before the token that ends the turn",
-        "holds text of the user",
+        "does not end in a generation block",
         "never learns to stop",
         "unterminated_turns 0",
     ],

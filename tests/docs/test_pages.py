@@ -28,6 +28,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 DEMO = ROOT / "deployments" / "demo"
 NEEDS = dict.fromkeys(("how-to/trl.md", "how-to/preferences.md"), ("trl", "accelerate"))
+NEEDS["how-to/renderers.md"] = ("renderers",)
 SAYS = {
     "how-to/keep-records-apart.md": "RECORDS SEE EACH OTHER",
     "how-to/pack-in-memory.md": "5 rows of 12 tokens: 1 empty",

@@ -20,7 +20,9 @@ TOKENIZERS = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"]
 
 
 def tokenized(conversations, snapshot):
-    rendered = make_renderer(FormatConfig(), snapshot).render(make_table(conversations))
+    rendered = make_renderer(FormatConfig(turns="whole"), snapshot).render(
+        make_table(conversations)
+    )
     done = tokenize_table(rendered.formatted, snapshot, TokenizeConfig())
     rows = done.tokenized.select(["row", "input_ids", "trained_ranges"]).to_pylist()
     return {row.pop("row"): row for row in rows}

@@ -121,7 +121,7 @@ def test_over_long_rows_become_what_the_flow_makes_of_them(tmp_path, over_length
     path = tmp_path / "talks.jsonl"
     talks = [LONG[start:] for start in range(0, 24, 2)]
     path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
-    settings = FormatConfig(template="chat", one_example_per_turn=per_turn)
+    settings = FormatConfig(template="chat", turns="alone" if per_turn else "joined")
     packs = make_supervised_dataset(
         TOKENIZER,
         str(path),
@@ -149,8 +149,7 @@ def test_over_long_rows_become_what_the_flow_makes_of_them(tmp_path, over_length
     assert [line.to_json() for line in packs.ledger] == [
         line.to_json() for line in done.ledger if line.step != "split"
     ]
-    is_split = over_length == "window" and not per_turn  # of an example, one window is trained
-    assert ("windows" in packs.ledger[1].added) == is_split
+    assert ("windows" in packs.ledger[1].added) == (over_length == "window")
     assert packs.num_dropped == 0 or over_length != "window"
     assert [item["input_ids"].tolist() for item in packs] == [row["input_ids"] for row in published]
 

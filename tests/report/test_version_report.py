@@ -150,7 +150,7 @@ def test_rows_that_were_too_long_are_counted_in_other_sizes(tmp_path: Path) -> N
     dropped = [row["num_tokens"] for row in made[256].sql(query).to_pylist()]
 
     assert too_long == {"256": ["2", f"{sum(dropped):,}"], "1,024": ["0", "0"]}
-    assert "Counts the 2 rows that this version left out as too long." in made[256].report()
+    assert "Counts the 2 records that this version left out as too long." in made[256].report()
     kept = made[1024].sql("select num_tokens from records where row > 1").to_pylist()
     assert dropped == [row["num_tokens"] for row in kept]
     windows = publish(256, "window").report()  # other sizes make other windows
@@ -413,7 +413,7 @@ def test_what_was_left_out_of_rows_that_were_split_is_a_share_of_their_records(
 ) -> None:
     turns = [("user", "Say it."), ("assistant", "a " * 60)] * 6
     rows = [{"messages": [{"role": role, "content": content} for role, content in turns]}]
-    each = {"one_example_per_turn": True}
+    each = {"turns": "alone"}
     version = _prepared(tmp_path, rows, "chat", format=each, pack={"seq_len": 256})
     ((left_out, share),) = re.findall(
         r"<dt>Dropped</dt><dd>(\d)</dd><dd class=note>(.*?)</dd>", version.report()

@@ -91,6 +91,23 @@ def test_eval_count_takes_whole_groups_until_there_are_enough(keys, count, seed)
         assert min(len(in_eval) - in_eval.count(key) for key in in_eval) < count
 
 
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 5)), max_size=60),
+    count=st.integers(0, 80),
+    seed=st.integers(0, 9),
+)
+def test_eval_count_counts_a_row_once_however_many_records_it_has(rows, count, seed):
+    config = SplitConfig(eval_count=count, seed=seed)
+    keys = [key_of(number) for number, num_records in rows for _ in range(num_records)]
+    first = [place == 0 for _, num_records in rows for place in range(num_records)]
+
+    chosen = goes_to_eval(pa.array(keys, pa.string()), config, np.array(first, np.bool_))
+    of_rows = is_eval([key_of(number) for number, _ in rows], eval_count=count, seed=seed)
+    assert chosen[np.array(first, np.bool_)].tolist() == of_rows
+    in_eval = {key for key, side in zip(keys, chosen, strict=True) if side}
+    assert not in_eval & {key for key, side in zip(keys, chosen, strict=True) if not side}
+
+
 @given(keys=KEYS, more=KEYS, count=st.integers(0, 60), seed=st.integers(0, 9))
 def test_appending_never_moves_a_record_from_train_to_eval(keys, more, count, seed):
     before = is_eval(keys, eval_count=count, seed=seed)

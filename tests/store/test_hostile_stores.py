@@ -25,7 +25,7 @@ from packhouse.errors import (
 from packhouse.loaders.versions import load_packed
 from packhouse.report.checks import duplicates_section, quality_section
 from packhouse.report.sections import flow_section, heading, overview, recipe_section
-from packhouse.result import print_ledger, print_quality
+from packhouse.result import print_inference, print_ledger, print_quality
 from packhouse.store import (
     load_ref,
     open_store,
@@ -389,6 +389,12 @@ def test_whatever_a_leaf_of_a_manifest_holds_no_reader_breaks():
         "worst": {"html": [row]},
         "languages": {"en": 304},
     }
+    answers = {"records": 304, "records_checked": 304, "answers_checked": 310}
+    document["audit"]["inference"] = {
+        "turns": "joined",
+        "dataset": answers,
+        "sources": {"rows": answers},
+    }
     whole = parse_slot((PUBLISHED / "demo-manifest.json").read_bytes())
     for split in document["counts"]["statistics"].values():
         del split["length_histogram"][1:]
@@ -427,6 +433,7 @@ def test_whatever_a_leaf_of_a_manifest_holds_no_reader_breaks():
                 lines = [dict(line) for line in manifest.counts.get("ledger", [])]
                 print_ledger(lines, manifest.lineage.get("sources", []))
             if {"audit", "counts", "lineage", "configuration"} & set(path):
+                print_inference(manifest.audit)
                 print_quality(manifest.audit)
                 for section in (heading, overview, flow_section, recipe_section):
                     section(manifest)

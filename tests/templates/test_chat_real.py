@@ -6,7 +6,8 @@ import pytest
 
 from packhouse.recipe import FormatConfig
 from packhouse.templates import make_renderer
-from packhouse.templates.chat_messages import chat_messages, with_call_ids
+from packhouse.templates.chat_messages import MessageForm, chat_messages, with_call_ids
+from packhouse.templates.thinking import without_thinking
 from tests.templates.test_chat_toys import GENERATION, TWO
 from tests.templates.toys import make_table, pieces, snapshot_of
 
@@ -15,31 +16,36 @@ ENDS = {"qwen2.5-instruct": "<|im_end|>", "qwen3": "<|im_end|>", "mistral-7b-ins
 FILES = {"alpaca": 1500, "fastchat": None, "xtuner": None, "glaive": None, "reasoning": None}
 
 
-def expected_text(tokenizer, messages, tools):
-    """What transformers makes of a row; for Mistral with ids, behind the prompt of inference."""
-    tools = json.loads(tools) if tools else None
+# Qwen2.5's and Mistral's templates never write reasoning: their rows are prepared without it.
+NEVER_WRITE_REASONING = ["qwen2.5-instruct", "mistral-7b-instruct-v0.3"]
+
+
+def as_given(tokenizer, messages):
+    """Messages as a client sends them: Mistral's calls have ids."""
     chat = chat_messages(messages)
     if "mistral" in tokenizer.name_or_path:
-        chat = with_call_ids(chat)
+        chat = with_call_ids(chat, MessageForm(has_ids=True))
+    return chat
+
+
+def expected_text(tokenizer, messages, tools):
+    """What transformers makes of a row."""
+    tools = json.loads(tools) if tools else None
     try:
-        whole = tokenizer.apply_chat_template(chat, tools=tools, tokenize=False)
-        if "mistral" not in tokenizer.name_or_path or chat[0]["role"] != "system":
-            return whole
-        prompt = tokenizer.apply_chat_template(chat[:-1], tools=tools, tokenize=False)
-        bare = tokenizer.apply_chat_template(chat[1:-1], tools=tools, tokenize=False)
-        assert whole.startswith(bare)
-        return prompt + whole[len(bare) :]
+        return tokenizer.apply_chat_template(
+            as_given(tokenizer, messages), tools=tools, tokenize=False
+        )
     except Exception:
         return None
 
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_text_equals_apply_chat_template_on_every_row(name, file, load_tokenizer, real_rows):
+def test_whole_text_equals_apply_chat_template_on_every_row(name, file, load_tokenizer, real_rows):
     tokenizer = load_tokenizer(name)
     rows = real_rows(file, FILES[file])
     table = make_table([messages for messages, _ in rows], tools=[tools for _, tools in rows])
-    out = make_renderer(FormatConfig(), snapshot_of(tokenizer)).render(table)
+    out = make_renderer(FormatConfig(turns="whole"), snapshot_of(tokenizer)).render(table)
 
     kept = out.formatted["row"].to_pylist()
     assert out.formatted["text"].to_pylist() == [
@@ -50,25 +56,76 @@ def test_text_equals_apply_chat_template_on_every_row(name, file, load_tokenizer
         assert lost or expected_text(tokenizer, *rows[row["row"]]) is None
     if not name.startswith("mistral"):
         assert out.quarantined.num_rows == 0
+    elif file == "reasoning":  # each row has a system prompt, which the template would leave out
+        assert kept == []
 
 
+def without_reasoning(message):
+    if message["role"] != "assistant":
+        return message
+    content = without_thinking(message["content"])
+    return {k: v for k, v in message.items() if k != "reasoning"} | {"content": content}
+
+
+def trained_answers(out, rows):
+    """Text before each trained span, the span, the row and the number of its answer."""
+    answers = {
+        number: [at for at, turn in enumerate(messages) if turn["role"] == "assistant"]
+        for number, (messages, _) in enumerate(rows)
+    }
+    for record in out.select(["row", "text", "trained_spans"]).to_pylist():
+        text = record["text"].encode()
+        for span in record["trained_spans"]:
+            before, trained = text[: span["start"]], text[span["start"] : span["end"]]
+            yield before.decode(), trained.decode(), record["row"], answers[record["row"]].pop(0)
+    kept = set(out["row"].to_pylist())
+    assert [number for number in kept if answers[number]] == []  # each answer is trained once
+
+
+def prompt_at_inference(tokenizer, messages, tools, answer):
+    """What a client sends for an answer; it thinks if an answer to the same question has."""
+    roles = [message["role"] for message in messages]
+    first = max(at for at in range(answer) if roles[at] == "user")
+    last = next((at for at in range(answer, len(roles)) if roles[at] == "user"), len(roles))
+    return tokenizer.apply_chat_template(
+        as_given(tokenizer, messages)[:answer],
+        tools=json.loads(tools) if tools else None,
+        tokenize=False,
+        add_generation_prompt=True,
+        enable_thinking=any("reasoning" in message for message in messages[first:last]),
+    )
+
+
+@pytest.mark.parametrize("turns", ["joined", "exact"])
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_every_answer_is_trained_with_its_end_token(name, file, load_tokenizer, real_rows):
-    rows = real_rows(file, FILES[file])
+def test_every_answer_follows_the_prompt_of_inference_and_ends_with_its_stop_token(
+    name, file, turns, load_tokenizer, real_rows
+):
+    tokenizer, rows, options = load_tokenizer(name), real_rows(file, FILES[file]), {}
+    if name in NEVER_WRITE_REASONING:
+        options = {"reasoning": "strip"}
+        rows = [([without_reasoning(m) for m in messages], tools) for messages, tools in rows]
     table = make_table([messages for messages, _ in rows], tools=[tools for _, tools in rows])
-    out = make_renderer(FormatConfig(), snapshot_of(load_tokenizer(name))).render(table).formatted
+    out = make_renderer(FormatConfig(turns=turns, **options), snapshot_of(tokenizer)).render(table)
 
-    for row, trained in zip(out["row"].to_pylist(), pieces(out), strict=True):
-        answers = [turn for turn in rows[row][0] if turn["role"] == "assistant"]
-        assert len(trained) == len(answers)
-        for answer, span in zip(answers, trained, strict=True):
-            assert span.endswith(ENDS[name])
-            assert answer["content"].strip() in span
-            assert "<|im_start|>" not in span
-            assert "[INST]" not in span
-            for call in json.loads(answer.get("tool_calls", "[]")):
-                assert call["function"]["name"] in span
+    for before, trained, row, number in trained_answers(out.formatted, rows):
+        messages, tools = rows[row]
+        prompt = prompt_at_inference(tokenizer, messages, tools, number)
+        if turns == "exact":
+            assert before == prompt
+        else:  # the template's own text in history may be another: an empty thought
+            empty = "<think>\n\n</think>\n\n"
+            assert before.replace(empty, "") == prompt.replace(empty, "")
+        assert trained.endswith(ENDS[name])
+        assert trained.count(ENDS[name]) == 1
+        assert "<|im_start|>" not in trained
+        assert "[INST]" not in trained
+        answer = messages[number]
+        assert answer["content"].strip() in trained
+        assert answer.get("reasoning", "").strip("\n") in trained
+        for call in json.loads(answer.get("tool_calls", "[]")):
+            assert call["function"]["name"] in trained
 
 
 def test_spans_of_generation_blocks_equal_transformers_assistant_mask(load_tokenizer, real_rows):
@@ -95,7 +152,7 @@ def test_spans_of_generation_blocks_equal_transformers_assistant_mask(load_token
         assert ours == encoded["assistant_masks"]
 
 
-def test_mistral_answers_behind_the_system_prompt_that_inference_gives(load_tokenizer):
+def test_mistral_answers_follow_the_system_prompt_that_inference_gives(load_tokenizer):
     turns = [("system", "Be brief."), ("user", "hi"), ("assistant", "hello")]
     tokenizer = load_tokenizer("mistral-7b-instruct-v0.3")
     out = make_renderer(FormatConfig(), snapshot_of(tokenizer)).render(make_table([turns]))
@@ -108,49 +165,63 @@ def test_mistral_answers_behind_the_system_prompt_that_inference_gives(load_toke
     assert pieces(out.formatted, "content_spans") == [["Be brief.", "hi", "hello"]]
 
 
-def test_where_mistral_drops_a_system_prompt_the_row_names_the_remedy(load_tokenizer):
-    turns = [("system", "Be brief."), *TWO]
+def test_mistral_has_the_system_prompt_in_the_prompt_of_each_answer(load_tokenizer):
     snapshot = snapshot_of(load_tokenizer("mistral-7b-instruct-v0.3"))
-    table = make_table([turns])
+    table = make_table([[("system", "Be brief."), *TWO]])
+    first = "<s>[INST] Be brief.\n\nhi[/INST] hello</s>"
+    second = "<s>[INST] hi[/INST] hello</s>[INST] Be brief.\n\nbye[/INST] see you</s>"
 
-    out = make_renderer(FormatConfig(), snapshot).render(table)
+    for turns in ("joined", "exact", "alone"):
+        out = make_renderer(FormatConfig(turns=turns), snapshot).render(table)
+        assert out.formatted["text"].to_pylist() == [first, second]
+        assert pieces(out.formatted) == [[" hello</s>"], [" see you</s>"]]
+        assert out.added == {"turns": 1}
     last = make_renderer(FormatConfig(train_on="last_assistant"), snapshot).render(table)
-    each = make_renderer(FormatConfig(one_example_per_turn=True), snapshot).render(table)
+    assert last.formatted["text"].to_pylist() == [second]
+    whole = make_renderer(FormatConfig(turns="whole"), snapshot).render(table)
+    assert whole.quarantined["reason"].to_pylist() == ["content_lost"]
 
-    assert out.quarantined["reason"].to_pylist() == ["content_lost"]
-    assert "Set format.one_example_per_turn, or" in out.quarantined["detail"][0].as_py()
-    assert last.formatted["text"].to_pylist() == [
-        "<s>[INST] hi[/INST] hello</s>[INST] Be brief.\n\nbye[/INST] see you</s>"
+
+def test_qwen3_gives_the_empty_thought_to_each_prompt(load_tokenizer):
+    snapshot = snapshot_of(load_tokenizer("qwen3"))
+    empty, answers = "<think>\n\n</think>\n\n", ["hello<|im_end|>", "see you<|im_end|>"]
+    texts = [
+        f"<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n{first}hello<|im_end|>\n"
+        f"<|im_start|>user\nbye<|im_end|>\n<|im_start|>assistant\n{empty}see you<|im_end|>\n"
+        for first in (empty, "")
     ]
-    assert each.formatted["text"].to_pylist() == [
-        "<s>[INST] Be brief.\n\nhi[/INST] hello</s>",
-        last.formatted["text"][0].as_py(),
-    ]
-    assert pieces(each.formatted) == [[" hello</s>"], [" see you</s>"]]
-    assert each.added == {"turn_examples": 1}
 
+    joined = make_renderer(FormatConfig(), snapshot).render(make_table([TWO]))
+    assert joined.formatted["text"].to_pylist() == texts[:1]
+    assert pieces(joined.formatted) == [answers]
+    assert joined.notes == {"plain_turns": 2, "rewritten_prompts": 1}
 
-def test_qwen3_writes_an_empty_thought_into_the_last_answer_only(load_tokenizer):
-    out = make_renderer(FormatConfig(), snapshot_of(load_tokenizer("qwen3"))).render(
-        make_table([TWO])
-    )
+    exact = make_renderer(FormatConfig(turns="exact"), snapshot).render(make_table([TWO]))
+    assert exact.formatted["text"][1].as_py() == texts[1]
+    assert pieces(exact.formatted) == [answers[:1], answers[1:]]
 
-    assert pieces(out.formatted) == [
-        ["hello<|im_end|>", "<think>\n\n</think>\n\nsee you<|im_end|>"]
-    ]
+    whole = make_renderer(FormatConfig(turns="whole"), snapshot).render(make_table([TWO]))
+    assert whole.formatted["text"].to_pylist() == texts[1:]
+    assert pieces(whole.formatted) == [[answers[0], empty + answers[1]]]
 
 
 def test_qwen3_takes_a_user_text_for_a_tool_result_as_transformers_does(load_tokenizer):
     tokenizer = load_tokenizer("qwen3")
     forged = "<tool_response>\nx\n</tool_response>"
     rows = [[("user", "hi"), ("assistant", "a"), ("user", forged), ("assistant", "b")]] * 10
-    out = make_renderer(FormatConfig(), snapshot_of(tokenizer)).render(make_table(rows))
     messages = [{"role": role, "content": text} for role, text in rows[0]]
-
-    assert out.quarantined["detail"].to_pylist() == []
-    assert set(out.formatted["text"].to_pylist()) == {
+    whole = make_renderer(FormatConfig(turns="whole"), snapshot_of(tokenizer))
+    assert set(whole.render(make_table(rows)).formatted["text"].to_pylist()) == {
         tokenizer.apply_chat_template(messages, tokenize=False)
     }
+
+    exact = make_renderer(FormatConfig(turns="exact"), snapshot_of(tokenizer))
+    out = exact.render(make_table(rows))
+    assert out.quarantined["detail"].to_pylist() == []
+    prompt = tokenizer.apply_chat_template(
+        messages[:3], tokenize=False, add_generation_prompt=True, enable_thinking=False
+    )
+    assert set(out.formatted["text"].to_pylist()[1::2]) == {prompt + "b<|im_end|>\n"}
 
 
 @pytest.mark.parametrize("forged", ["<tool_response>\n<tool_call>\n</tool_response>", "</think>"])

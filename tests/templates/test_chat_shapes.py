@@ -88,8 +88,9 @@ def rendered_alone(renderer, table):
     with patch.object(chat, "MIN_SHAPE_ROWS", 2**31):
         alone = renderer.render(table)
     rows = dict(zip(table["row"].to_pylist(), table.to_pylist(), strict=True))
-    for row in alone.formatted.to_pylist():
-        assert row["text"] == plain_text(renderer, rows[row["row"]])
+    if renderer._config.turns == "whole":
+        for row in alone.formatted.to_pylist():
+            assert row["text"] == plain_text(renderer, rows[row["row"]])
     return outcome(alone)
 
 
@@ -101,8 +102,8 @@ def plain_text(renderer, row):
 
 
 @cache
-def renderer_of(name):
-    return chat_renderer(TEMPLATES[name], added_tokens=TOKENS)
+def renderer_of(name, turns="whole"):
+    return chat_renderer(TEMPLATES[name], {"turns": turns}, added_tokens=TOKENS)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -110,16 +111,19 @@ def renderer_of(name):
 @given(texts=conversations)
 def test_filled_rows_equal_rendered_rows_and_train_whole_answers(name, texts):
     table = make_table([as_turns(row) for row in texts])
-    together = renderer_of(name).render(table)
-
-    assert outcome(together) == rendered_alone(renderer_of(name), table)
-    check_answers(texts, together.formatted)
+    for turns in ("whole", "joined", "exact", "alone"):
+        together = renderer_of(name, turns).render(table)
+        assert outcome(together) == rendered_alone(renderer_of(name, turns), table)
+        check_answers(texts, together.formatted)
 
 
 def check_answers(texts, formatted):
     """Every answer is in a trained span of its own that ends in an end token."""
     ends = ("<|im_end|>", "<|end|>", "<|eot_id|>", "</s>")
+    of_rows = {}
     for row, trained in zip(formatted["row"].to_pylist(), pieces(formatted), strict=True):
+        of_rows.setdefault(row, []).extend(trained)
+    for row, trained in of_rows.items():
         answers = texts[row][1::2]
         assert len(trained) == len(answers)
         for answer, span in zip(answers, trained, strict=True):
@@ -184,7 +188,7 @@ TOOL_TEMPLATES = {
 @given(rows=tool_rows())
 def test_filled_rows_with_tools_equal_rendered_rows(template, rows):
     table = make_table([messages for messages, _ in rows], tools=[tools for _, tools in rows])
-    renderer = chat_renderer(template, added_tokens=TOKENS)
+    renderer = chat_renderer(template, {"turns": "whole"}, added_tokens=TOKENS)
     together = renderer.render(table)
 
     assert outcome(together) == rendered_alone(renderer, table)
@@ -276,7 +280,8 @@ def test_a_content_left_out_for_its_thinking_is_looked_at_in_each_row():
     texts = ["<think>a</think>", "<think>a</think>b", "</think>", "a</think>b", "c"]
     outcomes = check_any_order(new_renderer(template), [as_turns(["q", t]) for t in texts * 2])
 
-    assert [len(bad) for _, bad in outcomes] == [0, 1, 0, 1, 0] * 2
+    assert [len(bad) for _, bad in outcomes] == [1, 1, 0, 1, 0] * 2
+    assert outcomes[0][1][0]["reason"] == "thought_lost"
 
 
 def test_arguments_left_out_are_looked_at_in_each_row():
@@ -425,7 +430,9 @@ def test_a_compiled_template_that_jinja_does_not_confirm_sends_every_row_through
 
     def wrong(*args, **options):
         compiled = compile_row(*args, **options)
-        return replace(compiled, items=("forged", *compiled.items[1:]))
+        (record,) = compiled.records
+        forged = replace(record, items=("forged", *record.items[1:]))
+        return replace(compiled, records=(forged,))
 
     with patch.object(chat, "compile_row", wrong):
         assert outcome(chat_renderer(CHATML + "{# wrong #}").render(table)) == expected
@@ -461,7 +468,6 @@ def test_rows_of_a_shape_are_refused_in_the_words_of_rows_alone(template, texts,
 @pytest.mark.parametrize(
     ("template", "roles", "remedy"),
     [
-        (LAST_ONLY, ("system", "user", "assistant", "user", "assistant"), "one_example_per_turn"),
         (LAST_ONLY, ("system", "user", "assistant", "tool"), "Give format.template"),
         (DROPS, ("user", "assistant"), "Set format.reasoning: strip. Or"),
     ],

@@ -1,6 +1,7 @@
 """Chat templates of every awkward kind, written here: texts, trained spans and refusals."""
 
 import json
+from itertools import chain
 
 import pytest
 
@@ -71,6 +72,7 @@ GENERATION = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
     "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}{% else %}"
     "{{ m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
 
@@ -98,35 +100,83 @@ def test_last_assistant_and_all():
     assert only(everything) == everything.formatted["text"].to_pylist()
 
 
-def test_text_appended_behind_the_last_turn_is_not_trained():
-    out = render_chat(PHI, [TWO], added_tokens=PHI_TOKENS)
+PHI_START = "<|user|>\nhi<|end|>\n<|assistant|>\nhello<|end|>\n"
+PHI_END = "<|user|>\nbye<|end|>\n<|assistant|>\nsee you<|end|>\n</s>"
+
+
+@pytest.mark.parametrize(
+    ("turns", "texts", "trained"),
+    [
+        # Without a generation_config.json, </s> is the only token that stops the model.
+        (
+            "joined",
+            [f"{PHI_START}</s>{PHI_END}"],
+            [["hello<|end|>\n</s>", "see you<|end|>\n</s>"]],
+        ),
+        (
+            "exact",
+            [f"{PHI_START}</s>", f"{PHI_START}{PHI_END}"],
+            [["hello<|end|>\n</s>"], ["see you<|end|>\n</s>"]],
+        ),
+        ("whole", [f"{PHI_START}{PHI_END}"], [["hello<|end|>", "see you<|end|>\n</s>"]]),
+    ],
+)
+def test_an_answer_ends_with_the_token_that_stops_the_model(turns, texts, trained):
+    out = render_chat(PHI, [TWO], added_tokens=PHI_TOKENS, config={"turns": turns})
+
+    assert out.formatted["text"].to_pylist() == texts
+    assert pieces(out.formatted) == trained
+
+
+@pytest.mark.parametrize("turns", ["joined", "exact", "whole"])
+def test_text_after_the_stop_token_is_not_trained(turns):
+    config = {"turns": turns, "stop_tokens": ["<|end|>"]}
+    out = render_chat(PHI, [TWO], added_tokens=PHI_TOKENS, config=config)
 
     assert only(out) == ["hello<|end|>", "see you<|end|>"]
-    assert out.formatted["text"][0].as_py().endswith("see you<|end|>\n</s>")
+    assert out.formatted["text"].to_pylist() == [PHI_START + PHI_END]
 
 
-@pytest.mark.parametrize("has_prompt", [True, False])
-def test_eos_behind_another_control_token_is_trained(has_prompt):
+def test_eos_after_another_control_token_is_trained():
     """Command A: generation stops at the second of `<|END_RESPONSE|><|END_OF_TURN_TOKEN|>`."""
-    source = COMMAND if has_prompt else COMMAND.partition("{% if add")[0]
-    out = render_chat(source, [TWO], added_tokens=COMMAND_TOKENS)
+    out = render_chat(COMMAND, [TWO], added_tokens=COMMAND_TOKENS)
 
     assert only(out) == ["hello<|END_RESPONSE|></s>", "see you<|END_RESPONSE|></s>"]
     assert out.formatted["text"][0].as_py().count("</s>") == 4  # those of the user are not trained
 
 
-def test_eos_that_only_ends_the_conversation_is_not_trained():
+@pytest.mark.parametrize("turns", ["joined", "exact", "alone", "whole"])
+def test_without_a_generation_prompt_the_model_writes_the_header(turns):
+    command = COMMAND.partition("{% if add")[0]
+    out = render_chat(command, [TWO], added_tokens=COMMAND_TOKENS, config={"turns": turns})
+    assert list(chain(*pieces(out.formatted))) == [
+        "<|START|><|assistant|>hello<|END_RESPONSE|></s>",
+        "<|START|><|assistant|>see you<|END_RESPONSE|></s>",
+    ]
+    out = render_chat(VICUNA, [TWO], config={"turns": turns})
+    assert list(chain(*pieces(out.formatted))) == ["ASSISTANT: hello</s>", "ASSISTANT: see you</s>"]
+
+
+def test_eos_that_history_leaves_out_joins_one_record():
     source = CHATML.replace(
         "{% if add", "{% if not add_generation_prompt %}</s>{% endif %}{% if add"
-    )
-    out = render_chat(source.replace("<|im_end|>\\n", "<|im_end|>"), [TWO])
+    ).replace("<|im_end|>\\n", "<|im_end|>")
+    start = "<|im_start|>user\nhi<|im_end|><|im_start|>assistant\nhello<|im_end|>"
+    end = "<|im_start|>user\nbye<|im_end|><|im_start|>assistant\nsee you<|im_end|></s>"
 
-    assert only(out) == ["hello<|im_end|>", "see you<|im_end|>"]
-    assert out.formatted["text"][0].as_py().endswith("see you<|im_end|></s>")
+    out = render_chat(source, [TWO])
+    assert out.formatted["text"].to_pylist() == [f"{start}</s>{end}"]
+    assert only(out) == ["hello<|im_end|></s>", "see you<|im_end|></s>"]
+    assert out.notes == {"rewritten_prompts": 1}
+    exact = render_chat(source, [TWO], config={"turns": "exact"})
+    assert exact.formatted["text"].to_pylist() == [f"{start}</s>", f"{start}{end}"]
+    whole = render_chat(source, [TWO], config={"turns": "whole"})
+    assert only(whole) == ["hello<|im_end|>", "see you<|im_end|></s>"]
 
 
-def test_the_eos_of_a_later_turn_is_no_end_of_an_answer():
-    """A call without EOS, and an empty result: before, the tool's header was trained."""
+@pytest.mark.parametrize("turns", ["joined", "exact", "whole"])
+def test_the_eos_of_a_later_turn_does_not_end_an_answer(turns):
+    """A call without EOS, and an empty tool result: the tool's header is not trained."""
     source = COMMAND.replace("</s>{% end", "{% if not m.tool_calls %}</s>{% endif %}{% end")
     call = {"type": "function", "function": {"name": "f", "arguments": {}}}
     talk = [
@@ -139,15 +189,19 @@ def test_the_eos_of_a_later_turn_is_no_end_of_an_answer():
         "m.content }}",
         "m.content }}{% if m.tool_calls %}{{ m.tool_calls[0].function.name }}{% endif %}",
     )
-    out = render_chat(source, [talk], added_tokens=(*COMMAND_TOKENS, "<|tool|>"))
+    tokens = (*COMMAND_TOKENS, "<|tool|>")
+    out = render_chat(source, [talk], added_tokens=tokens, config={"turns": turns})
 
-    assert out.quarantined["detail"].to_pylist() == [
-        "no end token b'</s>' after message 1 (assistant)"
-    ]
+    assert out.formatted.num_rows == 0
+    assert out.quarantined["reason"].to_pylist() == ["no_stop"]
+    assert "follows message 1 (assistant)" in out.quarantined["detail"][0].as_py()
+    config = {"turns": turns, "stop_tokens": ["<|END_RESPONSE|>"]}
+    named = render_chat(source, [talk], added_tokens=tokens, config=config)
+    assert only(named) == ["waitf<|END_RESPONSE|>", "hello<|END_RESPONSE|>"]
 
 
 @pytest.mark.parametrize("train_on", ["assistant", "last_assistant"])
-def test_generation_blocks_hold_eos_behind_another_control_token(train_on):
+def test_the_stop_token_is_trained_with_a_generation_block_that_ends_before_it(train_on):
     before = "{{ '<|START|><|' + m.role + '|>' + m.content }}{% if m.role == 'assistant' %}"
     after = "<|END_RESPONSE|>{% endif %}</s>{% endfor %}"
     assert before in COMMAND
@@ -162,10 +216,9 @@ def test_generation_blocks_hold_eos_behind_another_control_token(train_on):
     options = {"config": {"train_on": train_on}, "added_tokens": COMMAND_TOKENS}
 
     answers = ["hello<|END_RESPONSE|></s>", "see you<|END_RESPONSE|></s>"]
-    whole = render_chat(tagged.replace(after, ends), [TWO], **options)
-    assert only(whole) == (answers if train_on == "assistant" else answers[1:])
-    with pytest.raises(TemplateError, match=r"ends before the token that ends the turn .*</s>"):
-        render_chat(tagged.replace(after, short), [TWO], **options)
+    for source in (tagged.replace(after, ends), tagged.replace(after, short)):
+        whole = render_chat(source, [TWO], **options)
+        assert only(whole) == (answers if train_on == "assistant" else answers[1:])
 
 
 def test_headers_of_several_tokens_and_trimmed_contents():
@@ -180,26 +233,42 @@ def test_without_a_generation_prompt_whitespace_before_the_answer_is_trained():
     assert only(render_chat(MISTRAL, [TWO])) == [" hello</s>", " see you</s>"]
 
 
-def test_without_a_generation_prompt_a_header_is_not_trained():
-    assert only(render_chat(VICUNA, [TWO])) == ["hello</s>", "see you</s>"]
+@pytest.mark.parametrize(
+    ("turns", "trained"),
+    [
+        ("joined", [[0, 1]]),
+        ("exact", [[0], [1]]),
+    ],
+)
+def test_an_empty_thought_that_the_template_writes_is_part_of_each_answer(turns, trained):
+    answers = ["<think>\n\n</think>\n\nhello<|im_end|>", "<think>\n\n</think>\n\nsee you<|im_end|>"]
+    out = render_chat(THINKING, [TWO], config={"turns": turns})
+
+    assert pieces(out.formatted) == [[answers[number] for number in record] for record in trained]
+    assert out.notes.get("rewritten_prompts", 0) == (turns == "joined")
 
 
-def test_a_thought_that_the_template_writes_is_part_of_the_turn():
-    assert only(render_chat(THINKING, [TWO])) == [
-        "hello<|im_end|>",
-        "<think>\n\n</think>\n\nsee you<|im_end|>",
-    ]
-
-
-def test_thoughts_in_contents_stay_in_the_last_turn_and_are_counted_where_history_drops_them():
-    thought = "<think>\nhm\n</think>\n\nhello"
-    last = render_chat(THINKING, [[("user", "hi"), ("assistant", thought)]])
-    history = render_chat(THINKING, [[("user", "hi"), ("assistant", thought), *TWO]])
+def test_an_answer_whose_thought_history_drops_is_a_record_of_its_own():
+    thought, empty = "<think>\nhm\n</think>\n\nhello", "<think>\n\n</think>\n\n"
+    talk = [("user", "hi"), ("assistant", thought), *TWO]
+    last = render_chat(THINKING, [talk[:2]])
+    history = render_chat(THINKING, [talk])
+    whole = render_chat(THINKING, [talk], config={"turns": "whole"})
 
     assert only(last) == [thought + "<|im_end|>"]
     assert only(last, "content_spans") == ["hi", "hm", "hello"]
-    assert only(history)[0] == "hello<|im_end|>"
-    assert (last.notes, history.notes) == ({}, {"reasoning_not_rendered": 1})
+    assert history.quarantined.num_rows == 0
+    assert pieces(history.formatted) == [
+        [thought + "<|im_end|>"],
+        [empty + "hello<|im_end|>", empty + "see you<|im_end|>"],
+    ]
+    assert only(whole) == ["hello<|im_end|>", "hello<|im_end|>", empty + "see you<|im_end|>"]
+    assert (last.notes, whole.notes) == ({}, {"reasoning_not_rendered": 1})
+    # Bytes of the row's records, and of one rendering: what the split costs.
+    sizes = [len(text) for text in history.formatted["text"].to_pylist()]
+    assert history.notes["split_bytes"] == sum(sizes)
+    assert history.notes["rewritten_prompts"] == 1
+    assert "reasoning_not_rendered" not in history.notes
 
 
 def test_reasoning_is_given_as_reasoning_content():
@@ -275,10 +344,27 @@ def test_private_use_characters_of_the_row_are_no_marks():
     assert only(out) == [evil + "<|im_end|>"]
 
 
-def test_generation_blocks_are_taken_at_their_word():
+def test_generation_blocks_are_trained():
     assert only(render_chat(GENERATION, [TWO])) == ["hello<|im_end|>", "see you<|im_end|>"]
     last = render_chat(GENERATION, [TWO], config={"train_on": "last_assistant"})
     assert only(last) == ["see you<|im_end|>"]
+
+
+def test_a_header_before_a_generation_block_is_trained_where_no_prompt_has_it():
+    without_prompt = GENERATION.partition("{% if add")[0]
+    assert only(render_chat(without_prompt, [TWO])) == [
+        "<|im_start|>assistant\nhello<|im_end|>",
+        "<|im_start|>assistant\nsee you<|im_end|>",
+    ]
+
+
+def test_what_blocks_leave_out_between_texts_is_not_trained():
+    """Reasoning before the block: the thought is written, and only the answer is in the block."""
+    source = GENERATION.replace(
+        "{% generation %}", "{{ '<think>' ~ m.reasoning_content ~ '</think>' }}{% generation %}"
+    )
+    talk = [("user", "hi"), {"role": "assistant", "content": "hello", "reasoning": "hm"}]
+    assert only(render_chat(source, [talk])) == ["hello<|im_end|>"]
 
 
 def test_a_prompt_that_depends_on_a_content_is_proven_for_each_row():
@@ -376,24 +462,32 @@ def test_a_template_that_never_ends_a_turn_is_refused():
     assert only(render_chat(endless, [HI], config={"train_on": "all"}))
 
 
-def test_a_template_that_ends_only_the_last_turn_is_refused_unless_only_that_is_trained():
+def test_a_template_that_ends_only_the_last_turn_trains_each_answer_as_the_last():
     last_only = (
         "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
         "{{ '<|assistant|>' if add_generation_prompt else eos_token }}"
     )
     tokens = {"<|user|>": 1, "<|assistant|>": 2, "</s>": 3}
 
-    with pytest.raises(TemplateError, match="train_on: last_assistant"):
-        render_chat(last_only, [TWO], added_tokens=tokens)
-    out = render_chat(last_only, [TWO], added_tokens=tokens, config={"train_on": "last_assistant"})
-    assert only(out) == ["see you</s>"]
+    each = render_chat(last_only, [TWO], added_tokens=tokens, config={"turns": "exact"})
+    assert each.formatted["text"].to_pylist() == [
+        "<|user|>hi<|assistant|>hello</s>",
+        "<|user|>hi<|assistant|>hello<|user|>bye<|assistant|>see you</s>",
+    ]
+    assert pieces(each.formatted) == [["hello</s>"], ["see you</s>"]]
+    last = render_chat(last_only, [TWO], added_tokens=tokens, config={"train_on": "last_assistant"})
+    assert only(last) == ["see you</s>"]
+    whole = render_chat(last_only, [TWO], added_tokens=tokens, config={"turns": "whole"})
+    assert whole.quarantined["reason"].to_pylist() == ["no_stop"]
+    assert "Set format.turns: joined" in whole.quarantined["detail"][0].as_py()
 
 
-def test_a_template_whose_prompt_is_no_beginning_of_its_rendering_is_refused():
+@pytest.mark.parametrize("turns", ["joined", "exact", "alone", "whole"])
+def test_a_template_whose_prompt_does_not_lead_to_the_answer_is_refused(turns):
     astray = "{% for m in messages %}{{ m.role + '>' + m.content }}{% endfor %}{{ eos_token }}"
 
-    with pytest.raises(TemplateError, match="where an answer starts"):
-        render_chat(astray, [TWO])
+    with pytest.raises(TemplateError, match=r"the prompt before message 1 \(assistant\)"):
+        render_chat(astray, [TWO], config={"turns": turns})
 
 
 def test_a_template_that_rewrites_contents_is_never_guessed_at():

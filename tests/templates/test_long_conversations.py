@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from packhouse.templates import message_bounds
+from packhouse.templates import turns as rule
 from tests.templates.test_chat_shapes import WITH_IDS
 from tests.templates.test_chat_toys import CHATML, MISTRAL, PHI, PHI_TOKENS, THINKING
 from tests.templates.toys import chat_renderer, make_table, pieces
@@ -68,10 +68,8 @@ def test_prompts_that_differ_at_each_turn_are_each_proven_as_long_as_that_is_aff
     out, _ = rendered(NUMBERED, 20)
     assert pieces(out.formatted)[0] == [f"turn {at}.<|im_end|>" for at in range(1, 20, 2)]
 
-    monkeypatch.setattr(message_bounds, "FREE_MESSAGES", 0)
+    monkeypatch.setattr(rule, "FREE_MESSAGES", 0)
     out, work = rendered(NUMBERED, 600)
     assert out.quarantined["reason"].to_pylist() == ["template_limit"]
-    assert (
-        "the template opens the 600 turns in so many ways" in out.quarantined["detail"][0].as_py()
-    )
-    assert work < 70 * 600
+    assert "the 600 messages are rendered in so many ways" in out.quarantined["detail"][0].as_py()
+    assert work < 80 * 600

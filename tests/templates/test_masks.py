@@ -1,4 +1,4 @@
-"""What is trained, by role, by message and by thinking; held against transformers' own masks."""
+"""Trained text by role, message and reasoning, compared with the masks of transformers."""
 
 import json
 
@@ -63,7 +63,7 @@ def test_a_tool_result_is_left_out_where_a_template_shows_it_as_a_user_turn(shar
     [
         {"never_train": ["tool"]},
         {"train_on": "all", "never_train": ["user", "assistant"]},
-        {"train_on": "all", "one_example_per_turn": True},
+        {"train_on": "all", "turns": "alone"},
         {"train_on": "all", "reasoning": "train_last"},
         {"train_on": "all", "never_train": ["robot"]},
     ],
@@ -173,7 +173,10 @@ def test_thinking_is_stripped_from_fields_and_tags_before_rendering(load_tokeniz
         make_table([THINKING, [turn("user", "x"), turn("assistant", "<think>y</think>")]])
     )
 
-    assert pieces(done.formatted) == [["2.<|im_end|>", "<think>\n\n</think>\n\n4.<|im_end|>"]]
+    empty = "<|im_start|>assistant\n<think>\n\n</think>\n\n"  # of the non-thinking prompt
+    text = done.formatted["text"][0].as_py()
+    assert text.count(empty) == text.count("<think>") == 2
+    assert pieces(done.formatted) == [["2.<|im_end|>", "4.<|im_end|>"]]
     assert done.quarantined["reason"].to_pylist() == ["only_thinking"]
     assert done.quarantined["row"].to_pylist() == [1]
 
@@ -215,7 +218,7 @@ def test_what_a_call_quotes_is_no_thought(name, quote, copies, shared):
 
 
 @pytest.mark.parametrize("copies", [1, 12])
-def test_a_thought_beside_a_call_that_quotes_one_is_left_out_alone(copies, shared):
+def test_a_thought_next_to_a_call_that_quotes_one_is_left_out_alone(copies, shared):
     snapshot = load_snapshot(str(shared / "tokenizers" / "qwen2.5-instruct"))
     call = [{"type": "function", "function": {"name": "f", "arguments": {"q": "</think>a<think>"}}}]
     said = turn("assistant", "<think>hm</think> Look:", tool_calls=json.dumps(call))
@@ -239,8 +242,8 @@ def test_a_thought_in_a_field_that_quotes_its_own_end_is_left_out_whole():
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_the_first_word_behind_a_space_is_trained_with_it(name, shared):
-    """Behind a thought that is left out, and behind a header: the token begins with the space."""
+def test_the_first_word_after_a_space_is_trained_with_it(name, shared):
+    """After a thought that is left out, and after a header: the token begins with the space."""
     snapshot = load_snapshot(str(shared / "tokenizers" / name))
     talk = [turn("user", "Well, why?"), turn("assistant", "<think>hm</think> Because."), *TWO[:2]]
     table = make_table([talk])
@@ -267,11 +270,11 @@ def test_a_user_who_is_trained_does_not_think():
 
 
 def answered(content, **fields):
-    return [turn("user", "x"), turn("assistant", content, **fields), *THINKING[:2]]
+    return [turn("user", "x"), turn("assistant", content, **fields), *TWO[:2]]
 
 
 @pytest.mark.parametrize("reasoning", ["strip", "train_last"])
-@pytest.mark.parametrize("per_turn", [False, True])
+@pytest.mark.parametrize("turns", ["whole", "joined", "alone"])
 @pytest.mark.parametrize(
     ("content", "is_refused"),
     [
@@ -282,12 +285,12 @@ def answered(content, **fields):
         ("a</think>said", False),
     ],
 )
-def test_thinking_without_an_end_is_refused(reasoning, per_turn, content, is_refused):
-    config = {"reasoning": reasoning, "one_example_per_turn": per_turn}
+def test_thinking_without_an_end_is_refused(reasoning, turns, content, is_refused):
+    config = {"reasoning": reasoning, "turns": turns}
     for copies in (1, 12):
         done = render_chat(CHATML, [answered(content)] * copies, config=config)
-        refused = copies * (2 if per_turn else 1) * is_refused
-        assert done.quarantined["reason"].to_pylist() == ["unclosed_thinking"] * refused
+        refused = ["unclosed_thinking"] * copies * is_refused
+        assert done.quarantined["reason"].to_pylist() == refused
         assert bool(done.formatted.num_rows) != is_refused
 
 
@@ -295,7 +298,7 @@ def test_thinking_without_an_end_is_refused(reasoning, per_turn, content, is_ref
 def test_thinking_without_an_end_in_an_untrained_answer_is_not(reasoning):
     done = render_chat(CHATML, [answered("<think>a", weight=0)], config={"reasoning": reasoning})
     assert done.quarantined.num_rows == 0
-    assert pieces(done.formatted) == [["2.<|im_end|>"]]
+    assert pieces(done.formatted) == [["hello<|im_end|>"]]
 
 
 def test_rows_are_called_by_what_is_left_of_them_without_thinking():
@@ -320,32 +323,62 @@ def test_rows_are_called_by_what_is_left_of_them_without_thinking():
         assert out["group_key"].to_pylist() == (names if same else keys.to_pylist())
 
 
-@pytest.mark.parametrize("name", REAL)
-def test_slime_330_each_answer_stands_behind_the_prompt_of_inference(name, load_tokenizer):
+def test_slime_330_each_answer_follows_the_prompt_of_inference(load_tokenizer):
     # slime#330, #1742; ms-swift#4939: thinking is dropped from history, so training != inference;
     # the advice given was to split the data oneself.
-    tokenizer = load_tokenizer(name)
-    talk = [turn("system", "Be exact."), *THINKING]
-    config = FormatConfig(one_example_per_turn=True)
-    done = make_renderer(config, snapshot_of(tokenizer)).render(make_table([talk]))
+    tokenizer = load_tokenizer("qwen3")
+    table = make_table([[turn("system", "Be exact."), *THINKING]])
+    asked = [
+        {"role": "system", "content": "Be exact."},
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": "2.", "reasoning_content": "One and one."},
+        {"role": "user", "content": "2+2?"},
+    ]
+    answers = [
+        "<think>\nOne and one.\n</think>\n\n2.<|im_end|>",
+        "<think>\nTwo twice.\n</think>\n\n4.<|im_end|>",
+    ]
+    for turns in ("joined", "exact", "alone"):
+        done = make_renderer(FormatConfig(turns=turns), snapshot_of(tokenizer)).render(table)
+        assert done.added == {"turns": 1}
+        assert done.formatted["row"].to_pylist() == [0, 0]
+        assert len(set(done.formatted["record_id"].to_pylist())) == 2
+        assert len(set(done.formatted["group_key"].to_pylist())) == 1
+        assert done.examples.num_rows == 2
+        assert pieces(done.formatted) == [answers[:1], answers[1:]]
+        for text, answer, end in zip(
+            done.formatted["text"].to_pylist(), answers, (2, 4), strict=True
+        ):
+            prompt = tokenizer.apply_chat_template(
+                asked[:end], tokenize=False, add_generation_prompt=True
+            )
+            assert text == prompt + answer + "\n"
 
-    assert done.added == {"turn_examples": 1}
-    assert done.formatted["row"].to_pylist() == [0, 0]
-    assert len(set(done.formatted["record_id"].to_pylist())) == 2
-    assert len(set(done.formatted["group_key"].to_pylist())) == 1
-    assert done.examples.num_rows == 2
-    for text, spans, end in zip(
-        done.formatted["text"].to_pylist(),
-        done.formatted["trained_spans"].to_pylist(),
-        (2, 4),
-        strict=True,
-    ):
-        asked = [{"role": m["role"], "content": m["content"]} for m in talk[:end]]
-        if end == 4:
-            asked[2]["reasoning_content"] = "One and one."
-        prompt = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
-        assert text.encode()[: spans[0]["start"]].decode() == prompt
-        assert len(spans) == 1
+
+@pytest.mark.parametrize("name", ["qwen2.5-instruct", "mistral-7b-instruct-v0.3"])
+def test_reasoning_that_a_template_never_writes_stops_the_run(name, load_tokenizer):
+    snapshot = snapshot_of(load_tokenizer(name))
+    table = make_table([TWO, THINKING])
+    said = (
+        r"never writes reasoning, and toy/rows.jsonl row 1 .* format.reasoning: strip .*thought_end"
+    )
+    for turns in ("joined", "exact", "alone"):
+        with pytest.raises(TemplateError, match=said):
+            make_renderer(FormatConfig(turns=turns), snapshot).render(table)
+    stripped = make_renderer(FormatConfig(reasoning="strip"), snapshot).render(table)
+    assert stripped.formatted.num_rows == 2
+    end = ENDS[name]
+    space = " " if "mistral" in name else ""
+    assert pieces(stripped.formatted)[1] == [f"{space}2.{end}", f"{space}4.{end}"]
+    whole = make_renderer(FormatConfig(turns="whole"), snapshot).render(table)
+    assert whole.notes["reasoning_not_rendered"] == 1
+
+
+def test_reasoning_of_an_untrained_answer_stops_nothing(load_tokenizer):
+    snapshot = snapshot_of(load_tokenizer("qwen2.5-instruct"))
+    talk = [turn("user", "1+1?"), turn("assistant", "2.", 0.0, reasoning="One."), *TWO[:2]]
+    done = make_renderer(FormatConfig(), snapshot).render(make_table([talk]))
+    assert pieces(done.formatted) == [["hello<|im_end|>"]]
 
 
 OPEN = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -382,13 +415,14 @@ TEXT = TEXT.map(str.lstrip).filter(bool)  # a token across the border: see docs/
 @pytest.mark.parametrize("template", GENERATIONS, ids=range(len(GENERATIONS)))
 @settings(max_examples=25, deadline=None)
 @given(contents=st.lists(TEXT, min_size=2, max_size=6).filter(lambda c: len(c) % 2 == 0))
-def test_masks_of_generation_blocks_are_transformers_own(
+def test_masks_of_generation_blocks_are_those_of_transformers_up_to_the_stop_token(
     template, contents, load_tokenizer, shared
 ):
     tokenizer = load_tokenizer("qwen2.5-instruct")
     messages = [turn(("user", "assistant")[n % 2], text) for n, text in enumerate(contents)]
     snapshot = snapshot_of(tokenizer, chat_template=template)
-    formatted = make_renderer(FormatConfig(), snapshot).render(make_table([messages])).formatted
+    config = FormatConfig(turns="whole")
+    formatted = make_renderer(config, snapshot).render(make_table([messages])).formatted
     real = load_snapshot(str(shared / "tokenizers" / "qwen2.5-instruct"))
     done = tokenize_table(formatted, real, TokenizeConfig(encoder="hf")).tokenized.to_pylist()[0]
 
@@ -402,7 +436,14 @@ def test_masks_of_generation_blocks_are_transformers_own(
     for span in done["trained_ranges"]:
         ours[span["start"] : span["end"]] = 1
     assert done["input_ids"] == theirs["input_ids"]
-    assert ours.tolist() == theirs["assistant_masks"]
+    masks = np.array(theirs["assistant_masks"])
+    if template == GENERATIONS[1]:  # the line break after the stop token is in the block
+        stops = np.array(theirs["input_ids"]) == tokenizer.convert_tokens_to_ids("<|im_end|>")
+        after = np.flatnonzero(stops & (masks == 1)) + 1
+        assert len(after) == len(contents) // 2
+        assert masks[after].all()
+        masks[after] = 0
+    assert ours.tolist() == masks.tolist()
 
 
 def test_a_header_in_a_generation_block_is_not_trained():
@@ -411,7 +452,7 @@ def test_a_header_in_a_generation_block_is_not_trained():
     assert pieces(rendered.formatted)[0] == ["hello<|im_end|>", "see you<|im_end|>"]
 
 
-def test_a_block_that_holds_a_question_between_answers_is_refused():
+def test_a_block_that_has_a_question_between_answers_refuses_the_row():
     """The probe of two turns does not show it: the block goes on to the end of the row."""
     template = (
         "{% for m in messages %}{% if loop.index0 == 1 %}<|im_start|>assistant\n{% generation %}"
@@ -419,43 +460,55 @@ def test_a_block_that_holds_a_question_between_answers_is_refused():
         "{% elif loop.first %}<|im_start|>user\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
         + OPEN
     )
-    with pytest.raises(TemplateError, match="holds text of the user"):
-        render_chat(template, [TWO])
+    for turns in ("joined", "exact"):
+        rendered = render_chat(template, [TWO, TWO[:2]], config={"turns": turns})
+        assert pieces(rendered.formatted) == [["hello<|im_end|>"]]
+        assert rendered.quarantined["row"].to_pylist() == [0]
+        assert (
+            rendered.quarantined["detail"][0]
+            .as_py()
+            .startswith("the prompt before message 3 (assistant) does not lead to it")
+        )
+    whole = render_chat(template, [TWO], config={"turns": "whole"})
+    assert pieces(whole.formatted) == [["hello<|im_end|>", "see you<|im_end|>"]]  # "bye" is not
 
 
-def test_an_answer_in_no_block_is_refused():
+def test_an_answer_is_trained_where_it_is_in_a_block_as_the_last_one():
     last_alone = tagged(
         "<|im_start|>assistant\n{% if loop.last %}{% generation %}{{ m.content }}<|im_end|>"
         "{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n"
     )
-    with pytest.raises(TemplateError, match="holds no assistant turn"):
-        render_chat(last_alone, [TWO])
+    answers = ["hello<|im_end|>", "see you<|im_end|>"]
+    assert pieces(render_chat(last_alone, [TWO]).formatted) == [answers]
     rendered = render_chat(last_alone, [TWO], config={"train_on": "last_assistant"})
-    assert pieces(rendered.formatted) == [["see you<|im_end|>"]]
+    assert pieces(rendered.formatted) == [answers[1:]]
+    whole = render_chat(last_alone, [TWO], config={"turns": "whole"})
+    (detail,) = whole.quarantined["detail"].to_pylist()
+    assert detail.startswith("message 1 (assistant) does not end in a generation block")
 
 
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        # axolotl#3754: the turn's end token was never trained, and losses looked healthy.
-        (
-            "<|im_start|>assistant\n{% generation %}{{ m.content }}{% endgeneration %}<|im_end|>\n",
-            "ends before",
-        ),
-        # marin#7237: an all-zero assistant mask, silently.
-        (
-            "<|im_start|>assistant\n{% generation %}{% endgeneration %}{{ m.content }}<|im_end|>\n",
-            "holds no",
-        ),
-    ],
-)
-def test_misplaced_generation_tags_are_refused_with_the_reason(answer, said):
-    with pytest.raises(TemplateError, match=f"misplaced generation tags.*{said}"):
-        render_chat(tagged(answer), [TWO])
+TURNS = ["joined", "exact", "alone", "whole"]
+
+
+@pytest.mark.parametrize("turns", TURNS)
+def test_axolotl_3754_the_stop_token_after_a_generation_block_is_trained(turns):
+    # axolotl#3754: the turn's end token was never trained, and losses looked healthy.
+    answer = "<|im_start|>assistant\n{% generation %}{{ m.content }}{% endgeneration %}<|im_end|>\n"
+    rendered = render_chat(tagged(answer), [TWO], config={"turns": turns})
+    each = [["hello<|im_end|>"], ["see you<|im_end|>"]]
+    assert pieces(rendered.formatted) == (each if turns == "alone" else [each[0] + each[1]])
+
+
+@pytest.mark.parametrize("turns", TURNS)
+def test_marin_7237_an_answer_outside_of_its_generation_block_is_refused(turns):
+    # marin#7237: an all-zero assistant mask, silently.
+    answer = "<|im_start|>assistant\n{% generation %}{% endgeneration %}{{ m.content }}<|im_end|>\n"
+    with pytest.raises(TemplateError, match=r"Put {% generation %} right after the assistant's"):
+        render_chat(tagged(answer), [TWO], config={"turns": turns})
 
 
 @pytest.mark.parametrize("copies", [1, 60])  # one by one, and as columns
-def test_in_an_example_of_one_turn_the_answer_alone_is_trained_whatever_other_turns_say(copies):
+def test_turns_of_other_roles_with_a_weight_are_trained_in_the_first_record_alone(copies):
     asked = turn("user", "hi", 1.0)
     talks = [
         [asked, turn("assistant", "hello", 0.5)],
@@ -463,9 +516,13 @@ def test_in_an_example_of_one_turn_the_answer_alone_is_trained_whatever_other_tu
         [asked, turn("assistant", "hello", 0.0)],
         [*(turn(*each, 0.0) for each in TWO), asked],
     ]
-    out = render_chat(CHATML, talks * copies, config={"one_example_per_turn": True})
+    out = render_chat(CHATML, talks * copies, config={"turns": "alone"})
 
-    spans = [["hello<|im_end|>"], ["hello<|im_end|>"], ["see you<|im_end|>"]]
-    assert pieces(out.formatted) == spans * copies
-    assert out.formatted["span_weights"].to_pylist()[:3] == [[0.5], None, None]
-    assert out.quarantined["reason"].to_pylist() == ["nothing_trained"] * 2 * copies
+    hi, hello = "hi<|im_end|>\n", "hello<|im_end|>"
+    records = [
+        *([hi, hello], ["Be brief.<|im_end|>\n", hi, hello], ["see you<|im_end|>"]),
+        *([hi], [hi]),  # without a trained answer the row is rendered whole
+    ]
+    assert pieces(out.formatted) == records * copies
+    assert out.formatted["span_weights"].to_pylist() == [[1.0, 0.5], *[None] * 4] * copies
+    assert out.quarantined.num_rows == 0

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig, SourceConfig, ValidateConfig
 from packhouse.sources import read_shard, scan_source
 from packhouse.templates import make_renderer
@@ -29,22 +30,32 @@ def render(shared):
 def test_it_is_mistrals_own_where_no_system_turn_is_given(render, tools):
     table = make_table([TALK, TALK[:2]], tools=[tools, tools])
     own, ours = render(table, "chat"), render(table)
-    assert own.formatted.num_rows == 2
+    # Tools move to the last user turn, so the prompt of the second answer is another text.
+    assert own.formatted["row"].to_pylist() == ([0, 0, 1] if tools else [0, 1])
     assert ours.formatted.equals(own.formatted)
 
 
-def test_the_system_turn_stands_in_the_last_user_turn_and_is_not_trained(render):
-    out = render(make_table([[("system", "Be brief."), *TALK]])).formatted
-    assert out["text"].to_pylist() == [
-        "<s>[INST] hi[/INST] hello</s>[INST] Be brief.\n\nbye[/INST] see you</s>"
+def test_the_system_turn_is_in_the_last_user_turn_of_each_prompt_and_not_trained(render):
+    table = make_table([[("system", "Be brief."), *TALK]])
+    last = "<s>[INST] hi[/INST] hello</s>[INST] Be brief.\n\nbye[/INST] see you</s>"
+    out = render(table)
+    assert out.formatted["text"].to_pylist() == [
+        "<s>[INST] Be brief.\n\nhi[/INST] hello</s>",
+        last,
     ]
-    assert pieces(out) == [[" hello</s>", " see you</s>"]]
+    assert pieces(out.formatted) == [[" hello</s>"], [" see you</s>"]]
+    assert out.added == {"turns": 1}
+
+    whole = render(table, turns="whole").formatted
+    assert whole["text"].to_pylist() == [last]
+    assert pieces(whole) == [[" hello</s>", " see you</s>"]]
 
 
 def test_equal_questions_do_not_write_it_twice(render):
     out = render(make_table([[("system", "Be brief."), *TALK[:2], *TALK[:2]]], tools=[TOOLS]))
-    (text,) = out.formatted["text"].to_pylist()
-    assert text.count("Be brief.") == text.count("[AVAILABLE_TOOLS]") == 1
+    for text in out.formatted["text"].to_pylist():
+        assert text.count("Be brief.") == text.count("[AVAILABLE_TOOLS]") == 1
+    assert [text.count("[INST]") for text in out.formatted["text"].to_pylist()] == [1, 2]
 
 
 @pytest.mark.parametrize("copies", [1, 12])
@@ -57,16 +68,31 @@ def test_a_weight_on_a_question_before_the_system_turn_is_refused(render, copies
     )
 
 
-@pytest.mark.parametrize("per_turn", [False, True])
-def test_answers_behind_tool_results_keep_their_system_turn(shared, render, per_turn):
+def rows_and_texts(rendered):
+    return zip(*(rendered.formatted[name].to_pylist() for name in ("row", "text")), strict=True)
+
+
+@pytest.mark.parametrize(("turns", "records"), [("joined", 69), ("exact", 69), ("alone", 110)])
+def test_answers_after_tool_results_keep_their_system_turn(shared, render, turns, records):
+    """Mistral's own template leaves the system turn out of prompts that end in a tool result."""
     source = SourceConfig(path=str(shared / "data" / "reason_tool_use_demo_50.jsonl"))
     (shard,) = scan_source(source)
     table = read_shard(shard, source, ValidateConfig(), "prompt").validated
-    own, ours = (
-        render(table, name, one_example_per_turn=per_turn) for name in ("chat", "mistral_system")
-    )
-    refused = own.quarantined.to_pylist()
-    assert len({row["row"] for row in refused}) == 22
-    assert "message 0 (system) is not in the rendering: 'You are" in refused[0]["detail"]
-    assert ours.quarantined.num_rows == 0
-    assert ours.formatted.num_rows == (112 if per_turn else 50)
+    ours = render(table, turns=turns, reasoning="strip")
+    assert set(ours.quarantined["reason"].to_pylist()) == {"only_thinking"}
+    assert ours.formatted.num_rows == records
+    systems = [row["messages"][0]["content"] for row in table.to_pylist()]
+    counts = [text.count(systems[row]) for row, text in rows_and_texts(ours)]
+    assert counts == [1] * records
+
+    own = render(table, "chat", turns=turns, reasoning="strip")
+    counts = [text.count(systems[row]) for row, text in rows_and_texts(own)]
+    assert (counts.count(1), counts.count(0)) == (69, 41)
+
+
+def test_rows_with_reasoning_stop_at_once(render):
+    """Neither template writes any, and a model that thinks would learn to answer without."""
+    talk = [("user", "hi"), {"role": "assistant", "content": "hello", "reasoning": "A greeting."}]
+    for template in ("chat", "mistral_system"):
+        with pytest.raises(TemplateError, match=r"toy/rows.jsonl row 0 .* format.reasoning: strip"):
+            render(make_table([talk]), template)

@@ -59,7 +59,7 @@ def test_a_prompt_alone_begins_with_the_ids_that_were_trained(shared, name):
         assert row["trained_ranges"][0]["start"] == len(ids), prompt
 
 
-def test_the_first_word_behind_bos_is_the_word_that_begins_a_text(shared):
+def test_the_first_word_after_bos_is_the_word_that_begins_a_text(shared):
     _, rows = tokenized(shared, TOKENIZERS[0], "alpaca", ROWS[:1])
     assert rows[0]["input_ids"][:3] == [1, 21579, 1117]  # <s>, _Below, _is
 

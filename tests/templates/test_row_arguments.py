@@ -1,4 +1,4 @@
-"""What a row gives the chat template beside its messages: `chat_template_kwargs`, `documents`."""
+"""Arguments of rows for the chat template: `chat_template_kwargs`, `documents`."""
 
 import json
 from unittest.mock import patch
@@ -44,6 +44,7 @@ def rendered_both_ways(table, config=None, **snapshot):
 
 
 def test_thinking_row_by_row_is_what_transformers_writes(load_tokenizer, shared, tmp_path):
+    """A row that does not set `enable_thinking` has no reasoning: it is asked without thinking."""
     tokenizer = load_tokenizer("qwen3")
     given = [THINKING[number % 3] for number in range(60)]
     talks = [talk(number) for number in range(60)]
@@ -63,6 +64,7 @@ def test_thinking_row_by_row_is_what_transformers_writes(load_tokenizer, shared,
         strict=True,
     ):
         messages = as_messages([asked, answered])
+        arguments = {"enable_thinking": False} | arguments
         assert text == tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
         ids = tokenizer.apply_chat_template(messages, return_dict=True, **arguments)["input_ids"]
         prompt = tokenizer.apply_chat_template(
@@ -112,7 +114,7 @@ def test_rows_of_a_shape_are_filled_with_their_own_documents():
     renderer = make_renderer(FormatConfig(), make_snapshot(adds_bos=False, chat_template=source))
     filled = renderer.render(table)
 
-    assert renderer._engine._rows.template.num_rendered < 60  # messages, of 400
+    assert renderer._engine._rows.template.num_rendered < 80  # messages, of 400 in the rows
     assert outcome(rendered_both_ways(table, chat_template=source)) == outcome(filled)
     assert filled.formatted["text"][7].as_py().startswith("brief<|im_start|>system\nDocuments:\n")
     assert "title: T7\ntext: text 7\n" in filled.formatted["text"][7].as_py()

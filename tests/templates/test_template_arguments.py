@@ -15,7 +15,7 @@ RECIPE = {"dataset": "made", "tokenizer": "org/name", "sources": [{"path": "rows
 @pytest.mark.parametrize(
     ("arguments", "trained"),
     [
-        ({}, "<think>\n\n</think>\n\nHello!<|im_end|>"),
+        ({}, "Hello!<|im_end|>"),  # no reasoning: the non-thinking prompt
         ({"enable_thinking": True}, "<think>\n\n</think>\n\nHello!<|im_end|>"),
         ({"enable_thinking": False}, "Hello!<|im_end|>"),
     ],
@@ -27,6 +27,7 @@ def test_the_prompt_of_inference_has_the_arguments_too(arguments, trained, load_
     rendered = make_renderer(config, snapshot_of(tokenizer)).render(make_table([TALK]))
 
     given = [{"role": role, "content": content} for role, content in TALK]
+    arguments = {"enable_thinking": False} | arguments
     text = tokenizer.apply_chat_template(given, tokenize=False, **arguments)
     prompt = tokenizer.apply_chat_template(
         given[:1], tokenize=False, add_generation_prompt=True, **arguments

@@ -1,7 +1,7 @@
-"""TRL's training templates: its generation blocks, against transformers' assistant mask.
+"""TRL's training templates: generation blocks of whole renderings, and transformers' own mask.
 
-A template is equal where the trained texts are; it is cut where a block begins with what the prompt
-of inference holds (`<|im_start|>assistant` or a line break): that much is given to the model.
+TRL trains all of a block. packhouse trains what the model generates: from the end of the prompt of
+inference to the stop token. `BLOCKS` has what that leaves out of the blocks.
 """
 
 import copy
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.templates import make_renderer
 from packhouse.templates.chat_messages import chat_messages, in_parts
@@ -19,15 +20,45 @@ from tests.templates.toys import make_table, pieces, snapshot_of
 
 pytest.importorskip("trl", reason="TRL is not installed")
 FOLDER = files("trl") / "chat_templates"
-NAMES = sorted(f.name for f in FOLDER.iterdir() if f.name.endswith("_training.jinja"))
-CUT = {
-    f"{name}_training.jinja"
-    for name in (
-        *("gptoss", "muse_glimmer", "qwen2_5", "qwen3_5_nothink", "qwen3_5_think"),
-        *("qwen3_6", "qwen3_8", "deepseek_r1_distill", "deepseekv3"),
-    )
+SUFFIX = "_training.jinja"
+NAMES = sorted(f.name.removesuffix(SUFFIX) for f in FOLDER.iterdir() if f.name.endswith(SUFFIX))
+NEW_LINE, THINK = ("", "\n"), ("<think>\n", "\n")
+BLOCKS: dict[tuple[str, ...], set[tuple[str, str]]] = {
+    # (before, after): a block is before + what is trained + after.
+    ("cohere", "cohere2", "glm4moe", "llama3", "llava_next"): {("", "")},
+    # The line break after the stop token.
+    ("diffusion_gemma", "gemma", "gemma3", "idefics3", "smolvlm"): {NEW_LINE},
+    ("lfm2", "lfm2_v2", "qwen2_5_vl", "qwen3", "qwen3_instruct_2507", "qwen3_vl"): {NEW_LINE},
+    # The same, and EOS at the end of the conversation.
+    ("phi3", "phi3_5"): {NEW_LINE, ("", "\n<|im_end|>")},
+    # The end of the prompt: a header, its line break, or the opening of a thought.
+    ("deepseek_r1_distill", "deepseekv3"): {("<\uff5cAssistant\uff5c>", "")},
+    ("gptoss", "muse_glimmer"): {("<|start|>assistant", "")},
+    ("qwen2_5",): {("\n", "\n")},
+    ("qwen3_5_nothink",): {THINK, ("<think>\n\n</think>\n\n", "\n")},
+    ("qwen3_5_think", "qwen3_6", "qwen3_8"): {THINK},
 }
-OF_VISION_MODELS = {f"{name}_training.jinja" for name in ("idefics3", "llava_next", "smolvlm")}
+DIFFERENCES = {name: differences for names, differences in BLOCKS.items() for name in names}
+STOP_TOKENS = {
+    # Of the models' generation_config.json, which the tokenizer here does not have.
+    "cohere": ["<|END_OF_TURN_TOKEN|>"],
+    "cohere2": ["<|END_OF_TURN_TOKEN|>"],
+    "diffusion_gemma": ["<turn|>", "<|tool_response>"],
+    "glm4moe": ["<|user|>", "<|observation|>"],
+    "gptoss": ["<|return|>", "<|call|>"],
+    "phi3": ["<|end|>"],
+    "phi3_5": ["<|end|>"],
+}
+NEED_JOINED = ["nemotron_3_5_lightning", "nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra"]
+REFUSE_CALLS = {
+    # The template raises, or leaves out the call or its result.
+    *("cohere", "cohere2", "deepseek_r1_distill", "gemma", "gemma3", "idefics3", "lfm2", "llama3"),
+    *("llava_next", "phi3", "phi3_5", "qwen2_5_vl", "smolvlm"),
+    # Prompt or stop token of a call are not in the whole rendering; joined and exact find them.
+    *("deepseekv3", "diffusion_gemma", "gptoss"),
+}
+REFUSE_SYSTEM = {"gemma"}
+OF_VISION_MODELS = {"idefics3", "llava_next", "smolvlm"}
 TOKEN = re.compile(r"<\|[^<>\s{}%/]{2,40}\|>|<\uff5c[^<>\s]{2,40}\uff5c>|<\|?/?\w+\|?>|\[/?INST\]")
 CALL = [{"type": "function", "id": "call00001", "function": {"name": "add", "arguments": {"a": 1}}}]
 TALKS: dict[str, list[dict[str, Any]]] = {
@@ -61,6 +92,10 @@ TALKS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+def source_of(name):
+    return (FOLDER / f"{name}{SUFFIX}").read_text("utf-8")
+
+
 @pytest.fixture(scope="module")
 def tokenizer(shared):
     """Qwen2.5's, with every control token that one of the templates writes."""
@@ -69,7 +104,7 @@ def tokenizer(shared):
     made = AutoTokenizer.from_pretrained(
         shared / "tokenizers" / "qwen2.5-instruct", local_files_only=True
     )
-    sources = [(FOLDER / name).read_text("utf-8") for name in NAMES]
+    sources = list(map(source_of, NAMES))
     wanted = {token for source in sources for token in TOKEN.findall(source)}
     tags = {token for token in wanted if re.fullmatch(r"</?(\w*think|tool\w*|function\w*)>", token)}
     made.add_special_tokens({"bos_token": "<bos>", "extra_special_tokens": sorted(wanted - tags)})
@@ -96,43 +131,75 @@ def trained_by_transformers(
     return spans
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_generation_blocks_of_trl_are_trained_as_they_say(name, tokenizer):
-    source = (FOLDER / name).read_text("utf-8")
+def test_every_training_template_is_compared():
+    assert sorted([*DIFFERENCES, *NEED_JOINED]) == NAMES
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_blocks_are_trained_from_the_end_of_the_prompt_to_the_stop_token(name, tokenizer):
+    source = source_of(name)
     snapshot = snapshot_of(tokenizer, chat_template=source)
-    num_equal = num_cut = 0
-    for talk in TALKS.values():
-        rendered = make_renderer(FormatConfig(), snapshot).render(make_table([copy.deepcopy(talk)]))
-        if rendered.quarantined.num_rows:  # the template refuses it, or leaves out text of it
+    config = FormatConfig(turns="whole", stop_tokens=STOP_TOKENS.get(name, []))
+    found, refused = set(), set()
+    for label, talk in TALKS.items():
+        rendered = make_renderer(config, snapshot).render(make_table([copy.deepcopy(talk)]))
+        if rendered.quarantined.num_rows:
+            refused.add(label)
             continue
         messages = chat_messages(copy.deepcopy(talk))
         if name in OF_VISION_MODELS:
             messages = [{**m, "content": in_parts(m["content"])} for m in messages]
-        theirs = trained_by_transformers(tokenizer, source, messages)
-        ours = pieces(rendered.formatted)[0]
-        if "".join(ours) == "".join(theirs):
-            num_equal += 1
-            continue
-        assert len(ours) == len(theirs)
-        text = rendered.formatted.column("text")[0].as_py()
-        for own, their in zip(ours, theirs, strict=True):
-            assert their.endswith(own)
-            num_cut += 1
-            assert text.index(their) >= 0
-    assert num_equal or num_cut
-    assert (num_cut > 0) == (name in CUT)
+        blocks = trained_by_transformers(tokenizer, source, messages)
+        (ours,) = pieces(rendered.formatted)
+        for own, block in zip(ours, blocks, strict=True):
+            before, trained, after = block.partition(own)
+            assert trained, (own, block)
+            found.add((before, after))
+    assert found == DIFFERENCES[name]
+    expected = {"tools": REFUSE_CALLS, "system": REFUSE_SYSTEM}
+    assert refused == {label for label, names in expected.items() if name in names}
 
 
-def test_what_is_cut_is_what_the_prompt_of_inference_holds(tokenizer):
-    source = (FOLDER / "gptoss_training.jinja").read_text("utf-8")
-    snapshot = snapshot_of(tokenizer, chat_template=source)
-    rendered = make_renderer(FormatConfig(), snapshot).render(make_table([TALKS["four turns"]]))
-    text = rendered.formatted.column("text")[0].as_py()
-    prompt = tokenizer.apply_chat_template(
-        TALKS["two turns"][:1], chat_template=source, tokenize=False, add_generation_prompt=True
-    )
-    assert text.startswith(prompt + "<|channel|>final<|message|>Hello!<|end|>")
-    assert pieces(rendered.formatted)[0] == [
-        "<|channel|>final<|message|>Hello!<|end|>",
-        "<|channel|>final<|message|>Yes, more.<|return|>",
+@pytest.mark.parametrize("name", NEED_JOINED)
+def test_a_template_that_thinks_by_default_needs_the_prompt_of_each_answer(name, tokenizer):
+    """The prompt ends in `<think>\\n`, and history has `<think></think>`: no rendering has both."""
+    snapshot = snapshot_of(tokenizer, chat_template=source_of(name))
+    table = make_table([copy.deepcopy(TALKS["four turns"])])
+    with pytest.raises(TemplateError, match="the prompt before message 1"):
+        make_renderer(FormatConfig(turns="whole"), snapshot).render(table)
+    rendered = make_renderer(FormatConfig(), snapshot).render(table)
+    assert pieces(rendered.formatted) == [["Hello!<|im_end|>", "Yes, more.<|im_end|>"]]
+    assert rendered.formatted["text"][0].as_py().count("<think></think>") == 2
+
+
+def test_stop_tokens_that_differ_between_inner_and_last_answers_have_to_be_named(tokenizer):
+    """gpt-oss ends the last answer with `<|return|>` and earlier ones with `<|end|>`."""
+    snapshot = snapshot_of(tokenizer, chat_template=source_of("gptoss"))
+    table = make_table([TALKS["four turns"]])
+    said = r"the last answer with '<\|return\|>', but '<\|end\|>' follows .* format.stop_tokens"
+    with pytest.raises(TemplateError, match=said):
+        make_renderer(FormatConfig(), snapshot).render(table)
+
+    config = {"stop_tokens": STOP_TOKENS["gptoss"]}
+    joined = make_renderer(FormatConfig(**config), snapshot).render(table).formatted
+    assert pieces(joined) == [
+        [
+            "<|channel|>final<|message|>Hello!<|return|>",
+            "<|channel|>final<|message|>Yes, more.<|return|>",
+        ]
     ]
+    whole = make_renderer(FormatConfig(**config, turns="whole"), snapshot).render(table).formatted
+    assert pieces(whole) == [
+        [
+            "<|channel|>final<|message|>Hello!<|end|>",
+            "<|channel|>final<|message|>Yes, more.<|return|>",
+        ]
+    ]
+    prompt = tokenizer.apply_chat_template(
+        TALKS["four turns"][:1],
+        chat_template=source_of("gptoss"),
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    for formatted in (joined, whole):
+        assert formatted["text"][0].as_py().startswith(prompt + "<|channel|>final<|message|>Hello!")

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from packhouse.errors import TokenizerError
 from packhouse.tokenization import fingerprint_tokenizer, load_snapshot, loading
+from packhouse.tokenization.encoders import load_tokenizer
 from packhouse.tokenization.loading import find_snapshot
 
 
@@ -90,8 +91,95 @@ def test_fingerprint_changes_with_any_tokenizer_file_and_with_no_other(folder, t
 
     (copy / "model.safetensors").write_bytes(b"weights")
     assert fingerprint_tokenizer(copy) == before
-    (copy / "chat_template.jinja").write_text("{{ messages }}")
-    assert fingerprint_tokenizer(copy) != before
+    for name in ("chat_template.jinja", "generation_config.json", "tekken.json"):
+        (copy / name).write_text("{}")
+        assert fingerprint_tokenizer(copy) != before
+        (copy / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("stated", "stops"),
+    [
+        (None, []),
+        (7, ["<s>"]),
+        ([8, 7], ["</s>", "<s>"]),
+        ([7, 6, 99, -1], ["<s>"]),  # 6 is "ab", which no added token is; the others are no ids
+    ],
+)
+def test_generation_config_names_stop_tokens_before_the_eos(folder, tmp_path, stated, stops):
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stated}))
+
+    snapshot = load_snapshot(folder, tmp_path)
+
+    named = dict.fromkeys(stops, "generation_config.json")
+    expected = named | ({} if "</s>" in named else {"</s>": "tokenizer"})
+    assert list(snapshot.stop_tokens.items()) == list(expected.items())
+    kept = find_snapshot(snapshot.fingerprint, tmp_path)
+    assert kept is not None
+    assert list(kept.stop_tokens.items()) == list(expected.items())
+
+
+def test_without_generation_config_the_eos_stops_if_there_is_one(folder):
+    assert load_snapshot(folder).stop_tokens == {"</s>": "tokenizer"}
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    assert load_snapshot(folder).stop_tokens == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "generation_config.json, line 1"),
+        ('{"eos_token_id": 1', "generation_config.json, line 1"),
+        ("[1]", "generation_config.json holds a list, not an object"),
+        ('{"eos_token_id": "</s>"}', "eos_token_id must be an id or a list of ids, got '</s>'"),
+        ('{"eos_token_id": [1, true]}', r"a list of ids, got \[1, True\]"),
+    ],
+)
+def test_a_broken_generation_config_is_named(folder, content, message):
+    (folder / "generation_config.json").write_text(content)
+
+    with pytest.raises(TokenizerError, match=f"tokenizer '{folder}' does not load: .*{message}"):
+        load_snapshot(folder)
+
+
+def _tekken() -> Path:
+    common = pytest.importorskip("mistral_common", reason="mistral-common is not installed")
+    return Path(common.__path__[0]) / "data" / "tekken_240911.json"
+
+
+def test_tekken_alone_is_a_vocabulary(tmp_path):
+    shutil.copy(_tekken(), tmp_path / "tekken.json")
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 2}')
+
+    snapshot = load_snapshot(tmp_path)
+
+    assert snapshot.vocab_size == 131_072
+    assert snapshot.stop_tokens == {"</s>": "generation_config.json"}
+
+
+def test_tekken_has_the_ids_of_mistral_common_and_its_control_tokens(tmp_path):
+    tekken = pytest.importorskip("mistral_common.tokens.tokenizers.tekken")
+    shutil.copy(_tekken(), tmp_path / "tekken.json")
+
+    snapshot = load_snapshot(tmp_path)
+
+    own = tekken.Tekkenizer.from_file(tmp_path / "tekken.json")
+    encode = load_tokenizer(snapshot.backend).encode
+    for text in ("Hello, world 12345\n\n x", "na\u00efve \u4f60\u597d", "[1, 2]"):
+        assert encode(text).ids == own.encode(text, False, False)
+    named = {name: snapshot.special_tokens[name] for name in ("bos_token", "eos_token")}
+    assert named == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert snapshot.added_tokens["[INST]"] == own.get_special_token("[INST]")
+    assert snapshot.chat_template is None
+    assert snapshot.stop_tokens == {"</s>": "tokenizer"}
+
+
+def test_tokenizer_json_goes_before_tekken(folder):
+    shutil.copy(_tekken(), folder / "tekken.json")
+    (folder / "config.json").write_text('{"model_type": "mistral"}')
+
+    assert load_snapshot(folder).vocab_size == 9
 
 
 @pytest.mark.parametrize("place", ["{folder}", "../elsewhere", "{outside}"])

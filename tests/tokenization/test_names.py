@@ -44,6 +44,15 @@ def test_a_name_is_the_same_tokenizer_as_its_folder(hub, tmp_path):
     assert not (tokenizer_folder(pinned) / "model.safetensors").exists()
 
 
+def test_files_that_say_where_generation_stops_are_downloaded(hub):
+    added = {"generation_config.json": b'{"eos_token_id": 0}', "tekken.json": b"{}"}
+    hub.repos["acme/stops"] = {"main": hub.repos[NAME]["main"] | added}
+
+    folder = tokenizer_folder(pin_tokenizer("acme/stops"))
+
+    assert {name: (folder / name).read_bytes() for name in added} == added
+
+
 def test_revisions_are_branches_tags_and_commits(hub):
     commit = hub.commit_of(NAME, "v1")
     assert pin_tokenizer(f"{NAME}@v1") == pin_tokenizer(f"{NAME}@{commit}") == f"{NAME}@{commit}"

@@ -1,0 +1,442 @@
+"""Trained answers against the prompts of inference: right ones pass, planted faults are counted."""
+
+import json
+import time
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+import yaml
+from transformers import AutoTokenizer
+
+import packhouse
+from packhouse.auditing import check_audit, combine_inference, inference, inference_line
+from packhouse.auditing.inference import InferenceSide, audit_inference
+from packhouse.auditing.plain_template import PlainTemplate
+from packhouse.errors import AuditError
+from packhouse.recipe import AuditConfig, FormatConfig, TokenizeConfig
+from packhouse.records.tables import FORMATTED
+from packhouse.tokenization import load_snapshot, tokenize_table
+from tests.audit.conftest import Tables, turns, validated_table
+from tests.audit.test_audit_gate import Project
+
+ROME = json.dumps([{"type": "function", "function": {"name": "look", "arguments": {"at": "Rome"}}}])
+AGENT = [
+    {"role": "user", "content": "How warm is it in Rome?"},
+    {"role": "assistant", "content": "", "reasoning": "Must look.", "tool_calls": ROME},
+    {"role": "tool", "content": "21 degrees"},
+    {"role": "assistant", "content": "It has 21 degrees.", "reasoning": "A mild day."},
+    {"role": "user", "content": "And is it dry?"},
+    {"role": "assistant", "content": "It is.", "reasoning": "They told so before."},
+]
+ASKED = turns("Name a river.", "The Danube.", "And another?", "The Elbe, for example.")
+
+# What Qwen3's template gives a client that sets enable_thinking to false. Trained: { ... }.
+NO_THOUGHT = "<think>\n\n</think>\n\n"
+ASK_1 = "<|im_start|>user\nName a river.<|im_end|>\n<|im_start|>assistant\n"
+ASK_2 = "\n<|im_start|>user\nAnd another?<|im_end|>\n<|im_start|>assistant\n"
+ANSWER_1, ANSWER_2 = "{The Danube.<|im_end|>}", "{The Elbe, for example.<|im_end|>}"
+JOINED = ASK_1 + NO_THOUGHT + ANSWER_1 + ASK_2 + NO_THOUGHT + ANSWER_2
+ALONE = ASK_1 + "The Danube.<|im_end|>" + ASK_2 + NO_THOUGHT + ANSWER_2
+
+
+@pytest.fixture(scope="module")
+def snapshots(shared, tmp_path_factory):
+    cache = tmp_path_factory.mktemp("tokenizers")
+    return lambda name: load_snapshot(shared / "tokenizers" / name, cache=cache)
+
+
+@pytest.fixture(scope="module")
+def qwen3(snapshots):
+    return snapshots("qwen3")
+
+
+class Planted:
+    """A record of a text as it is given, trained between braces."""
+
+    def __init__(self, marked, talk, snapshot):
+        self.snapshot = snapshot
+        trained = [piece.split("}") for piece in marked.split("{")]
+        text, spans = trained[0][0], []
+        for inner, after in trained[1:]:
+            spans.append({"start": len(text), "end": len(text + inner)})
+            text += inner + after
+        num_answers = sum(message["role"] == "assistant" for message in talk)
+        history = num_answers - len(spans)  # answers that are not trained in this record
+        messages = []
+        for message in talk:
+            is_history = message["role"] == "assistant" and history > 0
+            history -= is_history
+            messages.append(message | ({"weight": 0.0} if is_history else {}))
+        self.validated = validated_table([messages])
+        places = [(text.find(m["content"]), len(m["content"])) for m in talk if m["content"]]
+        contents = [{"start": at, "end": at + size} for at, size in sorted(places) if at >= 0]
+        (row,) = self.validated.to_pylist()
+        own = {"text": text, "trained_spans": spans, "content_spans": contents}
+        formatted = {name: row.get(name) for name in FORMATTED.names} | own
+        self.formatted = pa.Table.from_pylist([formatted], FORMATTED)
+        self.tokenized = tokenize_table(self.formatted, snapshot, TokenizeConfig()).tokenized
+
+
+def audited(tables, how, **settings):
+    side = InferenceSide(tables.validated, tables.formatted, tables.tokenized)
+    config = getattr(tables, "config", FormatConfig()).model_copy(update={"turns": how})
+    return audit_inference([side], tables.snapshot, config, **settings)
+
+
+def numbers(found):
+    """Answers that were checked, those after their prompt, and those that are stopped."""
+    names = ("answers_checked", "answers_after_prompt", "completions_stopped")
+    return tuple(found["counts"][name] for name in names)
+
+
+def checked(found):
+    """Hold one shard's result against the limits; returns the line that is printed."""
+    counts = {"answer_bytes": 9, "untrained_answer_bytes": 0, "trained_prompt_bytes": 0}
+    audit = {
+        "dataset": {**counts, "both_sides": 0},
+        "sources": {"chats": counts},
+        "packs": {},
+        "worst": {},
+        "inference": combine_inference([{"source": "chats", **found}]),
+    }
+    results = check_audit(audit, AuditConfig())
+    assert all(each.outcome == "passed" for each in results)
+    return inference_line(audit)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen2.5-instruct", "mistral-7b-instruct-v0.3"])
+@pytest.mark.parametrize("talk", [AGENT, ASKED, [{"role": "system", "content": "Hm."}, *ASKED]])
+def test_prompts_are_those_of_transformers(name, talk, shared, snapshots):
+    template = PlainTemplate(FormatConfig(), snapshots(name))
+    tokenizer = AutoTokenizer.from_pretrained(shared / "tokenizers" / name)
+    messages = template.fit(talk)
+    for number, message in enumerate(talk):
+        if message["role"] == "assistant":
+            given = {"add_generation_prompt": True, "tokenize": False}
+            own = tokenizer.apply_chat_template(messages[:number], **given)
+            assert template.render(messages[:number], is_prompt=True) == own
+
+
+def test_a_template_shows_its_switch_and_its_stop_token(snapshots):
+    qwen3 = PlainTemplate(FormatConfig(), snapshots("qwen3"))
+    assert (qwen3.switch, qwen3.default_mode) == (("enable_thinking", True), True)
+    assert qwen3.stop_tokens == ("<|im_end|>",)
+    mistral = PlainTemplate(FormatConfig(), snapshots("mistral-7b-instruct-v0.3"))
+    assert (mistral.switch, mistral.stop_tokens) == (None, ("</s>",))
+
+
+def test_a_switch_that_is_off_by_default_or_says_the_opposite_is_understood(qwen3, tmp_path):
+    path = tmp_path / "own.jinja"
+    path.write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>"
+        "{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% if be_quick %}<think></think>"
+        "{% endif %}{% endif %}"
+    )
+    template = PlainTemplate(FormatConfig(template=str(path)), qwen3)
+    assert template.switch == ("be_quick", False)
+    assert template.default_mode is True
+
+
+def test_a_base_model_stops_at_the_token_that_follows_every_answer(qwen3):
+    """ChatML on a model whose EOS is `<|endoftext|>`."""
+    base = replace(qwen3, special_tokens={**qwen3.special_tokens, "eos_token": "<|endoftext|>"})
+    if hasattr(base, "stop_tokens"):
+        base = replace(base, stop_tokens={"<|endoftext|>": "tokenizer"})
+    assert PlainTemplate(FormatConfig(), base).stop_tokens == ("<|im_end|>",)
+    both = ["<|im_end|>", "<|endoftext|>"]
+    assert PlainTemplate(FormatConfig(stop_tokens=both), base).stop_tokens == tuple(both)
+
+
+def test_one_record_for_each_answer_is_right(qwen3):
+    found = audited(Tables([AGENT], qwen3, FormatConfig(turns="alone")), "alone")
+    assert numbers(found) == (3, 3, 3)
+    line = "inference: of 3 answers, 3 follow their prompt, 3 end with their only stop token"
+    assert checked(found) == line
+
+
+def test_one_rendering_of_a_row_is_not_and_is_printed_only(qwen3):
+    found = audited(Tables([AGENT], qwen3, FormatConfig(turns="whole")), "whole")
+    # A question follows the first two answers, so the template drops their thoughts.
+    assert numbers(found) == (3, 1, 3)
+    assert [row["value"] for row in found["worst"]] == [1, 3]
+    assert checked(found).endswith("not what the model generates: format.turns: joined or exact")
+
+
+@pytest.mark.parametrize("how", ["joined", "exact", "alone"])
+def test_what_is_not_all_right_stops_publication(how, qwen3):
+    found = audited(Tables([AGENT], qwen3, FormatConfig(turns="whole")), how)
+    with pytest.raises(AuditError, match="2 of 3 trained answers do not follow") as error:
+        checked(found)
+    said = str(error.value)
+    assert "chats/chats.jsonl row 0, message 1: its thought is not trained" in said
+    assert "and not 'Must look.'" in said
+    remedies = "format.reasoning, format.thought_end, format.turns (whole publishes all the same)"
+    assert said.endswith(f"or change {remedies}")
+
+
+def test_a_joined_record_may_differ_in_text_of_the_template(qwen3):
+    """Of the first answer, the prompt of the second has no empty thinking block."""
+    record = Planted(JOINED, ASKED, qwen3)
+    assert numbers(audited(record, "joined")) == (2, 2, 2)
+    assert numbers(audited(record, "exact")) == (2, 1, 2)
+    assert numbers(audited(Planted(ALONE, ASKED, qwen3), "exact")) == (1, 1, 1)
+
+
+def test_a_joined_record_may_not_hold_a_thought_that_the_prompt_has_not(qwen3):
+    thinking = [dict(message) for message in ASKED]
+    thinking[1]["reasoning"] = "It is long."
+    thinking[3]["reasoning"] = "Another one."
+    thoughts = [f"<think>\n{thinking[n]['reasoning']}\n</think>\n\n" for n in (1, 3)]
+    pairs = zip((ANSWER_1, ANSWER_2), thoughts, strict=True)
+    answers = [text.replace("{", "{" + t) for text, t in pairs]
+    found = audited(Planted(ASK_1 + answers[0] + ASK_2 + answers[1], thinking, qwen3), "joined")
+    assert numbers(found) == (2, 1, 2)
+    assert found["worst"][0]["what"] == "the text before it is not its prompt"
+
+
+PROMPT, STOP = (1, 0, 1), (1, 1, 0)
+FAULTS = {
+    "one token late": (ALONE.replace("{The", "The{"), PROMPT),
+    "one token early": (ALONE.replace("\n\n{The", "{\n\nThe"), PROMPT),
+    "in the header": (ALONE.replace("assistant\n<think>\n\n</think>\n\n{", "{assistant\n"), PROMPT),
+    "prompt of the other mode": (ALONE.replace(NO_THOUGHT, ""), PROMPT),
+    "no header": (ALONE.replace(f"<|im_start|>assistant\n{NO_THOUGHT}", ""), PROMPT),
+    "another question": (ALONE.replace("And another?", "One more?"), PROMPT),
+    "another history": (ALONE.replace("The Danube.", "The Rhine."), PROMPT),
+    "stop token not trained": (ALONE.replace("<|im_end|>}", "}<|im_end|>"), STOP),
+    "no stop token": (ALONE.replace("<|im_end|>}", "}"), STOP),
+    "another stop token": (ALONE.replace("<|im_end|>}", "<|endoftext|>}"), STOP),
+    "past the stop token": (ALONE.replace("<|im_end|>}", "<|im_end|>\n}"), STOP),
+    "a stop token inside": (ALONE.replace("Elbe, ", "Elbe, <|im_end|>"), STOP),
+}
+
+
+@pytest.mark.parametrize("how", ["joined", "exact", "alone"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_counted_and_stops(fault, how, qwen3):
+    marked, expected = FAULTS[fault]
+    assert marked != ALONE
+    assert numbers(audited(Planted(ALONE, ASKED, qwen3), how)) == (1, 1, 1)
+    found = audited(Planted(marked, ASKED, qwen3), how)
+    assert numbers(found) == expected
+    with pytest.raises(AuditError, match="1 of 1 trained answer do"):
+        checked(found)
+
+
+@pytest.mark.parametrize(
+    "marked",
+    [
+        JOINED.replace(f"{NO_THOUGHT}{ANSWER_2}", ANSWER_2),
+        JOINED.replace("And another?", "One more?"),
+        JOINED.replace(ASK_2, ASK_2.replace("assistant\n", "assistant\n\n")),
+        JOINED.replace("The Danube.", "The Rhine."),
+        JOINED.replace(ASK_2, ASK_2.lstrip()),
+    ],
+)
+def test_a_fault_between_the_answers_of_a_joined_record_is_counted(marked, qwen3):
+    assert marked != JOINED
+    found = audited(Planted(marked, ASKED, qwen3), "joined")
+    assert numbers(found) == (2, 1, 2)
+
+
+def test_faults_that_only_ids_show(qwen3):
+    def change(**changes):
+        record = Planted(ALONE, ASKED, qwen3)
+        (row,) = record.tokenized.to_pylist()
+        row |= {name: make(row[name]) for name, make in changes.items()}
+        record.tokenized = pa.Table.from_pylist([row], record.tokenized.schema)
+        return numbers(audited(record, "alone"))
+
+    end = qwen3.added_tokens["<|im_end|>"]
+    assert change() == (1, 1, 1)
+    assert change(input_ids=lambda ids: [*ids[:-1], 0]) == (1, 1, 0)
+    assert change(input_ids=lambda ids: [*ids[:-3], end, *ids[-2:]]) == (1, 1, 0)
+
+
+def test_a_stop_token_in_the_row_s_own_text_is_none(qwen3):
+    talk = turns("What ends a turn?", "It is <|im_end|>, mostly <|im_end|>")
+    tables = Tables([talk], qwen3, FormatConfig(chat_template_kwargs={"enable_thinking": False}))
+    found = audited(tables, "whole")
+    assert found["counts"]["completions_stopped"] == 1
+
+
+def test_an_answer_trained_in_part_is_counted_and_not_checked(qwen3):
+    weighed = turns("Hi", "Skip this. Keep that.", "And?", "Yes.")
+    weighed[1]["part_weights"] = "[[11, 0], [10, null]]"
+    chats = [weighed, ASKED]
+    thinking = {"chat_template_kwargs": {"enable_thinking": True}}
+    found = audited(Tables(chats, qwen3, FormatConfig(turns="alone", **thinking)), "alone")
+    assert found["counts"]["partly_trained"] == 1
+    assert numbers(found) == (3, 3, 3)
+    assert checked(found).endswith("; 1 answer trained in part")
+
+
+def test_an_answer_whose_block_begins_late_is_trained_in_part(snapshot, tmp_path):
+    path = tmp_path / "own.jinja"
+    path.write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}Well: "
+        "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}"
+        "<|im_end|>{% endif %}\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tables = Tables([ASKED], snapshot, FormatConfig(template=str(path)))
+
+    def begins(place):
+        """Put the spans' begins so many bytes behind the prompts."""
+        rows = tables.formatted.to_pylist()
+        text = rows[0]["text"]
+        for span in rows[0]["trained_spans"]:
+            span["start"] = text.rindex("assistant\n", 0, span["end"]) + len("assistant\n") + place
+        tables.formatted = pa.Table.from_pylist(rows, FORMATTED)
+        found = audited(tables, "joined")
+        return found["counts"]["partly_trained"], numbers(found)
+
+    assert begins(0) == (0, (2, 2, 2))
+    assert begins(len("Well: ")) == (2, (0, 0, 0))
+    assert begins(len("Well: T")) == (0, (2, 0, 2))
+
+
+def test_thoughts_that_train_last_leaves_out_are_no_fault(qwen3):
+    config = FormatConfig(reasoning="train_last")
+    found = audited(Tables([AGENT], qwen3, config), "joined")
+    counts = found["counts"]
+    assert counts["partly_trained"] == 2  # the answers before the last question
+    assert numbers(found) == (1, 1, 1)
+    checked(found)
+
+
+def test_a_turn_that_says_the_same_as_a_part_of_an_answer_is_not_taken_for_it(qwen3):
+    """A row in Axolotl's documentation: the user says the words again that are trained in part."""
+    talk = [*turns("Hi", "Keep this. Not that.", "Keep this. Not that.", "Yes.")]
+    talk[1]["part_weights"] = "[[10, null], [10, 0]]"
+    talk[2]["weight"] = 1.0
+    settings = {"chat_template_kwargs": {"enable_thinking": True}}
+    found = audited(Tables([talk], qwen3, FormatConfig(turns="whole", **settings)), "whole")
+    assert found["counts"]["partly_trained"] == 1
+    assert numbers(found)[0] == 1
+
+
+def test_what_the_row_or_the_recipe_sets_decides_the_mode(qwen3):
+    thinking = ALONE.replace(NO_THOUGHT, "")
+    record = Planted(thinking, ASKED, qwen3)
+    assert numbers(audited(record, "alone")) == PROMPT
+    record.config = FormatConfig(chat_template_kwargs={"enable_thinking": True})
+    assert numbers(audited(record, "alone")) == (1, 1, 1)
+    record.config = FormatConfig()
+    arguments = pa.array(['{"enable_thinking": true}'])
+    place = record.validated.schema.get_field_index("arguments")
+    record.validated = record.validated.set_column(place, "arguments", arguments)
+    assert numbers(audited(record, "alone")) == (1, 1, 1)
+
+
+def many(number, snapshot):
+    chats = [turns(f"What is {n} + 1?", f"It is {n + 1}.") for n in range(number)]
+    chats[7] = ASKED
+    chats[8] = [{"role": "system", "content": "Be brief."}, *chats[8]]
+    return Tables(chats, snapshot)
+
+
+def test_of_many_records_a_sample_of_every_shape_is_checked(snapshot, monkeypatch):
+    monkeypatch.setattr(inference, "MAX_RECORDS", 100)
+    monkeypatch.setattr(inference, "NUM_SAMPLED", 30)
+    tables = many(101, snapshot)
+    found = audited(tables, "joined")
+    assert found["counts"]["records"] == 101
+    assert found["counts"]["records_checked"] == 30
+    assert numbers(found) == (31, 31, 31)  # all three shapes: one of them has two answers
+    assert "; 30 of 101 records checked" in checked(found)
+    monkeypatch.setattr(inference, "MAX_RECORDS", 101)
+    assert numbers(audited(tables, "joined")) == (102, 102, 102)
+
+
+def test_which_records_are_sampled_does_not_depend_on_their_order(snapshot, monkeypatch):
+    monkeypatch.setattr(inference, "MAX_RECORDS", 10)
+    monkeypatch.setattr(inference, "NUM_SAMPLED", 5)
+    tables = many(60, snapshot)
+
+    def late_by_a_byte():  # every record has a fault, so those checked are named
+        rows = tables.formatted.to_pylist()
+        for row in rows:
+            row["trained_spans"][0]["start"] += 1
+        tables.formatted = pa.Table.from_pylist(rows, FORMATTED)
+
+    late_by_a_byte()
+    named = {row["record_id"] for row in audited(tables, "joined")["worst"]}
+    for name in ("validated", "formatted", "tokenized"):
+        setattr(tables, name, getattr(tables, name).take(list(range(59, -1, -1))))
+    assert {row["record_id"] for row in audited(tables, "joined")["worst"]} == named
+
+
+def test_long_conversations_cost_seconds(snapshot):
+    talk = turns(*(f"{n}" for n in range(10_000)))
+    tables = Tables([talk], snapshot)
+    start = time.perf_counter()
+    found = audited(tables, "joined")
+    assert time.perf_counter() - start < 10
+    assert numbers(found) == (2, 2, 2)  # the first answer and the last
+
+
+def prepared(rows, folder, **settings):
+    return packhouse.prepare(
+        rows,
+        tokenizer="deployments/demo/tokenizer",
+        dataset="rows",
+        store=folder / "store",
+        cache=folder / "cache",
+        progress=False,
+        **settings,
+    )
+
+
+def test_a_run_counts_and_keeps_them_in_the_manifest(tmp_path):
+    version = prepared([{"messages": ASKED}], tmp_path)
+    counts = version.audit["inference"]["dataset"]
+    assert counts == {
+        "records": 1,
+        "records_checked": 1,
+        "answers_checked": 2,
+        "answers_after_prompt": 2,
+        "completions_stopped": 2,
+        "partly_trained": 0,
+    }
+    assert version.audit["inference"]["sources"] == {"rows": counts}
+
+
+def test_the_prompt_of_a_window_is_that_of_its_own_messages(tmp_path):
+    chats = turns(*(f"This is turn {n} of many." for n in range(40)))
+    pack = {"seq_len": 96, "over_length": "window"}
+    counts = prepared([{"messages": chats}], tmp_path, pack=pack).audit["inference"]["dataset"]
+    assert counts["records"] > 2
+    assert counts["answers_checked"] == counts["answers_after_prompt"] == 20
+
+
+def test_answers_of_cut_sequences_are_checked_before_the_cut(tmp_path):
+    chats = turns(*(f"This is turn {n} of many." for n in range(40)))
+    pack = {"seq_len": 96, "over_length": "truncate_turns"}
+    counts = prepared([{"messages": chats}], tmp_path, pack=pack).audit["inference"]["dataset"]
+    assert counts["answers_checked"] == counts["completions_stopped"] == 20
+
+
+@pytest.mark.parametrize(
+    "settings", [{"template": "alpaca"}, {"template": "completion"}, {"train_on": "all"}]
+)
+def test_without_prompts_of_inference_there_is_no_line(settings, tmp_path):
+    version = prepared([{"instruction": "Add 1 to 1.", "output": "2."}], tmp_path, format=settings)
+    assert "inference" not in version.audit
+    assert inference_line(version.audit) == ""
+
+
+def test_both_sides_of_pairs_are_checked(tmp_path):
+    rows = [
+        {"prompt": f"Add 1 to {n}.", "chosen": f"{n + 1}.", "rejected": "No."} for n in range(3)
+    ]
+    project = Project(tmp_path)
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    recipe = yaml.safe_load(project.path.read_text())
+    recipe["sources"] = [{"path": "pairs.jsonl", "format": "pairs"}]
+    recipe["pack"] |= {"strategy": "none"}
+    project.path.write_text(yaml.safe_dump(recipe))
+    counts = project.prepare().published.audit["inference"]["dataset"]
+    assert (counts["records"], counts["answers_after_prompt"]) == (6, 6)

@@ -1,0 +1,691 @@
+"""Stand-ins for the model families whose chat templates TRL ships, and what inference sends them.
+
+A stand-in is Qwen3's vocabulary, the family's control tokens, its EOS, and the tokens at which the
+vendor's `generation_config.json` stops generation. Templates are read from the installed TRL.
+`prompt` and `finished` are what an inference engine and a client see: transformers' own
+`apply_chat_template`, without any code of packhouse.
+
+`python -m tests.templates.families` prints the table of families of docs/masks.md.
+`python -m tests.templates.families --faults [TEMPLATE ...]` prints what `check` finds.
+"""
+
+import copy
+import json
+import random
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from packhouse.errors import TemplateError
+from packhouse.recipe import FormatConfig
+from packhouse.templates import Rendered, make_renderer
+from packhouse.tokenization import load_snapshot
+from packhouse.tokenization.snapshot import TokenizerSnapshot
+from tests.conftest import find_shared
+from tests.templates.toys import make_table
+
+Messages = list[dict[str, Any]]
+CONTROL = re.compile(
+    r"<\|[^<>\s{}%/|]{1,40}\|?>|<[a-z_]+\|>|<\uff5c[^<>\s]{2,40}\uff5c>"
+    r"|\[gMASK\]|<sop>|<(?:start|end)_of_(?:turn|image|utterance)>|</?arg_(?:key|value)>"
+    r"|</?tool_call>|</?tool_response>|</?think>"
+)
+"""Control tokens of the vendors' tokenizers, as their templates write them."""
+
+
+class Vendor(NamedTuple):
+    """Tokens of a vendor's tokenizer, and where its models stop."""
+
+    bos: str
+    eos: str
+    stops: tuple[str, ...] = ()
+    """Other tokens in `eos_token_id` of `generation_config.json`."""
+
+
+VENDORS = {
+    "cohere": Vendor("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>"),
+    "deepseek": Vendor(
+        "<\uff5cbegin\u2581of\u2581sentence\uff5c>", "<\uff5cend\u2581of\u2581sentence\uff5c>"
+    ),
+    "diffusion_gemma": Vendor("<bos>", "<eos>", ("<turn|>", "<|tool_response>")),
+    "gemma4": Vendor("<bos>", "<eos>", ("<turn|>", "<|tool_response>")),
+    "gemma": Vendor("<bos>", "<eos>", ("<end_of_turn>",)),
+    "glm": Vendor("", "<|endoftext|>", ("<|user|>", "<|observation|>")),
+    "gptoss": Vendor("<|startoftext|>", "<|return|>", ("<|endoftext|>", "<|call|>")),
+    "idefics3": Vendor("<|begin_of_text|>", "<|eot_id|>", ("<end_of_utterance>",)),
+    "lfm2": Vendor("<|startoftext|>", "<|im_end|>"),
+    "llama3": Vendor("<|begin_of_text|>", "<|eot_id|>", ("<|end_of_text|>", "<|eom_id|>")),
+    "llava_next": Vendor("<s>", "</s>"),
+    "muse_glimmer": Vendor("<|begin_of_text|>", "<|eot|>"),
+    "nemotron_3": Vendor("<s>", "<|im_end|>", ("</s>",)),
+    "phi3": Vendor("<s>", "<|endoftext|>", ("<|end|>",)),
+    "qwen": Vendor("", "<|im_end|>", ("<|endoftext|>",)),
+    "smolvlm": Vendor("<|im_start|>", "<end_of_utterance>"),
+}
+"""By the beginning of a template's name; the first that fits."""
+
+_PARTS = ("idefics3", "llava_next", "smolvlm")
+_TEXT_ARGUMENTS = ("deepseekv3.jinja", "deepseek_r1_distill")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A template with the tokenizer and the stop tokens of its vendor."""
+
+    name: str
+    source: str
+    vendor: Vendor
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop set."""
+        return (self.vendor.eos, *self.vendor.stops)
+
+    @property
+    def has_content_parts(self) -> bool:
+        """Whether clients send contents as lists of parts."""
+        return self.name.startswith(_PARTS)
+
+    @property
+    def has_text_arguments(self) -> bool:
+        """Whether the template joins arguments of calls to text."""
+        return self.name.startswith(_TEXT_ARGUMENTS)
+
+    def base(self, eos: str) -> "Family":
+        """The template on a base checkpoint, whose files name `eos` and no other stop token."""
+        return replace(self, vendor=self.vendor._replace(eos=eos, stops=()))
+
+    def with_template(self, source: str, *stops: str) -> "Family":
+        """The tokenizer with another template, and tokens at which that one stops as well."""
+        vendor = self.vendor._replace(stops=(*self.vendor.stops, *stops))
+        return replace(self, name="toy", source=source, vendor=vendor)
+
+
+def names() -> list[str]:
+    """Templates that the installed TRL ships."""
+    folder = files("trl") / "chat_templates"
+    return sorted(f.name for f in folder.iterdir() if f.name.endswith(".jinja"))
+
+
+@cache
+def family(name: str) -> Family:
+    """The family of a template of TRL."""
+    vendor = next(made for prefix, made in VENDORS.items() if name.startswith(prefix))
+    source = (files("trl") / "chat_templates" / name).read_text("utf-8")
+    return Family(name=name, source=source, vendor=vendor)
+
+
+def _call(city: str, number: int) -> dict[str, Any]:
+    function = {"name": "get_weather", "arguments": {"city": city}}
+    return {"id": f"call0000{number}", "type": "function", "function": function}
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def _answer(text: str, thought: str | None = None, *calls: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": "assistant", "content": text}
+    if thought:
+        made["reasoning"] = thought
+    if calls:
+        made["tool_calls"] = json.dumps(calls)
+    return made
+
+
+def _result(text: str, number: int) -> dict[str, Any]:
+    return {
+        "role": "tool",
+        "content": text,
+        "tool_call_id": f"call0000{number}",
+        "name": "get_weather",
+    }
+
+
+_PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "description": "City"}},
+    "required": ["city"],
+}
+_WEATHER = {"name": "get_weather", "description": "Return the weather.", "parameters": _PARAMETERS}
+TOOLS = [{"type": "function", "function": _WEATHER}]
+_ASKED = _user("Weather in Rome?")
+_TWICE = _user("What is two?"), _user("And three?")
+
+SHAPES: dict[str, Messages] = {
+    "chat2": [_TWICE[0], _answer("It is 2."), _TWICE[1], _answer("It is 3.")],
+    "sys": [{"role": "system", "content": "Be kind."}, _TWICE[0], _answer("It is 2.")],
+    "think2": [
+        *(_TWICE[0], _answer("It is 2.", "Counting up.")),
+        *(_TWICE[1], _answer("It is 3.", "One further.")),
+    ],
+    "mixed": [_TWICE[0], _answer("It is 2."), _TWICE[1], _answer("It is 3.", "One further.")],
+    "tools": [
+        *(_ASKED, _answer("", None, _call("Rome", 1))),
+        *(_result("Sunny now", 1), _answer("It is sunny.")),
+    ],
+    "toolsthink": [
+        *(_ASKED, _answer("", "Must look.", _call("Rome", 1))),
+        *(_result("Sunny now", 1), _answer("It is sunny.", "Tool said so.")),
+    ],
+    "parallel": [
+        *(_user("Rome and Oslo?"), _answer("", None, _call("Rome", 1), _call("Oslo", 2))),
+        *(_result("Sunny now", 1), _result("Snowy now", 2), _answer("Sun and snow.")),
+    ],
+    "agent": [
+        *(_ASKED, _answer("Let me look.", "Must look.", _call("Rome", 1))),
+        *(_result("Sunny now", 1), _answer("", "And Oslo.", _call("Oslo", 2))),
+        *(_result("Snowy now", 2), _answer("Sun and snow.", "Both known.")),
+        *(_user("Thanks a lot!"), _answer("Welcome.", "They thank.")),
+    ],
+    "callast": [_ASKED, _answer("", None, _call("Rome", 1))],
+    "lookthink": [  # one exchange, in which only the call was thought about
+        *(_ASKED, _answer("", "Must look.", _call("Rome", 1))),
+        *(_result("Sunny now", 1), _answer("It is sunny.")),
+    ],
+    "answerthink": [  # the other way round: the call follows the thinking prompt, too
+        *(_ASKED, _answer("", None, _call("Rome", 1))),
+        *(_result("Sunny now", 1), _answer("It is sunny.", "Tool said so.")),
+    ],
+    "textcall": [
+        *(_ASKED, _answer("Let me look.", None, _call("Rome", 1))),
+        *(_result("Sunny now", 1), _answer("It is sunny.")),
+        *(_user("Thanks a lot!"), _answer("Welcome.")),
+    ],
+}
+"""Conversations as canonical messages: one or two questions, reasoning, calls, an agent's run."""
+
+
+_WORDS = (
+    "amber birch cedar delta ember fjord grove heron islet jade kelp lotus maple nimbus".split()
+)
+
+
+def random_conversation(seed: int) -> Messages:
+    """A conversation of up to three questions with thoughts and calls, each text another."""
+    rng = random.Random(seed)
+    pairs = [f"{a.title()} {b}" for a in _WORDS for b in _WORDS if a != b]
+    texts = iter(rng.sample(pairs, len(pairs)))
+    made: Messages = []
+    num_calls = 0
+    if rng.random() < 0.3:
+        made.append({"role": "system", "content": next(texts)})
+    for _ in range(rng.randint(1, 3)):
+        made.append(_user(next(texts)))
+        is_thinking = rng.random() < 0.6
+        for step in range(num_steps := rng.choice([1, 1, 2, 3])):
+            thought = next(texts) if is_thinking and rng.random() < 0.8 else None
+            if step == num_steps - 1:
+                made.append(_answer(next(texts), thought))
+                continue
+            calls = []
+            for _ in range(rng.choice([1, 1, 1, 2])):
+                num_calls += 1
+                calls.append(_call(next(texts).replace(" ", ""), num_calls))
+            made.append(_answer(next(texts) if rng.random() < 0.3 else "", thought, *calls))
+            made += [_result(next(texts), int(call["id"][4:])) for call in calls]
+    return made
+
+
+def tools_of(shape: str) -> list[dict[str, Any]] | None:
+    """Tool definitions of a shape."""
+    return TOOLS if any("tool_calls" in m for m in SHAPES[shape]) else None
+
+
+def has_thoughts(messages: Messages) -> bool:
+    """Whether an answer has reasoning."""
+    return any(m.get("reasoning") for m in messages)
+
+
+def texts_of(message: dict[str, Any]) -> list[str]:
+    """A message's own texts: reasoning, content, names and argument values of its calls."""
+    calls = [call["function"] for call in json.loads(message.get("tool_calls") or "[]")]
+    named = [text for call in calls for text in (call["name"], *call["arguments"].values())]
+    return [t for t in (message.get("reasoning"), message.get("content"), *named) if t]
+
+
+@cache
+def tokenizer() -> Any:
+    """Qwen3's, with every control token that one of the templates writes."""
+    from transformers import AutoTokenizer
+
+    shared = find_shared()
+    assert shared is not None
+    made = AutoTokenizer.from_pretrained(shared / "tokenizers" / "qwen3", local_files_only=True)
+    wanted = {token for name in names() for token in CONTROL.findall(family(name).source)}
+    for vendor in VENDORS.values():
+        wanted |= {vendor.bos, vendor.eos, *vendor.stops} - {""}
+    made.add_special_tokens(
+        {"extra_special_tokens": sorted(wanted - set(made.added_tokens_encoder))}
+    )
+    return made
+
+
+@cache
+def _snapshot() -> TokenizerSnapshot:
+    with TemporaryDirectory() as folder:
+        tokenizer().save_pretrained(folder)
+        return load_snapshot(Path(folder))
+
+
+def snapshot_of(of: Family, **changes: Any) -> TokenizerSnapshot:
+    """The stand-in's snapshot."""
+    tokens = {"bos_token": of.vendor.bos, "eos_token": of.vendor.eos, "pad_token": "<|endoftext|>"}
+    facts = {
+        "special_tokens": {name: text for name, text in tokens.items() if text},
+        "chat_template": of.source,
+        "stop_tokens": {
+            **dict.fromkeys(of.vendor.stops, "generation_config.json"),
+            of.vendor.eos: "tokenizer",
+        },
+    }
+    return replace(_snapshot(), **(facts | changes))
+
+
+def client_messages(of: Family, messages: Messages) -> Messages:
+    """Messages as a client sends them: parsed calls, reasoning under each of its usual names."""
+    made: Messages = []
+    for message in messages:
+        sent: dict[str, Any] = {
+            key: message[key]
+            for key in ("role", "content", "tool_call_id", "name")
+            if key in message
+        }
+        if message.get("reasoning"):
+            sent |= dict.fromkeys(("thinking", "reasoning_content"), message["reasoning"])
+        if "tool_calls" in message:
+            sent["tool_calls"] = json.loads(message["tool_calls"])
+            if of.has_text_arguments:
+                for call in sent["tool_calls"]:
+                    call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+        if of.has_content_parts:
+            sent["content"] = [{"type": "text", "text": message["content"]}] * bool(
+                message["content"]
+            )
+        made.append(sent)
+    return made
+
+
+def render(
+    of: Family, messages: Messages, tools: Any = None, *, is_prompt: bool = False, **arguments: Any
+) -> str:
+    """What transformers renders; `is_prompt`: what an engine sends to the model."""
+    speaker = tokenizer()
+    speaker.bos_token, speaker.eos_token = of.vendor.bos or None, of.vendor.eos
+    text = speaker.apply_chat_template(
+        client_messages(of, messages),
+        tools=copy.deepcopy(tools),
+        chat_template=of.source,
+        add_generation_prompt=is_prompt,
+        tokenize=False,
+        **arguments,
+    )
+    assert isinstance(text, str)
+    return text
+
+
+@cache
+def switch_of(of: Family) -> str | None:
+    """The argument that turns thinking on and off in the prompt, if the template has one."""
+    for name in ("enable_thinking", "thinking", "thinking_mode"):
+        if name not in of.source:
+            continue
+        for shape, k in (("chat2", 1), ("tools", 3)):
+            try:
+                tails = {
+                    _after_texts(
+                        render(
+                            of, SHAPES[shape][:k], tools_of(shape), is_prompt=True, **{name: on}
+                        ),
+                        SHAPES[shape][:k],
+                    )
+                    for on in (True, False)
+                }
+            except Exception:  # the template does not render calls
+                continue
+            if len(tails) == 2:
+                return name
+    return None
+
+
+def own_texts(messages: Messages) -> re.Pattern[str]:
+    """Matches the own texts of messages, the longest first."""
+    texts = {text for message in messages for text in texts_of(message)}
+    return re.compile("|".join(map(re.escape, sorted(texts, key=lambda t: (-len(t), t)))))
+
+
+def _after_texts(text: str, messages: Messages) -> str:
+    """What follows the last own text of the messages."""
+    return text[max(found.end() for found in own_texts(messages).finditer(text)) :]
+
+
+def arguments_of(of: Family, messages: Messages, k: int) -> list[dict[str, bool]]:
+    """Arguments that a client may send for answer k: with or without thinking.
+
+    A client decides once per exchange. Where the answer itself has no thought but its exchange has,
+    the thinking prompt comes first; the other one is for templates that cannot follow it.
+    """
+    name = switch_of(of)
+    if name is None:
+        return [{}]
+    if messages[k].get("reasoning"):
+        return [{name: True}]
+    asked = max((i for i, m in enumerate(messages[:k]) if m["role"] == "user"), default=0)
+    end = next((i for i in range(k, len(messages)) if messages[i]["role"] == "user"), len(messages))
+    return [{name: True}, {name: False}] if has_thoughts(messages[asked:end]) else [{name: False}]
+
+
+class Fault(NamedTuple):
+    """Something that is not as the rule has it."""
+
+    template: str
+    turns: str
+    shape: str
+    what: str
+    expected: str
+    got: str
+
+    def __str__(self) -> str:
+        where = f"{self.template} {self.turns} {self.shape}"
+        return f"{where}: {self.what}\n    expected {self.expected}\n    got      {self.got}"
+
+
+class Answer(NamedTuple):
+    """One trained answer of a record."""
+
+    message: int
+    before: str
+    """The record's text up to the completion."""
+    completion: str
+
+
+Records = list[list[Answer]]
+
+
+class Outcome(NamedTuple):
+    """What packhouse makes of a shape: records, or the reason code of its refusal."""
+
+    records: Records
+    reason: str | None = None
+    detail: str = ""
+
+
+def answers_of(rendered: Rendered, number: int, train_on: str = "assistant") -> list[Answer]:
+    """The trained answers of one formatted record; a message's weight of None is `train_on`'s."""
+    record = rendered.formatted.slice(number, 1).to_pylist()[0]
+    example = rendered.examples.filter(_is_formatted(rendered)).slice(number, 1).to_pylist()[0]
+    text = record["text"].encode()
+    trained = [
+        k
+        for k, m in enumerate(example["messages"])
+        if m["role"] == "assistant" and m["weight"] != 0
+    ]
+    if train_on == "last_assistant":
+        trained = trained[-1:]
+    spans = record["trained_spans"]
+    assert len(spans) == len(trained), (trained, [text[s["start"] : s["end"]] for s in spans])
+    return [
+        Answer(k, text[: span["start"]].decode(), text[span["start"] : span["end"]].decode())
+        for k, span in zip(trained, spans, strict=True)
+    ]
+
+
+def _is_formatted(rendered: Rendered) -> pa.Array:
+    """Rows of `examples` that were not quarantined."""
+    bad = {(r["source"], r["row"]) for r in rendered.quarantined.to_pylist()}
+    pairs = rendered.examples.select(["source", "row"]).to_pylist()
+    return pa.array([(r["source"], r["row"]) not in bad for r in pairs])
+
+
+def outcome(of: Family, shape: str, turns: str = "joined", **config: Any) -> Outcome:
+    """What packhouse makes of a shape."""
+    return outcome_of(of, SHAPES[shape], tools_of(shape), turns=turns, **config)
+
+
+def rendered_by_packhouse(of: Family, messages: Messages, tools: Any, **config: Any) -> Rendered:
+    """Render one conversation with packhouse."""
+    renderer = make_renderer(FormatConfig(**config), snapshot_of(of))
+    tools = [json.dumps(tools)] if tools else None
+    return renderer.render(make_table([copy.deepcopy(messages)], tools=tools))
+
+
+def outcome_of(of: Family, messages: Messages, tools: Any, **config: Any) -> Outcome:
+    """What packhouse makes of one conversation."""
+    try:
+        rendered = rendered_by_packhouse(of, messages, tools, **config)
+    except TemplateError as error:
+        return Outcome([], "TemplateError", str(error))
+    if rendered.quarantined.num_rows:
+        bad = rendered.quarantined.to_pylist()[0]
+        return Outcome([], bad["reason"], bad["detail"])
+    train_on = config.get("train_on", "assistant")
+    return Outcome([answers_of(rendered, n, train_on) for n in range(rendered.formatted.num_rows)])
+
+
+def check(of: Family, shape: str, turns: str, records: Records) -> Iterator[Fault]:
+    """Compare the prompts and completions of a shape with those of inference."""
+    return check_messages(of, SHAPES[shape], tools_of(shape), turns, records, shape)
+
+
+def check_messages(
+    of: Family, messages: Messages, tools: Any, turns: str, records: Records, shape: str = ""
+) -> Iterator[Fault]:
+    """Compare the prompts and completions of a conversation with those of inference."""
+
+    def fault(what: str, expected: object, got: object) -> Fault:
+        return Fault(of.name, turns, shape, what, repr(expected), repr(got))
+
+    everyone = [k for k, m in enumerate(messages) if m["role"] == "assistant"]
+    trained = [answer.message for record in records for answer in record]
+    if sorted(trained) != everyone:
+        yield fault("trained answers", everyone, trained)
+    for record in records:
+        previous: Answer | None = None
+        for answer in record:
+            k, before, completion = answer
+            prompts = [
+                render(of, messages[:k], tools, is_prompt=True, **arguments)
+                for arguments in arguments_of(of, messages, k)
+            ]
+            is_exact = previous is None or turns != "joined"
+            fits = [
+                p
+                for p in prompts
+                if (p == before if is_exact else _continues(p, before, previous, messages[:k]))
+            ]
+            if not fits:
+                expected, got = _first_difference(prompts[0], before)
+                yield fault(f"prompt of message {k}", expected, got)
+            yield from (
+                fault(f"completion of message {k}: {what}", expected, completion)
+                for what, expected in _bad_completion(of, messages[k], completion)
+            )
+            if fits:
+                for arguments in arguments_of(of, messages, k):
+                    if render(of, messages[:k], tools, is_prompt=True, **arguments) == fits[0]:
+                        end = render(of, messages[: k + 1], tools, **arguments)
+                        if not _is_written(end, fits[0], completion, of.stops):
+                            yield fault(
+                                f"completion of message {k}: not as rendered",
+                                end[-200:],
+                                completion,
+                            )
+            previous = answer
+
+
+def _continues(prompt: str, before: str, previous: Answer | None, messages: Messages) -> bool:
+    """Whether a record differs from the prompt only in text that the template writes.
+
+    The own texts are the same in the same order, and the new part is the end of the prompt.
+    """
+    assert previous is not None
+    own = own_texts(messages)
+    start = len(previous.before) + len(previous.completion)
+    new = before[start:]
+    written = previous.before + previous.completion
+    if own.findall(prompt) != own.findall(before) or not prompt.endswith(new):
+        return False
+    # "It is 2.<|return|>" in the record is "It is 2.<|end|>" in the prompt: a control token.
+    end = written[max(found.end() for found in own.finditer(written)) :]
+    rest = prompt.removesuffix(new)
+    return rest.endswith(end) or bool(CONTROL.search(rest[-30:]) and rest.endswith((">", "]")))
+
+
+def _bad_completion(
+    of: Family, message: dict[str, Any], completion: str
+) -> Iterator[tuple[str, object]]:
+    own = texts_of(message)
+    lost = [text for text in own if text not in completion]
+    if lost:
+        yield "texts missing", lost
+    template = completion
+    for text in own:
+        template = template.replace(text, "")
+    stops = re.findall("|".join(map(re.escape, of.stops)), template)
+    if not completion.endswith(of.stops):
+        yield "end", of.stops
+    if len(stops) != 1:
+        yield "stop tokens", stops
+
+
+def _is_written(end: str, prompt: str, completion: str, stops: tuple[str, ...]) -> bool:
+    """Whether the template finishes the turn with this completion.
+
+    Its stop token may be that of the next turn's header. Where the finished conversation writes
+    older turns differently from the prompt, the completion is looked for.
+    """
+    stop = next(s for s in stops if completion.endswith(s)) if completion.endswith(stops) else ""
+    bare = completion.removesuffix(stop)
+    if end.startswith(prompt):
+        rest = end[len(prompt) :]
+        return rest.startswith(completion) or rest.rstrip() == bare.rstrip()
+    return completion in end or end.rstrip().endswith(bare.rstrip())
+
+
+def _first_difference(expected: str, got: str) -> tuple[str, str]:
+    n = next(
+        (i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b),
+        min(len(expected), len(got)),
+    )
+    at = max(0, n - 30)
+    return f"...{expected[at : n + 90]}", f"...{got[at : n + 90]}"
+
+
+LISTED = {
+    "GLM-4.5, 4.6": "glm4moe",
+    "gpt-oss": "gptoss",
+    "Nemotron 3": "nemotron_3_nano",
+    "Qwen3.8": "qwen3_8",
+    "Qwen3.5, 3.6": "qwen3_6",
+    "Qwen3": "qwen3",
+    "Qwen2.5": "qwen2_5",
+    "LFM2.5": "lfm2_2_5_v2",
+    "Gemma 4": "gemma4_v5",
+    "Gemma 3": "gemma3",
+    "DeepSeek R1": "deepseek_r1_distill",
+    "Muse Glimmer": "muse_glimmer",
+    "Llama 3.1 to 3.3": "llama3_1",
+    "Phi-3.5": "phi3_5",
+    "Aya (Cohere)": "cohere2",
+}
+"""Families of the table in docs/masks.md, and the template that each row is made from."""
+
+THOUGHT_END = "\n</think>\n\n"
+
+
+def table() -> str:
+    """The table of families of docs/masks.md, from what packhouse renders."""
+    head = ["Family", "Samples", "A call ends with", "A new record starts", "Notes"]
+    rows = [
+        head,
+        ["---"] * len(head),
+        *(_row(label, family(f"{LISTED[label]}.jinja")) for label in LISTED),
+    ]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _row(label: str, of: Family) -> list[str]:
+    """One family: what it samples, where its records split, and what it needs."""
+    notes = []
+    made = outcome(of, "think2")
+    if made.reason == "TemplateError":
+        if outcome(of, "chat2").reason == "no_reasoning":
+            notes.append(
+                f"`thought_end: {json.dumps(THOUGHT_END)}`; rows without reasoning are refused"
+            )
+            made = outcome(of, "think2", thought_end=THOUGHT_END)
+        else:
+            notes.append("rows with reasoning need `reasoning: strip`")
+            made = outcome(of, "chat2")
+    sampled = made.records[-1][-1].completion
+    for text, name in (("One further.", "THOUGHT"), ("It is 3.", "ANSWER")):
+        sampled = sampled.replace(text, name)
+    call = outcome(of, "callast")
+    ends = next(
+        (s for s in of.stops if call.records and call.records[0][0].completion.endswith(s)), ""
+    )
+    if not ends:
+        notes.append("calls are refused")
+    else:
+        if outcome(of, "parallel").reason:
+            notes.append("one call in a turn")
+        if has_no_text_with_calls(of):
+            notes.append("no text in a turn with a call")
+    return [label, _code(sampled), _code(ends) if ends else "", _splits(of, made), "; ".join(notes)]
+
+
+def has_no_text_with_calls(of: Family) -> bool:
+    """Whether the template refuses or loses a text before a call."""
+    messages = copy.deepcopy(SHAPES["tools"])
+    messages[1]["content"] = "Let me look."
+    return outcome_of(of, messages, TOOLS).reason is not None
+
+
+def _splits(of: Family, thoughts: Outcome) -> str:
+    """Where records start, with `joined` and with `exact`."""
+    split = "at a question after a thought" if len(thoughts.records) > 1 else "never"
+    if thoughts.reason or outcome(of, "chat2").reason:
+        return split
+    exact = {
+        shape: len(outcome(of, shape, "exact").records) for shape in ("chat2", "mixed", "tools")
+    }
+    if exact["tools"] > 1:
+        return f"{split}; `exact`: at each answer"
+    if exact["chat2"] > 1:
+        return f"{split}; `exact`: at each question"
+    if exact["mixed"] > 1:
+        return f"{split}; `exact`: where thinking starts"
+    return split
+
+
+def _code(text: str) -> str:
+    """Text as code in a cell: line breaks as `\\n`, bars escaped."""
+    return "`" + text.replace("\n", "\\n").replace("|", "\\|") + "`"
+
+
+def main(arguments: list[str]) -> None:
+    """Write the table of families, or the faults, to stdout."""
+    if arguments[:1] != ["--faults"]:
+        sys.stdout.write(table())
+        return
+    for name in arguments[1:] or names():
+        of = family(name)
+        for turns in ("joined", "exact", "alone"):
+            for shape in SHAPES:
+                got = outcome(of, shape, turns)
+                faults = list(check(of, shape, turns, got.records)) if got.reason is None else []
+                if got.reason:
+                    sys.stdout.write(f"{name} {turns} {shape}: {got.reason}: {got.detail[:200]}\n")
+                sys.stdout.write("".join(f"{fault}\n" for fault in faults))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,451 @@
+"""Every stock template of TRL: what is trained is what inference would send, and what it samples.
+
+The rule is that of docs/masks.md. `check` compares with `apply_chat_template`, and
+`tests.templates.rule` is the rule written a second time, over nothing but that function.
+"""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("trl", reason="TRL is not installed")
+
+from packhouse.reasons import QUARANTINE_REASONS
+from packhouse.recipe import TokenizeConfig
+from packhouse.tokenization import tokenize_table
+from tests.templates import rule
+from tests.templates.families import (
+    SHAPES,
+    TOOLS,
+    Outcome,
+    arguments_of,
+    check,
+    check_messages,
+    family,
+    has_thoughts,
+    names,
+    outcome,
+    outcome_of,
+    random_conversation,
+    render,
+    rendered_by_packhouse,
+    snapshot_of,
+    table,
+    tokenizer,
+    tools_of,
+)
+
+pytestmark = pytest.mark.usefixtures("shared")
+NAMES = names()
+TURNS = ("joined", "exact", "alone")
+
+NEVER_THINKS = (
+    *("cohere", "deepseek", "gemma.", "gemma_t", "gemma3", "gemma4_v2", "idefics3", "lfm2."),
+    *("lfm2_t", "lfm2_v2", "llama3", "llava_next", "phi3", "qwen2_5", "qwen3_instruct_2507"),
+    *("qwen3_vl", "smolvlm"),
+)
+"""Templates that write no reasoning in any turn: refused as a whole once a row has some."""
+
+CALLS = (
+    *("tools", "parallel", "callast", "textcall"),
+    *("toolsthink", "agent", "lookthink", "answerthink"),
+)
+_NO_CALLS = dict.fromkeys(CALLS, "content_lost")
+REFUSED: dict[tuple[str, ...], dict[str, str]] = {
+    # The prompt opens a thought, and nothing tells it not to.
+    ("deepseek",): dict.fromkeys(("chat2", "sys", *CALLS), "no_reasoning"),
+    ("cohere", "gemma3", "lfm2.", "lfm2_t", "llama3.", "llama3_t", "phi3", "qwen2_5_vl"): _NO_CALLS,
+    ("gemma.", "gemma_t"): {"sys": "template", **_NO_CALLS},
+    ("idefics3", "llava_next", "smolvlm"): {
+        **dict.fromkeys(CALLS, "template"),
+        "textcall": "content_lost",
+    },
+    # One call in a turn, and no text with it.
+    ("llama3_1", "llama3_2"): {"parallel": "template", "textcall": "content_lost"},
+    # Only reasoning before a call is written.
+    ("gemma4.", "gemma4_v3", "gemma4_v4"): dict.fromkeys(
+        ("think2", "mixed", "toolsthink", "answerthink", "agent"), "thought_lost"
+    ),
+    # The prompt after a result opens a thought where the turn has been closed (a text after the
+    # call does that) or where the template writes another header.
+    ("gemma4_v5",): {"agent": "template", "textcall": "template"},
+    ("diffusion_gemma",): dict.fromkeys(
+        ("toolsthink", "answerthink", "agent", "textcall"), "template"
+    ),
+    # The first of two calls is written; reasoning, text and a call in one turn raise.
+    ("gptoss",): {"parallel": "content_lost", "agent": "template"},
+    # A text before a call is not written.
+    ("muse_glimmer",): {"agent": "content_lost", "textcall": "content_lost"},
+}
+"""Rows that the rule refuses, by the beginning of the template's name: shape and reason code."""
+
+RECORDS: dict[tuple[str, ...], dict[str, tuple[int, int]]] = {
+    ("glm4moe",): {"think2": (2, 2), "mixed": (1, 2), "agent": (2, 2)},
+    # A text before a call is written as a thought.
+    ("gptoss",): {"chat2": (1, 2), "think2": (2, 2), "mixed": (1, 2), "textcall": (2, 2)},
+    # A text before a call moves behind the result.
+    ("gemma4.", "gemma4_v3", "gemma4_v4"): {"textcall": (2, 2)},
+    ("nemotron_3",): {"think2": (2, 2), "agent": (2, 2)},
+    ("lfm2_2_5",): {"think2": (2, 2), "agent": (2, 2)},
+    ("diffusion_gemma", "gemma4_v5"): {
+        "think2": (2, 2),
+        "mixed": (1, 2),
+        "lookthink": (1, 2),
+    },
+    ("qwen3.",): {
+        **{"chat2": (1, 2), "think2": (2, 2), "mixed": (1, 2), "agent": (2, 2)},
+        **{"tools": (1, 2), "parallel": (1, 2), "answerthink": (1, 2), "textcall": (1, 3)},
+    },
+    ("qwen3_5_think.", "qwen3_5_nothink.", "qwen3_6."): {
+        **{"chat2": (1, 2), "think2": (2, 2), "mixed": (1, 2), "agent": (2, 2)},
+        "textcall": (1, 2),
+    },
+    ("qwen3_8",): {"mixed": (1, 2)},  # thoughts stay; the switch changes the system prompt
+}
+"""Records of a shape with `joined` and `exact`; one and one where nothing is said."""
+
+
+def expected_refusal(name: str, shape: str) -> str | None:
+    if has_thoughts(SHAPES[shape]) and name.startswith(NEVER_THINKS):
+        return "TemplateError"
+    of = (reasons for prefixes, reasons in REFUSED.items() if name.startswith(prefixes))
+    return next(of, {}).get(shape)
+
+
+def expected_records(name: str, shape: str, turns: str) -> int:
+    if turns == "alone":
+        return sum(m["role"] == "assistant" for m in SHAPES[shape])
+    of = (counts for prefixes, counts in RECORDS.items() if name.startswith(prefixes))
+    return next(of, {}).get(shape, (1, 1))[turns == "exact"]
+
+
+@cache
+def outcomes(name: str, turns: str) -> dict[str, Outcome]:
+    return {shape: outcome(family(name), shape, turns) for shape in SHAPES}
+
+
+@pytest.mark.parametrize("turns", TURNS)
+@pytest.mark.parametrize("name", NAMES)
+def test_trained_answers_follow_the_prompt_of_inference_and_are_what_it_samples(name, turns):
+    faults = []
+    for shape, got in outcomes(name, turns).items():
+        expected = expected_refusal(name, shape)
+        if got.reason != expected:
+            faults.append(f"{shape}: refused as {got.reason}, expected {expected}: {got.detail}")
+        if got.reason is None:
+            faults += map(str, check(family(name), shape, turns, got.records))
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("turns", TURNS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_new_record_starts_where_history_is_not_what_was_generated(name, turns):
+    got, expected = {}, {}
+    for shape, made in outcomes(name, turns).items():
+        if made.reason is None:
+            got[shape] = len(made.records)
+            expected[shape] = expected_records(name, shape, turns)
+    assert got == expected
+
+
+@pytest.mark.parametrize("turns", ["exact", "alone"])
+@pytest.mark.parametrize("name", NAMES)
+def test_records_are_those_of_the_rule_written_a_second_time(name, turns):
+    of = family(name)
+    for shape, made in outcomes(name, turns).items():
+        if made.reason is None:
+            assert made.records == rule.records(of, SHAPES[shape], tools_of(shape), turns), shape
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_conversation_whose_history_stays_is_one_record_of_its_rendering(name):
+    of = family(name)
+    for shape, made in outcomes(name, "joined").items():
+        if made.reason is not None:
+            continue
+        messages, tools = SHAPES[shape], tools_of(shape)
+        (*turns,) = (k for k, m in enumerate(messages) if m["role"] == "assistant")
+        texts = [rule.turn(of, messages, k, tools) for k in turns]
+        if all(texts[-1][0].startswith(prompt + answer) for prompt, answer in texts[:-1]):
+            (record,) = made.records
+            assert [(a.before, a.completion) for a in record] == texts
+            assert made == outcome(of, shape, "exact")
+            wholes = [
+                render(of, messages, tools, **arguments)
+                for arguments in arguments_of(of, messages, turns[-1])
+            ]
+            text = "".join(texts[-1])
+            stop = next(stop for stop in of.stops if text.endswith(stop))
+            assert (
+                any(
+                    whole.startswith(text) or whole.rstrip("\n") == text.removesuffix(stop)
+                    for whole in wholes
+                )
+                or "analysis" in texts[-1][0]
+            )  # gpt-oss's last rendering drops thoughts before calls
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ids_of_prompts_are_the_first_ids_of_the_record(name):
+    of = family(name)
+    for turns in TURNS:
+        for shape, made in outcomes(name, turns).items():
+            if made.reason is not None:
+                continue
+            table = rendered_by_packhouse(of, SHAPES[shape], tools_of(shape), turns=turns).formatted
+            tokenized = tokenize_table(
+                table, snapshot_of(of), TokenizeConfig(), cut_at_spans=True
+            ).tokenized
+            for record, row in zip(made.records, tokenized.to_pylist(), strict=True):
+                for answer, span in zip(record, row["trained_ranges"], strict=True):
+                    ids = encode(answer.before)
+                    assert row["input_ids"][: len(ids)] == ids, (turns, shape, answer)
+                    assert span["start"] == len(ids), (turns, shape, answer)
+                    generated = row["input_ids"][span["start"] : span["end"]]
+                    assert tokenizer().decode(generated) == answer.completion
+                    assert tokenizer().decode(generated[-1:]) in of.stops
+
+
+def encode(text: str) -> list[int]:
+    ids: list[int] = tokenizer()(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith(NEVER_THINKS)])
+def test_a_template_that_never_writes_reasoning_says_what_helps(name):
+    of = family(name)
+    refused = outcome(of, "think2")
+    assert refused.reason == "TemplateError"
+    assert "format.reasoning: strip" in refused.detail
+    assert "thought_end" in refused.detail
+    if not name.startswith("deepseek"):  # whose prompt opens a thought
+        assert outcome(of, "think2", reasoning="strip") == outcome(of, "chat2")
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith("deepseek")])
+def test_thought_end_writes_the_thoughts_of_templates_that_only_open_them(name):
+    made = outcome(family(name), "think2", thought_end="\n</think>\n\n")
+    end = "<\uff5cend\u2581of\u2581sentence\uff5c>"
+    assert [[a.completion for a in record] for record in made.records] == [
+        ["Counting up.\n</think>\n\nIt is 2." + end],
+        ["One further.\n</think>\n\nIt is 3." + end],
+    ]
+    for record in made.records:
+        prompt = render(family(name), SHAPES["think2"][: record[0].message], is_prompt=True)
+        assert record[0].before == prompt
+
+
+RANDOM = ("glm4moe", "gemma4_v5", "gptoss", "lfm2_2_5_v2", "llama3_2", "muse_glimmer")
+RANDOM += ("nemotron_3_nano", "qwen3", "qwen3_6", "qwen3_8", "qwen3_training")
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_conversations_are_those_of_the_rule(name):
+    of = family(f"{name}.jinja")
+    num_compared = 0
+    for seed in range(8):
+        messages = random_conversation(seed)
+        if has_thoughts(messages) and of.name.startswith(NEVER_THINKS):
+            continue
+        for turns in TURNS:
+            try:
+                expected = rule.records(of, messages, TOOLS, turns)
+            except rule.RefusedError:
+                expected = []
+            made = outcome_of(of, messages, TOOLS, turns=turns)
+            assert bool(made.records) == bool(expected), (seed, turns, made.detail)
+            if turns != "joined":
+                assert made.records == expected, (seed, turns)
+            faults = check_messages(of, messages, TOOLS, turns, made.records) if expected else ()
+            assert not list(faults)
+            num_compared += bool(expected)
+    assert num_compared >= 3
+
+
+LOOK = [*SHAPES["toolsthink"][:2]]
+SAMPLED = {
+    "glm4moe": (
+        "\n<think>Must look.</think>\n<tool_call>get_weather\n<arg_key>city</arg_key>\n"
+        "<arg_value>Rome</arg_value>\n</tool_call><|observation|>"
+    ),
+    "gptoss": (
+        "<|channel|>analysis<|message|>Must look.<|end|><|start|>assistant to=functions."
+        'get_weather<|channel|>commentary json<|message|>{"city": "Rome"}<|call|>'
+    ),
+    "nemotron_3_nano": (
+        "Must look.\n</think>\n<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n"
+        "</parameter>\n</function>\n</tool_call>\n<|im_end|>"
+    ),
+    "gemma4_v5": (
+        "<|channel>thought\nMust look.\n<channel|><|tool_call>call:get_weather"
+        '{city:<|"|>Rome<|"|>}<tool_call|><|tool_response>'
+    ),
+    "qwen3": (
+        '<think>\nMust look.\n</think>\n\n<tool_call>\n{"name": "get_weather", "arguments": '
+        '{"city": "Rome"}}\n</tool_call><|im_end|>'
+    ),
+    "qwen3_8": (
+        "Must look.\n</think>\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n"
+        "</parameter>\n</function>\n</tool_call><|im_end|>"
+    ),
+    "lfm2_2_5": "<think>Must look.</think><|tool_call_start|>[get_weather(city='Rome')]"
+    "<|tool_call_end|><|im_end|>",
+    "muse_glimmer": (
+        " to=self<|message|>Must look.<|eom|><|start|>assistant to=get_weather<|message|>"
+        '<atem:function_calls>\n<atem:invoke name="get_weather">\n<atem:parameter name="city">'
+        "Rome</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>"
+    ),
+}
+"""What is sampled where a user asks, the model thinks, and calls a function."""
+
+
+@pytest.mark.parametrize("turns", TURNS)
+@pytest.mark.parametrize("name", SAMPLED)
+def test_the_completion_of_a_thought_and_a_call_is(name, turns):
+    ((answer,),) = outcome_of(family(f"{name}.jinja"), LOOK, tools_of("tools"), turns=turns).records
+    assert answer.completion == SAMPLED[name]
+
+
+def test_an_empty_thought_that_the_engine_writes_is_not_trained():
+    ((first, second),) = outcome(family("qwen3.jinja"), "chat2").records
+    assert first.before.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert second.before == (
+        first.before + "It is 2.<|im_end|>\n<|im_start|>user\nAnd three?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    assert (first.completion, second.completion) == ("It is 2.<|im_end|>", "It is 3.<|im_end|>")
+
+
+def test_a_base_checkpoint_learns_to_end_turns_as_its_template_does():
+    """ChatML on a model whose EOS is `<|endoftext|>`, and which says nothing else."""
+    of = family("qwen3_vl.jinja")
+    base = of.base("<|endoftext|>")
+    ((first, second),) = outcome_of(base, SHAPES["chat2"], None).records
+    assert (first.completion, second.completion) == ("It is 2.<|im_end|>", "It is 3.<|im_end|>")
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if not n.startswith(NEVER_THINKS)])
+def test_history_starts_no_record_and_is_not_refused(name):
+    """Earlier answers lost their thoughts, or could not have been generated."""
+    of = family(name)
+    for shape in ("think2", "mixed"):
+        if expected_refusal(name, shape) is None:
+            ((answer,),) = outcome(of, shape, train_on="last_assistant").records
+            assert answer.message == 3
+            assert [answer] == outcome(of, shape, "alone").records[-1]
+
+
+def test_a_last_answer_with_a_thought_is_trained_behind_one_without():
+    """DeepSeek's prompt opens a thought: the first answer is refused, unless it is history."""
+    of = family("deepseek_r1_distill.jinja")
+    options = {"thought_end": "\n</think>\n\n"}
+    assert outcome(of, "mixed", **options).reason == "no_reasoning"
+    ((answer,),) = outcome(of, "mixed", train_on="last_assistant", **options).records
+    assert answer.completion.startswith("One further.\n</think>\n\nIt is 3.")
+    messages = [dict(m) for m in SHAPES["mixed"]]
+    messages[1]["weight"] = 0.0
+    assert outcome_of(of, messages, None, **options).records == [[answer]]
+
+
+def test_a_stop_token_in_a_text_of_the_row_ends_nothing():
+    messages = [SHAPES["chat2"][0], {"role": "assistant", "content": "Say <|im_end|> to stop."}]
+    for name in ("qwen2_5.jinja", "qwen3.jinja", "glm4moe.jinja"):
+        of = family(name)
+        ((answer,),) = outcome_of(of, messages, None).records
+        assert "Say <|im_end|> to stop." in answer.completion
+        assert answer.completion.endswith(of.stops)
+
+
+CALLS_ONLY = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
+    "{% if m.tool_calls %}{{ '<think>' + (m.reasoning_content or '') + '</think>' + m.content }}"
+    "{% for c in m.tool_calls %}{{ '[' + c.id + ']' + c.function.arguments | tojson }}{% endfor %}"
+    "{% elif m.role == 'assistant' %}{{ '<think></think>' + m.content }}"
+    "{% elif m.role == 'tool' %}{{ m.tool_call_id + ': ' + m.content }}"
+    "{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+"""As Kimi's: thoughts only before calls, and of a call only its id and arguments."""
+
+
+def completions(made: Outcome) -> list[list[str]]:
+    return [[answer.completion for answer in record] for record in made.records]
+
+
+def test_thoughts_that_only_calls_keep_are_written_before_answers_too():
+    of = family("qwen3.jinja").with_template(CALLS_ONLY)
+    assert completions(outcome(of, "think2")) == [
+        ["<think>Counting up.</think>It is 2.<|im_end|>"],
+        ["<think>One further.</think>It is 3.<|im_end|>"],
+    ]
+    assert completions(outcome(of, "chat2")) == [
+        ["<think></think>It is 2.<|im_end|>", "<think></think>It is 3.<|im_end|>"]
+    ]
+
+
+def test_a_call_whose_id_is_all_that_is_written_of_its_name():
+    of = family("qwen3.jinja").with_template(CALLS_ONLY)
+    refused = outcome(of, "parallel")
+    assert refused.reason is not None
+    assert "call_ids: functions" in refused.detail
+    ((call, answer),) = outcome(of, "parallel", call_ids="functions").records
+    assert call.completion == (
+        '<think></think>[functions.get_weather:0]{"city": "Rome"}'
+        '[functions.get_weather:1]{"city": "Oslo"}<|im_end|>'
+    )
+    assert "functions.get_weather:0: Sunny now<|im_end|>" in answer.before
+    assert "functions.get_weather:1: Snowy now<|im_end|>" in answer.before
+
+
+CALL_STOPS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name + c.function.arguments | tojson"
+    " + '<|call|>' }}{% else %}{{ '<|im_end|>' }}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+CALL_WITHOUT_END = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name + c.function.arguments | tojson }}"
+    "{% else %}{{ '<|im_end|>' }}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "of", "shape"),
+    [
+        ("thought_lost", family("gemma4.jinja"), "think2"),
+        ("content_lost", family("phi3.jinja"), "callast"),
+        ("no_reasoning", family("deepseek_r1_distill.jinja"), "chat2"),
+        ("no_stop", family("qwen3.jinja").with_template(CALL_WITHOUT_END), "tools"),
+        ("stop_inside", family("gptoss.jinja").with_template(CALL_STOPS, "<|im_end|>"), "parallel"),
+    ],
+)
+def test_refusals_have_a_reason_and_a_remedy(reason, of, shape):
+    for turns in TURNS:
+        assert outcome(of, shape, turns).reason == reason
+    assert len(QUARANTINE_REASONS["format"][reason].remedy) > 20
+
+
+def test_one_call_that_stops_is_no_refusal():
+    of = family("gptoss.jinja").with_template(CALL_STOPS, "<|im_end|>")
+    ((call, answer),) = outcome(of, "tools").records
+    assert call.completion == 'get_weather{"city": "Rome"}<|call|>'
+    assert answer.completion == "It is sunny.<|im_end|>"
+
+
+def test_the_docs_have_the_table_of_families():
+    """Written by `python -m tests.templates.families`."""
+    page = (Path(__file__).parents[2] / "docs" / "masks.md").read_text("utf-8")
+    _, _, rest = page.partition("<!-- families -->\n")
+    assert rest.partition("<!-- /families -->")[0] == table()
+
+
+def test_stop_tokens_are_those_of_the_files_or_of_the_recipe():
+    """GLM ends turns with tokens that only generation_config.json names."""
+    of = family("glm4moe.jinja")
+    without = of.base(of.vendor.eos)
+    assert outcome(of, "tools").reason is None
+    assert outcome(without, "tools").reason == "TemplateError"
+    assert outcome(without, "tools", stop_tokens=list(of.stops)) == outcome(of, "tools")

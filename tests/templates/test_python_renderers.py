@@ -1,0 +1,592 @@
+"""Renderers in Python: where the row's texts are in the text of a plug-in, and what is refused."""
+
+import base64
+import importlib
+import itertools
+import json
+import struct
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import packhouse
+from packhouse import plugins
+from packhouse.chain import prepare
+from packhouse.engine.local_pool import LocalRunner
+from packhouse.engine.workspace import Workspace
+from packhouse.errors import ConfigError, PluginError, TemplateError
+from packhouse.recipe import (
+    FormatConfig,
+    SourceConfig,
+    TokenizeConfig,
+    ValidateConfig,
+    load_recipe,
+)
+from packhouse.sources import scan_source
+from packhouse.sources.reading import read_shard
+from packhouse.store import open_version
+from packhouse.templates import make_renderer
+from packhouse.templates.chat_messages import MessageForm, chat_messages
+from packhouse.tokenization import load_snapshot, tokenize_table
+from tests.templates.toys import make_snapshot, make_table, pieces
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "how-to" / "renderers.md").read_text("utf-8")
+TOY = """
+    import json
+
+    class Toy:
+        stop_tokens = ["<|im_end|>"]
+        arguments = ["mood"]
+
+        def __init__(self, folder):
+            self.folder = folder
+
+        def render(self, messages, tools, arguments, add_generation_prompt):
+            text = arguments.get("mood", "") + (json.dumps(tools) if tools else "")
+            for message in messages:
+                text += f"<|im_start|>{message['role']}\\n{self.said(message)}<|im_end|>\\n"
+            return text + "<|im_start|>assistant\\n" * add_generation_prompt
+
+        def said(self, message):
+            calls = [call["function"] for call in message.get("tool_calls", ())]
+            return message["content"].strip() + "".join(map(json.dumps, calls))
+"""
+TALK = [("user", "Hi"), ("assistant", "Hello <|im_end|> you"), ("user", "Hi"), ("assistant", "Hi")]
+
+
+VERSIONS = itertools.count(1)
+
+
+class Toys:
+    """Distributions in a folder of their own, as pip installs them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.version = folder, 0
+        """The version of the latest distribution: no other test has it."""
+
+    def install(self, code: str, name: str = "toy", value: str = ":Toy") -> str:
+        self.version = next(VERSIONS)  # a process keeps what it learnt of a renderer
+        module = f"toy_renderer_{name}_{self.version}"
+        info = self.folder / f"acme_{name}.dist-info"
+        info.mkdir(parents=True, exist_ok=True)
+        version = f"Version: {self.version}.0"
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: acme-{name}\n{version}\n")
+        (info / "entry_points.txt").write_text(f"[packhouse.renderers]\n{name} = {module}{value}\n")
+        (self.folder / f"{module}.py").write_text(textwrap.dedent(code), "utf-8")
+        importlib.invalidate_caches()
+        return name
+
+
+@pytest.fixture
+def toys(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    return Toys(tmp_path / "site")
+
+
+def render(name: str, *talks: Any, tools: Any = None, **config: Any) -> Any:
+    renderer = make_renderer(
+        FormatConfig(template=name, **config), make_snapshot(), folder=Path("tokenizer")
+    )
+    return renderer.render(make_table(list(talks), tools=tools and [tools] * len(talks)))
+
+
+def refusals(rendered: Any) -> list[str]:
+    return [f"{row['reason']}: {row['detail']}" for row in rendered.quarantined.to_pylist()]
+
+
+def test_control_text_and_equal_contents_are_found_where_they_are(toys):
+    name = toys.install(TOY)
+
+    formatted = render(name, TALK, turns="exact").formatted
+
+    assert formatted["text"].to_pylist() == [
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello <|im_end|> you<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHi<|im_end|>\n"
+    ]
+    assert pieces(formatted) == [["Hello <|im_end|> you<|im_end|>", "Hi<|im_end|>"]]
+    assert pieces(formatted, "content_spans") == [["Hi", "Hello <|im_end|> you", "Hi", "Hi"]]
+
+
+def test_an_object_or_a_module_is_a_renderer_too(toys):
+    whole = render(toys.install(TOY), TALK).formatted
+    made = toys.install(TOY + "\n    toy = Toy(None)\n", "object", ":toy")
+    assert render(made, TALK).formatted.equals(whole)
+    functions = TOY + "\n    stop_tokens, render = ('<|im_end|>',), Toy(None).render\n"
+    assert render(toys.install(functions, "module", ""), TALK).formatted.equals(whole)
+
+
+def test_texts_are_found_stripped_and_those_of_white_space_may_be_gone(toys):
+    name = toys.install(TOY)
+    talk = [("system", " \n"), ("user", "\n Hi  "), ("assistant", " Hello\n")]
+
+    formatted = render(name, talk).formatted
+
+    assert pieces(formatted) == [["Hello<|im_end|>"]]
+    assert pieces(formatted, "content_spans") == [["Hi", "Hello"]]
+
+
+def test_arguments_of_calls_are_found_in_json(toys):
+    name = toys.install(TOY)
+    arguments = {"b": 'Ro"me\n', "a": [1, None, {"c": "\u00e9"}], "n": 2.5, "empty": ""}
+    call = {"type": "function", "function": {"name": "look", "arguments": arguments}}
+    talk = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "", "tool_calls": json.dumps([call])},
+        {"role": "tool", "content": '{"t":20}'},
+        {"role": "assistant", "content": "20"},
+    ]
+    tool = json.dumps([{"type": "function", "function": {"name": "look", "description": "Hi"}}])
+
+    formatted = render(name, talk, tools=tool).formatted
+
+    assert pieces(formatted)[0][0] == json.dumps(call["function"]) + "<|im_end|>"
+    found = pieces(formatted, "content_spans")[0]
+    expected = ["look", "Hi", "look", "b", 'Ro\\"me\\n', "a", "c", "\\u00e9", "n", "empty"]
+    assert found == [*expected, '{"t":20}', "20"]
+
+    sorting = TOY.replace("map(json.dumps, calls)", "json.dumps(c, sort_keys=True) for c in calls")
+    formatted = render(toys.install(sorting), talk, tools=tool).formatted
+    assert '{"a": [1, null, {"c": "\\u00e9"}], "b": ' in pieces(formatted)[0][0]
+
+
+@pytest.mark.parametrize("result", ['{"t": 20,  "u": "<|im_end|>"}', "[1,2]", "7", "true"])
+def test_results_that_are_parsed_are_found_as_json(toys, result):
+    """Mistral's library writes the result `{"t":20}` as `{"t": 20}`, and a text in quotes."""
+    parsing = TOY.replace(
+        "def said(self, message):",
+        """def said(self, message):
+            if message["role"] == "tool":
+                try:
+                    return json.dumps({"content": json.loads(message["content"])})
+                except ValueError:
+                    return json.dumps({"content": message["content"]})
+""",
+    )
+    call = json.dumps([{"type": "function", "function": {"name": "look", "arguments": {}}}])
+    talk = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "", "tool_calls": call},
+        {"role": "tool", "content": result},
+        {"role": "assistant", "content": "Done"},
+    ]
+
+    found = pieces(render(toys.install(parsing), talk).formatted, "content_spans")[0]
+
+    assert found == ["Hi", "look", json.dumps(json.loads(result)), "Done"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('message["content"].strip()', 'self.other(message["content"].upper(), message)'),
+        ('message["content"].strip()', 'self.other(message["content"][:3], message)'),
+        ('message["content"].strip()', 'self.other(str(len(message["content"])), message)'),
+        ("in messages:", "in sorted(messages, key=lambda m: len(m['content']) > 6):"),
+    ],
+)
+def test_a_row_is_refused_if_words_are_written_otherwise(toys, old, new):
+    assert old in TOY
+    other = """
+        def other(self, text, message):
+            return text if " " in message["content"] else message["content"]
+"""
+    name = toys.install(TOY.replace(old, new, 1) + other)
+    talk = [("user", "Qz and you"), ("assistant", "Aha"), ("user", "Be"), ("assistant", "A")]
+
+    rendered = render(name, talk, [("user", "Unlike"), ("assistant", "Others")])
+
+    assert rendered.formatted["row"].to_pylist() == [1]
+    assert "no spans can be proven" in refusals(rendered)[0]
+
+
+def test_a_row_is_refused_if_its_texts_fit_in_two_ways(toys):
+    """ "a" and " b" or "a " and "b": both texts may have been stripped."""
+    code = TOY.replace("<|im_end|>\\\\n", "").replace(
+        "def said(self, message):",
+        """def said(self, message):
+            if message["role"] == "assistant":
+                return message["content"] + "<|im_end|>"
+            return message["content"].strip()
+
+        def render(self, messages, tools, arguments, add_generation_prompt):
+            texts = [m["content"] for m in messages if m["role"] == "user"]
+            texts = [t.strip() if t == "a " else t for t in texts]
+            rest = [self.said(m) for m in messages if m["role"] == "assistant"]
+            return "".join([*texts, "<|im_start|>", *rest])
+
+        def unused(self, message):""",
+    )
+    name = toys.install(code)
+
+    rendered = render(name, [("user", "a "), ("user", " b"), ("assistant", "c")])
+    assert "or the same in several ways" in refusals(rendered)[0]
+    assert "no spans can be proven" in refusals(rendered)[0]
+    assert render(name, [("user", "a"), ("user", " b"), ("assistant", "c")]).formatted.num_rows == 1
+
+
+def test_what_the_library_refuses_is_quarantined_in_its_own_words(toys):
+    check = """
+    def check(messages):
+        if "bad" in messages[0]["content"]:
+            raise KeyError("no such turn")
+"""
+    name = toys.install(
+        TOY.replace("            text =", "            check(messages); text =") + check
+    )
+
+    rendered = render(name, TALK, [("user", "bad"), ("assistant", "Hi")])
+    assert rendered.formatted["row"].to_pylist() == [0]
+    (said,) = refusals(rendered)
+    assert said == (
+        f"template: renderer 'toy' of acme-toy {toys.version}.0 refuses the row: KeyError: "
+        "'no such turn'"
+    )
+
+
+def test_control_text_outside_of_contents_is_refused(toys):
+    name = toys.install(TOY)
+    tool = json.dumps([{"type": "function", "function": {"name": "look", "description": "</s>"}}])
+    assert "control-token text '</s>' in a tool" in refusals(render(name, TALK, tools=tool))[0]
+    named = [{"role": "user", "content": "Hi", "name": "<|im_end|>"}, TALK[1]]
+    assert "control-token text '<|im_end|>' in an id" in refusals(render(name, named))[0]
+
+
+def test_a_row_has_only_the_arguments_that_the_renderer_reads(toys):
+    name = toys.install(TOY)
+    renderer = make_renderer(FormatConfig(template=name), make_snapshot())
+    own = json.dumps({"mood": "glad ", "else": 1})
+
+    rendered = renderer.render(make_table([TALK, TALK], arguments=[own, None]))
+
+    texts = rendered.formatted["text"].to_pylist()
+    assert texts[0] == "glad " + texts[1]
+    assert rendered.notes["arguments_not_read"] == 1
+    with pytest.raises(TemplateError, match=r"does not read 'moood'.*it reads mood\. Fix the name"):
+        render(name, TALK, chat_template_kwargs={"moood": "sad"})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error", "said"),
+    [
+        ("stop_tokens =", "stops =", PluginError, "is no renderer: it needs a function `render`"),
+        ('["<|im_end|>"]', '"<|im_end|>"', PluginError, "`stop_tokens`, a list of control tokens"),
+        ('["<|im_end|>"]', '["<|eot|>"]', TemplateError, "stops at '<|eot|>', which is no control"),
+        ("return text +", "return b'' and", PluginError, "returned a bytes, not a text"),
+        ("self.folder = folder", "open(folder)", PluginError, "on tokenizer folder 'tokenizer'"),
+    ],
+)
+def test_what_is_no_renderer_is_said_by_name(toys, old, new, error, said):
+    assert old in TOY
+    name = toys.install(TOY.replace(old, new))
+    with pytest.raises(error, match="renderer 'toy' of acme-toy") as caught:
+        render(name, TALK)
+    assert said in str(caught.value)
+
+
+def test_stop_tokens_of_the_renderer_go_before_those_of_the_model(toys):
+    name = toys.install(TOY.replace('["<|im_end|>"]', '["<s>", "<|im_start|>"]'))
+    snapshot = make_snapshot(stop_tokens={"<|im_end|>": "generation_config.json"})
+    rendered = make_renderer(FormatConfig(template=name), snapshot).render(make_table([TALK[:2]]))
+    assert pieces(rendered.formatted) == [["Hello <|im_end|> you<|im_end|>\n<|im_start|>"]]
+
+
+# Recipes.
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    def make(template: str, **format: Any) -> Any:
+        rows = [
+            {"messages": [{"role": role, "content": f"{text} {number}"} for role, text in TALK]}
+            for number in range(6)
+        ]
+        (tmp_path / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        settings = {
+            "dataset": "toys",
+            "sources": [{"path": "talks.jsonl"}],
+            "tokenizer": str(ROOT / "deployments" / "demo" / "tokenizer"),
+            "format": {"template": template, **format},
+            "publish": {"store": str(tmp_path / "store")},
+        }
+        (tmp_path / "recipe.yaml").write_text(json.dumps(settings))
+        return tmp_path / "recipe.yaml"
+
+    return make
+
+
+def test_a_recipe_names_a_renderer_whose_version_is_part_of_the_id(toys, recipe, tmp_path):
+    options = {"cache": tmp_path / "cache", "progress": False}
+    version = packhouse.prepare(recipe(toys.install(TOY)), **options)
+    manifest = open_version(str(tmp_path / "store"), "toys").manifest
+    assert manifest.libraries["acme-toy"] == f"{toys.version}.0"
+    assert manifest.configuration["format"]["template"] == "toy"
+    assert packhouse.prepare(recipe("toy"), **options).id == version.id
+    toys.install(TOY)
+    assert packhouse.prepare(recipe("toy"), **options).id != version.id
+    assert load_recipe(recipe("chat"), ["format.template=toy"]).format.template == "toy"
+
+
+def test_an_unknown_renderer_is_an_error_that_names_those_installed(toys, recipe, tmp_path):
+    toys.install(TOY)
+    toys.install(TOY, "other")
+    with pytest.raises(ConfigError, match=r"must be one of chat, .*harmony.*, other, toy, a path"):
+        packhouse.prepare(recipe("vicuna"), progress=False)
+    with pytest.raises(ConfigError, match="cannot be 'tooy'; did you mean 'toy'"):
+        packhouse.prepare(recipe("tooy"), progress=False)
+    known = load_recipe(recipe("chat"))  # a run form's name, which is checked when it runs
+    form = known.model_copy(update={"format": known.format.model_copy(update={"template": "tooy"})})
+    workspace = Workspace(cache=tmp_path / "cache")
+    with pytest.raises(ConfigError, match="there is no 'tooy'; did you mean 'toy'"):
+        prepare(form, LocalRunner(recipe=form, workspace=workspace), cache=workspace.cache)
+
+
+def test_a_renderer_of_packhouse_names_the_extra_that_it_needs(monkeypatch):
+    def missing(name: str) -> str:
+        raise plugins.PackageNotFoundError(name)
+
+    monkeypatch.setattr(plugins, "version_of", missing)
+    for name, library in (("harmony", "openai-harmony"), ("mistral", "mistral-common")):
+        with pytest.raises(ConfigError) as caught:
+            render(name, TALK)
+        assert str(caught.value) == (
+            f"renderer '{name}' needs {library}, which is not installed: "
+            f"pip install 'packhouse[{name}]'"
+        )
+
+
+# Real libraries, vocabularies and rows.
+
+FILES = [
+    ("glaive_toolcall_en_demo.json", "sharegpt", 40),
+    ("reason_tool_use_demo_50.jsonl", "chat", 50),
+]
+
+
+def real_rows(shared: Path, file: str, form: str, number: int) -> Any:
+    source = SourceConfig(path=str(shared / "data" / file), format=form)
+    (shard,) = scan_source(source)
+    return read_shard(shard, source, ValidateConfig(), "prompt").validated.slice(0, number)
+
+
+KEYS = ("role", "content", "context", "reasoning", "tool_calls", "tool_call_id", "name")
+
+
+class Compared:
+    """Records, one for each answer, compared with what a library writes for the messages up to it.
+
+    Args:
+        write: (messages as a template gets them, tools) -> the library's text.
+    """
+
+    def __init__(self, folder: Path, table: Any, write: Any, **config: Any) -> None:
+        snapshot = load_snapshot(folder)
+        renderer = make_renderer(FormatConfig(turns="alone", **config), snapshot, folder=folder)
+        self.rendered = renderer.render(table)
+        tokens = tokenize_table(self.rendered.formatted, snapshot, TokenizeConfig(encoder="hf"))
+        self.ids = tokens.tokenized["input_ids"].to_pylist()
+        self.prompts: list[tuple[list[Any], Any]] = []
+        """Messages up to each record's answer, and the row's tools."""
+        rows = {row["row"]: row for row in table.to_pylist()}
+        form = MessageForm(has_ids=config["template"] == "mistral")
+        keys = {*KEYS} - ({"reasoning"} if config.get("reasoning") == "strip" else set())
+        for record in self.rendered.formatted.to_pylist():
+            row = rows[record["row"]]
+            tools = row["tools"] and json.loads(row["tools"])
+            known = [{k: m[k] for k in keys if m.get(k) is not None} for m in row["messages"]]
+            # Ids that packhouse makes depend on the message's number: all are made at once.
+            chat = chat_messages(known, form)
+            ends = [n + 1 for n, message in enumerate(chat) if message["role"] == "assistant"]
+            parts = [chat[:end] for end in ends]
+            same = (part for part in parts if write(part, tools) == record["text"])
+            self.prompts.append((next(same), tools))
+
+
+@pytest.fixture(scope="module")
+def gpt_oss(tmp_path_factory):
+    """A tokenizer with gpt-oss's vocabulary and control tokens."""
+    library = pytest.importorskip("openai_harmony", reason="openai-harmony is not installed")
+    quicktok = pytest.importorskip("quicktok", reason="quicktok-v1, which has o200k, is missing")
+    from tokenizers import AddedToken
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    folder = tmp_path_factory.mktemp("gpt-oss")
+    data = (Path(quicktok.__path__[0]) / "data" / "o200k.vocab").read_bytes()
+    # A number of tokens; of each its size in 2 bytes, its bytes, and its rank in 4.
+    ranks, at = {}, 4
+    for _ in range(struct.unpack_from("<I", data)[0]):
+        (size,) = struct.unpack_from("<H", data, at)
+        token = data[at + 2 : at + 2 + size]
+        (ranks[token],) = struct.unpack_from("<I", data, at + 2 + size)
+        at += 6 + size
+    lines = [f"{base64.b64encode(t).decode()} {rank}\n" for t, rank in ranks.items()]
+    (folder / "o200k_base.tiktoken").write_text("".join(lines))
+    mixed = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    endings = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    pattern = "|".join(
+        [
+            rf"[^\r\n\p{{L}}\p{{N}}]?{mixed[0]}*{mixed[1]}+{endings}",
+            rf"[^\r\n\p{{L}}\p{{N}}]?{mixed[0]}+{mixed[1]}*{endings}",
+            r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ]
+    )
+    made = TikTokenConverter(str(folder / "o200k_base.tiktoken"), pattern).converted()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIKTOKEN_ENCODINGS_BASE", str(folder))
+        encoding = library.load_harmony_encoding("HarmonyGptOss")
+    control = {encoding.encode(t, allowed_special="all")[0]: t for t in encoding.special_tokens_set}
+    texts = [control.get(number, f"<|unused_{number}|>") for number in range(199_998, 200_020)]
+    made.add_special_tokens([AddedToken(text, normalized=False) for text in texts])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|return|>")
+    tokenizer.save_pretrained(folder)
+    (folder / "o200k_base.tiktoken").unlink()
+    return folder
+
+
+@pytest.mark.slow
+def test_harmony_writes_real_rows_as_its_library_does(gpt_oss, shared):
+    from packhouse.templates.adapters.harmony import Harmony
+
+    harmony = Harmony(gpt_oss)
+    assert harmony.stop_tokens == tuple(
+        reversed([harmony._encoding.decode([n]) for n in (200012, 200002)])
+    )
+
+    def write(messages: list[Any], tools: Any) -> str:
+        return harmony.render(messages, tools, {}, False)
+
+    def ids_of_prompt(messages: list[Any], tools: Any) -> list[int]:
+        known = harmony._messages(messages[:-1], tools, {}, harmony._call_names(messages))
+        conversation = harmony._library.Conversation.from_messages(known)
+        role = harmony._library.Role.ASSISTANT
+        return harmony._encoding.render_conversation_for_completion(conversation, role)
+
+    for file, form, number in FILES:
+        table = real_rows(shared, file, form, number)
+        done = Compared(gpt_oss, table, write, template="harmony")
+        assert len(done.ids) > number
+        for ids, known in zip(done.ids, done.prompts, strict=True):
+            prompt = ids_of_prompt(*known)
+            assert ids[: len(prompt)] == prompt
+        messages = [message for row in table["messages"].to_pylist() for message in row]
+        parallel = [m for m in messages if len(json.loads(m["tool_calls"] or "[]")) > 1]
+        said = refusals(done.rendered)
+        assert all(refusal.startswith("stop_inside: ") for refusal in said)
+        assert len(said) == len(parallel)
+
+
+def test_harmony_writes_one_turn_with_reasoning_and_a_call(gpt_oss):
+    call = {"type": "function", "function": {"name": "get_weather", "arguments": {"city": "Rome"}}}
+    answer = {"content": "", "reasoning": "Must look.", "tool_calls": json.dumps([call])}
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", **answer}]
+    config, snapshot = FormatConfig(template="harmony"), load_snapshot(gpt_oss)
+
+    renderer = make_renderer(config, snapshot, folder=gpt_oss)
+    formatted = renderer.render(make_table([talk])).formatted
+
+    assert pieces(formatted) == [
+        [
+            "<|channel|>analysis<|message|>Must look.<|end|><|start|>assistant to=functions."
+            'get_weather<|channel|>commentary json<|message|>{"city": "Rome"}<|call|>'
+        ]
+    ]
+
+
+def test_harmony_refuses_the_tokenizer_of_another_model(shared):
+    pytest.importorskip("openai_harmony", reason="openai-harmony is not installed")
+    folder = shared / "tokenizers" / "qwen3"
+    config = FormatConfig(template="harmony")
+    with pytest.raises(PluginError, match=r"'harmony' of openai-harmony .* failed on tok"):
+        make_renderer(config, load_snapshot(folder), folder=folder)
+
+
+@pytest.fixture(scope="module", params=["tekken_240718.json", "tekken_240911.json"])
+def tekken(request, tmp_path_factory):
+    common = pytest.importorskip("mistral_common", reason="mistral-common is not installed")
+    folder = tmp_path_factory.mktemp("tekken")
+    (folder / "tekken.json").symlink_to(Path(common.__path__[0]) / "data" / request.param)
+    return folder
+
+
+@pytest.mark.slow
+def test_mistral_writes_real_rows_with_the_ids_of_its_library(tekken, shared):
+    from packhouse.templates.adapters.mistral import _KEYS, Mistral
+
+    mistral = Mistral(tekken)
+
+    def ids_of(messages: list[Any], tools: Any) -> list[int]:
+        known = [{key: m[key] for key in _KEYS if key in m} for m in messages]
+        request = mistral._request.from_openai(known, tools)
+        return mistral._tokenizers["answer"].encode_chat_completion(request).tokens
+
+    def write(messages: list[Any], tools: Any) -> str:
+        return mistral.render(messages, tools, {}, False)
+
+    for file, form, number in FILES:
+        table = real_rows(shared, file, form, number)
+        done = Compared(tekken, table, write, template="mistral", reasoning="strip")
+        assert done.ids == [ids_of(*known) for known in done.prompts]
+        assert len(done.ids) > number
+        for said in refusals(done.rendered):
+            assert "InvalidToolSchema" in said or "InvalidMessage" in said or "only_think" in said
+
+
+@pytest.fixture
+def deepseek(toys, shared, tmp_path):
+    """The plug-in of the page, and a stand-in for DeepSeek V4's tokenizer."""
+    pytest.importorskip("renderers", reason="renderers is not installed")
+    from transformers import AutoTokenizer
+
+    code = PAGE.partition("```python\n")[2].partition("```")[0]
+    toys.install(code, "deepseek_v4", ":DeepSeekV4")
+    tokenizer = AutoTokenizer.from_pretrained(shared / "tokenizers" / "qwen3")
+    names = ("latest_reminder", "action", "query", "authority", "domain", "title", "read_url")
+    begin, end, *others = (
+        f"<\uff5c{name}\uff5c>"
+        for name in ("begin\u2581of\u2581sentence", "end\u2581of\u2581sentence", "User", *names)
+    )
+    extra = [*others, "<\uff5cAssistant\uff5c>", "\uff5cDSML\uff5c"]
+    tokenizer.add_special_tokens(
+        {"bos_token": begin, "eos_token": end, "extra_special_tokens": extra}
+    )
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path / "deepseek")
+    return tmp_path / "deepseek"
+
+
+@pytest.mark.slow
+def test_the_plug_in_of_the_page_writes_deepseek_v4(deepseek, toys, shared):
+    module = importlib.import_module(f"toy_renderer_deepseek_v4_{toys.version}")
+    plugin = module.DeepSeekV4(deepseek)
+
+    for file, form, number in FILES:
+        table = real_rows(shared, file, form, number)
+        thinks = {"enable_thinking": "reason" in file}
+
+        def write(messages: list[Any], tools: Any, thinks: Any = thinks) -> str:
+            return plugin.render(messages, tools, thinks, False)
+
+        rendered = Compared(deepseek, table, write, template="deepseek_v4").rendered
+        assert not refusals(rendered)
+        assert rendered.formatted.num_rows > number
+        notes = "thinking_turns" if "reason" in file else "plain_turns"
+        assert rendered.notes[notes] == rendered.formatted.num_rows
+
+
+def test_deepseek_v4_thinks_in_the_turns_that_have_reasoning(deepseek):
+    talk = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello", "reasoning": "Greets."},
+        {"role": "user", "content": "Bye"},
+        {"role": "assistant", "content": "Bye"},
+    ]
+    config, snapshot = FormatConfig(template="deepseek_v4"), load_snapshot(deepseek)
+
+    formatted = make_renderer(config, snapshot, folder=deepseek).render(make_table([talk]))
+
+    end = "<\uff5cend\u2581of\u2581sentence\uff5c>"
+    trained = [piece for row in pieces(formatted.formatted) for piece in row]
+    assert trained == [f"Greets.</think>Hello{end}", f"Bye{end}"]

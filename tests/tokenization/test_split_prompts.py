@@ -1,0 +1,371 @@
+"""Where a token crosses the end of the prompt, the prompt's ids are those of inference."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
+
+import packhouse
+from packhouse.foreign import cuts_prompts
+from packhouse.golden import pin
+from packhouse.recipe import TokenizeConfig
+from packhouse.recipe.reading import load_recipe
+from packhouse.records.tables import FORMATTED
+from packhouse.tokenization import gate, tokenize_table
+from packhouse.tokenization.pipeline import read_pipeline
+from tests.tokenization.conftest import snapshot_of, train_metaspace
+
+HF = TokenizeConfig(encoder="hf")
+ALLOW = TokenizeConfig(encoder="hf", control_text="allow")
+
+
+def encode(snapshot, text):
+    return Tokenizer.from_str(snapshot.backend).encode(text, add_special_tokens=False).ids
+
+
+def split(table, snapshot, config=HF, cache=None):
+    return tokenize_table(table, snapshot, config, cache, cut_at_spans=True)
+
+
+def legacy():
+    """Metaspace as older files of Llama have it: a space before the text and after added tokens."""
+    tokenizer = train_metaspace()
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    tokenizer.pre_tokenizer = None
+    return snapshot_of(tokenizer)
+
+
+def metaspace_always():
+    tokenizer = train_metaspace()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
+    return snapshot_of(tokenizer)
+
+
+@pytest.fixture(scope="module", params=["byte_level", "metaspace", "always", "legacy"])
+def any_snapshot(request):
+    """Tokenizers by where they put a space that the text does not hold."""
+    if request.param in ("byte_level", "metaspace"):
+        return request.getfixturevalue(request.param)
+    return legacy() if request.param == "legacy" else metaspace_always()
+
+
+def test_prompt_and_completion_are_encoded_apart_where_a_token_crosses(byte_level, make_formatted):
+    # " the" is one token, and the prompt ends with its space.
+    rows = [
+        [("a ", "template"), ("the", "answer"), ("<|end|>", "end")],
+        [("a", "template"), (" the", "answer"), ("<|end|>", "end")],
+    ]
+    table = make_formatted(rows)
+
+    whole, done = tokenize_table(table, byte_level, HF), split(table, byte_level)
+
+    first, second = done.tokenized.to_pylist()
+    assert first["input_ids"] == encode(byte_level, "a ") + encode(byte_level, "the<|end|>")
+    assert first["trained_ranges"] == [{"start": 2, "end": first["num_tokens"]}]
+    assert second == whole.tokenized.to_pylist()[1]
+    assert done.notes == {"split_prompts": 1}
+    assert whole.notes == {"straddles_start": 1}
+    assert whole.tokenized["input_ids"][0].as_py() != first["input_ids"]
+
+
+def test_every_prompt_is_the_beginning_of_its_record(any_snapshot, make_formatted):
+    prompts = ["<|start|>a ", "<|start|>a th", "the ca", "<|start|>b<|end|>", "the", "  "]
+    answers = ["the cat", "e cat<|end|>", " hat", "t", "  the", "na\u00efve caf\u00e9"]
+    rows = [
+        [(prompt, "template"), (answer, "end"), ("<|end|>", "end"), ("<|start|> the", "template")]
+        for prompt in prompts
+        for answer in answers
+    ]
+    done = split(make_formatted(rows), any_snapshot)
+
+    decoder = Tokenizer.from_str(any_snapshot.backend)
+    split_rows = 0
+    for row, (prompt, answer) in zip(
+        done.tokenized.to_pylist(), [(p, a) for p in prompts for a in answers], strict=True
+    ):
+        (span,) = row["trained_ranges"]
+        ids = row["input_ids"]
+        assert ids[: span["start"]] == encode(any_snapshot, prompt), (prompt, answer)
+        rest = "<|start|> the"
+        assert ids[span["end"] :] == encode(any_snapshot, rest), (prompt, answer)
+        split_rows += ids != encode(any_snapshot, prompt + answer + "<|end|>" + rest)
+        tokens = [decoder.id_to_token(index) for index in ids[span["start"] : span["end"]]]
+        assert tokens[-1] == "<|end|>"
+    assert done.notes["split_prompts"] == split_rows > 5
+    assert "straddles_start" not in done.notes
+
+
+def test_a_completion_gets_no_space_that_the_text_does_not_hold(any_snapshot, make_formatted):
+    table = make_formatted([[("say th", "template"), ("e hat<|end|>the", "end")]])
+
+    (row,) = split(table, any_snapshot).tokenized.to_pylist()
+
+    start = row["trained_ranges"][0]["start"]
+    prompt, answer = row["input_ids"][:start], row["input_ids"][start:]
+    tokenizer = Tokenizer.from_str(any_snapshot.backend)
+    first = tokenizer.id_to_token(answer[0])
+    assert not first.startswith(("\u2581", "\u0120"))
+    assert prompt == encode(any_snapshot, "say th")
+    # After an added token the text goes on as the tokenizer does it in any text.
+    end = answer.index(tokenizer.token_to_id("<|end|>"))
+    whole = encode(any_snapshot, "say the hat<|end|>the")
+    assert answer[end:] == whole[whole.index(answer[end]) :]
+
+
+def test_each_prompt_of_a_conversation_is_cut_only_where_a_token_crosses(
+    byte_level, make_formatted
+):
+    parts = [
+        ("<|start|>", "template"),
+        ("the bat", "answer"),
+        ("<|end|>", "end"),
+        ("<|start|>a ", "template"),
+        ("the cat", "answer"),
+        ("<|end|>", "end"),
+        ("<|start|>a th", "template"),
+        ("e hat", "answer"),
+        ("<|end|>", "end"),
+    ]
+    pieces = [
+        "<|start|>the bat<|end|><|start|>a ",
+        "the cat<|end|><|start|>a th",
+        "e hat<|end|>",
+    ]
+
+    done = split(make_formatted([parts, parts[:3], parts]), byte_level)
+
+    first, second, third = done.tokenized.to_pylist()
+    expected = [encode(byte_level, piece) for piece in pieces]
+    assert first["input_ids"] == third["input_ids"] == [*expected[0], *expected[1], *expected[2]]
+    assert second["input_ids"] == encode(byte_level, "<|start|>the bat<|end|>")
+    starts = [span["start"] for span in first["trained_ranges"]]
+    assert starts == [1, len(expected[0]), len(expected[0] + expected[1])]
+    assert done.notes == {"split_prompts": 4}
+
+
+def test_spans_that_touch_are_one_completion(byte_level, make_formatted):
+    (row,) = make_formatted([[("a", "template"), (" the cat", "answer")]]).to_pylist()
+    row["trained_spans"] = [{"start": 1, "end": 3}, {"start": 3, "end": 9}]  # inside " the"
+    row["span_weights"] = [1.0, 0.5]
+    table = pa.Table.from_pylist([row], schema=FORMATTED)
+
+    done = split(table, byte_level)
+
+    assert done.tokenized["input_ids"].to_pylist() == [encode(byte_level, "a the cat")]
+    assert done.notes == {"straddles_start": 1, "straddles_end": 1}
+
+
+def test_a_part_after_text_that_is_not_trained_is_cut_off(byte_level, make_formatted):
+    parts = [("a", "template"), (" the", "answer"), (" ", "content"), ("the cat", "answer")]
+
+    done = split(make_formatted([parts]), byte_level)
+
+    expected = encode(byte_level, "a the ") + encode(byte_level, "the cat")
+    assert done.tokenized["input_ids"].to_pylist() == [expected]
+    assert done.notes == {"split_prompts": 1}
+
+
+def test_forged_control_text_stays_text_on_both_sides_of_a_cut(any_snapshot, make_formatted):
+    is_byte_level = read_pipeline(any_snapshot.backend).unk_id is None
+    prompt, answer = (" ", "the cat") if is_byte_level else (" the", " cat")
+    parts = [
+        ("<|start|>", "template"),
+        ("a <|end|>" + prompt, "content"),
+        (answer + "<|start|> cat", "answer"),
+        ("<|end|>", "end"),
+    ]
+    table = make_formatted([parts])
+
+    done = split(table, any_snapshot)
+
+    (row,) = done.tokenized.to_pylist()
+    start, end = (any_snapshot.added_tokens[text] for text in ("<|start|>", "<|end|>"))
+    assert [index for index in row["input_ids"] if index in (start, end)] == [start, end]
+    (span,) = row["trained_ranges"]
+    (prompt_row,) = make_formatted([parts[:2]]).to_pylist()
+    prompt_row["trained_spans"] = prompt_row["content_spans"]
+    alone = tokenize_table(pa.Table.from_pylist([prompt_row], schema=FORMATTED), any_snapshot, HF)
+    assert [row["input_ids"][: span["start"]]] == alone.tokenized["input_ids"].to_pylist()
+    assert done.notes["split_prompts"] == 1
+    assert done.notes["control_text"] == 2
+
+
+def test_allowed_control_text_is_a_control_token_in_each_piece(byte_level, make_formatted):
+    parts = [("<|start|>a ", "template"), ("the<|start|> cat", "answer"), ("<|end|>", "end")]
+
+    done = split(make_formatted([parts]), byte_level, ALLOW)
+
+    pieces = "<|start|>a ", "the<|start|> cat<|end|>"
+    expected = [index for piece in pieces for index in encode(byte_level, piece)]
+    assert done.tokenized["input_ids"].to_pylist() == [expected]
+
+
+@pytest.mark.parametrize("prompt", ["a  ", "<|start|>  ", "<|start|>a\n  "])
+def test_white_space_that_only_a_prompt_joins_is_cut_off(prompt, byte_level, make_formatted):
+    # GPT-2's pattern: two spaces are one token at the end of a text; before a word, one is its.
+    table = make_formatted([[(prompt, "template"), ("n", "answer")]])
+    whole = tokenize_table(table, byte_level, HF)
+
+    done = split(table, byte_level)
+
+    expected = encode(byte_level, prompt) + encode(byte_level, "n")
+    assert done.tokenized["input_ids"].to_pylist() == [expected]
+    assert whole.tokenized["input_ids"].to_pylist() != [expected]
+    assert "straddles_start" not in whole.notes
+    assert done.notes == {"split_prompts": 1}
+
+
+def test_a_record_without_a_prompt_is_not_cut(byte_level, make_formatted):
+    tokenizer = Tokenizer.from_str(byte_level.backend)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    snapshot = snapshot_of(tokenizer)
+    table = make_formatted([[("n", "answer"), ("  ", "template")], [("the", "answer")]])
+
+    done = split(table, snapshot)
+
+    expected = [encode(snapshot, text) for text in table["text"].to_pylist()]
+    assert done.tokenized["input_ids"].to_pylist() == expected
+    assert done.notes.get("split_prompts") is None
+
+
+def test_white_space_that_reads_alike_costs_no_cut(real_snapshots, make_formatted):
+    snapshot = real_snapshots("qwen3")  # whose pattern keeps line breaks together
+    table = make_formatted([[("<think>\n\n</think>\n\n", "template"), ("Yes", "answer")]])
+
+    assert split(table, snapshot).notes == {}
+
+
+def test_rows_that_are_cut_still_decode_to_their_text(any_snapshot, make_formatted):
+    table = make_formatted([[("a th", "template"), ("e cat", "answer")]])
+
+    notes = split(table, any_snapshot).notes
+
+    assert notes["split_prompts"] == 1
+    assert "inexact_round_trip" not in notes
+
+
+def test_the_fast_encoder_gives_the_same_records(byte_level, make_formatted, tmp_path, monkeypatch):
+    monkeypatch.setattr(gate, "FEW_BYTES", -1)
+    rows = [
+        [("a" + " " * (n % 3), "template"), (f"the cat {n}", "answer"), ("<|end|>", "end")]
+        for n in range(60)
+    ]
+    table = make_formatted(rows)
+
+    fast = split(table, byte_level, TokenizeConfig(encoder="fast"), tmp_path)
+
+    reference = split(table, byte_level)
+    assert fast.tokenized.equals(reference.tokenized)
+    assert fast.notes == reference.notes
+    assert fast.notes["split_prompts"] == 40
+
+
+@given(st.lists(st.text("the cat\u00e9 \n<|>", max_size=12), min_size=2, max_size=6))
+@hypothesis_settings(deadline=None, max_examples=60)
+def test_cutting_keeps_the_bytes_and_every_border(byte_level, make_formatted, texts):
+    parts = [
+        (text, "answer" if number % 2 else "content")
+        for number, text in enumerate(["<|start|>", *texts, "end"])
+    ]
+    table = make_formatted([parts])
+
+    done = split(table, byte_level)
+
+    decoder = Tokenizer.from_str(byte_level.backend)
+    decoder.decoder = decoders.ByteLevel()
+    for row, source in zip(done.tokenized.to_pylist(), table.to_pylist(), strict=False):
+        edges = [0, *np.cumsum([len(text.encode()) for text, _ in parts]).tolist()]
+        kept = decoder.decode(row["input_ids"], skip_special_tokens=False)
+        assert kept == source["text"]
+        starts = {span["start"] for span in source["trained_spans"]}
+        for span in row["trained_ranges"]:
+            before = decoder.decode(row["input_ids"][: span["start"]], skip_special_tokens=False)
+            assert len(before.encode()) in starts & set(edges)
+    assert "straddles_start" not in done.notes
+
+
+TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'user' %}Q: {{ message.content }}\nA: "
+    "{% else %}{{ message.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+
+
+def recipe_of(tmp_path, tokenizer, *overrides, **sections):
+    rows = [{"messages": turns(number)} for number in range(12)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "space.jinja").write_text(TEMPLATE)
+    recipe = {
+        "dataset": "space",
+        "tokenizer": str(tokenizer),
+        "sources": [{"path": "rows.jsonl"}],
+        "format": {"template": "space.jinja"},
+        "publish": {"store": str(tmp_path / "store")},
+        **sections,
+    }
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    return load_recipe(tmp_path / "recipe.yaml", overrides)
+
+
+def turns(number):
+    return [
+        {"role": "user", "content": f"the cat {number}"},
+        {"role": "assistant", "content": f"the hat {number}"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cuts"),
+    [
+        ([], True),
+        (["format.template=chat"], True),
+        (["format.template=mistral_system"], True),
+        (["format.turns=exact"], True),
+        (["format.turns=whole"], False),
+        (["format.train_on=all"], False),
+        (["format.template=alpaca"], False),
+        (["format.template=completion"], False),
+    ],
+)
+def test_chat_templates_are_prompted_at_inference_and_others_are_not(overrides, cuts, tmp_path):
+    assert cuts_prompts(recipe_of(tmp_path, tmp_path, *overrides)) == cuts
+
+
+@pytest.mark.parametrize("over_length", ["drop", "window"])
+def test_a_version_of_a_template_that_ends_inside_a_token(over_length, byte_level, tmp_path):
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    Tokenizer.from_str(byte_level.backend).save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    pack = {"seq_len": 64, "over_length": over_length}
+    recipe = recipe_of(tmp_path, folder, pack=pack, split={"eval_fraction": 0.0})
+
+    version = packhouse.prepare(recipe, cache=tmp_path / "cache", progress=False)
+
+    expected = {
+        tuple(
+            encode(byte_level, f"Q: the cat {number}\nA: ")
+            + encode(byte_level, f"the hat {number}<|end|>")
+        )
+        for number in range(12)
+    }
+    end = byte_level.added_tokens["<|end|>"]
+    found = set()
+    for pack in version.train:
+        ids = list(pack["input_ids"])
+        while end in ids:
+            cut = ids.index(end) + 1
+            found.add(tuple(ids[:cut]))
+            ids = ids[cut:]
+    assert found == expected
+    assert version.audit["dataset"]["split_prompts"] == 12
+    assert version.audit["dataset"]["straddles_start"] == 0
+    (pinned,) = pin([{"messages": turns(3)}], recipe)
+    assert tuple(pinned["input_ids"]) in expected

@@ -1,0 +1,210 @@
+"""A class that gives other ids than tokenizer.json is noticed, and the recipe chooses."""
+
+import json
+import re
+import shutil
+
+import pytest
+from tokenizers import Tokenizer
+
+import packhouse
+from packhouse.errors import ConfigError, TokenizerError
+from packhouse.recipe import TokenizeConfig
+from packhouse.recipe.reading import load_recipe
+from packhouse.steps.plan import plan_jobs
+from packhouse.tokenization import gate, load_snapshot, tokenize_table
+from packhouse.tokenization.loading import find_snapshot
+from tests.tokenization.conftest import train_byte_level
+
+NFD = "cafe\u0301"
+"""NFC joins the last two characters; the class of the toy leaves that step out."""
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """A byte-level tokenizer with NFC under a class that builds GPT-2's pipeline, without it."""
+    folder = tmp_path / "toy"
+    folder.mkdir()
+    train_byte_level().save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def under_class(source, folder, name):
+    """A copy of a tokenizer with another class in its config."""
+    shutil.copytree(source, folder)
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": name}))
+    return folder
+
+
+def ids_of_file(folder, text):
+    return Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+
+
+def prepared(tmp_path, folder, *overrides):
+    """A version of 30 rows, and the ids of all its packs, one after another."""
+    rows = [{"instruction": f"Say {NFD} {n}.", "output": f"{NFD} {n}"} for n in range(30)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = {
+        "dataset": "toy",
+        "tokenizer": str(folder),
+        "sources": [{"path": "rows.jsonl", "format": "alpaca"}],
+        "format": {"template": "alpaca"},
+        "publish": {"store": str(tmp_path / "store")},
+    }
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    chosen = load_recipe(tmp_path / "recipe.yaml", overrides)
+    version = packhouse.prepare(chosen, cache=tmp_path / "cache", progress=False)
+    return version, [index for row in version.train for index in row["input_ids"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "differing"),
+    # Nearly all texts of Mistral's, whose class writes no word marks; of Qwen's those with runs of
+    # white space, digits or other letters.
+    [("qwen3", (200, 400)), ("mistral-7b-instruct-v0.3", (1200, 1400))],
+)
+def test_a_wrong_class_is_refused_by_its_ids(name, differing, shared, tmp_path):
+    folder = under_class(shared / "tokenizers" / name, tmp_path / "wrong", "GPT2Tokenizer")
+
+    with pytest.raises(TokenizerError, match="loads as GPT2Tokenizer, which") as refused:
+        load_snapshot(folder, tmp_path)
+
+    number = int(re.search(r"for ([\d,]+) of", str(refused.value))[1].replace(",", ""))
+    assert differing[0] < number < differing[1]
+    by_file = load_snapshot(folder, tmp_path, "file")
+    by_class = load_snapshot(folder, tmp_path, "class")
+    text = f"a\t\nb {NFD}"
+    file_ids, class_ids = (
+        Tokenizer.from_str(each.backend).encode(text, add_special_tokens=False).ids
+        for each in (by_file, by_class)
+    )
+    right = load_snapshot(shared / "tokenizers" / name)
+    reference = Tokenizer.from_str(right.backend).encode(text, add_special_tokens=False).ids
+    assert file_ids == reference != class_ids
+    assert (by_file.pipeline, by_class.pipeline) == ("file", "class")
+    assert by_file.adds_bos == right.adds_bos
+    assert by_file.vocab_size == right.vocab_size
+
+
+def test_correct_classes_pass(real_name, real_snapshots):
+    snapshot = real_snapshots(real_name)  # the default refuses what differs
+    assert snapshot.pipeline == "class"
+
+
+def test_a_refusal_is_kept_and_a_choice_lifts_it(toy, tmp_path):
+    for _ in range(2):  # the second time from the kept file
+        with pytest.raises(TokenizerError, match="loads as GPT2Tokenizer"):
+            load_snapshot(toy, tmp_path)
+    by_class, by_file = (load_snapshot(toy, tmp_path, each) for each in ("class", "file"))
+    kept = [find_snapshot(by_class.fingerprint, tmp_path, each) for each in ("class", "file")]
+
+    assert kept == [by_class, by_file]
+    assert Tokenizer.from_str(by_file.backend).encode(NFD).ids == ids_of_file(toy, NFD)
+    assert Tokenizer.from_str(by_class.backend).encode(NFD).ids != ids_of_file(toy, NFD)
+
+
+def test_pipeline_file_needs_the_file(shared):
+    with pytest.raises(TokenizerError, match=r"has no tokenizer.json, .* remove that setting"):
+        load_snapshot(shared / "tokenizers" / "qwen2.5-instruct", pipeline="file")
+
+
+def test_tokens_of_the_config_are_the_tokenizers_under_both_pipelines(toy):
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|stop|>",
+        "extra_special_tokens": ["<|more|>"],
+    }
+    (toy / "tokenizer_config.json").write_text(json.dumps(config))
+
+    by_class, by_file = load_snapshot(toy), load_snapshot(toy, pipeline="file")
+
+    assert {"<|stop|>", "<|more|>"} < set(by_class.added_tokens)
+    assert by_file.added_tokens == by_class.added_tokens
+    stop = by_class.added_tokens["<|stop|>"]
+    assert Tokenizer.from_str(by_file.backend).encode("a<|stop|>").ids[-1] == stop
+
+
+def test_the_setting_of_the_message_works_literally(toy, tmp_path):
+    with pytest.raises(TokenizerError) as refused:
+        prepared(tmp_path, toy)
+    by_file, by_class = re.findall(r"--set (\S+?)`", str(refused.value))
+
+    version, ids = prepared(tmp_path, toy, by_file)
+    other, other_ids = prepared(tmp_path, toy, by_class)
+
+    assert version.id != other.id
+    joined = ids_of_file(toy, "\u00e9")
+    assert len(joined) == 1
+    assert joined[0] in ids
+    assert joined[0] not in other_ids
+
+
+def test_a_version_is_shown_with_its_own_pipeline(toy, tmp_path):
+    from packhouse.store import open_version
+    from packhouse.tokenization.of_version import tokenizer_of
+
+    version, _ = prepared(tmp_path, toy, "tokenize.pipeline=file")
+    opened = open_version(str(tmp_path / "store"), "toy", version.id)
+
+    load = tokenizer_of(opened, tmp_path / "elsewhere")  # no cache knows it there
+
+    assert load().pipeline == "file"
+    report = packhouse.audit(version, toy, cache=tmp_path / "cache", progress=False)
+    assert report.counts["records"] > 0
+
+
+def test_rows_that_are_tokenized_are_audited_with_the_pipeline_that_is_named(toy, tmp_path):
+    rows = [{"input_ids": [5, 6, 7], "labels": [5, 6, 7]}]
+    options = {"cache": tmp_path / "cache", "progress": False}
+    with pytest.raises(TokenizerError, match="loads as GPT2Tokenizer"):
+        packhouse.audit(rows, toy, **options)
+
+    chosen = packhouse.audit(rows, toy, overrides=["tokenize.pipeline=file"], **options)
+
+    assert chosen.counts["records"] == 1
+    with pytest.raises(ConfigError, match=r"pack.seq_len= is for raw rows"):
+        packhouse.audit(rows, toy, overrides=["pack.seq_len=64"], **options)
+
+
+@pytest.mark.parametrize("row_format", ["alpaca", "tokenized"])
+def test_the_pipeline_is_in_the_key_of_every_step_that_reads_the_tokenizer(
+    row_format, toy, tmp_path
+):
+    row = {"instruction": "a", "output": "b", "input_ids": [5, 6], "labels": [5, 6]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    recipe = {
+        "dataset": "toy",
+        "tokenizer": str(toy),
+        "sources": [{"path": "rows.jsonl", "format": row_format}],
+        "format": {"template": "alpaca"},
+        "publish": {"store": str(tmp_path / "store")},
+    }
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+
+    plans = [
+        plan_jobs(load_recipe(tmp_path / "recipe.yaml", [f"tokenize.pipeline={each}"]))
+        for each in ("file", "class")
+    ]
+
+    for name in ("validate", "format", "tokenize"):
+        (by_file,), (by_class,) = (getattr(plan, name) for plan in plans)
+        is_same = name == "validate" and row_format == "alpaca"  # it reads no tokenizer
+        assert (by_file.ref == by_class.ref) == is_same, name
+
+
+def test_verdicts_on_the_fast_encoder_are_of_one_pipeline(
+    toy, tmp_path, make_formatted, monkeypatch
+):
+    monkeypatch.setattr(gate, "FEW_BYTES", -1)
+    table = make_formatted([[("a", "template"), (NFD, "answer")]])
+
+    for each in ("class", "file"):
+        snapshot = load_snapshot(toy, tmp_path, each)
+        done = tokenize_table(table, snapshot, TokenizeConfig(), cache=tmp_path)
+        ids = Tokenizer.from_str(snapshot.backend).encode("a" + NFD).ids
+        assert done.tokenized["input_ids"].to_pylist() == [ids]
+
+    assert len(list(tmp_path.glob("gate-*.json"))) == 2

@@ -471,8 +471,11 @@ def test_harmony_writes_real_rows_as_its_library_does(gpt_oss, shared):
         for ids, known in zip(done.ids, done.prompts, strict=True):
             prompt = ids_of_prompt(*known)
             assert ids[: len(prompt)] == prompt
-        messages = [message for row in table["messages"].to_pylist() for message in row]
-        parallel = [m for m in messages if len(json.loads(m["tool_calls"] or "[]")) > 1]
+        parallel = [
+            row
+            for row in table["messages"].to_pylist()
+            if any(len(json.loads(message["tool_calls"] or "[]")) > 1 for message in row)
+        ]
         said = refusals(done.rendered)
         assert all(refusal.startswith("stop_inside: ") for refusal in said)
         assert len(said) == len(parallel)

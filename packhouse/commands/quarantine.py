@@ -32,6 +32,7 @@ from packhouse.records.tables import QUARANTINED, read_table
 from packhouse.sources.lines import lines_of_rows, place_of
 from packhouse.steps.plan import plan_jobs
 from packhouse.store.address import open_address
+from packhouse.templates import rewrites
 from packhouse.terminal import echo, print_note, print_text
 from packhouse.wording import counted
 
@@ -195,9 +196,9 @@ def retry(
     )
     retried = check_mended(lines, recipe)
     passed = _write_retried(lines, retried, out, as_json)
-    if _splits_rows(recipe) and any(line["step"] != "validate" for line in passed):
+    if {line["step"] for line in passed} & _steps_of_parts(recipe):
         print_note(
-            "note: records of these rows that passed before are in the mended rows, too; "
+            "note: if other records of these rows passed before, the mended rows have them, too; "
             "`dedup.exact: drop` leaves one of both out"
         )
     if retried.still_bad:
@@ -213,10 +214,14 @@ def _rows_to_mend(target: str, cache: Path, reason: str | None) -> list[dict[str
     return [*first.values()]
 
 
-def _splits_rows(recipe: Recipe) -> bool:
-    """Return True if a row may become several records, of which some are bad."""
-    is_split = recipe.pack.over_length == "window" or recipe.format.turns == "alone"
-    return is_split or any(source.oasst_paths == "all" for source in recipe.sources)
+def _steps_of_parts(recipe: Recipe) -> set[str]:
+    """Steps that may refuse some records of a row and pass others.
+
+    The format step refuses a row with all its answers, but each window and path by itself.
+    """
+    if recipe.pack.over_length == "window" or any(s.oasst_paths == "all" for s in recipe.sources):
+        return {"format", "tokenize"}
+    return {"tokenize"} if rewrites(recipe.format) else set()
 
 
 def _lines_of(rows: list[dict[str, Any]], target: str) -> dict[tuple[str, int], int]:

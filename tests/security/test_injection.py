@@ -156,11 +156,12 @@ def test_pages_hold_no_link_image_or_html_of_data(text: str) -> None:
     )
     estimate = Estimate(
         rows=1,
+        records=1,
         tokens=1,
         packs=1,
         bytes=1,
         is_exact=True,
-        sources={text: {"rows": 1, "tokens": 1}},
+        sources={text: {"rows": 1, "records": 1, "tokens": 1}},
         notes=(),
     )
     plan = PlanFacts(

@@ -63,7 +63,7 @@ def split_prompts(
     ends = prompt_ends(spans)
     # Text [10, 20) is the row's: a span that begins at 14 is a part of an answer with weights.
     before = np.searchsorted(written.starts, spans.starts[ends], "left") - 1
-    is_inside = (before >= 0) & (spans.starts[ends] <= np.append(written.ends, 0)[before])
+    is_inside = (before >= 0) & (spans.starts[ends] < np.append(written.ends, 0)[before])
     ends = ends[~is_inside]
     rows = np.searchsorted(spans.offsets, ends, "right") - 1
     places = spans.starts[ends] - bases[rows]

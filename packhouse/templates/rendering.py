@@ -18,7 +18,10 @@ from packhouse.templates.provenance import (
     Trace,
     plain,
 )
+from packhouse.templates.results import RefusedError
 from packhouse.templates.traced_text import parts_of, text_of
+
+FREE_MESSAGES = 2**18  # that a row may cost to render, beyond 64 for each of its own
 
 
 class Occurrence(NamedTuple):
@@ -39,7 +42,7 @@ class Occurrence(NamedTuple):
 
 @dataclass
 class Rendering:
-    """A rendering of one conversation, or a piece of one."""
+    """A rendering of one conversation, or a piece of one; made by `read_parts`."""
 
     text: bytes
     parts: Sequence[Part]
@@ -59,76 +62,72 @@ class Rendering:
                 texts[at] = bytes(len(texts[at]))
         return b"".join(texts)
 
+    @property
+    def end(self) -> int:
+        """Byte after the last text of the row."""
+        return self.occurrences[-1].end if self.occurrences else 0
+
+    @property
+    def tail(self) -> bytes:
+        """What the template writes after the last text of the row."""
+        return self.text[self.end :]
+
     @cached_property
     def _places(self) -> list[int]:
         return [o.start for o in self.occurrences]
 
+    @cached_property
+    def _of_message(self) -> dict[int, list[Occurrence]]:
+        owned: dict[int, list[Occurrence]] = {}
+        for occurrence in self.occurrences:
+            owned.setdefault(occurrence.field.message, []).append(occurrence)
+        return owned
+
     def own(self, message: int, at: int = 0) -> list[Occurrence]:
         """Texts of one message, from byte `at` on."""
-        return [o for o in self.occurrences if o.field.message == message and o.start >= at]
+        return [o for o in self._of_message.get(message, ()) if o.start >= at]
 
     def between(self, start: int, end: int) -> "Rendering":
         """The bytes from `start` to `end`, which do not cut a text of the row; without blocks."""
-        parts, starts = list[Part](), list[int]()
-        first = max(bisect_right(self.starts, start) - 1, 0)
-        for number in range(first, len(self.parts)):
+        parts = list[Part]()
+        first, last = bisect_right(self.starts, start) - 1, bisect_left(self.starts, end)
+        for number in range(max(first, 0), last):
             part, begin = self.parts[number], self.starts[number]
-            if begin >= end:
-                break
-            if isinstance(part, Piece):
-                if begin < start:  # it ends there
-                    continue
-            else:
-                data = str.encode(part)
-                if begin < start or begin + len(data) > end:
-                    begin, part = (
-                        max(begin, start),
-                        data[max(start - begin, 0) : end - begin].decode(),
-                    )
-                if not part:
-                    continue
-            parts.append(part)
-            starts.append(begin - start)
-        found = self.occurrences[bisect_left(self._places, start) : bisect_left(self._places, end)]
-        moved = [o._replace(start=o.start - start, end=o.end - start) for o in found]
-        return Rendering(self.text[start:end], parts, starts, moved, [])
+            if not isinstance(part, Piece):
+                parts.append(str.encode(part)[max(start - begin, 0) : end - begin].decode())
+            elif begin >= start:  # the others end there
+                parts.append(part)
+        return read_parts(parts)
 
-    def __add__(self, other: "Rendering | bytes") -> "Rendering":
+    def __add__(self, other: "Rendering") -> "Rendering":
         return join_renderings([self, other])
 
     def controls(
         self, control: re.Pattern[bytes], start: int = 0, end: int | None = None
     ) -> Iterator[re.Match[bytes]]:
         """Control tokens that the template writes, from `start` to `end`; none of the row's own."""
-        end = len(self.text) if end is None else end
-        own = [o for o in self.occurrences if o.end > start and o.start < end]
-        at = start
+        at, end = start, len(self.text) if end is None else end
+        first = max(bisect_right(self._places, start) - 1, 0)
+        own = self.occurrences[first : bisect_left(self._places, end)]
         for begin, stop in [*((o.start, o.end) for o in own), (end, end)]:
             yield from control.finditer(self.text, at, max(begin, at))
             at = max(at, stop)
 
 
-def join_renderings(pieces: Iterable["Rendering | bytes"]) -> Rendering:
+def join_renderings(pieces: Iterable[Rendering | bytes]) -> Rendering:
     """Put pieces one after another; bytes are text of the template."""
-    text, parts, starts = bytearray(), list[Part](), list[int]()
-    found = list[Occurrence]()
+    parts = list[Part]()
     for piece in pieces:
-        shift = len(text)
-        if isinstance(piece, bytes):
-            if piece:
-                parts.append(piece.decode())
-                starts.append(shift)
-                text += piece
-            continue
-        parts += piece.parts
-        starts += [start + shift for start in piece.starts] if shift else piece.starts
-        found += [o._replace(start=o.start + shift, end=o.end + shift) for o in piece.occurrences]
-        text += piece.text
-    return Rendering(bytes(text), parts, starts, found, [])
+        parts += [piece.decode()] if isinstance(piece, bytes) else piece.parts
+    return read_parts(parts)
 
 
-def read_parts(parts: Iterable[Part], control: re.Pattern[str]) -> Rendering:
+def read_parts(parts: Iterable[Part], control: re.Pattern[str] | None = None) -> Rendering:
     """Say where the fields are in a text.
+
+    Args:
+        parts: of the text.
+        control: matches control tokens; None: the parts were read before.
 
     Raises:
         RefusedError: characters of a message were rewritten.
@@ -138,40 +137,32 @@ def read_parts(parts: Iterable[Part], control: re.Pattern[str]) -> Rendering:
     kept, starts = list[Part](), list[int]()
     for part in parts:
         start = len(text)
-        if not isinstance(part, Piece):
-            if part is BLOCK_EDGES[0]:
-                opened = start
-            elif part is BLOCK_EDGES[1]:
-                # A block right after another one, without text of the row, is the end of it:
-                # `{% generation %}Hi{% endgeneration %}{% generation %}<turn|>{% endgeneration %}`
-                if blocks and blocks[-1][1] == opened and (not found or found[-1].end <= opened):
-                    opened = blocks.pop()[0]
-                blocks.append((opened, start))
-            else:
-                text += str.encode(part)
-                kept.append(part)
-                starts.append(start)
+        if part is BLOCK_EDGES[0]:
+            opened = start
             continue
-        text += part.text.encode()
-        kept.append(part)
-        starts.append(start)
-        kind = part.field.kind
-        if kind == "id":
+        if part is BLOCK_EDGES[1]:
+            # A block right after another one, without text of the row, is the end of it:
+            # `{% generation %}Hi{% endgeneration %}{% generation %}<turn|>{% endgeneration %}`
+            if blocks and blocks[-1][1] == opened and (not found or found[-1].end <= opened):
+                opened = blocks.pop()[0]
+            blocks.append((opened, start))
             continue
+        if part:
+            text += plain(part).encode()
+            kept.append(part)
+            starts.append(start)
+        if not isinstance(part, Piece) or part.field.kind == "id":
+            continue
+        first, last = part.start, part.end
         if part.form == REWRITTEN:
-            if kind in ("content", "thought") or control.search(part.text):
+            if part.field.kind in ("content", "thought") or (control and control.search(part.text)):
                 raise UNPROVEN
-            whole = len(part.field.value) if isinstance(part.field.value, str) else 1
-            part = part._replace(start=0, end=whole)
-        last = found[-1] if found else None
-        if (
-            last is not None
-            and (last.field, last.end, last.last) == (part.field, start, part.start)
-            and part.form is None
-        ):
-            found[-1] = last._replace(end=len(text), last=part.end)
+            first, last = 0, len(part.field.value) if isinstance(part.field.value, str) else 1
+        before = found[-1] if found else None
+        if before and before[::2] == (part.field, start, first) and part.form is None:
+            found[-1] = before._replace(end=len(text), last=last)
         elif part.text or part.form == REWRITTEN:
-            found.append(Occurrence(part.field, start, len(text), part.start, part.end))
+            found.append(Occurrence(part.field, start, len(text), first, last))
     return Rendering(bytes(text), kept, starts, found, blocks)
 
 
@@ -219,8 +210,9 @@ class Conversation:
         self._traced, self._traced_given, self.trace = trace_conversation(
             messages, given, control, has_content_parts
         )
-        self.num_rendered = 0
-        """Messages that the template was given so far: the work done for this row."""
+        self.num_written = 0
+        """Messages in the records so far."""
+        self._num_rendered = 0
 
     @cached_property
     def rendering(self) -> Rendering:
@@ -252,7 +244,7 @@ class Conversation:
             calls: tool calls that are given to the last message, which has none.
 
         Raises:
-            RefusedError: the template refuses it, or shows no spans.
+            RefusedError: the template refuses it, or shows no spans; or the row costs too much.
         """
         messages = self._traced[:number]
         if calls is not None:
@@ -262,7 +254,13 @@ class Conversation:
             if self._has_content_parts:
                 content = [{"type": "text", "text": content}]
             messages = [*messages, {**message, "content": content}]
-        self.num_rendered += len(messages)
+        self._num_rendered += len(messages)
+        if self._num_rendered > FREE_MESSAGES + 64 * len(self.messages) + 4 * self.num_written:
+            raise RefusedError(
+                "template_limit",
+                f"the {len(self.messages):,} messages are rendered in so many ways that it takes "
+                "too long to prove each prompt; split the conversation before it is read",
+            )
         tools, own = self._traced_given
         text = self._template.render(messages, tools, {**arguments, **own}, is_prompt=is_prompt)
         return read_parts(parts_of(text), self.control)

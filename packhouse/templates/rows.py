@@ -31,8 +31,13 @@ from packhouse.templates.rendering import Conversation, Rendering
 from packhouse.templates.results import Extent, RefusedError, Trained
 from packhouse.templates.sandbox import ChatTemplate
 from packhouse.templates.template_facts import PROBE, TemplateFacts, learn_facts
-from packhouse.templates.trained_spans import add_other_turns, weigh_spans, whole_spans
-from packhouse.templates.turns import Record, make_records
+from packhouse.templates.trained_spans import (
+    add_other_turns,
+    all_spans,
+    other_spans,
+    weigh_spans,
+)
+from packhouse.templates.turns import Answers, Record
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 _ALWAYS = ("messages", "add_generation_prompt", "raise_exception", "strftime_now", "namespace")
@@ -247,22 +252,25 @@ class RowRenderer:
         weights = [message["weight"] for message in raw]
         if not any(weights):
             raise RefusedError("nothing_trained", "no turn of the conversation is trained")
-        config, notes = self._config, Counter[str]()
+        config, control, notes = self._config, self.control_bytes, Counter[str]()
         answers = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
         others = [n for n, weight in enumerate(weights) if weight > 0 and n not in answers]
-        is_whole = config.turns == "whole" or config.train_on == "all" or not answers
-        if is_whole:
-            rendering = talk.rendering
-            unwritten = self._check_row(talk, [rendering])
-            spans = whole_spans(raw, talk, config, lambda: self.facts, self.control_bytes)
-            records = [Record(rendering, 0, b"", [], len(raw), answers)]
-            records[0].spans = spans
+        if config.turns == "whole" or config.train_on == "all" or not answers:
+            record = Record(talk.rendering, num_messages=len(raw), turns=answers)
+            records = [record]
+            unwritten = self._check_row(talk, records)
+            if config.train_on == "all":
+                record.spans = all_spans(raw, talk, config, control)
+            else:
+                if answers:
+                    rule = Answers(raw, talk, config, self.facts, control)
+                    record.spans = rule.whole_spans(answers)
+                record.spans = sorted([*record.spans, *other_spans(talk, others, control)])
         else:
-            made = make_records(raw, talk, answers, config, self.facts, self.control_bytes)
-            records, notes = made.records, made.notes
-            unwritten = self._check_row(talk, [record.rendering for record in records])
-            if others:
-                add_other_turns(records, talk, others, self.control_bytes)
+            rule = Answers(raw, talk, config, self.facts, control)
+            records, notes = rule.records(answers), rule.notes
+            unwritten = self._check_row(talk, records)
+            add_other_turns(records, talk, other_spans(talk, others, control))
         notes["reasoning_not_rendered"] += unwritten
         done: list[RenderedRecord] = []
         for record in records:
@@ -275,5 +283,6 @@ class RowRenderer:
             raise RefusedError("nothing_trained", "no turn of the conversation is trained")
         return RenderedRow(talk, done, notes)
 
-    def _check_row(self, talk: Conversation, records: list[Rendering]) -> int:
-        return check_row(talk, records, is_stripped=self._config.reasoning == "strip")
+    def _check_row(self, talk: Conversation, records: Sequence[Record]) -> int:
+        renderings = [record.rendering for record in records]
+        return check_row(talk, renderings, is_stripped=self._config.reasoning == "strip")

@@ -13,108 +13,92 @@ import json
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import Any
 
 from packhouse.recipe import FormatConfig
 from packhouse.templates.chat_messages import Messages
 from packhouse.templates.losses import is_thought
-from packhouse.templates.message_bounds import MessageBounds
+from packhouse.templates.message_bounds import message_bounds
 from packhouse.templates.provenance import UNPROVEN
 from packhouse.templates.rendering import Conversation, Occurrence
 from packhouse.templates.results import RefusedError, Trained
-from packhouse.templates.template_facts import TemplateFacts
 from packhouse.templates.thinking import thought_spans
-from packhouse.templates.turns import Record, in_blocks
+from packhouse.templates.turns import Record
 
 Range = tuple[int, int, float]
 """Bytes from, to, and the factor of their weight."""
 
 
-def whole_spans(
-    raw: Messages,
-    talk: Conversation,
-    config: FormatConfig,
-    facts: Callable[[], TemplateFacts],
-    control: re.Pattern[bytes],
+def other_spans(
+    talk: Conversation, others: Sequence[int], control: re.Pattern[bytes]
 ) -> list[Trained]:
-    """Return the trained spans of a conversation's whole rendering, ascending and disjoint.
+    """Return where messages of other roles than the assistant are in the whole rendering.
+
+    From their text to the end of what closes them; their headers are not trained.
+
+    Raises:
+        RefusedError: a span cannot be shown.
+    """
+    bounds = message_bounds(talk, control) if others else []
+    return [Trained(bounds[number].text, bounds[number].end, number) for number in others]
+
+
+def add_other_turns(
+    records: Sequence[Record], talk: Conversation, spans: Sequence[Trained]
+) -> None:
+    """Train turns of other roles, each in the first record that has it as the whole rendering has.
 
     Args:
-        raw: canonical messages, each with the weight decided for it.
+        records: of the conversation; changed.
         talk: the conversation.
-        config: the recipe's format section.
-        facts: gives what probes showed of the template; not asked for `train_on: all`.
-        control: matches control tokens.
+        spans: of the turns, in the whole rendering.
+
+    Raises:
+        RefusedError: no record has a turn so.
+    """
+    text = talk.rendering.text
+    for span in spans:
+        for record in records:
+            if span.message < record.num_messages and record.rendering.text.startswith(
+                text[: span.end]
+            ):
+                record.spans = sorted([*record.spans, span])
+                record.turns = sorted([*record.turns, span.message])
+                break
+        else:
+            raise RefusedError(
+                "template",
+                f"message {span.message} ({talk.roles[span.message]}) is trained, and no record has"
+                " it as the rendering of all messages does. Set format.turns: whole",
+            )
+
+
+def all_spans(
+    raw: Messages, talk: Conversation, config: FormatConfig, control: re.Pattern[bytes]
+) -> list[Trained]:
+    """Return the spans of `train_on: all`: whole messages, headers included.
+
+    Those of weight 1 that touch are one span, but for those with weights of their parts. The
+    opening before the first text belongs to no message.
 
     Raises:
         RefusedError: a span cannot be shown.
     """
     weights = [message["weight"] for message in raw]
-    bounds, rendering = MessageBounds(talk, control), talk.rendering
-    if config.train_on == "all":
-        apart = {at for at, message in enumerate(raw) if "part_weights" in message}
-        if not (config.never_train or apart) and all(w == 1 for w in weights):
-            return [Trained(0, len(rendering.text), 0)]
-        return _whole_messages(weights, bounds, apart)
-    trained: list[Trained] = []
-    answers = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
-    for number in answers:
-        start, end = bounds.answer(number, facts())
-        if rendering.generation:
-            blocks = in_blocks(number, rendering, start, end)
-            trained += [Trained(a, b, number) for a, b in blocks]
-        else:
-            trained.append(Trained(start, end, number))
-    others = sorted({n for n, weight in enumerate(weights) if weight > 0} - set(answers))
-    if others:
-        firsts, ends, _ = bounds.boundaries()
-        trained += [Trained(firsts[number], ends[number], number) for number in others]
-    return sorted(trained)
-
-
-def add_other_turns(
-    records: Sequence[Record], talk: Conversation, others: Sequence[int], control: re.Pattern[bytes]
-) -> None:
-    """Train turns of other roles, each in the first record that has it as the whole rendering has.
-
-    Raises:
-        RefusedError: no record has a turn so.
-    """
-    firsts, ends, _ = MessageBounds(talk, control).boundaries()
-    text = talk.rendering.text
-    for number in others:
-        end = ends[number]
-        for record in records:
-            if number < record.num_messages and record.rendering.text.startswith(text[:end]):
-                record.spans = sorted([*record.spans, Trained(firsts[number], end, number)])
-                record.turns = sorted([*record.turns, number])
-                break
-        else:
-            raise RefusedError(
-                "template",
-                f"message {number} ({talk.roles[number]}) is trained, and no record has it as the "
-                "rendering of all messages does. Set format.turns: whole",
-            )
-
-
-def _whole_messages(weights: list[float], bounds: MessageBounds, apart: set[int]) -> list[Trained]:
-    """Whole messages, headers included; those of weight 1 that touch are one span.
-
-    Those that are `apart`, by weights of their parts, are spans of their own. The opening before
-    the first text belongs to no message.
-    """
-    firsts, ends, has_tools = bounds.boundaries()
-    trained: list[Trained] = []
+    apart = {at for at, message in enumerate(raw) if "part_weights" in message}
+    if not (config.never_train or apart) and all(w == 1 for w in weights):
+        return [Trained(0, len(talk.rendering.text), 0)]
+    bounds, trained = message_bounds(talk, control), list[Trained]()
     for number, weight in enumerate(weights):
-        is_headless = number == 0 or has_tools[number]
-        start = firsts[number] if is_headless else ends[number - 1]
+        is_headless = number == 0 or bounds[number].has_tools
+        start = bounds[number].text if is_headless else bounds[number - 1].end
         last = trained[-1] if trained and apart.isdisjoint((number, number - 1)) else None
         if last is not None and last.end == start and weights[last.message] == weight == 1:
-            trained[-1] = last._replace(end=ends[number])
+            trained[-1] = last._replace(end=bounds[number].end)
         elif weight > 0:
-            trained.append(Trained(start, ends[number], number))
+            trained.append(Trained(start, bounds[number].end, number))
     return trained
 
 

@@ -20,16 +20,23 @@ grows with the text that is written.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from packhouse.recipe import FormatConfig
 from packhouse.templates.chat_messages import Messages
+from packhouse.templates.kinds import Kind, Kinds, Place
 from packhouse.templates.losses import check_answer, is_thought
 from packhouse.templates.predicates import Predicate
 from packhouse.templates.provenance import Piece
-from packhouse.templates.rendering import Conversation, Occurrence, Rendering, join_renderings
+from packhouse.templates.rendering import (
+    Conversation,
+    Rendering,
+    join_renderings,
+    read_parts,
+)
 from packhouse.templates.results import RefusedError, Trained
 from packhouse.templates.template_facts import TemplateFacts
 
@@ -39,7 +46,6 @@ PROBE_CALL = [
 ]
 PROBE_TEXT = "Therefore"
 MAX_PROVEN = 16  # answers of a row of which each is rendered; in longer rows, one of each kind
-FREE_MESSAGES = 2**18  # messages of prompts that a row may cost, beyond 64 for each of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,7 @@ class Turn:
     """Bytes of the completion up to and with its stop token."""
     stop: bytes
     """That token."""
-    trained: tuple[tuple[int, int], ...]
+    trained: list[tuple[int, int]]
     """Ranges of the completion: all of it, or what generation blocks leave of it."""
     notes: tuple[str, ...] = ()
 
@@ -64,50 +70,42 @@ class Record:
     """One text: a prompt, and the completions that follow one another in it."""
 
     rendering: Rendering
-    end: int
+    end: int = 0
     """Bytes up to and with the stop token of its last answer."""
-    stop: bytes
+    stop: bytes = b""
     """That token."""
-    spans: list[Trained]
-    num_messages: int
+    spans: list[Trained] = field(default_factory=list)
+    num_messages: int = 0
     """Messages of the row that it has."""
-    turns: list[int]
+    turns: list[int] = field(default_factory=list)
     """Messages that it trains."""
 
 
-@dataclass
-class Records:
-    """What a conversation gives."""
+class Closing(NamedTuple):
+    """What the template writes after an answer's last text."""
 
-    records: list[Record] = field(default_factory=list)
-    notes: Counter[str] = field(default_factory=Counter)
+    rendering: Rendering
+    size: int
+    """Bytes up to and with the stop token."""
+    stop: bytes
+
+    @property
+    def text(self) -> bytes:
+        """Up to and with the stop token."""
+        return self.rendering.text[: self.size]
 
 
-def make_records(
-    raw: Messages,
-    talk: Conversation,
-    wanted: Sequence[int],
-    config: FormatConfig,
-    facts: TemplateFacts,
-    control: re.Pattern[bytes],
-) -> Records:
-    """Make the records of a conversation.
+class Answers:
+    """The answers of a conversation.
 
     Args:
         raw: canonical messages.
         talk: the conversation.
-        wanted: numbers of the answers that are trained, ascending; at least one.
-        config: the recipe's format section; `turns` is `joined`, `exact` or `alone`.
+        config: the recipe's format section.
         facts: what probes showed of the template.
         control: matches control tokens.
-
-    Raises:
-        RefusedError: an answer cannot be trained as inference would have it.
     """
-    return _RowTurns(raw, talk, config, facts, control).records(wanted)
 
-
-class _RowTurns:
     def __init__(
         self,
         raw: Messages,
@@ -118,42 +116,119 @@ class _RowTurns:
     ) -> None:
         self._raw, self._talk, self._config = raw, talk, config
         self._facts, self._control = facts, control
-        self._roles = talk.roles
+        self.notes = Counter[str]()
         self._thinks = [self._has_thought(number) for number in range(len(raw))]
-        self._exchange = exchanges(self._roles)
+        self._exchange = exchanges(talk.roles)
         self._thinking = {
             self._exchange[number] for number, thinks in enumerate(self._thinks) if thinks
         }
 
-    def records(self, wanted: Sequence[int]) -> Records:
-        is_long = len(wanted) > MAX_PROVEN and self._config.turns != "alone"
-        if is_long and (made := self._long_record(wanted)) is not None:
-            return made
-        made = Records()
+    # Records.
+
+    def records(self, wanted: Sequence[int]) -> list[Record]:
+        """Return the records of the conversation; counts of what is worth a note are in `notes`.
+
+        Args:
+            wanted: numbers of the answers that are trained, ascending; at least one.
+
+        Raises:
+            RefusedError: an answer cannot be trained as inference would have it.
+        """
+        can_join = self._config.turns != "alone"
+        if len(wanted) > MAX_PROVEN and can_join:
+            notes, self.notes = self.notes, Counter()
+            if (long := self._long_record(wanted)) is not None:
+                self.notes += notes
+                return [long]
+            self.notes = notes
+        made: list[Record] = []
         for number in wanted:
-            turn = self.turn(number)
-            made.notes.update(turn.notes)
-            can_join = made.records and self._config.turns != "alone"
-            joined = self._join(made, turn) if can_join else None
-            if joined is not None:
-                record = made.records[-1]
-                start = len(joined.text)
-            else:
-                joined, start = turn.prompt, len(turn.prompt.text)
-                record = Record(joined, 0, b"", [], 0, [])
-                made.records.append(record)
+            turn = self._turn(number)
+            self.notes.update(turn.notes)
+            joined = self._join(made[-1], turn.prompt) if made and can_join else None
+            if joined is None:
+                made.append(Record(joined := turn.prompt))
+            record, start = made[-1], len(joined.text)
             record.rendering = joined + turn.completion
             record.end, record.stop = start + turn.end, turn.stop
             record.spans += [Trained(start + a, start + b, number) for a, b in turn.trained]
             record.turns.append(number)
             record.num_messages = number + 1
-            self._check_budget(made)
-        self._extend(made.records[-1])
+            self._talk.num_written = sum(record.num_messages for record in made)
+        self._extend(made[-1])
         return made
 
-    # Long rows.
+    def _extend(self, last: Record) -> None:
+        """Append the messages after the last trained answer where these change nothing before."""
+        if last.num_messages == len(self._raw):
+            return
+        try:
+            whole = self._talk.prefix(len(self._raw), self._arguments(len(self._raw) - 1)[0][0])
+        except RefusedError:
+            return
+        if whole.text.startswith(last.rendering.text[: last.end]):
+            last.rendering, last.num_messages = whole, len(self._raw)
 
-    def _long_record(self, wanted: Sequence[int]) -> Records | None:
+    def _join(self, record: Record, prompt: Rendering) -> Rendering | None:
+        """The record so far and what the prompt adds to it; None: the prompt is another text."""
+        done = record.rendering.text[: record.end]
+        if prompt.text.startswith(done):
+            return prompt
+        if self._config.turns != "joined":
+            return None
+        written = [o for o in record.rendering.occurrences if o.end <= record.end]
+        others = prompt.occurrences[: len(written)]
+        is_same = len(others) == len(written) and all(
+            one.is_same_text(other) for one, other in zip(written, others, strict=True)
+        )
+        if not is_same or not written:
+            return None
+        begin, closing = others[-1].end, done[written[-1].end :]
+        size = self._closing_in_history(prompt, begin, closing, record.stop)
+        if size is None:
+            return None
+        self.notes["rewritten_prompts"] += 1
+        added = prompt.between(begin + size, len(prompt.text))
+        return record.rendering.between(0, record.end) + added
+
+    def _closing_in_history(
+        self, rendering: Rendering, begin: int, closing: bytes, stop: bytes
+    ) -> int | None:
+        """Bytes after an answer that stand for its closing in a longer text; None: not shown.
+
+        `<|return|>` became `<|end|>`: a control token that ends turns of others as well.
+
+        Args:
+            rendering: of more messages.
+            begin: where the answer's last text ends in it.
+            closing: how the answer closes, up to and with its stop token.
+            stop: that token.
+        """
+        found, roles = rendering.occurrences, self._talk.roles
+        end = next((o.start for o in found if o.start >= begin), len(rendering.text))
+        gap = rendering.text[begin:end]
+        if gap.startswith(closing):
+            return len(closing)
+        match = next(rendering.controls(self._control, begin, end), None)
+        if match is None:
+            return None
+        enders = set[bytes]()
+        edges = [*(o.start for o in found[1:]), len(rendering.text)]
+        for own, edge in zip(found, edges, strict=True):
+            number = own.field.message
+            if own is found[-1] or (number >= 0 and roles[number] != "assistant"):
+                token = next(rendering.controls(self._control, own.end, edge), None)
+                enders |= {token.group()} if token else set()
+        before = closing.removesuffix(stop)
+        if match.group() in enders and gap[: match.start() - begin] == before:
+            return match.end() - begin
+        if gap.startswith(before) and self._control.search(before):
+            return len(before)  # "<|end|>\n" without the EOS that ends the last turn
+        return None
+
+    # Many answers: one of each kind is rendered.
+
+    def _long_record(self, wanted: Sequence[int]) -> Record | None:
         """The one record of a row of many answers; None where each has to be rendered.
 
         The prompt of the last answer has all other answers. Those of a kind differ from it in the
@@ -165,75 +240,110 @@ class _RowTurns:
             whole = self._talk.prefix(wanted[-1], arguments, is_prompt=True)
         except RefusedError:
             return None
-        kinds = _Kinds(whole, self._talk, [at in self._thinking for at in self._exchange])
-        made, known = Records(), dict[object, _Kind]()
-        record = Record(whole, 0, b"", [], 0, [])
+        kinds = self._kinds(whole)
+        known = dict[object, Kind]()
+        record = Record(whole)
         pieces: list[Rendering | bytes] = []
-        turn: Turn | None = None
         for number in wanted:
-            own, key = kinds.own(number), kinds.key(number)
+            place, key = kinds.place(number), kinds.key(number)
             kind = known.get(key)
-            if kind is not None and own is not None and number != wanted[-1]:
-                head = whole.between(kinds.end + kind.skipped, own.before)
-                body = whole.between(own.first, own.last)
+            if kind is not None and place is not None and number != wanted[-1]:
+                head = whole.between(kinds.end + kind.skipped, place.before)
+                body = whole.between(place.first, place.last)
                 start = record.end + len(head.text) + len(kind.header)
                 end = start + len(kind.opening) + len(body.text) + len(kind.closing)
                 pieces += [head, kind.header + kind.opening, body, kind.closing]
                 record.stop = kind.stop
-                made.notes.update(kind.notes)
+                self.notes.update(kind.notes)
             else:
-                turn = self.turn(number)
-                notes = Counter(turn.notes)
+                turn, before = self._turn(number), self.notes.copy()
                 record.rendering = join_renderings(pieces)
-                joined: Rendering | None = turn.prompt
-                if pieces:
-                    num_rewritten = made.notes["rewritten_prompts"]
-                    joined = self._join(made, turn)
-                    notes["rewritten_prompts"] = made.notes["rewritten_prompts"] - num_rewritten
-                    made.notes["rewritten_prompts"] = num_rewritten
-                if joined is None or turn.trained != ((0, turn.end),):
+                joined = self._join(record, turn.prompt) if pieces else turn.prompt
+                self.notes.update(turn.notes)
+                if joined is None or turn.trained != [(0, turn.end)]:
                     return None
                 if number != wanted[-1]:
-                    shown = kinds.compare(record, joined, turn, notes)
+                    shown = kinds.compare(record.end, joined, turn.completion, turn.end, number)
                     if shown is None:
                         return None
-                    known[key] = shown
+                    known[key] = replace(shown, stop=turn.stop, notes=self.notes - before)
                 start = len(joined.text)
                 end = start + turn.end
-                pieces = [joined, turn.completion.between(0, turn.end)]
+                last = number == wanted[-1]
+                pieces = [joined, turn.completion if last else turn.completion.between(0, turn.end)]
                 record.stop = turn.stop
-                made.notes.update(notes)
-            made.records = [record]
             record.spans.append(Trained(start, end, number))
             record.turns.append(number)
             record.end, record.num_messages = end, number + 1
             kinds.advance(number)
-            self._check_budget(made)
-        assert turn is not None, "the last answer is rendered"
-        record.rendering = join_renderings([*pieces[:-1], turn.completion])
+            self._talk.num_written = number
+        record.rendering = join_renderings(pieces)
         self._extend(record)
-        return made
+        return record
 
-    def _extend(self, last: Record) -> None:
-        """Append the messages after the last trained answer where these change nothing before."""
-        if last.num_messages == len(self._raw):
-            return
-        done = last.rendering.text[: last.end]
-        try:
-            whole = self._talk.prefix(len(self._raw), self._arguments(len(self._raw) - 1)[0][0])
-        except RefusedError:
-            return
-        if whole.text.startswith(done):
-            last.rendering, last.num_messages = whole, len(self._raw)
+    def _kinds(self, whole: Rendering) -> Kinds:
+        return Kinds(whole, self._talk, [at in self._thinking for at in self._exchange])
 
-    def _check_budget(self, made: Records) -> None:
-        written = sum(record.num_messages for record in made.records)
-        if self._talk.num_rendered > FREE_MESSAGES + 64 * len(self._raw) + 4 * written:
+    # One rendering of all messages: `turns: whole`.
+
+    def whole_spans(self, wanted: Sequence[int]) -> list[Trained]:
+        """Return where answers are in the rendering of all messages, one of each kind measured.
+
+        From the end of the prompt to the stop token; where history has another token in its place
+        (`<|end|>` for `<|return|>`), to that one.
+
+        Raises:
+            RefusedError: where one begins or ends cannot be shown.
+        """
+        whole, spans = self._talk.rendering, list[Trained]()
+        kinds, known = self._kinds(whole), dict[object, tuple[int, int]]()
+        for number in wanted:
+            place, key = kinds.place(number), kinds.key(number)
+            if place is None:
+                raise RefusedError(
+                    "template",
+                    f"message {number} (assistant) has no text to be found by, or is torn by other "
+                    "text. Set format.turns: joined",
+                )
+            if key not in known:
+                known[key] = self._measure(number, whole, place)
+            header, closing = known[key]
+            start = place.before + header
+            end = max(place.last, start) + closing
+            ranges = in_blocks(number, whole, start, end) if whole.generation else [(start, end)]
+            spans += [Trained(a, b, number) for a, b in ranges]
+            kinds.advance(number)
+        return spans
+
+    def _measure(self, number: int, whole: Rendering, place: Place) -> tuple[int, int]:
+        """Bytes of the gap before an answer that its prompt ends with, and of its closing."""
+        finished = self._talk.prefix(number + 1)
+        prompt = self._prompt(number, {}, finished)
+        gap = whole.text[place.before : place.first if place.has_text else place.after]
+        before = next((o for o in reversed(whole.occurrences) if o.end == place.before), None)
+        last = prompt.occurrences[-1] if prompt.occurrences else None
+        is_same = before.is_same_text(last) if before and last else before is last
+        # The prompt may open something more, as `<think>`: it is not in this rendering.
+        if not is_same or not (gap.startswith(prompt.tail) or prompt.tail.startswith(gap)):
             raise RefusedError(
-                "template_limit",
-                f"the {len(self._raw):,} messages are rendered in so many ways that it takes too "
-                "long to prove each prompt; split the conversation before it is read",
+                "template",
+                f"the prompt before message {number} (assistant) is no beginning of the rendering: "
+                f"{_shown(prompt.tail[-40:])} against {_shown(gap[-40:])}",
             )
+        header = min(len(prompt.tail), len(gap))
+        own = finished.own(number)
+        closing = self._closing(number, {}, finished, own[-1].end if own else finished.end + header)
+        at = max(place.last, place.before + header)
+        size = self._closing_in_history(whole, at, closing.text, closing.stop)
+        if size is None:
+            rest = _shown(whole.text[at : place.after][:40])
+            raise RefusedError(
+                "no_stop",
+                f"no stop token follows message {number} (assistant) in the rendering of all "
+                f"messages, but {rest}. Set format.turns: joined",
+            )
+        *_, last_token = whole.controls(self._control, at, at + size)
+        return header, last_token.end() - at
 
     # Arguments: the thinking switch.
 
@@ -264,7 +374,7 @@ class _RowTurns:
 
     # One answer.
 
-    def turn(self, number: int) -> Turn:
+    def _turn(self, number: int) -> Turn:
         """The prompt and the completion of one answer.
 
         Raises:
@@ -273,7 +383,7 @@ class _RowTurns:
         refused: RefusedError | None = None
         for arguments, thinks in self._arguments(number):
             try:
-                turn = self._turn(number, arguments)
+                turn = self._turn_with(number, arguments)
             except RefusedError as error:
                 refused = refused or error
                 if self._thinks[number]:  # a thought needs the prompt that asks for it
@@ -288,27 +398,24 @@ class _RowTurns:
         assert refused is not None
         raise refused
 
-    def _turn(self, number: int, arguments: Mapping[str, object]) -> Turn:
+    def _turn_with(self, number: int, arguments: Mapping[str, object]) -> Turn:
         finished = self._talk.prefix(number + 1, arguments)
         prompt = self._prompt(number, arguments, finished)
         start = self._start(number, prompt, finished)
         own_end = max([start or 0, *(o.end for o in finished.own(number, start or 0))])
         closing = self._closing(number, arguments, finished, own_end)
-        notes: list[str] = []
-        if start is None:
-            body = self._with_thought_end(number, finished)
-        else:
+        body: Rendering | None = None
+        notes: tuple[str, ...] = ()
+        if start is not None:
             body = finished.between(start, own_end)
-            if self._check_answer(number, body):
-                borrowed = self._borrowed(number, arguments, prompt)
-                if borrowed is not None:
-                    body = borrowed
-                    notes.append("borrowed_thoughts")
-                else:
-                    body = self._with_thought_end(number, finished)
+            if self._check_answer(number, body):  # it leaves out a thought
+                body = self._borrowed(number, arguments, prompt)
+                notes = ("borrowed_thoughts",) if body else ()
+        if body is None:
+            body = self._with_thought_end(number, finished)
+            start = None
         self._check_answer(number, body)
-        opens = self._facts.opens_thought and self._facts.switch is None
-        if opens and not self._thinks[number]:
+        if self._facts.opens_thought and not self._facts.switch and not self._thinks[number]:
             raise self._no_reasoning(number, prompt.text[-20:])
         inside = [m.group() for m in body.controls(self._control) if m.group() in self._facts.stops]
         if inside:
@@ -318,13 +425,13 @@ class _RowTurns:
                 f"{number} (assistant): the model would stop there. Split the message in two, or "
                 "leave that token out of format.stop_tokens",
             )
-        end = len(body.text) + closing.stop
-        completion = body + closing.rendering
-        trained: tuple[tuple[int, int], ...] = ((0, end),)
+        end = len(body.text) + closing.size
+        trained = [(0, end)]
         if finished.generation and start is not None and not notes:
-            trained = tuple(in_blocks(number, finished, start, start + end))
-            trained = tuple((a - start, b - start) for a, b in trained)
-        return Turn(number, prompt, completion, end, closing.token, trained, tuple(notes))
+            blocks = in_blocks(number, finished, start, start + end)
+            trained = [(a - start, b - start) for a, b in blocks]
+        completion = body + closing.rendering
+        return Turn(number, prompt, completion, end, closing.stop, trained, notes)
 
     def _prompt(
         self, number: int, arguments: Mapping[str, object], finished: Rendering
@@ -343,7 +450,9 @@ class _RowTurns:
         opening = self._facts.opening
         at = finished.text.rfind(opening, 0, own[0].start if own else len(finished.text))
         if at < 0 or not opening:
-            raise RefusedError("template", f"message 0 (assistant) does not begin with {opening!r}")
+            raise RefusedError(
+                "template", f"message 0 (assistant) does not begin with {_shown(opening)}"
+            )
         return finished.between(0, at + len(opening))
 
     def _start(self, number: int, prompt: Rendering, finished: Rendering) -> int | None:
@@ -354,41 +463,34 @@ class _RowTurns:
         """
         if finished.text.startswith(prompt.text):
             return len(prompt.text)
-        anchor = prompt.occurrences[-1] if prompt.occurrences else None
-        tail = prompt.text[anchor.end if anchor else 0 :]
-        first = self._first_own(number, finished)
-        is_lost = not any(map(is_thought, finished.own(number)))
-        if self._raw[number].get("reasoning") and is_lost:
+        own = finished.own(number)
+        if self._raw[number].get("reasoning") and not any(map(is_thought, own)):
             return None
-        gap, opened = tail[:0], self._facts.opened
-        for place in reversed(finished.occurrences):
-            if anchor is None or not place.is_same_text(anchor):
-                continue
-            gap = finished.text[place.end : max(first, place.end)]
-            if finished.text.startswith(tail, place.end):
-                return place.end + len(tail)
+        last = prompt.occurrences[-1] if prompt.occurrences else None
+        same = [o.end for o in finished.occurrences if last and o.is_same_text(last)]
+        tail, gap, opened = prompt.tail, b"", self._facts.opened
+        if same:
+            first = own[0].start if own else len(finished.text)
+            gap = finished.text[same[-1] : max(first, same[-1])]
+            if finished.text.startswith(tail, same[-1]):
+                return same[-1] + len(tail)
             if opened and gap.startswith(tail.removesuffix(opened)) and tail.endswith(opened):
                 if self._thinks[number]:
                     return None
                 raise self._no_reasoning(number, opened)
-            break
         raise RefusedError(
             "template",
             f"the prompt before message {number} (assistant) does not lead to it: the prompt ends "
-            f"in {tail[-40:]!r}, the conversation goes on with {gap[-40:]!r}",
+            f"in {_shown(tail[-40:])}, the conversation goes on with {_shown(gap[-40:])}",
         )
-
-    def _first_own(self, number: int, finished: Rendering) -> int:
-        own = finished.own(number)
-        return own[0].start if own else len(finished.text)
 
     def _with_thought_end(self, number: int, finished: Rendering) -> Rendering:
         """Reasoning, `format.thought_end` and the answer, for templates that drop reasoning."""
-        end, message = self._config.thought_end, self._raw[number]
-        if end is None or not message.get("reasoning"):
+        end, thinks = self._config.thought_end, self._raw[number].get("reasoning")
+        if end is None or not thinks:
             advice = (
                 "Set format.thought_end to the text between reasoning and answer"
-                if message.get("reasoning")
+                if thinks
                 else "Put the reasoning into a field of its own (reasoning_content) and set "
                 "format.thought_end"
             )
@@ -398,19 +500,11 @@ class _RowTurns:
                 "or format.reasoning: strip",
             )
         own = [o for o in finished.own(number) if o.field.kind != "thought"]
-        answer = finished.between(own[0].start, own[-1].end) if own else finished.between(0, 0)
-        thought = next(
-            f for f in self._talk.trace.fields if f.kind == "thought" and f.message == number
-        )
-        size = len(thought.value.encode())
-        reasoning = Rendering(
-            thought.value.encode(),
-            [Piece(thought.value, thought, 0, len(thought.value))],
-            [0],
-            [Occurrence(thought, 0, size, 0, len(thought.value))],
-            [],
-        )
-        return reasoning + end.encode() + answer
+        answer = finished.between(own[0].start, own[-1].end) if own else read_parts([])
+        fields = self._talk.trace.fields
+        thought = next(f for f in fields if f.kind == "thought" and f.message == number)
+        reasoning = read_parts([Piece(thought.value, thought, 0, len(thought.value))])
+        return join_renderings([reasoning, end.encode(), answer])
 
     def _borrowed(
         self, number: int, arguments: Mapping[str, object], prompt: Rendering
@@ -440,7 +534,7 @@ class _RowTurns:
     def _no_reasoning(self, number: int, opened: bytes) -> RefusedError:
         return RefusedError(
             "no_reasoning",
-            f"the prompt before message {number} (assistant) opens a thought ({opened.decode()!r})"
+            f"the prompt before message {number} (assistant) opens a thought ({_shown(opened)})"
             ", and the message has none. Give the rows reasoning, or take a template that can be "
             "asked without",
         )
@@ -449,8 +543,8 @@ class _RowTurns:
 
     def _closing(
         self, number: int, arguments: Mapping[str, object], finished: Rendering, at: int
-    ) -> "_Closing":
-        """What the template writes after the answer's last own text, byte `at`.
+    ) -> Closing:
+        """What the template writes after the answer's last own text, which ends at byte `at`.
 
         Raises:
             RefusedError: no stop token follows it.
@@ -458,207 +552,34 @@ class _RowTurns:
         rest = finished.between(at, len(finished.text))
         for match in rest.controls(self._control):
             if match.group() in self._facts.stops:
-                return _Closing(rest, match.end(), match.group())
+                return Closing(rest, match.end(), match.group())
         calls = self._raw[number].get("tool_calls") and self._talk.messages[number]["tool_calls"]
         probes: Messages = [{"role": "user", "content": PROBE_TEXT}]
         if calls:
             probes = [_probe_result(call) for call in calls]
-        try:
+        with suppress(RefusedError):
             longer = self._talk.prefix(number + 1, arguments, then=probes)
-        except RefusedError:
-            longer = None
-        if longer is not None:
-            next_start = min((o.start for o in longer.own(number + 1)), default=-1)
-            own_end = max([o.end for o in longer.own(number)], default=-1)
-            if own_end < 0 and longer.text.startswith(finished.text[:at]):  # it has no text
+            next_start = min((o.start for o in longer.own(number + 1)), default=0)
+            own_end = max([o.end for o in longer.own(number)], default=0)
+            if not own_end and longer.text.startswith(finished.text[:at]):  # it has no text
                 own_end = at
-            gap = longer.between(max(own_end, 0), max(next_start, 0))
-            for match in gap.controls(self._control):
-                if match.group() in self._facts.stops:
-                    is_same = gap.text.startswith(rest.text.rstrip(b"\n"))
-                    if is_same or not rest.text.strip():
-                        return _Closing(gap.between(0, match.end()), match.end(), match.group())
-                    break
+            gap = longer.between(own_end, next_start)
+            stops = (m for m in gap.controls(self._control) if m.group() in self._facts.stops)
+            stop = next(stops, None)
+            is_same = gap.text.startswith(rest.text.rstrip(b"\n")) or not rest.text.strip()
+            if stop is not None and is_same:
+                return Closing(gap.between(0, stop.end()), stop.end(), stop.group())
         known = ", ".join(sorted(stop.decode() for stop in self._facts.stops))
         raise RefusedError(
             "no_stop",
             f"no stop token ({known}) follows message {number} (assistant), but "
-            f"{rest.text[:40]!r}. Name the token that ends it in format.stop_tokens",
-        )
-
-    # Records.
-
-    def _join(self, made: Records, turn: Turn) -> Rendering | None:
-        """The record so far and what the prompt adds to it; None: the prompt is another text."""
-        record, prompt = made.records[-1], turn.prompt
-        done = record.rendering.text[: record.end]
-        if prompt.text.startswith(done):
-            return prompt
-        if self._config.turns != "joined":
-            return None
-        written = [o for o in record.rendering.occurrences if o.end <= record.end]
-        others = prompt.occurrences[: len(written)]
-        is_same = len(others) == len(written) and all(
-            one.is_same_text(other) for one, other in zip(written, others, strict=True)
-        )
-        if not is_same or not written:
-            return None
-        begin = others[-1].end
-        stop = (
-            prompt.occurrences[len(written)].start
-            if len(prompt.occurrences) > len(written)
-            else None
-        )
-        gap = prompt.text[begin : len(prompt.text) if stop is None else stop]
-        closing = done[written[-1].end :]
-        size = self._closing_in_history(prompt, begin, gap, closing, record.stop)
-        if size is None:
-            return None
-        made.notes["rewritten_prompts"] += 1
-        return record.rendering.between(0, record.end) + prompt.between(
-            begin + size, len(prompt.text)
-        )
-
-    def _closing_in_history(
-        self, prompt: Rendering, begin: int, gap: bytes, closing: bytes, stop: bytes
-    ) -> int | None:
-        """Bytes of the gap after an answer that stand for its closing; None: it is not shown.
-
-        `<|return|>` became `<|end|>`: a control token that ends turns of others as well.
-        """
-        if gap.startswith(closing):
-            return len(closing)
-        match = next(prompt.controls(self._control, begin, begin + len(gap)), None)
-        if match is None:
-            return None
-        enders = set[bytes]()
-        found = prompt.occurrences
-        for one, other in pairwise(found):
-            if one.field.message >= 0 and self._roles[one.field.message] != "assistant":
-                token = next(prompt.controls(self._control, one.end, other.start), None)
-                enders |= {token.group()} if token else set()
-        if found:
-            token = next(prompt.controls(self._control, found[-1].end), None)
-            enders |= {token.group()} if token else set()
-        before = closing.removesuffix(stop)
-        if match.group() in enders and gap[: match.start() - begin] == before:
-            return match.end() - begin
-        if gap.startswith(before) and self._control.search(before):
-            return len(before)  # "<|end|>\n" without the EOS that ends the last turn
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """How the answers of a kind differ from the rendering that has all of them."""
-
-    skipped: int
-    """Bytes after the answer before, which its closing stands for."""
-    header: bytes
-    """What the prompt ends with, after its last text."""
-    opening: bytes
-    """What the completion begins with, before the answer's first text."""
-    closing: bytes
-    stop: bytes
-    notes: Counter[str]
-
-
-class _Own(NamedTuple):
-    """Where an answer is, in bytes of the whole rendering."""
-
-    before: int
-    """End of the last text before it."""
-    first: int
-    last: int
-
-
-class _Kinds:
-    """The answers of a long row by what decides how a template writes them.
-
-    That is: what the messages around an answer have and what the template asked of their texts,
-    what kinds of messages the record has so far, and the template's own text around the answer.
-    """
-
-    def __init__(self, whole: Rendering, talk: Conversation, thinking: Sequence[bool]) -> None:
-        self._whole, self._thinking = whole, thinking
-        self.end = 0
-        """Where the answer before ends in the whole rendering."""
-        asked: list[set[object]] = [set() for _ in talk.messages]
-        for (kind, *at), predicate in talk.trace.predicates:
-            if kind in ("content", "thought", "name", "tool_call_id"):
-                asked[at[0]].add((kind, predicate))
-        for message, question in talk.trace.unrecorded:
-            if message >= 0:
-                asked[message].add(question)
-        self._signs = [
-            (message["role"], *sorted(key for key in message if message[key]), frozenset(own))
-            for message, own in zip(talk.messages, asked, strict=True)
-        ]
-        self._seen: frozenset[object] = frozenset()
-        self._num_seen = 0
-        self._before: object = None
-        self._places: dict[int, list[int]] = {}
-        for place, occurrence in enumerate(whole.occurrences):
-            self._places.setdefault(occurrence.field.message, []).append(place)
-
-    def own(self, number: int) -> _Own | None:
-        places, found = self._places.get(number), self._whole.occurrences
-        if not places or places[-1] - places[0] + 1 != len(places):
-            return None
-        before = found[places[0] - 1].end if places[0] else 0
-        return _Own(before, found[places[0]].start, found[places[-1]].end)
-
-    def key(self, number: int) -> object:
-        own = self.own(number)
-        if own is None:
-            return None
-        shape, after = self._whole.shape, self._places[number][-1] + 1
-        found = self._whole.occurrences
-        stop = found[after].start if after < len(found) else len(shape)
-        around = tuple(self._signs[max(number - 2, 0) : number + 1])
-        gaps = shape[own.before : own.first], shape[own.last : stop]
-        return (self._before, around, self._thinking[number], self._seen, gaps)
-
-    def advance(self, number: int) -> None:
-        own = self.own(number)
-        key = self.key(number)
-        self._before = key[1:3] if isinstance(key, tuple) else None
-        self._seen |= {*self._signs[self._num_seen : number + 1]}
-        self._num_seen = number + 1
-        self.end = own.last if own else self.end
-
-    def compare(
-        self, record: Record, joined: Rendering, turn: Turn, notes: Counter[str]
-    ) -> _Kind | None:
-        """What an answer that was rendered alone shows of its kind; None: of no other."""
-        own, places = self.own(turn.message), self._places.get(turn.message, [])
-        texts = turn.completion.own(turn.message)
-        found = [self._whole.occurrences[place] for place in places]
-        is_same = len(found) == len(texts) and all(
-            one.is_same_text(other) for one, other in zip(found, texts, strict=True)
-        )
-        if own is None or not is_same or not joined.occurrences:
-            return None
-        first, last, end = texts[0].start, texts[-1].end, joined.occurrences[-1].end
-        between, shown = joined.text[record.end : end], self._whole.text[self.end : own.before]
-        is_written = self._whole.text[own.first : own.last] == turn.completion.text[first:last]
-        if not is_written or not shown.endswith(between):
-            return None
-        return _Kind(
-            len(shown) - len(between),
-            joined.text[end:],
-            turn.completion.text[:first],
-            turn.completion.text[last : turn.end],
-            turn.stop,
-            notes,
+            f"{_shown(rest.text[:40])}. Name the token that ends it in format.stop_tokens",
         )
 
 
-class _Closing(NamedTuple):
-    rendering: Rendering
-    stop: int
-    """Bytes up to and with the stop token."""
-    token: bytes
+def _shown(text: bytes) -> str:
+    """A piece of a text for a message."""
+    return repr(text.decode(errors="ignore"))
 
 
 def _probe_result(call: Any) -> dict[str, Any]:

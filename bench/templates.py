@@ -142,7 +142,7 @@ def _measure(file: str, folder: Path, table: pa.Table) -> list[str]:
         return [_applied(tokenizer, messages, tools) for messages, tools in given]
 
     def ours() -> Any:
-        return make_renderer(FormatConfig(), snapshot).render(table)
+        return make_renderer(FormatConfig(turns="whole"), snapshot).render(table)
 
     own, peer = [], []
     for _ in range(3):

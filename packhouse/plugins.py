@@ -43,8 +43,8 @@ _WHAT: dict[Kind, str] = {
 }
 
 RENDERERS = {
-    "harmony": ("openai-harmony", "packhouse.templates.adapters.harmony:Harmony"),
-    "mistral": ("mistral-common", "packhouse.templates.adapters.mistral:Mistral"),
+    "harmony": ("openai-harmony", "packhouse.renderers.harmony:Harmony"),
+    "mistral": ("mistral-common", "packhouse.renderers.mistral:Mistral"),
 }
 """Renderers that packhouse ships: the library that each needs, and its class. An extra of the same
 name installs the library."""

@@ -17,18 +17,23 @@ each prompt; rows are rendered one by one, since nothing is known of what the co
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 from packhouse.errors import PluginError, TemplateError
 from packhouse.plugins import Plugin
+from packhouse.recipe import FormatConfig
 from packhouse.runtime.confined import limited
 from packhouse.templates.chat_messages import strings_in
+from packhouse.templates.conversations import DEFAULTS
 from packhouse.templates.provenance import Field, JsonForm, Part, Piece, encoder, plain
 from packhouse.templates.results import RefusedError
+from packhouse.templates.rows import RowRenderer
 from packhouse.templates.traced_json import DataObject
 from packhouse.templates.traced_text import TracedText, traced
+from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 _PREFIXES = [first + second for first in "QZXJ" for second in "zxqj"]
 _TRIMMED = (None, "\n", " ")  # what renderers strip: white space, line breaks, spaces
@@ -37,6 +42,36 @@ _JSON_FORMS = [
     for separators in (None, (",", ":"))
     for is_ascii in (False, True)
 ]
+
+
+def make_rows(
+    plugin: Plugin, config: FormatConfig, snapshot: TokenizerSnapshot, folder: Path | None
+) -> RowRenderer:
+    """Make what renders rows with a renderer in Python.
+
+    Args:
+        plugin: the renderer.
+        config: the recipe's format section.
+        snapshot: tokenizer whose control tokens are used.
+        folder: of the tokenizer.
+
+    Raises:
+        PluginError: the plug-in cannot be loaded, or is no renderer.
+        TemplateError: the renderer and the recipe or the tokenizer do not fit.
+    """
+    control = RowRenderer(config, snapshot, "", "").control
+    own = {k: v for k, v in config.chat_template_kwargs.items() if k not in DEFAULTS}
+    template = PythonRenderer(plugin, folder, control, own)
+    unknown = sorted({*template.stop_tokens} - {*snapshot.added_tokens})
+    if unknown:
+        raise TemplateError(
+            f"{plugin} stops at {unknown[0]!r}, which is no control token of the tokenizer: give "
+            "the tokenizer of the model that it writes for"
+        )
+    stops = dict.fromkeys(template.stop_tokens, str(plugin))
+    rows = RowRenderer(config, replace(snapshot, stop_tokens=stops), "", template.where)
+    rows.template = template  # type: ignore[assignment]  # it has the same interface
+    return rows
 
 
 class PythonRenderer:

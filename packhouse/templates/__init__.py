@@ -8,19 +8,17 @@ all text of the row, goes to quarantine; one whose trained spans cannot be prove
 whole.
 """
 
-from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from pkgutil import resolve_name
 
 from packhouse.errors import ConfigError, TemplateError
-from packhouse.plugins import Plugin, find_plugin
+from packhouse.plugins import find_plugin
 from packhouse.recipe import FormatConfig
 from packhouse.recipe.rows import TEMPLATES, is_renderer
 from packhouse.templates.chat import ChatEngine
-from packhouse.templates.conversations import DEFAULTS
 from packhouse.templates.examples import WindowRule, rewrites
 from packhouse.templates.prompt_texts import DART_MATH, texts_to_jinja
-from packhouse.templates.python_renderer import PythonRenderer
 from packhouse.templates.renderer import Rendered, Renderer, digest
 from packhouse.templates.rows import RowRenderer
 from packhouse.templates.sandbox import pinned_date
@@ -39,6 +37,9 @@ __all__ = [
 
 VERSION = 12
 """Raised whenever the same row and template give other text or spans than before."""
+
+_PYTHON_ROWS = "packhouse.renderers.python:make_rows"
+"""Imported when a recipe names a renderer in Python."""
 
 MAX_ENGINES = 8
 _ENGINES: dict[str, ChatEngine] = {}
@@ -90,27 +91,9 @@ def make_renderer(
         if plugin is None:
             rows = RowRenderer(config, snapshot, source, where)
         else:
-            rows = _python_rows(plugin, config, snapshot, folder)
+            rows = resolve_name(_PYTHON_ROWS)(plugin, config, snapshot, folder)
         _ENGINES[identity] = ChatEngine(rows, config)
     return Renderer(_ENGINES[identity], identity=identity, config=config, window=window)
-
-
-def _python_rows(
-    plugin: Plugin, config: FormatConfig, snapshot: TokenizerSnapshot, folder: Path | None
-) -> RowRenderer:
-    control = RowRenderer(config, snapshot, "", "").control
-    own = {k: v for k, v in config.chat_template_kwargs.items() if k not in DEFAULTS}
-    template = PythonRenderer(plugin, folder, control, own)
-    unknown = sorted({*template.stop_tokens} - {*snapshot.added_tokens})
-    if unknown:
-        raise TemplateError(
-            f"{plugin} stops at {unknown[0]!r}, which is no control token of the tokenizer: give "
-            "the tokenizer of the model that it writes for"
-        )
-    stops = dict.fromkeys(template.stop_tokens, str(plugin))
-    rows = RowRenderer(config, replace(snapshot, stop_tokens=stops), "", template.where)
-    rows.template = template  # type: ignore[assignment]  # it has the same interface
-    return rows
 
 
 def writes_prompts(config: FormatConfig, snapshot: TokenizerSnapshot) -> bool:

@@ -450,7 +450,7 @@ def gpt_oss(tmp_path_factory):
 
 @pytest.mark.slow
 def test_harmony_writes_real_rows_as_its_library_does(gpt_oss, shared):
-    from packhouse.templates.adapters.harmony import Harmony
+    from packhouse.renderers.harmony import Harmony
 
     harmony = Harmony(gpt_oss)
     assert harmony.stop_tokens == tuple(
@@ -518,7 +518,7 @@ def tekken(request, tmp_path_factory):
 
 @pytest.mark.slow
 def test_mistral_writes_real_rows_with_the_ids_of_its_library(tekken, shared):
-    from packhouse.templates.adapters.mistral import _KEYS, Mistral
+    from packhouse.renderers.mistral import _KEYS, Mistral
 
     mistral = Mistral(tekken)
 

@@ -125,9 +125,9 @@ def _measure(file: str, folder: Path, table: pa.Table) -> list[str]:
     from transformers import AutoTokenizer
 
     from packhouse.recipe import FormatConfig
+    from packhouse.records.conversations import Conversations
     from packhouse.templates import make_renderer
     from packhouse.templates.chat_messages import chat_messages
-    from packhouse.templates.conversations import Conversations
     from packhouse.tokenization import load_snapshot
 
     tokenizer = AutoTokenizer.from_pretrained(folder)

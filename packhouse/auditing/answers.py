@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 
 from packhouse.arrays import Int64s
 from packhouse.recipe import FormatConfig
+from packhouse.records.conversations import decide_weights
 from packhouse.records.lists import list_items, one_chunk
-from packhouse.templates.thinking import has_thinking, without_thinking
-from packhouse.templates.weighing import decide_weights
+from packhouse.records.thinking import has_thinking, without_thinking
 
 _TAGS = re.compile(r"\s*</?think>\s*")
 

@@ -39,10 +39,11 @@ from packhouse.arrays import Bools, Float32s, Int64s
 from packhouse.auditing.plain_template import PlainTemplate, PromptError
 from packhouse.recipe import FormatConfig
 from packhouse.recipe.rows import CHAT_TEMPLATES
+from packhouse.records.conversations import decide_weights
 from packhouse.records.lists import list_items, one_chunk
+from packhouse.records.messages import ROLES
 from packhouse.runtime.confined import at
 from packhouse.templates.chat_messages import Messages
-from packhouse.templates.weighing import ROLES, decide_weights
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 from packhouse.wording import counted
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.arrays import Bools, Int64s
+from packhouse.records.lists import one_chunk
 from packhouse.records.messages import (
     ASSISTANT,
     TEXT_FIELDS,
@@ -25,6 +26,7 @@ from packhouse.records.messages import (
     FlatMessages,
     string_buffers,
 )
+from packhouse.records.tables import VALIDATED
 
 GroupBy = Literal["prompt", "record"]
 
@@ -83,6 +85,27 @@ def conversation_ids(
     tails = _tails(given, len(messages))
     parts = zip(pairwise(bounds), tails, strict=True)
     return _names(b"".join((view[start:end], tail)) for (start, end), tail in parts)
+
+
+def rename(table: pa.Table, is_changed: Bools, groups: pa.Array | None = None) -> pa.Table:
+    """Call conversations whose messages have changed by their content.
+
+    Groups change where they are records, that is, where they are called like their record.
+
+    Args:
+        table: schema VALIDATED.
+        is_changed: bool [num_rows]; others keep their names.
+        groups: new names of groups; None: those of the records.
+    """
+    columns = {name: one_chunk(table[name]) for name in VALIDATED.names}
+    asides = (columns[name] for name in ("tools", "label", "arguments", "weight"))
+    names = conversation_ids(columns["messages"], *asides)
+    is_record = pc.equal(columns["group_key"], columns["record_id"])
+    regroup = pc.and_(pa.array(is_changed), is_record)
+    new_groups = names if groups is None else groups
+    columns["group_key"] = pc.if_else(regroup, new_groups, columns["group_key"])
+    columns["record_id"] = pc.if_else(pa.array(is_changed), names, columns["record_id"])
+    return pa.table(columns, schema=VALIDATED)
 
 
 def pair_ids(chosen: pa.Array, rejected: pa.Array) -> pa.Array:

@@ -82,6 +82,12 @@ def assemble(columns: dict[str, pa.Array], counts: Int64s) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), values, type=CONVERSATION)
 
 
+def with_field(messages: pa.StructArray, name: str, values: pa.Array) -> pa.StructArray:
+    """Messages with one field replaced."""
+    columns = [values if f.name == name else messages.field(f.name) for f in messages.type]
+    return pa.StructArray.from_arrays(columns, fields=list(messages.type))
+
+
 @dataclass(frozen=True, slots=True)
 class FlatMessages:
     """A chunk-free view of conversations: flat fields and int offsets that start at 0."""

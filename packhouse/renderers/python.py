@@ -25,9 +25,9 @@ from typing import Any
 from packhouse.errors import PluginError, TemplateError
 from packhouse.plugins import Plugin
 from packhouse.recipe import FormatConfig
+from packhouse.records.conversations import DEFAULTS
 from packhouse.runtime.confined import limited
 from packhouse.templates.chat_messages import strings_in
-from packhouse.templates.conversations import DEFAULTS
 from packhouse.templates.provenance import Field, JsonForm, Part, Piece, encoder, plain
 from packhouse.templates.results import RefusedError
 from packhouse.templates.rows import RowRenderer

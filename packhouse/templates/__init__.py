@@ -16,13 +16,14 @@ from packhouse.errors import ConfigError, TemplateError
 from packhouse.plugins import find_plugin
 from packhouse.recipe import FormatConfig
 from packhouse.recipe.rows import TEMPLATES, is_renderer
+from packhouse.records.excerpts import rewrites
 from packhouse.templates.chat import ChatEngine
-from packhouse.templates.examples import WindowRule, rewrites
 from packhouse.templates.prompt_texts import DART_MATH, texts_to_jinja
 from packhouse.templates.renderer import Rendered, Renderer, digest
 from packhouse.templates.rows import RowRenderer
 from packhouse.templates.sandbox import pinned_date
 from packhouse.templates.single_turn import SINGLE_TURN, ends_of, make_single_turn
+from packhouse.templates.windows import WindowRule
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 __all__ = [

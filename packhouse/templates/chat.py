@@ -23,7 +23,9 @@ import pyarrow.compute as pc
 from packhouse.arrays import Int64s
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
+from packhouse.records.conversations import DEFAULTS, Conversations
 from packhouse.records.span_weights import weights_column
+from packhouse.records.thinking import has_thinking
 from packhouse.runtime.confined import at
 from packhouse.templates.chat_messages import Given, parse_given
 from packhouse.templates.compiled import (
@@ -32,7 +34,6 @@ from packhouse.templates.compiled import (
     compile_refusal,
     compile_row,
 )
-from packhouse.templates.conversations import DEFAULTS, Conversations
 from packhouse.templates.field_columns import FieldColumns, Numbers
 from packhouse.templates.losses import LostError
 from packhouse.templates.results import (
@@ -44,7 +45,6 @@ from packhouse.templates.results import (
     span_lists,
 )
 from packhouse.templates.rows import RenderedRecord, RowRenderer
-from packhouse.templates.thinking import has_thinking
 
 MIN_SHAPE_ROWS = 2  # a shape of one row is rendered, and done
 MAX_COMPILED = 4  # rows of a shape to learn from in vain before the rest is rendered one by one

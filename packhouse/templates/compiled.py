@@ -20,13 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.arrays import Bools, Int64s
+from packhouse.records.conversations import Conversations
+from packhouse.records.excerpts import Extent
 from packhouse.records.span_weights import weights_column
-from packhouse.templates.conversations import Conversations
 from packhouse.templates.field_columns import Column, FieldColumns
 from packhouse.templates.losses import HAS_TAGS, Loss
 from packhouse.templates.predicates import Predicate
 from packhouse.templates.provenance import JsonForm, Path, Piece, Trace
-from packhouse.templates.results import Extent, Filled, Trained, concat_filled, span_lists
+from packhouse.templates.results import Filled, Trained, concat_filled, span_lists
 from packhouse.templates.rows import RenderedRecord, RenderedRow
 
 _IDS = ("name", "tool_call_id", "call_id")

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.arrays import Bools, Int64s
+from packhouse.records.conversations import Conversations
 from packhouse.templates.chat_messages import (
     MessageForm,
     function_of,
@@ -24,7 +25,6 @@ from packhouse.templates.chat_messages import (
     parsed_call,
     with_call_ids,
 )
-from packhouse.templates.conversations import Conversations
 from packhouse.templates.json_texts import json_texts, parse_texts
 from packhouse.templates.predicates import Predicate, answers
 from packhouse.templates.provenance import JsonForm, Path

@@ -16,27 +16,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.recipe import FormatConfig
+from packhouse.records.conversations import Conversations
+from packhouse.records.excerpts import rewrites, take_records
 from packhouse.records.lists import list_items
 from packhouse.records.tables import FORMATTED, QUARANTINED, VALIDATED, refused_rows
-from packhouse.templates.conversations import Conversations
-from packhouse.templates.examples import (
-    WindowRule,
-    rewrites,
-    split_to_windows,
-    strip_thinking,
-    take_records,
-)
-from packhouse.templates.results import Filled, Refusal, Texts
+from packhouse.records.thinking import strip_thinking
+from packhouse.templates.results import Filled, Texts
+from packhouse.templates.windows import WindowRule, split_to_windows
 
 PART_BYTES = 128 * 2**20
 PART_ROWS = 2**18
 TURN_FACTOR = 4  # about how much larger a part may become as records of single turns
-
-_OF_THINKING = {
-    "only_thinking": "nothing of an answer is left without its thinking; see format.reasoning",
-    "unclosed_thinking": "an answer has a `<think>` that nothing closes, so what was thought and "
-    "what was said cannot be told apart; mend it, or give it the weight 0",
-}
 
 
 class Engine(Protocol):
@@ -107,8 +97,7 @@ class Renderer:
             if refused:  # answers whose thinking leaves nothing, or does not end
                 is_kept = np.ones(rows.num_rows, np.bool_)
                 is_kept[list(refused)] = False
-                why = {row: Refusal(code, _OF_THINKING[code]) for row, code in refused.items()}
-                done.quarantined.append(refused_rows(rows, why, "format"))
+                done.quarantined.append(refused_rows(rows, refused, "format"))
                 done.examples.append(rows.filter(pa.array(~is_kept)))
                 rows = rows.filter(pa.array(is_kept))
             self._render_part(rows, done)

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse.arrays import Int64s
+from packhouse.records.excerpts import Extent
 from packhouse.records.tables import FORMATTED, WEIGHTS
 
 SPANS = FORMATTED.field("content_spans").type
@@ -27,20 +28,6 @@ class RefusedError(Exception):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
         self.refusal = Refusal(reason, detail)
-
-
-class Extent(NamedTuple):
-    """What of a row a record has, where that is not all of it."""
-
-    num_messages: int
-    """It has the first messages of the row."""
-    trained: tuple[int, ...]
-    """Numbers of the messages that it trains."""
-
-    def without_first(self, count: int) -> "Extent":
-        """The same, in numbers of a row that lacks the first `count` messages."""
-        trained = tuple(number - count for number in self.trained)
-        return Extent(self.num_messages - count, trained)
 
 
 class Trained(NamedTuple):

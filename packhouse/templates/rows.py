@@ -16,6 +16,8 @@ import orjson
 
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
+from packhouse.records.conversations import DEFAULTS
+from packhouse.records.excerpts import Extent
 from packhouse.templates.chat_messages import (
     PLAIN,
     Given,
@@ -24,11 +26,10 @@ from packhouse.templates.chat_messages import (
     chat_messages,
     in_parts,
 )
-from packhouse.templates.conversations import DEFAULTS
 from packhouse.templates.losses import LostError, check_row
 from packhouse.templates.predicates import any_of
 from packhouse.templates.rendering import Conversation, Rendering
-from packhouse.templates.results import Extent, RefusedError, Trained
+from packhouse.templates.results import RefusedError, Trained
 from packhouse.templates.sandbox import ChatTemplate
 from packhouse.templates.template_facts import PROBE, TemplateFacts, learn_facts
 from packhouse.templates.trained_spans import (

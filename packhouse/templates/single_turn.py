@@ -27,8 +27,8 @@ import pyarrow.compute as pc
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.recipe.rows import CHAT_TEMPLATES, TEMPLATES
+from packhouse.records.conversations import Conversations, Shape, make_shape
 from packhouse.templates.compiled import CompiledTemplate, Filling, Hole
-from packhouse.templates.conversations import Conversations, Shape, make_shape
 from packhouse.templates.field_columns import FieldColumns, Numbers
 from packhouse.templates.results import Refusal, Texts, Trained
 from packhouse.tokenization.encoders import load_tokenizer

@@ -18,13 +18,13 @@ from itertools import accumulate, groupby
 from typing import Any
 
 from packhouse.recipe import FormatConfig
+from packhouse.records.thinking import thought_spans
 from packhouse.templates.chat_messages import Messages
 from packhouse.templates.losses import is_thought
 from packhouse.templates.message_bounds import message_bounds
 from packhouse.templates.provenance import UNPROVEN
 from packhouse.templates.rendering import Conversation, Occurrence
 from packhouse.templates.results import RefusedError, Trained
-from packhouse.templates.thinking import thought_spans
 from packhouse.templates.turns import Record
 
 Range = tuple[int, int, float]

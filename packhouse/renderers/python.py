@@ -31,8 +31,7 @@ from packhouse.templates.chat_messages import strings_in
 from packhouse.templates.provenance import Field, JsonForm, Part, Piece, encoder, plain
 from packhouse.templates.results import RefusedError
 from packhouse.templates.rows import RowRenderer
-from packhouse.templates.traced_json import DataObject
-from packhouse.templates.traced_text import TracedText, traced
+from packhouse.templates.traced_text import DataObject, TracedText, traced
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 _PREFIXES = [first + second for first in "QZXJ" for second in "zxqj"]

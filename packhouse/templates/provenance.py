@@ -10,6 +10,7 @@ are written alike, and filled in bulk.
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -40,18 +41,18 @@ def encoder(form: JsonForm) -> Callable[[object], str]:
     return json.JSONEncoder(**form._asdict()).encode
 
 
+@dataclass(eq=False, slots=True)
 class Trace:
     """The fields of one conversation, and what a template asked of them."""
 
-    def __init__(self) -> None:
-        self.fields: list[Field] = []
-        """Fields that are no part of an object which is a field, in order of appearance."""
-        self.predicates: set[tuple[Path, Predicate]] = set()
-        self.differing: set[tuple[Path, Path]] = set()
-        """Pairs of texts that were compared and are not equal."""
-        self.unrecorded: set[tuple[int, object]] = set()
-        """(message, question): what was asked that columns of texts cannot answer. Where there is
-        none, rows that answer alike are sure to be written by the same constants."""
+    fields: "list[Field]" = field(default_factory=list)
+    """Fields that are no part of an object which is a field, in order of appearance."""
+    predicates: set[tuple[Path, Predicate]] = field(default_factory=set)
+    differing: set[tuple[Path, Path]] = field(default_factory=set)
+    """Pairs of texts that were compared and are not equal."""
+    unrecorded: set[tuple[int, object]] = field(default_factory=set)
+    """(message, question): what was asked that columns of texts cannot answer. Where there is
+    none, rows that answer alike are sure to be written by the same constants."""
 
     @property
     def num_questions(self) -> int:
@@ -59,49 +60,30 @@ class Trace:
         return len(self.predicates) + len(self.differing) + len(self.unrecorded)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Field:
-    """One text or JSON object of a row.
+    """One text or JSON object of a row."""
 
-    Args:
-        trace: of the conversation.
-        message: number of its message; -1: tool definitions and arguments of the row.
-        kind: `content`; `thought` (reasoning); `call`: a name or arguments; `function`: a whole
-            call; `tool`: a tool definition; `argument`: a text among the row's arguments; `id`:
-            ids and names of messages and calls.
-        value: the text or object.
-        path: where columns have it, such as ("content", 2); None within objects.
-        parent: the object that it is in.
-    """
+    trace: Trace
+    message: int
+    """Number of its message; -1: tool definitions and arguments of the row."""
+    kind: str
+    """`content`; `thought` (reasoning); `call`: a name or arguments; `function`: a whole call;
+    `tool`: a tool definition; `argument`: a text among the row's arguments; `id`: ids and names of
+    messages and calls."""
+    value: Any
+    path: Path | None = None
+    """Where columns have it, such as ("content", 2); None within objects."""
+    parent: "Field | None" = None
+    """The object that it is in."""
+    children: "list[Field]" = field(default_factory=list)
+    literals: set[str] = field(default_factory=set)
+    """What the template looked for in it."""
+    is_stripped: bool = False
+    """True if the template stripped characters from its ends."""
 
-    __slots__ = (
-        *("_written", "children", "is_stripped", "kind", "literals", "message", "parent", "path"),
-        *("trace", "value"),
-    )
-
-    def __init__(
-        self,
-        trace: Trace,
-        message: int,
-        kind: str,
-        value: Any,
-        path: Path | None = None,
-        parent: "Field | None" = None,
-    ) -> None:
-        self.trace, self.message, self.kind, self.value = trace, message, kind, value
-        self.path, self.parent = path, parent
-        self.children: list[Field] = []
-        self.literals: set[str] = set()
-        """What the template looked for in it."""
-        self.is_stripped = False
-        """True if the template stripped characters from its ends."""
-        self._written: tuple[JsonForm | None, str] = None, ""
-        (trace.fields if parent is None else parent.children).append(self)
-
-    def to_json(self, form: JsonForm) -> str:
-        """The value as JSON; prompts write the same again."""
-        if self._written[0] != form:
-            self._written = form, encoder(form)(self.value)
-        return self._written[1]
+    def __post_init__(self) -> None:
+        (self.trace.fields if self.parent is None else self.parent.children).append(self)
 
 
 class Piece(NamedTuple):

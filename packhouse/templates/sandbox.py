@@ -31,8 +31,8 @@ from packhouse.errors import TemplateError
 from packhouse.runtime.confined import at, limited
 from packhouse.templates.provenance import BLOCK_EDGES, UNPROVEN, JsonForm
 from packhouse.templates.results import RefusedError
-from packhouse.templates.traced_json import DataObject, to_json
 from packhouse.templates.traced_text import (
+    DataObject,
     TracedText,
     as_text,
     forget,
@@ -40,6 +40,7 @@ from packhouse.templates.traced_text import (
     join_texts,
     parts_of,
     rewritten,
+    to_json,
     traced,
 )
 
@@ -50,6 +51,7 @@ class _Generation(jinja2.ext.Extension):
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> nodes.Node:
+        self.environment.has_generation = True  # type: ignore[attr-defined]
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         call = self.call_method("generation")
@@ -103,23 +105,26 @@ def _join(
     return join_texts(as_text(separator), items)
 
 
-def _replace(text: object, old: str, new: str, count: int | None = None) -> str:
-    limit = -1 if count is None else count
-    whole, old, new = as_text(text), as_text(old), as_text(new)
-    # A constant in which a text of the row is looked for, or put, has to be traced as well:
-    # `'Hello NAME' | replace('NAME', content)`.
-    if is_traced([whole, old, new]):
-        whole = traced(parts_of(whole))
-    return whole.replace(old, new, limit)
+def _replace(text: object, old: object, new: object, count: int | None = None) -> str:
+    # Traced even if it is a constant: `'Hello NAME' | replace('NAME', content)`.
+    whole = traced(parts_of(as_text(text)))
+    return whole.replace(as_text(old), as_text(new), -1 if count is None else count)
 
 
 class _Safe(TracedText):
     """A text of the row behind `safe`: what is added to it is escaped, which is not followed."""
 
-    def __add__(self, other: object) -> TracedText:
-        if escape(other) != other:
-            raise UNPROVEN
-        return super().__add__(other)
+    def __add__(self, other: str) -> TracedText:
+        return super().__add__(_unescaped(other))
+
+    def __radd__(self, other: str) -> TracedText:
+        return super().__radd__(_unescaped(other))
+
+
+def _unescaped(text: str) -> str:
+    if escape(text) != text:
+        raise UNPROVEN
+    return text
 
 
 def _safe(value: object) -> str:
@@ -131,14 +136,13 @@ def _safe(value: object) -> str:
     return safe
 
 
-_TEXT_METHODS = {name for name in dir(str) if name[0] != "_"} - {"format", "format_map"}
-_DICT_METHODS = frozenset(dir(dict))
-
-
 class _Sandbox(ImmutableSandboxedEnvironment):
     """The environment, in which texts keep their provenance."""
 
     intercepted_binops = frozenset(["*", "**", "%"])  # run with a row, not when it is compiled
+
+    has_generation = False
+    """True if a template has generation blocks."""
 
     @staticmethod
     def concat(pieces: Iterable[object]) -> str:
@@ -149,17 +153,6 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         fitted: nodes.Template = _Operators().visit(super()._parse(source, name, filename))
         fitted.set_environment(self)
         return fitted
-
-    def getattr(self, obj: object, attribute: str) -> object:
-        """Look up `obj.attribute`; what templates ask for most needs no further checks."""
-        if isinstance(obj, str) and attribute in _TEXT_METHODS:
-            return getattr(obj, attribute)
-        if isinstance(obj, dict) and attribute not in _DICT_METHODS:
-            try:
-                return obj[attribute]
-            except LookupError:
-                return self.undefined(obj=obj, name=attribute)
-        return super().getattr(obj, attribute)
 
     def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> object:
         """Call; methods of constants see the provenance of their arguments."""
@@ -174,37 +167,24 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         result = super().call_binop(context, operator, left, right)
         return rewritten(result, left, right) if operator == "%" else result
 
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+    def wrap_str_format(self, value: Any) -> Callable[..., Any] | None:
         """Format, by the sandbox's own formatter."""
         wrapped = super().wrap_str_format(value)
-        if wrapped is None:
-            return None
-
-        def formatted(*args: Any, **kwargs: Any) -> Any:
-            text = str.__str__(wrapped(*args, **kwargs))
-            return rewritten(text, value.__self__, *args, *kwargs.values())
-
-        return formatted
+        return wrapped and _rewriting(wrapped, value.__self__)
 
 
 class _PlainNamespace(Namespace):
     """A namespace without underscore names, which lead into the interpreter."""
 
-    # Without `self` by name, which a template may give: namespace(self=1).
-    def __init__(*args: object, **kwargs: object) -> None:
-        self, rest = args[0], args[1:]
-        Namespace.__init__(self, _public(dict(*rest, **kwargs)))
+    def __init__(self, /, *args: Any, **kwargs: object) -> None:  # namespace(self=1) is one
+        super().__init__()
+        for name, value in dict(*args, **kwargs).items():
+            self[name] = value
 
     def __setitem__(self, name: str, value: object) -> None:
-        _public({name: value})
-        super().__setitem__(name, value)
-
-
-def _public(names: dict[str, Any]) -> dict[str, object]:
-    for name in names:
-        if isinstance(name, str) and name.startswith("_"):
+        if str(name).startswith("_"):
             raise SecurityError(f"a namespace has no place for '{name}'")
-    return names
+        super().__setitem__(name, value)
 
 
 def _raise_exception(message: str) -> None:
@@ -244,15 +224,15 @@ _OWN_FILTERS = {
 }
 
 
-def _rewriting(function: Callable[..., object]) -> Callable[..., object]:
-    """A filter whose results have the provenance of its arguments as a whole."""
+def _rewriting(function: Callable[..., object], *owners: object) -> Callable[..., object]:
+    """A function whose results have the provenance of its owners and arguments as a whole."""
 
     @wraps(function)
-    def filtered(*args: object, **kwargs: object) -> object:
+    def rewriting(*args: object, **kwargs: object) -> object:
         given = [list(arg) if isinstance(arg, Iterator) else arg for arg in args]
-        return rewritten(function(*given, **kwargs), *given, *kwargs.values())
+        return rewritten(function(*given, **kwargs), *owners, *given, *kwargs.values())
 
-    return filtered
+    return rewriting
 
 
 def _make_environment(today: datetime) -> _Sandbox:
@@ -290,18 +270,9 @@ def _compile(source: str, today: datetime) -> tuple[jinja2.Template, bool, froze
     Some 10 to 30 ms, once a process.
     """
     environment = _make_environment(today)
-    ast = environment.parse(source)
-    has_generation = any(
-        isinstance(call.call.node, nodes.ExtensionAttribute) and call.call.node.name == "generation"
-        for call in ast.find_all(nodes.CallBlock)
-    )
+    template = environment.from_string(source)
     names = frozenset(find_undeclared_variables(environment.parse(source)))
-    code = environment.compile(ast)  # folds constants in the tree: nothing may look at it after
-    return (
-        jinja2.Template.from_code(environment, code, environment.make_globals(None)),
-        has_generation,
-        names,
-    )
+    return template, environment.has_generation, names
 
 
 class ChatTemplate:

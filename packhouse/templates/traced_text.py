@@ -1,11 +1,17 @@
-r"""Strings that know which of their characters come from the row, and from which text of it.
+r"""Texts and JSON objects of a row that know which of their characters come from which field.
 
 A chat template cuts, strips, joins and writes as JSON whatever it is given. `TracedText` is a
 string that does all of that as `str` does, and keeps for each character the field it came from. So
-one rendering gives the text and every span.
+one rendering gives the text and every span. `DataObject` is a JSON object that a template writes
+whole, or takes apart.
 
 Operations that make other characters (`upper`, `center`, `%`) keep the field, and are marked as
 rewritten. Conversations are refused where such a text of a message is written.
+
+The library writes the JSON. Texts and objects of the row stand in it as `\0number\0`, and their
+own parts take these places:
+
+    {"name": "hi"}  ->  {"name": "\00\0"}  ->  '{"name": "', 'hi' of the field, '"}'
 """
 
 import re
@@ -18,13 +24,16 @@ from packhouse.templates.provenance import (
     REWRITTEN,
     UNPROVEN,
     Field,
+    JsonForm,
     Part,
     Path,
     Piece,
+    encoder,
     plain,
 )
 
 _HALF = re.compile("[\ud800-\udfff]")  # half of a character: columns hold none
+_HIDDEN = re.compile(r'"\\u0000([0-9]+)\\u0000"')
 Method: TypeAlias = Callable[..., Any]
 
 
@@ -42,44 +51,42 @@ def _stripping(kind: str) -> Method:
     """`strip`, `lstrip` or `rstrip`: recorded if it changes nothing."""
 
     def method(self: "TracedText", chars: Any = None) -> "TracedText":
-        # " hi ", size 4: what lstrip leaves, "hi ", begins at 4 - 3; what rstrip leaves ends at 3.
-        size = str.__len__(self)
-        start = 0 if kind == "rstrip" else size - len(str.lstrip(self, chars))
-        end = size if kind == "lstrip" else max(len(str.rstrip(self, chars)), start)
-        if end - start == size:
+        text = getattr(str, kind)(self, chars)
+        if len(text) == str.__len__(self):
             self._ask(kind, chars, False)
             return self
         forget((self, chars), kind, True)
         for piece in self._pieces:
             piece.field.is_stripped = True
-        return self._cut(start, end)
+        return self._located([text])[0]
 
     return method
 
 
-def _splitting(kind: str) -> Method:
-    """`split` or `rsplit`: recorded if there is nothing to split at."""
+def _dividing(kind: str) -> Method:
+    """`split`, `partition` and the like: recorded if there is nothing to divide at."""
 
-    def method(self: "TracedText", sep: Any = None, maxsplit: object = -1) -> list["TracedText"]:
-        # "a--b" at "--": "a" and "b" lie at [0, 1) and, at least 2 characters behind, [3, 4).
-        texts = getattr(str, kind)(self, sep, maxsplit)
-        if sep is not None and sep not in self:
-            return [self]
-        forget(self, "split", len(texts))
-        return self._located(texts, len(sep) if sep is not None else 0)
+    def method(self: "TracedText", sep: Any = None, *limit: Any, **named: Any) -> Any:
+        # "a--b" split at "--": "a" and "b" lie at [0, 1) and, at least 2 characters behind, [3, 4).
+        texts = getattr(str, kind)(self, sep, *limit, **named)
+        if sep is None or sep in self:
+            forget(self, kind, len(texts))
+        is_split = kind in ("split", "rsplit") and sep is not None
+        return type(texts)(self._located(texts, len(sep) if is_split else 0))
 
     return method
 
 
-def _partitioning(kind: str) -> Method:
-    """`partition` or `rpartition`: recorded if there is nothing to split at."""
+def _removing(kind: str, asking: str) -> Method:
+    """`removeprefix` or `removesuffix`: recorded if there is no such text."""
 
-    def method(self: "TracedText", sep: object) -> tuple["TracedText", ...]:
-        if sep not in self:
-            empty = traced(())
-            return (self, empty, empty) if kind == "partition" else (empty, empty, self)
+    def method(self: "TracedText", text: Any) -> "TracedText":
+        kept = len(getattr(str, kind)(self, text))
+        if not getattr(self, asking)(text):
+            return self
         forget(self, kind)
-        return tuple(self._located(getattr(str, kind)(self, sep)))
+        size = str.__len__(self)
+        return self._cut(size - kept, size) if kind == "removeprefix" else self._cut(0, kept)
 
     return method
 
@@ -91,6 +98,12 @@ class TracedText(str):
     """
 
     _parts: tuple[Part, ...]
+
+    def __new__(cls, text: str) -> "TracedText":
+        """Make a constant; `traced` makes a text of other parts."""
+        made = super().__new__(cls, text)
+        made._parts = (text,)
+        return made
 
     @property
     def _pieces(self) -> list[Piece]:
@@ -226,8 +239,10 @@ class TracedText(str):
 
     startswith, endswith = _asking("startswith"), _asking("endswith")
     strip, lstrip, rstrip = _stripping("strip"), _stripping("lstrip"), _stripping("rstrip")
-    split, rsplit = _splitting("split"), _splitting("rsplit")
-    partition, rpartition = _partitioning("partition"), _partitioning("rpartition")
+    split, rsplit = _dividing("split"), _dividing("rsplit")
+    partition, rpartition = _dividing("partition"), _dividing("rpartition")
+    removeprefix = _removing("removeprefix", "startswith")
+    removesuffix = _removing("removesuffix", "endswith")
 
     def splitlines(self, keepends: Any = False) -> list[Any]:
         """Lines, each with its provenance."""
@@ -242,34 +257,11 @@ class TracedText(str):
         parted = self.split(old, count)
         return self if len(parted) == 1 else join_texts(new, parted)
 
-    def removeprefix(self, prefix: Any) -> "TracedText":
-        """Recorded if there is no such prefix."""
-        kept = str.removeprefix(self, prefix)  # refuses what is no text
-        if not self.startswith(prefix):
-            return self
-        forget(self, "removeprefix")
-        return self._cut(str.__len__(self) - len(kept), str.__len__(self))
-
-    def removesuffix(self, suffix: Any) -> "TracedText":
-        """Recorded if there is no such suffix."""
-        kept = str.removesuffix(self, suffix)  # refuses what is no text
-        if not self.endswith(suffix):
-            return self
-        forget(self, "removesuffix")
-        return self._cut(0, len(kept))
-
     def join(self, items: Iterable[Any]) -> str:
         """Every item keeps its provenance."""
         items = list(items)
         str.join(self, items)  # refuses what is no text
         return join_texts(self, items)
-
-
-_OWN = {
-    *("__new__", "__init__", "__class__", "__getattribute__", "__setattr__", "__delattr__"),
-    *("__init_subclass__", "__subclasshook__", "__doc__", "__getstate__", "__repr__"),
-    *("__reduce__", "__reduce_ex__", "__getnewargs__", "__dir__", "__sizeof__"),
-}
 
 
 def _rewriting(name: str) -> Method:
@@ -280,8 +272,10 @@ def _rewriting(name: str) -> Method:
     return method
 
 
-for _name in set(dir(str)) - set(vars(TracedText)) - _OWN:
-    setattr(TracedText, _name, _rewriting(_name))
+_OPERATORS = {"__lt__", "__le__", "__gt__", "__ge__", "__mod__", "__rmod__", "__format__"}
+for _name in {name for name in dir(str) if name[0] != "_"} | _OPERATORS:
+    if _name not in vars(TracedText):
+        setattr(TracedText, _name, _rewriting(_name))
 
 
 def forget(value: object, *question: object) -> None:
@@ -311,9 +305,10 @@ def parts_of(text: str) -> tuple[Part, ...]:
 def _fields_in(value: object) -> Iterator[Field]:
     if isinstance(value, TracedText):
         yield from (part.field for part in value._parts if isinstance(part, Piece))
+    elif isinstance(value, DataObject):
+        yield value._field
     elif isinstance(value, dict):
-        own: Field | None = getattr(value, "_field", None)  # of a `DataObject`
-        yield from [own] if own else _fields_in([*value.keys(), *value.values()])
+        yield from _fields_in([*value.keys(), *value.values()])
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _fields_in(item)
@@ -367,3 +362,97 @@ def join_texts(separator: str, items: Iterable[object]) -> str:
     if not any(type(part) in (Piece, type(BLOCK_EDGES[0])) for part in parts):
         return "".join(map(plain, parts))
     return traced(parts)
+
+
+class DataObject(dict[Any, Any]):
+    """A JSON object of the row, which can be written whole, or taken apart.
+
+    Args:
+        field: of the object as a whole.
+        items: its items where they are fields of their own. None: it is opened at the first look
+            into it, and the row is none that others are filled like.
+    """
+
+    def __init__(self, field: Field, items: dict[Any, Any] | None = None) -> None:
+        super().__init__(field.value if items is None else items)
+        self._field, self._is_open = field, items is not None
+
+    def _open(self) -> None:
+        forget(self, "open")
+        self._is_open = True
+        items = list(dict.items(self))
+        dict.clear(self)
+        for key, value in items:
+            own = _opened(key, self._field)
+            dict.__setitem__(self, own, _opened(value, self._field))
+
+
+def _opened(value: object, parent: Field) -> object:
+    """A value within an object, with its strings traced."""
+    if isinstance(value, list):
+        return [_opened(item, parent) for item in value]
+    if not isinstance(value, str | dict) or not value:
+        return value
+    field = Field(parent.trace, parent.message, parent.kind, value, None, parent)
+    return text_of(field) if isinstance(value, str) else DataObject(field)
+
+
+def _looking(name: str) -> Method:
+    def method(self: DataObject, *args: object) -> object:
+        if not self._is_open:
+            self._open()
+        return getattr(dict, name)(self, *args)
+
+    return method
+
+
+for _name in (
+    *("__getitem__", "__iter__", "__len__", "__contains__", "__eq__", "__ne__", "__or__"),
+    *("__ror__", "__reversed__", "get", "items", "keys", "values", "copy"),
+):
+    setattr(DataObject, _name, _looking(_name))
+
+
+def to_json(value: object, form: JsonForm) -> str:
+    """A value as JSON, in which each text keeps its provenance."""
+    if isinstance(value, DataObject):
+        return traced((Piece(encoder(form)(value._field.value), value._field, 0, 1, form),))
+    if not is_traced(value):
+        return encoder(form)(value)
+    found: list[str | DataObject] = []
+    text = encoder(form._replace(sort_keys=False))(_hidden(value, form, found))
+    parts: list[Part] = []
+    # '{"a": "\\u00000\\u0000"}' splits to '{"a": ', '0', '}': every second one is a number.
+    for number, constant in enumerate(_HIDDEN.split(text)):
+        if number % 2 == 0:
+            parts.append(constant)
+            continue
+        own, write = found[int(constant)], encoder(form)
+        if not isinstance(own, TracedText):
+            parts += parts_of(to_json(own, form))
+            continue
+        forget(own, "to_json")
+        parts += ['"', *(_in_json(part, write) for part in own._parts), '"']
+    return traced(parts)
+
+
+def _in_json(part: Part, write: Callable[[Any], str]) -> Part:
+    if not isinstance(part, Piece):
+        return write(str.__str__(part))[1:-1]
+    return part._replace(text=write(part.text)[1:-1], form=part.form or "string")
+
+
+def _hidden(value: Any, form: JsonForm, found: list[Any]) -> object:
+    r"""A value in which `\0number\0` stands for each text and object of the row, and each `\0`."""
+    is_hidden = isinstance(value, TracedText) or (isinstance(value, str) and "\0" in value)
+    if is_hidden or (isinstance(value, DataObject) and form.indent is None):
+        found.append(value)
+        return f"\0{len(found) - 1}\0"
+    if isinstance(value, dict):
+        items = list(value.items())
+        if form.sort_keys:
+            items.sort(key=lambda item: str.__str__(item[0]))
+        return {_hidden(k, form, found): _hidden(v, form, found) for k, v in items}
+    if isinstance(value, list | tuple):
+        return [_hidden(item, form, found) for item in value]
+    return value

@@ -126,7 +126,7 @@ def test_no_method_leaks(name):
         "{{ m[::-1] }}{{ m[0] }}{{ m[-1] }}{{ m[2:5] }}",
         "{{ m.translate({945: m}) }}{{ 'a'.translate({97: m}) }}",
         "{{ m.encode().decode() }}",
-        "{{ m | safe + '<' }}",
+        "{{ m | safe + '<' }}{{ '<' + (m | safe) }}",
         "{{ m if m in 'abc' else 'x' }}{{ 'y' if 'b' in m and m not in ['a'] }}",
     ],
 )

@@ -18,7 +18,7 @@ from packhouse.recipe import FormatConfig
 from packhouse.recipe.rows import TEMPLATES, is_renderer
 from packhouse.records.excerpts import rewrites
 from packhouse.templates.chat import ChatEngine
-from packhouse.templates.prompt_texts import DART_MATH, texts_to_jinja
+from packhouse.templates.prompt_texts import dart_math, texts_to_jinja
 from packhouse.templates.renderer import Rendered, Renderer, digest
 from packhouse.templates.rows import RowRenderer
 from packhouse.templates.sandbox import pinned_date
@@ -117,8 +117,8 @@ def _chat_source(name: str, snapshot: TokenizerSnapshot) -> tuple[str, str]:
     if name == "mistral_system":
         source = resources.files(__name__).joinpath("mistral_system.jinja")
         return source.read_text(encoding="utf-8"), f"template '{name}'"
-    if name in DART_MATH:
-        return texts_to_jinja(DART_MATH[name], ends_of(snapshot, "")), f"template '{name}'"
+    if name in dart_math():
+        return texts_to_jinja(dart_math()[name], ends_of(snapshot, "")), f"template '{name}'"
     if name != "chat":
         known = ", ".join(TEMPLATES)
         raise ConfigError(f"no template '{name}' (known: {known}, or a .jinja or .j2 file)")

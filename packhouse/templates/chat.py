@@ -28,14 +28,8 @@ from packhouse.records.span_weights import weights_column
 from packhouse.records.thinking import has_thinking
 from packhouse.runtime.confined import at
 from packhouse.templates.chat_messages import Given, parse_given
-from packhouse.templates.compiled import (
-    CompiledRow,
-    Filling,
-    compile_refusal,
-    compile_row,
-)
+from packhouse.templates.compiled import CompiledRow, Filling, compile_row
 from packhouse.templates.field_columns import FieldColumns, Numbers
-from packhouse.templates.losses import LostError
 from packhouse.templates.results import (
     Filled,
     Refusal,
@@ -92,10 +86,8 @@ class ChatEngine:
             filled = part.filling.filled()
         alone = np.ones(conversations.num_rows, np.bool_)
         alone[filled.rows] = False
-        alone[list(part.refused)] = False
         texts = self._render_rows(conversations, np.flatnonzero(alone))
         texts.filled = concat_filled([some for some in (filled, texts.filled) if len(some.rows)])
-        texts.refused |= part.refused
         texts.notes.update(part.notes)
         # Rows with an argument that the template never looks up: {"enable_thinkin": true}
         arguments = Counter(conversations.arguments.drop_null().to_pylist())
@@ -172,11 +164,10 @@ class _Part:
         self._learnt: list[Int64s] = []
         """Rows of each compiled template that is new."""
         self.filling = Filling(conversations, self._columns)
-        self.refused: dict[int, Refusal] = {}
         self.notes: Counter[str] = Counter()
 
     def fill(self) -> None:
-        """Fill, or refuse, rows shape by shape."""
+        """Fill rows shape by shape."""
         by_shape = np.ones(self._all.num_rows, np.bool_)
         if self._config.reasoning == "train_last":  # texts of thoughts decide spans
             # Messages [0 0 1 | 0 0] think, rows start at [0 3 5]: counts [0 0 0 1 1 1] at the
@@ -209,16 +200,10 @@ class _Part:
                 rows, tries = others, 0
 
     def _fill_fitting(self, compiled: CompiledRow, rows: Int64s) -> tuple[Int64s, Int64s]:
-        """Fill (or refuse) the rows that fit; returns them and the others."""
+        """Fill the rows that fit; returns them and the others."""
         fitting = compiled.fits(rows, self._columns, self._rows.control_texts)
-        taken, loss = rows[fitting], compiled.loss
-        if loss is not None:
-            path = ("content", loss.message)
-            texts = self._columns.column(path).texts
-            contents = texts.take(pa.array(self._columns.rows_of(path, taken))).to_pylist()
-            for row, content in zip(taken.tolist(), contents, strict=True):
-                self.refused[row] = loss.of(content).refusal
-        elif len(taken):
+        taken = rows[fitting]
+        if len(taken):
             for record in compiled.records:
                 self.filling.add(record, taken)
             for name, count in compiled.notes.items():
@@ -229,15 +214,9 @@ class _Part:
         """What the template does with rows like this one; None where only Jinja can tell."""
         raw, messages, given = self._example(row)
         try:
-            done = self._rows.render(raw, messages, given)
-        except LostError as error:
-            if error.loss is None or error.asked is None:
-                return None  # the words may be others for other rows
-            content = messages[error.loss.message]["content"]
-            return compile_refusal(error.loss, content, error.asked)
+            return compile_row(self._rows.render(raw, messages, given))
         except RefusedError:
             return None
-        return compile_row(done)
 
     def _example(self, row: int) -> tuple[Any, Any, Given]:
         """Canonical messages, messages as the template gets them, tools and arguments."""
@@ -246,10 +225,7 @@ class _Part:
         return raw, self._rows.chat(raw), parse_given(*given)
 
     def is_proven(self, filled: Filled) -> bool:
-        """Return True if rows of new compiled templates come out of Jinja as they were filled.
-
-        Rows that were refused: if Jinja alone leads to the same words.
-        """
+        """Return True if rows of new compiled templates come out of Jinja as they were filled."""
         for number, rows in enumerate(self._learnt):
             last, num_samples = len(rows) - 1, 1 if len(rows) < 64 else 4
             if number >= NUM_PROVEN and len(rows) < MIN_PROVEN_ROWS:
@@ -265,9 +241,7 @@ class _Part:
         raw, messages, given = self._example(row)
         try:
             done = self._rows.render(raw, messages, given)
-        except RefusedError as error:
-            return error.refusal == self.refused.get(row)
-        if row in self.refused:
+        except RefusedError:
             return False
         first = int(np.searchsorted(filled.rows, row))
         last = int(np.searchsorted(filled.rows, row, "right"))

@@ -2,8 +2,7 @@
 
 One row of the shape, rendered by Jinja, shows where its fields land and what the template asks of
 them. Every row that answers the same is written by the same constants, 20 to 80 times faster than
-by Jinja. A compiled template may end in a refusal: then its rows are refused, each with its own
-words.
+by Jinja.
 
 A row's text is a run of items: constants, and texts of columns. The items of all rows are numbers
 into one pool, so that the texts are one Arrow `take`, and spans are differences of its offsets.
@@ -11,9 +10,9 @@ There is no Python per row, and some 100 us a compiled template, however few its
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,9 +23,8 @@ from packhouse.records.conversations import Conversations
 from packhouse.records.excerpts import Extent
 from packhouse.records.span_weights import weights_column
 from packhouse.templates.field_columns import Column, FieldColumns
-from packhouse.templates.losses import HAS_TAGS, Loss
 from packhouse.templates.predicates import Predicate
-from packhouse.templates.provenance import JsonForm, Path, Piece, Trace
+from packhouse.templates.provenance import JsonForm, Path, Piece
 from packhouse.templates.results import Filled, Trained, concat_filled, span_lists
 from packhouse.templates.rows import RenderedRecord, RenderedRow
 
@@ -64,8 +62,6 @@ class CompiledRow:
     """Pairs of texts that must not be equal."""
     notes: Mapping[str, int] = field(default_factory=dict)
     """Counts of each row."""
-    loss: Loss | None = None
-    """What the template leaves out of these rows: they are refused."""
 
     def fits(self, rows: Int64s, columns: FieldColumns, control: str) -> Bools:
         """Which rows answer so; those that write control-token text in an id do not."""
@@ -100,9 +96,15 @@ def compile_row(row: RenderedRow) -> CompiledRow | None:
         ways = ("tool", number), ("tool_function", number), ("function_item", number, "name")
         if isinstance(tool, dict) and paths.isdisjoint(ways):
             return None  # whether a tool that is not written is lost depends on its name
-    if None in records:
+    trace = row.talk.trace
+    if None in records or trace.unrecorded:  # rows that answer alike may be written otherwise
         return None
-    return _compiled(row.talk.trace, records=tuple(records), notes=dict(row.notes))
+    return CompiledRow(
+        tuple(record for record in records if record is not None),
+        tuple(sorted(trace.predicates, key=repr)),
+        tuple(sorted(trace.differing, key=repr)),
+        dict(row.notes),
+    )
 
 
 def _compile_record(record: RenderedRecord) -> CompiledTemplate | None:
@@ -140,27 +142,6 @@ def _hole(piece: Piece) -> Hole | None:
     if isinstance(form, JsonForm) and piece.end == 1 and piece.cut >= 0:
         return Hole(field.path, form, piece.cut)
     return None
-
-
-def compile_refusal(loss: Loss, content: str, trace: Trace) -> CompiledRow | None:
-    """What the template does with rows like one that was refused for a lost content.
-
-    What is lost follows from what the template writes, so from the shape and the answers; the
-    advice from whether the content has tags of thinking.
-    """
-    tags = ("content", loss.message), Predicate("contains", HAS_TAGS, HAS_TAGS in content)
-    compiled = _compiled(trace, loss=loss)
-    return compiled and replace(compiled, predicates=(*compiled.predicates, tags))
-
-
-def _compiled(trace: Trace, **facts: Any) -> CompiledRow | None:
-    if trace.unrecorded:  # rows that answer alike may be written otherwise
-        return None
-    return CompiledRow(
-        predicates=tuple(sorted(trace.predicates, key=repr)),
-        differing=tuple(sorted(trace.differing, key=repr)),
-        **facts,
-    )
 
 
 @dataclass(slots=True)

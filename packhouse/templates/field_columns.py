@@ -25,9 +25,8 @@ from packhouse.templates.chat_messages import (
     parsed_call,
     with_call_ids,
 )
-from packhouse.templates.json_texts import json_texts, parse_texts
 from packhouse.templates.predicates import Predicate, answers
-from packhouse.templates.provenance import JsonForm, Path
+from packhouse.templates.provenance import JsonForm, Path, encoder
 
 _OF_CALLS = ("function", "call_name", "call_arguments", "call_id")
 _OF_TOOLS = ("tool", "tool_function", "tool_item", "function_item")
@@ -95,10 +94,8 @@ class FieldColumns:
         has_text_arguments = self._form().has_text_arguments
         holders = np.flatnonzero(texts.is_valid())
         counts = np.zeros(len(texts), np.int64)
-        for at, parsed in zip(
-            holders.tolist(), parse_texts(texts.drop_null().to_pylist()), strict=True
-        ):
-            calls = [parsed_call(call, has_text_arguments) for call in parsed]
+        for at, text in zip(holders.tolist(), texts.drop_null().to_pylist(), strict=True):
+            calls = [parsed_call(call, has_text_arguments) for call in json.loads(text)]
             functions = [function_of(call) for call in calls]
             self._calls += calls
             self._functions += functions
@@ -109,7 +106,7 @@ class FieldColumns:
     def _parse_tools(self, numbers: Numbers) -> None:
         """Parse definitions; rows of equal ones share them."""
         encoded = pc.dictionary_encode(self._all.tools)
-        parsed = parse_texts(encoded.dictionary.to_pylist())
+        parsed = [json.loads(text) for text in encoded.dictionary.to_pylist()]
         functions = [[function_of(tool) for tool in tools] for tools in parsed]
         shapes = [
             numbers[("tools", *map(_tool_shape, tools, own))]
@@ -182,9 +179,9 @@ class FieldColumns:
             if form is None:
                 texts = self._text(path[0], *key[1])
             else:
-                values = self._values(path[0], *key[1])
-                texts = json_texts((v if isinstance(v, dict) else {} for v in values), form)
-                texts = pc.utf8_slice_codeunits(texts, 0, -cut) if cut else texts
+                values, write = self._values(path[0], *key[1]), encoder(form)
+                written = [write(v if isinstance(v, dict) else {}) for v in values]
+                texts = pa.array([text[: len(text) - cut] for text in written], pa.string())
             self._columns[key] = Column(texts)
         return self._columns[key]
 

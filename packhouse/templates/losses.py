@@ -8,10 +8,10 @@ refused, too.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from packhouse.templates.chat_messages import function_of, parsed_arguments, strings_in
-from packhouse.templates.provenance import UNPROVEN, Field, Piece, Trace
+from packhouse.templates.provenance import UNPROVEN, Field, Piece
 from packhouse.templates.rendering import Conversation, Occurrence, Rendering
 from packhouse.templates.results import RefusedError
 
@@ -22,29 +22,9 @@ _OTHER_TEMPLATE = (
 )
 
 
-class Loss(NamedTuple):
-    """A content that a template leaves out, whatever it says."""
-
-    message: int
-    role: str
-    remedy: str
-    """Depends on the content by `HAS_TAGS` alone."""
-
-    def of(self, content: str) -> "LostError":
-        """The error of a row with this content."""
-        what = f"text of message {self.message} ({self.role}) is not in the rendering"
-        return LostError(f"{what}: {_excerpt(content)}", self.remedy, self)
-
-
-class LostError(RefusedError):
-    """Text of a row is not in its rendering."""
-
-    def __init__(self, what: str, remedy: str, loss: Loss | None = None) -> None:
-        super().__init__("content_lost", f"{what}{remedy}")
-        self.what = what
-        self.loss = loss
-        """None: of a call, a tool or a part of a content."""
-        self.asked: Trace | None = None
+def _lost(what: str, remedy: str) -> RefusedError:
+    """The error of a row of which some text is not in its rendering."""
+    return RefusedError("content_lost", f"{what}{remedy}")
 
 
 def _excerpt(value: object) -> str:
@@ -67,8 +47,7 @@ def check_answer(
         Its thoughts that are not written.
 
     Raises:
-        LostError: the content or a call is not there.
-        RefusedError: only a part of a text is.
+        RefusedError: the content, a call or a part of a text is not there.
     """
     thoughts: list[str] = []
     ranges = _ranges([completion])
@@ -90,8 +69,8 @@ def check_row(talk: Conversation, records: Sequence[Rendering], *, is_stripped: 
         Number of thoughts that no record has.
 
     Raises:
-        LostError: a content, call, document or tool is in none.
-        RefusedError: only a part of a text is, or what is no content holds control tokens.
+        RefusedError: a content, call, document or tool is in none, or in part; or what is no
+            content holds control tokens.
     """
     num_unwritten = 0
     ranges = _ranges(records)
@@ -105,7 +84,7 @@ def check_row(talk: Conversation, records: Sequence[Rendering], *, is_stripped: 
         if isinstance(name, str) and not any(
             form.encode() in record.text for form in (name, *forms) for record in records
         ):
-            raise LostError(f"tool '{name}' is not in the rendering", f". {_OTHER_TEMPLATE}")
+            raise _lost(f"tool '{name}' is not in the rendering", f". {_OTHER_TEMPLATE}")
     others = [_without_fields(m["tool_calls"]) for m in talk.messages if "tool_calls" in m]
     others += _keys(talk.given.arguments)
     for part in [part for record in records for part in record.parts]:
@@ -148,19 +127,16 @@ def _check_field(
     message = talk.messages[field.message]
     is_tagged = message["role"] == "assistant" and HAS_TAGS in str(message.get("content"))
     setting = "Set format.reasoning: strip. Or: " if is_tagged and not is_stripped else ""
-    loss = Loss(field.message, message["role"], f". {setting}{_OTHER_TEMPLATE}")
+    own, remedy = f"message {field.message} ({message['role']})", f". {setting}{_OTHER_TEMPLATE}"
     thoughts: list[str] = []
     if field.kind != "function":
         for text, is_thinking in _unwritten(field, ranges.get(field, []), talk.control):
             if not is_thinking:
-                error = loss.of(text)
-                if field.literals - {HAS_TAGS}:
-                    error.loss = None  # what else of a content is lost depends on its text
-                raise error
+                what = f"text of {own} is not in the rendering"
+                raise _lost(f"{what}: {_excerpt(text)}", remedy)
             thoughts.append(text)
     for text in _unwritten_strings(field, ranges, talk.control):
-        what = f"a tool call of message {loss.message} ({loss.role}) is not in the rendering"
-        remedy = loss.remedy
+        what = f"a tool call of {own} is not in the rendering"
         given = _written_id(field, ranges)
         if given is not None and field.value.get("name") == text:
             if text in given:  # Kimi's templates write `functions.NAME:N`, and no name beside it
@@ -170,7 +146,7 @@ def _check_field(
                 f": the template writes its id alone ({given[:EXCERPT]!r}), which does not hold the"
                 " name. Set format.call_ids: functions"
             )
-        raise LostError(f"{what}: {_excerpt(text)}", remedy)
+        raise _lost(f"{what}: {_excerpt(text)}", remedy)
     return thoughts
 
 
@@ -192,7 +168,7 @@ def _check_documents(talk: Conversation, ranges: Mapping[Field, object]) -> None
         lost = [key for key in keys if key in _TEXT_KEYS and key not in found]
         if lost or (keys and not found):
             key = (lost or keys)[0]
-            raise LostError(
+            raise _lost(
                 f"the {key} of document {at} is not in the rendering: {_excerpt(document[key])}",
                 ". Take a template that writes documents, or name the field in allowed_fields, "
                 "which leaves it out",

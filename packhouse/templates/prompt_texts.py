@@ -7,10 +7,12 @@ the prompt loses spaces at its end, since the first token of an answer has its s
 
 import json
 from collections.abc import Mapping
+from functools import cache
+from importlib import resources
 from typing import Any
 
 from packhouse.errors import ConfigError
-from packhouse.templates.single_turn import PREAMBLE, Ends
+from packhouse.templates.single_turn import Ends
 
 TEXTS = (
     "sys_prompt",
@@ -22,77 +24,16 @@ TEXTS = (
 )
 """Names of the texts, in the order of a prompt."""
 
-_END = "<\uff5cend\u2581of\u2581sentence\uff5c>"  # DeepSeek's EOS
 
-# Texts of each id, in the order of TEXTS; compared with dart-math's PROMPT_TEMPLATE_ID2DICT.
-_DART_MATH = {
-    "qa": ("", "User:\n", "\n\n", "Assistant:\n", "", "\n\n"),
-    "alpaca": (
-        f"{PREAMBLE}\n\n",
-        "### Instruction:\n",
-        "\n\n",
-        "### Response:\n",
-        "",
-        "\n\n",
-    ),
-    "wizardmath-cot": (
-        f"{PREAMBLE}\n\n",
-        "### Instruction:\n",
-        "\n\n",
-        "### Response: ",
-        "Let's think step by step.",
-        "\n\n",
-    ),
-    "deepseekmath": (
-        "",
-        "User: ",
-        "\nPlease reason step by step, and put your final answer within \\boxed{}.\n\n",
-        "Assistant: ",
-        "",
-        _END,
-    ),
-    "deepseekmath-tool": (
-        "",
-        "User: ",
-        "\nPlease integrate natural language reasoning with programs to solve the problem above, "
-        "and put your final answer within \\boxed{}.\n\n",
-        "Assistant: ",
-        "",
-        _END,
-    ),
-    "xwinmath": (
-        "A chat between a curious user and an artificial intelligence assistant. The assistant "
-        "gives helpful, detailed, and polite answers to the user's questions. ",
-        "USER: ",
-        " Give your solution in detail. In the end, write your final answer in the format of 'The "
-        "answer is: <ANSWER>.'.  ",
-        "ASSISTANT: ",
-        "",
-        "\n\n",
-    ),
-    "mammoth2-cot": (
-        "You are supposed to provide a solution to a given problem.\n\n\n",
-        "Problem:\n",
-        "\n",
-        "Solution: ",
-        "Let's think step by step.\n",
-        "\n\n",
-    ),
-    "llama3-math": (
-        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n"
-        "You are a helpful agent on solving math problems.<|eot_id|>",
-        "<|start_header_id|>user<|end_header_id|>\n\n",
-        "<|eot_id|>",
-        "<|start_header_id|>assistant<|end_header_id|>\n\n",
-        "",
-        "<|eot_id|>\n",
-    ),
-}
+@cache
+def dart_math() -> dict[str, dict[str, str]]:
+    """Texts of dart-math's templates, by the name that a recipe gives them.
 
-DART_MATH = {
-    f"dart-math/{name}": dict(zip(TEXTS, texts, strict=True)) for name, texts in _DART_MATH.items()
-}
-"""Texts of dart-math's templates, by the name that a recipe gives them."""
+    Compared with dart-math's PROMPT_TEMPLATE_ID2DICT.
+    """
+    file = resources.files(__name__.rpartition(".")[0]).joinpath("dart_math.json")
+    texts = json.loads(file.read_text(encoding="utf-8"))
+    return {f"dart-math/{name}": own for name, own in texts.items()}
 
 
 def texts_to_jinja(texts: Mapping[str, Any], ends: Ends) -> str:

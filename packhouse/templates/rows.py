@@ -26,7 +26,7 @@ from packhouse.templates.chat_messages import (
     chat_messages,
     in_parts,
 )
-from packhouse.templates.losses import LostError, check_row
+from packhouse.templates.losses import check_row
 from packhouse.templates.predicates import any_of
 from packhouse.templates.rendering import Conversation, Rendering
 from packhouse.templates.results import RefusedError, Trained
@@ -243,13 +243,6 @@ class RowRenderer:
         if not raw:
             raise RefusedError("template", "the conversation has no message")
         talk = Conversation(self.template, messages, given, self.control, self.has_content_parts)
-        try:
-            return self._render(raw, talk)
-        except LostError as error:
-            error.asked = talk.trace
-            raise
-
-    def _render(self, raw: Messages, talk: Conversation) -> RenderedRow:
         weights = [message["weight"] for message in raw]
         if not any(weights):
             raise RefusedError("nothing_trained", "no turn of the conversation is trained")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from packhouse.templates import chat
 from packhouse.templates.chat_messages import parse_given
-from packhouse.templates.compiled import compile_refusal, compile_row
+from packhouse.templates.compiled import compile_row
 from tests.templates.test_chat_toys import (
     CHATML,
     GENERATION,
@@ -472,7 +472,7 @@ def test_rows_of_a_shape_are_refused_in_the_words_of_rows_alone(template, texts,
         (DROPS, ("user", "assistant"), "Set format.reasoning: strip. Or"),
     ],
 )
-def test_rows_of_a_shape_are_refused_and_not_rendered(template, roles, remedy, monkeypatch):
+def test_rows_of_a_shape_are_refused_by_their_own_words(template, roles, remedy):
     def turns(number):
         return [(role, f"# <think>{role} {number * 7919 % 50} {'x' * number}") for role in roles]
 
@@ -480,21 +480,8 @@ def test_rows_of_a_shape_are_refused_and_not_rendered(template, roles, remedy, m
     table = make_table([turns(number) for number in range(80)])
     with patch.object(chat, "MIN_SHAPE_ROWS", 2**31):
         alone = renderer.render(table)
-    rendered = watch_rendered_rows(monkeypatch)
     out = renderer.render(table)
 
     assert outcome(out) == outcome(alone)
     assert out.quarantined["reason"].to_pylist() == ["content_lost"] * 80
     assert all(remedy in detail for detail in out.quarantined["detail"].to_pylist())
-    assert rendered == []
-
-
-def test_a_refusal_that_jinja_does_not_confirm_sends_every_row_through_jinja():
-    rows = [[("system", f"s{n}"), *as_turns([f"#q{n}", f"a{n}"])] for n in range(50)]
-    expected = outcome(chat_renderer(DROPS + "{# sound #}").render(make_table(rows)))
-
-    def wrong(loss, *rest):
-        return compile_refusal(loss._replace(remedy=" forged"), *rest)
-
-    with patch.object(chat, "compile_refusal", wrong):
-        assert outcome(chat_renderer(DROPS + "{# wrong #}").render(make_table(rows))) == expected

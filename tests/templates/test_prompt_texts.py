@@ -12,7 +12,7 @@ from packhouse.recipe import FormatConfig
 from packhouse.recipe.rows import TEMPLATES
 from packhouse.supervised import _format
 from packhouse.templates import make_renderer
-from packhouse.templates.prompt_texts import DART_MATH, texts_to_jinja
+from packhouse.templates.prompt_texts import dart_math, texts_to_jinja
 from packhouse.templates.single_turn import Ends
 from tests.templates.toys import make_snapshot, make_table, pieces
 
@@ -37,7 +37,7 @@ def render(name: str, conversations: Any = QUESTION, **snapshot: Any) -> Any:
 
 
 def test_the_names_of_all_are_those_that_a_recipe_takes():
-    assert {name for name in TEMPLATES if "/" in name} == {*DART_MATH} == {*PROMPTS}
+    assert {name for name in TEMPLATES if "/" in name} == {*dart_math()} == {*PROMPTS}
 
 
 @pytest.mark.parametrize("name", PROMPTS)

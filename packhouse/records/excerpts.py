@@ -6,13 +6,13 @@ own, each behind the turns before it, they stand where the model will write them
 the square of the number of answers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from packhouse.arrays import Bools, Float32s, Int64s
+from packhouse.arrays import Float32s, Int64s
 from packhouse.recipe import FormatConfig
 from packhouse.recipe.rows import is_chat
 from packhouse.records.conversations import decide_weights
@@ -47,8 +47,7 @@ def derive(
     config: FormatConfig,
     origin: Int64s,
     ranges: list[list[tuple[int, int]]],
-    is_same: Bools,
-    weights: Callable[[int], Float32s],
+    weights: Sequence[Float32s | None],
 ) -> pa.Table:
     """Conversations made of parts of others.
 
@@ -62,8 +61,7 @@ def derive(
         config: decides the weights that messages have of themselves.
         origin: row of each new conversation.
         ranges: ranges of the table's messages that each consists of.
-        is_same: conversations that are rows as they are; they keep their name and weights.
-        weights: of a new conversation's messages, by its number.
+        weights: of the messages of each; None: it is a row as it is, and keeps name and weights.
     """
     messages, _ = list_items(table["messages"])
     # Ranges [(0, 1), (3, 5)] and [(0, 1), (5, 7)]: messages 0 3 4 and 0 5 6, bounds [0 3 6].
@@ -73,18 +71,16 @@ def derive(
     given = taken.field("weight").to_numpy(zero_copy_only=False).astype(np.float32)
     bounds = np.concatenate([[0], np.cumsum(counts)])
     decided = decide_weights(taken, bounds, config)
-    for example in np.flatnonzero(~is_same).tolist():
-        own = slice(bounds[example], bounds[example + 1])
-        wanted = weights(example)
-        if not np.array_equal(decided[own], wanted):
-            given[own] = wanted
+    for start, end, wanted in zip(bounds, bounds[1:], weights, strict=False):
+        if wanted is not None and not np.array_equal(decided[start:end], wanted):
+            given[start:end] = wanted
     taken = with_field(taken, "weight", pa.array(given, pa.float32(), from_pandas=True))
     lists = pa.ListArray.from_arrays(pa.array(bounds.astype(np.int32)), taken, type=CONVERSATION)
     whole = table.take(pa.array(origin))
     place = table.schema.get_field_index("messages")
     parts = whole.set_column(place, VALIDATED.field("messages"), lists)
     asked = group_keys(one_chunk(whole["messages"]), one_chunk(whole["record_id"]), "prompt")
-    return rename(parts, ~is_same, asked)
+    return rename(parts, np.array([own is not None for own in weights], np.bool_), asked)
 
 
 def take_records(
@@ -100,19 +96,14 @@ def take_records(
     """
     messages, starts = list_items(table["messages"])
     weights = decide_weights(messages, starts, config)
-    ends = [
-        int(starts[row + 1] if extent is None else starts[row] + extent.num_messages)
-        for row, extent in zip(rows.tolist(), extents, strict=True)
-    ]
-
-    def own_weights(number: int) -> Float32s:
-        start, extent = int(starts[rows[number]]), extents[number]
-        assert extent is not None
-        own = np.zeros(ends[number] - start, np.float32)
-        trained = list(extent.trained)
-        own[trained] = weights[start : ends[number]][trained]
-        return own
-
-    ranges = [[(int(starts[row]), end)] for row, end in zip(rows.tolist(), ends, strict=True)]
-    is_same = np.array([extent is None for extent in extents], np.bool_)
-    return derive(table, config, rows, ranges, is_same, own_weights)
+    ranges, own_weights = list[list[tuple[int, int]]](), list[Float32s | None]()
+    for row, extent in zip(rows.tolist(), extents, strict=True):
+        start, end = starts[row : row + 2].tolist()
+        own = None
+        if extent is not None:
+            end = start + extent.num_messages
+            is_trained = np.isin(np.arange(extent.num_messages), extent.trained)
+            own = np.where(is_trained, weights[start:end], 0).astype(np.float32)
+        ranges.append([(start, end)])
+        own_weights.append(own)
+    return derive(table, config, rows, ranges, own_weights)

@@ -19,7 +19,7 @@ from packhouse.recipe.rows import TEMPLATES, is_renderer
 from packhouse.records.excerpts import rewrites
 from packhouse.templates.chat import ChatEngine
 from packhouse.templates.prompt_texts import dart_math, texts_to_jinja
-from packhouse.templates.renderer import Rendered, Renderer, digest
+from packhouse.templates.renderer import Rendered, Renderer
 from packhouse.templates.rows import RowRenderer
 from packhouse.templates.sandbox import pinned_date
 from packhouse.templates.single_turn import SINGLE_TURN, ends_of, make_single_turn
@@ -44,7 +44,7 @@ _PYTHON_ROWS = "packhouse.renderers.python:make_rows"
 
 MAX_ENGINES = 8
 _ENGINES: dict[str, ChatEngine] = {}
-"""What was learnt of chat templates, by identity: a process renders many shards with the same."""
+"""What was learnt of chat templates: a process renders many shards with the same."""
 
 
 def make_renderer(
@@ -71,30 +71,22 @@ def make_renderer(
         TemplateError: the tokenizer lacks what the template needs (EOS, a chat template).
     """
     name = config.template
-    options = config.model_dump_json()
-    tokens = repr(sorted(snapshot.special_tokens.items()))
-    rule = repr(window and window.seq_len)
-    facts = [str(VERSION), name, options, rule, tokens, str(snapshot.adds_bos), repr(label_names)]
     if name in SINGLE_TURN:
-        engine = make_single_turn(config, snapshot, label_names)
-        return Renderer(engine, identity=digest(*facts), config=config, window=window)
+        return Renderer(make_single_turn(config, snapshot, label_names), config, window)
     plugin = find_plugin("renderers", name) if is_renderer(name) else None
-    source, where = _chat_source(name, snapshot) if plugin is None else (str(plugin), str(plugin))
-    if plugin is not None:
-        facts.append(snapshot.fingerprint)
-    today = pinned_date().isoformat() if "strftime_now" in source else ""
-    stops = repr(sorted(snapshot.stop_tokens.items()))
-    facts += [source, repr(sorted(snapshot.added_tokens)), stops, today]
-    identity = digest(*facts)
-    if identity not in _ENGINES:
+    source, where = _chat_source(name, snapshot) if plugin is None else ("", str(plugin))
+    tokens = snapshot.special_tokens, snapshot.added_tokens, snapshot.stop_tokens
+    today = pinned_date() if "strftime_now" in source else None
+    key = repr((config.model_dump_json(), where, source, snapshot.fingerprint, tokens, today))
+    if key not in _ENGINES:
         while len(_ENGINES) >= MAX_ENGINES:
             _ENGINES.pop(next(iter(_ENGINES)), None)
         if plugin is None:
             rows = RowRenderer(config, snapshot, source, where)
         else:
             rows = resolve_name(_PYTHON_ROWS)(plugin, config, snapshot, folder)
-        _ENGINES[identity] = ChatEngine(rows, config)
-    return Renderer(_ENGINES[identity], identity=identity, config=config, window=window)
+        _ENGINES[key] = ChatEngine(rows, config)
+    return Renderer(_ENGINES[key], config, window)
 
 
 def writes_prompts(config: FormatConfig, snapshot: TokenizerSnapshot) -> bool:

@@ -9,6 +9,7 @@ as a whole; at last the tool definitions, and the arguments that the row gives t
 """
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -160,35 +161,32 @@ def with_call_ids(messages: Messages, form: MessageForm) -> Messages:
         return messages
     made: Messages = []
     waiting: list[tuple[object, str]] = []  # old and new id of calls without a result so far
-    num_calls = 0
-    for number, message in enumerate(messages):
+    numbers = itertools.count()
+    for at, message in enumerate(messages):
         if "tool_calls" in message:
-            calls, waiting = [], []
-            for at, call in enumerate(message["tool_calls"]):
-                if isinstance(call, dict):
-                    given = call.get("id")
-                    if form.has_function_ids:
-                        own = f"functions.{function_of(call).get('name')}:{num_calls}"
-                        num_calls += 1
-                    else:
-                        seed = f"{number}.{at}.{json.dumps(call)}"
-                        own = _fitting(given if isinstance(given, str) else seed)
-                    call = {**call, "id": own}
-                    waiting.append((given, own))
-                calls.append(call)
+            calls, waiting = list(message["tool_calls"]), []
+            for place, call in enumerate(calls):
+                if not isinstance(call, dict):
+                    continue
+                given = call.get("id")
+                if form.has_function_ids:
+                    own = f"functions.{function_of(call).get('name')}:{next(numbers)}"
+                else:
+                    seed = f"{at}.{place}.{json.dumps(call)}"
+                    own = _fitting(given if isinstance(given, str) else seed)
+                calls[place] = {**call, "id": own}
+                waiting.append((given, own))
             message = {**message, "tool_calls": calls}
         elif message["role"] == "tool":
             given = message.get("tool_call_id")
+            is_known = isinstance(given, str) and not form.has_function_ids
             of_given = [pair for pair in waiting if given is not None and pair[0] == given]
-            if of_given:
-                own = of_given[0][1]
-                waiting.remove(of_given[0])
-            elif isinstance(given, str) and not form.has_function_ids:
-                own = _fitting(given)
-            elif waiting:
-                own = waiting.pop(0)[1]
+            answered = next(iter(of_given or ([] if is_known else waiting)), None)
+            if answered is None:
+                own = _fitting(str(given) if is_known else f"{at}.{message['content']}")
             else:
-                own = _fitting(f"{number}.{message['content']}")
+                waiting.remove(answered)
+                own = answered[1]
             message = {**message, "tool_call_id": own}
         made.append(message)
     return made
@@ -238,11 +236,11 @@ def _traced_argument(trace: Trace, value: object, path: Path) -> Any:
 
 def _traced_message(trace: Trace, at: int, message: dict[str, Any]) -> dict[str, Any]:
     copy = dict(message)
-    if message["content"]:
-        copy["content"] = text_of(Field(trace, at, "content", message["content"], ("content", at)))
-    if message.get("reasoning_content"):
-        thought = Field(trace, at, "thought", message["reasoning_content"], ("thought", at))
-        copy["thinking"] = copy["reasoning_content"] = text_of(thought)
+    for key, kind in (("content", "content"), ("reasoning_content", "thought")):
+        if message.get(key):
+            copy[key] = text_of(Field(trace, at, kind, message[key], (kind, at)))
+    if "reasoning_content" in message:
+        copy["thinking"] = copy["reasoning_content"]
     for key in ("tool_call_id", "name"):
         if isinstance(message.get(key), str):
             copy[key] = text_of(Field(trace, at, "id", message[key], (key, at)))
@@ -274,26 +272,17 @@ def _traced_call(trace: Trace, at: int, number: int, call: object) -> object:
 def _traced_tool(trace: Trace, at: int, tool: Any, control: re.Pattern[str]) -> object:
     if not isinstance(tool, dict):
         return tool
-    whole = Field(trace, -1, "tool", tool, ("tool", at))
-    if control.search("\0".join(_shared_texts(tool))) is not None:
+    whole, function = Field(trace, -1, "tool", tool, ("tool", at)), function_of(tool)
+    # Keys, lists and the like, which are the same in all rows of a shape.
+    shared = [v for k, v in tool.items() if v is not function and not is_field(k, v, False)]
+    shared += [v for k, v in function.items() if not is_field(k, v, True)]
+    if control.search("\0".join([*tool, *function, *strings_in(shared)])):
         return DataObject(whole)
     own = _traced_items(tool, whole, ("tool_item", at))
-    function = tool.get("function")
-    if isinstance(function, dict):
+    if function:
         part = Field(trace, -1, "tool", function, ("tool_function", at), whole)
-        items = _traced_items(function, part, ("function_item", at))
-        own["function"] = DataObject(part, items)
+        own["function"] = DataObject(part, _traced_items(function, part, ("function_item", at)))
     return DataObject(whole, own)
-
-
-def _shared_texts(tool: Mapping[str, object]) -> Iterator[str]:
-    """Texts of a definition that all rows of its shape share: keys, lists and the like."""
-    function = function_of(tool)
-    for is_function, owner in enumerate((tool, function)):
-        for key, value in owner.items():
-            yield key
-            if value is not function and not is_field(key, value, bool(is_function)):
-                yield from strings_in(value)
 
 
 def is_field(key: str, value: object, is_function: bool) -> bool:
@@ -302,7 +291,6 @@ def is_field(key: str, value: object, is_function: bool) -> bool:
 
 
 def _traced_items(tool: Mapping[str, object], parent: Field, path: Path) -> dict[str, object]:
-    """Items of a definition; lists and the like are the same in all rows of a shape."""
     return {
         key: _traced(Field(parent.trace, -1, "tool", value, (*path, key), parent))
         if is_field(key, value, path[0] == "function_item")

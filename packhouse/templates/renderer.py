@@ -5,9 +5,8 @@ Nothing is dropped: rows in = rows formatted + rows quarantined, asserted here. 
 in parts of bounded size, so memory is a few times `PART_BYTES` whatever the table.
 """
 
-import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.arrays import Int64s
 from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import Conversations
 from packhouse.records.excerpts import rewrites, take_records
@@ -46,18 +46,18 @@ class Engine(Protocol):
 class Rendered:
     """The outcome of `Renderer.render`."""
 
-    formatted: pa.Table
+    formatted: pa.Table = field(default_factory=FORMATTED.empty_table)
     """Schema FORMATTED, in the order of the input."""
-    quarantined: pa.Table
-    """Schema QUARANTINED, in the order of the input; the step puts in the bytes of the rows."""
-    notes: dict[str, int]
+    quarantined: pa.Table = field(default_factory=QUARANTINED.empty_table)
+    """Schema QUARANTINED; the step puts in the bytes of the rows."""
+    notes: Mapping[str, int] = field(default_factory=dict)
     """Counts worth knowing that are no errors, such as `reasoning_not_rendered`."""
-    examples: pa.Table
+    examples: pa.Table = field(default_factory=VALIDATED.empty_table)
     """Schema VALIDATED: the conversations that were rendered (or refused), row by row; other than
     those that came in where thinking was stripped or rows were split."""
-    stop_tokens: Mapping[str, str]
+    stop_tokens: Mapping[str, str] = field(default_factory=dict)
     """Tokens that end answers, and where each is from."""
-    added: dict[str, int]
+    added: Mapping[str, int] = field(default_factory=dict)
     """Rows beyond one for each that came in, by reason: `turns`, `windows`."""
 
 
@@ -70,12 +70,9 @@ class Renderer:
     def __init__(
         self,
         engine: Engine,
-        *,
-        identity: str,
         config: FormatConfig,
         window: WindowRule | None = None,
     ) -> None:
-        self.identity = identity
         self._engine = engine
         self._config = config
         self._window = window
@@ -89,45 +86,63 @@ class Renderer:
         Raises:
             TemplateError: the template itself cannot be used or proven, whatever the row.
         """
-        done = _Done()
-        part_bytes = PART_BYTES // (TURN_FACTOR if rewrites(self._config) else 1)
-        for part in _parts(table, part_bytes):
-            num_turns = done.added["turns"]
-            rows, refused = strip_thinking(part, self._config)
-            if refused:  # answers whose thinking leaves nothing, or does not end
-                is_kept = np.ones(rows.num_rows, np.bool_)
-                is_kept[list(refused)] = False
-                done.quarantined.append(refused_rows(rows, refused, "format"))
-                done.examples.append(rows.filter(pa.array(~is_kept)))
-                rows = rows.filter(pa.array(is_kept))
-            self._render_part(rows, done)
-            if done.added["turns"] > num_turns and self._window is None:
-                done.notes.update(_split_bytes(part, done.formatted[-1]))
-        rendered = done.rendered(self._engine.stop_tokens)
+        factor = TURN_FACTOR if rewrites(self._config) else 1
+        num_parts = max(factor * table.nbytes // PART_BYTES, table.num_rows // PART_ROWS) + 1
+        step = max(-(-table.num_rows // num_parts), 1)
+        done = [Rendered()]
+        for start in range(0, table.num_rows, step):
+            done += self._render_part(table.slice(start, step))
+        rendered = Rendered(
+            formatted=pa.concat_tables(each.formatted for each in done),
+            quarantined=pa.concat_tables(each.quarantined for each in done),
+            examples=pa.concat_tables(each.examples for each in done),
+            notes=_total(each.notes for each in done),
+            added=_total(each.added for each in done),
+            stop_tokens=self._engine.stop_tokens,
+        )
         num_out = rendered.formatted.num_rows + rendered.quarantined.num_rows
         assert num_out == table.num_rows + sum(rendered.added.values())
         return rendered
 
-    def _render_part(self, part: pa.Table, done: "_Done") -> None:
+    def _render_part(self, part: pa.Table) -> Iterator[Rendered]:
+        part, faults = strip_thinking(part, self._config)
+        whole = part
+        if faults:  # answers whose thinking leaves nothing, or does not end
+            is_bad = np.isin(np.arange(part.num_rows), list(faults))
+            bad = refused_rows(part, faults, "format")
+            yield Rendered(quarantined=bad, examples=part.filter(pa.array(is_bad)))
+            part = part.filter(pa.array(~is_bad))
+        added = Counter[str]()
         records, texts = self._records(part)
-        if self._window is not None and texts.filled.rows.size:
-            over = self._window.over(_formatted(records, texts.filled))
-            if over.any():
-                rows = np.unique(texts.filled.rows[over])
-                windows, origin = self._windows(part.take(pa.array(rows)))
-                done.added["windows"] += windows.num_rows - len(rows)
-                done.notes["windowed_rows"] += len(rows)
-                part = _replaced(part, rows, windows, origin)
-                records, texts = self._records(part)
-        if (num_added := len(texts.filled.rows) - len(np.unique(texts.filled.rows))) > 0:
-            done.added["turns"] += num_added
+        over = self._over(records, texts)
+        if len(over):
+            windows, origin = self._windows(part.take(pa.array(over)))
+            added["windows"] = windows.num_rows - len(over)
+            part = _replaced(part, over, windows, origin)
+            records, texts = self._records(part)
+        rows = texts.filled.rows
+        formatted = _formatted(records, texts.filled)
+        added["turns"] = len(rows) - len(np.unique(rows))
+        notes = texts.notes + Counter(windowed_rows=len(over))
+        if added["turns"] and self._window is None:
+            notes.update(_split_bytes(whole, formatted))
         refused = np.array(sorted(texts.refused), np.int64)
-        places = np.concatenate([texts.filled.rows, refused])
-        whole = pa.concat_tables([records, part.take(pa.array(refused))]).unify_dictionaries()
-        done.examples.append(whole.take(pa.array(np.argsort(places, kind="stable"))))
-        done.formatted.append(_formatted(records, texts.filled))
-        done.quarantined.append(refused_rows(part, texts.refused, "format"))
-        done.notes.update(texts.notes)
+        order = np.argsort(np.concatenate([rows, refused]), kind="stable")
+        examples = pa.concat_tables([records, part.take(pa.array(refused))]).unify_dictionaries()
+        yield Rendered(
+            formatted=formatted,
+            quarantined=refused_rows(part, texts.refused, "format"),
+            examples=examples.take(pa.array(order)),
+            notes=notes,
+            added=added,
+        )
+
+    def _over(self, records: pa.Table, texts: Texts) -> Int64s:
+        """Rows with a record that is too long."""
+        rows = texts.filled.rows
+        if self._window is None or not len(rows):
+            return rows[:0]
+        return np.unique(rows[self._window.over(_formatted(records, texts.filled))])
 
     def _records(self, part: pa.Table) -> tuple[pa.Table, Texts]:
         """Conversation and text of each record."""
@@ -150,13 +165,9 @@ class Renderer:
         """Windows of conversations that are too long, and the row that each comes from."""
 
         def fits(talks: pa.Table) -> np.ndarray:
-            assert self._window is not None
             records, texts = self._records(talks)
-            rows = texts.filled.rows
-            fitting = np.zeros(talks.num_rows, np.bool_)
-            fitting[rows] = True
-            fitting[rows[self._window.over(_formatted(records, texts.filled))]] = False
-            return fitting
+            fitting = np.setdiff1d(texts.filled.rows, self._over(records, texts))
+            return np.isin(np.arange(talks.num_rows), fitting)
 
         return split_to_windows(over, self._config, fits)
 
@@ -167,41 +178,23 @@ def _split_bytes(part: pa.Table, formatted: pa.Table) -> dict[str, int]:
     The record of a row's last answer holds the conversation up to there, so it stands for that
     rendering. Message trees, whose paths share a row, are left out.
     """
-    lines, num_conversations = np.unique(part["row"].to_numpy(), return_counts=True)
-    is_alone = np.isin(formatted["row"].to_numpy(), lines[num_conversations == 1])
-    records = formatted.filter(pa.array(is_alone))
-    rows, row, counts = np.unique(
-        records["row"].to_numpy(), return_inverse=True, return_counts=True
-    )
-    sizes = np.asarray(pc.binary_length(records["text"]), np.int64)
-    longest = np.zeros(len(rows), np.int64)
-    np.maximum.at(longest, row, sizes)
-    is_split = counts > 1
+    rows, counts = np.unique(part["row"].to_numpy(), return_counts=True)
+    texts = pa.table({"row": formatted["row"], "size": pc.binary_length(formatted["text"])})
+    sums = texts.group_by("row").aggregate([("size", name) for name in ("count", "sum", "max")])
+    is_split = pc.greater(sums["size_count"], 1)
+    is_alone = pc.is_in(sums["row"], value_set=pa.array(rows[counts == 1]))
+    split = sums.filter(pc.and_(is_split, is_alone))
     return {
-        "split_bytes": int(sizes[is_split[row]].sum()),
-        "whole_bytes": int(longest[is_split].sum()),
+        "split_bytes": pc.sum(split["size_sum"]).as_py() or 0,
+        "whole_bytes": pc.sum(split["size_max"]).as_py() or 0,
     }
 
 
-@dataclass(slots=True)
-class _Done:
-    """Results of the parts so far."""
-
-    formatted: list[pa.Table] = field(default_factory=list)
-    quarantined: list[pa.Table] = field(default_factory=list)
-    examples: list[pa.Table] = field(default_factory=list)
-    notes: Counter[str] = field(default_factory=Counter)
-    added: Counter[str] = field(default_factory=Counter)
-
-    def rendered(self, stop_tokens: Mapping[str, str]) -> Rendered:
-        return Rendered(
-            stop_tokens=stop_tokens,
-            formatted=pa.concat_tables([FORMATTED.empty_table(), *self.formatted]),
-            quarantined=pa.concat_tables([QUARANTINED.empty_table(), *self.quarantined]),
-            notes={name: count for name, count in sorted(self.notes.items()) if count},
-            examples=pa.concat_tables([VALIDATED.empty_table(), *self.examples]),
-            added={name: count for name, count in sorted(self.added.items()) if count},
-        )
+def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total = Counter[str]()
+    for each in counts:
+        total.update(each)
+    return {name: count for name, count in sorted(total.items()) if count}
 
 
 def _replaced(part: pa.Table, rows: np.ndarray, windows: pa.Table, origin: np.ndarray) -> pa.Table:
@@ -213,38 +206,9 @@ def _replaced(part: pa.Table, rows: np.ndarray, windows: pa.Table, origin: np.nd
     return whole.take(pa.array(np.argsort(places, kind="stable"))).combine_chunks()
 
 
-def digest(*parts: str) -> str:
-    """sha256 over texts, each preceded by its length, so that no two lists collide."""
-    hasher = hashlib.sha256()
-    for part in parts:
-        data = part.encode()
-        hasher.update(len(data).to_bytes(8, "little"))
-        hasher.update(data)
-    return hasher.hexdigest()
-
-
-def _parts(table: pa.Table, part_bytes: int) -> Iterator[pa.Table]:
-    if not table.num_rows:
-        return
-    by_size = -(-table.nbytes // part_bytes)
-    by_rows = -(-table.num_rows // PART_ROWS)
-    step = -(-table.num_rows // max(by_size, by_rows, 1))
-    for start in range(0, table.num_rows, step):
-        yield table.slice(start, step)
-
-
 def _formatted(records: pa.Table, filled: Filled) -> pa.Table:
-    own = {
-        "text": filled.text,
-        "content_spans": filled.content_spans,
-        "trained_spans": filled.trained_spans,
-        "span_weights": filled.span_weights,
-    }
-    columns = [own.get(name, None) for name in FORMATTED.names]
-    return pa.table(
-        [
-            records.column(name) if column is None else column
-            for name, column in zip(FORMATTED.names, columns, strict=True)
-        ],
-        schema=FORMATTED,
-    )
+    columns = [
+        getattr(filled, name) if hasattr(filled, name) else records[name]
+        for name in FORMATTED.names
+    ]
+    return pa.table(columns, schema=FORMATTED)

@@ -154,14 +154,11 @@ class _Talks:
 
     def windows(self, rows: list[int], windows: list[Window]) -> pa.Table:
         """Windows as conversations; the system turn is trained in the first one alone."""
-        ranges = [self._ranges(row, w) for row, w in zip(rows, windows, strict=True)]
-
-        def weights(number: int) -> Float32s:
-            own = [self._weights[start:end].copy() for start, end in ranges[number]]
-            if windows[number][0] > 0:
-                own[0][:] = 0
-            return np.concatenate(own)
-
-        whole = [w == (0, self.num_exchanges(r) - 1) for r, w in zip(rows, windows, strict=True)]
-        origin, is_same = np.array(rows, np.int64), np.array(whole, np.bool_)
-        return derive(self._table, self._config, origin, ranges, is_same, weights)
+        ranges, weights = list[list[tuple[int, int]]](), list[Float32s | None]()
+        for row, window in zip(rows, windows, strict=True):
+            head, body = self._ranges(row, window)
+            of_head, of_body = (self._weights[start:end] for start, end in (head, body))
+            own = np.concatenate([of_head * (window[0] == 0), of_body])
+            ranges.append([head, body])
+            weights.append(None if window == (0, self.num_exchanges(row) - 1) else own)
+        return derive(self._table, self._config, np.array(rows, np.int64), ranges, weights)

@@ -31,7 +31,7 @@ from packhouse.templates.chat_messages import strings_in
 from packhouse.templates.provenance import Field, JsonForm, Part, Piece, encoder, plain
 from packhouse.templates.results import RefusedError
 from packhouse.templates.rows import RowRenderer
-from packhouse.templates.traced_text import DataObject, TracedText, traced
+from packhouse.templates.traced_text import TracedText, fields_in, traced
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 _PREFIXES = [first + second for first in "QZXJ" for second in "zxqj"]
@@ -138,9 +138,9 @@ class PythonRenderer:
             PluginError: it returns no text.
         """
         given = {**self._arguments, **arguments}
-        own = {name: _plain(value) for name, value in given.items() if name in self.names}
-        shared = [own, *(_plain(tool) for tool in tools or ())]
-        self._check_control("\0".join(strings_in(shared)), "a tool or argument")
+        read = {name: value for name, value in given.items() if name in self.names}
+        own, shared = _walk((read, tools), str.__str__)
+        self._check_control("\0".join(strings_in([own, shared])), "a tool or argument")
 
         def write(texts: Callable[[TracedText], str]) -> str:
             named = None if tools is None else [_with_name(tool, texts) for tool in tools]
@@ -155,7 +155,7 @@ class PythonRenderer:
             field
             for message in messages
             if isinstance(message, dict) and message.get("role") == "tool"
-            for field in _fields(message.get("content"))
+            for field in fields_in(message.get("content"))
             if _as_json(field)
         }
         words = _Words(prefix, self._check_control)
@@ -182,6 +182,7 @@ class PythonRenderer:
         try:
             with limited():
                 text = self._write_text(messages, tools, arguments, is_prompt)
+            str(text).encode()  # half of a character cannot be stored
         except MemoryError:
             raise
         except RecursionError:
@@ -194,12 +195,6 @@ class PythonRenderer:
                 f"{self._plugin} returned a {type(text).__name__}, not a text",
                 plugin=self._plugin.name,
             )
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise RefusedError(
-                "template", f"{self.where} writes half of a character, which UTF-8 cannot store"
-            ) from None
         return text
 
     def _check_control(self, text: str, place: str) -> None:
@@ -220,15 +215,15 @@ class _Words:
         check_control: Callable[[str, str], None],
         results: set[Field] | frozenset[Field] = frozenset(),
     ) -> None:
-        self.pattern = re.compile(rf"({prefix}[0-9]{{7}})")
+        self.pattern = re.compile(rf'({prefix}[0-9]{{7}}|"{prefix}r[0-9]{{7}}")')
         self.fields: dict[str, Field] = {}
         self.results = results
-        """Results of tools that are replaced by a JSON string."""
+        """Results of tools that are replaced by a JSON string, whose quotes belong to the word."""
         self._words: dict[Field, str] = {}
         self._prefix, self._check_control = prefix, check_control
 
     def __call__(self, text: TracedText) -> str:
-        (field,) = _fields(text)
+        (field,) = fields_in(text)
         value: str = field.value
         field.trace.unrecorded.add((field.message, "rendered in Python"))
         if field.kind == "id":
@@ -237,17 +232,11 @@ class _Words:
         if not value.strip():
             field.is_stripped = True
             return value
-        word = self._words.setdefault(field, f"{self._prefix}{len(self._words):07d}")
+        number = f"{len(self._words):07d}"
+        new = f'"{self._prefix}r{number}"' if field in self.results else self._prefix + number
+        word = self._words.setdefault(field, new)
         self.fields[word] = field
-        return f'"{word}"' if field in self.results else word
-
-
-def _fields(value: object) -> Iterator[Field]:
-    if isinstance(value, TracedText):
-        yield from (piece.field for piece in value._pieces)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _fields(item.get("text") if isinstance(item, dict) else item)
+        return word
 
 
 def _walk(value: Any, texts: Callable[[TracedText], str]) -> Any:
@@ -264,24 +253,17 @@ def _walk(value: Any, texts: Callable[[TracedText], str]) -> Any:
     return value
 
 
-def _plain(value: Any) -> Any:
-    """A copy of a value of which no text is traced; looks into no object of the row."""
-    if isinstance(value, DataObject):
-        return _plain(value._field.value)
-    return _walk(value, str.__str__)
-
-
 def _with_name(tool: Any, texts: Callable[[TracedText], str]) -> Any:
     """A copy of a tool definition, in which its name is what `texts` makes of it.
 
     The rest is constant: schemas have words with a meaning. The name shows where the tool is.
     """
-    copy = _plain(tool)
+    copy = _walk(tool, str.__str__)
     if isinstance(tool, dict):
-        function = dict.get(tool, "function")
-        name = dict.get(function if isinstance(function, dict) else tool, "name")
+        is_nested = isinstance(tool.get("function"), dict)
+        name = (tool["function"] if is_nested else tool).get("name")
         if isinstance(name, TracedText):
-            (copy["function"] if isinstance(function, dict) else copy)["name"] = texts(name)
+            (copy["function"] if is_nested else copy)["name"] = texts(name)
     return copy
 
 
@@ -290,17 +272,11 @@ def _fill(marked: str, direct: str, words: _Words) -> list[Part] | None:
     # Ways to write the beginning, by where it ends; None: there are several. A way is
     # (the way before, its last part).
     ways: dict[int, Any] = {0: ()}
-    constants_and_words = words.pattern.split(marked)
-    for number, text in enumerate(constants_and_words):
+    for number, text in enumerate(words.pattern.split(marked)):
         field = words.fields.get(text) if number % 2 else None
-        options: list[Part] = [text]
+        options: Sequence[Part] = [text]
         if field is not None:
             options = list(_options(field, is_result=field in words.results))
-        elif words.results:  # the quotes around a result belong to it
-            for beside, cut in ((number - 1, str.removeprefix), (number + 1, str.removesuffix)):
-                near = constants_and_words[beside : beside + 1] if beside >= 0 else []
-                if near and words.fields.get(near[0]) in words.results:
-                    options = [cut(str(options[0]), '"')]
         longer: dict[int, Any] = {}
         for at, way in ways.items():
             for part in options:

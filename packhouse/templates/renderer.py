@@ -1,6 +1,6 @@
 """From a validated table to a formatted one: what every template shares.
 
-A template is an `Engine`: it renders what it can and refuses the rest, row by row, with a reason.
+An engine renders what its template can and refuses the rest, row by row, with a reason.
 Nothing is dropped: rows in = rows formatted + rows quarantined, asserted here. Tables are rendered
 in parts of bounded size, so memory is a few times `PART_BYTES` whatever the table.
 """
@@ -8,7 +8,6 @@ in parts of bounded size, so memory is a few times `PART_BYTES` whatever the tab
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -21,25 +20,14 @@ from packhouse.records.excerpts import rewrites, take_records
 from packhouse.records.lists import list_items
 from packhouse.records.tables import FORMATTED, QUARANTINED, VALIDATED, refused_rows
 from packhouse.records.thinking import strip_thinking
+from packhouse.templates.chat import ChatEngine
 from packhouse.templates.results import Filled, Texts
+from packhouse.templates.single_turn import SingleTurnEngine
 from packhouse.templates.windows import WindowRule, split_to_windows
 
 PART_BYTES = 128 * 2**20
 PART_ROWS = 2**18
 TURN_FACTOR = 4  # about how much larger a part may become as records of single turns
-
-
-class Engine(Protocol):
-    """One template, ready to render."""
-
-    @property
-    def stop_tokens(self) -> Mapping[str, str]:
-        """Tokens that end answers, and where each is from; empty if the template decides."""
-        ...
-
-    def render(self, conversations: Conversations) -> Texts:
-        """Render every row or refuse it."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +57,7 @@ class Renderer:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ChatEngine | SingleTurnEngine,
         config: FormatConfig,
         window: WindowRule | None = None,
     ) -> None:

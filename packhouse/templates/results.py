@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from packhouse.arrays import Int64s
 from packhouse.records.excerpts import Extent
-from packhouse.records.tables import FORMATTED, WEIGHTS
+from packhouse.records.tables import FORMATTED
 
 SPANS = FORMATTED.field("content_spans").type
 
@@ -87,20 +87,12 @@ def concat_filled(parts: Sequence[Filled]) -> Filled:
     """Put parts together, in the order of row numbers."""
     if len(parts) == 1:
         return parts[0]
-    none = np.zeros(0, np.int64)
-    rows = np.concatenate([none, *(part.rows for part in parts)])
-    order = pa.array(np.argsort(rows, kind="stable"))
-
+    rows = np.concatenate([np.zeros(0, np.int64), *(part.rows for part in parts)])
     extents = [extent for part in parts for extent in part.extents]
-
-    def joined(name: str, kind: pa.DataType) -> pa.Array:
-        return pa.concat_arrays([pa.array([], kind), *(getattr(p, name) for p in parts)])
-
-    return Filled(
-        np.sort(rows),
-        [extents[number] for number in order.to_pylist()],
-        joined("text", pa.string()).take(order),
-        joined("content_spans", SPANS).take(order),
-        joined("trained_spans", SPANS).take(order),
-        joined("span_weights", WEIGHTS).take(order),
-    )
+    order = np.argsort(rows, kind="stable")
+    columns = []
+    for name in ("text", "content_spans", "trained_spans", "span_weights"):
+        none = pa.array([], FORMATTED.field(name).type)
+        joined = pa.concat_arrays([none, *(getattr(part, name) for part in parts)])
+        columns.append(joined.take(pa.array(order)))
+    return Filled(rows[order], [extents[number] for number in order], *columns)

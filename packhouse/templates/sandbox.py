@@ -211,9 +211,6 @@ _TRANSPARENT_FILTERS = frozenset(
 )
 _OWN_FILTERS = {
     "trim": lambda text, chars=None: as_text(text).strip(chars),
-    "upper": lambda text: as_text(text).upper(),
-    "lower": lambda text: as_text(text).lower(),
-    "capitalize": lambda text: as_text(text).capitalize(),
     "tojson": _tojson,
     "join": _join,
     "replace": _replace,
@@ -340,19 +337,12 @@ class ChatTemplate:
                     **{**self._arguments, **arguments},
                 )
                 text = join_texts("", pieces)
-            str.encode(text)
+            str.encode(text)  # half of a character cannot be stored
             return text
         except RecursionError:
             raise RefusedError("template_limit", f"{self.where}: recursion too deep") from None
         except (MemoryError, RefusedError):
             raise
-        except UnicodeEncodeError as error:
-            half = f"\\u{ord(error.object[error.start]):04x}"
-            raise RefusedError(
-                "template",
-                f"{self.where} writes {half}, which is half of a character and cannot be stored as "
-                "UTF-8; take it out of the template",
-            ) from None
         except Exception as error:
             kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
             said = f"{kind}{error}".encode(errors="backslashreplace").decode()

@@ -212,11 +212,6 @@ class TracedText(str):
             traced((*parts_of(other), *self._parts)) if isinstance(other, str) else NotImplemented
         )
 
-    def __mul__(self, count: Any) -> "TracedText":
-        return traced(self._parts * count)
-
-    __rmul__ = __mul__
-
     def __iter__(self) -> Iterator[str]:
         length = str.__len__(self)
         if length:  # nothing is asked before the first character is
@@ -272,7 +267,7 @@ def _rewriting(name: str) -> Method:
     return method
 
 
-_OPERATORS = {"__lt__", "__le__", "__gt__", "__ge__", "__mod__", "__rmod__", "__format__"}
+_OPERATORS = set("__lt__ __le__ __gt__ __ge__ __mul__ __rmul__ __mod__ __rmod__ __format__".split())
 for _name in {name for name in dir(str) if name[0] != "_"} | _OPERATORS:
     if _name not in vars(TracedText):
         setattr(TracedText, _name, _rewriting(_name))
@@ -280,7 +275,7 @@ for _name in {name for name in dir(str) if name[0] != "_"} | _OPERATORS:
 
 def forget(value: object, *question: object) -> None:
     """Note that what follows depends on more of the texts in a value than is recorded."""
-    for field in _fields_in(value):
+    for field in fields_in(value):
         field.trace.unrecorded.add((field.message, question))
 
 
@@ -302,21 +297,22 @@ def parts_of(text: str) -> tuple[Part, ...]:
     return text._parts if isinstance(text, TracedText) else (text,)
 
 
-def _fields_in(value: object) -> Iterator[Field]:
+def fields_in(value: object) -> Iterator[Field]:
+    """Fields whose text is in a value; an object of the row is one."""
     if isinstance(value, TracedText):
         yield from (part.field for part in value._parts if isinstance(part, Piece))
     elif isinstance(value, DataObject):
         yield value._field
     elif isinstance(value, dict):
-        yield from _fields_in([*value.keys(), *value.values()])
+        yield from fields_in([*value.keys(), *value.values()])
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _fields_in(item)
+            yield from fields_in(item)
 
 
 def is_traced(value: object) -> bool:
     """Return True if a value is or holds text of the row."""
-    return any(True for _ in _fields_in(value))
+    return any(True for _ in fields_in(value))
 
 
 def rewritten(result: object, *sources: object) -> Any:
@@ -325,7 +321,7 @@ def rewritten(result: object, *sources: object) -> Any:
     Raises:
         RefusedError: the result is of a kind that has no provenance, such as bytes.
     """
-    fields = list(_fields_in(sources))
+    fields = list(fields_in(sources))
     is_text = not (result is None or isinstance(result, bool | int | float))
     forget(sources, "rewritten", None if is_text else result)
     if not fields or not is_text:

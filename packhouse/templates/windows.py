@@ -11,6 +11,7 @@ tokenized some 2 log2(exchanges) times a window.
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -66,22 +67,49 @@ def split_to_windows(
     Returns:
         The windows (schema VALIDATED), and the row of `table` that each comes from, rising.
     """
-    talks = _Talks(table, config)
-    plans = [_plan(talks.num_exchanges(row)) for row in range(table.num_rows)]
-    done: list[list[Window]] = [[] for _ in plans]
+    messages, starts = list_items(table["messages"])
+    weights = decide_weights(messages, starts, config)
+    roles = messages.field("role").to_pylist()
+    edges = [_edges(roles, start, end) for start, end in pairwise(starts.tolist())]
+
+    def cut(windows: list[tuple[int, Window]]) -> pa.Table:
+        """Windows of rows as conversations; the system turn is trained in the first one alone."""
+        ranges, own_weights = list[list[tuple[int, int]]](), list[Float32s | None]()
+        for row, (first, last) in windows:
+            head = int(starts[row]), edges[row][0]
+            body = edges[row][first], edges[row][last + 1]
+            own = [weights[slice(*head)] * (first == 0), weights[slice(*body)]]
+            is_whole = body == (edges[row][0], edges[row][-1])
+            ranges.append([head, body])
+            own_weights.append(None if is_whole else np.concatenate(own))
+        rows = np.array([row for row, _ in windows], np.int64)
+        return derive(table, config, rows, ranges, own_weights)
+
+    plans = [_plan(len(own) - 1) for own in edges]
     asked = {row: next(plan) for row, plan in enumerate(plans)}
+    chosen: list[tuple[int, Window]] = []
     while asked:
-        rows = sorted(asked)
-        answers = fits(talks.windows(rows, [asked[row] for row in rows]))
-        for row, answer in zip(rows, answers.tolist(), strict=True):
+        windows = [*asked.items()]
+        for (row, _), answer in zip(windows, fits(cut(windows)), strict=True):
             try:
-                asked[row] = plans[row].send(answer)
+                asked[row] = plans[row].send(bool(answer))
             except StopIteration as stop:
                 del asked[row]
-                done[row] = stop.value
-    chosen = [(row, w) for row, windows in enumerate(done) for w in windows if talks.trains(row, w)]
-    origin = np.array([row for row, _ in chosen], np.int64)
-    return talks.windows(origin.tolist(), [window for _, window in chosen]), origin
+                chosen += [(row, window) for window in stop.value]
+    trained = [
+        (row, (first, last))
+        for row, (first, last) in sorted(chosen)
+        if (weights[edges[row][first] : edges[row][last + 1]] > 0).any()
+    ]
+    return cut(trained), np.array([row for row, _ in trained], np.int64)
+
+
+def _edges(roles: list[str], start: int, end: int) -> list[int]:
+    """Return where each exchange of a conversation begins, and the end of the last."""
+    first = start + (roles[start] == ROLES[0])
+    # Several user turns in a row begin one exchange: their answer is to all of them.
+    begins = [at for at in range(first + 1, end) if roles[at] == "user" and roles[at - 1] != "user"]
+    return [first, *begins, end]
 
 
 def _plan(num_exchanges: int) -> Generator[Window, bool, list[Window]]:
@@ -117,48 +145,3 @@ def _plan(num_exchanges: int) -> Generator[Window, bool, list[Window]]:
         windows.append((good, last))
         last = good - 1
     return windows[::-1]
-
-
-class _Talks:
-    """Conversations as a head (the system turn) and exchanges."""
-
-    def __init__(self, table: pa.Table, config: FormatConfig) -> None:
-        self._table, self._config = table, config
-        messages, self._starts = list_items(table["messages"])
-        self._weights = decide_weights(messages, self._starts, config)
-        roles = messages.field("role").to_pylist()
-        self._edges = [self._edges_of(roles, row) for row in range(table.num_rows)]
-
-    def _edges_of(self, roles: list[str], row: int) -> list[int]:
-        """Where each exchange begins, and the end of the last."""
-        start, end = int(self._starts[row]), int(self._starts[row + 1])
-        first = start + (roles[start] == ROLES[0])
-        # Several user turns in a row begin one exchange: their answer is to all of them.
-        begins = [
-            at for at in range(first + 1, end) if roles[at] == "user" and roles[at - 1] != "user"
-        ]
-        return [first, *begins, end]
-
-    def num_exchanges(self, row: int) -> int:
-        return len(self._edges[row]) - 1
-
-    def _ranges(self, row: int, window: Window) -> list[tuple[int, int]]:
-        edges = self._edges[row]
-        head = (int(self._starts[row]), edges[0])
-        return [head, (edges[window[0]], edges[window[1] + 1])]
-
-    def trains(self, row: int, window: Window) -> bool:
-        """Return True if anything in the window's own exchanges is trained."""
-        start, end = self._ranges(row, window)[1]
-        return bool((self._weights[start:end] > 0).any())
-
-    def windows(self, rows: list[int], windows: list[Window]) -> pa.Table:
-        """Windows as conversations; the system turn is trained in the first one alone."""
-        ranges, weights = list[list[tuple[int, int]]](), list[Float32s | None]()
-        for row, window in zip(rows, windows, strict=True):
-            head, body = self._ranges(row, window)
-            of_head, of_body = (self._weights[start:end] for start, end in (head, body))
-            own = np.concatenate([of_head * (window[0] == 0), of_body])
-            ranges.append([head, body])
-            weights.append(None if window == (0, self.num_exchanges(row) - 1) else own)
-        return derive(self._table, self._config, np.array(rows, np.int64), ranges, weights)

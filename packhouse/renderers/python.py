@@ -28,10 +28,19 @@ from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import DEFAULTS
 from packhouse.runtime.confined import limited
 from packhouse.templates.chat_messages import strings_in
-from packhouse.templates.provenance import Field, JsonForm, Part, Piece, encoder, plain
+from packhouse.templates.provenance import (
+    Field,
+    JsonForm,
+    Part,
+    Piece,
+    TracedText,
+    encoder,
+    fields_in,
+    plain,
+    traced,
+)
 from packhouse.templates.results import RefusedError
 from packhouse.templates.rows import RowRenderer
-from packhouse.templates.traced_text import TracedText, fields_in, traced
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 _PREFIXES = [first + second for first in "QZXJ" for second in "zxqj"]

@@ -16,8 +16,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from packhouse.templates.provenance import Field, Path, Trace
-from packhouse.templates.traced_text import DataObject, TracedText, text_of
+from packhouse.templates.provenance import DataObject, Field, Path, Trace, TracedText, text_of
 
 Messages = list[dict[str, Any]]
 _FITS = re.compile(r"[A-Za-z0-9]{9}")

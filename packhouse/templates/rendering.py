@@ -16,10 +16,11 @@ from packhouse.templates.provenance import (
     Part,
     Piece,
     Trace,
+    parts_of,
     plain,
+    text_of,
 )
 from packhouse.templates.results import RefusedError
-from packhouse.templates.traced_text import parts_of, text_of
 
 FREE_MESSAGES = 2**18  # that a row may cost to render, beyond 64 for each of its own
 

@@ -29,10 +29,11 @@ from markupsafe import Markup, escape
 
 from packhouse.errors import TemplateError
 from packhouse.runtime.confined import at, limited
-from packhouse.templates.provenance import BLOCK_EDGES, UNPROVEN, JsonForm
-from packhouse.templates.results import RefusedError
-from packhouse.templates.traced_text import (
+from packhouse.templates.provenance import (
+    BLOCK_EDGES,
+    UNPROVEN,
     DataObject,
+    JsonForm,
     TracedText,
     as_text,
     forget,
@@ -43,6 +44,7 @@ from packhouse.templates.traced_text import (
     to_json,
     traced,
 )
+from packhouse.templates.results import RefusedError
 
 
 class _Generation(jinja2.ext.Extension):

@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhouse.templates import traced_text
+from packhouse.templates import provenance
 from packhouse.templates.chat_messages import Given
-from packhouse.templates.provenance import Piece
+from packhouse.templates.provenance import Piece, TracedText
 from packhouse.templates.rendering import Conversation
 from packhouse.templates.results import RefusedError
 from packhouse.templates.sandbox import ChatTemplate, _make_environment
-from packhouse.templates.traced_text import TracedText
 
 GREEK = re.compile("[\u0370-\u03ff]")
 CONTENT = " \u03b1\u03b2 <b>\u03b3\u03b4</b>\n\u03b5 "
@@ -193,8 +192,8 @@ def test_every_character_keeps_its_place(content, steps):
 )
 def test_the_work_grows_with_the_length_of_a_text(use, monkeypatch):
     looks = []
-    plain = traced_text.plain
-    monkeypatch.setattr(traced_text, "plain", lambda part: looks.append(part) or plain(part))
+    plain = provenance.plain
+    monkeypatch.setattr(provenance, "plain", lambda part: looks.append(part) or plain(part))
     source = "{{ messages[0].content.replace('\n', ' \n')USE }}".replace("USE", use)
     template = ChatTemplate(source, {}, where="toy")
     work = []

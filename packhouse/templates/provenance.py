@@ -93,6 +93,8 @@ class Field:
     """What the template looked for in it."""
     is_stripped: bool = False
     """True if the template stripped characters from its ends."""
+    written: dict[JsonForm, str] = field(default_factory=dict)
+    """As JSON: prompts write the same again."""
 
     def __post_init__(self) -> None:
         (self.trace.fields if self.parent is None else self.parent.children).append(self)
@@ -519,7 +521,10 @@ for _name in (
 def to_json(value: object, form: JsonForm) -> str:
     """A value as JSON, in which each text keeps its provenance."""
     if isinstance(value, DataObject):
-        return traced((Piece(encoder(form)(value._field.value), value._field, 0, 1, form),))
+        whole = value._field
+        if form not in whole.written:
+            whole.written[form] = encoder(form)(whole.value)
+        return traced((Piece(whole.written[form], whole, 0, 1, form),))
     if not is_traced(value):
         return encoder(form)(value)
     found: list[str | DataObject] = []

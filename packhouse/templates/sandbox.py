@@ -138,6 +138,10 @@ def _safe(value: object) -> str:
     return safe
 
 
+_TEXT_METHODS = {name for name in dir(str) if name[0] != "_"} - {"format", "format_map"}
+_DICT_METHODS = frozenset(dir(dict))
+
+
 class _Sandbox(ImmutableSandboxedEnvironment):
     """The environment, in which texts keep their provenance."""
 
@@ -155,6 +159,14 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         fitted: nodes.Template = _Operators().visit(super()._parse(source, name, filename))
         fitted.set_environment(self)
         return fitted
+
+    def getattr(self, obj: object, attribute: str) -> object:
+        """Look up `obj.attribute`; what templates ask for most needs no further checks."""
+        if isinstance(obj, str) and attribute in _TEXT_METHODS:
+            return getattr(obj, attribute)
+        if isinstance(obj, dict) and attribute not in _DICT_METHODS and attribute in obj:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
 
     def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> object:
         """Call; methods of constants see the provenance of their arguments."""

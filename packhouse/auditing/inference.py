@@ -38,7 +38,7 @@ import pyarrow.compute as pc
 from packhouse.arrays import Bools, Float32s, Int64s
 from packhouse.auditing.plain_template import PlainTemplate, PromptError
 from packhouse.recipe import FormatConfig
-from packhouse.recipe.rows import CHAT_TEMPLATES
+from packhouse.recipe.rows import CHAT_TEMPLATES, is_renderer
 from packhouse.records.conversations import decide_weights
 from packhouse.records.lists import list_items, one_chunk
 from packhouse.records.messages import ROLES
@@ -64,8 +64,9 @@ _THINK_TAG = re.compile("</?think>")
 
 def has_prompts(config: FormatConfig) -> bool:
     """Return True if answers have a prompt of inference: with chat templates, not train_on: all."""
-    is_file = config.template.endswith((".jinja", ".j2"))
-    return (is_file or config.template in CHAT_TEMPLATES) and config.train_on != "all"
+    name = config.template
+    is_jinja = name.endswith((".jinja", ".j2")) or name in CHAT_TEMPLATES
+    return is_jinja and not is_renderer(name) and config.train_on != "all"
 
 
 @dataclass(frozen=True, slots=True)

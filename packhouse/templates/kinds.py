@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import pyarrow as pa
+
+from packhouse.templates.predicates import Predicate, answers
 from packhouse.templates.rendering import Conversation, Rendering
 
 
@@ -57,18 +60,11 @@ class Kinds:
         self._whole, self._thinking = whole, thinking
         self.end = 0
         """Where the message before ends in the whole rendering."""
-        asked: list[set[object]] = [set() for _ in talk.messages]
-        for (kind, *at), predicate in talk.trace.predicates:
-            if kind in ("content", "thought", "name", "tool_call_id"):
-                asked[at[0]].add((kind, predicate))
-        for message, question in talk.trace.unrecorded:
-            if message >= 0:
-                asked[message].add(question)
-        self._signs = [
-            (message["role"], *sorted(key for key in message if message[key]), frozenset(own))
-            for message, own in zip(talk.messages, asked, strict=True)
-        ]
-        self._seen: frozenset[object] = frozenset()
+        self._talk = talk
+        self._num_questions = -1
+        self._seen: dict[object, None] = {}
+        """Signs of the messages so far, in the order in which each was seen last: of two switches
+        in the text, the later one counts."""
         self._num_seen = 0
         self._before: object = None
         self._own: list[list[int]] = [[] for _ in talk.messages]
@@ -104,16 +100,44 @@ class Kinds:
         place = self.place(number)
         if place is None:
             return None
-        around = tuple(self._signs[max(number - 2, 0) : number + 1])
+        around = tuple(self._signs()[max(number - 2, 0) : number + 1])
         shape = self._whole.shape
         gaps = shape[place.before : place.first], shape[place.last : place.after]
-        return (self._before, around, self._thinking[number], self._seen, gaps)
+        return (self._before, around, self._thinking[number], tuple(self._seen), gaps)
+
+    def _signs(self) -> list[object]:
+        """Of each message: its role, its keys, and what its texts answer to all that was asked.
+
+        A prompt may ask its last message what the whole rendering asked of no other one.
+        """
+        trace = self._talk.trace
+        if trace.num_questions != self._num_questions:
+            self._num_questions = trace.num_questions
+            asked: list[set[object]] = [set() for _ in self._talk.messages]
+            questions = {(path[0], each.kind, each.argument) for path, each in trace.predicates}
+            for kind, question, argument in questions:
+                key = {"thought": "reasoning_content"}.get(kind, kind)
+                if key in ("content", "reasoning_content", "name", "tool_call_id"):
+                    texts = [message.get(key) or "" for message in self._talk.messages]
+                    own = answers(Predicate(question, argument, True), pa.array(texts, pa.string()))
+                    for of_message, answer in zip(asked, own.tolist(), strict=True):
+                        of_message.add((kind, question, argument, answer))
+            for message, other in trace.unrecorded:
+                if message >= 0:
+                    asked[message].add(other)
+            self._of_messages: list[object] = [
+                (message["role"], *sorted(key for key in message if message[key]), frozenset(own))
+                for message, own in zip(self._talk.messages, asked, strict=True)
+            ]
+        return self._of_messages
 
     def advance(self, number: int) -> None:
         """Go on to the messages after this one."""
         place, key = self.place(number), self.key(number)
         self._before = key[1:3] if isinstance(key, tuple) else None
-        self._seen |= {*self._signs[self._num_seen : number + 1]}
+        for sign in self._signs()[self._num_seen : number + 1]:
+            self._seen.pop(sign, None)
+            self._seen[sign] = None
         self._num_seen = number + 1
         self.end = place.last if place else self.end
 

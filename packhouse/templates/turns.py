@@ -45,6 +45,7 @@ PROBE_CALL = [
     {"type": "function", "id": "call00000", "function": {"name": PROBE_NAME, "arguments": {}}}
 ]
 PROBE_TEXT = "Therefore"
+MAX_BYTES = 2**26  # of the records of one row
 MAX_PROVEN = 16  # answers of a row of which each is rendered; in longer rows, one of each kind
 
 
@@ -155,6 +156,13 @@ class Answers:
             record.turns.append(number)
             record.num_messages = number + 1
             self._talk.num_written = sum(record.num_messages for record in made)
+            if sum(len(each.rendering.text) for each in made) > MAX_BYTES:
+                raise RefusedError(
+                    "template_limit",
+                    f"the {len(wanted):,} answers need {len(made):,} records and more, which hold "
+                    f"over {MAX_BYTES >> 20} MiB: the template rewrites the history before each. "
+                    "Set format.turns: whole, or split the conversation before it is read",
+                )
         self._extend(made[-1])
         return made
 
@@ -196,7 +204,7 @@ class Answers:
     ) -> int | None:
         """Bytes after an answer that stand for its closing in a longer text; None: not shown.
 
-        `<|return|>` became `<|end|>`: a control token that ends turns of others as well.
+        `<|return|>` became `<|end|>`: the control token that ends all turns of others as well.
 
         Args:
             rendering: of more messages.
@@ -212,15 +220,15 @@ class Answers:
         match = next(rendering.controls(self._control, begin, end), None)
         if match is None:
             return None
-        enders = set[bytes]()
+        enders = list[bytes]()
         edges = [*(o.start for o in found[1:]), len(rendering.text)]
         for own, edge in zip(found, edges, strict=True):
             number = own.field.message
-            if own is found[-1] or (number >= 0 and roles[number] != "assistant"):
+            if number >= 0 and roles[number] in ("system", "user"):
                 token = next(rendering.controls(self._control, own.end, edge), None)
-                enders |= {token.group()} if token else set()
+                enders.append(token.group() if token else b"")
         before = closing.removesuffix(stop)
-        if match.group() in enders and gap[: match.start() - begin] == before:
+        if {*enders} == {match.group()} and gap[: match.start() - begin] == before:
             return match.end() - begin
         if gap.startswith(before) and self._control.search(before):
             return len(before)  # "<|end|>\n" without the EOS that ends the last turn
@@ -412,11 +420,15 @@ class Answers:
                 body = self._borrowed(number, arguments, prompt)
                 notes = ("borrowed_thoughts",) if body else ()
         if body is None:
-            body = self._with_thought_end(number, finished)
+            body = self._with_thought_end(number, prompt, finished)
             start = None
         self._check_answer(number, body)
         if self._facts.opens_thought and not self._facts.switch and not self._thinks[number]:
             raise self._no_reasoning(number, prompt.text[-20:])
+        # Templates that write no reasoning (Nemotron Nano v2) open a thought before plain answers.
+        in_thought = prompt.tail.rfind(b"<think>") > prompt.tail.rfind(b"</think>")
+        if in_thought and b"</think>" not in body.text:
+            raise self._no_reasoning(number, prompt.tail[prompt.tail.rfind(b"<think>") :])
         inside = [m.group() for m in body.controls(self._control) if m.group() in self._facts.stops]
         if inside:
             raise RefusedError(
@@ -484,7 +496,7 @@ class Answers:
             f"in {_shown(tail[-40:])}, the conversation goes on with {_shown(gap[-40:])}",
         )
 
-    def _with_thought_end(self, number: int, finished: Rendering) -> Rendering:
+    def _with_thought_end(self, number: int, prompt: Rendering, finished: Rendering) -> Rendering:
         """Reasoning, `format.thought_end` and the answer, for templates that drop reasoning."""
         end, thinks = self._config.thought_end, self._raw[number].get("reasoning")
         if end is None or not thinks:
@@ -500,7 +512,24 @@ class Answers:
                 "or format.reasoning: strip",
             )
         own = [o for o in finished.own(number) if o.field.kind != "thought"]
-        answer = finished.between(own[0].start, own[-1].end) if own else read_parts([])
+        first = own[0].start if own else 0
+        if own and own[0].field.kind != "content":  # a call, with what the template opens it by
+            before = max((o.end for o in finished.occurrences if o.end <= first), default=0)
+            headers = [prompt.tail, prompt.tail.removesuffix(self._facts.opened)]
+            gap = finished.text[before:first]
+            header = next((each for each in headers if gap.startswith(each)), None)
+            if header is None:
+                raise RefusedError(
+                    "thought_lost",
+                    f"the template leaves out the reasoning of message {number} (assistant), and "
+                    "where its call begins cannot be shown. Set format.reasoning: strip",
+                )
+            # "\n</think>\n\n<tool_call>": some close an empty thought, which `thought_end` does.
+            opening = gap[len(header) :]
+            if (closing := end.strip().encode()) and closing in opening:
+                opening = opening.rpartition(closing)[2].lstrip()
+            first -= len(opening)
+        answer = finished.between(first, own[-1].end) if own else read_parts([])
         fields = self._talk.trace.fields
         thought = next(f for f in fields if f.kind == "thought" and f.message == number)
         reasoning = read_parts([Piece(thought.value, thought, 0, len(thought.value))])

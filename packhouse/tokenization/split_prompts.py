@@ -61,9 +61,13 @@ def split_prompts(
     """
     bases = text_bases(texts)
     ends = prompt_ends(spans)
-    # Text [10, 20) is the row's: a span that begins at 14 is a part of an answer with weights.
+    # Text [10, 20) is the row's: a span that begins at 14 is a part of an answer with weights, and
+    # so is one that begins at 20 if another one ends at 10: the text between is a thought, say.
     before = np.searchsorted(written.starts, spans.starts[ends], "left") - 1
-    is_inside = (before >= 0) & (spans.starts[ends] < np.append(written.ends, 0)[before])
+    text_ends = np.append(written.ends, -1)[before]
+    goes_on = np.isin(np.append(written.starts, -1)[before], spans.ends)
+    is_inside = spans.starts[ends] < text_ends
+    is_inside |= (spans.starts[ends] == text_ends) & goes_on
     ends = ends[~is_inside]
     rows = np.searchsorted(spans.offsets, ends, "right") - 1
     places = spans.starts[ends] - bases[rows]

@@ -81,9 +81,8 @@ def tokenize_table(
         config: choice of encoder (never changes ids) and policy on control text.
         cache: folder for verdicts on the fast encoder; None judges it anew in each process.
         cut_at_spans: encode a record in pieces where a token crosses the end of a prompt, as
-            inference does. A prompt ends where a trained span follows text that is not trained,
-            also inside an answer of which a part is not trained; spans that touch, such as parts
-            with weights of their own, are not cut apart.
+            inference does. A prompt ends where a trained span follows text that is not trained;
+            answers of which a part is not trained are not cut apart.
 
     Raises:
         TokenizerError: `encoder: fast`, and the fast encoder does not give HF's ids.

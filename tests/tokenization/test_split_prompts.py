@@ -162,14 +162,24 @@ def test_spans_that_touch_are_one_completion(byte_level, make_formatted):
     assert done.notes == {"straddles_start": 1, "straddles_end": 1}
 
 
-def test_a_part_after_text_that_is_not_trained_is_cut_off(byte_level, make_formatted):
+def test_a_second_prompt_that_ends_with_the_text_of_a_user_is_cut_off(byte_level, make_formatted):
+    parts = [("a", "template"), (" the", "answer"), ("<|end|>", "template")]
+    parts += [("the ", "content"), ("the cat", "answer")]
+
+    done = split(make_formatted([parts]), byte_level)
+
+    expected = encode(byte_level, "a the<|end|>the ") + encode(byte_level, "the cat")
+    assert done.tokenized["input_ids"].to_pylist() == [expected]
+    assert done.notes == {"split_prompts": 1}
+
+
+def test_a_text_within_an_answer_that_is_not_trained_is_no_prompt(byte_level, make_formatted):
     parts = [("a", "template"), (" the", "answer"), (" ", "content"), ("the cat", "answer")]
 
     done = split(make_formatted([parts]), byte_level)
 
-    expected = encode(byte_level, "a the ") + encode(byte_level, "the cat")
-    assert done.tokenized["input_ids"].to_pylist() == [expected]
-    assert done.notes == {"split_prompts": 1}
+    assert done.tokenized["input_ids"].to_pylist() == [encode(byte_level, "a the the cat")]
+    assert "split_prompts" not in done.notes
 
 
 def test_forged_control_text_stays_text_on_both_sides_of_a_cut(any_snapshot, make_formatted):
@@ -271,7 +281,7 @@ def test_the_fast_encoder_gives_the_same_records(byte_level, make_formatted, tmp
 @hypothesis_settings(deadline=None, max_examples=60)
 def test_cutting_keeps_the_bytes_and_every_border(byte_level, make_formatted, texts):
     parts = [
-        (text, "answer" if number % 2 else "content")
+        (text, "answer" if number % 2 else "template")
         for number, text in enumerate(["<|start|>", *texts, "end"])
     ]
     table = make_formatted([parts])

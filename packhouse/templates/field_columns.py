@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -94,8 +95,8 @@ class FieldColumns:
         has_text_arguments = self._form().has_text_arguments
         holders = np.flatnonzero(texts.is_valid())
         counts = np.zeros(len(texts), np.int64)
-        for at, text in zip(holders.tolist(), texts.drop_null().to_pylist(), strict=True):
-            calls = [parsed_call(call, has_text_arguments) for call in json.loads(text)]
+        for at, parsed in zip(holders.tolist(), _parsed(texts.drop_null()), strict=True):
+            calls = [parsed_call(call, has_text_arguments) for call in parsed]
             functions = [function_of(call) for call in calls]
             self._calls += calls
             self._functions += functions
@@ -106,7 +107,7 @@ class FieldColumns:
     def _parse_tools(self, numbers: Numbers) -> None:
         """Parse definitions; rows of equal ones share them."""
         encoded = pc.dictionary_encode(self._all.tools)
-        parsed = [json.loads(text) for text in encoded.dictionary.to_pylist()]
+        parsed = _parsed(encoded.dictionary)
         functions = [[function_of(tool) for tool in tools] for tools in parsed]
         shapes = [
             numbers[("tools", *map(_tool_shape, tools, own))]
@@ -254,6 +255,24 @@ class FieldColumns:
                 for number, call in enumerate(message.get("tool_calls", ()), bounds[at]):
                     of_calls[number] = call["id"] if isinstance(call, dict) else ""
         return pa.array(of_results, pa.string()), pa.array(of_calls, pa.string())
+
+
+def _parsed(texts: pa.Array) -> list[Any]:
+    """What `json.loads` makes of each text; by orjson, which is four times as fast.
+
+    Example:
+        >>> _parsed(pa.array(['{"a": 1}', "[12345678901234567890]", "[NaN]"]))
+        [{'a': 1}, [12345678901234567890], [nan]]
+    """
+    # orjson makes floats of integers of over 64 bits, which have 19 digits and more.
+    is_long = pc.match_substring_regex(texts, "[0-9]{19}").to_pylist()
+    parsed: list[Any] = []
+    for text, has_long in zip(texts.to_pylist(), is_long, strict=True):
+        try:
+            parsed.append(json.loads(text) if has_long else orjson.loads(text))
+        except orjson.JSONDecodeError:  # NaN, half a surrogate pair, nested over 1,024 deep
+            parsed.append(json.loads(text))
+    return parsed
 
 
 def _item_at(value: Any, path: Iterable[object]) -> object:

@@ -1,9 +1,7 @@
-"""Conversations made of parts of others: one example per answer, or windows.
+"""Conversations made of parts of others: the beginning that a record has, or a window.
 
-Templates of reasoning models rewrite history (Qwen3's drops earlier thinking), so a conversation
-rendered once shows earlier answers behind other prompts than inference does. As examples of their
-own, each behind the turns before it, they stand where the model will write them. Tokens grow with
-the square of the number of answers.
+A row gives several records where its template rewrites history (`packhouse.templates.turns`), and
+several windows where it is too long for a pack. Each is named by the messages that it has.
 """
 
 from collections.abc import Sequence

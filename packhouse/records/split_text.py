@@ -1,8 +1,9 @@
 """How much text the records of split rows hold, compared with one rendering per row.
 
-A template that drops earlier reasoning from history makes a record per answer, and each repeats the
-turns before it: long agent runs with reasoning cost several times their text. `plan`, `init` and
-`prepare` say so once it is more than a tenth, and name the settings that cost less.
+A template that drops earlier reasoning from history, or moves tools to the last question, makes a
+record per answer, and each repeats the turns before it: long agent runs cost several times their
+text. `plan`, `init` and `prepare` print this once it is more than a tenth, and name the settings
+that cost less.
 
 The format step notes bytes only for rows that were split, so other runs read nothing here.
 """
@@ -18,7 +19,7 @@ from packhouse.recipe import FormatConfig
 
 _WORTH_SAYING = 1.1
 _CAUSE = {
-    "joined": "the template drops earlier reasoning from history",
+    "joined": "the template writes earlier turns differently once others follow",
     "exact": "prompts at inference do not continue the record before them",
     "alone": "each answer is a record of its own that repeats the turns before it",
 }

@@ -78,7 +78,7 @@ def make_rows(
         )
     stops = dict.fromkeys(template.stop_tokens, str(plugin))
     rows = RowRenderer(config, replace(snapshot, stop_tokens=stops), "", template.where)
-    rows.template = template  # type: ignore[assignment]  # it has the same interface
+    rows.template = template
     return rows
 
 
@@ -112,14 +112,14 @@ class PythonRenderer:
         if isinstance(made, type | FunctionType):
             with plugin.named_in_errors(f" on tokenizer folder '{folder}'"):
                 made = made(folder)
-        self._write_text: Callable[..., object] = getattr(made, "render", None)  # type: ignore[assignment]
-        stops = getattr(made, "stop_tokens", None)
-        if not callable(self._write_text) or isinstance(stops, str | None) or not stops:
+        write, stops = getattr(made, "render", None), getattr(made, "stop_tokens", None)
+        if not callable(write) or isinstance(stops, str | None) or not stops:
             raise PluginError(
                 f"{plugin} is no renderer: it needs a function `render` and `stop_tokens`, a list "
                 "of control tokens",
                 plugin=plugin.name,
             )
+        self._write_text: Callable[..., object] = write
         self.stop_tokens = tuple(stops)
         """Control tokens at which the model stops."""
         self.names = frozenset(getattr(made, "arguments", ()))

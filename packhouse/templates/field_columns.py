@@ -261,8 +261,8 @@ def _parsed(texts: pa.Array) -> list[Any]:
     """What `json.loads` makes of each text; by orjson, which is four times as fast.
 
     Example:
-        >>> _parsed(pa.array(['{"a": 1}', "[12345678901234567890]", "[NaN]"]))
-        [{'a': 1}, [12345678901234567890], [nan]]
+        >>> _parsed(pa.array(['{"a": 1}', "[-12345678901234567890]", "[NaN]"]))
+        [{'a': 1}, [-12345678901234567890], [nan]]
     """
     # orjson makes floats of integers of over 64 bits, which have 19 digits and more.
     is_long = pc.match_substring_regex(texts, "[0-9]{19}").to_pylist()

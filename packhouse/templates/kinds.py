@@ -6,13 +6,30 @@ cost grows with the text that is written, not with the square of the number of a
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from packhouse.templates.predicates import Predicate, answers
 from packhouse.templates.rendering import Conversation, Rendering
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One trained answer, as inference sees it."""
+
+    message: int
+    prompt: Rendering
+    completion: Rendering
+    """From the end of the prompt on; what follows the stop token is not trained."""
+    end: int
+    """Bytes of the completion up to and with its stop token."""
+    stop: bytes
+    """That token."""
+    trained: list[tuple[int, int]]
+    """Ranges of the completion: all of it, or what generation blocks leave of it."""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +43,9 @@ class Kind:
     opening: bytes
     """What the completion begins with, before the answer's first text."""
     closing: bytes
-    stop: bytes = b""
-    notes: Counter[str] = field(default_factory=Counter)
+    stop: bytes
+    notes: Counter[str]
+    """What each answer of the kind counts for."""
 
 
 class Place(NamedTuple):
@@ -116,7 +134,7 @@ class Kinds:
             asked: list[set[object]] = [set() for _ in self._talk.messages]
             questions = {(path[0], each.kind, each.argument) for path, each in trace.predicates}
             for kind, question, argument in questions:
-                key = {"thought": "reasoning_content"}.get(kind, kind)
+                key = "reasoning_content" if kind == "thought" else kind
                 if key in ("content", "reasoning_content", "name", "tool_call_id"):
                     texts = [message.get(key) or "" for message in self._talk.messages]
                     own = answers(Predicate(question, argument, True), pa.array(texts, pa.string()))
@@ -141,20 +159,18 @@ class Kinds:
         self._num_seen = number + 1
         self.end = place.last if place else self.end
 
-    def compare(
-        self, done: int, joined: Rendering, completion: Rendering, end: int, number: int
-    ) -> Kind | None:
+    def compare(self, done: int, joined: Rendering, turn: Turn, notes: Counter[str]) -> Kind | None:
         """Return what an answer that was rendered alone shows of its kind; None: of no other.
 
         Args:
             done: bytes of the record so far.
             joined: the record so far and the rest of the answer's prompt.
-            completion: the answer.
-            end: bytes of it up to and with its stop token.
-            number: its message.
+            turn: the answer.
+            notes: what it counts for.
         """
-        place, texts = self.place(number), completion.own(number)
-        found = [self._whole.occurrences[at] for at in self._own[number]]
+        place, completion = self.place(turn.message), turn.completion
+        texts = completion.own(turn.message)
+        found = [self._whole.occurrences[at] for at in self._own[turn.message]]
         is_same = len(found) == len(texts) and all(
             one.is_same_text(other) for one, other in zip(found, texts, strict=True)
         )
@@ -170,5 +186,7 @@ class Kinds:
             len(shown) - len(between),
             joined.tail,
             completion.text[:first],
-            completion.text[last:end],
+            completion.text[last : turn.end],
+            turn.stop,
+            notes,
         )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from packhouse.templates.kinds import Kinds
 from packhouse.templates.rendering import Conversation, Occurrence
-from packhouse.templates.results import RefusedError
+from packhouse.templates.results import RefusedError, shown
 
 
 class Bounds(NamedTuple):
@@ -76,8 +76,7 @@ def _closing_length(talk: Conversation, number: int, gap: bytes, control: re.Pat
         return _agreement(shorter.text[own[-1].end :], gap, control)
     if control.search(gap) is None:
         return 0
-    shown = repr(gap[:40].decode(errors="ignore"))
-    raise _unshown(talk, number, f"{shown} follows it")
+    raise _unshown(talk, number, f"{shown(gap[:40])} follows it")
 
 
 def _unshown(talk: Conversation, number: int, why: str) -> RefusedError:

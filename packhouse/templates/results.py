@@ -30,6 +30,11 @@ class RefusedError(Exception):
         self.refusal = Refusal(reason, detail)
 
 
+def shown(text: bytes) -> str:
+    """Return a piece of a text for a message; it may begin and end within a character."""
+    return repr(text.decode(errors="ignore"))
+
+
 class Trained(NamedTuple):
     """A trained span in bytes of the text."""
 

@@ -28,7 +28,7 @@ from packhouse.templates.chat_messages import (
 )
 from packhouse.templates.losses import check_row
 from packhouse.templates.predicates import any_of
-from packhouse.templates.rendering import Conversation, Rendering
+from packhouse.templates.rendering import Conversation, Rendering, Template
 from packhouse.templates.results import RefusedError, Trained
 from packhouse.templates.sandbox import ChatTemplate
 from packhouse.templates.template_facts import PROBE, TemplateFacts, learn_facts
@@ -100,8 +100,8 @@ class RowRenderer:
             )
 
     @cached_property
-    def template(self) -> ChatTemplate:
-        """The compiled template."""
+    def template(self) -> Template:
+        """The compiled template; of a renderer in Python, that (`packhouse.renderers`)."""
         source, tokens, where = self._template_args
         arguments = self._config.chat_template_kwargs
         # `tools` and `documents` are put into the rows that have none: they are text like theirs.
@@ -249,17 +249,18 @@ class RowRenderer:
         config, control, notes = self._config, self.control_bytes, Counter[str]()
         answers = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
         others = [n for n, weight in enumerate(weights) if weight > 0 and n not in answers]
-        if config.turns == "whole" or config.train_on == "all" or not answers:
-            record = Record(talk.rendering, num_messages=len(raw), turns=answers)
-            records = [record]
-            unwritten = self._check_row(talk, records)
+        is_whole = config.turns == "whole" or config.train_on == "all" or not answers
+        if is_whole:
+            record = Record(talk.rendering, num_messages=len(raw))
+            unwritten = self._check_row(talk, [record])
             if config.train_on == "all":
                 record.spans = all_spans(raw, talk, config, control)
             else:
                 if answers:
                     rule = Answers(raw, talk, config, self.facts, control)
-                    record.spans = rule.whole_spans(answers)
+                    record = rule.whole_record(answers)
                 record.spans = sorted([*record.spans, *other_spans(talk, others, control)])
+            records = [record]
         else:
             rule = Answers(raw, talk, config, self.facts, control)
             records, notes = rule.records(answers), rule.notes
@@ -269,7 +270,7 @@ class RowRenderer:
         done: list[RenderedRecord] = []
         for record in records:
             trained = weigh_spans(record, raw, talk, config)
-            is_row = record.num_messages == len(raw) and record.turns == answers
+            is_row = is_whole or (record.num_messages == len(raw) and record.turns == answers)
             extent = None if is_row else Extent(record.num_messages, (*record.turns, *others))
             if trained:
                 done.append(RenderedRecord(record.rendering, trained, extent))

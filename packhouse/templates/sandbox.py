@@ -53,7 +53,8 @@ class _Generation(jinja2.ext.Extension):
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> nodes.Node:
-        self.environment.has_generation = True  # type: ignore[attr-defined]
+        assert isinstance(self.environment, _Sandbox), "extensions are given to no other"
+        self.environment.has_generation = True
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         call = self.call_method("generation")

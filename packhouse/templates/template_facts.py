@@ -12,7 +12,7 @@ from typing import NamedTuple
 from packhouse.errors import TemplateError
 from packhouse.templates.chat_messages import Messages
 from packhouse.templates.rendering import Rendering
-from packhouse.templates.results import RefusedError
+from packhouse.templates.results import RefusedError, shown
 
 PROBE = ("Perhaps", "Certainly", "Otherwise", "Naturally")
 PROBE_THOUGHT = "Presumably"
@@ -54,7 +54,7 @@ Raises:
 """
 
 Arguments = Mapping[str, object]
-_Shown = Callable[..., Rendering | None]
+_Tried = Callable[..., Rendering | None]
 """As `Probe`; None where the template refuses the conversation."""
 
 _QUESTION: Messages = [{"role": "user", "content": PROBE[0]}]
@@ -106,16 +106,16 @@ def learn_facts(
     if [o.field.message for o in answered.occurrences] != [0, 1]:
         raise TemplateError(f"{where} does not write each content once and in order")
 
-    def shown(messages: Messages, *how: object) -> Rendering | None:
+    def tried(messages: Messages, *how: object) -> Rendering | None:
         with suppress(RefusedError):
             return render(messages, *how)
         return None
 
-    sources = _stops(shown, answered, stop_tokens, control, where)
-    switch = _find_switch(shown, sorted(arguments))
+    sources = _stops(tried, answered, stop_tokens, control, where)
+    switch = _find_switch(tried, sorted(arguments))
     free = None if switch is None or is_set(switch.name) else switch
     thinking = {free.name: free.thinking} if free else {}
-    prompt, question = shown(_QUESTION, {}, True), shown(_QUESTION)
+    prompt, question = tried(_QUESTION, {}, True), tried(_QUESTION)
     tail = prompt.tail if prompt else b""
     header = answered.text[answered.occurrences[0].end : answered.occurrences[1].start]
     return TemplateFacts(
@@ -123,17 +123,17 @@ def learn_facts(
         stop_sources=sources,
         switch=free,
         opening=tail.removeprefix(question.tail) if question else b"",
-        opens_thought=switch is None and _opens_thought(shown),
+        opens_thought=switch is None and _opens_thought(tried),
         opened=tail.removeprefix(header) if tail.startswith(header) else b"",
         writes_thoughts=any(
-            (done := shown([*_QUESTION, answer], thinking)) and PROBE_THOUGHT.encode() in done.text
+            (done := tried([*_QUESTION, answer], thinking)) and PROBE_THOUGHT.encode() in done.text
             for answer in (_THOUGHT[0], {**_THOUGHT[0], "tool_calls": _CALLS})
         ),
     )
 
 
 def _stops(
-    shown: _Shown,
+    tried: _Tried,
     answered: Rendering,
     given: Mapping[str, str],
     control: re.Pattern[bytes],
@@ -143,7 +143,7 @@ def _stops(
 
     def after(*messages: Messages) -> list[str]:
         """Control tokens between the first answer and the next text."""
-        rendering = shown([message for each in messages for message in each])
+        rendering = tried([message for each in messages for message in each])
         own = rendering.own(1) if rendering else []
         if not rendering or not own:
             return []
@@ -157,7 +157,7 @@ def _stops(
     # A chat format on a base checkpoint: `<|im_end|>` ends each answer, and EOS is another token.
     longer = [_QUESTION, _ANSWER, _QUESTION, _ANSWER]
     inner = after(*longer)
-    if last and inner[:1] != last[:1] and shown([message for each in longer for message in each]):
+    if last and inner[:1] != last[:1] and tried([message for each in longer for message in each]):
         raise TemplateError(
             f"{where} ends the last answer with {last[0]!r}, but"
             f" {inner[0] if inner else 'no control token'!r} follows the one before it, and no"
@@ -167,45 +167,45 @@ def _stops(
     if not last:
         raise TemplateError(
             f"{where} writes no control token of the tokenizer after an assistant turn (but"
-            f" {answered.tail[:40].decode()!r}): a model trained on it never learns to stop. Use a"
+            f" {shown(answered.tail[:40])}): a model trained on it never learns to stop. Use a"
             " template that ends each turn, name the token that it writes in format.stop_tokens, or"
             " set train_on: all"
         )
     return {last[0]: "template"}
 
 
-def _find_switch(shown: _Shown, names: Iterable[str]) -> Switch | None:
+def _find_switch(tried: _Tried, names: Iterable[str]) -> Switch | None:
     """The first argument, in the order of names, that changes the header of an answer."""
     for name in names:
         for messages in (_QUESTION, [*_QUESTION, *_CALL]):
-            on, off = (shown(messages, {name: value}, True) for value in (True, False))
+            on, off = (tried(messages, {name: value}, True) for value in (True, False))
             if on and off and on.tail != off.tail:
-                fits = [_thinks_with(shown, {name: value}) for value in (True, False)]
+                fits = [_thinks_with(tried, {name: value}) for value in (True, False)]
                 is_reversed = fits == [False, True]
                 return Switch(name, not is_reversed, is_reversed)
     return None
 
 
-def _thinks_with(shown: _Shown, arguments: Arguments) -> bool:
+def _thinks_with(tried: _Tried, arguments: Arguments) -> bool:
     """Return True if an answer with reasoning follows the prompt that these arguments give."""
-    prompt = shown(_QUESTION, arguments, True)
-    finished = shown([*_QUESTION, *_THOUGHT], arguments)
+    prompt = tried(_QUESTION, arguments, True)
+    finished = tried([*_QUESTION, *_THOUGHT], arguments)
     if not prompt or not finished or not finished.text.startswith(prompt.text):
         return False
     return PROBE_THOUGHT.encode() in finished.text[len(prompt.text) :]
 
 
-def _opens_thought(shown: _Shown) -> bool:
+def _opens_thought(tried: _Tried) -> bool:
     """Return True if a thought begins right where the prompt ends, and a plain answer does not."""
-    prompt = shown(_QUESTION, {}, True)
+    prompt = tried(_QUESTION, {}, True)
     begins = [
         finished is not None
         and prompt is not None
         and finished.text.startswith(prompt.text)
         and finished.text[len(prompt.text) :].lstrip().startswith(own.encode())
         for finished, own in (
-            (shown([*_QUESTION, *_THOUGHT]), PROBE_THOUGHT),
-            (shown([*_QUESTION, *_ANSWER]), PROBE[1]),
+            (tried([*_QUESTION, *_THOUGHT]), PROBE_THOUGHT),
+            (tried([*_QUESTION, *_ANSWER]), PROBE[1]),
         )
     ]
     return begins == [True, False]

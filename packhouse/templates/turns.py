@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from packhouse.recipe import FormatConfig
 from packhouse.templates.chat_messages import Messages
-from packhouse.templates.kinds import Kind, Kinds, Place
+from packhouse.templates.kinds import Kind, Kinds, Place, Turn
 from packhouse.templates.losses import check_answer, is_thought
 from packhouse.templates.predicates import Predicate
 from packhouse.templates.provenance import Piece
@@ -37,7 +37,7 @@ from packhouse.templates.rendering import (
     join_renderings,
     read_parts,
 )
-from packhouse.templates.results import RefusedError, Trained
+from packhouse.templates.results import RefusedError, Trained, shown
 from packhouse.templates.template_facts import TemplateFacts
 
 PROBE_NAME = "Likewise"
@@ -47,23 +47,6 @@ PROBE_CALL = [
 PROBE_TEXT = "Therefore"
 MAX_BYTES = 2**26  # of the records of one row
 MAX_PROVEN = 16  # answers of a row of which each is rendered; in longer rows, one of each kind
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One trained answer, as inference sees it."""
-
-    message: int
-    prompt: Rendering
-    completion: Rendering
-    """From the end of the prompt on; what follows the stop token is not trained."""
-    end: int
-    """Bytes of the completion up to and with its stop token."""
-    stop: bytes
-    """That token."""
-    trained: list[tuple[int, int]]
-    """Ranges of the completion: all of it, or what generation blocks leave of it."""
-    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -137,11 +120,9 @@ class Answers:
         """
         can_join = self._config.turns != "alone"
         if len(wanted) > MAX_PROVEN and can_join:
-            notes, self.notes = self.notes, Counter()
             if (long := self._long_record(wanted)) is not None:
-                self.notes += notes
                 return [long]
-            self.notes = notes
+            self.notes.clear()
         made: list[Record] = []
         for number in wanted:
             turn = self._turn(number)
@@ -155,7 +136,7 @@ class Answers:
             record.spans += [Trained(start + a, start + b, number) for a, b in turn.trained]
             record.turns.append(number)
             record.num_messages = number + 1
-            self._talk.num_written = sum(record.num_messages for record in made)
+            self._talk.num_written = sum(each.num_messages for each in made)
             if sum(len(each.rendering.text) for each in made) > MAX_BYTES:
                 raise RefusedError(
                     "template_limit",
@@ -271,10 +252,10 @@ class Answers:
                 if joined is None or turn.trained != [(0, turn.end)]:
                     return None
                 if number != wanted[-1]:
-                    shown = kinds.compare(record.end, joined, turn.completion, turn.end, number)
-                    if shown is None:
+                    kind = kinds.compare(record.end, joined, turn, self.notes - before)
+                    if kind is None:
                         return None
-                    known[key] = replace(shown, stop=turn.stop, notes=self.notes - before)
+                    known[key] = kind
                 start = len(joined.text)
                 end = start + turn.end
                 last = number == wanted[-1]
@@ -294,16 +275,22 @@ class Answers:
 
     # One rendering of all messages: `turns: whole`.
 
-    def whole_spans(self, wanted: Sequence[int]) -> list[Trained]:
-        """Return where answers are in the rendering of all messages, one of each kind measured.
+    def whole_record(self, wanted: Sequence[int]) -> Record:
+        """Return the rendering of all messages with its answers, one of each kind measured.
 
-        From the end of the prompt to the stop token; where history has another token in its place
-        (`<|end|>` for `<|return|>`), to that one.
+        An answer is trained from the end of its prompt to the stop token; where history has another
+        token in its place (`<|end|>` for `<|return|>`), to that one.
 
         Raises:
             RefusedError: where one begins or ends cannot be shown.
         """
         whole, spans = self._talk.rendering, list[Trained]()
+        last = len(self._raw) - 1
+        if wanted[-1] == last and (own := whole.own(last)):
+            ending = self._closing(last, {}, whole, at := own[-1].end)
+            if not whole.text.startswith(ending.text, at):  # GLM's is the header of the next turn
+                longer = whole.between(0, at) + ending.rendering
+                whole = replace(longer, generation=whole.generation)
         kinds, known = self._kinds(whole), dict[object, tuple[int, int]]()
         for number in wanted:
             place, key = kinds.place(number), kinds.key(number)
@@ -321,7 +308,7 @@ class Answers:
             ranges = in_blocks(number, whole, start, end) if whole.generation else [(start, end)]
             spans += [Trained(a, b, number) for a, b in ranges]
             kinds.advance(number)
-        return spans
+        return Record(whole, spans=spans, num_messages=len(self._raw), turns=[*wanted])
 
     def _measure(self, number: int, whole: Rendering, place: Place) -> tuple[int, int]:
         """Bytes of the gap before an answer that its prompt ends with, and of its closing."""
@@ -336,7 +323,7 @@ class Answers:
             raise RefusedError(
                 "template",
                 f"the prompt before message {number} (assistant) is no beginning of the rendering: "
-                f"{_shown(prompt.tail[-40:])} against {_shown(gap[-40:])}",
+                f"{shown(prompt.tail[-40:])} against {shown(gap[-40:])}. Set format.turns: joined",
             )
         header = min(len(prompt.tail), len(gap))
         own = finished.own(number)
@@ -344,7 +331,7 @@ class Answers:
         at = max(place.last, place.before + header)
         size = self._closing_in_history(whole, at, closing.text, closing.stop)
         if size is None:
-            rest = _shown(whole.text[at : place.after][:40])
+            rest = shown(whole.text[at : place.after][:40])
             raise RefusedError(
                 "no_stop",
                 f"no stop token follows message {number} (assistant) in the rendering of all "
@@ -463,7 +450,7 @@ class Answers:
         at = finished.text.rfind(opening, 0, own[0].start if own else len(finished.text))
         if at < 0 or not opening:
             raise RefusedError(
-                "template", f"message 0 (assistant) does not begin with {_shown(opening)}"
+                "template", f"message 0 (assistant) does not begin with {shown(opening)}"
             )
         return finished.between(0, at + len(opening))
 
@@ -493,7 +480,7 @@ class Answers:
         raise RefusedError(
             "template",
             f"the prompt before message {number} (assistant) does not lead to it: the prompt ends "
-            f"in {_shown(tail[-40:])}, the conversation goes on with {_shown(gap[-40:])}",
+            f"in {shown(tail[-40:])}, the conversation goes on with {shown(gap[-40:])}",
         )
 
     def _with_thought_end(self, number: int, prompt: Rendering, finished: Rendering) -> Rendering:
@@ -563,7 +550,7 @@ class Answers:
     def _no_reasoning(self, number: int, opened: bytes) -> RefusedError:
         return RefusedError(
             "no_reasoning",
-            f"the prompt before message {number} (assistant) opens a thought ({_shown(opened)})"
+            f"the prompt before message {number} (assistant) opens a thought ({shown(opened)})"
             ", and the message has none. Give the rows reasoning, or take a template that can be "
             "asked without",
         )
@@ -602,13 +589,8 @@ class Answers:
         raise RefusedError(
             "no_stop",
             f"no stop token ({known}) follows message {number} (assistant), but "
-            f"{_shown(rest.text[:40])}. Name the token that ends it in format.stop_tokens",
+            f"{shown(rest.text[:40])}. Name the token that ends it in format.stop_tokens",
         )
-
-
-def _shown(text: bytes) -> str:
-    """A piece of a text for a message."""
-    return repr(text.decode(errors="ignore"))
 
 
 def _probe_result(call: Any) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Windows: conversations that are too long for a pack, as several that fit.
 
-Conversations that are too long become windows of whole turns, the system prompt in each. A window
-is a run of exchanges: a user turn and all up to the next. Windows are filled from the end, so that
-the last answer has as much before it as fits. What is trained in the conversation is trained in one
-window, and a window with nothing trained is left out; an exchange that does not fit even alone is a
-window by itself, which pack drops and counts. Each window is a conversation that the template
-renders, so no template is too odd; lengths are those of its real tokens. A long row is rendered and
-tokenized some 2 log2(exchanges) times a window.
+A window is a run of exchanges (a user turn and all up to the next) after the system prompt, which
+each window repeats. Windows are filled from the end, so that the last answer has as much before it
+as fits. What is trained in the conversation is trained in one window, and a window with nothing
+trained is left out; an exchange that does not fit even alone is a window by itself, which pack
+drops and counts. Each window is a conversation that the template renders, so it works with any
+template, and lengths are those of its real tokens. A long row is rendered and tokenized about
+2 log2(exchanges) times per window.
 """
 
 from collections.abc import Callable, Generator

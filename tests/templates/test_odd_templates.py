@@ -1,5 +1,9 @@
 """Templates of families that the design does not list, each with what it once was trained wrong."""
 
+import json
+
+from packhouse.templates import turns as rule
+from tests.templates.test_chat_toys import THINKING
 from tests.templates.toys import chat_renderer, make_table, pieces, render_chat
 
 METHARME = (  # EOS after the last turn alone; headers end the turns before
@@ -15,11 +19,29 @@ LAST_WORD = (  # the last message alone decides whether the prompt or the model 
     "{% if add_generation_prompt %}<|user|>assistant: "
     "{% if messages[-1].content.endswith('/no') %}<|system|>{% endif %}{% endif %}"
 )
+LAST_SWITCH = LAST_WORD.replace(  # as Nemotron Nano v2: the last switch of all texts decides
+    "{% if messages[-1].content.endswith('/no') %}",
+    "{% set ns = namespace(no=false) %}{% for m in messages %}{% if '/no' in m.content %}"
+    "{% set ns.no = true %}{% elif '/yes' in m.content %}{% set ns.no = false %}{% endif %}"
+    "{% endfor %}{% if ns.no %}",
+)
 OPENS = (
     "{% for m in messages %}<|user|>{{ m.role }}: "
     "{% if m.role == 'assistant' and loop.last %}<think>\n{% endif %}"
     "{{ m.content }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<|user|>assistant: <think>\n{% endif %}"
+)
+
+EMPTY_THOUGHT = (  # reasoning is never written; a finished answer has an empty thought in its place
+    "{% for m in messages %}<|user|>{{ m.role }}: "
+    "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}[{{ call.function.name }} "
+    "{{ call.function.arguments | tojson }}]{% endfor %}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<|user|>assistant: <think>\n{% endif %}"
+)
+HEADERS_STOP = (  # as GLM: the header of the next turn stops the model
+    "{% for m in messages %}{{ '<|user|>' if m.role == 'user' else '<|model|>' }}{{ m.content }}"
+    "{% endfor %}{% if add_generation_prompt %}<|model|>{% endif %}"
 )
 
 
@@ -48,7 +70,67 @@ def test_what_a_prompt_asks_of_its_last_message_alone_makes_another_kind():
     ]
 
 
+def test_what_only_some_prompts_ask_makes_another_kind_from_then_on():
+    template = LAST_WORD.replace(
+        "messages[-1].content.endswith",
+        "'x' in messages[-1].content and messages[-1].content.endswith",
+    )
+    texts = {20: "x", 30: "x", 40: "x", 50: "x /no"}
+    turns = [(("user", "assistant")[n % 2], texts.get(n, f"turn {n}")) for n in range(80)]
+    renderer = chat_renderer(template, {"turns": "exact"}, added_tokens=TOKENS)
+    (trained,) = pieces(renderer.render(make_table([turns])).formatted)
+
+    assert [n for n, piece in enumerate(trained) if not piece.startswith("<|system|>")] == [25]
+
+
+def test_of_two_switches_in_the_text_the_later_one_counts():
+    switches = {0: " /no", 2: " /yes", 4: " /no", 40: " /yes", 60: " /no"}
+    turns = [(("user", "assistant")[n % 2], f"turn {n}{switches.get(n, '')}") for n in range(90)]
+    renderer = chat_renderer(LAST_SWITCH, {"turns": "exact"}, added_tokens=TOKENS)
+    out = renderer.render(make_table([turns]))
+
+    (trained,) = pieces(out.formatted)
+    is_off = [at < 2 or 4 <= at < 40 or at >= 60 for at in range(90)]
+    assert trained == [
+        f"{'' if is_off[at] else '<|system|>'}turn {at}</s>" for at in range(1, 90, 2)
+    ]
+
+
 def test_a_plain_answer_is_not_trained_within_a_thought_that_the_prompt_opens():
     out = render_chat(OPENS, [[("user", "Two?"), ("assistant", "2.")]], added_tokens=TOKENS)
 
     assert out.quarantined["reason"].to_pylist() == ["no_reasoning"]
+
+
+def test_a_call_keeps_what_opens_it_after_a_thought_end():
+    call = [{"type": "function", "function": {"name": "look", "arguments": {"at": "Rome"}}}]
+    asked = {"role": "assistant", "content": "", "reasoning": "Hm."}
+    asked["tool_calls"] = json.dumps(call)
+    out = render_chat(
+        EMPTY_THOUGHT,
+        [[("user", "Rome?"), asked]],
+        config={"thought_end": "\n</think>\n\n"},
+        added_tokens=TOKENS,
+    )
+
+    assert pieces(out.formatted) == [['Hm.\n</think>\n\n[look {"at": "Rome"}]</s>']]
+
+
+def test_the_last_answer_of_a_whole_rendering_gets_the_stop_token_that_the_next_turn_would_write():
+    talk = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
+    config = {"turns": "whole", "stop_tokens": ["<|user|>"]}
+    out = render_chat(HEADERS_STOP, [talk], config=config, added_tokens=TOKENS)
+
+    assert out.formatted["text"].to_pylist() == ["<|user|>a<|model|>b<|user|>c<|model|>d<|user|>"]
+    assert pieces(out.formatted) == [["b<|user|>", "d<|user|>"]]
+
+
+def test_a_row_whose_records_are_too_large_together_is_refused(monkeypatch):
+    thought = {"role": "assistant", "content": "b", "reasoning": "Hm."}
+    talk = [turn for number in range(5) for turn in (("user", f"a{number}"), thought)]
+    assert render_chat(THINKING, [talk]).formatted.num_rows == 5
+
+    monkeypatch.setattr(rule, "MAX_BYTES", 500)
+    out = render_chat(THINKING + "{# again #}", [talk])
+    assert out.quarantined["reason"].to_pylist() == ["template_limit"]
+    assert "Set format.turns: whole" in out.quarantined["detail"][0].as_py()

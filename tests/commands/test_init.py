@@ -807,7 +807,7 @@ def test_init_says_what_split_rows_cost(tmp_path, monkeypatch):
     assert "records hold" not in printed("whole.yaml")
     monkeypatch.setattr(sampling, "try_first_rows", split)
     assert (
-        "records hold 1.47 times the text of one rendering per row, because the template drops "
-        "earlier reasoning from history; alternatives: format.turns: whole, format.reasoning: "
-        "strip, train_on: last_assistant"
+        "records hold 1.47 times the text of one rendering per row, because the template writes "
+        "earlier turns differently once others follow; alternatives: format.turns: whole, "
+        "format.reasoning: strip, train_on: last_assistant"
     ) in printed("split.yaml")

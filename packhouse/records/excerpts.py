@@ -27,11 +27,13 @@ class Extent(NamedTuple):
     """It has the first messages of the row."""
     trained: tuple[int, ...]
     """Numbers of the messages that it trains."""
+    awaits_thought: bool = False
+    """Its last prompt asks for reasoning, and only later messages of the row have some."""
 
     def without_first(self, count: int) -> "Extent":
         """The same, in numbers of a row that lacks the first `count` messages."""
         trained = tuple(number - count for number in self.trained)
-        return Extent(self.num_messages - count, trained)
+        return Extent(self.num_messages - count, trained, self.awaits_thought)
 
 
 def rewrites(config: FormatConfig) -> bool:
@@ -46,6 +48,7 @@ def derive(
     origin: Int64s,
     ranges: list[list[tuple[int, int]]],
     weights: Sequence[Float32s | None],
+    awaits_thought: pa.Array | None = None,
 ) -> pa.Table:
     """Conversations made of parts of others.
 
@@ -60,6 +63,7 @@ def derive(
         origin: row of each new conversation.
         ranges: ranges of the table's messages that each consists of.
         weights: of the messages of each; None: it is a row as it is, and keeps name and weights.
+        awaits_thought: true or null for each, see `Extent`; None: no part does.
     """
     messages, _ = list_items(table["messages"])
     # Ranges [(0, 1), (3, 5)] and [(0, 1), (5, 7)]: messages 0 3 4 and 0 5 6, bounds [0 3 6].
@@ -78,7 +82,8 @@ def derive(
     place = table.schema.get_field_index("messages")
     parts = whole.set_column(place, VALIDATED.field("messages"), lists)
     asked = group_keys(one_chunk(whole["messages"]), one_chunk(whole["record_id"]), "prompt")
-    return rename(parts, np.array([own is not None for own in weights], np.bool_), asked)
+    is_part = np.array([own is not None for own in weights], np.bool_)
+    return rename(parts, is_part, asked, awaits_thought)
 
 
 def take_records(
@@ -104,4 +109,5 @@ def take_records(
             own = np.where(is_trained, weights[start:end], 0).astype(np.float32)
         ranges.append([(start, end)])
         own_weights.append(own)
-    return derive(table, config, rows, ranges, own_weights)
+    awaits = [True if extent and extent.awaits_thought else None for extent in extents]
+    return derive(table, config, rows, ranges, own_weights, pa.array(awaits, pa.bool_()))

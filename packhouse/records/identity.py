@@ -30,7 +30,7 @@ from packhouse.records.tables import VALIDATED
 
 GroupBy = Literal["prompt", "record"]
 
-_TOOLS_TAG, _LABEL_TAG, _ARGUMENTS_TAG, _WEIGHT_TAG, _LABEL_NAME_TAG = range(100, 105)
+_TOOLS_TAG, _LABEL_TAG, _ARGUMENTS_TAG, _WEIGHT_TAG, _LABEL_NAME_TAG, _THOUGHT_TAG = range(100, 106)
 
 
 def conversation_ids(
@@ -41,6 +41,7 @@ def conversation_ids(
     weights: pa.Array | None = None,
     *,
     label_names: Sequence[str] | None = None,
+    awaits_thought: pa.Array | None = None,
 ) -> pa.Array:
     """Name each conversation by its content: the first 20 hex digits of a sha256.
 
@@ -55,6 +56,8 @@ def conversation_ids(
         arguments: canonical JSON text or null per conversation; None: no row has any.
         weights: float32 or null per conversation; None: no row has one.
         label_names: what classes 0, 1, ... are called: a template may train the name.
+        awaits_thought: true per conversation whose prompt asks for reasoning that its messages do
+            not show, else null (`packhouse.records.excerpts.Extent`).
 
     Returns:
         Array of strings, 20 hex digits each. 80 bits: among 10 million conversations the chance
@@ -74,7 +77,7 @@ def conversation_ids(
     view = memoryview(data.data)
     bounds = offsets[flat.offsets].tolist() if len(joined) else [0] * len(flat.offsets)
     asides = [(tools, _TOOLS_TAG), (labels, _LABEL_TAG)]
-    asides += [(arguments, _ARGUMENTS_TAG), (weights, _WEIGHT_TAG)]
+    asides += [(arguments, _ARGUMENTS_TAG), (weights, _WEIGHT_TAG), (awaits_thought, _THOUGHT_TAG)]
     if label_names is not None:
         classes = pa.array(range(len(label_names)), labels.type)
         places = pc.index_in(labels, classes)  # null: it has no name
@@ -87,7 +90,12 @@ def conversation_ids(
     return _names(b"".join((view[start:end], tail)) for (start, end), tail in parts)
 
 
-def rename(table: pa.Table, is_changed: Bools, groups: pa.Array | None = None) -> pa.Table:
+def rename(
+    table: pa.Table,
+    is_changed: Bools,
+    groups: pa.Array | None = None,
+    awaits_thought: pa.Array | None = None,
+) -> pa.Table:
     """Call conversations whose messages have changed by their content.
 
     Groups change where they are records, that is, where they are called like their record.
@@ -96,10 +104,11 @@ def rename(table: pa.Table, is_changed: Bools, groups: pa.Array | None = None) -
         table: schema VALIDATED.
         is_changed: bool [num_rows]; others keep their names.
         groups: new names of groups; None: those of the records.
+        awaits_thought: see `conversation_ids`.
     """
     columns = {name: one_chunk(table[name]) for name in VALIDATED.names}
     asides = (columns[name] for name in ("tools", "label", "arguments", "weight"))
-    names = conversation_ids(columns["messages"], *asides)
+    names = conversation_ids(columns["messages"], *asides, awaits_thought=awaits_thought)
     is_record = pc.equal(columns["group_key"], columns["record_id"])
     regroup = pc.and_(pa.array(is_changed), is_record)
     new_groups = names if groups is None else groups

@@ -271,7 +271,10 @@ class RowRenderer:
         for record in records:
             trained = weigh_spans(record, raw, talk, config)
             is_row = is_whole or (record.num_messages == len(raw) and record.turns == answers)
-            extent = None if is_row else Extent(record.num_messages, (*record.turns, *others))
+            extent = None
+            if not is_row:
+                awaits = rule.awaits_thought(record)
+                extent = Extent(record.num_messages, (*record.turns, *others), awaits)
             if trained:
                 done.append(RenderedRecord(record.rendering, trained, extent))
         if not done:

@@ -367,6 +367,13 @@ class Answers:
             return [(on, True), (off, False)]
         return [(off, False)]
 
+    def awaits_thought(self, record: Record) -> bool:
+        """Return True if a prompt of a record asks for reasoning that only later messages have."""
+        if not any(asks for _, asks in self._arguments(record.turns[-1])):
+            return False
+        asked, shown_messages = self._exchange[record.turns[-1]], range(record.num_messages)
+        return not any(self._thinks[n] and self._exchange[n] == asked for n in shown_messages)
+
     # One answer.
 
     def _turn(self, number: int) -> Turn:
@@ -416,6 +423,8 @@ class Answers:
         in_thought = prompt.tail.rfind(b"<think>") > prompt.tail.rfind(b"</think>")
         if in_thought and b"</think>" not in body.text:
             raise self._no_reasoning(number, prompt.tail[prompt.tail.rfind(b"<think>") :])
+        if in_thought and self._thinks[number] and not self._raw[number].get("reasoning"):
+            self._check_tagged(number, body)
         inside = [m.group() for m in body.controls(self._control) if m.group() in self._facts.stops]
         if inside:
             raise RefusedError(
@@ -546,6 +555,26 @@ class Answers:
         """Thoughts of an answer that a completion leaves out; all else of it has to be there."""
         is_stripped = self._config.reasoning == "strip"
         return check_answer(self._talk, number, body, is_stripped=is_stripped)
+
+    def _check_tagged(self, number: int, body: Rendering) -> None:
+        """Refuse a thought in tags that begins anew after a prompt that has opened one.
+
+        Raises:
+            RefusedError: `<think>` comes twice, or the template closes the thought before the text.
+        """
+        pattern = r"\A[ \t\r\n]*<think>"
+        is_opened = bool(re.search(pattern, self._raw[number]["content"] or ""))
+        question = Predicate("matches", pattern, is_opened)
+        self._talk.trace.predicates.add((("content", number), question))
+        first = min((o.start for o in body.occurrences), default=0)
+        if body.text.lstrip().startswith(b"<think>") or b"</think>" in body.text[:first]:
+            raise RefusedError(
+                "thought_lost",
+                f"the prompt before message {number} (assistant) opens a thought, and the template "
+                "writes the one in its text as another. Put the reasoning into a field of its own "
+                "(reasoning_content), with format.thought_end if the template does not write that "
+                "field, or set format.reasoning: strip",
+            )
 
     def _no_reasoning(self, number: int, opened: bytes) -> RefusedError:
         return RefusedError(

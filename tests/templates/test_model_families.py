@@ -451,3 +451,19 @@ def test_stop_tokens_are_those_of_the_files_or_of_the_recipe():
     assert outcome(of, "tools").reason is None
     assert outcome(without, "tools").reason == "TemplateError"
     assert outcome(without, "tools", stop_tokens=list(of.stops)) == outcome(of, "tools")
+
+
+@pytest.mark.parametrize("name", ["qwen3.jinja", "glm4moe.jinja"])
+def test_records_that_differ_only_in_the_thinking_switch_have_names_of_their_own(name):
+    # The first answer is asked to think where a later one of its exchange does.
+    done = [
+        rendered_by_packhouse(family(name), [*SHAPES["tools"][:3], last], TOOLS, turns="alone")
+        for last in (
+            {"role": "assistant", "content": "Sunny.", "reasoning": "The sun is out."},
+            {"role": "assistant", "content": "Sunny."},
+        )
+    ]
+    first = [each.formatted.to_pylist()[0] for each in done]
+    trained = [(record["text"], record["trained_spans"]) for record in first]
+    assert trained[0] != trained[1]
+    assert first[0]["record_id"] != first[1]["record_id"]

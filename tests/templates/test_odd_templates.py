@@ -102,6 +102,31 @@ def test_a_plain_answer_is_not_trained_within_a_thought_that_the_prompt_opens():
     assert out.quarantined["reason"].to_pylist() == ["no_reasoning"]
 
 
+def test_a_thought_in_tags_is_not_opened_twice():
+    talks = [
+        [("user", f"{n}?"), ("assistant", f"{tag}Hm {n}.\n</think>{n}.")]
+        for n, tag in enumerate(["", "", "<think>\n", " <think>", "", "<think>\n"])
+    ]
+    out = render_chat(OPENS, talks, added_tokens=TOKENS)
+
+    assert out.formatted["row"].to_pylist() == [0, 1, 4]
+    assert pieces(out.formatted)[0] == ["Hm 0.\n</think>0.</s>"]
+    assert out.quarantined["row"].to_pylist() == [2, 3, 5]
+    assert set(out.quarantined["reason"].to_pylist()) == {"thought_lost"}
+    plain = render_chat(OPENS, talks[2:3], added_tokens=TOKENS, config={"reasoning": "strip"})
+    assert plain.quarantined["reason"].to_pylist() == ["no_reasoning"]
+
+
+def test_an_empty_thought_is_not_written_before_one_in_tags():
+    talks = [
+        [("user", "Two?"), ("assistant", f"{thought}</think>\n\n2.")]
+        for thought in ("<think>\nHm.\n", "<think>\n\n", "Hm.")
+    ]
+    out = render_chat(EMPTY_THOUGHT, talks, added_tokens=TOKENS)
+
+    assert out.quarantined["reason"].to_pylist() == ["thought_lost"] * 3
+
+
 def test_a_call_keeps_what_opens_it_after_a_thought_end():
     call = [{"type": "function", "function": {"name": "look", "arguments": {"at": "Rome"}}}]
     asked = {"role": "assistant", "content": "", "reasoning": "Hm."}

@@ -28,7 +28,11 @@ serve: $(RUN_STAMP) ## server, worker and deployments on this machine, until Ctr
 deploy: $(RUN_STAMP) ## pools, deployments and automations to the server at PREFECT_API_URL
 	@$(BIN)/python deployments/deploy.py
 
-check: lint types imports test ## all checks but the tests with servers; CI runs this and e2e
+figures: $(TEST_STAMP) ## size of each package, and the functions that a row passes through
+	$(BIN)/python -m bench.size
+	$(BIN)/python -m bench.row_walk
+
+check: lint types imports figures test ## all checks but the tests with servers; CI runs this and e2e
 
 lint: $(TEST_STAMP) ## format check, lint, spelling
 	$(BIN)/ruff format --check .
@@ -156,4 +160,4 @@ $(DOCS)/.done: requirements/docs.txt
 	$(DOCS)/bin/pip install --quiet --no-deps --require-hashes -r requirements/docs.txt
 	@touch $@
 
-.PHONY: docs reference bench peers simulate help setup demo serve deploy check lint types imports test gpu e2e load audit soak fuzz oracle fix lock build clean
+.PHONY: docs reference bench peers simulate help setup demo serve deploy check lint types imports figures test gpu e2e load audit soak fuzz oracle fix lock build clean

@@ -42,6 +42,13 @@ def test_the_demo_and_a_seed_are_what_they_were(run):
         assert len(parts) == len(oracle.PARTS)
 
 
+@pytest.mark.parametrize("name", ["sst2+demo", "sst2-bert+bert"])
+def test_rows_with_labels_are_what_they_were(name, shared, monkeypatch):
+    # The names of records depend on their labels.
+    monkeypatch.setattr("sys.argv", ["oracle", "compare", str(GOLDEN), "--only", name])
+    assert oracle.main() == 0
+
+
 def test_a_difference_is_named_and_shown(run, made, tmp_path):
     out = tmp_path / "before.json"
     run("record", out, "--only", SEED)

@@ -13,6 +13,7 @@ from packhouse.records.excerpts import Extent
 from packhouse.records.tables import FORMATTED
 
 SPANS = FORMATTED.field("content_spans").type
+COLUMNS = ("text", "content_spans", "trained_spans", "span_weights")
 
 
 class Refusal(NamedTuple):
@@ -57,6 +58,16 @@ class Filled:
     trained_spans: pa.Array
     span_weights: pa.Array
 
+    @property
+    def columns(self) -> list[pa.Array]:
+        """Text and spans."""
+        return [self.text, self.content_spans, self.trained_spans, self.span_weights]
+
+    def take(self, places: Int64s) -> "Filled":
+        """Return the records at these places."""
+        columns = (column.take(pa.array(places)) for column in self.columns)
+        return Filled(self.rows[places], [self.extents[at] for at in places.tolist()], *columns)
+
 
 @dataclass(slots=True)
 class Texts:
@@ -92,12 +103,9 @@ def concat_filled(parts: Sequence[Filled]) -> Filled:
     """Put parts together, in the order of row numbers."""
     if len(parts) == 1:
         return parts[0]
-    rows = np.concatenate([np.zeros(0, np.int64), *(part.rows for part in parts)])
+    nothing = (pa.array([], FORMATTED.field(name).type) for name in COLUMNS)
+    parts = [Filled(np.zeros(0, np.int64), [], *nothing), *parts]
+    rows = np.concatenate([part.rows for part in parts])
     extents = [extent for part in parts for extent in part.extents]
-    order = np.argsort(rows, kind="stable")
-    columns = []
-    for name in ("text", "content_spans", "trained_spans", "span_weights"):
-        none = pa.array([], FORMATTED.field(name).type)
-        joined = pa.concat_arrays([none, *(getattr(part, name) for part in parts)])
-        columns.append(joined.take(pa.array(order)))
-    return Filled(rows[order], [extents[number] for number in order], *columns)
+    columns = map(pa.concat_arrays, zip(*(part.columns for part in parts), strict=True))
+    return Filled(rows, extents, *columns).take(np.argsort(rows, kind="stable"))

@@ -22,6 +22,8 @@ class Mutant:
     function: str
     old: str
     new: str
+    seed: int = 0
+    """Of the first schedule that showed it, so that it need not be searched for."""
 
 
 UPLOADS = "yield All(tuple(put_data(_key(ours, entry), body) for entry, body in uploads))"
@@ -62,6 +64,7 @@ MUTANTS = [
         "_judge",
         'return "collected", others',
         'return "collected", []',
+        seed=2898,
     ),
     Mutant(
         "manifest before data",
@@ -83,6 +86,7 @@ MUTANTS = [
         "find_slot_steps",
         "if not isinstance(slot, Tombstone):\n            return slot, generation",
         "return (slot if isinstance(slot, Manifest) else None), generation",
+        seed=433,
     ),
     Mutant(
         "other bytes at the same version id are no alarm",
@@ -119,6 +123,7 @@ MUTANTS = [
         "_is_done",
         "if current.was_moved_by(write_id):",
         "if False:",
+        seed=1357,
     ),
     Mutant(
         "a lost answer counts as done",
@@ -154,6 +159,7 @@ MUTANTS = [
         "put_data",
         "except ObjectNotFoundError:\n            continue",
         "finally:\n            pass",
+        seed=9041,
     ),
     Mutant(
         "a lost answer of a write counts as done",

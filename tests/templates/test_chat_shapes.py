@@ -1,8 +1,7 @@
 """Rows filled shape by shape equal rows rendered one by one, whatever they hold."""
 
+import itertools
 import json
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import cache
 from itertools import count
 from unittest.mock import patch
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from packhouse.templates import chat
 from packhouse.templates.chat_messages import parse_given
-from packhouse.templates.compiled import compile_row
 from tests.templates.test_chat_toys import (
     CHATML,
     GENERATION,
@@ -360,128 +358,14 @@ def test_rows_with_tools_are_filled_and_not_rendered(monkeypatch):
 
 
 def watch_rendered_rows(monkeypatch):
-    """List that takes down the rows that go through Jinja one by one."""
+    """List that takes down the rows that go through Jinja one by one, those for proof apart."""
     rendered = []
-    plain = chat.ChatEngine._render_rows
-    monkeypatch.setattr(
-        chat.ChatEngine,
-        "_render_rows",
-        lambda engine, all_rows, some: rendered.extend(some) or plain(engine, all_rows, some),
-    )
+    plain, is_proof = chat.render_rows, itertools.cycle([True, False])
+
+    def watched(renderer, all_rows, some):
+        if not next(is_proof):
+            rendered.extend(some)
+        return plain(renderer, all_rows, some)
+
+    monkeypatch.setattr(chat, "render_rows", watched)
     return rendered
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_common_rows_are_filled_and_not_rendered(name, monkeypatch):
-    rows = [as_turns([f"question {n}", f"answer {n}"]) for n in range(200)]
-    renderer = chat_renderer(TEMPLATES[name], added_tokens=TOKENS)
-    rendered = watch_rendered_rows(monkeypatch)
-
-    assert renderer.render(make_table(rows)).formatted.num_rows == 200
-    assert rendered == []
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        "{% if '%s' % m.content == 'x' %}{{ '!' }}{% endif %}",
-        "{% if m.content in 'abc' %}{{ '!' }}{% endif %}",
-        "{% set k = m.content ~ '' %}{% if 'x' in k %}{{ '!' }}{% endif %}",
-        "{% if m.content|int > 3 %}{{ '!' }}{% endif %}",
-        "{% if m.content|length > 3 %}{{ '!' }}{% endif %}",
-        "{% if m.content[0] == 'q' %}{{ '!' }}{% endif %}",
-        "{% if 'ab'.startswith(m.content) %}{{ '!' }}{% endif %}",
-        "{% if {'content': m.content}|tojson == 'x' %}{{ '!' }}{% endif %}",
-        "{% if m.content is sequence %}{{ '!' }}{% endif %}",
-        "{% if m.content < 'm' %}{{ '!' }}{% endif %}",
-        "{% if '{}'.format(m.content) == 'x' %}{{ '!' }}{% endif %}",
-        "{% if [m.content]|join == 'x' %}{{ '!' }}{% endif %}",
-        "{% for letter in m.content %}{% if letter == 'z' %}{{ '!' }}{% endif %}{% endfor %}",
-        "{% if m.content.upper() == 'X' %}{{ '!' }}{% endif %}",
-    ],
-)
-def test_questions_that_cannot_be_recorded_send_every_row_through_jinja(use):
-    asked = "{% if m.role == 'user' %}" + use + "{% endif %}"
-    template = CHATML.replace("{{ '<|im_start|>'", asked + "{{ '<|im_start|>'", 1)
-    texts = ["abc", "q", "x", "4", "zz", "long enough", "ab", "a"] * 3
-    table = make_table([as_turns([text, text]) for text in texts])
-    together = chat_renderer(template).render(table)
-    with patch.object(chat, "MIN_SHAPE_ROWS", 2**31):
-        alone = chat_renderer(template).render(table)
-
-    assert outcome(together) == outcome(alone)
-
-
-def test_parts_rendered_by_several_threads_at_once_come_out_as_one_by_one():
-    rows = [as_turns([f"q{n}"] * (2 + 2 * (n % 9))) for n in range(400)]
-    tables = [make_table(rows[start : start + 40]) for start in range(0, 400, 40)]
-    alone = [outcome(chat_renderer(CHATML + "{# one by one #}").render(t)) for t in tables]
-
-    renderer = chat_renderer(CHATML + "{# at once #}")
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda table: outcome(renderer.render(table)), tables))
-
-    assert together == alone
-
-
-def test_a_compiled_template_that_jinja_does_not_confirm_sends_every_row_through_jinja():
-    table = make_table([as_turns([f"question {n}", f"answer {n}"]) for n in range(50)])
-    expected = outcome(chat_renderer(CHATML + "{# sound #}").render(table))
-
-    def wrong(*args, **options):
-        compiled = compile_row(*args, **options)
-        (record,) = compiled.records
-        forged = replace(record, items=("forged", *record.items[1:]))
-        return replace(compiled, records=(forged,))
-
-    with patch.object(chat, "compile_row", wrong):
-        assert outcome(chat_renderer(CHATML + "{# wrong #}").render(table)) == expected
-
-
-# As Mistral's: the system turn is written into the last user turn, if nothing follows that.
-LAST_ONLY = (
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' }}{% if loop.last "
-    "and messages[0].role == 'system' %}{{ messages[0].content + '\n' }}{% endif %}"
-    "{{ m.content + '[/INST]' }}{% elif m.role == 'assistant' %}"
-    "{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"
-)
-DROPS = CHATML.replace("m.content", "('' if '#' in m.content else m.content)")
-
-
-@pytest.mark.parametrize("template", [LAST_ONLY, DROPS])
-@settings(deadline=None, max_examples=25)
-@given(texts=conversations, system=contents)
-def test_rows_of_a_shape_are_refused_in_the_words_of_rows_alone(template, texts, system):
-    long = f"{system}{system * 20}"  # some are longer than the excerpt, or hold tags
-    rows = [as_turns(row) for row in texts]
-    rows += [[("system", long[n:] or "s"), *row] for n, row in enumerate(rows)]
-    table = make_table(rows)
-    renderer = chat_renderer(template, added_tokens=TOKENS)
-    together = renderer.render(table)
-    with patch.object(chat, "MIN_SHAPE_ROWS", 2**31):
-        alone = renderer.render(table)
-
-    assert outcome(together) == outcome(alone)
-    assert together.examples.equals(alone.examples)
-
-
-@pytest.mark.parametrize(
-    ("template", "roles", "remedy"),
-    [
-        (LAST_ONLY, ("system", "user", "assistant", "tool"), "Give format.template"),
-        (DROPS, ("user", "assistant"), "Set format.reasoning: strip. Or"),
-    ],
-)
-def test_rows_of_a_shape_are_refused_by_their_own_words(template, roles, remedy):
-    def turns(number):
-        return [(role, f"# <think>{role} {number * 7919 % 50} {'x' * number}") for role in roles]
-
-    renderer = chat_renderer(template + "{# refused #}")
-    table = make_table([turns(number) for number in range(80)])
-    with patch.object(chat, "MIN_SHAPE_ROWS", 2**31):
-        alone = renderer.render(table)
-    out = renderer.render(table)
-
-    assert outcome(out) == outcome(alone)
-    assert out.quarantined["reason"].to_pylist() == ["content_lost"] * 80
-    assert all(remedy in detail for detail in out.quarantined["detail"].to_pylist())

@@ -146,7 +146,7 @@ class _Counted:
     num_bytes: int = 1
     """Bytes that they come from."""
     num_bad: int = 0
-    """Rows beside these that would be quarantined."""
+    """Rows of which a record would be quarantined."""
     lineage: Mapping[str, Any] = field(default_factory=dict)
     """Rows of the file, and those that `where` leaves out; as a manifest has them."""
 
@@ -184,7 +184,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     every: dict[str, list[_Records]] = {}
     texts: list[SplitText] = []
     num_over = num_bad = 0
-    lineage: list[dict[str, object]] = []
+    lineage: list[dict[str, Any]] = []
     jobs = zip(plan.validate, plan.format, plan.tokenize, strict=True)
     for validate, formatted, tokenize in jobs:
         shard, source = validate.parameters.shard, validate.parameters.source
@@ -193,7 +193,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
         if receipt is not None:
             rendered = FORMAT.peek(formatted.key, workspace)
             counts = [checked, rendered, receipt]
-            bad = sum(sum(each.facts.quarantined.values()) for each in counts if each)
+            bad = sum(each.facts.num_bad_rows for each in counts if each)
             tokenized = read_table(receipt.path("tokenized.arrow"))
             text = split_text_of([rendered] if rendered else [])
             counted = _Counted.of(tokenized, recipe, text, num_bad=bad)
@@ -208,7 +208,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             share = checked.facts.rows_out / max(1, sample.num_read) if checked else None
             counted = sample.scaled(size / max(1, sample.num_bytes) if share is None else share)
             if checked:  # of a run that stopped: 0 rows out are no sample of what was bad
-                bad = max(counted.num_bad, sum(checked.facts.quarantined.values()))
+                bad = max(counted.num_bad, checked.facts.num_bad_rows)
                 counted = replace(counted, num_bad=bad)
         settings = {"file": shard.file, "settings": {"where": source.where}}
         lineage.append(checked.facts.lineage() if checked else {**counted.lineage, **settings})
@@ -226,7 +226,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     tokens = sum(int(each.lengths.sum()) for each in mixed)
     packs, balance_notes = _packs(recipe, [each.lengths for each in mixed])
     factor = factor_note(total(texts), recipe.format)
-    filters = filters_of(lineage)
+    num_read = sum(each["rows"] for each in lineage)
     return Estimate(
         rows=sum(each.num_rows for each in mixed),
         records=sum(len(each.lengths) for each in mixed),
@@ -240,34 +240,25 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             *balance_notes,
             *([factor] if factor else []),
         ),
-        filters=tuple(filters),
-        refusals=tuple(_refusals(recipe, num_bad, num_over, mixed, every, filters)),
+        filters=tuple(filters_of(lineage)),
+        refusals=tuple(_refusals(recipe, num_bad, num_over, num_read, mixed)),
         seq_lens=_other_seq_lens(recipe, every),
     )
 
 
 def _refusals(
-    recipe: Recipe,
-    num_bad: int,
-    num_over: int,
-    mixed: list[_Records],
-    every: Mapping[str, list[_Records]],
-    filters: Sequence[Filter],
+    recipe: Recipe, num_bad: int, num_over: int, num_read: int, mixed: list[_Records]
 ) -> Iterator[str]:
-    parts = [each for own in every.values() for each in own]
-    rows = num_bad + sum(len(each.lengths) for each in parts)
-    unit = "record" if any(not each.is_first.all() for each in parts) else "row"
-    rows += sum(each.filtered for each in filters)  # a run counts all that it reads
     limit = recipe.validate_.max_quarantined
-    if rows and num_bad / rows > limit:
+    if num_read and num_bad / num_read > limit:
         yield (
-            f"{num_bad:,} of {counted(rows, unit)} ({num_bad / rows:.2%}) are bad, over "
+            f"{num_bad:,} of {counted(num_read, 'row')} ({num_bad / num_read:.2%}) are bad, over "
             f"validate.max_quarantined {limit:.2%}; `packhouse inspect RECIPE` names the first"
         )
     is_checked = recipe.pack.over_length == "error" and recipe.pack.strategy != "concat"
     if num_over and is_checked:
         yield (
-            f"{counted(num_over, f'{unit} has', f'{unit}s have')} more tokens than pack.seq_len "
+            f"{counted(num_over, 'record has', 'records have')} more tokens than pack.seq_len "
             f"{recipe.pack.seq_len:,}, and "
             "pack.over_length is error"
         )
@@ -375,7 +366,7 @@ def sample_rows(
         )
         text = SplitText(**run_template(call, recipe, num_bytes))
         tokenized = read_table(folder / "tokenized.arrow")
-        num_bad = rows.quarantined.num_rows + read_table(folder / REFUSED).num_rows
+        refused = read_table(folder / REFUSED)
     left_out = Counter(rows.dropped["detail"].to_pylist())
     return (
         tokenized,
@@ -383,7 +374,7 @@ def sample_rows(
         {
             "num_read": rows.validated.num_rows,
             "num_bytes": num_bytes,
-            "num_bad": num_bad,
+            "num_bad": len(np.union1d(rows.quarantined["row"], refused["row"])),
             "lineage": {
                 "rows": rows.num_records,
                 "filtered": {text: left_out[text] for text in source.filters},

@@ -104,7 +104,7 @@ def print_report(prepared: Prepared) -> None:
     if prepared.receipts:
         echo(f"cache: {Path(prepared.receipts[0].folder).parents[2]}")  # one line: to copy
     if published.quarantine:
-        rows = sum(sum(line.quarantined.values()) for line in prepared.ledger)
+        rows = sum(line.num_bad_rows for line in prepared.ledger)
         out.print(f"quarantine: {counted(rows, 'row')} in {published.quarantine}")
     out.print("\nload it:")
     is_latest = (published.ref, published.ref_version) == ("latest", prepared.version)

@@ -164,15 +164,15 @@ def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:
             "what was made since is not kept. Run again"
         )
     rows_out = read_table(folder / "formatted.arrow").num_rows
-    quarantined = take_refused(folder, parameters.shard, recipe.validate_)
-    put_out = rows_out + sum(quarantined.values())
+    bad = take_refused(folder, parameters.shard, recipe.validate_, [validated])
+    put_out = rows_out + sum(bad["quarantined"].values())
     if put_out != rows_in + sum(reply["added"].values()):
         raise ContractError(f"format took {rows_in:,} rows, put out {put_out:,}")
     return ShardCounts(
         rows_in=rows_in,
         rows_out=rows_out,
         added=reply["added"],
-        quarantined=quarantined,
+        **bad,
         notes=dict(sorted(reply["notes"].items())),
         stop_tokens=reply["stop_tokens"],
     )

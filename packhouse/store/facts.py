@@ -38,6 +38,7 @@ class _LedgerLine(TypedDict, total=False):
     rows_out: Required[_Count]
     added: _Counters
     quarantined: _Counters
+    quarantined_again: _Count
     dropped: _Counters
     tokens_added: _Counters
     tokens_dropped: _Counters

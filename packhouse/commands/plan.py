@@ -71,7 +71,7 @@ def _print(
         f"  {about}{facts.num_rows}, {counted(facts.tokens, 'token')}, "
         f"{counted(facts.packs, 'pack')}, {facts.bytes / 2**20:,.1f} MiB"
     )
-    for note in facts.notes:
+    for note in facts.lines():
         print_text(f"note: {note}", 2)
     for refusal in facts.refusals:
         print_text(f"the run would be refused: {refusal}", 2)

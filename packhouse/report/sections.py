@@ -27,7 +27,7 @@ from packhouse.report.html import (
     tiles,
 )
 from packhouse.report.samples import is_of_classes
-from packhouse.store.counts import splits_of, totals_of
+from packhouse.store.counts import render_counts_of, splits_of, totals_of
 from packhouse.store.manifest import PULLED_NAMES, Manifest
 from packhouse.wording import counted
 
@@ -126,9 +126,14 @@ def load_section(manifest: Manifest, uri: str | None) -> str:
 
 
 def flow_section(manifest: Manifest) -> str:
-    """The ledger."""
-    ledger = manifest.counts.get("ledger", [])
-    return section("flow", "From rows to tokens", figure(flow_figure(ledger)) if ledger else "")
+    """The ledger, and how rows became records."""
+    ledger, rendering = manifest.counts.get("ledger", []), render_counts_of(manifest)
+    lines = [*rendering.record_lines(), *rendering.lines()]
+    notes = "".join(f"<li>{html_text(line)}</li>" for line in lines)
+    drawn = figure(flow_figure(ledger)) if ledger else ""
+    return section(
+        "flow", "From rows to tokens", drawn, f"<ul class=quiet>{notes}</ul>" if notes else ""
+    )
 
 
 def lengths_section(manifest: Manifest, measured: Measured) -> str:

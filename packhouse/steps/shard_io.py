@@ -1,7 +1,7 @@
 """What steps that work on shards share: bad rows, and tables that are mapped when looked at."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
@@ -13,6 +13,7 @@ from packhouse.cache.steps import Receipt
 from packhouse.foreign import REFUSED
 from packhouse.recipe import ValidateConfig
 from packhouse.records.ledger import RowCounts
+from packhouse.records.render_counts import RenderCounts
 from packhouse.records.tables import read_table, write_table
 from packhouse.sources import SourceShard, with_raw_rows
 
@@ -28,6 +29,22 @@ class ShardCounts(RowCounts):
     """How often something was seen that a reader should know, though no row was lost by it."""
     stop_tokens: Mapping[str, str] = field(default_factory=dict)
     """Of the format step: tokens that end answers, and where each is from."""
+    rows_rendered: int | None = None
+    """Of the format step: rows that gave a record."""
+
+
+def render_counts(receipts: Iterable[Receipt[ShardCounts]]) -> RenderCounts:
+    """Return what the format step says of all shards, and the notes of whatever steps are given."""
+    return RenderCounts.total(
+        RenderCounts(
+            rows=(facts.rows_rendered or facts.rows_out) * (receipt.step == "format"),
+            records=facts.rows_out * (receipt.step == "format"),
+            stop_tokens=facts.stop_tokens,
+            notes=facts.notes,
+        )
+        for receipt in receipts
+        if isinstance(facts := receipt.facts, ShardCounts)
+    )
 
 
 class MappedTables(Sequence[pa.Table]):

@@ -1,7 +1,10 @@
 """What a manifest counts, as numbers that pages show."""
 
+from dataclasses import fields
+
 from packhouse.packing import PackStatistics
 from packhouse.records.ledger import sum_by_reason
+from packhouse.records.render_counts import RenderCounts
 from packhouse.store.manifest import Manifest
 from packhouse.wording import by_name, counted
 
@@ -16,6 +19,12 @@ def totals_of(manifest: Manifest) -> dict[str, int]:
     for name, attribute in _OF_SPLITS.items():
         totals[name] = sum(getattr(each, attribute) for each in splits)
     return totals
+
+
+def render_counts_of(manifest: Manifest) -> RenderCounts:
+    """Return how rows became records; all 0 where another program's manifest does not say."""
+    said = manifest.counts.get("rendering", {})
+    return RenderCounts(**{f.name: said[f.name] for f in fields(RenderCounts) if f.name in said})
 
 
 _OF_SPLITS = {

@@ -51,24 +51,20 @@ def heading(manifest: Manifest) -> str:
 
 def overview(manifest: Manifest) -> str:
     """Numbers of the whole."""
-    rows, quarantined, dropped, records, packs, tokens, trained, padding = totals_of(
-        manifest
-    ).values()
+    rows, bad, dropped, records, packs, tokens, trained, padding = totals_of(manifest).values()
     splits = splits_of(manifest)
     made = num_added_records(manifest.counts.get("ledger", []))
-
-    def lost(number: int) -> str:
-        """Its share of the rows; of rows that became several records, of these."""
-        share = _share(number, rows + made)
-        return f"{share} of {counted(rows + made, 'record')}" if made else share
+    lost = _share(dropped, rows + made)  # of rows that became several records, of these
+    if made:
+        lost += f" of {counted(rows + made, 'record')}"
 
     by_split = ", ".join(f"{name} {each.num_packs:,}" for name, each in splits.items())
     return tiles(
         [
             ("Rows read", f"{rows:,}", counted(len(manifest.counts.get("sources", {})), "source")),
             ("Records packed", f"{records:,}", ""),
-            ("Quarantined", f"{quarantined:,}", lost(quarantined)),
-            ("Dropped", f"{dropped:,}", lost(dropped)),
+            ("Bad rows", f"{bad:,}", _share(bad, rows)),
+            ("Dropped", f"{dropped:,}", lost),
             ("Packs", f"{packs:,}", by_split if len(splits) > 1 else ""),
             ("Tokens", short_number(tokens), f"{tokens:,}"),
             ("Trained", "labels", "no token is in the loss")

@@ -134,9 +134,9 @@ def test_plan_says_that_a_run_would_fail(call):
 def test_plan_shows_what_other_pack_sizes_would_give(call):
     found = json.loads(call("plan", str(DEMO), "--json"))["seq_lens"]
     by_size = {line["seq_len"]: line for line in found}
-    assert by_size[512]["rows_too_long"] == 1
-    assert by_size[2048]["rows_too_long"] == 0
-    assert by_size[128]["rows_too_long"] > 1
+    assert by_size[512]["records_too_long"] == 1
+    assert by_size[2048]["records_too_long"] == 0
+    assert by_size[128]["records_too_long"] > 1
     for size, line in by_size.items():
         assert line["num_tokens"] + line["num_padding"] == size * line["num_packs"]
         assert 0 < line["fill"] <= 1

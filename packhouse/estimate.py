@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from packhouse.packing import apply_over_length, pack_costs, plan_packs, step_im
 from packhouse.packing.other_seq_lens import SeqLenTrial, try_seq_lens
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.ledger import Filter, filters_of
+from packhouse.records.render_counts import RenderCounts
 from packhouse.records.rows import number_rows
 from packhouse.records.split_text import SplitText, factor_note, total
 from packhouse.records.tables import read_table
@@ -32,9 +34,10 @@ from packhouse.sources.tabular import TABULAR
 from packhouse.steps.format import FORMAT, split_text_of
 from packhouse.steps.plan import Plan
 from packhouse.steps.publish import PUBLISH
+from packhouse.steps.shard_io import render_counts
 from packhouse.steps.tokenize import TOKENIZE
 from packhouse.steps.validate import VALIDATE
-from packhouse.wording import counted
+from packhouse.wording import by_name, counted
 
 _Lengths = npt.NDArray[np.integer]
 _SAMPLE_BYTES = 2**20
@@ -65,6 +68,10 @@ class Estimate:
     """Rows, records and tokens by source file, before any are dropped and sources are mixed."""
     notes: tuple[str, ...] = ()
     """What the numbers are based on, and what is not in them."""
+    rendering: RenderCounts = field(default_factory=RenderCounts)
+    """How rows become records, before sources are mixed."""
+    quarantined: Mapping[str, int] = field(default_factory=dict)
+    """Records by reason that would be quarantined (rows, before they are split)."""
     refusals: tuple[str, ...] = ()
     """Why the run would publish nothing, as far as the numbers show it."""
     filters: tuple[Filter, ...] = ()
@@ -72,6 +79,11 @@ class Estimate:
     seq_lens: tuple[SeqLenTrial, ...] = ()
     """What other `pack.seq_len` would give, by the planner of the run, without `over_length`; none
     for windows, which follow `seq_len`."""
+
+    def lines(self) -> list[str]:
+        """Return the notes, how answers end, and why rows would be quarantined, in words."""
+        bad = [f"quarantined: {by_name(self.quarantined)}"] if self.quarantined else []
+        return [*self.notes, *self.rendering.lines(), *bad]
 
     @property
     def num_rows(self) -> str:
@@ -145,8 +157,12 @@ class _Counted:
     """Rows that were read."""
     num_bytes: int = 1
     """Bytes that they come from."""
+    rendered: RenderCounts = field(default_factory=RenderCounts)
+    """How rows became records."""
+    quarantined: Mapping[str, int] = field(default_factory=dict)
+    """Records by reason that would be quarantined; rows, before they are split."""
     num_bad: int = 0
-    """Rows beside these that would be quarantined."""
+    """Rows of which a record would be quarantined."""
     lineage: Mapping[str, Any] = field(default_factory=dict)
     """Rows of the file, and those that `where` leaves out; as a manifest has them."""
 
@@ -167,6 +183,8 @@ class _Counted:
             self.every.scaled(share),
             self.packed.scaled(share),
             self.text.scaled(share),
+            rendered=self.rendered.scaled(share),
+            quarantined={name: round(n * share) for name, n in self.quarantined.items()},
             num_bad=round(self.num_bad * share),
             lineage={
                 "rows": round(self.lineage["rows"] * share),
@@ -183,8 +201,10 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     num_bytes = 0
     every: dict[str, list[_Records]] = {}
     texts: list[SplitText] = []
+    rendered_parts: list[RenderCounts] = []
+    quarantined: Counter[str] = Counter()
     num_over = num_bad = 0
-    lineage: list[dict[str, object]] = []
+    lineage: list[dict[str, Any]] = []
     jobs = zip(plan.validate, plan.format, plan.tokenize, strict=True)
     for validate, formatted, tokenize in jobs:
         shard, source = validate.parameters.shard, validate.parameters.source
@@ -193,10 +213,13 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
         if receipt is not None:
             rendered = FORMAT.peek(formatted.key, workspace)
             counts = [checked, rendered, receipt]
-            bad = sum(sum(each.facts.quarantined.values()) for each in counts if each)
+            bad = sum(each.facts.num_bad_rows for each in counts if each)
+            reasons = sum((Counter(each.facts.quarantined) for each in counts if each), Counter())
             tokenized = read_table(receipt.path("tokenized.arrow"))
             text = split_text_of([rendered] if rendered else [])
-            counted = _Counted.of(tokenized, recipe, text, num_bad=bad)
+            rendering = render_counts([rendered] if rendered else [])
+            bad_rows = {"num_bad": bad, "quarantined": reasons}
+            counted = _Counted.of(tokenized, recipe, text, rendered=rendering, **bad_rows)
         else:
             if shard.file not in samples:
                 found, text, read = sample_rows(recipe, source, shard.uri, workspace)
@@ -208,11 +231,14 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             share = checked.facts.rows_out / max(1, sample.num_read) if checked else None
             counted = sample.scaled(size / max(1, sample.num_bytes) if share is None else share)
             if checked:  # of a run that stopped: 0 rows out are no sample of what was bad
-                bad = max(counted.num_bad, sum(checked.facts.quarantined.values()))
-                counted = replace(counted, num_bad=bad)
+                bad = max(counted.num_bad, checked.facts.num_bad_rows)
+                reasons = Counter(counted.quarantined) | Counter(checked.facts.quarantined)
+                counted = replace(counted, num_bad=bad, quarantined=reasons)
         settings = {"file": shard.file, "settings": {"where": source.where}}
         lineage.append(checked.facts.lineage() if checked else {**counted.lineage, **settings})
         texts.append(counted.text)
+        rendered_parts.append(counted.rendered)
+        quarantined.update(counted.quarantined)
         packed.setdefault(source_name(source), []).append(counted.packed)
         every.setdefault(source_name(source), []).append(counted.every)
         num_bad += counted.num_bad
@@ -226,7 +252,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     tokens = sum(int(each.lengths.sum()) for each in mixed)
     packs, balance_notes = _packs(recipe, [each.lengths for each in mixed])
     factor = factor_note(total(texts), recipe.format)
-    filters = filters_of(lineage)
+    num_read = sum(each["rows"] for each in lineage)
     return Estimate(
         rows=sum(each.num_rows for each in mixed),
         records=sum(len(each.lengths) for each in mixed),
@@ -240,34 +266,27 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             *balance_notes,
             *([factor] if factor else []),
         ),
-        filters=tuple(filters),
-        refusals=tuple(_refusals(recipe, num_bad, num_over, mixed, every, filters)),
+        rendering=RenderCounts.total(rendered_parts),
+        quarantined=dict(quarantined.most_common()),
+        filters=tuple(filters_of(lineage)),
+        refusals=tuple(_refusals(recipe, num_bad, num_over, num_read, mixed)),
         seq_lens=_other_seq_lens(recipe, every),
     )
 
 
 def _refusals(
-    recipe: Recipe,
-    num_bad: int,
-    num_over: int,
-    mixed: list[_Records],
-    every: Mapping[str, list[_Records]],
-    filters: Sequence[Filter],
+    recipe: Recipe, num_bad: int, num_over: int, num_read: int, mixed: list[_Records]
 ) -> Iterator[str]:
-    parts = [each for own in every.values() for each in own]
-    rows = num_bad + sum(len(each.lengths) for each in parts)
-    unit = "record" if any(not each.is_first.all() for each in parts) else "row"
-    rows += sum(each.filtered for each in filters)  # a run counts all that it reads
     limit = recipe.validate_.max_quarantined
-    if rows and num_bad / rows > limit:
+    if num_read and num_bad / num_read > limit:
         yield (
-            f"{num_bad:,} of {counted(rows, unit)} ({num_bad / rows:.2%}) are bad, over "
+            f"{num_bad:,} of {counted(num_read, 'row')} ({num_bad / num_read:.2%}) are bad, over "
             f"validate.max_quarantined {limit:.2%}; `packhouse inspect RECIPE` names the first"
         )
     is_checked = recipe.pack.over_length == "error" and recipe.pack.strategy != "concat"
     if num_over and is_checked:
         yield (
-            f"{counted(num_over, f'{unit} has', f'{unit}s have')} more tokens than pack.seq_len "
+            f"{counted(num_over, 'record has', 'records have')} more tokens than pack.seq_len "
             f"{recipe.pack.seq_len:,}, and "
             "pack.over_length is error"
         )
@@ -373,17 +392,19 @@ def sample_rows(
         call = partial(
             try_rows, recipe, row_format, source.label_names, workspace.tokenizers, folder
         )
-        text = SplitText(**run_template(call, recipe, num_bytes))
+        reply = run_template(call, recipe, num_bytes)
         tokenized = read_table(folder / "tokenized.arrow")
-        num_bad = rows.quarantined.num_rows + read_table(folder / REFUSED).num_rows
+        bad = rows.quarantined, read_table(folder / REFUSED)
     left_out = Counter(rows.dropped["detail"].to_pylist())
     return (
         tokenized,
-        text,
+        SplitText(**reply["text"]),
         {
+            "rendered": RenderCounts(**reply["counts"]),
+            "quarantined": Counter(chain(*(each["reason"].to_pylist() for each in bad))),
             "num_read": rows.validated.num_rows,
             "num_bytes": num_bytes,
-            "num_bad": num_bad,
+            "num_bad": len(np.unique(np.concatenate([each["row"] for each in bad]))),
             "lineage": {
                 "rows": rows.num_records,
                 "filtered": {text: left_out[text] for text in source.filters},

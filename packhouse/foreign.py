@@ -27,6 +27,8 @@ from packhouse.records.pairs import (
     keep_both,
     split_sides,
 )
+from packhouse.records.render_counts import RenderCounts
+from packhouse.records.rows import num_rows
 from packhouse.records.split_text import SplitText
 from packhouse.records.tables import FORMATTED, read_table, refused_rows, write_table
 from packhouse.runtime.confine import run_confined
@@ -200,7 +202,7 @@ def try_rows(
     """Render and tokenize `validated.arrow`; write `tokenized.arrow` and `refused.arrow`.
 
     Returns:
-        The fields of `SplitText`.
+        `text`, the fields of `SplitText`, and `counts`, those of `RenderCounts`.
     """
     if row_format == "tokenized":
         given = read_given(
@@ -209,7 +211,7 @@ def try_rows(
         )
         write_table(folder / "tokenized.arrow", given.tokenized)
         write_table(folder / REFUSED, given.quarantined)
-        return asdict(SplitText())
+        return {"text": asdict(SplitText()), "counts": asdict(RenderCounts())}
     texts, tokens = folder / "texts", folder / "tokens"
     for each in (texts, tokens):
         each.mkdir()
@@ -219,7 +221,15 @@ def try_rows(
     bad = [read_table(each / REFUSED) for each in (texts, tokens)]
     write_table(folder / REFUSED, pa.concat_tables(bad))
     sides = [texts / name for name in ("formatted.arrow", REJECTED) if (texts / name).exists()]
-    return asdict(SplitText.of(map(read_table, sides), reply["notes"]))
+    formatted = read_table(texts / "formatted.arrow")
+    counts = RenderCounts(
+        rows=num_rows(formatted),
+        records=formatted.num_rows,
+        stop_tokens=reply["stop_tokens"],
+        notes=reply["notes"],
+    )
+    text = SplitText.of(map(read_table, sides), reply["notes"])
+    return {"text": asdict(text), "counts": asdict(counts)}
 
 
 def usual_template(tokenizer: str, cache: Path, *, has_labels: bool) -> str:

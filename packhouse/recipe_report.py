@@ -111,7 +111,7 @@ def recipe_cell(recipe: Recipe) -> str:
         )
     ]
     return cell(
-        [("a run would make", made), *(("note", note) for note in expected.notes)],
+        [("a run would make", made), *(("note", note) for note in expected.lines())],
         {f"first rows of {name}": drawn},
         shown,
         _pipeline(recipe, workspace),
@@ -180,7 +180,7 @@ def _head(recipe: Recipe, version_id: str, expected: Estimate) -> str:
             ("Size", f"{expected.bytes / 2**20:,.1f} MiB", f"{about}of data files"),
         ]
     )
-    notes = "".join(f"<li>{html_text(note)}</li>" for note in expected.notes)
+    notes = "".join(f"<li>{html_text(note)}</li>" for note in expected.lines())
     return f"{top}{refusals}{boxes}" + (f"<ul class=quiet>{notes}</ul>" if notes else "")
 
 

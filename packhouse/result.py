@@ -18,7 +18,7 @@ from packhouse.sources.extra_fields import CONVERSATIONAL, IN_MESSAGES, TRAIN_FL
 from packhouse.steps import STEPS
 from packhouse.steps.eval_side import SplitCounts
 from packhouse.steps.publish import Published
-from packhouse.steps.shard_io import ShardCounts
+from packhouse.steps.shard_io import render_counts
 from packhouse.steps.validate import ValidateFacts
 from packhouse.terminal import console, echo, print_table, print_text
 from packhouse.wording import counted
@@ -104,7 +104,7 @@ def print_report(prepared: Prepared) -> None:
     if prepared.receipts:
         echo(f"cache: {Path(prepared.receipts[0].folder).parents[2]}")  # one line: to copy
     if published.quarantine:
-        rows = sum(sum(line.quarantined.values()) for line in prepared.ledger)
+        rows = sum(line.num_bad_rows for line in prepared.ledger)
         out.print(f"quarantine: {counted(rows, 'row')} in {published.quarantine}")
     out.print("\nload it:")
     is_latest = (published.ref, published.ref_version) == ("latest", prepared.version)
@@ -236,48 +236,11 @@ def _count(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
 
 
-# What a reader should know although no row was lost by it.
-_NOTES = {
-    "straddles_start": "answers begin inside a token of the prompt, which is not trained: "
-    "end the template's prompt with a line break to avoid it",
-    "straddles_end": "trained turns end inside a token that reaches beyond them",
-    "split_prompts": "prompts end inside a token; they are encoded apart, as inference does",
-    "control_text_rows": "rows hold control-token text in their contents",
-    "inexact_round_trip": "rows do not decode to their very text (the tokenizer normalises)",
-    "unk_tokens": "unknown tokens",
-    "reasoning_not_rendered": "thoughts are left out by the template",
-    "thinking_turns": "answers follow the prompt that asks for reasoning",
-    "plain_turns": "answers follow the prompt that asks for none",
-    "turns_without_thought": "answers of an exchange with reasoning have none, and follow the "
-    "prompt that asks for none",
-    "rewritten_prompts": "prompts differ from the record before them in text of the template",
-    "borrowed_thoughts": "answers have their reasoning as the template writes it before a call",
-    "arguments_not_read": "rows give arguments that the template does not read",
-    "bom": "files began with a byte order mark",
-    "unanswered": "questions have no answer, and are left out",
-    "blank_lines": "blank lines were passed over",
-    "trailing_commas": "JSON arrays have a comma behind their last row",
-    "truncated_files": "files end in the middle of a row",
-}
-
-
 def _print_notes(prepared: Prepared) -> None:
-    counts, stops = Counter[str](), dict[str, str]()
-    for receipt in prepared.receipts:
-        if isinstance(receipt.facts, ShardCounts):
-            counts.update(receipt.facts.notes)
-            stops |= receipt.facts.stop_tokens
-    for note, meaning in _NOTES.items():
-        if counts[note]:
-            print_text(f"note: {counts[note]:,} {meaning}", 2)
-    for token in (token for token, source in stops.items() if source == "template"):
-        print_text(
-            f"note: answers end with {token!r}, as the template writes them; no file of the model "
-            "names it, so tell the inference engine to stop there (stop_token_ids)",
-            2,
-        )
-    if prepared.factor_note:
-        print_text(f"note: {prepared.factor_note}", 2)
+    found = render_counts(prepared.receipts)
+    notes = [*found.record_lines(), *found.lines()]
+    for note in [*notes, prepared.factor_note] if prepared.factor_note else notes:
+        print_text(f"note: {note}", 2)
 
 
 def _unused_fields(prepared: Prepared) -> dict[str, dict[str, int]]:

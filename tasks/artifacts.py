@@ -311,7 +311,7 @@ def _sources(prepared: Prepared) -> list[dict[str, Any]]:
     for facts in (receipt.facts for receipt in prepared.receipts):
         if isinstance(facts, ValidateFacts):
             read[facts.origin.source] += facts.rows_in
-            bad[facts.origin.source] += sum(facts.quarantined.values())
+            bad[facts.origin.source] += facts.num_bad_rows
     audited: Mapping[str, Any] = prepared.published.audit["sources"]
     return [
         {

@@ -269,6 +269,8 @@ def _read_version(store: Path) -> Parts:
     (manifest_path,) = store.glob("*/v/*/manifest.json")
     manifest = json.loads(manifest_path.read_bytes())
     ledger = {step["step"]: step for step in manifest["counts"]["ledger"]}
+    for step in ledger.values():  # says how many rows the quarantined records are of
+        step.pop("quarantined_again", None)
     ledger |= {name: manifest["counts"][name] for name in ("sides", "sources", "split")}
     audit = {name: manifest["audit"][name] for name in ("dataset", "packs", "sources")}
     parts: Parts = {

@@ -1,4 +1,4 @@
-"""`packhouse dropped VERSION`: the rows that a policy or a filter left out."""
+"""`packhouse dropped VERSION`: the rows and records that a policy or a filter left out."""
 
 import json
 from collections import Counter
@@ -41,18 +41,18 @@ Rows = list[dict[str, Any]]
 
 @click.command()
 @click.argument("target", metavar="VERSION")
-@click.option("--reason", help="Only rows of this reason.")
-@click.option("--source", help="Only rows of this source, or of this `source/file`.")
+@click.option("--reason", help="Only those of this reason.")
+@click.option("--source", help="Only those of this source, or of this `source/file`.")
 @click.option(
     "--limit",
     default=5,
     show_default=True,
     type=click.IntRange(min=0),
-    help="Rows to print of each reason; 0: all.",
+    help="How many to print of each reason; 0: all.",
 )
 @click.option("--recipe", type=click.Path(), help="Says where the source files lie now.")
 @cache_option("Folder of tokenizers and finished steps.")
-@json_option("Print JSON, a line for each row.")
+@json_option("Print JSON, a line for each.")
 def dropped(
     target: str,
     reason: str | None,
@@ -62,11 +62,11 @@ def dropped(
     cache: Path,
     as_json: bool,
 ) -> None:
-    """Print the rows that a policy or a filter left out of a VERSION, and why.
+    """Print the rows and records that a filter or a policy left out of a VERSION, and why.
 
-    Over-length rows have their token counts, duplicates the row that they repeat, filtered rows the
-    expression. Rows count from 0. Texts and token counts come from the cache, if it holds the run
-    that made the version. Other rows are shown as they stand in their files: where the last run on
+    Over-length records have their token counts, duplicates the row that they repeat, filtered rows
+    the expression. Rows count from 0. Texts and token counts come from the cache, if it holds the
+    run that made the version. Others are shown as they stand in their files: where the last run on
     this machine found these, or where --recipe has them, if they still hold what the version read.
 
     \b
@@ -90,14 +90,15 @@ def dropped(
             print_note(note)
         return
     for name, number in groups.items():
-        echo(f"{name}: {counted(number, 'row')}")
         of_this = [row for row in shown if row["reason"] == name]
+        unit = "record" if any(row["record_id"] for row in of_this) else "row"
+        echo(f"{name}: {counted(number, unit)}")
         for row in of_this:
             _print(row)
         if number > len(of_this):
             echo(f"  ... and {number - len(of_this):,} more; see --limit")
     if not rows:
-        echo("no row was dropped" if not (reason or source) else "no row was dropped for that")
+        echo("nothing was dropped" if not (reason or source) else "nothing was dropped for that")
     for note in notes:
         print_text(note)
 
@@ -113,10 +114,10 @@ def _print(row: dict[str, Any]) -> None:
 def _dropped_rows(
     opened: OpenVersion, workspace: Workspace, reason: str | None, source: str | None
 ) -> Rows:
-    """Return the dropped rows, without texts.
+    """Return what was dropped, without texts.
 
     Raises:
-        ConfigError: no row is dropped for such a reason.
+        ConfigError: nothing is dropped for such a reason.
     """
     table = read_view(opened, "dropped", _COLUMNS, workspace.tokenizers)
     if reason:
@@ -124,7 +125,7 @@ def _dropped_rows(
         table = table.filter(pc.equal(table["reason"], reason))
         if not table.num_rows:
             others = f", but for {', '.join(reasons)}" if reasons else ""
-            raise ConfigError(f"no row was dropped for '{reason}'{others}")
+            raise ConfigError(f"nothing was dropped for '{reason}'{others}")
     return [
         row
         for row in table.to_pylist()
@@ -201,7 +202,7 @@ def _add_raw(
         if name in uris:
             why = f"'{uris[name]}' is not the file that the version was made of: its sha256 differs"
         if left:
-            num_rows_left = counted(sum(map(len, left.values())), "row")
+            num_rows_left = counted(len(left), "row")
             lines.append(f"no text of {num_rows_left} of {name}: {notes.get(name) or why}")
     return lines
 

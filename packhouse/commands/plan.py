@@ -1,4 +1,4 @@
-"""`packhouse plan RECIPE`: a dry run, with rows, tokens, packs, bytes and cache hits."""
+"""`packhouse plan RECIPE`: a dry run, with rows, records, tokens, packs, bytes and cache hits."""
 
 import json
 from collections import Counter
@@ -24,10 +24,11 @@ from packhouse.wording import counted
 @click.command()
 @recipe_options
 def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bool) -> None:
-    """Estimate what RECIPE would give, before any work: rows, tokens, packs, bytes, cache hits.
+    """Estimate what RECIPE would give, before any work: rows, records, tokens, packs, bytes.
 
-    Says how much room the run will take in the cache, and how much there is. Reads a sample of each
-    source; counts exactly what is tokenized already.
+    Says how rows become records, which would be quarantined, which steps are cached, how much room
+    the run will take in the cache, and how much there is. Reads a sample of each source; counts
+    exactly what is tokenized already.
     """
     recipe = read_recipe(recipe_path, overrides)
     workspace = Workspace(cache=cache)
@@ -71,7 +72,7 @@ def _print(
         f"  {about}{facts.num_rows}, {counted(facts.tokens, 'token')}, "
         f"{counted(facts.packs, 'pack')}, {facts.bytes / 2**20:,.1f} MiB"
     )
-    for note in facts.notes:
+    for note in facts.lines():
         print_text(f"note: {note}", 2)
     for refusal in facts.refusals:
         print_text(f"the run would be refused: {refusal}", 2)
@@ -85,11 +86,16 @@ def _print(
     print_table(table)
     if facts.seq_lens:
         table = Table(box=None, pad_edge=False)
-        for name in ("pack.seq_len", "packs", "fill", "padding", "too long"):
+        for name in ("pack.seq_len", "packs", "fill", "padding", "records too long"):
             table.add_column(name, justify="right")
         for each in facts.seq_lens:
-            counts = (each.seq_len, each.num_packs, each.fill, each.num_padding, each.rows_too_long)
-            table.add_row(*(f"{n:.1%}" if isinstance(n, float) else f"{n:,}" for n in counts))
+            counts = (each.seq_len, each.num_packs, each.fill, each.num_padding)
+            table.add_row(
+                *(
+                    f"{n:.1%}" if isinstance(n, float) else f"{n:,}"
+                    for n in (*counts, each.records_too_long)
+                )
+            )
         print_table(table)
     hits = [f"{step} {line['cached']}/{line['jobs'] or '?'}" for step, line in cached.items()]
     print_text(f"cached: {', '.join(hits)}")

@@ -39,13 +39,13 @@ def sql(target: str, query: str, as_json: bool, as_csv: bool, limit: int, cache:
     """Ask a VERSION in SQL (DuckDB's).
 
     \b
-    records     a row of the sources: source, row, split, outcome, num_tokens, ...
+    records     a record: source and row it is from, split, outcome, num_tokens, ...
     packs       a pack: split, pack, num_records, num_tokens, num_trained, fill
-    quarantine  a bad row: source, row, step, reason, detail
-    dropped     a row that was left out: source, row, reason, detail
-    ledger      rows and tokens of each step: step, event, reason, rows, tokens
+    quarantine  a bad row or record: source, row, step, reason, detail
+    dropped     a row or record that was left out: source, row, reason, detail
+    ledger      a count of a step: step, event, reason, number, unit (rows or records), tokens
     audit       a count of the audit: source, name, value
-    versions    a version of the dataset: version, refs, rows, tokens, bytes
+    versions    a version of the dataset: version, refs, packs, tokens, bytes
 
     text, input_ids, trained and loss_weights, and raw of quarantine, are read only where QUERY
     names them. `select * from records limit 1` shows the columns, docs/how-to/ask.md says all.

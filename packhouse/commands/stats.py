@@ -21,9 +21,10 @@ _QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "longest": 1.0}
 @click.argument("target", metavar="VERSION")
 @json_option()
 def stats(target: str, as_json: bool) -> None:
-    """Print rows, tokens, trained share and lengths by source and split, packs and fill by split.
+    """Print records, tokens, trained share and lengths by source, packs and fill by split.
 
-    Rows are those of the sources that are in packs; copies count in tokens and lengths.
+    Records by source are counted once each, those by split as often as they are packed, as are
+    tokens and lengths.
 
     \b
     packhouse stats ./store/demo
@@ -63,7 +64,7 @@ def _by_source(opened: OpenVersion) -> list[dict[str, object]]:
         found.append(
             {
                 **key,
-                "rows": len(tokens),
+                "records": len(tokens),
                 "tokens": total,
                 "trained": round(int(trained @ times) / max(total, 1), 4),
                 **dict(zip(_QUANTILES, map(int, lengths), strict=True)),

@@ -20,10 +20,10 @@ class SeqLenTrial:
     num_packs: int
     num_tokens: int
     """In packs."""
-    rows_too_long: int
+    records_too_long: int
     """Longer than `seq_len`, left out here; a recipe may cut them instead."""
     tokens_too_long: int
-    num_rows: int
+    num_records: int
     """All of them, those too long included."""
 
     @property
@@ -38,8 +38,8 @@ class SeqLenTrial:
 
     @property
     def share_kept(self) -> float:
-        """Share of the rows that fit."""
-        return 1 - self.rows_too_long / max(self.num_rows, 1)
+        """Share of the records that fit."""
+        return 1 - self.records_too_long / max(self.num_records, 1)
 
 
 def try_seq_lens(
@@ -63,7 +63,7 @@ def try_seq_lens(
         takes too long, or its plug-in is not here.
 
     Example:
-        >>> [(a.seq_len, a.num_packs, a.rows_too_long) for a in try_seq_lens([{6: 2, 2: 2}],
+        >>> [(a.seq_len, a.num_packs, a.records_too_long) for a in try_seq_lens([{6: 2, 2: 2}],
         ...     8, "best_fit")]
         [(2, 2, 2), (4, 1, 2), (6, 3, 0), (8, 2, 0), (12, 2, 0), (16, 1, 0), (32, 1, 0)]
     """
@@ -80,13 +80,13 @@ def try_seq_lens(
 def _planned(
     splits: Sequence[Mapping[int, int]], seq_len: int, strategy: str, seed: int, multiple: int
 ) -> SeqLenTrial:
-    packs = tokens = rows = long_rows = long_tokens = 0
+    packs = tokens = records = long_records = long_tokens = 0
     for counts in splits:
         # {6: 2, 2: 2}: lengths [6 2], as often as [2 2].
         values, numbers = np.array(list(counts.items()), np.int64).reshape(-1, 2).T
         fits = values <= (seq_len if strategy != "concat" else values.max(initial=0))
-        rows += int(numbers.sum())
-        long_rows += int(numbers[~fits].sum())
+        records += int(numbers.sum())
+        long_records += int(numbers[~fits].sum())
         long_tokens += int((values * numbers)[~fits].sum())
         if fits.any():
             lengths = np.repeat(values[fits], numbers[fits])
@@ -96,7 +96,7 @@ def _planned(
         seq_len=seq_len,
         num_packs=packs,
         num_tokens=tokens,
-        rows_too_long=long_rows,
+        records_too_long=long_records,
         tokens_too_long=long_tokens,
-        num_rows=rows,
+        num_records=records,
     )

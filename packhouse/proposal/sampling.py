@@ -36,8 +36,8 @@ def try_first_rows(
         rows.write(folder, max_rows)
         row_format = shards[0].row_format
         call = partial(try_rows, recipe, row_format, source.label_names, tokenizers, folder)
-        text = run_template(call, recipe, rows.validated.slice(0, max_rows).nbytes)
+        reply = run_template(call, recipe, rows.validated.slice(0, max_rows).nbytes)
         tokenized = read_table(folder / "tokenized.arrow")
         bad = pa.concat_tables([rows.quarantined, read_table(folder / REFUSED)])
         columns = ["source", "row", "reason", "detail"]
-        return tokenized, bad.select(columns).to_pylist(), SplitText(**text)
+        return tokenized, bad.select(columns).to_pylist(), SplitText(**reply["text"])

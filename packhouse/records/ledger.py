@@ -33,13 +33,20 @@ class RowCounts:
     added: Mapping[str, int] = field(default_factory=dict)
     """Rows by reason that one row in made beside the first."""
     quarantined: Mapping[str, int] = field(default_factory=dict)
-    """Rows by reason code; each one stands in the quarantine file."""
+    """Records by reason code (rows, before they are split); each is in the quarantine file."""
+    quarantined_again: int = 0
+    """Of these records, those of a row that has another bad one, in this step or before it."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Rows by policy; each one stands in the version's records file."""
     tokens_in: int | None = None
     tokens_out: int | None = None
     tokens_dropped: Mapping[str, int] = field(default_factory=dict)
     tokens_added: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def num_bad_rows(self) -> int:
+        """Rows with a bad record, but for those that a step before counts."""
+        return _sum(self.quarantined) - self.quarantined_again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +93,7 @@ class LedgerLine(RowCounts):
         return {
             key: dict(sorted(value.items())) if isinstance(value, Mapping) else value
             for key, value in asdict(self).items()
+            if key != "quarantined_again" or value
         }
 
 
@@ -146,9 +154,11 @@ def check_quarantine(
 ) -> GateResult:
     """Refuse to go on when too many rows are bad, or none is left.
 
+    A row is bad if any of its records is: both numbers of the share are rows.
+
     Args:
-        ledger: lines so far.
-        limit: share of the rows read that may be quarantined.
+        ledger: lines so far; those of `ROW_STEPS` are looked at.
+        limit: share of the rows read that may be bad.
         filters: what each expression of `where` left out.
 
     Raises:
@@ -156,22 +166,25 @@ def check_quarantine(
             are at hand, `packhouse.quarantine.explain_bad_rows` says more.
         EmptyDatasetError: no row is left.
     """
-    rows = ledger[0].rows_in + sum(_sum(line.added) for line in ledger) if ledger else 0
+    checked = [line for line in ledger if line.step in ROW_STEPS]
+    rows, left_out = (checked[0].rows_in, _sum(checked[0].dropped)) if checked else (0, 0)
+    bad = sum(line.num_bad_rows for line in checked)
     reasons: Counter[str] = Counter()
-    for line in ledger:
+    for line in checked:
         reasons.update(line.quarantined)
-    bad = reasons.total()
-    counts = ", ".join(f"{reason} {n:,}" for reason, n in reasons.most_common())
-    unit = "record" if any(_sum(line.added) for line in ledger) else "row"
-    left_out = _sum(ledger[0].dropped) if ledger else 0
-    is_empty = bad == rows or (left_out > 0 and ledger[-1].rows_out == 0)
+    is_by_record = reasons.total() > bad
+    counts = ", ".join(
+        f"{reason} {counted(n, 'record') if is_by_record else f'{n:,}'}"
+        for reason, n in reasons.most_common()
+    )
+    is_empty = not checked or checked[-1].rows_out == 0
     result = GateResult(
         name="quarantine",
         outcome="failed" if is_empty or bad / rows > limit else "passed",
         value=bad / rows if rows else 0.0,
         limit=limit,
         total=rows,
-        detail=f"{bad:,} of {counted(rows, f'{unit} is', f'{unit}s are')} bad"
+        detail=f"{bad:,} of {counted(rows, 'row is', 'rows are')} bad"
         + (f": {counts}" if counts else ""),
     )
     if result.outcome == "passed":
@@ -182,7 +195,7 @@ def check_quarantine(
         )
     elif is_empty and left_out:
         error = EmptyDatasetError(
-            f"no {unit} is left of {rows:,}: `where` leaves out {left_out:,}"
+            f"no row is left of {rows:,}: `where` leaves out {left_out:,}"
             + "".join(
                 f"; `{each.where}` of {each.source} {each.filtered:,}"
                 for each in filters
@@ -192,15 +205,15 @@ def check_quarantine(
             reasons=dict(reasons),
             rows=rows,
         )
-    elif bad == rows:
+    elif is_empty:
         error = EmptyDatasetError(
-            f"all {counted(rows, f'{unit} is', f'{unit}s are')} bad ({counts}): nothing to publish",
+            f"all {counted(rows, 'row is', 'rows are')} bad ({counts}): nothing to publish",
             reasons=dict(reasons),
             rows=rows,
         )
     else:
         error = QuarantineLimitError(
-            f"{bad:,} of {counted(rows, unit)} ({bad / rows:.2%}) are bad, over the limit of "
+            f"{bad:,} of {counted(rows, 'row')} ({bad / rows:.2%}) are bad, over the limit of "
             f"{limit:.2%}: "
             f"{counts}. Mend the rows, or raise validate.max_quarantined",
             reasons=dict(reasons),
@@ -259,6 +272,20 @@ def sum_by_reason(ledger: Sequence[Mapping[str, Any]], kind: str) -> Counter[str
     for line in ledger:
         sums.update(line.get(kind, {}))
     return sums
+
+
+def num_bad_rows(ledger: Iterable[Mapping[str, Any]]) -> int:
+    """Return how many rows have a quarantined record, each row once.
+
+    Example:
+        >>> line = {"step": "format", "quarantined": {"no_stop": 3}, "quarantined_again": 1}
+        >>> num_bad_rows([{"step": "validate", "quarantined": {"json": 1}}, line])
+        3
+    """
+    return sum(
+        sum(line.get("quarantined", {}).values()) - line.get("quarantined_again", 0)
+        for line in ledger
+    )
 
 
 def num_added_records(ledger: Iterable[Mapping[str, Any]]) -> int:

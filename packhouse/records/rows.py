@@ -37,6 +37,11 @@ def number_rows(shard: pa.Table) -> Int64s:
     return np.cumsum(is_first) - 1
 
 
+def num_rows(shard: pa.Table) -> int:
+    """Return how many rows the records of a shard come from."""
+    return len(np.unique(number_rows(shard)))
+
+
 def number_all_rows(shards: Sequence[Int64s]) -> Int64s:
     """Number the rows of all shards in one sequence.
 

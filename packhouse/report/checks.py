@@ -1,4 +1,4 @@
-"""Sections of a report on what was refused, repeated or checked: rows left out, leakage, audit."""
+"""Sections of a report: what was left out, quality, leakage, audit."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from packhouse.pages import html_text
 from packhouse.quality import COUNTERS
 from packhouse.reasons import DROP_REASONS, QUARANTINE_REASONS
 from packhouse.recipe import AuditConfig
-from packhouse.records.ledger import Filter, filters_of, sum_by_reason
+from packhouse.records.ledger import Filter, filters_of, sum_by_reason, units_of
 from packhouse.report.figures import reasons_figure
 from packhouse.report.html import details, figure, section, table
 from packhouse.store.manifest import Manifest
@@ -22,7 +22,7 @@ Measured = Mapping[str, Any]
 
 
 def left_out_section(manifest: Manifest, measured: Measured) -> str:
-    """Rows that are not in the version, with reasons, examples and remedies."""
+    """Rows and records that are not in the version, with reasons, examples and remedies."""
     ledger = manifest.counts.get("ledger", [])
     counts = [
         (reason, kind, number)
@@ -31,23 +31,25 @@ def left_out_section(manifest: Manifest, measured: Measured) -> str:
     ]
     if not counts:
         nothing = "<p>Every row that was read is in this version.</p>" if ledger else ""
-        return section("left-out", "Rows left out", nothing)
+        return section("left-out", "Left out", nothing)
     drawn = reasons_figure(
         "reasons",
-        "Rows left out, by reason",
-        "Quarantined rows are bad; dropped ones are left out by a rule of the recipe.",
+        "Rows and records left out, by reason",
+        "What is quarantined is bad; what is dropped is left out by a rule of the recipe.",
         counts,
     )
     inner = "".join([*_quarantined(ledger, measured), *_dropped(manifest, measured)])
-    return section("left-out", "Rows left out", figure(drawn), inner)
+    return section("left-out", "Left out", figure(drawn), inner)
 
 
 def _quarantined(ledger: Sequence[Mapping[str, Any]], measured: Measured) -> Iterator[str]:
     examples = {(e["step"], e["reason"]): e["examples"] for e in measured["quarantine"]}
+    units = units_of(ledger)
     for line in ledger:
         for reason, number in line.get("quarantined", {}).items():
+            many = counted(number, units[line["step"]][1])
             known = QUARANTINE_REASONS.get(line["step"], {}).get(reason)
-            yield _reason(reason, f"{number:,} quarantined by {line['step']}", known)
+            yield _reason(reason, f"{many} quarantined by {line['step']}", known)
             rows = examples.get((line["step"], reason), [])
             shown = "".join(
                 f"<p class=quiet>{html_text(row['source'])}, row {row['row']:,}: "
@@ -69,8 +71,14 @@ def _rest(row: Mapping[str, Any]) -> str:
 
 def _dropped(manifest: Manifest, measured: Measured) -> Iterator[str]:
     ledger = manifest.counts.get("ledger", [])
+    units = {
+        reason: unit
+        for line, (unit, _) in zip(ledger, units_of(ledger).values(), strict=False)
+        for reason in line.get("dropped", {})
+    }
     for reason, number in sum_by_reason(ledger, "dropped").most_common():
-        yield _reason(reason, f"{number:,} dropped", DROP_REASONS.get(reason))
+        said = f"{counted(number, units[reason])} dropped"
+        yield _reason(reason, said, DROP_REASONS.get(reason))
         if reason == "filtered":
             yield filters_table(filters_of(manifest.lineage.get("sources", ())))
         rows = measured["dropped"].get(reason, [])

@@ -197,7 +197,7 @@ def seq_len_figure(
             "now": each.seq_len == seq_len,
         }
         for each in choices
-        for name, share in (("fill", each.fill), ("rows kept", each.share_kept))
+        for name, share in (("fill", each.fill), ("records kept", each.share_kept))
     ]
     lowest = min([0.9, *(math.floor(value["share"] * 10) / 10 for value in values)])
     spec = _spec(
@@ -209,7 +209,7 @@ def seq_len_figure(
                 "axis": _axis("seq_len", values=[each.seq_len for each in choices], format=",d"),
             },
             "y": _q("share", "share", scale={"domain": [lowest, 1]}, axis=_axis(None, format="~%")),
-            "color": _color("share", ("fill", "rows kept")),
+            "color": _color("share", ("fill", "records kept")),
         },
         layer=[
             {"mark": {"type": "line", "interpolate": "linear"}},
@@ -233,14 +233,14 @@ def seq_len_figure(
         title="Other seq_len",
         says=f"Packed anew with the planner of a run. The large marks are {shown}.",
         spec=spec,
-        columns=("seq_len", "packs", "fill", "padding tokens", "too long", "their tokens"),
+        columns=("seq_len", "packs", "fill", "padding tokens", "records too long", "their tokens"),
         rows=[
             [
                 f"{each.seq_len:,}{f' ({shown})' if each.seq_len == seq_len else ''}",
                 each.num_packs,
                 f"{each.fill:.2%}",
                 each.num_padding,
-                each.rows_too_long,
+                each.records_too_long,
                 each.tokens_too_long,
             ]
             for each in choices
@@ -358,7 +358,7 @@ def turns_figure(turns: Sequence[tuple[int, int]]) -> Figure:
 def reasons_figure(
     name: str, title: str, says: str, counts: Iterable[tuple[str, str, int]]
 ) -> Figure:
-    """Bars of (name, kind, count), such as rows by reason."""
+    """Bars of (name, kind, count), such as rows and records by reason."""
     rows = list(counts)
     kinds = list(dict.fromkeys(kind for _, kind, _ in rows))
     values = [{"bin": reason, "of": kind, "n": n} for reason, kind, n in rows]
@@ -369,11 +369,11 @@ def reasons_figure(
         encoding={
             "y": {"field": "bin", "type": "nominal", "sort": "-x", "title": None,
                   "axis": {"labelLimit": 130}},
-            "x": _q("n", "rows", axis=_counts("rows")),
+            "x": _q("n", "number", axis=_counts("number")),
             "color": _color("kind", kinds, range=[KIND_COLORS.get(kind, "#888") for kind in kinds]),
-            "tooltip": _tooltip("kind", "reason", "rows"),
+            "tooltip": _tooltip("kind", "reason", "number"),
         },
     )  # fmt: skip
     return Figure(
-        name=name, title=title, says=says, spec=spec, columns=("reason", "", "rows"), rows=rows
+        name=name, title=title, says=says, spec=spec, columns=("reason", "", "number"), rows=rows
     )

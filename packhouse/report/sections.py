@@ -27,7 +27,7 @@ from packhouse.report.html import (
     tiles,
 )
 from packhouse.report.samples import is_of_classes
-from packhouse.store.counts import splits_of, totals_of
+from packhouse.store.counts import render_counts_of, splits_of, totals_of
 from packhouse.store.manifest import PULLED_NAMES, Manifest
 from packhouse.wording import counted
 
@@ -51,24 +51,20 @@ def heading(manifest: Manifest) -> str:
 
 def overview(manifest: Manifest) -> str:
     """Numbers of the whole."""
-    rows, quarantined, dropped, records, packs, tokens, trained, padding = totals_of(
-        manifest
-    ).values()
+    rows, bad, dropped, records, packs, tokens, trained, padding = totals_of(manifest).values()
     splits = splits_of(manifest)
     made = num_added_records(manifest.counts.get("ledger", []))
-
-    def lost(number: int) -> str:
-        """Its share of the rows; of rows that became several records, of these."""
-        share = _share(number, rows + made)
-        return f"{share} of {counted(rows + made, 'record')}" if made else share
+    lost = _share(dropped, rows + made)  # of rows that became several records, of these
+    if made:
+        lost += f" of {counted(rows + made, 'record')}"
 
     by_split = ", ".join(f"{name} {each.num_packs:,}" for name, each in splits.items())
     return tiles(
         [
             ("Rows read", f"{rows:,}", counted(len(manifest.counts.get("sources", {})), "source")),
             ("Records packed", f"{records:,}", ""),
-            ("Quarantined", f"{quarantined:,}", lost(quarantined)),
-            ("Dropped", f"{dropped:,}", lost(dropped)),
+            ("Bad rows", f"{bad:,}", _share(bad, rows)),
+            ("Dropped", f"{dropped:,}", lost),
             ("Packs", f"{packs:,}", by_split if len(splits) > 1 else ""),
             ("Tokens", short_number(tokens), f"{tokens:,}"),
             ("Trained", "labels", "no token is in the loss")
@@ -126,9 +122,14 @@ def load_section(manifest: Manifest, uri: str | None) -> str:
 
 
 def flow_section(manifest: Manifest) -> str:
-    """The ledger."""
-    ledger = manifest.counts.get("ledger", [])
-    return section("flow", "From rows to tokens", figure(flow_figure(ledger)) if ledger else "")
+    """The ledger, and how rows became records."""
+    ledger, rendering = manifest.counts.get("ledger", []), render_counts_of(manifest)
+    lines = [*rendering.record_lines(), *rendering.lines()]
+    notes = "".join(f"<li>{html_text(line)}</li>" for line in lines)
+    drawn = figure(flow_figure(ledger)) if ledger else ""
+    return section(
+        "flow", "From rows to tokens", drawn, f"<ul class=quiet>{notes}</ul>" if notes else ""
+    )
 
 
 def lengths_section(manifest: Manifest, measured: Measured) -> str:

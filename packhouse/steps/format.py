@@ -24,6 +24,7 @@ from packhouse.plugins import plugin_key, plugin_names
 from packhouse.recipe import DedupConfig, FormatConfig, Recipe, TokenizeConfig
 from packhouse.recipe.rows import TEMPLATES, is_renderer
 from packhouse.records.pairs import both_sides
+from packhouse.records.rows import num_rows
 from packhouse.records.split_text import SplitText, total
 from packhouse.records.tables import read_table, write_table
 from packhouse.sources import SourceShard
@@ -163,18 +164,20 @@ def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:
             f"format.template '{recipe.format.template}' changed while the run worked with it; "
             "what was made since is not kept. Run again"
         )
-    rows_out = read_table(folder / "formatted.arrow").num_rows
-    quarantined = take_refused(folder, parameters.shard, recipe.validate_)
-    put_out = rows_out + sum(quarantined.values())
+    formatted = read_table(folder / "formatted.arrow")
+    rows_out = formatted.num_rows
+    bad = take_refused(folder, parameters.shard, recipe.validate_, [validated])
+    put_out = rows_out + sum(bad["quarantined"].values())
     if put_out != rows_in + sum(reply["added"].values()):
         raise ContractError(f"format took {rows_in:,} rows, put out {put_out:,}")
     return ShardCounts(
         rows_in=rows_in,
         rows_out=rows_out,
         added=reply["added"],
-        quarantined=quarantined,
+        **bad,
         notes=dict(sorted(reply["notes"].items())),
         stop_tokens=reply["stop_tokens"],
+        rows_rendered=num_rows(formatted),
     )
 
 

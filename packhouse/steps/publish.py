@@ -24,6 +24,7 @@ from packhouse.packing import PackStatistics
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.recipe.model import plugins_of
 from packhouse.records.ledger import LedgerLine, ledger_of
+from packhouse.records.render_counts import RenderCounts
 from packhouse.report.version_report import unpublished_report
 from packhouse.runtime.fingerprint import digest, library_versions
 from packhouse.sources.reshaping import expression_libraries
@@ -33,7 +34,7 @@ from packhouse.steps.files import FILE_SETTINGS, FILES, local_files
 from packhouse.steps.format import FORMAT
 from packhouse.steps.gather import GATHER
 from packhouse.steps.pack import PACK, SIDES, Side, mix_of
-from packhouse.steps.shard_io import ShardCounts
+from packhouse.steps.shard_io import render_counts
 from packhouse.steps.split import SPLIT, SideCounts, SplitParameters
 from packhouse.steps.tokenize import TOKENIZE, TokenizerFacts
 from packhouse.steps.validate import VALIDATE
@@ -100,8 +101,8 @@ class PublishFacts:
     ledger: tuple[LedgerLine, ...]
     statistics: Mapping[Side, PackStatistics]
     sides: Mapping[Side, SideCounts]
-    rendering: Mapping[str, Any]
-    """Tokens that end answers, with their source, and the counts of the format step."""
+    rendering: RenderCounts
+    """How rows became records."""
     mixed: Mapping[str, Mapping[str, int]]
     """Records and tokens by source; see `mixing.source_counts`."""
     dedup: DedupFacts | None
@@ -176,7 +177,7 @@ def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:
             for side in SIDES
         },
         sides=split.facts.sides,
-        rendering=_rendering(work.inputs(FORMAT)),
+        rendering=render_counts(work.inputs(FORMAT)),
         mixed=packed.facts.sources,
         dedup=packed.facts.dedup,
         split=packed.facts.split,
@@ -256,19 +257,10 @@ def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Rec
     )
 
 
-def _rendering(formatted: Sequence[Receipt[ShardCounts]]) -> dict[str, Any]:
-    """Return what the format step says of all shards."""
-    notes, stops = Counter[str](), dict[str, str]()
-    for receipt in formatted:
-        notes.update(receipt.facts.notes)
-        stops.update(receipt.facts.stop_tokens)
-    return {"stop_tokens": stops, **dict(sorted(notes.items()))}
-
-
 def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, object]:
     """Return what the manifest says beside its files, as plain JSON."""
     counts: dict[str, object] = {
-        "rendering": facts.rendering,
+        "rendering": asdict(facts.rendering),
         "ledger": [line.to_json() for line in facts.ledger],
         "statistics": {side: each.to_dict() for side, each in facts.statistics.items()},
         "sides": {side: asdict(each) for side, each in facts.sides.items()},

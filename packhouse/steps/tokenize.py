@@ -63,12 +63,10 @@ def job(
 ) -> Job[TokenizeParameters]:
     """Return the job that tokenizes a rendered shard; `tokenizer` is a fingerprint."""
     parameters = formatted.parameters
-    # Ids that came with the rows: what the format job reads, validate, has them.
-    tokens = formatted.inputs if parameters.shard.row_format == "tokenized" else ()
     return TOKENIZE.job(
         TokenizeParameters(shard=parameters.shard, tokenize=recipe.tokenize, tokenizer=tokenizer),
         inputs=[formatted.ref],
-        also_reads=tokens,
+        also_reads=formatted.inputs,  # validate: its bad rows, and ids that came with the rows
         label=formatted.label,
         size=formatted.size,
     )
@@ -80,23 +78,23 @@ def compute(work: Work[TokenizeParameters], folder: Path) -> TokenizeFacts:
     Rows that were tokenized before keep their ids.
     """
     parameters, tokenizer = work.parameters, work.recipe.tokenizer
-    formatted = work.input(FORMAT)
+    validated, formatted = work.input(VALIDATE), work.input(FORMAT)
     path = formatted.path("formatted.arrow")
     tokens = None
     if parameters.shard.row_format == "tokenized":
-        tokens = work.input(VALIDATE).path("tokens.arrow")
+        tokens = validated.path("tokens.arrow")
     call = partial(tokenize_shard, path, work.recipe, work.workspace.tokenizers, folder, tokens)
     reply = run_tokenizer(call, tokenizer, path.stat().st_size + tokenizer_bytes(tokenizer))
     check_unchanged(tokenizer, parameters.tokenizer)
     table, rows_in = read_table(folder / "tokenized.arrow"), formatted.facts.rows_out
-    quarantined = take_refused(folder, parameters.shard, work.recipe.validate_)
-    put_out = table.num_rows + sum(quarantined.values())
+    bad = take_refused(folder, parameters.shard, work.recipe.validate_, [validated, formatted])
+    put_out = table.num_rows + sum(bad["quarantined"].values())
     if put_out != rows_in:
         raise ContractError(f"tokenize took {rows_in:,} rows, put out {put_out:,}")
     return TokenizeFacts(
         rows_in=rows_in,
         rows_out=table.num_rows,
-        quarantined=quarantined,
+        **bad,
         notes=dict(sorted(reply["notes"].items())),
         tokens_out=pc.sum(table["num_tokens"]).as_py() or 0,
         trained_tokens=pc.sum(table["num_trained"]).as_py() or 0,

@@ -27,7 +27,7 @@ from packhouse.sources import SourceShard, read_shard, scan_source, with_raw_row
 from packhouse.sources.reshaping import expression_key
 from packhouse.sources.row_formats import formats_key
 from packhouse.sources.shards import MAX_SHARD_BYTES
-from packhouse.steps.shard_io import ShardCounts, write_with_reasons
+from packhouse.steps.shard_io import ShardCounts, write_quarantined, write_with_reasons
 from packhouse.tokenization import load_snapshot
 from packhouse.tokenization.given import GIVEN_VERSION, read_given
 from packhouse.tokenization.loading import check_unchanged
@@ -191,7 +191,7 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
         rows_in=rows.num_records,  # what was read, not what came out: the ledger compares
         rows_out=rows.validated.num_rows,
         added={"extra_paths": rows.extra_paths} if rows.extra_paths else {},
-        quarantined=write_with_reasons(folder / "quarantined.arrow", rows.quarantined),
+        **write_quarantined(folder, rows.quarantined),
         dropped=write_with_reasons(folder / "dropped.arrow", rows.dropped),
         notes=dict(sorted(rows.notes.items())),
         extra_fields=rows.extra_fields,

@@ -1,21 +1,30 @@
 """What a manifest counts, as numbers that pages show."""
 
+from dataclasses import fields
+
 from packhouse.packing import PackStatistics
-from packhouse.records.ledger import sum_by_reason
+from packhouse.records.ledger import num_bad_rows, sum_by_reason
+from packhouse.records.render_counts import RenderCounts
 from packhouse.store.manifest import Manifest
 from packhouse.wording import by_name, counted
 
 
 def totals_of(manifest: Manifest) -> dict[str, int]:
-    """Return rows of the ledger, and packs, records and tokens of all splits, by name."""
+    """Return counts of the ledger, and packs, records and tokens of all splits, by name."""
     ledger = manifest.counts.get("ledger", [])
     totals = {"rows read": ledger[0].get("rows_in", 0) if ledger else 0}
-    for kind in ("quarantined", "dropped"):
-        totals[kind] = sum_by_reason(ledger, kind).total()
+    totals["bad rows"] = num_bad_rows(ledger)
+    totals["dropped"] = sum_by_reason(ledger, "dropped").total()
     splits = splits_of(manifest).values()
     for name, attribute in _OF_SPLITS.items():
         totals[name] = sum(getattr(each, attribute) for each in splits)
     return totals
+
+
+def render_counts_of(manifest: Manifest) -> RenderCounts:
+    """Return how rows became records; all 0 where another program's manifest does not say."""
+    said = manifest.counts.get("rendering", {})
+    return RenderCounts(**{f.name: said[f.name] for f in fields(RenderCounts) if f.name in said})
 
 
 _OF_SPLITS = {
@@ -32,8 +41,11 @@ def numbers_of(manifest: Manifest) -> list[tuple[str, str]]:
     ledger = manifest.counts.get("ledger", [])
     lines = [("rows read", f"{ledger[0].get('rows_in', 0):,}" if ledger else "0")]
     for kind in ("quarantined", "dropped"):
-        sums = sum_by_reason(ledger, kind)
-        lines.append((kind, f"{sums.total():,} ({by_name(sums)})" if sums else "0"))
+        sums, rows = sum_by_reason(ledger, kind), num_bad_rows(ledger)
+        number = f"{sums.total():,}"
+        if kind == "quarantined" and rows != sums.total():
+            number = f"{counted(rows, 'row')}, {counted(sums.total(), 'record')}"
+        lines.append((kind, f"{number} ({by_name(sums)})" if sums else "0"))
     for name, side in splits_of(manifest).items():
         share = side.num_trained / max(side.num_tokens, 1)
         said = (

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from packhouse.gates import GateOutcome, GateResult
+from packhouse.records.ledger import num_bad_rows
 from packhouse.store.manifest import Manifest
 
 
@@ -155,5 +156,4 @@ def _quarantined(manifest: Manifest) -> float | None:
     lines = manifest.counts.get("ledger")
     if not lines or not lines[0].get("rows_in"):
         return None
-    bad: int = sum(sum(line.get("quarantined", {}).values()) for line in lines)
-    return bad / int(lines[0]["rows_in"])
+    return num_bad_rows(lines) / int(lines[0]["rows_in"])

@@ -38,6 +38,7 @@ class _LedgerLine(TypedDict, total=False):
     rows_out: Required[_Count]
     added: _Counters
     quarantined: _Counters
+    quarantined_again: _Count
     dropped: _Counters
     tokens_added: _Counters
     tokens_dropped: _Counters
@@ -53,7 +54,15 @@ class _Statistics(TypedDict, total=False):
     length_histogram: list[Annotated[list[_Count], Field(min_length=2, max_length=2)]]
 
 
+class _Rendering(TypedDict, total=False):
+    rows: _Count
+    records: _Count
+    stop_tokens: dict[str, str]
+    notes: _Counters
+
+
 class _Counts(TypedDict, total=False):
+    rendering: _Rendering
     ledger: list[_LedgerLine]
     dedup: dict[str, object]
     statistics: dict[str, _Statistics]

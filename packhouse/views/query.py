@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.quality import FUNCTIONS, add_functions, check_installed
+from packhouse.records.ledger import units_of
 from packhouse.runtime.confine import stream_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.runtime.duckdb_limits import NO_FILES
@@ -170,7 +171,8 @@ def _facts(opened: OpenVersion, views: list[str]) -> dict[str, list[dict[str, An
     facts: dict[str, list[dict[str, Any]]] = {}
     if "ledger" in views:
         ledger = manifest.counts.get("ledger", [])
-        facts["ledger"] = [line for step in ledger for line in _ledger_lines(step)]
+        units = units_of(ledger)
+        facts["ledger"] = [line for step in ledger for line in _ledger_lines(step, units)]
     if "audit" in views and manifest.audit:
         found = {None: manifest.audit["dataset"], **manifest.audit["sources"]}
         facts["audit"] = [
@@ -183,17 +185,24 @@ def _facts(opened: OpenVersion, views: list[str]) -> dict[str, list[dict[str, An
     return facts
 
 
-def _ledger_lines(line: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _ledger_lines(
+    line: Mapping[str, Any], units: Mapping[str, tuple[str, str]]
+) -> Iterator[dict[str, Any]]:
     step = line.get("step", "")
+    taken, given = units[step]
 
-    def one(event: str, reason: str | None, rows: int | None, tokens: int | None) -> dict[str, Any]:
-        return {"step": step, "event": event, "reason": reason, "rows": rows, "tokens": tokens}
+    def one(
+        event: str, reason: str | None, number: int | None, tokens: int | None
+    ) -> dict[str, Any]:
+        unit = taken if event == "in" else given
+        counts = {"number": number, "unit": f"{unit}s", "tokens": tokens}
+        return {"step": step, "event": event, "reason": reason, **counts}
 
     yield one("in", None, line.get("rows_in"), line.get("tokens_in"))
     for event in ("added", "quarantined", "dropped"):
         tokens = line.get(f"tokens_{event}", {})
-        for reason, rows in line.get(event, {}).items():
-            yield one(event, reason, rows, tokens.get(reason))
+        for reason, number in line.get(event, {}).items():
+            yield one(event, reason, number, tokens.get(reason))
     yield one("out", None, line.get("rows_out"), line.get("tokens_out"))
 
 
@@ -208,7 +217,7 @@ def _versions(opened: OpenVersion) -> list[dict[str, Any]]:
             {
                 "version": manifest.version,
                 "refs": ", ".join(names.get(manifest.version, [])),
-                "rows": sum(entry.rows for entry in data),
+                "packs": sum(entry.rows for entry in data),
                 "tokens": sum(entry.tokens for entry in data),
                 "bytes": manifest.num_bytes,
                 "content_id": manifest.content_id,

@@ -50,9 +50,9 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
         "raw",
     ),
     "dropped": ("source", "row", "record_id", "reason", "detail", "repeats"),
-    "ledger": ("step", "event", "reason", "rows", "tokens"),
+    "ledger": ("step", "event", "reason", "number", "unit", "tokens"),
     "audit": ("source", "name", "value"),
-    "versions": ("version", "refs", "rows", "tokens", "bytes", "content_id", "manifest_id"),
+    "versions": ("version", "refs", "packs", "tokens", "bytes", "content_id", "manifest_id"),
 }
 """The views and their columns, as `*` gives them, but for those `ON_REQUEST`."""
 
@@ -170,7 +170,7 @@ class Tables:
         """
         make = getattr(self, f"_{name}", None)
         if make is None:
-            numbers = {"rows", "tokens", "bytes", "value"}
+            numbers = {"number", "packs", "tokens", "bytes", "value"}
             columns = [(c, pa.int64() if c in numbers else pa.string()) for c in COLUMNS[name]]
             yield pa.Table.from_pylist(self.facts.get(name, []), schema=pa.schema(columns))
             return

@@ -77,3 +77,42 @@ def test_nothing_left_is_an_error_of_its_own():
     bad = LedgerLine(step="validate", rows_in=2, rows_out=0, quarantined={"json": 2})
     with pytest.raises(EmptyDatasetError, match="all 2 rows are bad"):
         check_quarantine([bad], 1.0)
+
+
+def test_a_row_with_several_bad_records_is_one_bad_row():
+    ledger = [
+        LedgerLine(step="validate", rows_in=10, rows_out=9, quarantined={"json": 1}),
+        LedgerLine(
+            step="tokenize",
+            rows_in=9,
+            rows_out=27,
+            added={"turns": 21},
+            quarantined={"empty": 3},
+            quarantined_again=2,
+        ),
+    ]
+
+    result = check_quarantine(ledger, 0.2)
+    assert (result.value, result.total) == (0.2, 10)
+    assert result.detail == "2 of 10 rows are bad: empty 3 records, json 1 record"
+    with pytest.raises(QuarantineLimitError, match=r"2 of 10 rows \(20.00%\)"):
+        check_quarantine(ledger, 0.19)
+
+
+def test_rows_that_are_all_bad_in_part_are_not_empty():
+    line = LedgerLine(
+        step="tokenize", rows_in=2, rows_out=4, added={"turns": 4}, quarantined={"empty": 2}
+    )
+
+    assert check_quarantine([line], 1.0).value == 1.0
+    with pytest.raises(QuarantineLimitError, match=r"2 of 2 rows \(100.00%\)"):
+        check_quarantine([line], 0.99)
+
+
+def test_records_that_pack_drops_are_not_bad_rows():
+    ledger = [
+        LedgerLine(step="validate", rows_in=2, rows_out=2),
+        LedgerLine(step="pack", rows_in=2, rows_out=0, dropped={"over_seq_len": 2}),
+    ]
+
+    assert check_quarantine(ledger, 0.0).value == 0.0

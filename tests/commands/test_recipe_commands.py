@@ -124,7 +124,7 @@ def test_plan_estimates_before_any_work_and_counts_after_it(call, tmp_path, opti
 
 def test_plan_says_that_a_run_would_fail(call):
     printed = call("plan", str(DEMO), "--set", "pack.over_length=error")
-    assert "would be refused: 1 row has more tokens than pack.seq_len 512, and" in printed
+    assert "would be refused: 1 record has more tokens than pack.seq_len 512, and" in printed
     limit = ("--set", "validate.max_quarantined=0.01")
     refused = json.loads(call("plan", str(DEMO), *limit, "--json"))["refusals"]
     assert refused[0].startswith("9 of 304 rows (2.96%) are bad, over validate.max_quarantined")
@@ -134,9 +134,9 @@ def test_plan_says_that_a_run_would_fail(call):
 def test_plan_shows_what_other_pack_sizes_would_give(call):
     found = json.loads(call("plan", str(DEMO), "--json"))["seq_lens"]
     by_size = {line["seq_len"]: line for line in found}
-    assert by_size[512]["rows_too_long"] == 1
-    assert by_size[2048]["rows_too_long"] == 0
-    assert by_size[128]["rows_too_long"] > 1
+    assert by_size[512]["records_too_long"] == 1
+    assert by_size[2048]["records_too_long"] == 0
+    assert by_size[128]["records_too_long"] > 1
     for size, line in by_size.items():
         assert line["num_tokens"] + line["num_padding"] == size * line["num_packs"]
         assert 0 < line["fill"] <= 1

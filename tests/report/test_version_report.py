@@ -117,7 +117,7 @@ def test_other_sizes_are_planned_as_a_run_plans() -> None:
 
     assert sorted(found) == [128, 256, 384, 512, 768, 1024, 2048]
     assert found[512].num_packs == plan_packs(flat, 512, "best_fit", 3).num_packs
-    assert (found[256].rows_too_long, found[256].tokens_too_long) == (40, 12000)
+    assert (found[256].records_too_long, found[256].tokens_too_long) == (40, 12000)
     assert found[256].num_tokens == 100 * 90 + 500 * 17
 
     padded = {each.seq_len: each for each in try_seq_lens([lengths], 512, "best_fit", 3, 256)}

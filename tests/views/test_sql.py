@@ -70,8 +70,8 @@ def test_counts_of_the_views_are_those_of_the_ledger(make):
     assert dropped[5]["detail"] == "more than seq_len 128 tokens"
     (total,) = version.sql("select sum(num_trained) as n from records").to_pylist()
     assert total["n"] == sum(side["num_trained"] for side in version.statistics.values())
-    steps = version.sql("select rows from ledger where step = 'pack' and event = 'out'")
-    assert steps.to_pylist() == [{"rows": 53}]
+    steps = version.sql("select number, unit from ledger where step = 'pack' and event = 'out'")
+    assert steps.to_pylist() == [{"number": 53, "unit": "rows"}]
 
 
 def test_columns_of_one_name_are_all_there(make):
@@ -234,7 +234,7 @@ def test_stats_are_those_of_the_ledger_and_the_manifest(make):
     assert {each["source"] for each in found["sources"]} == {"rows"}
     lines = CliRunner().invoke(cli, ["stats", version.uri], env={"COLUMNS": "80"}).stdout
     assert max(map(len, lines.splitlines())) <= 80
-    assert lines.split()[:4] == ["source", "split", "rows", "tokens"]
+    assert lines.split()[:4] == ["source", "split", "records", "tokens"]
 
 
 def test_quality_functions_are_those_of_where(make):

@@ -1,0 +1,159 @@
+"""How rows became records, in counts and in words.
+
+`plan`, the report and the end of a run print the same lines, from the same counts.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from packhouse.wording import counted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RenderCounts:
+    """Counts of the format step; the end of a run adds the notes of the other steps."""
+
+    rows: int = 0
+    """Rows that gave at least one record."""
+    records: int = 0
+    stop_tokens: Mapping[str, str] = field(default_factory=dict)
+    """Tokens that end answers -> where each is from: a file of the model, a setting, `template`."""
+    notes: Mapping[str, int] = field(default_factory=dict)
+    """How often something was seen that a reader should know; see `NOTES`."""
+
+    @classmethod
+    def total(cls, parts: Iterable["RenderCounts"]) -> "RenderCounts":
+        """Add up the counts of several shards.
+
+        Example:
+            >>> a = RenderCounts(rows=2, records=3, notes={"bom": 1})
+            >>> RenderCounts.total([a, a]).notes
+            {'bom': 2}
+        """
+        rows = records = 0
+        stops, notes = dict[str, str](), Counter[str]()
+        for part in parts:
+            rows, records = rows + part.rows, records + part.records
+            stops.update(part.stop_tokens)
+            notes.update(part.notes)
+        return cls(rows=rows, records=records, stop_tokens=stops, notes=dict(sorted(notes.items())))
+
+    def scaled(self, share: float) -> "RenderCounts":
+        """Return the counts of `share` times as many rows, about."""
+        return RenderCounts(
+            rows=round(self.rows * share),
+            records=round(self.records * share),
+            stop_tokens=self.stop_tokens,
+            notes={name: round(number * share) for name, number in self.notes.items()},
+        )
+
+    def record_lines(self) -> list[str]:
+        """Say how many records the rows gave, if not one each.
+
+        Example:
+            >>> RenderCounts(rows=10, records=14).record_lines()
+            ['10 rows gave 14 records']
+            >>> RenderCounts(rows=10, records=10).record_lines()
+            []
+        """
+        if self.rows == self.records:
+            return []
+        return [f"{counted(self.rows, 'row')} gave {counted(self.records, 'record')}"]
+
+    def lines(self) -> list[str]:
+        """Say which tokens end answers, and what was noted.
+
+        Example:
+            >>> RenderCounts(stop_tokens={"</s>": "tokenizer"}, notes={"bom": 1}).lines()
+            ['answers end with </s> (tokenizer)', '1 file starts with a byte order mark']
+        """
+        by_source: dict[str, list[str]] = {}
+        for token, source in self.stop_tokens.items():
+            by_source.setdefault(source, []).append(token)
+        ends = [
+            f"answers end with {' or '.join(tokens)} ({source})"
+            + (_NOT_NAMED if source == "template" else "")
+            for source, tokens in by_source.items()
+        ]
+        numbers = {name: self.notes.get(name, 0) for name in NOTES}
+        return ends + [counted(n, *NOTES[name]) for name, n in numbers.items() if n]
+
+
+_NOT_NAMED = (
+    "; no file of the model names this token, so tell the inference engine to stop at it "
+    "(stop_token_ids)"
+)
+
+NOTES: Mapping[str, tuple[str, str]] = {
+    "straddles_start": (
+        "answer starts inside a token of the prompt, and that token is not trained; to avoid it, "
+        "end the template's prompt with a line break",
+        "answers start inside a token of the prompt, and that token is not trained; to avoid it, "
+        "end the template's prompt with a line break",
+    ),
+    "straddles_end": (
+        "trained turn ends inside a token, and all of that token is trained",
+        "trained turns end inside a token, and all of that token is trained",
+    ),
+    "split_prompts": (
+        "prompt ends inside a token, so it is tokenized separately, as at inference",
+        "prompts end inside a token, so they are tokenized separately, as at inference",
+    ),
+    "control_text_rows": (
+        "record contains the text of a control token",
+        "records contain the text of a control token",
+    ),
+    "inexact_round_trip": (
+        "record does not decode to its exact text, because the tokenizer normalizes text",
+        "records do not decode to their exact text, because the tokenizer normalizes text",
+    ),
+    "unk_tokens": ("unknown token", "unknown tokens"),
+    "reasoning_not_rendered": (
+        "answer loses its reasoning, because the template does not write it",
+        "answers lose their reasoning, because the template does not write it",
+    ),
+    "thinking_turns": (
+        "answer follows the thinking prompt",
+        "answers follow the thinking prompt",
+    ),
+    "plain_turns": (
+        "answer follows the non-thinking prompt",
+        "answers follow the non-thinking prompt",
+    ),
+    "turns_without_thought": (
+        "answer has no reasoning and follows the non-thinking prompt, although other answers to "
+        "the same question have reasoning",
+        "answers have no reasoning and follow the non-thinking prompt, although other answers to "
+        "the same question have reasoning",
+    ),
+    "rewritten_prompts": (
+        "prompt differs from the record before it, only in text that the template writes",
+        "prompts differ from the record before them, only in text that the template writes",
+    ),
+    "borrowed_thoughts": (
+        "answer has its reasoning written as before a tool call, because the template leaves it "
+        "out otherwise",
+        "answers have their reasoning written as before a tool call, because the template leaves "
+        "it out otherwise",
+    ),
+    "arguments_not_read": (
+        "row has template arguments that the template does not read",
+        "rows have template arguments that the template does not read",
+    ),
+    "bom": ("file starts with a byte order mark", "files start with a byte order mark"),
+    "unanswered": (
+        "question has no answer and is left out",
+        "questions have no answer and are left out",
+    ),
+    "blank_lines": ("blank line was skipped", "blank lines were skipped"),
+    "trailing_commas": (
+        "JSON array has a comma after its last row",
+        "JSON arrays have a comma after their last row",
+    ),
+    "truncated_files": (
+        "file ends in the middle of a row",
+        "files end in the middle of a row",
+    ),
+}
+"""What a reader should know although no row was lost by it: of one, and of several."""

@@ -1,0 +1,151 @@
+"""How rows became records: the same counts in `plan`, the report, the manifest and after a run."""
+
+import html
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from packhouse.cli import cli
+from packhouse.records.render_counts import NOTES, RenderCounts
+
+TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
+
+# As Qwen3's: earlier reasoning leaves the history, and a prompt without it opens no thought.
+TEMPLATE = """\
+{%- set last = namespace(at=0) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set last.at = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}
+{{- '<|im_start|>' + m.role + '\\n' }}
+{%- if m.role == 'assistant' and loop.index0 > last.at %}
+{{- '<think>\\n' + (m.reasoning_content or '') + '\\n</think>\\n\\n' }}
+{%- endif %}
+{{- m.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is defined and enable_thinking is false %}
+{{- '<think>\\n\\n</think>\\n\\n' }}
+{%- endif %}
+{%- endif %}"""  # noqa: E501
+
+
+def turns(*contents, thoughts):
+    for n, content in enumerate(contents):
+        yield {"role": "user", "content": f"{content}?"}
+        yield {"role": "assistant", "content": content} | (
+            {"reasoning_content": f"Thinking of {n}."} if thoughts else {}
+        )
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """Rows of two answers: two rows with reasoning, three without; and one that is refused."""
+    tokenizer = tmp_path / "tokenizer"
+    shutil.copytree(TOKENIZER, tokenizer)
+    (tokenizer / "chat_template.jinja").write_text(TEMPLATE)
+    ids = ids_of(tokenizer)
+    (tokenizer / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    rows = [[*turns(f"One {n}", "Two", thoughts=True)] for n in range(2)]
+    rows += [[*turns(f"Plain {n}", "Two", thoughts=False)] for n in range(3)]
+    bad = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "<|im_end|>"}]
+    lines = [json.dumps({"messages": row}) for row in [*rows, bad]]
+    (tmp_path / "chats.jsonl").write_text("\n".join(lines) + "\n")
+    settings = {
+        "dataset": "chats",
+        "sources": [{"path": "chats.jsonl", "format": "chat"}],
+        "tokenizer": str(tokenizer),
+        "validate": {"max_quarantined": 0.5},
+        "tokenize": {"control_text": "quarantine"},
+        "pack": {"seq_len": 256},
+        "publish": {"store": str(tmp_path / "store")},
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings))
+    return tmp_path / "recipe.yaml"
+
+
+def ids_of(tokenizer):
+    added = json.loads((tokenizer / "tokenizer.json").read_text())["added_tokens"]
+    return [token["id"] for token in added if token["content"] == "<|im_end|>"]
+
+
+def call(*arguments):
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_plan_the_report_and_a_run_say_the_same(recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
+    lines = [
+        "answers end with <|im_end|> (generation_config.json)",
+        "4 answers follow the thinking prompt",
+        "7 answers follow the non-thinking prompt",
+        "3 prompts differ from the record before them, only in text that the template writes",
+    ]
+    pages = tmp_path / "before.html", tmp_path / "after.html"
+
+    plans = [call("plan", str(recipe))]
+    call("report", str(recipe), "--output", str(pages[0]))
+    run = call("prepare", str(recipe))
+    plans.append(call("plan", str(recipe)))
+    call("report", str(tmp_path / "store" / "chats"), "--output", str(pages[1]))
+
+    for said in plans:
+        assert "5 rows in 7 records" in said
+        assert notes_of(said)[-5:] == [*lines, "quarantined: control_text 1"]
+    assert notes_of(run)[0] == "6 rows gave 8 records"
+    assert set(lines) < set(notes_of(run))
+    assert "tokenize quarantined: control_text 1" in run
+    for page in pages:
+        text = html.unescape(page.read_text())
+        assert all(f"<li>{line}</li>" in text for line in lines)
+    assert "<li>quarantined: control_text 1</li>" in pages[0].read_text()
+    assert "<li>6 rows gave 8 records</li>" in pages[1].read_text()
+
+    planned = json.loads(call("plan", str(recipe), "--json"))
+    assert planned["quarantined"] == {"control_text": 1}
+    (manifest,) = (tmp_path / "store").glob("chats/v/*/manifest.json")
+    counts = json.loads(manifest.read_text())["counts"]["rendering"]
+    assert planned["rendering"] == counts
+    assert (counts["rows"], counts["records"]) == (6, 8)
+    assert counts["stop_tokens"] == {"<|im_end|>": "generation_config.json"}
+
+
+def notes_of(said):
+    notes = (line.partition("  note: ") for line in said.splitlines())
+    return [note for _, is_note, note in notes if is_note]
+
+
+def test_one_record_a_row_is_not_worth_a_line():
+    assert RenderCounts(rows=3, records=3).record_lines() == []
+    assert RenderCounts(rows=1, records=2).record_lines() == ["1 row gave 2 records"]
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_notes_are_right_for_one_and_for_several(name):
+    (one,) = RenderCounts(notes={name: 1}).lines()
+    (several,) = RenderCounts(notes={name: 3}).lines()
+    assert one.startswith("1 ")
+    assert several.startswith("3 ")
+    assert one[2:] != several[2:]
+
+
+def test_notes_read_as_sentences():
+    notes = {"rewritten_prompts": 1, "plain_turns": 1, "bom": 2}
+    assert RenderCounts(notes=notes).lines() == [
+        "1 answer follows the non-thinking prompt",
+        "1 prompt differs from the record before it, only in text that the template writes",
+        "2 files start with a byte order mark",
+    ]
+
+
+def test_a_stop_token_that_no_file_names_is_one_to_tell_the_engine():
+    stops = {"<a>": "tokenizer", "<b>": "template", "<c>": "template"}
+    named, not_named = RenderCounts(stop_tokens=stops).lines()
+    assert named == "answers end with <a> (tokenizer)"
+    assert not_named.startswith("answers end with <b> or <c> (template); no file of the model")
+    assert not_named.endswith("(stop_token_ids)")

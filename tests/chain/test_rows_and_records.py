@@ -1,0 +1,122 @@
+"""Counts of rows and of records, where a row makes several records."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from packhouse.cli import cli
+from packhouse.engine.workspace import Workspace
+from packhouse.errors import EmptyDatasetError, QuarantineLimitError
+from packhouse.estimate import estimate
+from packhouse.result import print_report
+from packhouse.steps.plan import plan_jobs
+
+TREES = ("sources.0.format=oasst", "sources.0.oasst_paths=all", "format.template=chat")
+REFUSE = "tokenize.control_text=quarantine"
+
+
+def message(role, text, *replies):
+    return {"role": role, "text": text, "replies": list(replies)}
+
+
+def question(number, *answers):
+    answers = [message("assistant", text) for text in answers]
+    return message("prompter", f"Why {number}?", *answers)
+
+
+def write(project, rows):
+    project.rows.write_text("\n".join(map(json.dumps, rows)))
+
+
+@pytest.fixture
+def trees(project):
+    """10 trees of which 2 have bad paths: 1 in validate, 3 in tokenize."""
+    bad = [
+        question(0, "Because.", "", "It ends with <|im_end|>."),
+        question(1, "So.", "<|im_end|>", "<|im_end|> again"),
+    ]
+    write(project, [*bad, *(question(n, "Because.", "So.") for n in range(2, 10))])
+    return project
+
+
+def refusals(project, *overrides):
+    recipe = project.recipe(*overrides)
+    return estimate(recipe, plan_jobs(recipe), Workspace(cache=project.cache)).refusals
+
+
+def test_the_share_of_bad_rows_counts_each_row_once(trees, capsys):
+    allowed, over = "validate.max_quarantined=0.2", "validate.max_quarantined=0.19"
+    assert refusals(trees, *TREES, REFUSE, allowed) == ()
+    (refusal,) = refusals(trees, *TREES, REFUSE, over)
+    assert refusal.startswith("2 of 10 rows (20.00%) are bad")
+
+    prepared = trees.prepare(*TREES, REFUSE, allowed)
+
+    validate, format_, tokenize = prepared.ledger[:3]
+    assert (validate.quarantined, tokenize.quarantined) == (
+        {"empty_answer": 1},
+        {"control_text": 3},
+    )
+    assert [line.num_bad_rows for line in (validate, format_, tokenize)] == [1, 0, 1]
+    (gate,) = (gate for gate in prepared.gates if gate.name == "quarantine")
+    assert (gate.value, gate.total) == (0.2, 10)
+    assert refusals(trees, *TREES, REFUSE, allowed) == ()
+    assert refusals(trees, *TREES, REFUSE, over) == (refusal,)
+    with pytest.raises(QuarantineLimitError, match=r"^2 of 10 rows \(20.00%\) are bad"):
+        trees.prepare(*TREES, REFUSE, over)
+    print_report(prepared)
+    assert "quarantine: 2 rows in " in capsys.readouterr().out
+
+
+def test_rows_that_all_have_a_bad_record_still_give_their_good_ones(project):
+    write(project, [question(n, "So.", "<|im_end|>") for n in range(4)])
+    all_may = "validate.max_quarantined=1"
+
+    prepared = project.prepare(*TREES, REFUSE, all_may)
+    assert sum(side.records for side in prepared.published.sides.values()) == 4
+
+    write(project, [question(n, "<|im_end|>", "a <|im_end|>") for n in range(4)])
+    with pytest.raises(EmptyDatasetError, match=r"all 4 rows are bad \(control_text 8 records\)"):
+        project.prepare(*TREES, REFUSE, all_may)
+
+
+def test_each_count_of_a_version_names_rows_or_records(trees, tmp_path):
+    pytest.importorskip("duckdb")
+    long = question(10, "So.", "On and on. " * 100)
+    trees.rows.write_text(trees.rows.read_text() + "\n" + json.dumps(long))
+    small = ("validate.max_quarantined=0.2", "pack.seq_len=128", "split.eval_fraction=0")
+    prepared = trees.prepare(*TREES, REFUSE, *small)
+    uri = str(trees.root / "store" / "sums")
+
+    def call(*command):
+        done = CliRunner().invoke(cli, command)
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    # 11 rows with 24 paths: 4 are bad, and one is over seq_len.
+    (of_source,) = json.loads(call("stats", uri, "--json"))["sources"]
+    assert of_source["records"] == 19
+    assert "rows" not in of_source
+    dropped = call("dropped", uri)
+    assert dropped.startswith("over_seq_len: 1 record\n")
+    query = "select step, event, number, unit from ledger where event in ('in', 'quarantined')"
+    lines = [
+        tuple(json.loads(line).values())
+        for line in call("sql", uri, query, "--json").split("\n")[:-1]
+    ]
+    assert lines[:4] == [
+        ("validate", "in", 11, "rows"),
+        ("validate", "quarantined", 1, "records"),
+        ("format", "in", 23, "records"),
+        ("tokenize", "in", 23, "records"),
+    ]
+    (packs,) = map(
+        json.loads, call("sql", uri, "select packs from versions", "--json").splitlines()
+    )
+    assert packs == {"packs": prepared.published.statistics["train"].num_packs}
+    call("report", uri, "--output", str(tmp_path / "report.html"))
+    page = (tmp_path / "report.html").read_text()
+    assert "<dt>Bad rows</dt><dd>2</dd><dd class=note>18.2%</dd>" in page
+    assert "<h3>control_text <span class=quiet>3 records quarantined by tokenize</span>" in page
+    assert "<h3>over_seq_len <span class=quiet>1 record dropped</span>" in page

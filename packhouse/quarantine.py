@@ -72,7 +72,7 @@ class Retried:
 
 
 def count_reasons(table: pa.Table, num_samples: int = 3) -> list[dict[str, Any]]:
-    """Count quarantined rows by step and reason, most frequent first, with samples.
+    """Count bad rows and their bad records by step and reason, most frequent first, with samples.
 
     Args:
         table: schema `tables.QUARANTINED`.
@@ -84,22 +84,35 @@ def count_reasons(table: pa.Table, num_samples: int = 3) -> list[dict[str, Any]]
         ...        "reason": "json", "detail": "not JSON", "raw": b"{", "raw_size": 1,
         ...        "raw_sha256": ""}
         >>> (line,) = count_reasons(pa.Table.from_pylist([row], QUARANTINED))
-        >>> line["step"], line["reason"], line["rows"], line["samples"]
-        ('validate', 'json', 1, [{'source': 'a/a.jsonl', 'row': 7, 'byte_offset': 90, ...}])
+        >>> line["step"], line["reason"], line["rows"], line["records"], line["samples"]
+        ('validate', 'json', 1, 1, [{'source': 'a/a.jsonl', 'row': 7, 'byte_offset': 90, ...}])
     """
     counts: Counter[tuple[str, str]] = Counter()
+    rows: dict[tuple[str, str], set[tuple[str, int]]] = defaultdict(set)
     samples: dict[tuple[str, str], list[dict[str, object]]] = defaultdict(list)
     wanted = table.select(["step", "reason", "source", "row", "byte_offset", "detail"])
     for row in sorted(wanted.to_pylist(), key=lambda row: (row["source"], row["row"])):
         key = row.pop("step"), row.pop("reason")
         counts[key] += 1
+        rows[key].add((row["source"], row["row"]))
         if len(samples[key]) < num_samples:
             samples[key].append(row)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return [
-        {"step": step, "reason": reason, "rows": rows, "samples": samples[step, reason]}
-        for (step, reason), rows in ordered
+        {
+            "step": key[0],
+            "reason": key[1],
+            "rows": len(rows[key]),
+            "records": records,
+            "samples": samples[key],
+        }
+        for key, records in ordered
     ]
+
+
+def count_rows(table: pa.Table) -> int:
+    """Count the rows that have one bad record or more."""
+    return int(table.group_by(["source", "row"]).aggregate([]).num_rows)
 
 
 def read_quarantined(opened: OpenVersion) -> pa.Table:

@@ -34,6 +34,17 @@ def by_name(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {number:,}" for name, number in sorted(counts.items()))
 
 
+def rows_and_records(rows: int, records: int, row: str = "row") -> str:
+    """Count rows, and their records if these are more.
+
+    Example:
+        >>> rows_and_records(2, 5), rows_and_records(1, 1, "bad row")
+        ('2 rows (5 records)', '1 bad row')
+    """
+    more = f" ({counted(records, 'record')})" if records > rows else ""
+    return f"{counted(rows, row)}{more}"
+
+
 def first_line(error: BaseException, most: int = 300) -> str:
     r"""Return the first line of a library's message, cut after `most` characters; or its class.
 

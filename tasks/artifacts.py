@@ -87,7 +87,7 @@ def refusal_artifacts(recipe: Recipe, error: PackhouseError) -> None:
         description=f"Why nothing was published: {type(error).__name__}",
     )
     if bad is not None:
-        counts = [(each["step"], each["reason"], each["rows"]) for each in count_reasons(bad)]
+        counts = [(each["step"], each["reason"], each["records"]) for each in count_reasons(bad)]
         _quarantine_table(recipe.dataset, counts, bad)
 
 
@@ -140,7 +140,7 @@ def verify_artifacts(store: str, reports: Sequence[tuple[str, VerifyReport]]) ->
             "intact": "yes" if report.is_intact else "NO",
             "files": report.num_files,
             "bytes": report.num_bytes,
-            "rows": report.num_rows,
+            "packs": report.num_rows,
             "tokens": report.num_tokens,
             "problems": "; ".join(report.problems),
         }
@@ -330,14 +330,14 @@ def _sources(prepared: Prepared) -> list[dict[str, Any]]:
 def _quarantine_table(
     dataset: str, counts: Sequence[tuple[str, str, int]], bad: pa.Table | None
 ) -> None:
-    """Create the table of (step, reason, rows), with the first rows where this machine has them."""
+    """Create the table of (step, reason, records), with the first where this machine has them."""
     found = [] if bad is None else count_reasons(bad)
     known = {(each["step"], each["reason"]): each["samples"] for each in found}
     rows = [
         {
             "step": step,
             "reason": reason,
-            "rows": number,
+            "records": number,
             "samples": "; ".join(
                 f"{row['source']} row {row['row']:,}: {row['detail'][:_MOST_DETAIL]}"
                 for row in known.get((step, reason), ())
@@ -346,7 +346,7 @@ def _quarantine_table(
         for step, reason, number in counts
     ]
     if rows:
-        said = "Quarantined rows by step and reason, with the first of each"
+        said = "Bad records by step and reason (rows, before they are split), with the first"
         _create_table(key=artifact_key(dataset, "quarantine"), rows=rows, description=said)
 
 

@@ -21,6 +21,7 @@ from packhouse.quarantine import (
     Retried,
     check_mended,
     count_reasons,
+    count_rows,
     editable,
     read_quarantine_file,
     read_quarantined,
@@ -34,7 +35,7 @@ from packhouse.steps.plan import plan_jobs
 from packhouse.store.address import open_address
 from packhouse.templates import rewrites
 from packhouse.terminal import echo, print_note, print_text
-from packhouse.wording import counted
+from packhouse.wording import counted, rows_and_records
 
 _TARGET_HELP = (
     "TARGET is a version (STORE/DATASET, with @REF or @VERSION), a quarantine file (.parquet or "
@@ -75,14 +76,15 @@ def quarantine() -> None:
 def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
     """Count bad rows by reason."""
     table = read_quarantine(target, cache)
-    reasons = count_reasons(table, samples)
+    reasons, num_rows = count_reasons(table, samples), count_rows(table)
     if as_json:
-        echo(json.dumps({"rows": table.num_rows, "reasons": reasons}))
+        echo(json.dumps({"rows": num_rows, "records": table.num_rows, "reasons": reasons}))
         return
-    echo(counted(table.num_rows, "quarantined row"))
+    echo(rows_and_records(num_rows, table.num_rows, "bad row"))
     lines = _lines_of([row for reason in reasons for row in reason["samples"]], target)
     for reason in reasons:
-        echo(f"\n{reason['step']} / {reason['reason']}: {reason['rows']:,}")
+        number = rows_and_records(reason["rows"], reason["records"])
+        echo(f"\n{reason['step']} / {reason['reason']}: {number}")
         for row in reason["samples"]:
             print_text(f"{place_of(row, lines)}: {row['detail']}", 2)
         known = QUARANTINE_REASONS.get(reason["step"], {}).get(reason["reason"])

@@ -106,7 +106,7 @@ def _list_dataset(store: ObjectStore, dataset: str, as_json: bool) -> None:
         if as_json:
             echo_json(rows)
             return
-        columns = ("version", "refs", "splits", "files", "rows", "tokens", "bytes")
+        columns = ("version", "refs", "splits", "files", "packs", "tokens", "bytes")
         cells = [
             [", ".join(v) if isinstance(v := r[c], list) else v for c in columns] for r in rows
         ]
@@ -121,7 +121,7 @@ def _summary(manifest: Manifest) -> dict[str, object]:
         "content_id": manifest.content_id,
         "splits": manifest.splits(),
         "files": len(manifest.files),
-        "rows": sum(entry.rows for entry in data),
+        "packs": sum(entry.rows for entry in data),
         "tokens": sum(entry.tokens for entry in data),
         "bytes": manifest.num_bytes,
     }
@@ -189,7 +189,7 @@ def verify(address: str, as_json: bool) -> None:
                 "is_intact": report.is_intact,
                 "files": report.num_files,
                 "bytes": report.num_bytes,
-                "rows": report.num_rows,
+                "packs": report.num_rows,
                 "tokens": report.num_tokens,
                 "problems": list(report.problems),
             }
@@ -197,7 +197,7 @@ def verify(address: str, as_json: bool) -> None:
     else:
         echo(
             f"{report.version}: {counted(report.num_files, 'file')}, "
-            f"{counted(report.num_bytes, 'byte')}, {counted(report.num_rows, 'row')}, "
+            f"{counted(report.num_bytes, 'byte')}, {counted(report.num_rows, 'pack')}, "
             f"{counted(report.num_tokens, 'token')}: {'intact' if report.is_intact else 'DAMAGED'}"
         )
         for problem in report.problems:

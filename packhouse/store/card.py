@@ -71,7 +71,7 @@ def _splits_table(manifest: Manifest) -> str:
         files = [e for e in manifest.files if e.kind == "data" and e.split == split]
         sums = (sum(getattr(e, name) for e in files) for name in ("rows", "tokens", "size"))
         rows.append((split, *sums))
-    return "\n".join([*markdown_table(("split", "rows", "tokens", "bytes"), rows), ""])
+    return "\n".join([*markdown_table(("split", "packs", "tokens", "bytes"), rows), ""])
 
 
 def _account(manifest: Manifest) -> str:
@@ -131,14 +131,14 @@ def _sources(manifest: Manifest) -> str:
 
 
 def _quality(manifest: Manifest) -> str:
-    """Rows that the quality counters found."""
+    """Records that the quality counters found."""
     found = _at(manifest.audit, "quality.dataset") or {}
     rows = [
         (counter, number)
         for counter, number in sorted(found.items())
         if counter != "rows" and isinstance(number, int) and number
     ]
-    return "\n".join([*markdown_table(("quality", "rows"), rows), ""]) if rows else ""
+    return "\n".join([*markdown_table(("quality", "records"), rows), ""]) if rows else ""
 
 
 def _at(value: Mapping[str, Any], key: str) -> Any:

@@ -6,7 +6,7 @@ from packhouse.packing import PackStatistics
 from packhouse.records.ledger import num_bad_rows, sum_by_reason
 from packhouse.records.render_counts import RenderCounts
 from packhouse.store.manifest import Manifest
-from packhouse.wording import by_name, counted
+from packhouse.wording import by_name, counted, rows_and_records
 
 
 def totals_of(manifest: Manifest) -> dict[str, int]:
@@ -44,7 +44,7 @@ def numbers_of(manifest: Manifest) -> list[tuple[str, str]]:
         sums, rows = sum_by_reason(ledger, kind), num_bad_rows(ledger)
         number = f"{sums.total():,}"
         if kind == "quarantined" and rows != sums.total():
-            number = f"{counted(rows, 'row')}, {counted(sums.total(), 'record')}"
+            number = rows_and_records(rows, sums.total())
         lines.append((kind, f"{number} ({by_name(sums)})" if sums else "0"))
     for name, side in splits_of(manifest).items():
         share = side.num_trained / max(side.num_tokens, 1)

@@ -69,7 +69,7 @@ def test_ls_counts_reasons_of_a_version_a_file_and_a_refused_run_alike(desk):
     assert set(reasons) == {"json", "fields", "duplicate_key", "encoding"}
     assert reasons["json"]["samples"][0]["row"] == 40
     assert call("ls", named, "--json") == of_version == of_recipe
-    assert "validate / json: 1\n  rows/rows.jsonl row 40: " in call("ls", named)
+    assert "validate / json: 1 row\n  rows/rows.jsonl row 40: " in call("ls", named)
 
 
 def test_rows_of_a_recipe_are_numbered_by_their_lines_as_an_editor_does(desk):
@@ -80,7 +80,7 @@ def test_rows_of_a_recipe_are_numbered_by_their_lines_as_an_editor_does(desk):
     listed = call("ls", desk / "recipe.yaml", "--cache", desk / "cache")
     shown = call("show", desk / "recipe.yaml", "--cache", desk / "cache", "--reason", "json")
 
-    assert "validate / json: 1\n  rows/rows.jsonl line 43: " in listed
+    assert "validate / json: 1 row\n  rows/rows.jsonl line 43: " in listed
     assert rows.read_bytes().split(b"\n")[42].decode() in shown
     assert "rows/rows.jsonl line 43, row 40, byte " in shown
 
@@ -263,7 +263,7 @@ def test_a_row_of_which_several_records_are_bad_is_mended_once(desk):
     recipe["validate"] = {"max_quarantined": 1.0}
     (desk / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     run_recipe(desk)
-    assert call("ls", "recipe.yaml", "--cache", "cache").startswith("2 quarantined rows\n")
+    assert call("ls", "recipe.yaml", "--cache", "cache").startswith("1 bad row (2 records)\n")
     again = ["quarantine", "retry", "recipe.yaml", "--cache", "cache"]
     call(*again[1:], "--edit", "bad.jsonl")
     (line,) = (desk / "bad.jsonl").read_text().splitlines()

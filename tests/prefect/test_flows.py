@@ -235,7 +235,7 @@ def test_too_many_bad_rows_show_as_a_table_with_samples(place, cache):
     assert "refused by its quarantine gate" in newest("demo-refused")
     rows = json.loads(newest("demo-quarantine"))
     (bad,) = [row for row in rows if row["reason"] == "unknown_role"]
-    assert bad["rows"] == 1
+    assert bad["records"] == 1
     assert bad["samples"].startswith("chats/chats.jsonl row ")
 
 

@@ -45,8 +45,10 @@ types: $(TEST_STAMP) ## mypy --strict
 imports: $(TEST_STAMP) ## the import walls: flows -> tasks -> schemas -> packhouse
 	$(BIN)/lint-imports
 
+# One thread a process: torch waits busily for its others, and files at a time are enough for the
+# cores (tests of preferences, two files at a time on two cores: 40 s for 63).
 test: $(TEST_STAMP) ## run the tests but those of e2e, two files at a time (PYTEST_ARGS adds to it)
-	$(BIN)/python -m pytest -rfEs --durations=10 -n 2 --dist loadfile $(addprefix --ignore=,$(SERVICES)) \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rfEs --durations=10 -n 2 --dist loadfile $(addprefix --ignore=,$(SERVICES)) \
 		$(PYTEST_ARGS)
 
 gpu: $(TEST_STAMP) ## the tests that need an accelerator, with what they measure (10 minutes)
@@ -54,7 +56,7 @@ gpu: $(TEST_STAMP) ## the tests that need an accelerator, with what they measure
 
 # By file: servers are fixtures of a file. Three at a time, for much of it waits for servers.
 e2e: $(TEST_STAMP) ## the tests with PostgreSQL, S3, Prefect's server, worker, browser (PYTEST_ARGS adds to it)
-	$(BIN)/python -m pytest -rfEs --durations=30 -n 3 --dist loadfile -m "not soak" $(SERVICES) \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rfEs --durations=30 -n 3 --dist loadfile -m "not soak" $(SERVICES) \
 		$(PYTEST_ARGS)
 
 load: $(TEST_STAMP) ## RUNS (200) flow runs, AT_ONCE (20) at a time, on PostgreSQL: about 10 min

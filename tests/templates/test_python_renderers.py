@@ -595,3 +595,55 @@ def test_deepseek_v4_thinks_in_the_turns_that_have_reasoning(deepseek):
     end = "<\uff5cend\u2581of\u2581sentence\uff5c>"
     trained = [piece for row in pieces(formatted.formatted) for piece in row]
     assert trained == [f"Greets.</think>Hello{end}", f"Bye{end}"]
+
+
+CALL = {"name": "get_weather", "arguments": {"city": "Rome"}}
+SAMPLED = {
+    "GLM5": (
+        "<|endoftext|> <|user|> <|observation|>",
+        "<|system|> <|assistant|> [gMASK] <sop> <think> </think> <tool_call> </tool_call> "
+        "<tool_response> </tool_response> <arg_key> </arg_key> <arg_value> </arg_value>",
+        "Must look.</think><tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome</arg_value>"
+        "</tool_call><|observation|>",
+    ),
+    "MiniMaxM2": (
+        "[e~[",
+        "]~!b[ ]~b] <think> </think> <minimax:tool_call> </minimax:tool_call>",
+        'Must look.\n</think>\n\n\n<minimax:tool_call>\n<invoke name="get_weather">\n'
+        '<parameter name="city">Rome</parameter>\n</invoke>\n</minimax:tool_call>[e~[',
+    ),
+}
+"""Stop tokens, other control tokens, and what is sampled where a model thinks and calls."""
+
+
+@pytest.mark.parametrize("family", SAMPLED)
+def test_a_thought_and_a_call_of_a_family_without_a_template_at_hand(
+    family, toys, shared, tmp_path
+):
+    pytest.importorskip("renderers", reason="renderers is not installed")
+    from transformers import AutoTokenizer
+
+    stops, others, sampled = SAMPLED[family]
+    code = PAGE.partition("```python\n")[2].partition("```")[0]
+    code = code.replace('("<\uff5cend\u2581of\u2581sentence\uff5c>",)', repr((*stops.split(),)))
+    toys.install(code.replace("DeepSeekV4", family), "thinker", f":{family}")
+    tokenizer = AutoTokenizer.from_pretrained(shared / "tokenizers" / "qwen3")
+    extra = {"extra_special_tokens": others.split() + stops.split()}
+    tokenizer.add_special_tokens({"eos_token": stops.split()[0], **extra})
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    calls = json.dumps([{"id": "a", "type": "function", "function": CALL}])
+    talk = [
+        {"role": "user", "content": "Weather in Rome?"},
+        {"role": "assistant", "content": "", "reasoning": "Must look.", "tool_calls": calls},
+    ]
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
+    function = {"name": "get_weather", "parameters": parameters}
+    tools = json.dumps([{"type": "function", "function": function}])
+
+    config, snapshot = FormatConfig(template="thinker"), load_snapshot(tmp_path / "tokenizer")
+    renderer = make_renderer(config, snapshot, folder=tmp_path / "tokenizer")
+    done = renderer.render(make_table([talk], tools=[tools]))
+
+    assert not refusals(done)
+    assert pieces(done.formatted) == [[sampled]]

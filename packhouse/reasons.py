@@ -176,20 +176,28 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "the template refuses the row, or has no place for a part of it",
             "read the detail; take the `chat` template, or a Jinja file that has the place",
         ),
-        "template_limit": Reason("the template recurses too deeply", "mend the template"),
+        "template_limit": Reason(
+            "the row takes too long to render, or holds too much text",
+            "set `format.turns: whole`, split the conversation, or fix a template that recurses",
+        ),
         "content_lost": Reason(
             "the template leaves out a text, a tool or a call",
-            "set what the detail names, or give `format.template` a Jinja file that writes it; "
+            "do what the detail says, or give `format.template` a Jinja file that writes it; "
             "for Mistral v0.3's `mistral_system` does",
         ),
         "thought_lost": Reason(
             "the template leaves out the reasoning of a trained answer",
-            "set `format.reasoning: strip` to train without reasoning, or `format.thought_end` to "
-            "the text that goes between reasoning and answer",
+            "set `format.thought_end` to the text that goes between reasoning and answer, or "
+            "`format.reasoning: strip` if the template can be asked without reasoning",
         ),
         "no_reasoning": Reason(
             "the prompt of inference opens a thought, and the answer has none",
-            "give the rows reasoning, or take a model whose prompt can be asked without a thought",
+            "give it reasoning (and set `format.thought_end` where the detail says so), give it "
+            "the weight 0, or give `format.template` a Jinja file whose prompt opens no thought",
+        ),
+        "starts_with_assistant": Reason(
+            "the first turn is the assistant's, and the template writes no prompt before it",
+            "put the question in front, or give that message the weight 0",
         ),
         "no_stop": Reason(
             "no stop token follows an answer, so the model would not learn to stop",
@@ -197,8 +205,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "stop_inside": Reason(
             "the template writes a stop token inside an answer, where the model would stop",
-            "split the message in two (one call in each), or leave that token out of "
-            "`format.stop_tokens`",
+            "do what the detail says, or give the message the weight 0",
         ),
         "nothing_trained": Reason(
             "no turn of the row is trained",
@@ -208,7 +215,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         "label": Reason("a label is outside of `label_names`", "name all classes"),
         "only_thinking": Reason(
             "nothing of an answer is left without its thinking",
-            "set `format.reasoning: keep`, or take the row out",
+            "give the message the weight 0, set `format.reasoning: keep`, or take the row out",
         ),
         "unclosed_thinking": Reason(
             "a `<think>` that nothing closes",

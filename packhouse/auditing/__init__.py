@@ -40,5 +40,5 @@ __all__ = [
     "run_check",
 ]
 
-VERSION = 13
+VERSION = 14
 """Raised whenever the same tables give another result: it is published, so it is in the key."""

@@ -137,6 +137,7 @@ class InferenceAudit:
 _COUNTS = (
     "records",
     "records_checked",
+    "answers",
     "answers_checked",
     "answers_after_prompt",
     "completions_stopped",
@@ -162,8 +163,9 @@ def audit_inference(
         allows_control: whether control tokens in the row's own text are tokenized as such.
 
     Returns:
-        Plain JSON: `turns`; `counts` (records, those checked, answers checked, those after their
-        prompt, completions that are stopped, answers trained in part); `worst`, faults with
+        Plain JSON: `turns`; `counts` (records, those checked, answers of all records, those
+        checked, those after their prompt, completions that are stopped, answers trained in part in
+        the records checked); `worst`, faults with
         `finding`, `source`, `row`, `record_id`, `value` (number of the message), `what`, `text` and
         `expected`.
     """
@@ -192,6 +194,7 @@ def _records(
     is_answer = np.asarray(pc.equal(messages.field("role"), "assistant")) & (weights > 0)
     has_answer = np.diff(np.append(0, np.cumsum(is_answer))[starts]) > 0
     counts["records"] += int(has_answer.sum())
+    counts["answers"] += int(is_answer.sum())
     chosen = _choose(talks, messages, starts, weights > 0, has_answer)
     counts["records_checked"] += len(chosen)
     texts = side.formatted.take(pa.array(aligned[chosen]))
@@ -637,19 +640,21 @@ def inference_line(audit: Mapping[str, Any]) -> str:
     """Return what was found as a line for people; empty where nothing was checked.
 
     Example:
-        >>> counts = {"records": 9, "records_checked": 9, "answers_checked": 12,
+        >>> counts = {"records": 9, "records_checked": 9, "answers": 90, "answers_checked": 12,
         ...     "answers_after_prompt": 12, "completions_stopped": 11, "partly_trained": 0}
-        >>> inference_line({"inference": {"turns": "joined", "dataset": counts}})
-        'inference: of 12 answers, 12 follow their prompt, 11 end with their only stop token'
+        >>> found = {"inference": {"turns": "joined", "dataset": counts}}
+        >>> inference_line(found)  # doctest: +ELLIPSIS
+        'inference: of 12 answers compared (90 in all), 12 follow their prompt, 11 ...'
     """
     found = audit.get("inference")
     if not found or not found["dataset"].get("records_checked"):
         return ""
     counts: Counter[str] = Counter(found["dataset"])
     answers, right = counts["answers_checked"], counts["answers_after_prompt"]
-    stopped = counts["completions_stopped"]
+    stopped, total = counts["completions_stopped"], counts["answers"]
+    sampled = f" compared ({total:,} in all)" if answers + counts["partly_trained"] < total else ""
     line = (
-        f"inference: of {counted(answers, 'answer')}, {right:,} follow their prompt, "
+        f"inference: of {counted(answers, 'answer')}{sampled}, {right:,} follow their prompt, "
         f"{stopped:,} end with their only stop token"
     )
     if counts["records_checked"] < counts["records"]:

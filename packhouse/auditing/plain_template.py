@@ -24,6 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from packhouse.recipe import FormatConfig
 from packhouse.runtime.confined import limited
 from packhouse.templates.chat_messages import MessageForm, Messages, chat_messages, in_parts
+from packhouse.templates.sandbox import numbers_in
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 _TEXT = ("Perhaps", "Certainly", "Otherwise", "Naturally", "Therefore")
@@ -94,6 +95,7 @@ class PlainTemplate:
         self.has_blocks = _GENERATION.search(source) is not None
         """True if it says in blocks what the assistant generates."""
         self._names = find_undeclared_variables(tree)
+        self._numbers = numbers_in(tree)
         self.reads_prompt = "add_generation_prompt" in self._names
         constants = [node.value for node in tree.find_all(nodes.Const)]
         constants += [node.data for node in tree.find_all(nodes.TemplateData)]
@@ -220,7 +222,7 @@ class PlainTemplate:
     def switch(self) -> tuple[str, bool] | None:
         """The argument that changes what opens answers, and its value for thinking."""
         known = {*self.arguments, "messages", "tools", "add_generation_prompt"}
-        for name in sorted(self._names - known):
+        for name in sorted(self._names - known - self._numbers):
             for probe in (_CHAT[:1], _CALL[:3]):
                 on, off = (
                     self.probe(probe, is_prompt=True, **{name: value}) for value in (True, False)

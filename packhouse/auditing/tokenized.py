@@ -171,7 +171,7 @@ class _Scan:
         return Sample(row, place - low, rows.ids[window].copy(), rows.trained[window].copy())
 
     def _ends(self, rows: TokenRows) -> None:
-        """Runs of trained tokens that do not end with an end token, and why."""
+        """Runs of trained tokens that do not end with a stop token, and why."""
         if not self.turns.end_ids:
             return
         begins, stops = rows.runs()
@@ -183,6 +183,16 @@ class _Scan:
         before = np.searchsorted(ends, stops) - 1
         last = np.where(before < 0, -1, np.append(ends, -1)[before])
         is_ended = (last >= begins) & (blanks[stops] == blanks[np.maximum(last, 0) + 1])
+        is_whole = (begins == rows.starts[self._record_of(rows, begins)]) & (stops == record_ends)
+        past = is_ended & (last < stops - 1) & ~is_whole  # rows that are trained whole have no ends
+        self._note(rows, "past_stops", *_first_of_each(
+            self._record_of(rows, begins[past]), last[past] + 1))  # fmt: skip
+        if self.turns.stop_ids:
+            is_stopped = np.isin(rows.ids[stops - 1], list(self.turns.stop_ids))
+            other = is_ended & ~past & ~is_whole & ~is_stopped
+            self._note(rows, "other_ends", *_first_of_each(
+                self._record_of(rows, begins[other]), stops[other] - 1))  # fmt: skip
+            is_ended |= is_stopped
         following = np.append(ends, len(rows.ids))[np.searchsorted(ends, stops)]
         next_run = np.append(begins[1:], len(rows.ids))
         has_end = ~is_ended & (following < record_ends) & (following < next_run)

@@ -98,6 +98,7 @@ class PythonRenderer:
     """
 
     has_generation = False
+    numbers = frozenset[str]()
 
     def __init__(
         self,

@@ -25,6 +25,14 @@ MEANINGS = {
         "the end token of an answer is not trained",
         "train it: the model would not learn to stop",
     ),
+    "past_stops": (
+        "trained spans go past the stop token",
+        "write labels of -100 after it: the model stops there and generates nothing more",
+    ),
+    "other_ends": (
+        "trained spans end with a token at which generation does not stop",
+        "train the stop token in its place, or configure inference to stop there",
+    ),
     "unended": (
         "an answer has no end token",
         "end answers as the template does: the model would not learn to stop",

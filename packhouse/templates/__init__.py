@@ -36,7 +36,7 @@ __all__ = [
     "writes_prompts",
 ]
 
-VERSION = 12
+VERSION = 13
 """Raised whenever the same row and template give other text or spans than before."""
 
 _PYTHON_ROWS = "packhouse.renderers.python:make_rows"
@@ -74,7 +74,7 @@ def make_renderer(
     if name in SINGLE_TURN:
         return Renderer(make_single_turn(config, snapshot, label_names), config, window)
     plugin = find_plugin("renderers", name) if is_renderer(name) else None
-    source, where = _chat_source(name, snapshot) if plugin is None else ("", str(plugin))
+    source, where = _chat_source(name, snapshot, folder) if plugin is None else ("", str(plugin))
     tokens = snapshot.special_tokens, snapshot.added_tokens, snapshot.stop_tokens
     today = pinned_date() if "strftime_now" in source else None
     key = repr((config.model_dump_json(), where, source, snapshot.fingerprint, tokens, today))
@@ -99,8 +99,10 @@ def writes_prompts(config: FormatConfig, snapshot: TokenizerSnapshot) -> bool:
     return "add_generation_prompt" in _chat_source(config.template, snapshot)[0]
 
 
-def _chat_source(name: str, snapshot: TokenizerSnapshot) -> tuple[str, str]:
-    """Jinja source, and what errors call it."""
+def _chat_source(
+    name: str, snapshot: TokenizerSnapshot, folder: Path | None = None
+) -> tuple[str, str]:
+    """Jinja source, and what errors call it; `folder` of the tokenizer is for advice."""
     if name.endswith((".jinja", ".j2")):
         try:
             return Path(name).read_text(encoding="utf-8"), f"template '{name}'"
@@ -115,8 +117,11 @@ def _chat_source(name: str, snapshot: TokenizerSnapshot) -> tuple[str, str]:
         known = ", ".join(TEMPLATES)
         raise ConfigError(f"no template '{name}' (known: {known}, or a .jinja or .j2 file)")
     if not snapshot.chat_template:
+        other = "alpaca, completion or text, or to a Jinja file"
+        if folder is not None and (folder / "tekken.json").is_file():
+            other = "mistral, which writes for tekken.json (pip install 'packhouse[mistral]')"
         raise TemplateError(
             f"the tokenizer ({snapshot.class_name}) has no chat template: set format.template to"
-            " alpaca, completion or text, or to a Jinja file"
+            f" {other}"
         )
     return snapshot.chat_template, "the tokenizer's chat template"

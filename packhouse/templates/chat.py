@@ -115,10 +115,12 @@ class ChatEngine:
         is_lost = (thoughts.to_numpy(zero_copy_only=False) > 0) & (conversations.weights > 0)
         if is_lost.any():
             first = int(np.searchsorted(conversations.starts, np.flatnonzero(is_lost)[0], "right"))
+            # Where every prompt opens a thought, an answer without one is refused.
+            strip = "format.reasoning: strip to leave reasoning out, or "
             raise TemplateError(
                 f"{self._rows.template.where} never writes reasoning, and "
                 f"{conversations.name_of(first - 1)} has some: the model would learn to answer "
-                "without. Set format.reasoning: strip to leave reasoning out, or format.thought_end"
+                f"without. Set {'' if self._rows.facts.needs_thought else strip}format.thought_end"
                 r" to the text that goes between reasoning and answer (DeepSeek R1: "
                 r'"\n</think>\n\n")'
             )

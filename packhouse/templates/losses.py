@@ -17,9 +17,7 @@ from packhouse.templates.results import RefusedError
 
 EXCERPT = 60  # characters of a lost text that are shown
 HAS_TAGS = "<think>"
-_OTHER_TEMPLATE = (
-    "Give format.template a Jinja file that writes it (docs/masks.md), or mend the rows"
-)
+_OTHER_TEMPLATE = "Give format.template a Jinja file that writes it (docs/masks.md)"
 
 
 def _lost(what: str, remedy: str) -> RefusedError:
@@ -93,7 +91,7 @@ def check_row(talk: Conversation, records: Sequence[Rendering], *, is_stripped: 
     noise = talk.control.search("\0".join(others))
     if noise is not None:
         raise RefusedError(
-            "template", f"control-token text {noise.group()!r} in an id, name or number"
+            "template", f"control-token text {noise.group()!r} in an id, name or number. Remove it"
         )
     return num_unwritten
 
@@ -127,7 +125,13 @@ def _check_field(
     message = talk.messages[field.message]
     is_tagged = message["role"] == "assistant" and HAS_TAGS in str(message.get("content"))
     setting = "Set format.reasoning: strip. Or: " if is_tagged and not is_stripped else ""
-    own, remedy = f"message {field.message} ({message['role']})", f". {setting}{_OTHER_TEMPLATE}"
+    own = f"message {field.message} ({message['role']})"
+    kinds = [each.kind for each in ranges if each.message == field.message]
+    if "call" in kinds or "function" in kinds:  # some write one call, or no text with it
+        is_call = field.kind in ("call", "function")
+        part = "each call, followed by its result," if is_call else "the text"
+        setting += f"Put {part} into a message of its own. Or: "
+    remedy = f". {setting}{_OTHER_TEMPLATE}"
     thoughts: list[str] = []
     if field.kind != "function":
         for text, is_thinking in _unwritten(field, ranges.get(field, []), talk.control):
@@ -198,7 +202,7 @@ def _check_arguments(function: Field, records: Sequence[Rendering]) -> None:
             raise RefusedError(
                 "template",
                 f"arguments of a call of message {function.message} are no JSON object, and the"
-                f" template writes them as JSON: {_excerpt(own.value)}",
+                f" template writes them as JSON: {_excerpt(own.value)}. Write them as an object",
             )
 
 

@@ -30,7 +30,9 @@ from packhouse.templates.predicates import Predicate
 from packhouse.templates.results import RefusedError
 
 UNPROVEN = RefusedError(
-    "template", "the template writes other text when contents are marked: no spans can be proven"
+    "template",
+    "the template writes other text when contents are marked: no spans can be proven. Give"
+    " format.template a Jinja file that writes texts as they are",
 )
 REWRITTEN = "rewritten"
 """Form of a piece whose characters are not those of its field."""

@@ -91,12 +91,13 @@ class Rendering:
     def between(self, start: int, end: int) -> "Rendering":
         """The bytes from `start` to `end`, which do not cut a text of the row; without blocks."""
         parts = list[Part]()
-        first, last = bisect_right(self.starts, start) - 1, bisect_left(self.starts, end)
+        # All text of a list written as `['a', 'b']` belongs to "a"; "b" follows it and is empty.
+        first, last = bisect_right(self.starts, start) - 1, bisect_right(self.starts, end)
         for number in range(max(first, 0), last):
             part, begin = self.parts[number], self.starts[number]
             if not isinstance(part, Piece):
                 parts.append(str.encode(part)[max(start - begin, 0) : end - begin].decode())
-            elif begin >= start:  # the others end there
+            elif begin >= start and (begin < end or not part.text):  # the others end there
                 parts.append(part)
         return read_parts(parts)
 
@@ -173,6 +174,8 @@ class Template(Protocol):
     where: str
     names: frozenset[str]
     """Arguments that it looks up."""
+    numbers: frozenset[str]
+    """Those that are numbers."""
     has_generation: bool
 
     def render(

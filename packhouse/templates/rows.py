@@ -124,11 +124,12 @@ class RowRenderer:
         Raises:
             TemplateError: it cannot be used.
         """
-        set_arguments = self._config.chat_template_kwargs
+        set_arguments, template = self._config.chat_template_kwargs, self.template
+        others = {*_ALWAYS, *self._template_args[1], *DEFAULTS, *template.numbers}
         return learn_facts(
             self._probe,
-            where=self.template.where,
-            arguments=self.template.names - {*_ALWAYS, *self._template_args[1], *DEFAULTS},
+            where=template.where,
+            arguments=template.names - others,
             is_set=lambda name: name in set_arguments,
             stop_tokens=self._stops,
             control=self.control_bytes,

@@ -44,6 +44,8 @@ class TemplateFacts:
     """What the prompt ends with and a plain answer is not written after: `<think>\\n`."""
     writes_thoughts: bool
     """True if reasoning is written in the last answer."""
+    needs_thought: bool
+    """True if every prompt opens a thought that a plain answer does not close."""
 
 
 Probe = Callable[..., Rendering]
@@ -118,17 +120,21 @@ def learn_facts(
     prompt, question = tried(_QUESTION, {}, True), tried(_QUESTION)
     tail = prompt.tail if prompt else b""
     header = answered.text[answered.occurrences[0].end : answered.occurrences[1].start]
+    opened = tail.removeprefix(header) if tail.startswith(header) else b""
+    opens_thought = switch is None and _opens_thought(tried)
+    ends_in_thought = tail.rfind(b"<think>") > tail.rfind(b"</think>") and b"</think>" not in header
     return TemplateFacts(
         stops=frozenset(token.encode() for token in sources),
         stop_sources=sources,
         switch=free,
         opening=tail.removeprefix(question.tail) if question else b"",
-        opens_thought=switch is None and _opens_thought(tried),
-        opened=tail.removeprefix(header) if tail.startswith(header) else b"",
+        opens_thought=opens_thought,
+        opened=opened,
         writes_thoughts=any(
             (done := tried([*_QUESTION, answer], thinking)) and PROBE_THOUGHT.encode() in done.text
             for answer in (_THOUGHT[0], {**_THOUGHT[0], "tool_calls": _CALLS})
         ),
+        needs_thought=switch is None and (opens_thought or bool(opened) or ends_in_thought),
     )
 
 
@@ -151,8 +157,8 @@ def _stops(
         stop = min(following, default=len(rendering.text))
         return [m.group().decode() for m in rendering.controls(control, own[-1].end, stop)]
 
-    last = after(_QUESTION, _ANSWER)
-    if any(token in given for token in [*last, *after(_QUESTION, _ANSWER, _QUESTION)]):
+    last, asked = after(_QUESTION, _ANSWER), after(_QUESTION, _ANSWER, _QUESTION)
+    if any(token in given for token in [*last, *asked]):
         return dict(given)
     # A chat format on a base checkpoint: `<|im_end|>` ends each answer, and EOS is another token.
     longer = [_QUESTION, _ANSWER, _QUESTION, _ANSWER]
@@ -165,11 +171,12 @@ def _stops(
             " format.stop_tokens"
         )
     if not last:
+        header = f", set format.stop_tokens: [{asked[0]!r}]" if asked else ""
         raise TemplateError(
             f"{where} writes no control token of the tokenizer after an assistant turn (but"
             f" {shown(answered.tail[:40])}): a model trained on it never learns to stop. Use a"
-            " template that ends each turn, name the token that it writes in format.stop_tokens, or"
-            " set train_on: all"
+            f" template that ends each turn{header}, or set format.train_on: all and"
+            " audit.max_unterminated_turns: 1 to train without an end"
         )
     return {last[0]: "template"}
 

@@ -179,7 +179,7 @@ def _parts_in(
             raise RefusedError(
                 "template",
                 f"the parts of message {number} have weights of their own, and it is not written "
-                "as it stands",
+                "as it stands. Give the message one weight",
             )
         # Parts of 13 and 5 characters end at [13, 18]: of the content "Let me see. Four." those
         # are characters 0 to 13 and 13 to 18, wherever it stands in the rendering.

@@ -17,6 +17,7 @@ one is proven for each kind of answer, and the last one against the whole record
 grows with the text that is written.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,7 @@ PROBE_CALL = [
     {"type": "function", "id": "call00000", "function": {"name": PROBE_NAME, "arguments": {}}}
 ]
 PROBE_TEXT = "Therefore"
+NOT_TRAINED = 'set "weight": 0 in that message to leave it untrained'
 MAX_BYTES = 2**26  # of the records of one row
 MAX_PROVEN = 16  # answers of a row of which each is rendered; in longer rows, one of each kind
 
@@ -298,7 +300,7 @@ class Answers:
                 raise RefusedError(
                     "template",
                     f"message {number} (assistant) has no text to be found by, or is torn by other "
-                    "text. Set format.turns: joined",
+                    f"text. Set format.turns: joined, or {NOT_TRAINED}",
                 )
             if key not in known:
                 known[key] = self._measure(number, whole, place)
@@ -323,7 +325,8 @@ class Answers:
             raise RefusedError(
                 "template",
                 f"the prompt before message {number} (assistant) is no beginning of the rendering: "
-                f"{shown(prompt.tail[-40:])} against {shown(gap[-40:])}. Set format.turns: joined",
+                f"{shown(prompt.tail[-40:])} against {shown(gap[-40:])}. Set format.turns: joined, "
+                f"or {NOT_TRAINED}",
             )
         header = min(len(prompt.tail), len(gap))
         own = finished.own(number)
@@ -335,7 +338,7 @@ class Answers:
             raise RefusedError(
                 "no_stop",
                 f"no stop token follows message {number} (assistant) in the rendering of all "
-                f"messages, but {rest}. Set format.turns: joined",
+                f"messages, but {rest}. Set format.turns: joined, or {NOT_TRAINED}",
             )
         *_, last_token = whole.controls(self._control, at, at + size)
         return header, last_token.end() - at
@@ -425,14 +428,9 @@ class Answers:
             raise self._no_reasoning(number, prompt.tail[prompt.tail.rfind(b"<think>") :])
         if in_thought and self._thinks[number] and not self._raw[number].get("reasoning"):
             self._check_tagged(number, body)
-        inside = [m.group() for m in body.controls(self._control) if m.group() in self._facts.stops]
+        inside = [m for m in body.controls(self._control) if m.group() in self._facts.stops]
         if inside:
-            raise RefusedError(
-                "stop_inside",
-                f"the template writes the stop token {inside[0].decode()!r} inside message "
-                f"{number} (assistant): the model would stop there. Split the message in two, or "
-                "leave that token out of format.stop_tokens",
-            )
+            raise self._stop_inside(number, body, inside, closing.stop)
         end = len(body.text) + closing.size
         trained = [(0, end)]
         if finished.generation and start is not None and not notes:
@@ -454,12 +452,20 @@ class Answers:
             empty = None
         if empty is not None and finished.text.startswith(empty.text):
             return empty
+        if self._config.turns != "whole":
+            raise RefusedError(
+                "starts_with_assistant",
+                "message 0 (assistant) has no prompt: the template writes none before the first"
+                f" message. Put the question in front, or {NOT_TRAINED}",
+            )
         own = finished.own(0)
         opening = self._facts.opening
         at = finished.text.rfind(opening, 0, own[0].start if own else len(finished.text))
         if at < 0 or not opening:
             raise RefusedError(
-                "template", f"message 0 (assistant) does not begin with {shown(opening)}"
+                "starts_with_assistant",
+                f"message 0 (assistant) does not begin with {shown(opening)}. Put the question in "
+                f"front, or {NOT_TRAINED}",
             )
         return finished.between(0, at + len(opening))
 
@@ -489,7 +495,8 @@ class Answers:
         raise RefusedError(
             "template",
             f"the prompt before message {number} (assistant) does not lead to it: the prompt ends "
-            f"in {shown(tail[-40:])}, the conversation goes on with {shown(gap[-40:])}",
+            f"in {shown(tail[-40:])}, the conversation goes on with {shown(gap[-40:])}. Give"
+            f" format.template a Jinja file that writes both alike, or {NOT_TRAINED}",
         )
 
     def _with_thought_end(self, number: int, prompt: Rendering, finished: Rendering) -> Rendering:
@@ -504,8 +511,9 @@ class Answers:
             )
             raise RefusedError(
                 "thought_lost",
-                f"the template leaves out the reasoning of message {number} (assistant). {advice}, "
-                "or format.reasoning: strip",
+                f"the template leaves out the reasoning of message {number} (assistant). {advice}"
+                f", {'' if self._facts.needs_thought else 'format.reasoning: strip, '}or "
+                f"{NOT_TRAINED}",
             )
         own = [o for o in finished.own(number) if o.field.kind != "thought"]
         first = own[0].start if own else 0
@@ -518,7 +526,8 @@ class Answers:
                 raise RefusedError(
                     "thought_lost",
                     f"the template leaves out the reasoning of message {number} (assistant), and "
-                    "where its call begins cannot be shown. Set format.reasoning: strip",
+                    f"where its call begins cannot be shown. Set format.reasoning: strip, or "
+                    f"{NOT_TRAINED}",
                 )
             # "\n</think>\n\n<tool_call>": some close an empty thought, which `thought_end` does.
             opening = gap[len(header) :]
@@ -577,11 +586,36 @@ class Answers:
             )
 
     def _no_reasoning(self, number: int, opened: bytes) -> RefusedError:
+        end = "" if self._facts.writes_thoughts else " and set format.thought_end"
         return RefusedError(
             "no_reasoning",
             f"the prompt before message {number} (assistant) opens a thought ({shown(opened)})"
-            ", and the message has none. Give the rows reasoning, or take a template that can be "
-            "asked without",
+            f", and the message has none. Give it reasoning{end}, give format.template a Jinja file"
+            f" whose prompt opens none, or {NOT_TRAINED}",
+        )
+
+    def _stop_inside(
+        self, number: int, body: Rendering, inside: Sequence[re.Match[bytes]], last: bytes
+    ) -> RefusedError:
+        """The error of an answer that contains stop tokens, and how to get rid of the first."""
+        found, at = body.occurrences, inside[0].start()
+        before = next((o for o in reversed(found) if o.end <= at), None)
+        after = next((o for o in found if o.start >= at), None)
+        others = {stop.decode() for stop in self._facts.stops} - {
+            m.group().decode() for m in inside
+        }
+        if last.decode() in others:
+            remedy = f"Set format.stop_tokens: {json.dumps(sorted(others))}"
+        elif before and is_thought(before) and not self._facts.needs_thought:
+            remedy = "Set format.reasoning: strip"
+        elif before and after and after.field.kind in ("call", "function"):
+            remedy = "Put what follows it into a message of its own"
+        else:
+            remedy = "Give format.template a Jinja file that writes it at the end alone"
+        return RefusedError(
+            "stop_inside",
+            f"the template writes the stop token {inside[0].group().decode()!r} inside message "
+            f"{number} (assistant): the model would stop there. {remedy}, or {NOT_TRAINED}",
         )
 
     # The end of an answer.
@@ -602,6 +636,7 @@ class Answers:
         probes: Messages = [{"role": "user", "content": PROBE_TEXT}]
         if calls:
             probes = [_probe_result(call) for call in calls]
+        following = [match.group() for match in rest.controls(self._control)]
         with suppress(RefusedError):
             longer = self._talk.prefix(number + 1, arguments, then=probes)
             next_start = min((o.start for o in longer.own(number + 1)), default=0)
@@ -609,16 +644,21 @@ class Answers:
             if not own_end and longer.text.startswith(finished.text[:at]):  # it has no text
                 own_end = at
             gap = longer.between(own_end, next_start)
+            following += [match.group() for match in gap.controls(self._control)]
             stops = (m for m in gap.controls(self._control) if m.group() in self._facts.stops)
             stop = next(stops, None)
             is_same = gap.text.startswith(rest.text.rstrip(b"\n")) or not rest.text.strip()
             if stop is not None and is_same:
                 return Closing(gap.between(0, stop.end()), stop.end(), stop.group())
-        known = ", ".join(sorted(stop.decode() for stop in self._facts.stops))
+        known = sorted(stop.decode() for stop in self._facts.stops)
+        others = [token.decode() for token in following if token not in self._facts.stops]
+        remedy = "Give format.template a Jinja file that ends the message"
+        if others:
+            remedy = f"Set format.stop_tokens: {json.dumps([*known, others[0]])}"
         raise RefusedError(
             "no_stop",
-            f"no stop token ({known}) follows message {number} (assistant), but "
-            f"{shown(rest.text[:40])}. Name the token that ends it in format.stop_tokens",
+            f"no stop token ({', '.join(known)}) follows message {number} (assistant), but "
+            f"{shown(rest.text[:40])}. {remedy}, or {NOT_TRAINED}",
         )
 
 

@@ -396,12 +396,25 @@ def test_a_run_counts_and_keeps_them_in_the_manifest(tmp_path):
     assert counts == {
         "records": 1,
         "records_checked": 1,
+        "answers": 2,
         "answers_checked": 2,
         "answers_after_prompt": 2,
         "completions_stopped": 2,
         "partly_trained": 0,
     }
     assert version.audit["inference"]["sources"] == {"rows": counts}
+
+
+def test_the_line_says_how_many_answers_of_a_long_row_were_compared(tmp_path):
+    long = {"messages": turns(*(f"This is turn {n} of many." for n in range(160)))}
+    version = prepared([long], tmp_path, pack={"seq_len": 4096})
+    counts = version.audit["inference"]["dataset"]
+    assert counts["answers"] == 80 > counts["answers_checked"] > 2
+    number = counts["answers_checked"]
+    assert inference_line(version.audit) == (
+        f"inference: of {number} answers compared (80 in all), {number} follow their prompt, "
+        f"{number} end with their only stop token"
+    )
 
 
 def test_the_prompt_of_a_window_is_that_of_its_own_messages(tmp_path):

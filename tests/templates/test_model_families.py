@@ -4,6 +4,7 @@ The rule is that of docs/masks.md. `check` compares with `apply_chat_template`, 
 `tests.templates.rule` is the rule written a second time, over nothing but that function.
 """
 
+import json
 from functools import cache
 from pathlib import Path
 
@@ -219,10 +220,12 @@ def test_a_template_that_never_writes_reasoning_says_what_helps(name):
     of = family(name)
     refused = outcome(of, "think2")
     assert refused.reason == "TemplateError"
-    assert "format.reasoning: strip" in refused.detail
     assert "thought_end" in refused.detail
-    if not name.startswith("deepseek"):  # whose prompt opens a thought
-        assert outcome(of, "think2", reasoning="strip") == outcome(of, "chat2")
+    helps = not name.startswith("deepseek")  # whose prompt opens a thought
+    assert ("format.reasoning: strip" in refused.detail) == helps
+    stripped = outcome(of, "think2", reasoning="strip")
+    assert (stripped.reason is None) == helps
+    assert stripped == outcome(of, "chat2")
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n.startswith("deepseek")])
@@ -398,6 +401,18 @@ def test_a_call_whose_id_is_all_that_is_written_of_its_name():
     )
     assert "functions.get_weather:0: Sunny now<|im_end|>" in answer.before
     assert "functions.get_weather:1: Snowy now<|im_end|>" in answer.before
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith(("lfm2_2_5", "lfm2_v2"))])
+@pytest.mark.parametrize(
+    "value", [["Rome", "Oslo"], ["Rome", "Rome"], [["Rome"], ["Oslo"]], ["Rome", {"a": ["b", "c"]}]]
+)
+def test_lists_in_calls_may_be_written_as_python_writes_them(name, value):
+    call = {"type": "function", "function": {"name": "look", "arguments": {"at": value}}}
+    asked = {"role": "assistant", "content": "", "tool_calls": json.dumps([call])}
+    made = outcome_of(family(name), [SHAPES["chat2"][0], asked], None)
+    ((answer,),) = made.records
+    assert f"look(at={value})" in answer.completion.replace('"', "'")
 
 
 CALL_STOPS = (

@@ -2,9 +2,11 @@
 
 import json
 
+from packhouse.auditing.plain_template import PlainTemplate
+from packhouse.recipe import FormatConfig
 from packhouse.templates import turns as rule
 from tests.templates.test_chat_toys import THINKING
-from tests.templates.toys import chat_renderer, make_table, pieces, render_chat
+from tests.templates.toys import chat_renderer, make_snapshot, make_table, pieces, render_chat
 
 METHARME = (  # EOS after the last turn alone; headers end the turns before
     "{% for m in messages %}{% if m.role == 'system' %}<|system|>{{ m.content }}"
@@ -43,6 +45,27 @@ HEADERS_STOP = (  # as GLM: the header of the next turn stops the model
     "{% for m in messages %}{{ '<|user|>' if m.role == 'user' else '<|model|>' }}{{ m.content }}"
     "{% endfor %}{% if add_generation_prompt %}<|model|>{% endif %}"
 )
+
+BUDGET = (  # as Seed-OSS: a number, of which 0 is False
+    "{% if thinking_budget is defined and thinking_budget > 0 %}<|system|>Think for "
+    "{{ thinking_budget }} tokens.</s>{% endif %}{% for m in messages %}<|user|>{{ m.role }}: "
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<|user|>assistant: "
+    "{% if thinking_budget == 0 %}<think></think>{% endif %}{% endif %}"
+)
+
+
+def test_a_number_is_no_thinking_switch():
+    thought = {"role": "assistant", "content": "2.", "reasoning": "Hm."}
+    talks = [[("user", "Two?"), ("assistant", "2.")], [("user", "Two?"), thought]]
+    out = render_chat(BUDGET, talks, added_tokens=TOKENS)
+
+    assert out.formatted["text"].to_pylist() == [
+        "<|user|>user: Two?</s><|user|>assistant: 2.</s>",
+        "<|user|>user: Two?</s><|user|>assistant: <think>Hm.</think>2.</s>",
+    ]
+    snapshot = make_snapshot(chat_template=BUDGET, added_tokens=TOKENS)
+    assert PlainTemplate(FormatConfig(), snapshot).switch is None
 
 
 def test_the_next_header_is_no_end_of_a_turn():

@@ -516,6 +516,15 @@ def tekken(request, tmp_path_factory):
     return folder
 
 
+def test_a_folder_with_tekken_names_the_renderer_for_it(tekken):
+    snapshot = load_snapshot(tekken)
+    with pytest.raises(TemplateError, match=r"set format\.template to mistral"):
+        make_renderer(FormatConfig(), snapshot, folder=tekken)
+    talk = [[("user", "Hi"), ("assistant", "Hello!")]]
+    renderer = make_renderer(FormatConfig(template="mistral"), snapshot, folder=tekken)
+    assert pieces(renderer.render(make_table(talk)).formatted) == [["Hello!</s>"]]
+
+
 @pytest.mark.slow
 def test_mistral_writes_real_rows_with_the_ids_of_its_library(tekken, shared):
     from packhouse.renderers.mistral import _KEYS, Mistral

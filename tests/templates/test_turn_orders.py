@@ -9,10 +9,6 @@ from packhouse.templates import make_renderer
 from tests.templates.toys import CHATML, make_table, pieces, render_chat, snapshot_of
 
 ODD = {
-    "assistant first": (
-        [("assistant", "Welcome!"), ("user", "Hi"), ("assistant", "Hello!")],
-        ["Welcome!<|im_end|>", "Hello!<|im_end|>"],
-    ),
     "assistant behind system": (
         [("system", "Be kind."), ("assistant", "Welcome!"), ("user", "Hi"), ("assistant", "Yes?")],
         ["Welcome!<|im_end|>", "Yes?<|im_end|>"],
@@ -43,6 +39,21 @@ def test_orders_that_a_template_writes_are_trained(order, load_tokenizer):
     expected = tokenizer.apply_chat_template(given, tokenize=False)
     assert rendered.formatted["text"][0].as_py() == expected
     assert pieces(rendered.formatted)[0] == trained
+
+
+def test_a_greeting_that_no_prompt_comes_before_is_refused_alone(load_tokenizer):
+    greeted = [("assistant", "Welcome!"), ("user", "Hi"), ("assistant", "Hello!")]
+    tokenizer = load_tokenizer("qwen2.5-instruct")
+    for turns in ("joined", "exact", "alone"):
+        renderer = make_renderer(FormatConfig(turns=turns), snapshot_of(tokenizer))
+        rendered = renderer.render(make_table([greeted, greeted[1:], greeted, greeted[1:]]))
+        (row, _) = rendered.quarantined.to_pylist()
+        assert row["reason"] == "starts_with_assistant"
+        assert "Put the question in front" in row["detail"]
+        assert pieces(rendered.formatted) == [["Hello!<|im_end|>"]] * 2
+    renderer = make_renderer(FormatConfig(turns="whole"), snapshot_of(tokenizer))
+    (trained,) = pieces(renderer.render(make_table([greeted])).formatted)
+    assert trained == ["Welcome!<|im_end|>", "Hello!<|im_end|>"]
 
 
 def test_what_the_template_refuses_is_quarantined_in_its_own_words(load_tokenizer):
@@ -101,7 +112,7 @@ def test_arguments_that_are_no_json_are_never_written_as_json(num_like_it):
     assert refused.formatted.num_rows == 1
     assert set(refused.quarantined["detail"].to_pylist()) == {
         "arguments of a call of message 1 are no JSON object, and the template writes them as "
-        "JSON: 'oops'"
+        "JSON: 'oops'. Write them as an object"
     }
     assert [row[0] for row in pieces(written.formatted)] == [
         'add: {"a": 1}<|im_end|>',

@@ -80,6 +80,7 @@ def call(*arguments):
 
 def test_plan_the_report_and_a_run_say_the_same(recipe, tmp_path, monkeypatch):
     monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")  # no note is wrapped
     lines = [
         "answers end with <|im_end|> (generation_config.json)",
         "4 answers follow the thinking prompt",

@@ -304,8 +304,8 @@ def _of_recipe(
     target: str, wanted: _Wanted, cache: Path
 ) -> tuple[list[dict[str, Any]], Pipeline | None]:
     """The first rows of each source of a recipe, and what shows them as text."""
+    from packhouse.first_rows import try_first_rows
     from packhouse.given import read_recipe
-    from packhouse.proposal.sampling import try_first_rows
     from packhouse.tokenization import load_snapshot
 
     recipe = read_recipe(target)

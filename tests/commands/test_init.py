@@ -14,9 +14,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from packhouse.addons.init.encodings import guess_encoding
 from packhouse.api import open_version
 from packhouse.cli import cli
-from packhouse.proposal.encodings import guess_encoding
 from packhouse.tokenization import load_snapshot
 from packhouse.tokenization.encoders import load_tokenizer
 from tests.sources.test_odd_files import workbook
@@ -666,7 +666,7 @@ def test_without_a_terminal_and_without_yes_the_recipe_is_written_and_that_is_sa
 
 def test_a_no_at_the_terminal_writes_nothing(project, monkeypatch):
     Path("a.jsonl").write_bytes(lines(named("query", "reply")))
-    monkeypatch.setattr("packhouse.commands.init.sys", Terminal)
+    monkeypatch.setattr("packhouse.addons.init.command.sys", Terminal)
 
     arguments = ["init", "a.jsonl", "--tokenizer", str(TOKENIZER)]
     result = CliRunner().invoke(cli, arguments, input="n\n")
@@ -787,7 +787,7 @@ def test_labels_for_a_tokenizer_without_eos_train_a_head_for_classes(project, sh
 
 
 def test_init_says_what_split_rows_cost(tmp_path, monkeypatch):
-    from packhouse.proposal import sampling
+    from packhouse.addons.init import sampling
     from packhouse.records.split_text import SplitText
 
     monkeypatch.chdir(tmp_path)

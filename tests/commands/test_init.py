@@ -787,12 +787,12 @@ def test_labels_for_a_tokenizer_without_eos_train_a_head_for_classes(project, sh
 
 
 def test_init_says_what_split_rows_cost(tmp_path, monkeypatch):
-    from packhouse.addons.init import sampling
+    from packhouse import first_rows
     from packhouse.records.split_text import SplitText
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "talks.jsonl").write_bytes(lines([{"messages": chats_of(t)} for t in TALKS]))
-    try_first_rows = sampling.try_first_rows
+    try_first_rows = first_rows.try_first_rows
 
     def split(*arguments: Any) -> Any:  # as a template that drops reasoning from history
         *found, _ = try_first_rows(*arguments)
@@ -805,7 +805,7 @@ def test_init_says_what_split_rows_cost(tmp_path, monkeypatch):
         return " ".join(result.output.split())
 
     assert "records hold" not in printed("whole.yaml")
-    monkeypatch.setattr(sampling, "try_first_rows", split)
+    monkeypatch.setattr(first_rows, "try_first_rows", split)
     assert (
         "records hold 1.47 times the text of one rendering per row, because the template writes "
         "earlier turns differently once others follow; alternatives: format.turns: whole, "

@@ -5,6 +5,7 @@ import json
 import subprocess
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -794,9 +795,9 @@ def test_init_says_what_split_rows_cost(tmp_path, monkeypatch):
     (tmp_path / "talks.jsonl").write_bytes(lines([{"messages": chats_of(t)} for t in TALKS]))
     try_first_rows = first_rows.try_first_rows
 
-    def split(*arguments: Any) -> Any:  # as a template that drops reasoning from history
-        *found, _ = try_first_rows(*arguments)
-        return *found, SplitText(all=1470, split=970, whole=500)
+    def split(*arguments: Any, **named: Any) -> Any:  # of a template that drops reasoning
+        text = SplitText(all=1470, split=970, whole=500)
+        return replace(try_first_rows(*arguments, **named), text=text)
 
     def printed(out: str) -> str:
         arguments = ["init", "talks.jsonl", "--tokenizer", str(TOKENIZER), "-o", out, "--yes"]

@@ -172,7 +172,8 @@ def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> tuple[pa.Table
     from packhouse.first_rows import try_first_rows
 
     tokenizers = Workspace(cache=cache).tokenizers
-    tokenized, refused, text = try_first_rows(recipe, source, tokenizers, _SAMPLE_ROWS)
+    rows = try_first_rows(recipe, source, tokenizers, max_rows=_SAMPLE_ROWS)
+    tokenized, refused = rows.tokenized, rows.refused()
     num_seen = len({*tokenized["row"].to_pylist(), *(each["row"] for each in refused)})
     if not tokenized.num_rows:
         raise SourceError(
@@ -185,7 +186,7 @@ def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> tuple[pa.Table
             f"note: {len(refused):,} of the first {counted(num_seen, 'row')} of '{source.path}' "
             f"are bad; row {refused[0]['row']:,}: {refused[0]['detail']}",
         )
-    return tokenized, text
+    return tokenized, rows.text
 
 
 def _of_lengths(lengths: npt.NDArray[np.integer[Any]], unit: str) -> str:

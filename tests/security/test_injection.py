@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from markdown_it import MarkdownIt
 
 import packhouse
-from packhouse.ci import (
+from packhouse.addons.ci.summary import (
     PlanFacts,
     all_gates,
     failed_gate,

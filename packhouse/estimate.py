@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.arrays import Bools, Int64s
+from packhouse.cache.steps import Receipt
 from packhouse.engine.workspace import Workspace
 from packhouse.first_rows import try_first_rows
 from packhouse.packing import apply_over_length, pack_costs, plan_packs, step_imbalance
@@ -31,7 +32,7 @@ from packhouse.sources.tabular import TABULAR
 from packhouse.steps.format import FORMAT, split_text_of
 from packhouse.steps.plan import Plan
 from packhouse.steps.publish import PUBLISH
-from packhouse.steps.shard_io import render_counts
+from packhouse.steps.shard_io import ShardCounts, render_counts
 from packhouse.steps.tokenize import TOKENIZE
 from packhouse.steps.validate import VALIDATE
 from packhouse.wording import by_name, counted
@@ -197,6 +198,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     num_bytes = 0
     every: dict[str, list[_Records]] = {}
     texts: list[SplitText] = []
+    done: list[Receipt[ShardCounts]] = []
     rendered_parts: list[RenderCounts] = []
     quarantined: Counter[str] = Counter()
     num_over = num_bad = 0
@@ -212,10 +214,10 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             bad = sum(each.facts.num_bad_rows for each in counts if each)
             reasons = sum((Counter(each.facts.quarantined) for each in counts if each), Counter())
             tokenized = read_table(receipt.path("tokenized.arrow"))
-            text = split_text_of([rendered] if rendered else [])
+            done += [rendered] if rendered else []
             rendering = render_counts([rendered] if rendered else [])
             bad_rows = {"num_bad": bad, "quarantined": reasons}
-            counted = _Counted.of(tokenized, recipe, text, rendered=rendering, **bad_rows)
+            counted = _Counted.of(tokenized, recipe, SplitText(), rendered=rendering, **bad_rows)
         else:
             if shard.file not in samples:
                 samples[shard.file] = _sampled(recipe, source, shard.uri, workspace)
@@ -246,6 +248,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     mixed = _mixed(recipe, packed)
     tokens = sum(int(each.lengths.sum()) for each in mixed)
     packs, balance_notes = _packs(recipe, [each.lengths for each in mixed])
+    texts.append(split_text_of(done, is_split=any(text.split for text in texts)))
     factor = factor_note(total(texts), recipe.format)
     num_read = sum(each["rows"] for each in lineage)
     return Estimate(

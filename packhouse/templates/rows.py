@@ -247,13 +247,13 @@ class RowRenderer:
         weights = [message["weight"] for message in raw]
         if not any(weights):
             raise RefusedError("nothing_trained", "no turn of the conversation is trained")
-        config, control, notes = self._config, self.control_bytes, Counter[str]()
+        config, control = self._config, self.control_bytes
         answers = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
         others = [n for n, weight in enumerate(weights) if weight > 0 and n not in answers]
         is_whole = config.turns == "whole" or config.train_on == "all" or not answers
         if is_whole:
             record = Record(talk.rendering, num_messages=len(raw))
-            unwritten = self._check_row(talk, [record])
+            notes = self._check_row(talk, [record], weights)
             if config.train_on == "all":
                 record.spans = all_spans(raw, talk, config, control)
             else:
@@ -264,10 +264,9 @@ class RowRenderer:
             records = [record]
         else:
             rule = Answers(raw, talk, config, self.facts, control)
-            records, notes = rule.records(answers), rule.notes
-            unwritten = self._check_row(talk, records)
+            records = rule.records(answers)
+            notes = rule.notes + self._check_row(talk, records, weights)
             add_other_turns(records, talk, other_spans(talk, others, control))
-        notes["reasoning_not_rendered"] += unwritten
         done: list[RenderedRecord] = []
         for record in records:
             trained = weigh_spans(record, raw, talk, config)
@@ -282,6 +281,13 @@ class RowRenderer:
             raise RefusedError("nothing_trained", "no turn of the conversation is trained")
         return RenderedRow(talk, done, notes)
 
-    def _check_row(self, talk: Conversation, records: Sequence[Record]) -> int:
-        renderings = [record.rendering for record in records]
-        return check_row(talk, renderings, is_stripped=self._config.reasoning == "strip")
+    def _check_row(
+        self, talk: Conversation, records: Sequence[Record], weights: Sequence[float]
+    ) -> Counter[str]:
+        return check_row(
+            talk,
+            [record.rendering for record in records],
+            max(record.num_messages for record in records),
+            {number for number, weight in enumerate(weights) if weight > 0},
+            is_stripped=self._config.reasoning == "strip",
+        )

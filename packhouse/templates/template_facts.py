@@ -160,6 +160,12 @@ def _stops(
     last, asked = after(_QUESTION, _ANSWER), after(_QUESTION, _ANSWER, _QUESTION)
     if any(token in given for token in [*last, *asked]):
         return dict(given)
+    if "format.stop_tokens" in given.values():
+        raise TemplateError(
+            f"{where} ends answers with {' and '.join(map(repr, last)) or 'no control token'}, and "
+            f"format.stop_tokens has {', '.join(map(repr, given))} instead. Name the token that the "
+            "template writes, or take format.stop_tokens out"
+        )
     # A chat format on a base checkpoint: `<|im_end|>` ends each answer, and EOS is another token.
     longer = [_QUESTION, _ANSWER, _QUESTION, _ANSWER]
     inner = after(*longer)

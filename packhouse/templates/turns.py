@@ -419,7 +419,13 @@ class Answers:
         if body is None:
             body = self._with_thought_end(number, prompt, finished)
             start = None
-        self._check_answer(number, body)
+        if self._check_answer(number, body):
+            raise RefusedError(
+                "thought_lost",
+                f"message {number} (assistant) has reasoning in a field and in its text, and the "
+                "template leaves the latter out. Put all of it into the field (reasoning_content), "
+                f"or {NOT_TRAINED}",
+            )
         if self._facts.opens_thought and not self._facts.switch and not self._thinks[number]:
             raise self._no_reasoning(number, prompt.text[-20:])
         # Templates that write no reasoning (Nemotron Nano v2) open a thought before plain answers.

@@ -809,6 +809,7 @@ def test_init_says_what_split_rows_cost(tmp_path, monkeypatch):
     monkeypatch.setattr(first_rows, "try_first_rows", split)
     assert (
         "records hold 1.47 times the text of one rendering per row, because the template writes "
-        "earlier turns differently once others follow; alternatives: format.turns: whole, "
-        "format.reasoning: strip, train_on: last_assistant"
+        "earlier turns differently once others follow; alternatives: format.turns: whole if the "
+        "template allows it; format.reasoning: strip if rows have reasoning; format.train_on: "
+        "last_assistant"
     ) in printed("split.yaml")

@@ -14,7 +14,6 @@ way: of what is new, some rows go through Jinja as well, as a proof.
 import json
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +26,7 @@ from packhouse.records.conversations import DEFAULTS, Conversations
 from packhouse.records.span_weights import weights_column
 from packhouse.records.thinking import has_thinking
 from packhouse.runtime.confined import at
-from packhouse.templates.chat_messages import Given, parse_given
+from packhouse.templates.chat_messages import parse_given
 from packhouse.templates.compiled import CompiledRow, Filling, compile_row
 from packhouse.templates.field_columns import FieldColumns, Numbers
 from packhouse.templates.results import (
@@ -185,17 +184,12 @@ class _Part:
 
     def _compile(self, row: int) -> CompiledRow | None:
         """What the template does with rows like this one; None where only Jinja can tell."""
-        raw, messages, given = self._example(row)
-        try:
-            return compile_row(self._rows.render(raw, messages, given))
-        except RefusedError:
-            return None
-
-    def _example(self, row: int) -> tuple[Any, Any, Given]:
-        """Canonical messages, messages as the template gets them, tools and arguments."""
         at(self._all.name_of(row))
         raw, given = next(self._all.messages_of(np.array([row])))
-        return raw, self._rows.chat(raw), parse_given(*given)
+        try:
+            return compile_row(self._rows.render(raw, parse_given(*given)))
+        except RefusedError:
+            return None
 
     def is_proven(self, filled: Filled) -> bool:
         """Return True if rows of new compiled templates come out of Jinja as they were filled."""
@@ -227,7 +221,7 @@ def render_rows(renderer: RowRenderer, conversations: Conversations, rows: Int64
     for row, (raw, given) in pairs:
         at(conversations.name_of(row))
         try:
-            done = renderer.render(raw, renderer.chat(raw), parse_given(*given))
+            done = renderer.render(raw, parse_given(*given))
         except RefusedError as error:
             refused[row] = error.refusal
             continue

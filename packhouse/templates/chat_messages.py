@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from packhouse.templates.provenance import DataObject, Field, Path, Trace, TracedText, text_of
+from packhouse.templates.provenance import DataObject, Field, Path, Trace, value_of
 
 Messages = list[dict[str, Any]]
 _FITS = re.compile(r"[A-Za-z0-9]{9}")
@@ -225,7 +225,7 @@ def trace_conversation(
 def _traced_argument(trace: Trace, value: object, path: Path) -> Any:
     """An argument with its texts traced; keys, numbers and flags are those of its shape."""
     if isinstance(value, str) and value:
-        return text_of(Field(trace, -1, "argument", value, path))
+        return value_of(Field(trace, -1, "argument", value, path))
     if isinstance(value, dict):
         return {key: _traced_argument(trace, item, (*path, key)) for key, item in value.items()}
     if isinstance(value, list):
@@ -237,12 +237,12 @@ def _traced_message(trace: Trace, at: int, message: dict[str, Any]) -> dict[str,
     copy = dict(message)
     for key, kind in (("content", "content"), ("reasoning_content", "thought")):
         if message.get(key):
-            copy[key] = text_of(Field(trace, at, kind, message[key], (kind, at)))
+            copy[key] = value_of(Field(trace, at, kind, message[key], (kind, at)))
     if "reasoning_content" in message:
         copy["thinking"] = copy["reasoning_content"]
     for key in ("tool_call_id", "name"):
         if isinstance(message.get(key), str):
-            copy[key] = text_of(Field(trace, at, "id", message[key], (key, at)))
+            copy[key] = value_of(Field(trace, at, "id", message[key], (key, at)))
     if "tool_calls" in message:
         calls = enumerate(message["tool_calls"])
         copy["tool_calls"] = [_traced_call(trace, at, number, call) for number, call in calls]
@@ -254,7 +254,7 @@ def _traced_call(trace: Trace, at: int, number: int, call: object) -> object:
         return call
     copy = dict(call)
     if isinstance(call.get("id"), str):
-        copy["id"] = text_of(Field(trace, at, "id", call["id"], ("call_id", at, number)))
+        copy["id"] = value_of(Field(trace, at, "id", call["id"], ("call_id", at, number)))
     function = call.get("function")
     if isinstance(function, dict):
         whole = Field(trace, at, "function", function, ("function", at, number))
@@ -263,7 +263,7 @@ def _traced_call(trace: Trace, at: int, number: int, call: object) -> object:
             value = function.get(key)
             if isinstance(value, dict) or (isinstance(value, str) and value):
                 path = (f"call_{key}", at, number)
-                own[key] = _traced(Field(trace, at, "call", value, path, whole))
+                own[key] = value_of(Field(trace, at, "call", value, path, whole))
         copy["function"] = DataObject(whole, own)
     return copy
 
@@ -291,15 +291,11 @@ def is_field(key: str, value: object, is_function: bool) -> bool:
 
 def _traced_items(tool: Mapping[str, object], parent: Field, path: Path) -> dict[str, object]:
     return {
-        key: _traced(Field(parent.trace, -1, "tool", value, (*path, key), parent))
+        key: value_of(Field(parent.trace, -1, "tool", value, (*path, key), parent))
         if is_field(key, value, path[0] == "function_item")
         else value
         for key, value in tool.items()
     }
-
-
-def _traced(field: Field) -> TracedText | DataObject:
-    return text_of(field) if isinstance(field.value, str) else DataObject(field)
 
 
 def strings_in(value: object) -> Iterator[str]:

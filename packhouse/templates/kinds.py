@@ -171,9 +171,7 @@ class Kinds:
         place, completion = self.place(turn.message), turn.completion
         texts = completion.own(turn.message)
         found = [self._whole.occurrences[at] for at in self._own[turn.message]]
-        is_same = len(found) == len(texts) and all(
-            one.is_same_text(other) for one, other in zip(found, texts, strict=True)
-        )
+        is_same = [o.characters for o in found] == [o.characters for o in texts]
         if place is None or not texts or not is_same or not joined.occurrences:
             return None
         first, last = texts[0].start, texts[-1].end

@@ -23,7 +23,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any, NamedTuple, TypeAlias
 
 from packhouse.templates.predicates import Predicate
@@ -370,18 +370,21 @@ class TracedText(str):
         return join_texts(self, items)
 
 
-def _rewriting(name: str) -> Method:
-    def method(self: TracedText, *args: object, **kwargs: object) -> object:
-        return rewritten(getattr(str, name)(self, *args, **kwargs), self, *args, *kwargs.values())
+def rewriting(function: Method, *owners: object) -> Method:
+    """A function whose results have the provenance of its owners and arguments as a whole."""
 
-    method.__name__ = name
+    @wraps(function)
+    def method(*args: object, **kwargs: object) -> object:
+        given = [list(arg) if isinstance(arg, Iterator) else arg for arg in args]
+        return rewritten(function(*given, **kwargs), *owners, *given, *kwargs.values())
+
     return method
 
 
 _OPERATORS = set("__lt__ __le__ __gt__ __ge__ __mul__ __rmul__ __mod__ __rmod__ __format__".split())
 for _name in {name for name in dir(str) if name[0] != "_"} | _OPERATORS:
     if _name not in vars(TracedText):
-        setattr(TracedText, _name, _rewriting(_name))
+        setattr(TracedText, _name, rewriting(getattr(str, _name)))
 
 
 def forget(value: object, *question: object) -> None:
@@ -390,8 +393,10 @@ def forget(value: object, *question: object) -> None:
         own.trace.unrecorded.add((own.message, question))
 
 
-def text_of(field: Field) -> TracedText:
-    """A field that is a text, as a template gets it."""
+def value_of(field: Field) -> Any:
+    """A field as a template gets it."""
+    if not isinstance(field.value, str):
+        return DataObject(field)
     return traced((Piece(field.value, field, 0, len(field.value)),))
 
 
@@ -435,9 +440,7 @@ def rewritten(result: object, *sources: object) -> Any:
     fields = list(fields_in(sources))
     is_text = not (result is None or isinstance(result, bool | int | float))
     forget(sources, "rewritten", None if is_text else result)
-    if not fields or not is_text:
-        return result
-    if result is NotImplemented:
+    if not fields or not is_text or result is NotImplemented:
         return result
     if isinstance(result, str):
         # "%s, %s" of two fields: all of the text is said to be of the first one, and nothing of
@@ -489,9 +492,8 @@ class DataObject(dict[Any, Any]):
         self._is_open = True
         items = list(dict.items(self))
         dict.clear(self)
-        for key, value in items:
-            own = _opened(key, self._field)
-            dict.__setitem__(self, own, _opened(value, self._field))
+        for item in items:
+            dict.__setitem__(self, *(_opened(each, self._field) for each in item))
 
 
 def _opened(value: object, parent: Field) -> object:
@@ -500,8 +502,7 @@ def _opened(value: object, parent: Field) -> object:
         return [_opened(item, parent) for item in value]
     if not isinstance(value, str | dict) or not value:
         return value
-    field = Field(parent.trace, parent.message, parent.kind, value, None, parent)
-    return text_of(field) if isinstance(value, str) else DataObject(field)
+    return value_of(Field(parent.trace, parent.message, parent.kind, value, None, parent))
 
 
 def _looking(name: str) -> Method:

@@ -179,10 +179,7 @@ def _split_bytes(part: pa.Table, formatted: pa.Table) -> dict[str, int]:
 
 
 def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total = Counter[str]()
-    for each in counts:
-        total.update(each)
-    return {name: count for name, count in sorted(total.items()) if count}
+    return dict(sorted(sum(map(Counter, counts), Counter[str]()).items()))
 
 
 def _replaced(part: pa.Table, rows: np.ndarray, windows: pa.Table, origin: np.ndarray) -> pa.Table:

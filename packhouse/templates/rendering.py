@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-from packhouse.templates.chat_messages import Given, Messages, trace_conversation
+from packhouse.templates.chat_messages import Given, Messages, in_parts, trace_conversation
 from packhouse.templates.provenance import (
     BLOCK_EDGES,
     REWRITTEN,
@@ -18,7 +18,7 @@ from packhouse.templates.provenance import (
     Trace,
     parts_of,
     plain,
-    text_of,
+    value_of,
 )
 from packhouse.templates.results import RefusedError
 
@@ -36,9 +36,10 @@ class Occurrence(NamedTuple):
     """In characters of the field."""
     last: int
 
-    def is_same_text(self, other: "Occurrence") -> bool:
-        """Return True if both are the same characters of the same field."""
-        return (self.field, self.first, self.last) == (other.field, other.first, other.last)
+    @property
+    def characters(self) -> tuple[Field, int, int]:
+        """The field and the range of its characters."""
+        return self.field, self.first, self.last
 
 
 @dataclass
@@ -254,9 +255,9 @@ class Conversation:
         if calls is not None:
             messages = [*messages[:-1], {**messages[-1], "tool_calls": calls}]
         for at, message in enumerate(then, start=number):
-            content: Any = text_of(Field(Trace(), at, "content", message["content"]))
+            content = value_of(Field(Trace(), at, "content", message["content"]))
             if self._has_content_parts:
-                content = [{"type": "text", "text": content}]
+                content = in_parts(content)
             messages = [*messages, {**message, "content": content}]
         self._num_rendered += len(messages)
         if self._num_rendered > FREE_MESSAGES + 64 * len(self.messages) + 4 * self.num_written:

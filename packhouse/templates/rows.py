@@ -31,7 +31,7 @@ from packhouse.templates.predicates import any_of
 from packhouse.templates.rendering import Conversation, Rendering, Template
 from packhouse.templates.results import RefusedError, Trained
 from packhouse.templates.sandbox import ChatTemplate
-from packhouse.templates.template_facts import PROBE, TemplateFacts, learn_facts
+from packhouse.templates.template_facts import ANSWER, PROBE, QUESTION, TemplateFacts, learn_facts
 from packhouse.templates.trained_spans import (
     add_other_turns,
     all_spans,
@@ -42,7 +42,6 @@ from packhouse.templates.turns import Answers, Record
 from packhouse.tokenization.snapshot import TokenizerSnapshot
 
 _ALWAYS = ("messages", "add_generation_prompt", "raise_exception", "strftime_now", "namespace")
-_ROLES = ("user", "assistant", "user", "assistant")
 
 
 class RenderedRecord(NamedTuple):
@@ -145,13 +144,11 @@ class RowRenderer:
             _ = self.template
             return
         _ = self.facts
-        talk = [{"role": role, "content": text} for role, text in zip(_ROLES, PROBE, strict=True)]
-        raw = [{**message, "weight": float(n == 1)} for n, message in enumerate(talk[:2])]
+        raw = [{**QUESTION[0], "weight": 0.0}, {**ANSWER[0], "weight": 1.0}]
         if self.facts.opens_thought:
             raw[1]["reasoning"] = PROBE[2]
-            talk[1] |= {"reasoning_content": PROBE[2], "thinking": PROBE[2]}
         try:
-            self.render(raw, talk[:2], Given(None, self._probe_arguments))
+            self.render(raw, Given(None, self._probe_arguments))
         except RefusedError as error:
             if error.refusal.reason not in ("no_reasoning", "thought_lost"):
                 raise TemplateError(f"{self.template.where}: {error.refusal.detail}") from None
@@ -170,29 +167,19 @@ class RowRenderer:
 
         Rows have to bring them, or the recipe.
         """
-        documents = [{"title": "Therefore", "text": "Likewise"}]
-        tries: list[dict[str, object]] = [{}, {"documents": documents}]
-        for own in tries:
+        documents: dict[str, object] = {"documents": [{"title": "Therefore", "text": "Likewise"}]}
+        for own in ({}, documents):
             with suppress(RefusedError):
-                self.template.render([{"role": "user", "content": PROBE[0]}], arguments=own)
+                self.template.render(QUESTION, arguments=own)
                 return own
         return {}
-
-    def chat(self, raw: Messages) -> Messages:
-        """Canonical messages as this template gets them; see `chat_messages`."""
-        return chat_messages(raw, self.form)
 
     @cached_property
     def has_content_parts(self) -> bool:
         """Return True if the template writes contents as lists of parts, but not as texts."""
-        talk: Messages = [
-            {"role": "user", "content": PROBE[0]},
-            {"role": "assistant", "content": PROBE[1]},
-        ]
-        form = MessageForm(has_content_parts=True)
-        return not self._writes(PROBE[:2], talk, PLAIN) and bool(
-            self._writes(PROBE[:2], talk, form)
-        )
+        texts, talk = PROBE[:2], [*QUESTION, *ANSWER]
+        parts = MessageForm(has_content_parts=True)
+        return not self._writes(texts, talk, PLAIN) and bool(self._writes(texts, talk, parts))
 
     @cached_property
     def form(self) -> MessageForm:
@@ -203,7 +190,7 @@ class RowRenderer:
         function = {"name": PROBE[3], "arguments": {"a": "Therefore"}}
         called = orjson.dumps([{"type": "function", "function": function}]).decode()
         talk: Messages = [
-            {"role": "user", "content": PROBE[0]},
+            *QUESTION,
             {"role": "assistant", "content": "", "tool_calls": called},
             {"role": "tool", "content": PROBE[1]},
             {"role": "assistant", "content": PROBE[2]},
@@ -230,12 +217,11 @@ class RowRenderer:
             return None
         return all(text in written for text in texts)
 
-    def render(self, raw: Messages, messages: Messages, given: Given) -> RenderedRow:
+    def render(self, raw: Messages, given: Given) -> RenderedRow:
         """Render the records of a row.
 
         Args:
             raw: canonical messages, each with the weight decided for it.
-            messages: the same as the template gets them.
             given: tools and arguments.
 
         Raises:
@@ -243,6 +229,7 @@ class RowRenderer:
         """
         if not raw:
             raise RefusedError("template", "the conversation has no message")
+        messages = chat_messages(raw, self.form)
         talk = Conversation(self.template, messages, given, self.control, self.has_content_parts)
         weights = [message["weight"] for message in raw]
         if not any(weights):

@@ -10,9 +10,9 @@ consistent and a build can be repeated.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache, wraps
+from functools import lru_cache
 from typing import Any
 
 import jinja2
@@ -40,6 +40,7 @@ from packhouse.templates.provenance import (
     is_traced,
     join_texts,
     parts_of,
+    rewriting,
     rewritten,
     to_json,
     traced,
@@ -185,7 +186,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def wrap_str_format(self, value: Any) -> Callable[..., Any] | None:
         """Format, by the sandbox's own formatter."""
         wrapped = super().wrap_str_format(value)
-        return wrapped and _rewriting(wrapped, value.__self__)
+        return wrapped and rewriting(wrapped, value.__self__)
 
 
 class _PlainNamespace(Namespace):
@@ -236,17 +237,6 @@ _OWN_FILTERS = {
 }
 
 
-def _rewriting(function: Callable[..., object], *owners: object) -> Callable[..., object]:
-    """A function whose results have the provenance of its owners and arguments as a whole."""
-
-    @wraps(function)
-    def rewriting(*args: object, **kwargs: object) -> object:
-        given = [list(arg) if isinstance(arg, Iterator) else arg for arg in args]
-        return rewritten(function(*given, **kwargs), *owners, *given, *kwargs.values())
-
-    return rewriting
-
-
 def _make_environment(today: datetime) -> _Sandbox:
     environment = _Sandbox(
         trim_blocks=True,
@@ -257,13 +247,13 @@ def _make_environment(today: datetime) -> _Sandbox:
     for name in _UNWANTED_FILTERS:
         del environment.filters[name]
     for name in environment.filters.keys() - _TRANSPARENT_FILTERS:
-        environment.filters[name] = _rewriting(environment.filters[name])
+        environment.filters[name] = rewriting(environment.filters[name])
     environment.filters |= _OWN_FILTERS
     environment.tests["in"] = _is_in
     del environment.globals["lipsum"]
     environment.globals["namespace"] = _PlainNamespace
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _rewriting(today.strftime)
+    environment.globals["strftime_now"] = rewriting(today.strftime)
     return environment
 
 

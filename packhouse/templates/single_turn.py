@@ -68,7 +68,6 @@ class SingleTurnEngine:
     ends: Ends
     label_names: list[str] | None = None
     needs_label: bool = False
-    takes_label: bool = False
     stop_tokens: Mapping[str, str] = field(default_factory=dict)
 
     def render(self, conversations: Conversations) -> Texts:
@@ -76,13 +75,13 @@ class SingleTurnEngine:
         refused: dict[int, Refusal] = {}
         labels, usable = self._labels(conversations, refused)
         refused |= dict.fromkeys(np.flatnonzero(~conversations.is_plain).tolist(), _RICH)
-        usable &= conversations.is_plain
+        usable = usable & conversations.is_plain
         columns = FieldColumns(conversations, Numbers(), labels=labels)
         filling = Filling(conversations, columns)
         codes = conversations.codes(with_context=True)
         for key, rows in conversations.group(codes, np.zeros(len(usable), np.int64), usable):
             shape = make_shape(np.frombuffer(key, np.int64)[:-1])
-            if self.takes_label and len(shape) == 2 and self.label_names:
+            if self.label_names and len(shape) == 2:
                 shape = shape[:1]
             compiled = self.build(shape, self.ends)
             if isinstance(compiled, Refusal):
@@ -106,16 +105,13 @@ class SingleTurnEngine:
         self, conversations: Conversations, refused: dict[int, Refusal]
     ) -> tuple[pa.Array | None, np.ndarray]:
         """Text of every row's label, and which rows have what the template needs of labels."""
-        usable = np.ones(conversations.num_rows, dtype=bool)
-        if not self.takes_label and not self.needs_label:
-            return None, usable
+        if not self.needs_label:
+            return None, np.ones(conversations.num_rows, dtype=bool)
         given = conversations.label.is_valid().to_numpy(zero_copy_only=False)
-        number = pc.fill_null(conversations.label, 0).to_numpy()
-        if self.needs_label:
-            refused |= dict.fromkeys(np.flatnonzero(~given).tolist(), _UNLABELLED)
-            usable &= given
+        refused |= dict.fromkeys(np.flatnonzero(~given).tolist(), _UNLABELLED)
         if self.label_names is None:
-            return None, usable
+            return None, given
+        number = pc.fill_null(conversations.label, 0).to_numpy()
         known = (number >= 0) & (number < len(self.label_names))
         for row in np.flatnonzero(given & ~known).tolist():
             refused[row] = Refusal(
@@ -123,7 +119,7 @@ class SingleTurnEngine:
             )
         names = pa.array(self.label_names, pa.string())
         texts = names.take(pa.array(np.where(known, number, 0)))
-        return texts, usable & (known | ~given)
+        return texts, given & known
 
 
 _RICH = Refusal(
@@ -220,10 +216,8 @@ def _classification(
     before, _, after = prompt.partition("{text}")
     pieces = _Pieces(ends)
     pieces.add(0, [before], [*_whole(shape, 0), after])
-    if named:
-        pieces.add(-1, [], [Hole(("label",)), ends.eos])
-    else:
-        pieces.add(1, [], [Hole(("text", 1)), ends.eos])
+    message, answer = (-1, Hole(("label",))) if named else (1, Hole(("text", 1)))
+    pieces.add(message, [], [answer, ends.eos])
     return pieces.compiled(shape, config)
 
 
@@ -297,7 +291,6 @@ def make_single_turn(
         ends,
         label_names,
         needs_label=named,
-        takes_label=True,
     )
 
 

@@ -59,16 +59,11 @@ Arguments = Mapping[str, object]
 _Tried = Callable[..., Rendering | None]
 """As `Probe`; None where the template refuses the conversation."""
 
-_QUESTION: Messages = [{"role": "user", "content": PROBE[0]}]
-_ANSWER: Messages = [{"role": "assistant", "content": PROBE[1]}]
-_THOUGHT: Messages = [{**_ANSWER[0], "reasoning_content": PROBE_THOUGHT, "thinking": PROBE_THOUGHT}]
-_CALLS = [
-    {
-        "type": "function",
-        "id": "call00000",
-        "function": {"name": PROBE[3], "arguments": {"a": PROBE[3]}},
-    }
-]
+QUESTION: Messages = [{"role": "user", "content": PROBE[0]}]
+ANSWER: Messages = [{"role": "assistant", "content": PROBE[1]}]
+_THOUGHT: Messages = [{**ANSWER[0], "reasoning_content": PROBE_THOUGHT, "thinking": PROBE_THOUGHT}]
+_FUNCTION = {"name": PROBE[3], "arguments": {"a": PROBE[3]}}
+_CALLS = [{"type": "function", "id": "call00000", "function": _FUNCTION}]
 _CALL: Messages = [
     {"role": "assistant", "content": "", "tool_calls": _CALLS},
     {"role": "tool", "content": PROBE[2], "tool_call_id": "call00000", "name": PROBE[3]},
@@ -98,7 +93,7 @@ def learn_facts(
         TemplateError: it refuses a question and an answer, or writes no control token after it.
     """
     try:
-        answered = render([*_QUESTION, *_ANSWER])
+        answered = render([*QUESTION, *ANSWER])
     except RefusedError as error:
         said = error.refusal.detail.removeprefix(where).lstrip(": ")
         raise TemplateError(
@@ -117,7 +112,7 @@ def learn_facts(
     switch = _find_switch(tried, sorted(arguments))
     free = None if switch is None or is_set(switch.name) else switch
     thinking = {free.name: free.thinking} if free else {}
-    prompt, question = tried(_QUESTION, {}, True), tried(_QUESTION)
+    prompt, question = tried(QUESTION, {}, True), tried(QUESTION)
     tail = prompt.tail if prompt else b""
     header = answered.text[answered.occurrences[0].end : answered.occurrences[1].start]
     opened = tail.removeprefix(header) if tail.startswith(header) else b""
@@ -131,7 +126,7 @@ def learn_facts(
         opens_thought=opens_thought,
         opened=opened,
         writes_thoughts=any(
-            (done := tried([*_QUESTION, answer], thinking)) and PROBE_THOUGHT.encode() in done.text
+            (done := tried([*QUESTION, answer], thinking)) and PROBE_THOUGHT.encode() in done.text
             for answer in (_THOUGHT[0], {**_THOUGHT[0], "tool_calls": _CALLS})
         ),
         needs_thought=switch is None and (opens_thought or bool(opened) or ends_in_thought),
@@ -157,7 +152,7 @@ def _stops(
         stop = min(following, default=len(rendering.text))
         return [m.group().decode() for m in rendering.controls(control, own[-1].end, stop)]
 
-    last, asked = after(_QUESTION, _ANSWER), after(_QUESTION, _ANSWER, _QUESTION)
+    last, asked = after(QUESTION, ANSWER), after(QUESTION, ANSWER, QUESTION)
     if any(token in given for token in [*last, *asked]):
         return dict(given)
     if "format.stop_tokens" in given.values():
@@ -167,7 +162,7 @@ def _stops(
             "template writes, or take format.stop_tokens out"
         )
     # A chat format on a base checkpoint: `<|im_end|>` ends each answer, and EOS is another token.
-    longer = [_QUESTION, _ANSWER, _QUESTION, _ANSWER]
+    longer = [QUESTION, ANSWER, QUESTION, ANSWER]
     inner = after(*longer)
     if last and inner[:1] != last[:1] and tried([message for each in longer for message in each]):
         raise TemplateError(
@@ -190,7 +185,7 @@ def _stops(
 def _find_switch(tried: _Tried, names: Iterable[str]) -> Switch | None:
     """The first argument, in the order of names, that changes the header of an answer."""
     for name in names:
-        for messages in (_QUESTION, [*_QUESTION, *_CALL]):
+        for messages in (QUESTION, [*QUESTION, *_CALL]):
             on, off = (tried(messages, {name: value}, True) for value in (True, False))
             if on and off and on.tail != off.tail:
                 fits = [_thinks_with(tried, {name: value}) for value in (True, False)]
@@ -201,24 +196,20 @@ def _find_switch(tried: _Tried, names: Iterable[str]) -> Switch | None:
 
 def _thinks_with(tried: _Tried, arguments: Arguments) -> bool:
     """Return True if an answer with reasoning follows the prompt that these arguments give."""
-    prompt = tried(_QUESTION, arguments, True)
-    finished = tried([*_QUESTION, *_THOUGHT], arguments)
-    if not prompt or not finished or not finished.text.startswith(prompt.text):
-        return False
-    return PROBE_THOUGHT.encode() in finished.text[len(prompt.text) :]
+    return PROBE_THOUGHT.encode() in _completion(tried, _THOUGHT, arguments)
 
 
 def _opens_thought(tried: _Tried) -> bool:
     """Return True if a thought begins right where the prompt ends, and a plain answer does not."""
-    prompt = tried(_QUESTION, {}, True)
-    begins = [
-        finished is not None
-        and prompt is not None
-        and finished.text.startswith(prompt.text)
-        and finished.text[len(prompt.text) :].lstrip().startswith(own.encode())
-        for finished, own in (
-            (tried([*_QUESTION, *_THOUGHT]), PROBE_THOUGHT),
-            (tried([*_QUESTION, *_ANSWER]), PROBE[1]),
-        )
-    ]
-    return begins == [True, False]
+    thought, plain = (_completion(tried, answer, {}).lstrip() for answer in (_THOUGHT, ANSWER))
+    is_plain = plain.startswith(PROBE[1].encode())
+    return thought.startswith(PROBE_THOUGHT.encode()) and not is_plain
+
+
+def _completion(tried: _Tried, answer: Messages, arguments: Arguments) -> bytes:
+    """What follows the prompt in a conversation with an answer; empty where nothing does."""
+    prompt = tried(QUESTION, arguments, True)
+    finished = tried([*QUESTION, *answer], arguments)
+    if not prompt or not finished or not finished.text.startswith(prompt.text):
+        return b""
+    return finished.text[len(prompt.text) :]

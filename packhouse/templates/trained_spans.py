@@ -12,7 +12,6 @@ What a template writes around the parts (the end token) weighs what the message 
 import json
 import re
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import Any
@@ -121,9 +120,6 @@ def weigh_spans(
     num_earlier = len(raw) - 1 - talk.roles[::-1].index("user") if is_last else 0
     found, text = record.rendering.occurrences, record.rendering.text
     starts = [occurrence.start for occurrence in found]
-    written = defaultdict[int, list[Occurrence]](list)
-    for occurrence in found:
-        written[occurrence.field.message].append(occurrence)
     weighed: list[Trained] = []
     for span in record.spans:
         number, message = span.message, raw[span.message]
@@ -133,7 +129,7 @@ def weigh_spans(
             calls = talk.messages[number].get("tool_calls", [])
             pieces = _cut(pieces, _thoughts_in(span, text, own, calls))
         if "part_weights" in message:
-            pieces = _cut(pieces, _parts_in(number, message, text, written[number]))
+            pieces = _cut(pieces, _parts_in(number, message, text, record.rendering.own(number)))
         weighed += pieces
     return weighed
 

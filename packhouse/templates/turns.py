@@ -169,9 +169,7 @@ class Answers:
             return None
         written = [o for o in record.rendering.occurrences if o.end <= record.end]
         others = prompt.occurrences[: len(written)]
-        is_same = len(others) == len(written) and all(
-            one.is_same_text(other) for one, other in zip(written, others, strict=True)
-        )
+        is_same = [o.characters for o in written] == [o.characters for o in others]
         if not is_same or not written:
             return None
         begin, closing = others[-1].end, done[written[-1].end :]
@@ -319,7 +317,7 @@ class Answers:
         gap = whole.text[place.before : place.first if place.has_text else place.after]
         before = next((o for o in reversed(whole.occurrences) if o.end == place.before), None)
         last = prompt.occurrences[-1] if prompt.occurrences else None
-        is_same = before.is_same_text(last) if before and last else before is last
+        is_same = (before and before.characters) == (last and last.characters)
         # The prompt may open something more, as `<think>`: it is not in this rendering.
         if not is_same or not (gap.startswith(prompt.tail) or prompt.tail.startswith(gap)):
             raise RefusedError(
@@ -487,7 +485,7 @@ class Answers:
         if self._raw[number].get("reasoning") and not any(map(is_thought, own)):
             return None
         last = prompt.occurrences[-1] if prompt.occurrences else None
-        same = [o.end for o in finished.occurrences if last and o.is_same_text(last)]
+        same = [o.end for o in finished.occurrences if last and o.characters == last.characters]
         tail, gap, opened = prompt.tail, b"", self._facts.opened
         if same:
             first = own[0].start if own else len(finished.text)

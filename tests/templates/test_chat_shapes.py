@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.templates import chat
-from packhouse.templates.chat_messages import parse_given
+from packhouse.templates.chat_messages import chat_messages, parse_given
 from tests.templates.test_chat_toys import (
     CHATML,
     GENERATION,
@@ -96,7 +96,9 @@ def plain_text(renderer, row):
     """What the template makes of strings that know nothing of where they come from."""
     rows = renderer._engine._rows
     messages = [{k: v for k, v in m.items() if v is not None} for m in row["messages"]]
-    return rows.template.render(rows.chat(messages), *parse_given(row["tools"], row["arguments"]))
+    return rows.template.render(
+        chat_messages(messages, rows.form), *parse_given(row["tools"], row["arguments"])
+    )
 
 
 @cache

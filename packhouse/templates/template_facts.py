@@ -158,8 +158,8 @@ def _stops(
     if "format.stop_tokens" in given.values():
         raise TemplateError(
             f"{where} ends answers with {' and '.join(map(repr, last)) or 'no control token'}, and "
-            f"format.stop_tokens has {', '.join(map(repr, given))} instead. Name the token that the "
-            "template writes, or take format.stop_tokens out"
+            f"not with {', '.join(map(repr, given))} as format.stop_tokens says. Name the token "
+            "that the template writes, or take format.stop_tokens out"
         )
     # A chat format on a base checkpoint: `<|im_end|>` ends each answer, and EOS is another token.
     longer = [QUESTION, ANSWER, QUESTION, ANSWER]

@@ -248,10 +248,8 @@ class Filling:
         """Of each trained range of items of each record."""
         weights = list[Float32s]()
         for compiled, rows in self._compiled:
-            of_spans = np.ones((len(rows), len(compiled.trained)), np.float32)
-            for at, span in enumerate(compiled.trained):
-                of_spans[:, at] = self._all.weights_of(span.message, rows)
-            weights.append(of_spans.ravel())
+            own = [self._all.weights_of(span.message, rows) for span in compiled.trained]
+            weights.append(np.array(own, np.float32).reshape(len(own), len(rows)).T.ravel())
         return np.concatenate(weights)
 
 

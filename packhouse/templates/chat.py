@@ -140,16 +140,15 @@ class _Part:
 
     def fill(self) -> None:
         """Fill rows shape by shape."""
-        by_shape = np.ones(self._all.num_rows, np.bool_)
+        values = self._all.values
+        # Parts with weights: spans begin inside of texts.
+        is_odd = values.field("part_weights").is_valid().to_numpy(zero_copy_only=False)
         if self._config.reasoning == "train_last":  # texts of thoughts decide spans
-            # Messages [0 0 1 | 0 0] think, rows start at [0 3 5]: counts [0 0 0 1 1 1] at the
-            # starts are [0 1 1], so row 0 has one more than before it, and row 1 none.
-            thinks = np.append(0, np.cumsum(has_thinking(self._all.values)))
-            by_shape = np.diff(thinks[self._all.starts]) == 0
-        parts = self._all.values.field("part_weights")
-        if parts.null_count < len(parts):  # spans begin inside of texts
-            weighed = np.append(0, np.cumsum(parts.is_valid().to_numpy(zero_copy_only=False)))
-            by_shape &= np.diff(weighed[self._all.starts]) == 0
+            is_odd = is_odd | has_thinking(values)
+        # Messages [0 0 1 | 0 0] are odd, rows start at [0 3 5]: counts [0 0 0 1 1 1] at the
+        # starts are [0 1 1], so row 0 has one more than before it, and row 1 none.
+        num_odd = np.append(0, np.cumsum(is_odd))
+        by_shape = np.diff(num_odd[self._all.starts]) == 0
         for shape, rows in self._columns.shapes(by_shape):
             if len(rows) >= MIN_SHAPE_ROWS:
                 self._fill_shape(self._known.compiled.setdefault(shape, []), rows)

@@ -90,9 +90,7 @@ def chat_messages(messages: Messages, form: MessageForm = PLAIN) -> Messages:
         if "reasoning" in message:
             chat["reasoning_content"] = message["reasoning"]
         made.append(chat)
-    if any("tool_calls" in chat or chat["role"] == "tool" for chat in made):
-        return with_call_ids(made, form)
-    return made
+    return with_call_ids(made, form)
 
 
 def in_parts(content: str | None) -> list[dict[str, str]]:

@@ -84,23 +84,18 @@ def compile_row(row: RenderedRow) -> CompiledRow | None:
 
     What prompts of inference asked of the row counts as well: spans begin where they end.
     """
-    records = [_compile_record(record) for record in row.records]
-    paths = {
-        item.path
-        for record in records
-        if record is not None
-        for item in record.items
-        if isinstance(item, Hole)
-    }
+    trace = row.talk.trace
+    records = [record for record in map(_compile_record, row.records) if record is not None]
+    # Rows that answer alike may be written otherwise.
+    if len(records) < len(row.records) or trace.unrecorded:
+        return None
+    paths = {item.path for record in records for item in record.items if isinstance(item, Hole)}
     for number, tool in enumerate(row.talk.given.tools or ()):
         ways = ("tool", number), ("tool_function", number), ("function_item", number, "name")
         if isinstance(tool, dict) and paths.isdisjoint(ways):
             return None  # whether a tool that is not written is lost depends on its name
-    trace = row.talk.trace
-    if None in records or trace.unrecorded:  # rows that answer alike may be written otherwise
-        return None
     return CompiledRow(
-        tuple(record for record in records if record is not None),
+        tuple(records),
         tuple(sorted(trace.predicates, key=repr)),
         tuple(sorted(trace.differing, key=repr)),
         dict(row.notes),
@@ -219,56 +214,59 @@ class Filling:
         text = pa.StringArray.from_buffers(
             len(rows), pa.py_buffer(bounds.astype(np.int32)), pieces.buffers()[2]
         )
-        trained, weights = self._trained(ranks, starts, offsets, bounds)
-        content = self._content(ranks, starts, offsets, bounds)
+        trained, weights = self._trained(ranks, starts, offsets)
         extents = list[Extent | None]()
         for compiled, own in self._compiled:
             extents += [compiled.extent] * len(own)
         if any(compiled.extent is not None for compiled, _ in self._compiled):
             extents = [extents[number] for number in order.tolist()]
+        # Items "<u>", hole, "<e>", hole: contents are items 1 and 3.
+        contents = [
+            [
+                (at, at + 1)
+                for at, item in enumerate(compiled.items)
+                if isinstance(item, Hole) and item.path[0] not in _IDS
+            ]
+            for compiled, _ in self._compiled
+        ]
+        content = span_lists(*_located(contents, ranks, starts, offsets))
         return Filled(rows[order], extents, text, content, trained, weights)
 
     def _trained(
-        self, ranks: Sequence[Int64s], starts: Int64s, offsets: Int64s, bounds: Int64s
+        self, ranks: Sequence[Int64s], starts: Int64s, offsets: Int64s
     ) -> tuple[pa.Array, pa.Array]:
-        begins, ends, weights = [], [], []
-        for (compiled, rows), own in zip(self._compiled, ranks, strict=True):
-            first = starts[own][:, None]
-            begins.append(first + np.array([span.start for span in compiled.trained], np.int64))
-            ends.append(first + np.array([span.end for span in compiled.trained], np.int64))
+        ranges = [[span[:2] for span in compiled.trained] for compiled, _ in self._compiled]
+        begins, ends, counts = _located(ranges, ranks, starts, offsets)
+        weights = []
+        for compiled, rows in self._compiled:
             of_spans = np.ones((len(rows), len(compiled.trained)), np.float32)
             for at, span in enumerate(compiled.trained):
                 of_spans[:, at] = self._all.weights_of(span.message, rows)
             weights.append(of_spans)
-        flat_begins, spans = _scattered(ranks, begins, len(starts) - 1)
-        flat_ends, _ = _scattered(ranks, ends, len(starts) - 1)
-        flat_weights, _ = _scattered(ranks, weights, len(starts) - 1)
-        counts = np.diff(spans)
-        # Offsets are bytes of all texts; spans are those of their own row.
-        shift = np.repeat(bounds[:-1], counts)
-        begin, end = offsets[flat_begins] - shift, offsets[flat_ends] - shift
-        kept = end > begin
+        flat_weights, spans = _scattered(ranks, weights, len(starts) - 1)
+        kept = ends > begins
         total = np.append(0, np.cumsum(kept))
         column = weights_column(flat_weights[kept], np.diff(total[spans]))
-        return span_lists(begin, end, counts), column
+        return span_lists(begins, ends, counts), column
 
-    def _content(
-        self, ranks: Sequence[Int64s], starts: Int64s, offsets: Int64s, bounds: Int64s
-    ) -> pa.Array:
-        items = []
-        for (compiled, _), own in zip(self._compiled, ranks, strict=True):
-            holes = [
-                at
-                for at, item in enumerate(compiled.items)
-                if isinstance(item, Hole) and item.path[0] not in _IDS
-            ]
-            # Items "<u>", hole, "<e>", hole: contents are items 1 and 3; of a row whose items begin
-            # at 8, these are 9 and 11 of all.
-            items.append(starts[own][:, None] + np.array(holes, np.int64))
-        flat, spans = _scattered(ranks, items, len(starts) - 1)
-        counts = np.diff(spans)
-        shift = np.repeat(bounds[:-1], counts)
-        return span_lists(offsets[flat] - shift, offsets[flat + 1] - shift, counts)
+
+def _located(
+    ranges: Sequence[Sequence[tuple[int, int]]],
+    ranks: Sequence[Int64s],
+    starts: Int64s,
+    offsets: Int64s,
+) -> tuple[Int64s, Int64s, Int64s]:
+    """Spans of all rows from ranges of each template's items: begins, ends, and their numbers."""
+    # Item 1 of a row whose items begin at 8 is item 9 of all.
+    parts = [
+        starts[own][:, None, None] + np.array(of_items, np.int64).reshape(-1, 2)
+        for of_items, own in zip(ranges, ranks, strict=True)
+    ]
+    flat, spans = _scattered(ranks, parts, len(starts) - 1)
+    counts = np.diff(spans)
+    # Offsets are bytes of all texts; spans are those of their own row.
+    shift = np.repeat(offsets[starts[:-1]], counts)
+    return offsets[flat[:, 0]] - shift, offsets[flat[:, 1]] - shift, counts
 
 
 def _scattered(
@@ -286,7 +284,7 @@ def _scattered(
     for own, part in zip(ranks, parts, strict=True):
         counts[own] = part.shape[1]
     starts = np.append(0, np.cumsum(counts))
-    flat = np.empty(int(starts[-1]), parts[0].dtype)
+    flat = np.empty((int(starts[-1]), *parts[0].shape[2:]), parts[0].dtype)
     for own, part in zip(ranks, parts, strict=True):
-        flat[(starts[own][:, None] + np.arange(part.shape[1])).ravel()] = part.ravel()
+        flat[starts[own][:, None] + np.arange(part.shape[1])] = part
     return flat, starts

@@ -8,8 +8,9 @@ columns of all calls.
 """
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,8 @@ class FieldColumns:
             self._calls += calls
             self._functions += functions
             counts[at] = len(calls)
-            self._call_shapes[at] = numbers[tuple(map(_call_shape, calls, functions))]
+            shapes = map(_shape, calls, functions, repeat(_is_call_field))
+            self._call_shapes[at] = numbers[tuple(shapes)]
         np.cumsum(counts, out=self._call_starts[1:])
 
     def _parse_tools(self, numbers: Numbers) -> None:
@@ -110,7 +112,7 @@ class FieldColumns:
         parsed = _parsed(encoded.dictionary)
         functions = [[function_of(tool) for tool in tools] for tools in parsed]
         shapes = [
-            numbers[("tools", *map(_tool_shape, tools, own))]
+            numbers[("tools", *map(_shape, tools, own, repeat(is_field)))]
             for tools, own in zip(parsed, functions, strict=True)
         ]
         # Two definitions of 1 and 3 tools: starts [0 1 4]. Rows without any have code 2, and
@@ -296,33 +298,24 @@ def _argument_shape(value: object) -> Hashable:
     return json.dumps(value)
 
 
-def _call_shape(call: object, function: Mapping[str, object]) -> Hashable:
-    """All of a call but its id and its function's name and arguments, of which the kind is kept."""
-    if not isinstance(call, dict):
-        return json.dumps(call)
-    rest = [v for k, v in call.items() if v is not function and (k != "id" or type(v) is not str)]
-    for key, value in function.items():
-        if key not in ("name", "arguments") or not value or not isinstance(value, str | dict):
-            rest.append(value)
-    return _shape(call, function, rest)
-
-
-def _tool_shape(tool: object, function: Mapping[str, object]) -> Hashable:
-    """All of a definition but its texts and objects, and those of its function."""
-    if not isinstance(tool, dict):
-        return json.dumps(tool)
-    rest = [v for k, v in tool.items() if v is not function and not is_field(k, v, False)]
-    rest += [v for k, v in function.items() if not is_field(k, v, True)]
-    return _shape(tool, function, rest)
+def _is_call_field(key: str, value: object, is_function: bool) -> bool:
+    """Return True for the id of a call, and the name and arguments of its function."""
+    if not is_function:
+        return key == "id" and type(value) is str
+    return key in ("name", "arguments") and bool(value) and isinstance(value, str | dict)
 
 
 def _shape(
-    whole: Mapping[str, object], function: Mapping[str, object], rest: Sequence[object]
+    whole: object, function: Mapping[str, object], is_own: Callable[[str, object, bool], bool]
 ) -> Hashable:
-    """Keys, kinds of their values, and the values that are the same in all rows of a shape.
+    """Keys of a call or a definition, kinds of their values, and all but a row's own values.
 
     {"id": "a", "function": {"name": "f"}}  ->  ("id", "function", 0, "name", str, dict, str)
     """
+    if not isinstance(whole, dict):
+        return json.dumps(whole)
+    rest = [v for k, v in whole.items() if v is not function and not is_own(k, v, False)]
+    rest += [v for k, v in function.items() if not is_own(k, v, True)]
     kinds = [type(value) if value else repr(value) for value in whole.values()]
     kinds += [type(value) if value else repr(value) for value in function.values()]
     same = [value if isinstance(value, str) else json.dumps(value) for value in rest]

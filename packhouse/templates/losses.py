@@ -17,6 +17,7 @@ from packhouse.templates.results import RefusedError
 
 EXCERPT = 60  # characters of a lost text that are shown
 HAS_TAGS = "<think>"
+_Ranges = dict[Field, list[tuple[int, int]]]
 _OTHER_TEMPLATE = "Give format.template a Jinja file that writes it (docs/masks.md)"
 
 
@@ -30,16 +31,13 @@ def _excerpt(value: object) -> str:
     return repr(text if len(text) <= EXCERPT else f"{text[:EXCERPT]}...")
 
 
-def check_answer(
-    talk: Conversation, message: int, completion: Rendering, *, is_stripped: bool
-) -> list[str]:
+def check_answer(talk: Conversation, message: int, completion: Rendering) -> list[str]:
     """Refuse a completion that leaves out text of its answer.
 
     Args:
         talk: the conversation.
         message: number of the answer.
         completion: what the model is to generate.
-        is_stripped: whether thinking was taken out of contents before.
 
     Returns:
         Its thoughts that are not written.
@@ -51,17 +49,16 @@ def check_answer(
     ranges = _ranges([completion])
     for field in talk.trace.fields:
         if field.message == message and field.kind in ("content", "thought", "call", "function"):
-            thoughts += _check_field(talk, field, ranges, is_stripped=is_stripped)
+            thoughts += _check_field(talk, field, ranges)
     return thoughts
 
 
-def check_row(talk: Conversation, records: Sequence[Rendering], *, is_stripped: bool) -> int:
+def check_row(talk: Conversation, records: Sequence[Rendering]) -> int:
     """Refuse a row of which no record has all text, or that forges a control token.
 
     Args:
         talk: the conversation.
         records: all that the row gives.
-        is_stripped: whether thinking was taken out of contents before.
 
     Returns:
         Number of thoughts that no record has.
@@ -74,7 +71,7 @@ def check_row(talk: Conversation, records: Sequence[Rendering], *, is_stripped: 
     ranges = _ranges(records)
     for field in reversed(talk.trace.fields):
         if field.kind not in ("id", "tool", "argument"):
-            num_unwritten += len(_check_field(talk, field, ranges, is_stripped=is_stripped))
+            num_unwritten += len(_check_field(talk, field, ranges))
             _check_arguments(field, records)
     _check_documents(talk, ranges)
     for name in [function_of(tool).get("name") for tool in talk.given.tools or ()]:
@@ -102,9 +99,9 @@ def _written_id(function: Field, ranges: Mapping[Field, object]) -> str | None:
     return next((own.value for own in ranges if own.kind == "id" and own.path == path), None)
 
 
-def _ranges(renderings: Sequence[Rendering]) -> dict[Field, list[tuple[int, int]]]:
+def _ranges(renderings: Sequence[Rendering]) -> _Ranges:
     """Characters of each field that are written."""
-    ranges: dict[Field, list[tuple[int, int]]] = {}
+    ranges: _Ranges = {}
     for rendering in renderings:
         for occurrence in rendering.occurrences:
             ranges.setdefault(occurrence.field, []).append((occurrence.first, occurrence.last))
@@ -114,17 +111,11 @@ def _ranges(renderings: Sequence[Rendering]) -> dict[Field, list[tuple[int, int]
     return ranges
 
 
-def _check_field(
-    talk: Conversation,
-    field: Field,
-    ranges: dict[Field, list[tuple[int, int]]],
-    *,
-    is_stripped: bool,
-) -> list[str]:
+def _check_field(talk: Conversation, field: Field, ranges: _Ranges) -> list[str]:
     """Thoughts of a field that are not written; all else of it has to be."""
     message = talk.messages[field.message]
     is_tagged = message["role"] == "assistant" and HAS_TAGS in str(message.get("content"))
-    setting = "Set format.reasoning: strip. Or: " if is_tagged and not is_stripped else ""
+    setting = "Set format.reasoning: strip. Or: " if is_tagged and not talk.is_stripped else ""
     own = f"message {field.message} ({message['role']})"
     kinds = [each.kind for each in ranges if each.message == field.message]
     if "call" in kinds or "function" in kinds:  # some write one call, or no text with it
@@ -160,12 +151,9 @@ _TEXT_KEYS = ("text", "content", "contents")
 
 def _check_documents(talk: Conversation, ranges: Mapping[Field, object]) -> None:
     """Refuse a rendering without the text of a document, or without any text of it."""
-    written = {own.path[1:] for own in ranges if own.kind == "argument" and own.path}
-    written |= {
-        own.path[1:]
-        for own in talk.trace.fields
-        if own.kind == "argument" and own.path and own.is_stripped and not own.value.strip()
-    }
+    given = [own for own in talk.trace.fields if own.kind == "argument"]
+    blank = {own for own in given if own.is_stripped and not own.value.strip()}
+    written = {own.path[1:] for own in given if own.path and (own in ranges or own in blank)}
     for at, document in enumerate(talk.given.arguments.get("documents") or ()):
         keys = [key for key, text in document.items() if isinstance(text, str) and text]
         found = [key for key in keys if ("documents", at, key) in written]
@@ -283,9 +271,7 @@ def _unwritten(
             yield text if is_all else text.strip(), is_thinking
 
 
-def _unwritten_strings(
-    field: Field, ranges: dict[Field, list[tuple[int, int]]], control: re.Pattern[str]
-) -> Iterator[str]:
+def _unwritten_strings(field: Field, ranges: _Ranges, control: re.Pattern[str]) -> Iterator[str]:
     """Strings of a call that are not written, last first."""
     if not isinstance(field.value, dict) or (0, 1) in ranges.get(field, []):
         return

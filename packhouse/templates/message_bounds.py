@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from packhouse.templates.kinds import Kinds
-from packhouse.templates.rendering import Conversation, Occurrence
+from packhouse.templates.rendering import Conversation
 from packhouse.templates.results import RefusedError, shown
 
 
@@ -68,12 +68,10 @@ def message_bounds(talk: Conversation, control: re.Pattern[bytes]) -> list[Bound
 
 def _closing_length(talk: Conversation, number: int, gap: bytes, control: re.Pattern[bytes]) -> int:
     """Bytes of the gap after a message that close it."""
-    own: list[Occurrence] = []
     with suppress(RefusedError):
         shorter = talk.prefix(number + 1)
-        own = shorter.own(number)
-    if own:
-        return _agreement(shorter.text[own[-1].end :], gap, control)
+        if own := shorter.own(number):
+            return _agreement(shorter.text[own[-1].end :], gap, control)
     if control.search(gap) is None:
         return 0
     raise _unshown(talk, number, f"{shown(gap[:40])} follows it")

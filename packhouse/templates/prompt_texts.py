@@ -56,20 +56,14 @@ def texts_to_jinja(texts: Mapping[str, Any], ends: Ends) -> str:
     begins = opening or text["query_prompt"]
     if not begins.startswith(ends.bos or "\0"):
         opening = ends.bos + (ends.space if not begins.startswith(" ") else "") + opening
-    quoted = {
-        name: json.dumps(value, ensure_ascii=False)
-        for name, value in {
-            "opening": opening,
-            "query": text["query_prompt"],
-            "behind": "".join(text[name] for name in TEXTS[2:5]).rstrip(" "),
-            "delim": text["delim"],
-        }.items()
-    }
+    behind = "".join(text[name] for name in TEXTS[2:5]).rstrip(" ")
+    constants = opening, text["query_prompt"], behind, text["delim"]
+    opening, query, behind, delim = (json.dumps(own, ensure_ascii=False) for own in constants)
     return (
-        f"{{{{ {quoted['opening']} }}}}{{% for message in messages %}}"
+        f"{{{{ {opening} }}}}{{% for message in messages %}}"
         "{% if message.role == 'user' %}"
-        f"{{% if not loop.first %}}{{{{ {quoted['delim']} }}}}{{% endif %}}"
-        f"{{{{ {quoted['query']} }}}}{{{{ message.content }}}}{{{{ {quoted['behind']} }}}}"
+        f"{{% if not loop.first %}}{{{{ {delim} }}}}{{% endif %}}"
+        f"{{{{ {query} }}}}{{{{ message.content }}}}{{{{ {behind} }}}}"
         "{% elif message.role == 'assistant' %}"
         "{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}"
         "{% else %}{{ raise_exception('this template has no place for ' ~ message.role) }}"

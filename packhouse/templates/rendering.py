@@ -200,6 +200,7 @@ class Conversation:
         given: tools and arguments.
         control: matches control tokens.
         has_content_parts: whether the template is given contents as lists.
+        is_stripped: whether thinking was taken out of contents before.
     """
 
     def __init__(
@@ -209,8 +210,10 @@ class Conversation:
         given: Given,
         control: re.Pattern[str],
         has_content_parts: bool = False,
+        is_stripped: bool = False,
     ) -> None:
         self.messages, self.given, self.control = messages, given, control
+        self.is_stripped = is_stripped
         self._template, self._has_content_parts = template, has_content_parts
         self._traced, self._traced_given, self.trace = trace_conversation(
             messages, given, control, has_content_parts

@@ -230,7 +230,10 @@ class RowRenderer:
         if not raw:
             raise RefusedError("template", "the conversation has no message")
         messages = chat_messages(raw, self.form)
-        talk = Conversation(self.template, messages, given, self.control, self.has_content_parts)
+        is_stripped = self._config.reasoning == "strip"
+        talk = Conversation(
+            self.template, messages, given, self.control, self.has_content_parts, is_stripped
+        )
         weights = [message["weight"] for message in raw]
         if not any(weights):
             raise RefusedError("nothing_trained", "no turn of the conversation is trained")
@@ -240,7 +243,7 @@ class RowRenderer:
         is_whole = config.turns == "whole" or config.train_on == "all" or not answers
         if is_whole:
             record = Record(talk.rendering, num_messages=len(raw))
-            unwritten = self._check_row(talk, [record])
+            unwritten = check_row(talk, [record.rendering])
             if config.train_on == "all":
                 record.spans = all_spans(raw, talk, config, control)
             else:
@@ -252,7 +255,7 @@ class RowRenderer:
         else:
             rule = Answers(raw, talk, config, self.facts, control)
             records, notes = rule.records(answers), rule.notes
-            unwritten = self._check_row(talk, records)
+            unwritten = check_row(talk, [record.rendering for record in records])
             add_other_turns(records, talk, other_spans(talk, others, control))
         notes["reasoning_not_rendered"] += unwritten
         done: list[RenderedRecord] = []
@@ -268,7 +271,3 @@ class RowRenderer:
         if not done:
             raise RefusedError("nothing_trained", "no turn of the conversation is trained")
         return RenderedRow(talk, done, notes)
-
-    def _check_row(self, talk: Conversation, records: Sequence[Record]) -> int:
-        renderings = [record.rendering for record in records]
-        return check_row(talk, renderings, is_stripped=self._config.reasoning == "strip")

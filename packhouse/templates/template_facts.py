@@ -190,20 +190,21 @@ def _find_switch(tried: _Tried, names: Iterable[str]) -> Switch | None:
 
 def _thinks_with(tried: _Tried, arguments: Arguments) -> bool:
     """Return True if an answer with reasoning follows the prompt that these arguments give."""
-    return PROBE_THOUGHT.encode() in _completion(tried, _THOUGHT, arguments)
+    prompt, finished = tried(QUESTION, arguments, True), tried([*QUESTION, *_THOUGHT], arguments)
+    return PROBE_THOUGHT.encode() in _completion(prompt, finished)
 
 
 def _opens_thought(tried: _Tried) -> bool:
     """Return True if a thought begins right where the prompt ends, and a plain answer does not."""
-    thought, plain = (_completion(tried, answer, {}).lstrip() for answer in (_THOUGHT, ANSWER))
+    prompt = tried(QUESTION, {}, True)
+    finished = (tried([*QUESTION, *answer]) for answer in (_THOUGHT, ANSWER))
+    thought, plain = (_completion(prompt, each).lstrip() for each in finished)
     is_plain = plain.startswith(PROBE[1].encode())
     return thought.startswith(PROBE_THOUGHT.encode()) and not is_plain
 
 
-def _completion(tried: _Tried, answer: Messages, arguments: Arguments) -> bytes:
-    """What follows the prompt in a conversation with an answer; empty where nothing does."""
-    prompt = tried(QUESTION, arguments, True)
-    finished = tried([*QUESTION, *answer], arguments)
+def _completion(prompt: Rendering | None, finished: Rendering | None) -> bytes:
+    """What follows a prompt in a finished conversation; empty where that begins otherwise."""
     if not prompt or not finished or not finished.text.startswith(prompt.text):
         return b""
     return finished.text[len(prompt.text) :]

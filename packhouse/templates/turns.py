@@ -27,7 +27,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from packhouse.recipe import FormatConfig
-from packhouse.templates.chat_messages import Messages
+from packhouse.templates.chat_messages import Messages, function_of
 from packhouse.templates.kinds import Kind, Kinds, Place, Turn
 from packhouse.templates.losses import check_answer, is_thought
 from packhouse.templates.predicates import Predicate
@@ -153,12 +153,10 @@ class Answers:
         """Append the messages after the last trained answer where these change nothing before."""
         if last.num_messages == len(self._raw):
             return
-        try:
+        with suppress(RefusedError):
             whole = self._talk.prefix(len(self._raw), self._arguments(len(self._raw) - 1)[0][0])
-        except RefusedError:
-            return
-        if whole.text.startswith(last.rendering.text[: last.end]):
-            last.rendering, last.num_messages = whole, len(self._raw)
+            if whole.text.startswith(last.rendering.text[: last.end]):
+                last.rendering, last.num_messages = whole, len(self._raw)
 
     def _join(self, record: Record, prompt: Rendering) -> Rendering | None:
         """The record so far and what the prompt adds to it; None: the prompt is another text."""
@@ -411,13 +409,13 @@ class Answers:
         notes: tuple[str, ...] = ()
         if start is not None:
             body = finished.between(start, own_end)
-            if self._check_answer(number, body):  # it leaves out a thought
+            if check_answer(self._talk, number, body):  # it leaves out a thought
                 body = self._borrowed(number, arguments, prompt)
                 notes = ("borrowed_thoughts",) if body else ()
         if body is None:
             body = self._with_thought_end(number, prompt, finished)
             start = None
-        self._check_answer(number, body)
+        check_answer(self._talk, number, body)
         if self._facts.opens_thought and not self._facts.switch and not self._thinks[number]:
             raise self._no_reasoning(number, prompt.text[-20:])
         # Templates that write no reasoning (Nemotron Nano v2) open a thought before plain answers.
@@ -444,12 +442,10 @@ class Answers:
             return self._talk.prefix(number, arguments, is_prompt=True)
         # No message comes before the first answer. Templates that refuse an empty conversation
         # show where it begins by the header that they write after a question.
-        try:
+        with suppress(RefusedError):
             empty = self._talk.prefix(0, arguments, is_prompt=True)
-        except RefusedError:
-            empty = None
-        if empty is not None and finished.text.startswith(empty.text):
-            return empty
+            if finished.text.startswith(empty.text):
+                return empty
         if self._config.turns != "whole":
             raise RefusedError(
                 "starts_with_assistant",
@@ -556,12 +552,7 @@ class Answers:
         constants = b"".join(part.encode() for part in body.parts if isinstance(part, str))
         if PROBE_NAME.encode() in constants:  # the call stands between the texts
             return None
-        return None if self._check_answer(number, body) else body
-
-    def _check_answer(self, number: int, body: Rendering) -> list[str]:
-        """Thoughts of an answer that a completion leaves out; all else of it has to be there."""
-        is_stripped = self._config.reasoning == "strip"
-        return check_answer(self._talk, number, body, is_stripped=is_stripped)
+        return None if check_answer(self._talk, number, body) else body
 
     def _check_tagged(self, number: int, body: Rendering) -> None:
         """Refuse a thought in tags that begins anew after a prompt that has opened one.
@@ -627,14 +618,14 @@ class Answers:
             RefusedError: no stop token follows it.
         """
         rest = finished.between(at, len(finished.text))
-        for match in rest.controls(self._control):
+        following = [*rest.controls(self._control)]
+        for match in following:
             if match.group() in self._facts.stops:
                 return Closing(rest, match.end(), match.group())
         calls = self._raw[number].get("tool_calls") and self._talk.messages[number]["tool_calls"]
         probes: Messages = [{"role": "user", "content": PROBE_TEXT}]
         if calls:
             probes = [_probe_result(call) for call in calls]
-        following = [match.group() for match in rest.controls(self._control)]
         with suppress(RefusedError):
             longer = self._talk.prefix(number + 1, arguments, then=probes)
             next_start = min((o.start for o in longer.own(number + 1)), default=0)
@@ -642,14 +633,14 @@ class Answers:
             if not own_end and longer.text.startswith(finished.text[:at]):  # it has no text
                 own_end = at
             gap = longer.between(own_end, next_start)
-            following += [match.group() for match in gap.controls(self._control)]
-            stops = (m for m in gap.controls(self._control) if m.group() in self._facts.stops)
-            stop = next(stops, None)
+            controls = [*gap.controls(self._control)]
+            following += controls
+            stop = next((m for m in controls if m.group() in self._facts.stops), None)
             is_same = gap.text.startswith(rest.text.rstrip(b"\n")) or not rest.text.strip()
             if stop is not None and is_same:
                 return Closing(gap.between(0, stop.end()), stop.end(), stop.group())
         known = sorted(stop.decode() for stop in self._facts.stops)
-        others = [token.decode() for token in following if token not in self._facts.stops]
+        others = [m.group().decode() for m in following if m.group() not in self._facts.stops]
         remedy = "Give format.template a Jinja file that ends the message"
         if others:
             remedy = f"Set format.stop_tokens: {json.dumps([*known, others[0]])}"
@@ -661,12 +652,11 @@ class Answers:
 
 
 def _probe_result(call: Any) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
     own: dict[str, Any] = {"role": "tool", "content": PROBE_TEXT}
     if isinstance(call, dict) and call.get("id"):
         own["tool_call_id"] = call["id"]
-    if isinstance(function, dict) and function.get("name"):
-        own["name"] = function["name"]
+    if name := function_of(call).get("name"):
+        own["name"] = name
     return own
 
 

@@ -25,7 +25,7 @@ from packhouse.records.span_weights import weights_column
 from packhouse.templates.field_columns import Column, FieldColumns
 from packhouse.templates.predicates import Predicate
 from packhouse.templates.provenance import JsonForm, Path, Piece
-from packhouse.templates.results import Filled, Trained, concat_filled, span_lists
+from packhouse.templates.results import TEXTS, Filled, Trained, concat_filled, span_lists
 from packhouse.templates.rows import RenderedRecord, RenderedRow
 
 _IDS = ("name", "tool_call_id", "call_id")
@@ -230,7 +230,8 @@ class Filling:
             for compiled, _ in self._compiled
         ]
         content = span_lists(*_located(contents, ranks, starts, offsets))
-        return Filled(rows[order], extents, text, content, trained, weights)
+        columns = [text, content, trained, weights]
+        return Filled(rows[order], extents, pa.table(columns, schema=TEXTS))
 
     def _trained(
         self, ranks: Sequence[Int64s], starts: Int64s, offsets: Int64s
@@ -243,11 +244,10 @@ class Filling:
             for at, span in enumerate(compiled.trained):
                 of_spans[:, at] = self._all.weights_of(span.message, rows)
             weights.append(of_spans)
-        flat_weights, spans = _scattered(ranks, weights, len(starts) - 1)
-        kept = ends > begins
-        total = np.append(0, np.cumsum(kept))
-        column = weights_column(flat_weights[kept], np.diff(total[spans]))
-        return span_lists(begins, ends, counts), column
+        flat_weights, _ = _scattered(ranks, weights, len(starts) - 1)
+        trained = span_lists(begins, ends, counts)
+        num_kept = trained.value_lengths().to_numpy()
+        return trained, weights_column(flat_weights[ends > begins], num_kept)
 
 
 def _located(

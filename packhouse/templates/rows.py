@@ -53,11 +53,6 @@ class RenderedRecord(NamedTuple):
     extent: Extent | None
     """What of the row it has; None: all of it."""
 
-    @property
-    def content(self) -> list[tuple[int, int]]:
-        """Spans of contents, ascending."""
-        return [(o.start, o.end) for o in self.rendering.occurrences]
-
 
 @dataclass(frozen=True, slots=True)
 class RenderedRow:

@@ -105,9 +105,9 @@ class Answers:
         self.notes = Counter[str]()
         self._thinks = [self._has_thought(number) for number in range(len(raw))]
         self._exchange = exchanges(talk.roles)
-        self._thinking = {
-            self._exchange[number] for number, thinks in enumerate(self._thinks) if thinks
-        }
+        thinking = {at for at, thinks in zip(self._exchange, self._thinks, strict=True) if thinks}
+        self._is_thinking = [at in thinking for at in self._exchange]
+        """Of each message: whether its exchange has a thought."""
 
     # Records.
 
@@ -167,8 +167,7 @@ class Answers:
             return None
         written = [o for o in record.rendering.occurrences if o.end <= record.end]
         others = prompt.occurrences[: len(written)]
-        is_same = [o.characters for o in written] == [o.characters for o in others]
-        if not is_same or not written:
+        if not written or [o.characters for o in written] != [o.characters for o in others]:
             return None
         begin, closing = others[-1].end, done[written[-1].end :]
         size = self._closing_in_history(prompt, begin, closing, record.stop)
@@ -227,7 +226,7 @@ class Answers:
             whole = self._talk.prefix(wanted[-1], arguments, is_prompt=True)
         except RefusedError:
             return None
-        kinds = self._kinds(whole)
+        kinds = Kinds(whole, self._talk, self._is_thinking)
         known = dict[object, Kind]()
         record = Record(whole)
         pieces: list[Rendering | bytes] = []
@@ -268,9 +267,6 @@ class Answers:
         self._extend(record)
         return record
 
-    def _kinds(self, whole: Rendering) -> Kinds:
-        return Kinds(whole, self._talk, [at in self._thinking for at in self._exchange])
-
     # One rendering of all messages: `turns: whole`.
 
     def whole_record(self, wanted: Sequence[int]) -> Record:
@@ -289,7 +285,7 @@ class Answers:
             if not whole.text.startswith(ending.text, at):  # GLM's is the header of the next turn
                 longer = whole.between(0, at) + ending.rendering
                 whole = replace(longer, generation=whole.generation)
-        kinds, known = self._kinds(whole), dict[object, tuple[int, int]]()
+        kinds, known = Kinds(whole, self._talk, self._is_thinking), dict[object, tuple[int, int]]()
         for number in wanted:
             place, key = kinds.place(number), kinds.key(number)
             if place is None:
@@ -362,7 +358,7 @@ class Answers:
         if switch is None or switch.name in self._talk.given.arguments:
             return [({}, None)]
         on, off = {switch.name: switch.thinking}, {switch.name: switch.plain}
-        if self._exchange[number] in self._thinking:
+        if self._is_thinking[number]:
             return [(on, True), (off, False)]
         return [(off, False)]
 
@@ -496,6 +492,7 @@ class Answers:
     def _with_thought_end(self, number: int, prompt: Rendering, finished: Rendering) -> Rendering:
         """Reasoning, `format.thought_end` and the answer, for templates that drop reasoning."""
         end, thinks = self._config.thought_end, self._raw[number].get("reasoning")
+        lost = f"the template leaves out the reasoning of message {number} (assistant)"
         if end is None or not thinks:
             advice = (
                 "Set format.thought_end to the text between reasoning and answer"
@@ -503,12 +500,8 @@ class Answers:
                 else "Put the reasoning into a field of its own (reasoning_content) and set "
                 "format.thought_end"
             )
-            raise RefusedError(
-                "thought_lost",
-                f"the template leaves out the reasoning of message {number} (assistant). {advice}"
-                f", {'' if self._facts.needs_thought else 'format.reasoning: strip, '}or "
-                f"{NOT_TRAINED}",
-            )
+            strip = "" if self._facts.needs_thought else "format.reasoning: strip, "
+            raise RefusedError("thought_lost", f"{lost}. {advice}, {strip}or {NOT_TRAINED}")
         own = [o for o in finished.own(number) if o.field.kind != "thought"]
         first = own[0].start if own else 0
         if own and own[0].field.kind != "content":  # a call, with what the template opens it by
@@ -519,9 +512,8 @@ class Answers:
             if header is None:
                 raise RefusedError(
                     "thought_lost",
-                    f"the template leaves out the reasoning of message {number} (assistant), and "
-                    f"where its call begins cannot be shown. Set format.reasoning: strip, or "
-                    f"{NOT_TRAINED}",
+                    f"{lost}, and where its call begins cannot be shown. "
+                    f"Set format.reasoning: strip, or {NOT_TRAINED}",
                 )
             # "\n</think>\n\n<tool_call>": some close an empty thought, which `thought_end` does.
             opening = gap[len(header) :]

@@ -1,8 +1,8 @@
 """Put into the wheel what is not Python: a project's files, and the JavaScript of reports.
 
 What `packhouse new` copies (flows, tasks, deployments and what they need) lies in
-`packhouse/project/`, for a top-level `tasks` in site-packages would shadow those of other people.
-An editable install needs none of it: there they are in the checkout.
+`packhouse/addons/new_project/files/`, for a top-level `tasks` in site-packages would shadow those
+of other people. An editable install needs none of it: there they are in the checkout.
 
 Vega, Vega-Lite and Vega-Embed (BSD-3-Clause) come from `vl-convert-python`, which bundles them
 without a network in two seconds. They become `packhouse/report/vega.js`, which git ignores.
@@ -14,6 +14,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 CARRIED = ("flows", "tasks", "schemas", "deployments", "docker")
+FILES = "packhouse/addons/new_project/files"
 VEGA = Path("packhouse", "report", "vega.js")
 
 
@@ -31,7 +32,7 @@ class ProjectFiles(BuildHookInterface[Any]):
         for file in [*files, root / "requirements" / "image.txt"]:
             if file.is_file() and not {"__pycache__", "secrets"} & set(file.parts):
                 place = file.relative_to(root)
-                build_data["force_include"][str(file)] = f"packhouse/project/{place}"
+                build_data["force_include"][str(file)] = f"{FILES}/{place}"
 
 
 def write_vega(path: Path, *, is_needed: bool) -> None:

@@ -12,12 +12,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` imports
+    from packhouse.addons.packs_in_memory import PackTally, pack_dataset
     from packhouse.api import Version, open_version, plan, prepare
     from packhouse.data_audit import audit
     from packhouse.errors import PackhouseError
     from packhouse.loaders.preferences import load_preferences
     from packhouse.loaders.versions import load_packed
-    from packhouse.packing.pack_dataset import PackTally, pack_dataset
     from packhouse.recipe import Recipe, load_recipe
     from packhouse.report.audit_report import AuditReport
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
 
 _MODULES = {
     "AuditReport": "packhouse.report.audit_report",
-    "PackTally": "packhouse.packing.pack_dataset",
     "PackhouseError": "packhouse.errors",
     "Recipe": "packhouse.recipe",
     "Version": "packhouse.api",
@@ -34,7 +33,6 @@ _MODULES = {
     "load_preferences": "packhouse.loaders",
     "load_recipe": "packhouse.recipe",
     "open_version": "packhouse.api",
-    "pack_dataset": "packhouse.packing.pack_dataset",
     "plan": "packhouse.api",
     "prepare": "packhouse.api",
 }
@@ -60,9 +58,12 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
-    if name not in _MODULES:
+    from packhouse.registry import PUBLIC
+
+    module = _MODULES.get(name) or PUBLIC.get(name)
+    if module is None:
         raise AttributeError(f"module 'packhouse' has no attribute '{name}'")
-    return getattr(import_module(_MODULES[name]), name)
+    return getattr(import_module(module), name)
 
 
 def _version() -> str:

@@ -1,6 +1,6 @@
 """The `packhouse` command: for people who have data, on any machine, without Prefect.
 
-Commands live in `packhouse/commands/` and are imported when they are called, so that
+Commands are named in `packhouse/registry.py` and imported when they are called, so that
 `packhouse --help` answers at once. An error of packhouse ends the command with one sentence on
 stderr (or one JSON object, with --json) and the exit code of its class.
 """
@@ -17,54 +17,25 @@ import click
 
 from packhouse.errors import PackhouseError
 from packhouse.escaping import for_terminal
+from packhouse.registry import COMMANDS, is_there
 from packhouse.runtime.interrupts import Interrupted, handle_signals
 from packhouse.terminal import echo, print_note
-
-# name -> (module, one line for the list of commands)
-COMMANDS = {
-    "prepare": ("packhouse.commands.prepare", "Prepare data: a recipe, or files and a tokenizer."),
-    "init": ("packhouse.commands.init", "Look at data, and write a recipe that reads it."),
-    "new": ("packhouse.commands.new", "Write a project of your own: flows, schedules, an image."),
-    "audit": ("packhouse.commands.audit", "Audit anyone's data: what its tokens would teach."),
-    "ls": ("packhouse.commands.versions", "List datasets, versions and refs of a store."),
-    "show": ("packhouse.commands.versions", "Show a version: files, ledger, lineage, settings."),
-    "stats": ("packhouse.commands.stats", "Count records, tokens and lengths by source and split."),
-    "report": ("packhouse.commands.report", "Write a page with charts and samples of a version."),
-    "inspect": ("packhouse.commands.inspect", "Print packs, tokens coloured by trained or not."),
-    "sql": ("packhouse.commands.sql", "Ask a version in SQL: its records, packs and counts."),
-    "trace": ("packhouse.commands.trace", "Say from which row a token comes, or where a row went."),
-    "dropped": ("packhouse.commands.dropped", "Print what was left out, row or record, and why."),
-    "verify": ("packhouse.commands.versions", "Check every byte and value of a version."),
-    "pull": ("packhouse.commands.versions", "Copy a version to a folder, verified, resumable."),
-    "diff": ("packhouse.commands.diff", "Compare two versions: rows, tokens, settings."),
-    "ref": ("packhouse.commands.refs", "List, set or roll back refs such as `latest`."),
-    "gc": ("packhouse.commands.gc", "Reclaim what dead publishers left; shows what first."),
-    "cache": ("packhouse.commands.cache", "Look at finished steps on this machine; make room."),
-    "doctor": ("packhouse.commands.doctor", "Check a store, or room in the cache, before a run."),
-    "explain": ("packhouse.commands.explain", "Say which steps of a recipe would run, and why."),
-    "plan": ("packhouse.commands.plan", "Estimate a recipe: rows, records, tokens, packs."),
-    "ci": ("packhouse.commands.ci", "Refresh a dataset as a job of a pipeline; gates, summaries."),
-    "quarantine": ("packhouse.commands.quarantine", "List, show and mend the rows that are bad."),
-    "golden": ("packhouse.commands.golden", "Pin and check what becomes of conversations."),
-    "export": ("packhouse.commands.export", "Write a version in the format of a trainer."),
-}
 
 
 class _LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [name for name, (module, _) in COMMANDS.items() if is_there(module)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in COMMANDS or not is_there(module := COMMANDS[cmd_name][0]):
             return None
-        module = importlib.import_module(COMMANDS[cmd_name][0])
-        command = getattr(module, cmd_name)
+        command = getattr(importlib.import_module(module), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
     def invoke(self, ctx: click.Context) -> object:
         try:

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.arrays import Bools, Int64s
+from packhouse.cache.steps import Receipt
 from packhouse.engine.workspace import Workspace
-from packhouse.foreign import REFUSED, run_template, try_rows
+from packhouse.first_rows import try_first_rows
 from packhouse.packing import apply_over_length, pack_costs, plan_packs, step_imbalance
 from packhouse.packing.other_seq_lens import SeqLenTrial, try_seq_lens
 from packhouse.recipe import Recipe, SourceConfig
@@ -27,20 +27,17 @@ from packhouse.records.render_counts import RenderCounts
 from packhouse.records.rows import number_rows
 from packhouse.records.split_text import SplitText, factor_note, total
 from packhouse.records.tables import read_table
-from packhouse.runtime.disks import temporary_folder
-from packhouse.sources import read_shard, scan_source
 from packhouse.sources.files import source_name
 from packhouse.sources.tabular import TABULAR
 from packhouse.steps.format import FORMAT, split_text_of
 from packhouse.steps.plan import Plan
 from packhouse.steps.publish import PUBLISH
-from packhouse.steps.shard_io import render_counts
+from packhouse.steps.shard_io import ShardCounts, render_counts
 from packhouse.steps.tokenize import TOKENIZE
 from packhouse.steps.validate import VALIDATE
 from packhouse.wording import by_name, counted
 
 _Lengths = npt.NDArray[np.integer]
-_SAMPLE_BYTES = 2**20
 _BYTES_PER_TOKEN = {"labels": 2.6, "compact": 1.5}  # zstd-1 Parquet, docs/performance.md
 
 
@@ -201,6 +198,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     num_bytes = 0
     every: dict[str, list[_Records]] = {}
     texts: list[SplitText] = []
+    done: list[Receipt[ShardCounts]] = []
     rendered_parts: list[RenderCounts] = []
     quarantined: Counter[str] = Counter()
     num_over = num_bad = 0
@@ -216,14 +214,13 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             bad = sum(each.facts.num_bad_rows for each in counts if each)
             reasons = sum((Counter(each.facts.quarantined) for each in counts if each), Counter())
             tokenized = read_table(receipt.path("tokenized.arrow"))
-            text = split_text_of([rendered] if rendered else [])
+            done += [rendered] if rendered else []
             rendering = render_counts([rendered] if rendered else [])
             bad_rows = {"num_bad": bad, "quarantined": reasons}
-            counted = _Counted.of(tokenized, recipe, text, rendered=rendering, **bad_rows)
+            counted = _Counted.of(tokenized, recipe, SplitText(), rendered=rendering, **bad_rows)
         else:
             if shard.file not in samples:
-                found, text, read = sample_rows(recipe, source, shard.uri, workspace)
-                samples[shard.file] = _Counted.of(found, recipe, text, **read)
+                samples[shard.file] = _sampled(recipe, source, shard.uri, workspace)
             sample = samples[shard.file]
             size = shard.byte_end - shard.byte_start
             num_bytes += size
@@ -251,6 +248,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     mixed = _mixed(recipe, packed)
     tokens = sum(int(each.lengths.sum()) for each in mixed)
     packs, balance_notes = _packs(recipe, [each.lengths for each in mixed])
+    texts.append(split_text_of(done, is_split=any(text.split for text in texts)))
     factor = factor_note(total(texts), recipe.format)
     num_read = sum(each["rows"] for each in lineage)
     return Estimate(
@@ -375,40 +373,22 @@ def _mixed(recipe: Recipe, records: Mapping[str, list[_Records]]) -> list[_Recor
     return mixed
 
 
-def sample_rows(
-    recipe: Recipe, source: SourceConfig, uri: str, workspace: Workspace
-) -> tuple[pa.Table, SplitText, dict[str, object]]:
-    """Read, render and tokenize the first megabyte of a file.
-
-    Returns:
-        Records, schema `tables.TOKENIZED`; the bytes that were rendered; and what was read.
-    """
-    shards = [shard for shard in scan_source(source, _SAMPLE_BYTES) if shard.uri == uri]
-    rows = read_shard(shards[0], source, recipe.validate_, recipe.split.group_by)
-    num_bytes = shards[0].byte_end - shards[0].byte_start
-    with temporary_folder("sample") as folder:
-        rows.write(folder)
-        row_format = shards[0].row_format
-        call = partial(
-            try_rows, recipe, row_format, source.label_names, workspace.tokenizers, folder
-        )
-        reply = run_template(call, recipe, num_bytes)
-        tokenized = read_table(folder / "tokenized.arrow")
-        bad = rows.quarantined, read_table(folder / REFUSED)
-    left_out = Counter(rows.dropped["detail"].to_pylist())
-    return (
-        tokenized,
-        SplitText(**reply["text"]),
-        {
-            "rendered": RenderCounts(**reply["counts"]),
-            "quarantined": Counter(chain(*(each["reason"].to_pylist() for each in bad))),
-            "num_read": rows.validated.num_rows,
-            "num_bytes": num_bytes,
-            "num_bad": len(np.unique(np.concatenate([each["row"] for each in bad]))),
-            "lineage": {
-                "rows": rows.num_records,
-                "filtered": {text: left_out[text] for text in source.filters},
-            },
+def _sampled(recipe: Recipe, source: SourceConfig, uri: str, workspace: Workspace) -> _Counted:
+    """What the first megabyte of a file becomes."""
+    rows = try_first_rows(recipe, source, workspace.tokenizers, uri=uri, max_rows=None)
+    left_out = Counter(rows.read.dropped["detail"].to_pylist())
+    return _Counted.of(
+        rows.tokenized,
+        recipe,
+        rows.text,
+        rendered=rows.rendered,
+        quarantined=Counter(rows.bad["reason"].to_pylist()),
+        num_read=rows.read.validated.num_rows,
+        num_bytes=rows.num_bytes,
+        num_bad=len(np.unique(rows.bad["row"].to_numpy())),
+        lineage={
+            "rows": rows.read.num_records,
+            "filtered": {text: left_out[text] for text in source.filters},
         },
     )
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from packhouse.errors import ConfigError, IntegrityError, PackhouseError
 from packhouse.foreign import REFUSED, run_template, try_rows
-from packhouse.reasons import QUARANTINE_REASONS
+from packhouse.reasons import QUARANTINE_REASONS, WITH_REMEDY
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.tables import QUARANTINED, read_table
 from packhouse.runtime.confine import stream_confined
@@ -244,8 +244,10 @@ def explain_bad_rows(
     sample = line["samples"][0]
     place = place_of(sample, lines_of_rows([sample], recipe.sources))
     causes = "".join(f"; {cause}" for cause in likely_causes(bad.to_pylist(), recipe))
-    detail = shorten(sample["detail"], _MOST_DETAIL, placeholder="...")
-    known = QUARANTINE_REASONS[line["step"]].get(line["reason"])
+    has_remedy = line["reason"] in WITH_REMEDY
+    most = 4 * _MOST_DETAIL if has_remedy else _MOST_DETAIL
+    detail = shorten(sample["detail"], most, placeholder="...")
+    known = None if has_remedy else QUARANTINE_REASONS[line["step"]].get(line["reason"])
     helps = f"; remedy: {known.remedy}" if known and not causes else causes
     more = f"first '{line['reason']}': {place}, {detail}{helps}"
     gates = tuple(replace(gate, detail=f"{gate.detail}; {more}") for gate in error.gates)

@@ -174,7 +174,8 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
     "format": {
         "template": Reason(
             "the template refuses the row, or has no place for a part of it",
-            "read the detail; take the `chat` template, or a Jinja file that has the place",
+            "do what the detail says; it may take another template, or a Jinja file that has the "
+            "place",
         ),
         "template_limit": Reason(
             "the row takes too long to render, or holds too much text",
@@ -229,7 +230,8 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "prompt_differs": Reason(
             "the template or the tokenizer writes the prompt otherwise before each answer",
-            "end the prompt with a line break, or take a template that writes prompts alike",
+            "give both answers reasoning, or none (`format.reasoning: strip`); end the prompt with "
+            "a line break; or take a template that writes prompts alike",
         ),
         "not_one_answer": Reason(
             "what is trained of an answer is not one run of tokens",
@@ -247,6 +249,12 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
     },
 }
 """Step -> reason code of `quarantine` files -> what it says."""
+
+WITH_REMEDY = {
+    *("template_limit", "content_lost", "thought_lost", "no_reasoning"),
+    *("starts_with_assistant", "no_stop", "stop_inside"),
+}
+"""Reason codes whose details say what to do, which fits the row better than the remedy here."""
 
 DROP_REASONS: dict[str, Reason] = {
     "over_seq_len": Reason(

@@ -15,7 +15,8 @@ import pyarrow as pa
 from packhouse.cache.places import check_cache, find_cache
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import VersionNotFoundError
-from packhouse.estimate import Estimate, estimate, sample_rows
+from packhouse.estimate import Estimate, estimate
+from packhouse.first_rows import try_first_rows
 from packhouse.given import recipe_for
 from packhouse.packing.statistics import PackStatistics, length_histogram
 from packhouse.pages import html_text
@@ -123,7 +124,8 @@ def _first_rows(recipe: Recipe, plan: Plan, workspace: Workspace, most: int) -> 
     rows = {}
     for source in recipe.sources[:most]:
         uri = next(v.parameters.shard.uri for v in plan.validate if v.parameters.source == source)
-        rows[source_name(source)], _, _ = sample_rows(recipe, source, uri, workspace)
+        found = try_first_rows(recipe, source, workspace.tokenizers, uri=uri, max_rows=None)
+        rows[source_name(source)] = found.tokenized
     return rows
 
 

@@ -12,7 +12,8 @@ import click
 import pytest
 
 import packhouse
-from packhouse.cli import COMMANDS, cli
+from packhouse.cli import cli
+from packhouse.registry import COMMANDS
 from tests.wheel import build_wheel
 
 ROOT = Path(__file__).resolve().parents[1]

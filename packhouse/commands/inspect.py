@@ -304,8 +304,8 @@ def _of_recipe(
     target: str, wanted: _Wanted, cache: Path
 ) -> tuple[list[dict[str, Any]], Pipeline | None]:
     """The first rows of each source of a recipe, and what shows them as text."""
+    from packhouse.first_rows import try_first_rows
     from packhouse.given import read_recipe
-    from packhouse.proposal.sampling import try_first_rows
     from packhouse.tokenization import load_snapshot
 
     recipe = read_recipe(target)
@@ -317,8 +317,13 @@ def _of_recipe(
     for source in recipe.sources:
         if wanted.source and wanted.source.partition("/")[0] != source_name(source):
             continue
-        tokenized, refused, _ = try_first_rows(recipe, source, tokenizers)
-        rows = [row for row in rows_with_masks(tokenized) if _is_wanted(row, wanted, pipeline)]
+        first_rows = try_first_rows(recipe, source, tokenizers)
+        refused = first_rows.refused()
+        rows = [
+            row
+            for row in rows_with_masks(first_rows.tokenized)
+            if _is_wanted(row, wanted, pipeline)
+        ]
         wanted.note_more(len(rows) if wanted.is_any else 0, f" in '{source.path}'")
         names = labels_of(recipe, source)
         sampled = [_sampled(row, recipe.pack.seq_len, names) for row in rows[: wanted.limit]]

@@ -18,7 +18,8 @@ class RenderCounts:
     """Rows that gave at least one record."""
     records: int = 0
     stop_tokens: Mapping[str, str] = field(default_factory=dict)
-    """Tokens that end answers -> where each is from: a file of the model, a setting, `template`."""
+    """Tokens at which generation stops -> where each is from: a file of the model, a setting,
+    `template`."""
     notes: Mapping[str, int] = field(default_factory=dict)
     """How often something was seen that a reader should know; see `NOTES`."""
 
@@ -62,17 +63,17 @@ class RenderCounts:
         return [f"{counted(self.rows, 'row')} gave {counted(self.records, 'record')}"]
 
     def lines(self) -> list[str]:
-        """Say which tokens end answers, and what was noted.
+        """Say at which tokens generation stops, and what was noted.
 
         Example:
             >>> RenderCounts(stop_tokens={"</s>": "tokenizer"}, notes={"bom": 1}).lines()
-            ['answers end with </s> (tokenizer)', '1 file starts with a byte order mark']
+            ['generation stops at </s> (tokenizer)', '1 file starts with a byte order mark']
         """
         by_source: dict[str, list[str]] = {}
-        for token, source in self.stop_tokens.items():
+        for token, source in sorted(self.stop_tokens.items()):
             by_source.setdefault(source, []).append(token)
         ends = [
-            f"answers end with {' or '.join(tokens)} ({source})"
+            f"generation stops at {' or '.join(tokens)} ({source})"
             + (_NOT_NAMED if source == "template" else "")
             for source, tokens in by_source.items()
         ]
@@ -112,6 +113,11 @@ NOTES: Mapping[str, tuple[str, str]] = {
     "reasoning_not_rendered": (
         "answer loses its reasoning, because the template does not write it",
         "answers lose their reasoning, because the template does not write it",
+    ),
+    "history_not_rendered": (
+        "text of an untrained answer is not in the record, because the template does not write it",
+        "texts of untrained answers are not in the records, because the template does not write "
+        "them",
     ),
     "thinking_turns": (
         "answer follows the thinking prompt",

@@ -23,11 +23,6 @@ _CAUSE = {
     "exact": "prompts at inference do not continue the record before them",
     "alone": "each answer is a record of its own that repeats the turns before it",
 }
-_ALTERNATIVES = {
-    "joined": "format.turns: whole, format.reasoning: strip, train_on: last_assistant",
-    "exact": "format.turns: joined or whole, format.reasoning: strip, train_on: last_assistant",
-    "alone": "format.turns: joined or whole, train_on: last_assistant",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +80,19 @@ def factor_note(text: SplitText, config: FormatConfig) -> str | None:
         >>> factor_note(SplitText(all=147, split=97, whole=50), FormatConfig(turns="alone"))
         ... # doctest: +NORMALIZE_WHITESPACE
         'records hold 1.47 times the text of one rendering per row, because each answer is a record
-        of its own that repeats the turns before it; alternatives: format.turns: joined or whole,
-        train_on: last_assistant'
+        of its own that repeats the turns before it; alternatives: format.turns: joined, or whole if
+        the template allows it; format.train_on: last_assistant'
         >>> factor_note(SplitText(all=110, split=60, whole=50), FormatConfig())
     """
     if text.factor <= _WORTH_SAYING or config.turns == "whole":
         return None
+    turns = "" if config.turns == "joined" else "joined, or "
+    alternatives = [f"format.turns: {turns}whole if the template allows it"]
+    if config.turns != "alone" and config.reasoning != "strip":
+        alternatives.append("format.reasoning: strip if rows have reasoning")
+    if config.train_on != "last_assistant":
+        alternatives.append("format.train_on: last_assistant")
     return (
         f"records hold {text.factor:.2f} times the text of one rendering per row, because "
-        f"{_CAUSE[config.turns]}; alternatives: {_ALTERNATIVES[config.turns]}"
+        f"{_CAUSE[config.turns]}; alternatives: {'; '.join(alternatives)}"
     )

@@ -210,10 +210,17 @@ FORMAT = Step(
 )
 
 
-def split_text_of(formatted: Iterable[Receipt[ShardCounts]]) -> SplitText:
-    """Return the sum over shards; reads the lengths of texts if a row of any of them was split."""
+def split_text_of(
+    formatted: Iterable[Receipt[ShardCounts]], *, is_split: bool = False
+) -> SplitText:
+    """Return the sum over shards; reads the lengths of texts if a row of any of them was split.
+
+    Args:
+        formatted: of the format step.
+        is_split: whether rows of other shards were split.
+    """
     receipts = list(formatted)
-    if not any(each.facts.notes.get("split_bytes") for each in receipts):
+    if not is_split and not any(each.facts.notes.get("split_bytes") for each in receipts):
         return SplitText()
     names = ("formatted.arrow", REJECTED)
     return total(

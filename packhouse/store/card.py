@@ -131,14 +131,14 @@ def _sources(manifest: Manifest) -> str:
 
 
 def _quality(manifest: Manifest) -> str:
-    """Records that the quality counters found."""
+    """Rows that the quality counters found."""
     found = _at(manifest.audit, "quality.dataset") or {}
     rows = [
         (counter, number)
         for counter, number in sorted(found.items())
         if counter != "rows" and isinstance(number, int) and number
     ]
-    return "\n".join([*markdown_table(("quality", "records"), rows), ""]) if rows else ""
+    return "\n".join([*markdown_table(("quality", "rows"), rows), ""]) if rows else ""
 
 
 def _at(value: Mapping[str, Any], key: str) -> Any:

@@ -9,7 +9,7 @@ into one pool, so that the texts are one Arrow `take`, and spans are differences
 There is no Python per row, and some 100 us a compiled template, however few its rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.arrays import Bools, Int64s
+from packhouse.arrays import Bools, Float32s, Int64s
 from packhouse.records.conversations import Conversations
 from packhouse.records.excerpts import Extent
 from packhouse.records.span_weights import weights_column
@@ -200,91 +200,65 @@ class Filling:
         """All records, in the order of their rows."""
         if not any(len(rows) for _, rows in self._compiled):
             return concat_filled([])
-        # Templates of rows [1, 4] and [0, 2]: order [2, 0, 3, 1], ranks [1, 3] and [0, 2].
-        rows = np.concatenate([rows for _, rows in self._compiled])
-        order = np.argsort(rows, kind="stable")
-        rank = np.empty(len(rows), np.int64)
-        rank[order] = np.arange(len(rows))
-        ranks = np.split(rank, np.cumsum([len(rows) for _, rows in self._compiled])[:-1])
-        numbers, starts = _scattered(ranks, self._pieces, len(rows))
-        pieces = self._pool.take(numbers)
+        pieces = self._pool.take(np.concatenate([own.ravel() for own in self._pieces]))
         offsets = np.frombuffer(pieces.buffers()[1], np.int64)[pieces.offset :][: len(pieces) + 1]
+        # Items of each record: two rows of 3 and one of 2 have [3 3 2], which begin at [0 3 6 8].
+        counts = np.concatenate([np.full(*own.shape) for own in self._pieces])
+        starts = np.append(0, np.cumsum(counts))
         bounds = offsets[starts]
         assert bounds[-1] < 2**31, "parts are of bounded size"
         text = pa.StringArray.from_buffers(
-            len(rows), pa.py_buffer(bounds.astype(np.int32)), pieces.buffers()[2]
+            len(counts), pa.py_buffer(bounds.astype(np.int32)), pieces.buffers()[2]
         )
-        trained, weights = self._trained(ranks, starts, offsets)
-        extents = list[Extent | None]()
-        for compiled, own in self._compiled:
-            extents += [compiled.extent] * len(own)
-        if any(compiled.extent is not None for compiled, _ in self._compiled):
-            extents = [extents[number] for number in order.tolist()]
-        # Items "<u>", hole, "<e>", hole: contents are items 1 and 3.
-        contents = [
-            [
-                (at, at + 1)
-                for at, item in enumerate(compiled.items)
-                if isinstance(item, Hole) and item.path[0] not in _IDS
-            ]
-            for compiled, _ in self._compiled
-        ]
-        content = span_lists(*_located(contents, ranks, starts, offsets))
-        columns = [text, content, trained, weights]
-        return Filled(rows[order], extents, pa.table(columns, schema=TEXTS))
+        content = span_lists(*self._spans(starts, offsets, _edges_of_content))
+        begins, ends, counts = self._spans(starts, offsets, _edges_of_trained)
+        trained = span_lists(begins, ends, counts)
+        num_trained = trained.value_lengths().to_numpy()
+        weights = weights_column(self._weights()[ends > begins], num_trained)
+        rows = np.concatenate([rows for _, rows in self._compiled])
+        extents = [each.extent for each, rows in self._compiled for _ in range(len(rows))]
+        texts = pa.table([text, content, trained, weights], schema=TEXTS)
+        return Filled(rows, extents, texts).take(np.argsort(rows, kind="stable"))
 
-    def _trained(
-        self, ranks: Sequence[Int64s], starts: Int64s, offsets: Int64s
-    ) -> tuple[pa.Array, pa.Array]:
-        ranges = [[span[:2] for span in compiled.trained] for compiled, _ in self._compiled]
-        begins, ends, counts = _located(ranges, ranks, starts, offsets)
-        weights = []
+    def _spans(
+        self, starts: Int64s, offsets: Int64s, edges_of: Callable[[CompiledTemplate], list[int]]
+    ) -> list[Int64s]:
+        """Bytes from and to which ranges of items reach in their rows, and how many each row has.
+
+        Args:
+            starts: number of the first item of each row.
+            offsets: of the items, in bytes of all texts.
+            edges_of: first item of each range, and the one after its last.
+        """
+        found, counts, at = [np.zeros((0, 2), np.int64)], list[Int64s](), 0
+        for compiled, rows in self._compiled:
+            first, edges = starts[at : at + len(rows), None], edges_of(compiled)
+            at += len(rows)
+            reached = offsets[first + np.array(edges, np.int64)] - offsets[first]
+            found.append(reached.reshape(-1, 2))
+            counts.append(np.full(len(rows), len(edges) // 2))
+        return [*np.concatenate(found).T, np.concatenate(counts)]
+
+    def _weights(self) -> Float32s:
+        """Of each trained range of items of each record."""
+        weights = list[Float32s]()
         for compiled, rows in self._compiled:
             of_spans = np.ones((len(rows), len(compiled.trained)), np.float32)
             for at, span in enumerate(compiled.trained):
                 of_spans[:, at] = self._all.weights_of(span.message, rows)
-            weights.append(of_spans)
-        flat_weights, _ = _scattered(ranks, weights, len(starts) - 1)
-        trained = span_lists(begins, ends, counts)
-        num_kept = trained.value_lengths().to_numpy()
-        return trained, weights_column(flat_weights[ends > begins], num_kept)
+            weights.append(of_spans.ravel())
+        return np.concatenate(weights)
 
 
-def _located(
-    ranges: Sequence[Sequence[tuple[int, int]]],
-    ranks: Sequence[Int64s],
-    starts: Int64s,
-    offsets: Int64s,
-) -> tuple[Int64s, Int64s, Int64s]:
-    """Spans of all rows from ranges of each template's items: begins, ends, and their numbers."""
-    # Item 1 of a row whose items begin at 8 is item 9 of all.
-    parts = [
-        starts[own][:, None, None] + np.array(of_items, np.int64).reshape(-1, 2)
-        for of_items, own in zip(ranges, ranks, strict=True)
+def _edges_of_trained(compiled: CompiledTemplate) -> list[int]:
+    return [edge for span in compiled.trained for edge in span[:2]]
+
+
+def _edges_of_content(compiled: CompiledTemplate) -> list[int]:
+    # Items "<u>", hole, "<e>", hole: contents are items 1 and 3, from 1 to 2 and from 3 to 4.
+    return [
+        edge
+        for at, item in enumerate(compiled.items)
+        if isinstance(item, Hole) and item.path[0] not in _IDS
+        for edge in (at, at + 1)
     ]
-    flat, spans = _scattered(ranks, parts, len(starts) - 1)
-    counts = np.diff(spans)
-    # Offsets are bytes of all texts; spans are those of their own row.
-    shift = np.repeat(offsets[starts[:-1]], counts)
-    return offsets[flat[:, 0]] - shift, offsets[flat[:, 1]] - shift, counts
-
-
-def _scattered(
-    ranks: Sequence[Int64s], parts: Sequence[np.ndarray], num_rows: int
-) -> tuple[np.ndarray, Int64s]:
-    """Concatenate the rows of matrices of several widths, in the order of `ranks`.
-
-    Example:
-        >>> flat, starts = _scattered(
-        ...     [np.array([2, 0]), np.array([1])], [np.array([[5, 6], [1, 2]]), np.array([[3]])], 3)
-        >>> flat.tolist(), starts.tolist()
-        ([1, 2, 3, 5, 6], [0, 2, 3, 5])
-    """
-    counts = np.zeros(num_rows, np.int64)
-    for own, part in zip(ranks, parts, strict=True):
-        counts[own] = part.shape[1]
-    starts = np.append(0, np.cumsum(counts))
-    flat = np.empty((int(starts[-1]), *parts[0].shape[2:]), parts[0].dtype)
-    for own, part in zip(ranks, parts, strict=True):
-        flat[starts[own][:, None] + np.arange(part.shape[1])] = part
-    return flat, starts

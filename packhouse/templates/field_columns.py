@@ -216,11 +216,9 @@ class FieldColumns:
             return self._functions
         if kind in _OF_CALLS:
             return [own.get(kind.removeprefix("call_")) for own in self._functions]
-        if kind == "tool":
-            return self._tools
-        if kind == "tool_function":
-            return self._tool_functions
-        owners = self._tools if kind == "tool_item" else self._tool_functions
+        owners = self._tools if kind in ("tool", "tool_item") else self._tool_functions
+        if not key:
+            return owners
         return [own.get(key[0]) if isinstance(own, dict) else None for own in owners]
 
     @cached_property

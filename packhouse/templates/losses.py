@@ -7,7 +7,8 @@ refused, too.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from packhouse.templates.chat_messages import function_of, parsed_arguments, strings_in
@@ -53,26 +54,46 @@ def check_answer(talk: Conversation, message: int, completion: Rendering) -> lis
     return thoughts
 
 
-def check_row(talk: Conversation, records: Sequence[Rendering]) -> int:
+def check_row(
+    talk: Conversation,
+    records: Sequence[Rendering],
+    num_messages: int,
+    trained: Container[int],
+) -> Counter[str]:
     """Refuse a row of which no record has all text, or that forges a control token.
+
+    Answers that are not trained are history: what the template leaves out of them, inference does
+    not send either.
 
     Args:
         talk: the conversation.
         records: all that the row gives.
+        num_messages: of the row that they have.
+        trained: numbers of the messages that are trained.
 
     Returns:
-        Number of thoughts that no record has.
+        Numbers of trained thoughts, and of untrained texts, that no record has.
 
     Raises:
         RefusedError: a content, call, document or tool is in none, or in part; or what is no
             content holds control tokens.
     """
-    num_unwritten = 0
+    notes = Counter[str]()
     ranges = _ranges(records)
     for field in reversed(talk.trace.fields):
-        if field.kind not in ("id", "tool", "argument"):
-            num_unwritten += len(_check_field(talk, field, ranges))
-            _check_arguments(field, records)
+        number = field.message
+        if field.kind in ("id", "tool", "argument") or number >= num_messages:
+            continue
+        is_history = talk.roles[number] == "assistant" and number not in trained
+        try:
+            unwritten = _check_field(talk, field, ranges)
+        except RefusedError as error:
+            if error.refusal.reason != "content_lost" or not is_history:
+                raise
+            notes["history_not_rendered"] += 1
+        else:
+            notes["reasoning_not_rendered"] += 0 if is_history else len(unwritten)
+        _check_arguments(field, records)
     _check_documents(talk, ranges)
     for name in [function_of(tool).get("name") for tool in talk.given.tools or ()]:
         forms = [json.dumps(name, ensure_ascii=way)[1:-1] for way in (False, True)]
@@ -80,7 +101,8 @@ def check_row(talk: Conversation, records: Sequence[Rendering]) -> int:
             form.encode() in record.text for form in (name, *forms) for record in records
         ):
             raise _lost(f"tool '{name}' is not in the rendering", f". {_OTHER_TEMPLATE}")
-    others = [_without_fields(m["tool_calls"]) for m in talk.messages if "tool_calls" in m]
+    written = talk.messages[:num_messages]
+    others = [_without_fields(m["tool_calls"]) for m in written if "tool_calls" in m]
     others += _keys(talk.given.arguments)
     for part in [part for record in records for part in record.parts]:
         if isinstance(part, Piece) and part.field.kind == "id":
@@ -90,7 +112,7 @@ def check_row(talk: Conversation, records: Sequence[Rendering]) -> int:
         raise RefusedError(
             "template", f"control-token text {noise.group()!r} in an id, name or number. Remove it"
         )
-    return num_unwritten
+    return notes
 
 
 def _written_id(function: Field, ranges: Mapping[Field, object]) -> str | None:

@@ -232,13 +232,13 @@ class RowRenderer:
         weights = [message["weight"] for message in raw]
         if not any(weights):
             raise RefusedError("nothing_trained", "no turn of the conversation is trained")
-        config, control, notes = self._config, self.control_bytes, Counter[str]()
+        config, control = self._config, self.control_bytes
         answers = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
         others = [n for n, weight in enumerate(weights) if weight > 0 and n not in answers]
         is_whole = config.turns == "whole" or config.train_on == "all" or not answers
         if is_whole:
             record = Record(talk.rendering, num_messages=len(raw))
-            unwritten = check_row(talk, [record.rendering])
+            notes = check_row(talk, [record.rendering], len(raw), {*answers, *others})
             if config.train_on == "all":
                 record.spans = all_spans(raw, talk, config, control)
             else:
@@ -249,10 +249,11 @@ class RowRenderer:
             records = [record]
         else:
             rule = Answers(raw, talk, config, self.facts, control)
-            records, notes = rule.records(answers), rule.notes
-            unwritten = check_row(talk, [record.rendering for record in records])
+            records = rule.records(answers)
+            renderings = [record.rendering for record in records]
+            num_messages = max(record.num_messages for record in records)
+            notes = rule.notes + check_row(talk, renderings, num_messages, {*answers, *others})
             add_other_turns(records, talk, other_spans(talk, others, control))
-        notes["reasoning_not_rendered"] += unwritten
         done: list[RenderedRecord] = []
         for record in records:
             trained = weigh_spans(record, raw, talk, config)

@@ -116,7 +116,7 @@ def learn_facts(
     tail = prompt.tail if prompt else b""
     header = answered.text[answered.occurrences[0].end : answered.occurrences[1].start]
     opened = tail.removeprefix(header) if tail.startswith(header) else b""
-    opens_thought = switch is None and _opens_thought(tried)
+    opens_thought = switch is None and _opens_thought(tried, prompt)
     ends_in_thought = tail.rfind(b"<think>") > tail.rfind(b"</think>") and b"</think>" not in header
     return TemplateFacts(
         stops=frozenset(token.encode() for token in sources),
@@ -155,6 +155,12 @@ def _stops(
     last, asked = after(QUESTION, ANSWER), after(QUESTION, ANSWER, QUESTION)
     if any(token in given for token in [*last, *asked]):
         return dict(given)
+    if "format.stop_tokens" in given.values():
+        raise TemplateError(
+            f"{where} ends answers with {' and '.join(map(repr, last)) or 'no control token'}, and "
+            f"not with {', '.join(map(repr, given))} as format.stop_tokens says. Name the token "
+            "that the template writes, or take format.stop_tokens out"
+        )
     # A chat format on a base checkpoint: `<|im_end|>` ends each answer, and EOS is another token.
     longer = [QUESTION, ANSWER, QUESTION, ANSWER]
     inner = after(*longer)
@@ -194,9 +200,8 @@ def _thinks_with(tried: _Tried, arguments: Arguments) -> bool:
     return PROBE_THOUGHT.encode() in _completion(prompt, finished)
 
 
-def _opens_thought(tried: _Tried) -> bool:
+def _opens_thought(tried: _Tried, prompt: Rendering | None) -> bool:
     """Return True if a thought begins right where the prompt ends, and a plain answer does not."""
-    prompt = tried(QUESTION, {}, True)
     finished = (tried([*QUESTION, *answer]) for answer in (_THOUGHT, ANSWER))
     thought, plain = (_completion(prompt, each).lstrip() for each in finished)
     is_plain = plain.startswith(PROBE[1].encode())

@@ -345,8 +345,7 @@ class Answers:
             return True
         content = message["content"] or ""
         is_tagged = "</think>" in content
-        facts = self._facts
-        if content and (facts.switch or facts.opens_thought or facts.opened):
+        if content and (self._facts.switch or self._facts.opens_thought or self._facts.opened):
             # It decides what this row becomes: other rows of its shape may have none.
             question = Predicate("contains", "</think>", is_tagged)
             self._talk.trace.predicates.add((("content", number), question))
@@ -411,7 +410,13 @@ class Answers:
         if body is None:
             body = self._with_thought_end(number, prompt, finished)
             start = None
-        check_answer(self._talk, number, body)
+        if check_answer(self._talk, number, body):
+            raise RefusedError(
+                "thought_lost",
+                f"message {number} (assistant) has reasoning in a field and in its text, and the "
+                "template leaves the latter out. Put all of it into the field (reasoning_content), "
+                f"or {NOT_TRAINED}",
+            )
         if self._facts.opens_thought and not self._facts.switch and not self._thinks[number]:
             raise self._no_reasoning(number, prompt.text[-20:])
         # Templates that write no reasoning (Nemotron Nano v2) open a thought before plain answers.

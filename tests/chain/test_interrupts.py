@@ -93,7 +93,7 @@ class Group:
 
 def test_a_command_that_ctrl_c_ends_says_how_to_go_on():
     program = (
-        "import os, signal, sys; from packhouse import cli; from packhouse.commands import doctor\n"
+        "import os, signal, sys; from packhouse import cli; from packhouse.addons import doctor\n"
         "import click\n"
         "@click.command()\n"
         "def waits(): os.kill(os.getpid(), signal.SIGINT); signal.pause()\n"

@@ -80,8 +80,9 @@ def call(*arguments):
 
 def test_plan_the_report_and_a_run_say_the_same(recipe, tmp_path, monkeypatch):
     monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")  # no note is wrapped
     lines = [
-        "answers end with <|im_end|> (generation_config.json)",
+        "generation stops at <|im_end|> (generation_config.json)",
         "4 answers follow the thinking prompt",
         "7 answers follow the non-thinking prompt",
         "3 prompts differ from the record before them, only in text that the template writes",
@@ -146,6 +147,6 @@ def test_notes_read_as_sentences():
 def test_a_stop_token_that_no_file_names_is_one_to_tell_the_engine():
     stops = {"<a>": "tokenizer", "<b>": "template", "<c>": "template"}
     named, not_named = RenderCounts(stop_tokens=stops).lines()
-    assert named == "answers end with <a> (tokenizer)"
-    assert not_named.startswith("answers end with <b> or <c> (template); no file of the model")
+    assert named == "generation stops at <a> (tokenizer)"
+    assert not_named.startswith("generation stops at <b> or <c> (template); no file of the model")
     assert not_named.endswith("(stop_token_ids)")

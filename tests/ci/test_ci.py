@@ -18,10 +18,10 @@ import pytest
 from click.testing import CliRunner
 
 from packhouse import contracts
+from packhouse.addons.ci.summary import GATES
 from packhouse.cache.mirror import StepMirror, open_mirror
 from packhouse.cache.places import CachePlace
 from packhouse.cache.steps import StepStore
-from packhouse.ci import GATES
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, StoreError, TransientError
 from packhouse.records.tables import VALIDATED
@@ -306,7 +306,7 @@ def test_a_gate_shows_its_value_its_limit_and_its_time(place):
 
 
 def test_a_store_that_is_not_reached_passes_no_gate(place, monkeypatch):
-    monkeypatch.setattr("packhouse.ci_job.look", unreachable)
+    monkeypatch.setattr("packhouse.addons.ci.job.look", unreachable)
     assert run(place, place / "cache").exit_code == 6
     assert cases(place) == {"plan": "failure"} | dict.fromkeys(GATES[1:], "skipped")
     monkeypatch.undo()
@@ -488,7 +488,7 @@ def test_a_bug_leaves_summaries_too(place, monkeypatch):
     def broken(*arguments):
         raise ZeroDivisionError("by \0, \udcff and \uffff")
 
-    monkeypatch.setattr("packhouse.ci_job.prepare", broken)
+    monkeypatch.setattr("packhouse.addons.ci.job.prepare", broken)
     done = run(place, place / "cache")
     assert (done.exit_code, type(done.exception)) == (1, ZeroDivisionError)
     assert cases(place)["publish"] == "failure"
@@ -596,7 +596,7 @@ def test_a_mirror_whose_bucket_is_missing_costs_no_run(place, bucket, monkeypatc
 
 def test_a_job_plans_once_and_workers_change_no_byte(place, monkeypatch):
     plans = []
-    for module in ("packhouse.ci_job", "packhouse.chain"):
+    for module in ("packhouse.addons.ci.job", "packhouse.chain"):
         monkeypatch.setattr(
             f"{module}.plan_jobs", lambda recipe: plans.append(1) or plan_jobs(recipe)
         )

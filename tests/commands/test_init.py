@@ -5,6 +5,7 @@ import json
 import subprocess
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +15,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from packhouse.addons.init.encodings import guess_encoding
 from packhouse.api import open_version
 from packhouse.cli import cli
-from packhouse.proposal.encodings import guess_encoding
 from packhouse.tokenization import load_snapshot
 from packhouse.tokenization.encoders import load_tokenizer
 from tests.sources.test_odd_files import workbook
@@ -666,7 +667,7 @@ def test_without_a_terminal_and_without_yes_the_recipe_is_written_and_that_is_sa
 
 def test_a_no_at_the_terminal_writes_nothing(project, monkeypatch):
     Path("a.jsonl").write_bytes(lines(named("query", "reply")))
-    monkeypatch.setattr("packhouse.commands.init.sys", Terminal)
+    monkeypatch.setattr("packhouse.addons.init.command.sys", Terminal)
 
     arguments = ["init", "a.jsonl", "--tokenizer", str(TOKENIZER)]
     result = CliRunner().invoke(cli, arguments, input="n\n")
@@ -787,16 +788,16 @@ def test_labels_for_a_tokenizer_without_eos_train_a_head_for_classes(project, sh
 
 
 def test_init_says_what_split_rows_cost(tmp_path, monkeypatch):
-    from packhouse.proposal import sampling
+    from packhouse import first_rows
     from packhouse.records.split_text import SplitText
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "talks.jsonl").write_bytes(lines([{"messages": chats_of(t)} for t in TALKS]))
-    try_first_rows = sampling.try_first_rows
+    try_first_rows = first_rows.try_first_rows
 
-    def split(*arguments: Any) -> Any:  # as a template that drops reasoning from history
-        *found, _ = try_first_rows(*arguments)
-        return *found, SplitText(all=1470, split=970, whole=500)
+    def split(*arguments: Any, **named: Any) -> Any:  # of a template that drops reasoning
+        text = SplitText(all=1470, split=970, whole=500)
+        return replace(try_first_rows(*arguments, **named), text=text)
 
     def printed(out: str) -> str:
         arguments = ["init", "talks.jsonl", "--tokenizer", str(TOKENIZER), "-o", out, "--yes"]
@@ -805,9 +806,10 @@ def test_init_says_what_split_rows_cost(tmp_path, monkeypatch):
         return " ".join(result.output.split())
 
     assert "records hold" not in printed("whole.yaml")
-    monkeypatch.setattr(sampling, "try_first_rows", split)
+    monkeypatch.setattr(first_rows, "try_first_rows", split)
     assert (
         "records hold 1.47 times the text of one rendering per row, because the template writes "
-        "earlier turns differently once others follow; alternatives: format.turns: whole, "
-        "format.reasoning: strip, train_on: last_assistant"
+        "earlier turns differently once others follow; alternatives: format.turns: whole if the "
+        "template allows it; format.reasoning: strip if rows have reasoning; format.train_on: "
+        "last_assistant"
     ) in printed("split.yaml")

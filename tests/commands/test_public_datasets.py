@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from packhouse.addons.init.files import look_at
+from packhouse.addons.init.remedies import is_whole_talk
 from packhouse.api import open_version
 from packhouse.errors import SourceError
-from packhouse.proposal.files import look_at
-from packhouse.proposal.remedies import is_whole_talk
 from tests.commands.public_datasets import ROWS, SYSTEM, THOUGHT, TOOL, chat
 from tests.commands.test_init import PUBLIC, TALKS, project
 

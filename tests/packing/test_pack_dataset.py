@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse import PackTally, pack_dataset
+from packhouse.addons.packs_in_memory import _BLOCK_TOKENS
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
 from packhouse.loaders import PackedCollator
-from packhouse.packing.pack_dataset import _BLOCK_TOKENS
 
 ROWS = [{"input_ids": [1, 2, 3, 4, 5]}, {"input_ids": [6, 7]}, {"input_ids": []}]
 CUTS = pytest.mark.filterwarnings("ignore:.* cuts records")

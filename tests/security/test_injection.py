@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from markdown_it import MarkdownIt
 
 import packhouse
-from packhouse.ci import (
+from packhouse.addons.ci.summary import (
     PlanFacts,
     all_gates,
     failed_gate,
@@ -208,7 +208,7 @@ def test_a_file_name_cannot_pass_for_lines_of_a_command(tmp_path: Path) -> None:
         assert not [line for line in shown.split("\n") if line.lstrip().startswith("faked")]
         assert "nfaked: 1.jsonl" in shown or words[0] == "quarantine"
     (line,) = json.loads(call("stats", place, "--json"))["sources"]
-    assert (line["source"], line["rows"]) == ("names", 8)
+    assert (line["source"], line["records"]) == ("names", 8)
 
 
 def test_commands_print_through_one_module() -> None:

@@ -5,6 +5,7 @@ The rule is that of docs/masks.md. `check` compares with `apply_chat_template`, 
 """
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 
@@ -457,6 +458,7 @@ def test_the_docs_have_the_table_of_families():
     page = (Path(__file__).parents[2] / "docs" / "masks.md").read_text("utf-8")
     _, _, rest = page.partition("<!-- families -->\n")
     assert rest.partition("<!-- /families -->")[0] == table()
+    assert len(re.findall(r"\S*\w\S*", page)) <= 1200
 
 
 def test_stop_tokens_are_those_of_the_files_or_of_the_recipe():
@@ -482,3 +484,37 @@ def test_records_that_differ_only_in_the_thinking_switch_have_names_of_their_own
     trained = [(record["text"], record["trained_spans"]) for record in first]
     assert trained[0] != trained[1]
     assert first[0]["record_id"] != first[1]["record_id"]
+
+
+THOUGHT_END = {"deepseek_r1_distill": {"thought_end": "\n</think>\n\n"}}
+
+
+@pytest.mark.parametrize("turns", TURNS)
+@pytest.mark.parametrize(
+    "name", ["qwen3", "qwen3_8", "glm4moe", "gptoss", "nemotron_3_nano", "deepseek_r1_distill"]
+)
+def test_what_follows_the_last_trained_answer_is_not_refused(name, turns):
+    of, config = family(f"{name}.jinja"), {"turns": turns, **THOUGHT_END.get(name, {})}
+    talk = SHAPES["think2"]
+    for end in ([talk[2]], [talk[2], {**talk[3], "weight": 0.0}]):
+        made = outcome_of(of, [*talk[:2], *end], None, **config)
+        assert made.reason is None, made.detail
+        assert made.records == outcome_of(of, talk[:2], None, **config).records
+
+
+@pytest.mark.parametrize(("name", "shape"), [("gptoss", "parallel"), ("muse_glimmer", "textcall")])
+def test_text_of_an_untrained_answer_that_the_template_leaves_out_refuses_nothing(name, shape):
+    talk = [dict(message) for message in SHAPES[shape]]
+    assert outcome_of(family(f"{name}.jinja"), talk, TOOLS).reason == "content_lost"
+    talk[1]["weight"] = 0.0
+    done = rendered_by_packhouse(family(f"{name}.jinja"), talk, TOOLS)
+    assert done.quarantined.num_rows == 0, done.quarantined.to_pylist()
+    assert done.notes["history_not_rendered"] == 1
+
+
+def test_reasoning_in_a_field_and_in_the_text_is_not_trained_in_part():
+    talk = [SHAPES["think2"][0], {**SHAPES["think2"][1], "content": "Before.</think>After."}]
+    config = THOUGHT_END["deepseek_r1_distill"]
+    assert outcome_of(family("deepseek_r1_distill.jinja"), talk, None, **config).reason == (
+        "thought_lost"
+    )

@@ -114,7 +114,7 @@ def test_rows_of_a_shape_are_filled_with_their_own_documents():
     renderer = make_renderer(FormatConfig(), make_snapshot(adds_bos=False, chat_template=source))
     filled = renderer.render(table)
 
-    assert renderer._engine._rows.template.num_rendered < 80  # messages, of 400 in the rows
+    assert renderer._engine._rows.template.num_rendered < 100  # messages, of 400 in the rows
     assert outcome(rendered_both_ways(table, chat_template=source)) == outcome(filled)
     assert filled.formatted["text"][7].as_py().startswith("brief<|im_start|>system\nDocuments:\n")
     assert "title: T7\ntext: text 7\n" in filled.formatted["text"][7].as_py()

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from packhouse.errors import SourceError
-from packhouse.proposal.encodings import guess_encoding
-from packhouse.proposal.fields import Shape, join_shapes, shape_of
-from packhouse.proposal.remedies import (
+from packhouse.addons.init.encodings import guess_encoding
+from packhouse.addons.init.fields import Shape, join_shapes, shape_of
+from packhouse.addons.init.remedies import (
     is_whole_talk,
     remedy_for_answers_elsewhere,
     remedy_for_header,
@@ -24,7 +23,8 @@ from packhouse.proposal.remedies import (
     remedy_for_text,
     remedy_for_transcripts,
 )
-from packhouse.proposal.selections import select_messages
+from packhouse.addons.init.selections import select_messages
+from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig
 from packhouse.recipe.source import FileFormat
 from packhouse.sources.decoding import decode_head

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
+from packhouse.addons.init.files import Look
 from packhouse.escaping import for_terminal
-from packhouse.proposal.files import Look
 
 _WHY = {
     "encoding": "the file is not UTF-8",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from packhouse.ci import BUG, CiJob, plan_markdown, summary_json, to_junit
+from packhouse.addons.ci.summary import BUG, CiJob, plan_markdown, summary_json, to_junit
 from packhouse.cli import exit_interrupted
 from packhouse.commands.options import json_option, run_options, set_option
 from packhouse.errors import ConfigError
@@ -63,7 +63,7 @@ def ci(
             _check_folder(path)
         with show_progress():
             start_phase("starting")
-            from packhouse.ci_job import run_job  # takes over a second
+            from packhouse.addons.ci.job import run_job  # takes over a second
 
             run_job(job, recipe_path, overrides, cache=cache, workers=workers, approval=approval)
     except BaseException as error:  # whatever it is, a pipeline needs its summaries

@@ -9,8 +9,8 @@
     publish      the version is committed
 
 A gate is passed, failed, or was not reached (`packhouse.gates`). Here is what a job knows of itself
-and how it says that; `packhouse.ci_job` does the work. That one takes over a second to import, this
-one does not: a signal that comes meanwhile must find something that can write summaries.
+and how it says that; `job` does the work. That one takes over a second to import, this one does
+not: a signal that comes meanwhile must find something that can write summaries.
 """
 
 import xml.etree.ElementTree as ET
@@ -54,7 +54,7 @@ class PlanFacts:
 
 @dataclass(kw_only=True)
 class CiJob:
-    """How far a job has come; `packhouse.ci_job.run_job` fills it in as it goes."""
+    """How far a job has come; `packhouse.addons.ci.job.run_job` fills it in as it goes."""
 
     dataset: str
     """Name in the recipe; the name of the recipe's file until that is read."""

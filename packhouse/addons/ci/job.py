@@ -1,13 +1,13 @@
-"""The work of `packhouse ci`: plan, gates, run; `packhouse.ci` says what came of it."""
+"""The work of `packhouse ci`: plan, gates, run; `summary` says what came of it."""
 
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from packhouse.addons.ci.summary import CiJob, PlanFacts
 from packhouse.cache.mirror import StepMirror, open_mirror
 from packhouse.cache.places import check_cache, find_cache
 from packhouse.chain import prepare
-from packhouse.ci import CiJob, PlanFacts
 from packhouse.engine.last_run import touch_last_run
 from packhouse.engine.local_pool import local_runner
 from packhouse.engine.workspace import Workspace

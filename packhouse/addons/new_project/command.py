@@ -1,7 +1,7 @@
 """`packhouse new FOLDER`: a project of one's own, from a recipe to schedules and clusters.
 
 Flows, tasks, contracts, deployments and the image are copied from what the wheel carries in
-`packhouse/project/`, or from a checkout; a few files of that folder are filled in.
+`files/`, or from a checkout; a few files of that folder are filled in.
 """
 
 import json
@@ -17,13 +17,13 @@ from packhouse.errors import ConfigError, PackhouseError
 from packhouse.runtime.disks import disk_errors
 from packhouse.terminal import echo
 
-_OWN = Path(packhouse.__file__).parent / "project"
+_OWN = Path(__file__).parent / "files"
 
 # Folders and files that are copied; recipes of the checkout name data that is not here.
 _CARRIED = ("flows", "tasks", "schemas", "deployments", "docker", "requirements/image.txt")
 _LEFT_OUT = ("__pycache__", "recipes", "templates", "secrets", "sources.yaml", "Dockerfile*")
 
-# Files of `packhouse/project/` -> their places; @NAME@ and @VERSION@ are filled in.
+# Files of `files/` -> their places; @NAME@ and @VERSION@ are filled in.
 _FILLED = {
     "README.md": "README.md",
     "Makefile": "Makefile",

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.addons.init.files import Look, look_at
+from packhouse.addons.init.recipe_text import file_facts, path_in_recipe, recipe_text
 from packhouse.cache.places import default_cache
 from packhouse.commands.options import json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, SourceError
-from packhouse.proposal.files import Look, look_at
-from packhouse.proposal.recipe_text import file_facts, path_in_recipe, recipe_text
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
 from packhouse.records.split_text import SplitText, factor_note, total
 from packhouse.report.samples import rows_with_masks
@@ -169,10 +169,11 @@ def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> tuple[pa.Table
     Raises:
         SourceError: none of them passes; says why the first did not.
     """
-    from packhouse.proposal.sampling import try_first_rows
+    from packhouse.first_rows import try_first_rows
 
     tokenizers = Workspace(cache=cache).tokenizers
-    tokenized, refused, text = try_first_rows(recipe, source, tokenizers, _SAMPLE_ROWS)
+    rows = try_first_rows(recipe, source, tokenizers, max_rows=_SAMPLE_ROWS)
+    tokenized, refused = rows.tokenized, rows.refused()
     num_seen = len({*tokenized["row"].to_pylist(), *(each["row"] for each in refused)})
     if not tokenized.num_rows:
         raise SourceError(
@@ -185,7 +186,7 @@ def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> tuple[pa.Table
             f"note: {len(refused):,} of the first {counted(num_seen, 'row')} of '{source.path}' "
             f"are bad; row {refused[0]['row']:,}: {refused[0]['detail']}",
         )
-    return tokenized, text
+    return tokenized, rows.text
 
 
 def _of_lengths(lengths: npt.NDArray[np.integer[Any]], unit: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from packhouse.proposal.fields import shape_of
+from packhouse.addons.init.fields import shape_of
 from packhouse.sources.chat_messages import SPEAKERS
 from packhouse.sources.extra_fields import PARTS
 

@@ -1,0 +1,1 @@
+"""`packhouse ci`: a data refresh as a job of a pipeline."""

@@ -1,0 +1,1 @@
+"""`packhouse new`: a project of one's own."""

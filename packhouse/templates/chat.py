@@ -30,6 +30,7 @@ from packhouse.templates.chat_messages import parse_given
 from packhouse.templates.compiled import CompiledRow, Filling, compile_row
 from packhouse.templates.field_columns import FieldColumns, Numbers
 from packhouse.templates.results import (
+    TEXTS,
     Filled,
     Refusal,
     RefusedError,
@@ -106,9 +107,8 @@ class ChatEngine:
             self._rows.check()
             self._is_checked = True
         config = self._config
-        if config.turns == "whole" or config.train_on == "all" or config.thought_end is not None:
-            return
-        if self._rows.facts.writes_thoughts:
+        is_whole = config.turns == "whole" or config.train_on == "all"
+        if is_whole or config.thought_end is not None or self._rows.facts.writes_thoughts:
             return
         thoughts = pc.fill_null(pc.binary_length(conversations.values.field("reasoning")), 0)
         is_lost = (thoughts.to_numpy(zero_copy_only=False) > 0) & (conversations.weights > 0)
@@ -206,7 +206,7 @@ class _Part:
             not texts.refused
             and np.array_equal(taken.rows, texts.filled.rows)
             and taken.extents == texts.filled.extents
-            and taken.columns == texts.filled.columns
+            and taken.texts.equals(texts.filled.texts)
         )
 
 
@@ -227,17 +227,17 @@ def render_rows(renderer: RowRenderer, conversations: Conversations, rows: Int64
         notes.update(done.notes)
         kept += [row] * len(done.records)
         records += done.records
-    filled = Filled(
-        np.array(kept, dtype=np.int64),
-        [record.extent for record in records],
+    columns = [
         pa.array([record.rendering.text for record in records], pa.string()),
-        _lists([record.content for record in records]),
+        _lists([[(o.start, o.end) for o in each.rendering.occurrences] for each in records]),
         _lists([[span[:2] for span in record.trained] for record in records]),
         weights_column(
             np.array([s.weight for record in records for s in record.trained], np.float32),
             np.array([len(record.trained) for record in records], np.int64),
         ),
-    )
+    ]
+    extents = [record.extent for record in records]
+    filled = Filled(np.array(kept, np.int64), extents, pa.table(columns, schema=TEXTS))
     return Texts(filled, refused, notes)
 
 

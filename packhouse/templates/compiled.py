@@ -25,7 +25,7 @@ from packhouse.records.span_weights import weights_column
 from packhouse.templates.field_columns import Column, FieldColumns
 from packhouse.templates.predicates import Predicate
 from packhouse.templates.provenance import JsonForm, Path, Piece
-from packhouse.templates.results import Filled, Trained, concat_filled, span_lists
+from packhouse.templates.results import TEXTS, Filled, Trained, concat_filled, span_lists
 from packhouse.templates.rows import RenderedRecord, RenderedRow
 
 _IDS = ("name", "tool_call_id", "call_id")
@@ -84,23 +84,18 @@ def compile_row(row: RenderedRow) -> CompiledRow | None:
 
     What prompts of inference asked of the row counts as well: spans begin where they end.
     """
-    records = [_compile_record(record) for record in row.records]
-    paths = {
-        item.path
-        for record in records
-        if record is not None
-        for item in record.items
-        if isinstance(item, Hole)
-    }
+    trace = row.talk.trace
+    records = [record for record in map(_compile_record, row.records) if record is not None]
+    # Rows that answer alike may be written otherwise.
+    if len(records) < len(row.records) or trace.unrecorded:
+        return None
+    paths = {item.path for record in records for item in record.items if isinstance(item, Hole)}
     for number, tool in enumerate(row.talk.given.tools or ()):
         ways = ("tool", number), ("tool_function", number), ("function_item", number, "name")
         if isinstance(tool, dict) and paths.isdisjoint(ways):
             return None  # whether a tool that is not written is lost depends on its name
-    trace = row.talk.trace
-    if None in records or trace.unrecorded:  # rows that answer alike may be written otherwise
-        return None
     return CompiledRow(
-        tuple(record for record in records if record is not None),
+        tuple(records),
         tuple(sorted(trace.predicates, key=repr)),
         tuple(sorted(trace.differing, key=repr)),
         dict(row.notes),
@@ -217,13 +212,13 @@ class Filling:
         )
         content = span_lists(*self._spans(starts, offsets, _edges_of_content))
         begins, ends, counts = self._spans(starts, offsets, _edges_of_trained)
-        kept = np.append(0, np.cumsum(ends > begins))[np.append(0, np.cumsum(counts))]
-        weights = weights_column(self._weights()[ends > begins], np.diff(kept))
+        trained = span_lists(begins, ends, counts)
+        num_trained = trained.value_lengths().to_numpy()
+        weights = weights_column(self._weights()[ends > begins], num_trained)
         rows = np.concatenate([rows for _, rows in self._compiled])
         extents = [each.extent for each, rows in self._compiled for _ in range(len(rows))]
-        trained = span_lists(begins, ends, counts)
-        filled = Filled(rows, extents, text, content, trained, weights)
-        return filled.take(np.argsort(rows, kind="stable"))
+        texts = pa.table([text, content, trained, weights], schema=TEXTS)
+        return Filled(rows, extents, texts).take(np.argsort(rows, kind="stable"))
 
     def _spans(
         self, starts: Int64s, offsets: Int64s, edges_of: Callable[[CompiledTemplate], list[int]]
@@ -259,9 +254,9 @@ def _edges_of_trained(compiled: CompiledTemplate) -> list[int]:
 
 def _edges_of_content(compiled: CompiledTemplate) -> list[int]:
     # Items "<u>", hole, "<e>", hole: contents are items 1 and 3, from 1 to 2 and from 3 to 4.
-    holes = [
-        at
+    return [
+        edge
         for at, item in enumerate(compiled.items)
         if isinstance(item, Hole) and item.path[0] not in _IDS
+        for edge in (at, at + 1)
     ]
-    return [edge for at in holes for edge in (at, at + 1)]

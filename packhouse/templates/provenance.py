@@ -537,13 +537,11 @@ def to_json(value: object, form: JsonForm) -> str:
     for number, constant in enumerate(_HIDDEN.split(text)):
         if number % 2 == 0:
             parts.append(constant)
-            continue
-        own, write = found[int(constant)], encoder(form)
-        if not isinstance(own, TracedText):
+        elif not isinstance(own := found[int(constant)], TracedText):
             parts += parts_of(to_json(own, form))
-            continue
-        forget(own, "to_json")
-        parts += ['"', *(_in_json(part, write) for part in own._parts), '"']
+        else:
+            forget(own, "to_json")
+            parts += ['"', *(_in_json(part, encoder(form)) for part in own._parts), '"']
     return traced(parts)
 
 

@@ -21,7 +21,7 @@ from packhouse.records.lists import list_items
 from packhouse.records.tables import FORMATTED, QUARANTINED, VALIDATED, refused_rows
 from packhouse.records.thinking import strip_thinking
 from packhouse.templates.chat import ChatEngine
-from packhouse.templates.results import Filled, Texts
+from packhouse.templates.results import TEXTS, Filled, Texts
 from packhouse.templates.single_turn import SingleTurnEngine
 from packhouse.templates.windows import WindowRule, split_to_windows
 
@@ -193,7 +193,6 @@ def _replaced(part: pa.Table, rows: np.ndarray, windows: pa.Table, origin: np.nd
 
 def _formatted(records: pa.Table, filled: Filled) -> pa.Table:
     columns = [
-        getattr(filled, name) if hasattr(filled, name) else records[name]
-        for name in FORMATTED.names
+        filled.texts[name] if name in TEXTS.names else records[name] for name in FORMATTED.names
     ]
     return pa.table(columns, schema=FORMATTED)

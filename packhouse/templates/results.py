@@ -13,7 +13,9 @@ from packhouse.records.excerpts import Extent
 from packhouse.records.tables import FORMATTED
 
 SPANS = FORMATTED.field("content_spans").type
-COLUMNS = ("text", "content_spans", "trained_spans", "span_weights")
+_COLUMNS = ("text", "content_spans", "trained_spans", "span_weights")
+TEXTS = pa.schema([FORMATTED.field(name) for name in _COLUMNS])
+"""Schema of what rendering adds to rows."""
 
 
 class Refusal(NamedTuple):
@@ -53,20 +55,13 @@ class Filled:
 
     rows: Int64s
     extents: list[Extent | None]
-    text: pa.Array
-    content_spans: pa.Array
-    trained_spans: pa.Array
-    span_weights: pa.Array
-
-    @property
-    def columns(self) -> list[pa.Array]:
-        """Text and spans."""
-        return [self.text, self.content_spans, self.trained_spans, self.span_weights]
+    texts: pa.Table
+    """Schema TEXTS."""
 
     def take(self, places: Int64s) -> "Filled":
         """Return the records at these places."""
-        columns = (column.take(pa.array(places)) for column in self.columns)
-        return Filled(self.rows[places], [self.extents[at] for at in places.tolist()], *columns)
+        extents = [self.extents[at] for at in places.tolist()]
+        return Filled(self.rows[places], extents, self.texts.take(pa.array(places)))
 
 
 @dataclass(slots=True)
@@ -103,9 +98,8 @@ def concat_filled(parts: Sequence[Filled]) -> Filled:
     """Put parts together, in the order of row numbers."""
     if len(parts) == 1:
         return parts[0]
-    nothing = (pa.array([], FORMATTED.field(name).type) for name in COLUMNS)
-    parts = [Filled(np.zeros(0, np.int64), [], *nothing), *parts]
+    parts = [Filled(np.zeros(0, np.int64), [], TEXTS.empty_table()), *parts]
     rows = np.concatenate([part.rows for part in parts])
     extents = [extent for part in parts for extent in part.extents]
-    columns = map(pa.concat_arrays, zip(*(part.columns for part in parts), strict=True))
-    return Filled(rows, extents, *columns).take(np.argsort(rows, kind="stable"))
+    texts = pa.concat_tables([part.texts for part in parts]).combine_chunks()
+    return Filled(rows, extents, texts).take(np.argsort(rows, kind="stable"))

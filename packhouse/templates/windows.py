@@ -130,18 +130,12 @@ def _plan(num_exchanges: int) -> Generator[Window, bool, list[Window]]:
     while last >= 0:
         good, bad, step = last, -1, 1
         if (yield last, last):
-            while good > 0 and bad < 0:  # gallop, then halve
-                first = max(0, good - step)
+            while good - bad > 1:  # gallop, then halve
+                first = max(0, good - step) if bad < 0 else (good + bad) // 2
                 if (yield first, last):
                     good, step = first, 2 * step
                 else:
                     bad = first
-            while good - bad > 1 and bad >= 0:
-                middle = (good + bad) // 2
-                if (yield middle, last):
-                    good = middle
-                else:
-                    bad = middle
         windows.append((good, last))
         last = good - 1
     return windows[::-1]

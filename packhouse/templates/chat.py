@@ -237,7 +237,8 @@ def render_rows(renderer: RowRenderer, conversations: Conversations, rows: Int64
         ),
     ]
     extents = [record.extent for record in records]
-    filled = Filled(np.array(kept, np.int64), extents, pa.table(columns, schema=TEXTS))
+    texts = pa.table(columns, schema=TEXTS)
+    filled = Filled(np.array(kept, np.int64), extents if any(extents) else [], texts)
     return Texts(filled, refused, notes)
 
 

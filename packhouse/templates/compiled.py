@@ -200,39 +200,49 @@ class Filling:
         """All records, in the order of their rows."""
         if not any(len(rows) for _, rows in self._compiled):
             return concat_filled([])
-        pieces = self._pool.take(np.concatenate([own.ravel() for own in self._pieces]))
-        offsets = np.frombuffer(pieces.buffers()[1], np.int64)[pieces.offset :][: len(pieces) + 1]
-        # Items of each record: two rows of 3 and one of 2 have [3 3 2], which begin at [0 3 6 8].
+        # Rows [1 4] have 3 items each and row 2 has 2: counts [3 3 2], order [0 2 1]; the items of
+        # the three rows begin at [0 3 5] once they are in order, and those of rows [1 4 2] at
+        # [0 5 3].
+        rows = np.concatenate([rows for _, rows in self._compiled])
+        order = np.argsort(rows, kind="stable")
         counts = np.concatenate([np.full(*own.shape) for own in self._pieces])
-        starts = np.append(0, np.cumsum(counts))
+        flat = np.concatenate([own.ravel() for own in self._pieces])
+        lists = pa.ListArray.from_arrays(np.append(0, np.cumsum(counts)).astype(np.int32), flat)
+        pieces = self._pool.take(np.array(lists.take(pa.array(order)).flatten()))
+        offsets = np.frombuffer(pieces.buffers()[1], np.int64)[pieces.offset :][: len(pieces) + 1]
+        starts = np.append(0, np.cumsum(counts[order]))
         bounds = offsets[starts]
         assert bounds[-1] < 2**31, "parts are of bounded size"
         text = pa.StringArray.from_buffers(
             len(counts), pa.py_buffer(bounds.astype(np.int32)), pieces.buffers()[2]
         )
-        content = span_lists(*self._spans(starts, offsets, _edges_of_content))
-        begins, ends, counts = self._spans(starts, offsets, _edges_of_trained)
+        firsts = np.empty(len(rows), np.int64)
+        firsts[order] = starts[:-1]
+        content = span_lists(*self._spans(firsts, offsets, _edges_of_content))
+        begins, ends, counts = self._spans(firsts, offsets, _edges_of_trained)
         trained = span_lists(begins, ends, counts)
         num_trained = trained.value_lengths().to_numpy()
         weights = weights_column(self._weights()[ends > begins], num_trained)
-        rows = np.concatenate([rows for _, rows in self._compiled])
-        extents = [each.extent for each, rows in self._compiled for _ in range(len(rows))]
-        texts = pa.table([text, content, trained, weights], schema=TEXTS)
-        return Filled(rows, extents, texts).take(np.argsort(rows, kind="stable"))
+        spans = [each.take(pa.array(order)) for each in (content, trained, weights)]
+        extents = list[Extent | None]()
+        if any(compiled.extent for compiled, _ in self._compiled):
+            every = [each.extent for each, rows in self._compiled for _ in range(len(rows))]
+            extents = [every[place] for place in order.tolist()]
+        return Filled(rows[order], extents, pa.table([text, *spans], schema=TEXTS))
 
     def _spans(
-        self, starts: Int64s, offsets: Int64s, edges_of: Callable[[CompiledTemplate], list[int]]
+        self, firsts: Int64s, offsets: Int64s, edges_of: Callable[[CompiledTemplate], list[int]]
     ) -> list[Int64s]:
         """Bytes from and to which ranges of items reach in their rows, and how many each row has.
 
         Args:
-            starts: number of the first item of each row.
+            firsts: number of the first item of each row, in the order in which rows were added.
             offsets: of the items, in bytes of all texts.
             edges_of: first item of each range, and the one after its last.
         """
         found, counts, at = [np.zeros((0, 2), np.int64)], list[Int64s](), 0
         for compiled, rows in self._compiled:
-            first, edges = starts[at : at + len(rows), None], edges_of(compiled)
+            first, edges = firsts[at : at + len(rows), None], edges_of(compiled)
             at += len(rows)
             reached = offsets[first + np.array(edges, np.int64)] - offsets[first]
             found.append(reached.reshape(-1, 2))

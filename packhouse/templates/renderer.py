@@ -110,17 +110,19 @@ class Renderer:
             records, texts = self._records(part)
         rows = texts.filled.rows
         formatted = _formatted(records, texts.filled)
-        added["turns"] = len(rows) - len(np.unique(rows))
+        added["turns"] = int(np.count_nonzero(np.diff(rows) == 0))  # rows are ascending
         notes = texts.notes + Counter(windowed_rows=len(over))
         if added["turns"] and self._window is None:
             notes.update(_split_bytes(whole, formatted))
-        refused = np.array(sorted(texts.refused), np.int64)
-        order = np.argsort(np.concatenate([rows, refused]), kind="stable")
-        examples = pa.concat_tables([records, part.take(pa.array(refused))]).unify_dictionaries()
+        examples, refused = records, np.array(sorted(texts.refused), np.int64)
+        if len(refused):
+            order = np.argsort(np.concatenate([rows, refused]), kind="stable")
+            bad = part.take(pa.array(refused))
+            examples = pa.concat_tables([records, bad]).unify_dictionaries().take(pa.array(order))
         yield Rendered(
             formatted=formatted,
             quarantined=refused_rows(part, texts.refused, "format"),
-            examples=examples.take(pa.array(order)),
+            examples=examples,
             notes=notes,
             added=added,
         )
@@ -137,7 +139,7 @@ class Renderer:
         conversations = Conversations.from_table(part, self._config)
         texts = self._engine.render(conversations)
         filled = texts.filled
-        if any(extent is not None for extent in filled.extents):
+        if filled.extents:
             # The recipe's system turn, which counts in the extents, is no message of the row.
             _, starts = list_items(part["messages"])
             added = np.diff(conversations.starts) - np.diff(starts)

@@ -13,6 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from packhouse.errors import TemplateError
+
 _VOCABULARY, _NUM_TOKENS = "o200k_base.tiktoken", 199_998
 _SETTINGS = ("reasoning_effort", "model_identity", "conversation_start_date")
 
@@ -33,6 +35,11 @@ class Harmony:
             os.environ["TIKTOKEN_ENCODINGS_BASE"] = vocabulary
             try:
                 self._encoding = openai_harmony.load_harmony_encoding("HarmonyGptOss")
+            except openai_harmony.HarmonyError:  # the hash of the vocabulary is another one
+                raise TemplateError(
+                    f"format.template harmony: '{folder}' is not the tokenizer of gpt-oss. Give that"
+                    " one, or set format.template: chat"
+                ) from None
             finally:
                 del os.environ["TIKTOKEN_ENCODINGS_BASE"]
                 if set_before is not None:

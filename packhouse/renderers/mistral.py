@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from packhouse.errors import TemplateError
+
 _KEYS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
 
 
@@ -21,6 +23,11 @@ class Mistral:
         from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
         from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
+        if not (folder / "tekken.json").is_file():
+            raise TemplateError(
+                f"format.template mistral: '{folder}' has no tekken.json. Give the tokenizer of a "
+                "Mistral model that has one, or set format.template: chat"
+            )
         self._request, self._keep = ChatCompletionRequest, SpecialTokenPolicy.KEEP
         modes = {"prompt": ValidationMode.test, "answer": ValidationMode.finetuning}
         self._tokenizers = {

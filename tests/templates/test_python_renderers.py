@@ -504,7 +504,17 @@ def test_harmony_refuses_the_tokenizer_of_another_model(shared):
     pytest.importorskip("openai_harmony", reason="openai-harmony is not installed")
     folder = shared / "tokenizers" / "qwen3"
     config = FormatConfig(template="harmony")
-    with pytest.raises(PluginError, match=r"'harmony' of openai-harmony .* failed on tok"):
+    with pytest.raises(TemplateError, match=r"is not the tokenizer of gpt-oss\. Give that one"):
+        make_renderer(config, load_snapshot(folder), folder=folder)
+
+
+def test_mistral_needs_tekken_json(shared):
+    pytest.importorskip("mistral_common", reason="mistral-common is not installed")
+    folder = shared / "tokenizers" / "qwen3"
+    config = FormatConfig(template="mistral")
+    with pytest.raises(
+        TemplateError, match=r"has no tekken\.json\. Give the tokenizer of a Mistral"
+    ):
         make_renderer(config, load_snapshot(folder), folder=folder)
 
 

@@ -37,8 +37,8 @@ class Harmony:
                 self._encoding = openai_harmony.load_harmony_encoding("HarmonyGptOss")
             except openai_harmony.HarmonyError:  # the hash of the vocabulary is another one
                 raise TemplateError(
-                    f"format.template harmony: '{folder}' is not the tokenizer of gpt-oss. Give that"
-                    " one, or set format.template: chat"
+                    f"format.template harmony: '{folder}' is not the tokenizer of gpt-oss. Give "
+                    "that one, or set format.template: chat"
                 ) from None
             finally:
                 del os.environ["TIKTOKEN_ENCODINGS_BASE"]

@@ -483,6 +483,8 @@ class DataObject(dict[Any, Any]):
             into it, and the row is none that others are filled like.
     """
 
+    _is_open = True  # for a debugger that looks into it before it is made
+
     def __init__(self, field: Field, items: dict[Any, Any] | None = None) -> None:
         super().__init__(field.value if items is None else items)
         self._field, self._is_open = field, items is not None

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -35,22 +35,24 @@ _VARARGS = 4 | 8  # co_flags of *args and **kwargs
 
 
 def holds(value: object, depth: int = 0) -> bool:
-    """Return True if a value holds the word. Types of packhouse that watch looks are not opened."""
-    kind = type(value)
+    """Return True if a value holds the word.
+
+    Objects of a row (`DataObject`, a dict) are not opened: they record who looks into them.
+    """
     if isinstance(value, str):
         return WORD in str.__str__(value)
-    if kind in (bytes, bytearray, memoryview):
-        return WORD.encode() in bytes(value[: 2**20])  # type: ignore[index]
+    if isinstance(value, bytes | bytearray | memoryview):
+        return WORD.encode() in bytes(value[: 2**20])
     if isinstance(value, pa.Table | pa.RecordBatch | pa.Array | pa.ChunkedArray):
         return len(value) <= 64 and WORD in str(value.to_pylist())
-    inner: Iterable[object] = ()
-    if kind is dict:
-        inner = list(value.values())  # type: ignore[attr-defined]
-    elif kind in (list, tuple, set, frozenset) or (isinstance(value, tuple) and kind is not tuple):
-        inner = list(value)  # type: ignore[call-overload]
+    inner: list[object] = []
+    if isinstance(value, dict) and type(value) is dict:
+        inner = [*value.values()]
+    elif isinstance(value, list | tuple | set | frozenset):
+        inner = [*value]
     elif dataclasses.is_dataclass(value):
         inner = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
-    return depth < _MAX_DEPTH and any(holds(each, depth + 1) for each in list(inner)[:_MAX_ITEMS])
+    return depth < _MAX_DEPTH and any(holds(each, depth + 1) for each in inner[:_MAX_ITEMS])
 
 
 def watch(out: Path) -> None:

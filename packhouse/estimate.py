@@ -35,7 +35,7 @@ from packhouse.steps.publish import PUBLISH
 from packhouse.steps.shard_io import ShardCounts, render_counts
 from packhouse.steps.tokenize import TOKENIZE
 from packhouse.steps.validate import VALIDATE
-from packhouse.wording import by_name, counted
+from packhouse.wording import by_name, counted, rows_and_records
 
 _Lengths = npt.NDArray[np.integer]
 _BYTES_PER_TOKEN = {"labels": 2.6, "compact": 1.5}  # zstd-1 Parquet, docs/performance.md
@@ -84,9 +84,8 @@ class Estimate:
 
     @property
     def num_rows(self) -> str:
-        """Rows, and their records if these are more, in words: `40 rows in 100 records`."""
-        rows = counted(self.rows, "row")
-        return rows if self.records == self.rows else f"{rows} in {counted(self.records, 'record')}"
+        """Rows, and their records if these are more, in words: `40 rows (100 records)`."""
+        return rows_and_records(self.rows, self.records)
 
     def by_source(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
         """Return names of columns and a line for each source file; records if rows are split."""

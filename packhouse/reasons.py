@@ -21,7 +21,7 @@ class Reason(NamedTuple):
 
 QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
     "validate": {
-        "json": Reason("the row is not JSON", "mend it, or write the file with a JSON library"),
+        "json": Reason("the row is not JSON", "fix it, or write the file with a JSON library"),
         "csv": Reason("the line is not one record", "put text with quotes or breaks in quotes"),
         "encoding": Reason(
             "bytes that are not UTF-8, or half of a surrogate pair",
@@ -29,7 +29,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "cell": Reason(
             "a cell of the workbook holds an error, or a formula that nobody computed",
-            "mend the formula, or open the workbook in a spreadsheet and save it",
+            "fix the formula, or open the workbook in a spreadsheet and save it",
         ),
         "control": Reason("a raw control character or NUL in a text", "escape or remove it"),
         "number": Reason(
@@ -60,10 +60,10 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "such parts out of contents",
         ),
         "label": Reason(
-            "a label is no class", "write 0, 1, ... or one of `label_names`, all in one way"
+            "a label is not a class", "write 0, 1, ... or one of `label_names`, all in one way"
         ),
         "token_ids": Reason(
-            "`input_ids` holds no tokens, or a number that is no id", "write the ids again"
+            "`input_ids` holds no tokens, or a number that is not an id", "write the ids again"
         ),
         "uneven": Reason(
             "a mask or positions are not as long as `input_ids`", "write a value for each token"
@@ -77,7 +77,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "keep one of `seq_lengths`, `cu_seqlens`, `position_ids`, and let it add up",
         ),
         "nothing_trained": Reason(
-            "no token of the record is trained", "mend its mask, or take it out"
+            "no token of the record is trained", "fix its mask, or take it out"
         ),
         "vocabulary": Reason(
             "an id that the tokenizer does not have", "name the tokenizer that made the rows"
@@ -92,11 +92,11 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "write them as transformers takes them, or leave the field out: `allowed_fields`",
         ),
         "loss_weight": Reason(
-            "a row's loss weight is no number over 0", "write a number, or filter with `where`"
+            "a row's loss weight is not a number over 0", "write a number, or filter with `where`"
         ),
-        "tools": Reason("tool definitions are no list of objects", "write them as OpenAI does"),
+        "tools": Reason("tool definitions are not a list of objects", "write them as OpenAI does"),
         "tool_calls": Reason(
-            "a tool call has no name, or arguments that are no object",
+            "a tool call has no name, or arguments that are not an object",
             "write `function.name` and `function.arguments`",
         ),
         "empty_conversation": Reason("it holds no message", "take the row out"),
@@ -127,10 +127,10 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         "no_assistant": Reason("nobody answers", "take the row out"),
         "expression": Reason(
             "`where` or `select` of its source fails on it",
-            "mend the row, or take TRY_CAST(...) and TRY(...), which give NULL where they fail",
+            "fix the row, or take TRY_CAST(...) and TRY(...), which give NULL where they fail",
         ),
         "orphan": Reason(
-            "the message answers one that is no row of the file",
+            "the message answers one that is not in the file",
             "add its parent, or keep whole trees where `where` filters",
         ),
         "tree": Reason(
@@ -156,7 +156,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "leave `prompt` out, or write the answer alone",
         ),
         "not_one_answer": Reason(
-            "behind the prompt stands not one assistant turn, but none, several or another's",
+            "the prompt is not followed by exactly one assistant turn",
             "end the prompt before the last answer, or take the row out",
         ),
         "same_answers": Reason(

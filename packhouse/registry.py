@@ -1,4 +1,4 @@
-"""What add-ons offer, by name: modules that are imported when they are asked for.
+"""Add-ons and commands by name; their modules are imported when they are asked for.
 
 An add-on is a folder or a module of `packhouse/addons/` and its lines here. Nothing else of
 packhouse imports it, so that without it all the rest works.
@@ -11,7 +11,7 @@ COMMANDS = {
     "init": ("packhouse.addons.init.command", "Look at data, and write a recipe that reads it."),
     "new": (
         "packhouse.addons.new_project.command",
-        "Write a project of your own: flows, schedules, an image.",
+        "Write a new project: flows, schedules, an image.",
     ),
     "audit": ("packhouse.commands.audit", "Audit anyone's data: what its tokens would teach."),
     "ls": ("packhouse.commands.versions", "List datasets, versions and refs of a store."),
@@ -35,8 +35,8 @@ COMMANDS = {
         "packhouse.addons.ci.command",
         "Refresh a dataset as a job of a pipeline; gates, summaries.",
     ),
-    "quarantine": ("packhouse.commands.quarantine", "List, show and mend the rows that are bad."),
-    "golden": ("packhouse.commands.golden", "Pin and check what becomes of conversations."),
+    "quarantine": ("packhouse.commands.quarantine", "List, show and fix bad rows."),
+    "golden": ("packhouse.commands.golden", "Pin how conversations are rendered, and check it."),
     "export": ("packhouse.commands.export", "Write a version in the format of a trainer."),
 }
 """Commands by name: the module of a `click` command of that name, and a line for `--help`."""

@@ -21,7 +21,7 @@ _WORTH_SAYING = 1.1
 _CAUSE = {
     "joined": "the template writes earlier turns differently once others follow",
     "exact": "prompts at inference do not continue the record before them",
-    "alone": "each answer is a record of its own that repeats the turns before it",
+    "alone": "each answer is a separate record that repeats the turns before it",
 }
 
 
@@ -79,9 +79,9 @@ def factor_note(text: SplitText, config: FormatConfig) -> str | None:
     Example:
         >>> factor_note(SplitText(all=147, split=97, whole=50), FormatConfig(turns="alone"))
         ... # doctest: +NORMALIZE_WHITESPACE
-        'records hold 1.47 times the text of one rendering per row, because each answer is a record
-        of its own that repeats the turns before it; alternatives: format.turns: joined, or whole if
-        the template allows it; format.train_on: last_assistant'
+        'records hold 1.47 times the text of one rendering per row, because each answer is a
+        separate record that repeats the turns before it; alternatives: format.turns: joined, or
+        whole if the template allows it; format.train_on: last_assistant'
         >>> factor_note(SplitText(all=110, split=60, whole=50), FormatConfig())
     """
     if text.factor <= _WORTH_SAYING or config.turns == "whole":

@@ -40,12 +40,10 @@ def numbers_of(manifest: Manifest) -> list[tuple[str, str]]:
     """Return what a manifest says of rows and splits: names and values."""
     ledger = manifest.counts.get("ledger", [])
     lines = [("rows read", f"{ledger[0].get('rows_in', 0):,}" if ledger else "0")]
-    for kind in ("quarantined", "dropped"):
-        sums, rows = sum_by_reason(ledger, kind), num_bad_rows(ledger)
-        number = f"{sums.total():,}"
-        if kind == "quarantined" and rows != sums.total():
-            number = rows_and_records(rows, sums.total())
-        lines.append((kind, f"{number} ({by_name(sums)})" if sums else "0"))
+    bad, dropped = (sum_by_reason(ledger, kind) for kind in ("quarantined", "dropped"))
+    rows = rows_and_records(num_bad_rows(ledger), bad.total())
+    lines.append(("quarantined", f"{rows}: {by_name(bad)}" if bad else "0"))
+    lines.append(("dropped", f"{dropped.total():,} ({by_name(dropped)})" if dropped else "0"))
     for name, side in splits_of(manifest).items():
         share = side.num_trained / max(side.num_tokens, 1)
         said = (

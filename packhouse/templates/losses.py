@@ -140,7 +140,7 @@ def _check_field(talk: Conversation, field: Field, ranges: _Ranges) -> list[str]
     if "call" in kinds or "function" in kinds:  # some write one call, or no text with it
         is_call = field.kind in ("call", "function")
         part = "each call, followed by its result," if is_call else "the text"
-        setting += f"Put {part} into a message of its own. Or: "
+        setting += f"Put {part} into a separate message. Or: "
     remedy = f". {setting}{_OTHER_TEMPLATE}"
     thoughts: list[str] = []
     if field.kind != "function":
@@ -198,7 +198,7 @@ def _keys(value: Any) -> Iterator[str]:
 
 
 def _check_arguments(function: Field, records: Sequence[Rendering]) -> None:
-    """Refuse a call whose arguments are no JSON object where the template writes them as JSON.
+    """Refuse a call whose arguments are not a JSON object where the template writes them as JSON.
 
     It would write the arguments `oops` as `"oops"`: a call that the model never made.
     """
@@ -210,7 +210,7 @@ def _check_arguments(function: Field, records: Sequence[Rendering]) -> None:
         if None not in forms and parsed_arguments(own.value) is None:
             raise RefusedError(
                 "template",
-                f"arguments of a call of message {function.message} are no JSON object, and the"
+                f"arguments of a call of message {function.message} are not a JSON object, and the"
                 f" template writes them as JSON: {_excerpt(own.value)}. Write them as an object",
             )
 

@@ -320,7 +320,7 @@ class Answers:
         if not is_same or not (gap.startswith(prompt.tail) or prompt.tail.startswith(gap)):
             raise RefusedError(
                 "template",
-                f"the prompt before message {number} (assistant) is no beginning of the rendering: "
+                f"the prompt before message {number} (assistant) is not how the rendering begins: "
                 f"{shown(prompt.tail[-40:])} against {shown(gap[-40:])}. Set format.turns: joined, "
                 f"or {NOT_TRAINED}",
             )
@@ -499,7 +499,7 @@ class Answers:
             advice = (
                 "Set format.thought_end to the text between reasoning and answer"
                 if thinks
-                else "Put the reasoning into a field of its own (reasoning_content) and set "
+                else "Put the reasoning into a separate field (reasoning_content) and set "
                 "format.thought_end"
             )
             raise RefusedError(
@@ -554,7 +554,7 @@ class Answers:
         return None if check_answer(self._talk, number, body) else body
 
     def _check_tagged(self, number: int, body: Rendering) -> None:
-        """Refuse a thought in tags that begins anew after a prompt that has opened one.
+        """Refuse a thought in tags that is opened again after a prompt that has opened one.
 
         Raises:
             RefusedError: `<think>` comes twice, or the template closes the thought before the text.
@@ -568,7 +568,7 @@ class Answers:
             raise RefusedError(
                 "thought_lost",
                 f"the prompt before message {number} (assistant) opens a thought, and the template "
-                "writes the one in its text as another. Put the reasoning into a field of its own "
+                "writes the one in its text as another. Put the reasoning into a separate field "
                 "(reasoning_content), with format.thought_end if the template does not write that "
                 "field, or set format.reasoning: strip",
             )
@@ -597,7 +597,7 @@ class Answers:
         elif before and is_thought(before) and not self._facts.needs_thought:
             remedy = "Set format.reasoning: strip"
         elif before and after and after.field.kind in ("call", "function"):
-            remedy = "Put what follows it into a message of its own"
+            remedy = "Put what follows it into a separate message"
         else:
             remedy = "Give format.template a Jinja file that writes it at the end alone"
         return RefusedError(

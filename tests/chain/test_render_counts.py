@@ -2,6 +2,7 @@
 
 import html
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -17,7 +18,9 @@ TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "toke
 # As Qwen3's: earlier reasoning leaves the history, and a prompt without it opens no thought.
 TEMPLATE = """\
 {%- set last = namespace(at=0) %}
-{%- for m in messages %}{% if m.role == 'user' %}{% set last.at = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}
+{%- if m.role == 'user' %}{% set last.at = loop.index0 %}{% endif %}
+{%- endfor %}
 {%- for m in messages %}
 {{- '<|im_start|>' + m.role + '\\n' }}
 {%- if m.role == 'assistant' and loop.index0 > last.at %}
@@ -30,7 +33,7 @@ TEMPLATE = """\
 {%- if enable_thinking is defined and enable_thinking is false %}
 {{- '<think>\\n\\n</think>\\n\\n' }}
 {%- endif %}
-{%- endif %}"""  # noqa: E501
+{%- endif %}"""
 
 
 def turns(*contents, thoughts):
@@ -96,7 +99,7 @@ def test_plan_the_report_and_a_run_say_the_same(recipe, tmp_path, monkeypatch):
     call("report", str(tmp_path / "store" / "chats"), "--output", str(pages[1]))
 
     for said in plans:
-        assert "5 rows in 7 records" in said
+        assert "5 rows (7 records)" in said
         assert notes_of(said)[-5:] == [*lines, "quarantined: control_text 1"]
     assert notes_of(run)[0] == "6 rows gave 8 records"
     assert set(lines) < set(notes_of(run))
@@ -114,6 +117,35 @@ def test_plan_the_report_and_a_run_say_the_same(recipe, tmp_path, monkeypatch):
     assert planned["rendering"] == counts
     assert (counts["rows"], counts["records"]) == (6, 8)
     assert counts["stop_tokens"] == {"<|im_end|>": "generation_config.json"}
+
+
+def test_a_cached_plan_has_the_factor_of_all_files(recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    plain = [{"messages": [*turns(f"Plain {n}", "Two", thoughts=False)]} for n in range(8)]
+    (tmp_path / "plain.jsonl").write_text("".join(json.dumps(row) + "\n" for row in plain))
+    settings = yaml.safe_load(recipe.read_text())
+    settings["sources"].append({"path": "plain.jsonl", "format": "chat"})
+    settings["format"] = {"turns": "exact"}
+    recipe.write_text(yaml.safe_dump(settings))
+
+    before = call("plan", str(recipe))
+    call("prepare", str(recipe))
+    factor = re.search(r"records hold \d.\d\d times", before)
+    assert factor[0] in call("plan", str(recipe))
+
+
+def test_a_refused_run_says_once_how_to_fix_a_row(recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
+    row = {"messages": [{"role": "assistant", "content": "Hi."}, *turns("One", thoughts=False)]}
+    rows = [row, row, {"messages": [*turns("Two", thoughts=False)]}]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    done = CliRunner().invoke(cli, ["prepare", str(recipe)])
+    assert done.exit_code == 4
+    assert "first 'starts_with_assistant': chats/chats.jsonl line 1, message 0" in done.output
+    assert done.output.count('Put the question in front, or set "weight": 0') == 1
+    assert "remedy:" not in done.output
 
 
 def notes_of(said):

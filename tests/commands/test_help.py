@@ -1,4 +1,6 @@
 import re
+import subprocess
+import sys
 
 import click
 import pytest
@@ -16,6 +18,13 @@ def commands(command, name):
 
 
 ALL = dict([*commands(cli, "packhouse"), *commands(prepare, "prepare")])
+
+
+def test_the_list_of_commands_imports_none_of_them():
+    script = "import sys; from packhouse.cli import cli; cli(['--help'], standalone_mode=False); "
+    script += "print('pyarrow' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.split()[-1] == "False", done.stderr
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -468,6 +468,9 @@ def test_stop_tokens_are_those_of_the_files_or_of_the_recipe():
     assert outcome(of, "tools").reason is None
     assert outcome(without, "tools").reason == "TemplateError"
     assert outcome(without, "tools", stop_tokens=list(of.stops)) == outcome(of, "tools")
+    other = outcome(family("qwen3.jinja"), "chat2", stop_tokens=["<|endoftext|>"])
+    assert other.reason == "TemplateError"
+    assert "not with '<|endoftext|>' as format.stop_tokens says" in other.detail
 
 
 @pytest.mark.parametrize("name", ["qwen3.jinja", "glm4moe.jinja"])

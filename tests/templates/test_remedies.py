@@ -5,6 +5,8 @@ Each remedy is what the row's detail says, or the table of reasons, followed to 
 
 import copy
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
@@ -126,7 +128,7 @@ class Case(NamedTuple):
     """In the detail, or in the table of reasons."""
     remedy: dict[str, Any]
     """`of`, `messages` or settings of the format section."""
-    config: dict[str, Any] = {}  # noqa: RUF012
+    config: Mapping[str, Any] = MappingProxyType({})
     tools: Any = None
 
 
@@ -249,7 +251,7 @@ CASES = {
         "content_lost",
         GPT_OSS,
         SHAPES["parallel"],
-        "each call, followed by its result, into a message of its own",
+        "each call, followed by its result, into a separate message",
         {"messages": IN_TURN},
         tools=TOOLS,
     ),
@@ -257,7 +259,7 @@ CASES = {
         "content_lost",
         MUSE,
         CALL_TEXT,
-        "the text into a message of its own",
+        "the text into a separate message",
         {"messages": APART},
         tools=TOOLS,
     ),
@@ -337,14 +339,14 @@ CASES = {
         "stop_inside",
         GPT_OSS.with_template(CALL_STOPS, "<|im_end|>"),
         SHAPES["parallel"],
-        "Put what follows it into a message of its own",
+        "Put what follows it into a separate message",
         {"messages": IN_TURN},
     ),
     "an end before a call": Case(
         "stop_inside",
         toy(CALL_AFTER_STOP),
         CALL_TEXT,
-        "Put what follows it into a message of its own",
+        "Put what follows it into a separate message",
         {"messages": APART},
     ),
     "an end after a thought": Case(
@@ -451,7 +453,7 @@ CASES = {
 CODES = {*QUARANTINE_REASONS["format"]}
 
 
-def refusal(of: Family, messages: Rows, tools: Any, config: dict[str, Any]) -> tuple[str, str]:
+def refusal(of: Family, messages: Rows, tools: Any, config: Mapping[str, Any]) -> tuple[str, str]:
     """Reason code and detail; empty if the row is formatted."""
     renderer = make_renderer(FormatConfig(**config), snapshot_of(of))
     table = make_table([copy.deepcopy(messages)], tools=[json.dumps(tools)] if tools else None)

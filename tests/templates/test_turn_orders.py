@@ -111,7 +111,7 @@ def test_arguments_that_are_no_json_are_never_written_as_json(num_like_it):
 
     assert refused.formatted.num_rows == 1
     assert set(refused.quarantined["detail"].to_pylist()) == {
-        "arguments of a call of message 1 are no JSON object, and the template writes them as "
+        "arguments of a call of message 1 are not a JSON object, and the template writes them as "
         "JSON: 'oops'. Write them as an object"
     }
     assert [row[0] for row in pieces(written.formatted)] == [

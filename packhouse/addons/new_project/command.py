@@ -38,7 +38,7 @@ _FILLED = {
 @click.argument("folder", type=click.Path(path_type=Path))
 @json_option()
 def new(folder: Path, as_json: bool) -> None:
-    """Write a project of your own to FOLDER: flows, schedules, an image, a recipe with a sample.
+    """Write a new project to FOLDER: flows, schedules, an image, a recipe with a sample.
 
     FOLDER is made, or is empty. Running flows needs `pip install 'packhouse[flows]'`, or what
     `make setup` installs in the project.

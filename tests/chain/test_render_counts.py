@@ -11,7 +11,9 @@ import yaml
 from click.testing import CliRunner
 
 from packhouse.cli import cli
+from packhouse.recipe import FormatConfig
 from packhouse.records.render_counts import NOTES, RenderCounts
+from packhouse.records.split_text import SplitText, factor_note
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
 
@@ -119,20 +121,35 @@ def test_plan_the_report_and_a_run_say_the_same(recipe, tmp_path, monkeypatch):
     assert counts["stop_tokens"] == {"<|im_end|>": "generation_config.json"}
 
 
-def test_a_cached_plan_has_the_factor_of_all_files(recipe, tmp_path, monkeypatch):
+def test_the_factor_of_a_plan_is_of_all_files_whatever_is_cached(recipe, tmp_path, monkeypatch):
     monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
-    plain = [{"messages": [*turns(f"Plain {n}", "Two", thoughts=False)]} for n in range(8)]
-    (tmp_path / "plain.jsonl").write_text("".join(json.dumps(row) + "\n" for row in plain))
+    for name, thinks in (("chats", True), ("plain", False)):
+        rows = [[*turns(f"One {n}", "Two", "Three", thoughts=thinks)] for n in range(4)]
+        lines = "".join(json.dumps({"messages": row}) + "\n" for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(lines)
     settings = yaml.safe_load(recipe.read_text())
-    settings["sources"].append({"path": "plain.jsonl", "format": "chat"})
-    settings["format"] = {"turns": "exact"}
-    recipe.write_text(yaml.safe_dump(settings))
+    sources = [{"path": f"{name}.jsonl", "format": "chat"} for name in ("plain", "chats")]
 
-    before = call("plan", str(recipe))
+    def factor(sources):
+        recipe.write_text(yaml.safe_dump(settings | {"sources": sources}))
+        return re.findall(r"records hold (.*) times", call("plan", str(recipe)))
+
+    (of_all,) = factor(sources)
+    assert factor(sources[:1]) == []
+    call("prepare", str(recipe))  # the plain rows are cached now
+    assert factor(sources) == [of_all]
     call("prepare", str(recipe))
-    factor = re.search(r"records hold \d.\d\d times", before)
-    assert factor[0] in call("plan", str(recipe))
+    assert factor(sources) == [of_all]
+
+
+def test_the_factor_names_no_alternative_that_is_set():
+    text, strip = SplitText(all=200, split=200, whole=100), "format.reasoning: strip"
+    assert strip in factor_note(text, FormatConfig())
+    assert strip not in factor_note(text, FormatConfig(reasoning="strip"))
+    last = "format.train_on: last_assistant"
+    assert last in factor_note(text, FormatConfig())
+    assert last not in factor_note(text, FormatConfig(train_on="last_assistant"))
 
 
 def test_a_refused_run_says_once_how_to_fix_a_row(recipe, tmp_path, monkeypatch):

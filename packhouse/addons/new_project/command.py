@@ -18,6 +18,7 @@ from packhouse.runtime.disks import disk_errors
 from packhouse.terminal import echo
 
 _OWN = Path(__file__).parent / "files"
+_CHECKOUT = Path(packhouse.__file__).parents[1]
 
 # Folders and files that are copied; recipes of the checkout name data that is not here.
 _CARRIED = ("flows", "tasks", "schemas", "deployments", "docker", "requirements/image.txt")
@@ -87,7 +88,7 @@ def carried(name: str) -> Path:
     Raises:
         PackhouseError: in neither, as where packhouse was installed by other means.
     """
-    for root in (_OWN, _OWN.parents[1]):
+    for root in (_OWN, _CHECKOUT):
         # Another package's `tasks` may lie in site-packages, beside an installed packhouse.
         is_ours = root == _OWN or (root / "hatch_build.py").is_file()
         if is_ours and (root / name).exists():

@@ -116,7 +116,7 @@ def test_plan_estimates_before_any_work_and_counts_after_it(call, tmp_path, opti
     printed = call("plan", str(DEMO), *setting)
     rows = f"{after['rows']:,} rows"
     if after["rows"] != after["records"]:
-        rows += f" in {line.rows_out:,} records"
+        rows += f" ({line.rows_out:,} records)"
     assert f"{rows}, {line.tokens_out:,} tokens" in printed
     num_over = sum(line.dropped.values())
     assert ("more tokens than pack.seq_len" in printed) == bool(num_over)

@@ -260,7 +260,7 @@ def _inference(found: Mapping[str, Any]) -> Iterator[_Finding]:
 
 
 def _quality(found: Mapping[str, Any], config: AuditConfig) -> Iterator[_Finding]:
-    """The counters that the recipe limits; an audit of an earlier release has none of them."""
+    """The counters that the recipe limits."""
     scopes = found["sources"] if len(found["sources"]) == 1 else {"": found["dataset"]}
     scopes = {**scopes, **found["sources"]}
     for counter, says in COUNTERS.items():

@@ -80,8 +80,8 @@ def load_packed(
         `info.description` names the version.
 
     Raises:
-        ConfigError: `uri` ends in another name than `version`, `verify` is no bool, a file is in
-            the place of the cache, or `by_source` of a split that has no files by source.
+        ConfigError: `uri` ends in another name than `version`, a file is in the place of the
+            cache, or `by_source` of a split that has no files by source.
         DiskError: the cache cannot be written: no room, no right.
         VersionNotFoundError: no such dataset, version or split.
         EmptyDatasetError: the split holds no row.
@@ -97,7 +97,6 @@ def load_packed(
         >>> packs.num_rows, sum(packs[0]["seq_lengths"]) == len(packs[0]["input_ids"])
         (1, True)
     """
-    check_verify(verify)
     folder = cache_folder(cache)
     opened, entries = open_split(uri, version, split)
     paths: dict[str | None, list[Path]] = {}
@@ -156,15 +155,6 @@ def _warn_of_packs() -> None:
             f"an error: {', and '.join(advice)} (docs/how-to/keep-records-apart.md)",
             stacklevel=3,
         )
-
-
-def check_verify(verify: bool) -> bool:
-    """Return `verify` if it is a bool; 'first' and 'always' of earlier releases are refused."""
-    if not isinstance(verify, bool):
-        raise ConfigError(
-            f"verify is {verify!r}; use True to compare sha256, or False to trust size and time"
-        )
-    return verify
 
 
 def cache_folder(cache: str | Path | None) -> Path:

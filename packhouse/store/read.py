@@ -231,7 +231,7 @@ def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport
     recorded = {move.manifest_id for move in moves if move.version == opened.version}
     problems = [
         str(changed_manifest(manifest, manifest_id))
-        for manifest_id in sorted(recorded - {"", manifest.manifest_id})
+        for manifest_id in sorted(recorded - {manifest.manifest_id})
     ]
     problems += _tokenizer_problems(opened)
     with temporary_folder("verify") as folder:

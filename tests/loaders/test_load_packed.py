@@ -203,8 +203,6 @@ def test_a_cache_that_cannot_be_written_is_said_in_a_sentence(make_version, tmp_
     for cache in (file, file / "below"):
         with pytest.raises(ConfigError, match=r"file' is no folder; give a folder with --cache"):
             load_packed(uri, cache=cache)
-    with pytest.raises(ConfigError, match="verify is 'never'; use True to compare sha256"):
-        load_packed(uri, cache=tmp_path, verify="never")
 
 
 def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(make_version, tmp_path):

@@ -95,12 +95,12 @@ class Version:
     @property
     def ledger(self) -> list[dict[str, Any]]:
         """A dict for each step: rows in, out, quarantined and dropped by reason, and tokens."""
-        return [dict(line) for line in self._opened.manifest.counts["ledger"]]
+        return [line.to_json() for line in self._opened.manifest.facts.counts.ledger]
 
     @property
     def dropped(self) -> dict[str, int]:
         """Rows that a policy of the recipe left out, by reason."""
-        return dict(sum_by_reason(self.ledger, "dropped"))
+        return dict(sum_by_reason(self._opened.manifest.facts.counts.ledger, "dropped"))
 
     @cached_property
     def quarantined(self) -> pa.Table:
@@ -115,13 +115,13 @@ class Version:
     @property
     def sources(self) -> list[dict[str, Any]]:
         """A dict for each shard of input: its file, rows and sha256."""
-        return [dict(source) for source in self._opened.manifest.lineage["sources"]]
+        return [dict(source) for source in self._opened.manifest.sources]
 
     @property
     def statistics(self) -> Mapping[str, Any]:
         """Packs, tokens, trained tokens and lengths of each split."""
-        statistics: Mapping[str, Any] = self._opened.manifest.counts["statistics"]
-        return statistics
+        statistics = self._opened.manifest.facts.counts.statistics
+        return {split: each.to_dict() for split, each in statistics.items()}
 
     def sql(self, query: str) -> pa.Table:
         """Answer one SELECT over the views of this version; needs the extra `sql` (DuckDB).
@@ -175,15 +175,14 @@ class Version:
 
     def __repr__(self) -> str:
         lines = [f"Version {self.uri}"]
-        for split, counts in sorted(self.statistics.items(), reverse=True):
-            if counts["num_packs"]:
-                lines.append(
-                    f"  {split}: {counted(counts['num_packs'], 'pack')}, "
-                    f"{counted(counts['num_tokens'], 'token')}, {counts['num_trained']:,} of "
-                    "them trained"
-                )
+        counts = self._opened.manifest.facts.counts
+        for split, each in counts.splits().items():
+            lines.append(
+                f"  {split}: {counted(each.num_packs, 'pack')}, "
+                f"{counted(each.num_tokens, 'token')}, {each.num_trained:,} of them trained"
+            )
         for what in ("quarantined", "dropped"):
-            if reasons := sum_by_reason(self.ledger, what):
+            if reasons := sum_by_reason(counts.ledger, what):
                 lines.append(f"  {what}: {counted(reasons.total(), 'row')} ({by_name(reasons)})")
         return "\n".join([*lines, *(f"  ref held back: {reason}" for reason in self.held_back)])
 

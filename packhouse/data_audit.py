@@ -32,7 +32,6 @@ from packhouse.quality import quality_lines
 from packhouse.quarantine import count_reasons, read_quarantined
 from packhouse.recipe import AuditConfig, Recipe, parse_recipe
 from packhouse.recipe.reading import apply_override, merge_settings
-from packhouse.records.ledger import num_bad_rows
 from packhouse.records.tables import read_table
 from packhouse.report.audit_report import MEANINGS, OF_SPANS, AuditReport, Example, make_report
 from packhouse.report.tokens import runs_of
@@ -244,7 +243,9 @@ def _report_prepared(
     counts |= {name: found.get(known, 0) for name, known in _PREPARED.items()}
     counts["truncated"] = version.audit["packs"].get("cut_sequences", 0)
     bad = read_quarantined(version._opened)
-    counts["quarantined"] = num_bad_rows(version.ledger)
+    counts["quarantined"] = sum(
+        line.num_bad_rows for line in version._opened.manifest.facts.counts.ledger
+    )
     snapshot = load_snapshot(
         recipe.tokenizer, Workspace(cache=place.folder).tokenizers, recipe.tokenize.pipeline
     )

@@ -27,7 +27,7 @@ from packhouse.errors import IntegrityError, PackhouseError, VersionNotFoundErro
 from packhouse.gates import GateResult
 from packhouse.golden import check_golden
 from packhouse.recipe import PublishConfig, Recipe
-from packhouse.records.ledger import ROW_STEPS, LedgerLine, check_quarantine
+from packhouse.records.ledger import ROW_STEPS, check_quarantine
 from packhouse.runtime.checked_files import read_checked, write_checked
 from packhouse.runtime.fingerprint import digest, library_versions
 from packhouse.sources.files import find_files
@@ -200,8 +200,7 @@ def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
     gates: list[GateResult] = []
     try:
         gates.append(check_golden(recipe, Workspace(cache=cache).tokenizers))
-        lines = (each for each in manifest.counts["ledger"] if each["step"] in ROW_STEPS)
-        rows = [LedgerLine(**each) for each in lines]
+        rows = [line for line in manifest.facts.counts.ledger if line.step in ROW_STEPS]
         for end in range(len(ROW_STEPS)):  # after each step that can refuse rows, as the run did
             quarantine = check_quarantine(rows[: end + 1], recipe.validate_.max_quarantined)
         gates.append(quarantine)

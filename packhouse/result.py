@@ -3,7 +3,7 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from packhouse.chain import Prepared
 from packhouse.errors import HELD_BACK
 from packhouse.quality import quality_lines
 from packhouse.recipe.model import preferences_in
-from packhouse.records.ledger import filters_of, in_and_out, num_added_records, units_of
+from packhouse.records.ledger import Filter, LedgerLine, filters_of, in_and_out, units_of
 from packhouse.sources.extra_fields import CONVERSATIONAL, IN_MESSAGES, TRAIN_FLAGS
 from packhouse.steps import STEPS
 from packhouse.steps.eval_side import SplitCounts
@@ -73,12 +73,12 @@ def print_report(prepared: Prepared) -> None:
     uri = f"{prepared.store.rstrip('/')}/{prepared.dataset}"
     print_text(f"in {uri}, {_ref(prepared, uri)}", 2)
     out.print()
-    lines = [line.to_json() for line in prepared.ledger]
-    print_ledger(lines, published.sources)
+    print_ledger(prepared.ledger, filters_of(published.sources))
     _print_notes(prepared)
     _print_unused_fields(prepared)
     _print_mixing(published)
-    _print_repeats(published, "record" if num_added_records(lines) else "row")
+    is_split = any(line.num_added_records for line in prepared.ledger)
+    _print_repeats(published, "record" if is_split else "row")
     _print_uneven_split(published.split)
     print_table(_splits_table(published))
     print_table(audit_table(published.audit))
@@ -139,34 +139,29 @@ def _ref(prepared: Prepared, uri: str) -> str:
     )
 
 
-def print_ledger(lines: list[dict[str, Any]], sources: Iterable[Mapping[str, Any]]) -> None:
-    """Print where every row went, and why those that are not there left.
-
-    Args:
-        lines: of the ledger.
-        sources: shards, as the lineage of a manifest has them.
-    """
-    print_table(ledger_table(lines))
-    units = units_of(lines)
-    for line in lines:
-        _print_reasons(line, *units[str(line.get("step", "-"))])
-    for each in filters_of(sources):
+def print_ledger(ledger: Sequence[LedgerLine], filters: Iterable[Filter]) -> None:
+    """Print where every row went, and why those that are not there left."""
+    print_table(_ledger_table(ledger))
+    units = units_of(ledger)
+    for line in ledger:
+        _print_reasons(line, *units[line.step])
+    for each in filters:
         kept = f"where of {each.source} left out {each.filtered:,} of {counted(each.rows, 'row')}"
         print_text(f"{kept}: {each.where}", 2)
 
 
-def ledger_table(lines: list[dict[str, Any]]) -> "Table":
+def _ledger_table(ledger: Sequence[LedgerLine]) -> "Table":
     """Return the ledger as a rich table: rows, or records, and tokens into and out of each step."""
-    heads, counts = in_and_out(lines)
+    heads, counts = in_and_out(ledger)
     table = _table("ledger", "step", (*heads, "quarantined", "dropped", "tokens in", "tokens out"))
-    for line, cells in zip(lines, counts, strict=True):
+    for line, cells in zip(ledger, counts, strict=True):
         table.add_row(
-            str(line.get("step", "-")),  # a store's manifest may lack any of these
+            line.step,
             *(own if isinstance(own, str) else _count(own) for own in cells),
-            _count(sum(line.get("quarantined", {}).values()) or None),
-            _count(sum(line.get("dropped", {}).values()) or None),
-            _count(line.get("tokens_in")),
-            _count(line.get("tokens_out")),
+            _count(sum(line.quarantined.values()) or None),
+            _count(sum(line.dropped.values()) or None),
+            _count(line.tokens_in),
+            _count(line.tokens_out),
         )
     return table
 
@@ -215,7 +210,7 @@ def audit_table(audit: Mapping[str, object]) -> "Table":
     return table
 
 
-def _print_reasons(line: dict[str, Any], taken: str, given: str) -> None:
+def _print_reasons(line: LedgerLine, taken: str, given: str) -> None:
     """Print the reasons of a step that takes in rows (or records), and gives such."""
     for what, unit in (
         ("added", given),
@@ -224,12 +219,12 @@ def _print_reasons(line: dict[str, Any], taken: str, given: str) -> None:
         ("tokens_dropped", "token"),
         ("tokens_added", "token"),
     ):
-        if line.get(what):
+        if counts := getattr(line, what):
             reasons = ", ".join(
                 f"{reason} {counted(n, unit) if unit else f'{n:,}'}"
-                for reason, n in line[what].items()
+                for reason, n in sorted(counts.items())
             )
-            print_text(f"{line.get('step', '-')} {what.removeprefix('tokens_')}: {reasons}", 2)
+            print_text(f"{line.step} {what.removeprefix('tokens_')}: {reasons}", 2)
 
 
 def _count(value: int | None) -> str:

@@ -242,7 +242,7 @@ def _version_page(prepared: Prepared) -> str:
 
 
 def _ledger_table(ledger: Sequence[LedgerLine]) -> list[str]:
-    heads, cells = in_and_out([line.to_json() for line in ledger])
+    heads, cells = in_and_out(ledger)
     rows = []
     for line, own in zip(ledger, cells, strict=True):
         bad, dropped = sum(line.quarantined.values()), sum(line.dropped.values())

@@ -141,13 +141,13 @@ def show(address: str, as_json: bool) -> None:
     files = [(e.key, e.rows, e.tokens, e.size) for e in manifest.files]
     echo()
     print_table(("file", "rows", "tokens", "bytes"), files)
-    if manifest.audit:
+    if manifest.facts.audit.dataset:
         print_rich_table(audit_table(dict(manifest.audit)))
     print_inference(manifest.audit)
     print_quality(manifest.audit)
-    if ledger := [dict(line) for line in manifest.counts.get("ledger", [])]:
+    if ledger := manifest.facts.counts.ledger:
         echo()
-        print_ledger(ledger, manifest.lineage.get("sources", ()))
+        print_ledger(ledger, manifest.filters())
     for name in ("counts", "lineage", "configuration", "engines", "libraries"):
         hidden = ("ledger.", "length_histogram") if name == "counts" else ()
         flat = [

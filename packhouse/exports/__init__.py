@@ -41,6 +41,7 @@ from packhouse.packing.layout import preference_names
 from packhouse.recipe.publish import NO_NPY, ExportConfig, ExportFormat, shard_names
 from packhouse.runtime.fingerprint import file_sha256
 from packhouse.store import OpenVersion
+from packhouse.store.manifest_schema import ExportSettings
 
 __all__ = [
     "FORMATS",
@@ -169,13 +170,14 @@ def _write_split(
 ) -> None:
     """Copy what the version carries of this export, or make it from the rows."""
     home = f"exports/{export_format}/"
-    listed = opened.manifest.configuration.get("publish", {}).get("exports", ())
-    as_asked: object = {"format": export_format, "shards": num_shards}
-    as_asked = as_asked if num_shards > 1 else export_format
+    configuration = opened.manifest.facts.configuration
+    as_asked: str | ExportSettings = export_format
+    if num_shards > 1:
+        as_asked = ExportSettings(format=export_format, shards=num_shards)
     carried = [
         entry
         for entry in opened.files("exports", split)
-        if entry.key.startswith(home) and as_asked in listed
+        if entry.key.startswith(home) and as_asked in configuration.publish.exports
     ]
     for entry in carried:
         opened.fetch(entry, folder / entry.key.removeprefix(home))
@@ -187,8 +189,7 @@ def _write_split(
             f"{opened.dataset} {opened.version} has no split '{split}'; it has "
             f"{', '.join(opened.manifest.splits())}"
         )
-    pack = opened.manifest.configuration.get("pack", {})
-    multiple = pack.get("pad_record_to_multiple_of", 1)
+    pack = configuration.pack
     for source, group in groupby(entries, key=lambda entry: entry.source):
         own = list(group)
         rows = (read_rows(verified_file(opened, entry, cache), entry) for entry in own)
@@ -197,8 +198,8 @@ def _write_split(
             export_format,
             set_name(split, source),
             folder,
-            multiple,
-            pack.get("seq_len"),
+            pack.pad_record_to_multiple_of,
+            pack.seq_len or None,
             preferences=opened.manifest.preferences,
             num_shards=num_shards,
             num_rows=sum(entry.rows for entry in own),

@@ -102,7 +102,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
                 f"batch_size {batch_size} and lanes {lanes} must be positive, and prefetch "
                 f"{prefetch} not negative"
             )
-        balance = self._opened.manifest.configuration.get("pack", {}).get("balance", 1)
+        balance = self._opened.manifest.facts.configuration.pack.balance
         if shuffle and balance > 1:
             warnings.warn(
                 f"this version has pack.balance {balance}, which shuffle=True undoes: set "

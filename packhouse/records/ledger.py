@@ -17,8 +17,8 @@ from packhouse.errors import ContractError, EmptyDatasetError, PackhouseError, Q
 from packhouse.gates import GateResult
 from packhouse.wording import counted
 
-Cell = int | str | None
-"""Of a table; None if a manifest lacks the number."""
+Cell = int | str
+"""Of a table."""
 
 ROW_STEPS = ("validate", "format", "tokenize")
 """Steps that may refuse a row; the limit of bad rows is checked after each."""
@@ -47,6 +47,11 @@ class RowCounts:
     def num_bad_rows(self) -> int:
         """Rows with a bad record, but for those that a step before counts."""
         return _sum(self.quarantined) - self.quarantined_again
+
+    @property
+    def num_added_records(self) -> int:
+        """Records beyond one per row; copies of records are not counted."""
+        return sum(number for reason, number in self.added.items() if reason != "repeated")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -266,74 +271,51 @@ def filters_of(sources: Iterable[Mapping[str, Any]]) -> list[Filter]:
     return list(found.values())
 
 
-def sum_by_reason(ledger: Sequence[Mapping[str, Any]], kind: str) -> Counter[str]:
+def sum_by_reason(ledger: Iterable[LedgerLine], kind: str) -> Counter[str]:
     """Return rows of a kind (`quarantined`, `dropped`) by reason, over all steps."""
     sums: Counter[str] = Counter()
     for line in ledger:
-        sums.update(line.get(kind, {}))
+        sums.update(getattr(line, kind))
     return sums
 
 
-def num_bad_rows(ledger: Iterable[Mapping[str, Any]]) -> int:
-    """Return how many rows have a quarantined record, each row once.
-
-    Example:
-        >>> line = {"step": "format", "quarantined": {"no_stop": 3}, "quarantined_again": 1}
-        >>> num_bad_rows([{"step": "validate", "quarantined": {"json": 1}}, line])
-        3
-    """
-    return sum(
-        sum(line.get("quarantined", {}).values()) - line.get("quarantined_again", 0)
-        for line in ledger
-    )
-
-
-def num_added_records(ledger: Iterable[Mapping[str, Any]]) -> int:
-    """Return how many records there are beyond one per row; copies of records are not counted."""
-    return sum(_more_records(line) for line in ledger)
-
-
-def units_of(ledger: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+def units_of(ledger: Iterable[LedgerLine]) -> dict[str, tuple[str, str]]:
     """Return what each step takes in and puts out: rows, or records once a row has made several.
 
     Example:
-        >>> split = {"step": "format", "added": {"turns": 2}}
-        >>> units_of([{"step": "validate"}, split, {"step": "pack"}])
+        >>> read = LedgerLine(step="validate", rows_in=2, rows_out=2)
+        >>> cut = LedgerLine(step="format", rows_in=2, rows_out=4, added={"turns": 2})
+        >>> units_of([read, cut, LedgerLine(step="pack", rows_in=4, rows_out=4)])
         {'validate': ('row', 'row'), 'format': ('row', 'record'), 'pack': ('record', 'record')}
     """
     units: dict[str, tuple[str, str]] = {}
     unit = "row"
     for line in ledger:
-        before, unit = unit, "record" if _more_records(line) else unit
-        units[str(line.get("step", "-"))] = before, unit
+        before, unit = unit, "record" if line.num_added_records else unit
+        units[line.step] = before, unit
     return units
 
 
 def in_and_out(
-    ledger: Sequence[Mapping[str, Any]],
+    ledger: Sequence[LedgerLine],
 ) -> tuple[tuple[str, str], list[tuple[Cell, Cell]]]:
     """Return headings and cells of what went into each step and came out of it.
 
     Example:
-        >>> line = {"step": "format", "rows_in": 60, "rows_out": 60}
-        >>> in_and_out([line])
+        >>> in_and_out([LedgerLine(step="format", rows_in=60, rows_out=60)])
         (('rows in', 'rows out'), [(60, 60)])
-        >>> in_and_out([line | {"rows_out": 1_200, "added": {"turns": 1_140}}])
+        >>> cut = LedgerLine(step="format", rows_in=60, rows_out=1_200, added={"turns": 1_140})
+        >>> in_and_out([cut])
         (('in', 'out'), [('60 rows', '1,200 records')])
     """
-    numbers = [(line.get("rows_in"), line.get("rows_out")) for line in ledger]
-    if not num_added_records(ledger):
-        return ("rows in", "rows out"), [*numbers]
-    units = [units_of(ledger)[str(line.get("step", "-"))] for line in ledger]
-    cells = [
-        (before and counted(before, taken), after and counted(after, given))
-        for (before, after), (taken, given) in zip(numbers, units, strict=True)
-    ]
-    return ("in", "out"), [*cells]
-
-
-def _more_records(line: Mapping[str, Any]) -> int:
-    return sum(number for reason, number in line.get("added", {}).items() if reason != "repeated")
+    if not any(line.num_added_records for line in ledger):
+        return ("rows in", "rows out"), [(line.rows_in, line.rows_out) for line in ledger]
+    units = units_of(ledger)
+    cells: list[tuple[Cell, Cell]] = []
+    for line in ledger:
+        before, after = units[line.step]
+        cells.append((counted(line.rows_in, before), counted(line.rows_out, after)))
+    return ("in", "out"), cells
 
 
 def _sum(counts: Mapping[str, int]) -> int:

@@ -12,10 +12,11 @@ from packhouse.pages import html_text
 from packhouse.quality import COUNTERS
 from packhouse.reasons import DROP_REASONS, QUARANTINE_REASONS
 from packhouse.recipe import AuditConfig
-from packhouse.records.ledger import Filter, filters_of, sum_by_reason, units_of
+from packhouse.records.ledger import Filter, LedgerLine, sum_by_reason, units_of
 from packhouse.report.figures import reasons_figure
 from packhouse.report.html import details, figure, section, table
 from packhouse.store.manifest import Manifest
+from packhouse.store.manifest_schema import RowPlace
 from packhouse.wording import counted
 
 Measured = Mapping[str, Any]
@@ -23,7 +24,7 @@ Measured = Mapping[str, Any]
 
 def left_out_section(manifest: Manifest, measured: Measured) -> str:
     """Rows and records that are not in the version, with reasons, examples and remedies."""
-    ledger = manifest.counts.get("ledger", [])
+    ledger = manifest.facts.counts.ledger
     counts = [
         (reason, kind, number)
         for kind in ("quarantined", "dropped")
@@ -42,15 +43,15 @@ def left_out_section(manifest: Manifest, measured: Measured) -> str:
     return section("left-out", "Left out", figure(drawn), inner)
 
 
-def _quarantined(ledger: Sequence[Mapping[str, Any]], measured: Measured) -> Iterator[str]:
+def _quarantined(ledger: Sequence[LedgerLine], measured: Measured) -> Iterator[str]:
     examples = {(e["step"], e["reason"]): e["examples"] for e in measured["quarantine"]}
     units = units_of(ledger)
     for line in ledger:
-        for reason, number in line.get("quarantined", {}).items():
-            many = counted(number, units[line["step"]][1])
-            known = QUARANTINE_REASONS.get(line["step"], {}).get(reason)
-            yield _reason(reason, f"{many} quarantined by {line['step']}", known)
-            rows = examples.get((line["step"], reason), [])
+        for reason, number in line.quarantined.items():
+            many = counted(number, units[line.step][1])
+            known = QUARANTINE_REASONS.get(line.step, {}).get(reason)
+            yield _reason(reason, f"{many} quarantined by {line.step}", known)
+            rows = examples.get((line.step, reason), [])
             shown = "".join(
                 f"<p class=quiet>{html_text(row['source'])}, row {row['row']:,}: "
                 f"{html_text(row['detail'])}</p><p class=raw dir=auto>{html_text(row['raw'])}"
@@ -70,17 +71,17 @@ def _rest(row: Mapping[str, Any]) -> str:
 
 
 def _dropped(manifest: Manifest, measured: Measured) -> Iterator[str]:
-    ledger = manifest.counts.get("ledger", [])
+    ledger = manifest.facts.counts.ledger
     units = {
         reason: unit
         for line, (unit, _) in zip(ledger, units_of(ledger).values(), strict=False)
-        for reason in line.get("dropped", {})
+        for reason in line.dropped
     }
     for reason, number in sum_by_reason(ledger, "dropped").most_common():
         said = f"{counted(number, units[reason])} dropped"
         yield _reason(reason, said, DROP_REASONS.get(reason))
         if reason == "filtered":
-            yield filters_table(filters_of(manifest.lineage.get("sources", ())))
+            yield filters_table(manifest.filters())
         rows = measured["dropped"].get(reason, [])
         cells = [[row["source"], row["row"], row["detail"]] for row in rows]
         shown = table(("source", "row", "what"), cells, f"Examples of {reason}")
@@ -103,35 +104,34 @@ def _reason(reason: str, said: str, known: Any) -> str:
 
 def quality_section(manifest: Manifest) -> str:
     """Counters of quality by source, with the first rows of each."""
-    found = manifest.audit.get("quality")
-    if not found:
+    found = manifest.facts.audit.quality
+    if found is None:
         return ""
-    sources = found["sources"]
-    scopes = (
-        {**sources, "all": found["dataset"]} if len(sources) > 1 else {"rows": found["dataset"]}
-    )
+    scopes = {"rows": found.dataset}
+    if len(found.sources) > 1:
+        scopes = {**found.sources, "all": found.dataset}
     rows = []
     for counter, says in COUNTERS.items():
         counts = [scope.get(counter, 0) for scope in scopes.values()]
         if any(counts):
-            named = _rows_by_file(found.get("worst", {}).get(counter, [])[:3])
+            named = _rows_by_file(found.worst.get(counter, ())[:3])
             rows.append([counter.replace("_", " "), *counts, says, named])
     columns = ("counter", *scopes, "they", "such as")
-    none = [name.replace("_", " ") for name in COUNTERS if not found["dataset"].get(name)]
-    said = f"<p class=quiet>Of {counted(found['dataset'].get('rows', 0), 'row')}."
+    none = [name.replace("_", " ") for name in COUNTERS if not found.dataset.get(name)]
+    said = f"<p class=quiet>Of {counted(found.dataset.get('rows', 0), 'row')}."
     said += f" Found in no row: {html_text(', '.join(none))}." if none else ""
     said += "</p>"
-    spoken = [[name, number] for name, number in found.get("languages", {}).items()]
+    spoken = [[name, number] for name, number in found.languages.items()]
     inner = table(columns, rows, "Counters of quality") if rows else ""
     inner += table(("language of answers", "rows"), spoken, "Languages") if spoken else ""
     return section("quality", "Quality", said, inner)
 
 
-def _rows_by_file(rows: Sequence[Mapping[str, Any]]) -> str:
+def _rows_by_file(rows: Sequence[RowPlace]) -> str:
     """Places of rows, each file once: `a/a.jsonl rows 3, 17; b/b.jsonl rows 4`."""
     files: dict[str, list[str]] = {}
     for row in rows:
-        files.setdefault(str(row["source"]), []).append(f"{row['row']:,}")
+        files.setdefault(row.source, []).append(f"{row.row:,}")
     return "; ".join(
         f"{name} row{'s' * (len(its) > 1)} {', '.join(its)}" for name, its in files.items()
     )
@@ -139,7 +139,7 @@ def _rows_by_file(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def duplicates_section(manifest: Manifest) -> str:
     """Duplicates, near duplicates, and what train and eval share."""
-    audit, counts = manifest.audit.get("dataset", {}), manifest.counts
+    counts, audit = manifest.facts.counts, manifest.facts.audit.dataset
     if not audit:
         return ""
     rows: list[list[Any]] = [
@@ -148,13 +148,13 @@ def duplicates_section(manifest: Manifest) -> str:
         ["records with such a prompt", audit.get("prompt_group_records", 0)],
         ["records in train and in eval", audit.get("both_sides", 0)],
     ]
-    for name, side in sorted(counts.get("sides", {}).items(), reverse=True):
-        if side.get("records"):
-            rows.append([f"groups in {name}", side.get("groups", 0)])
-    found = manifest.audit.get("contamination")
+    for name, side in sorted(counts.sides.items(), reverse=True):
+        if side.records:
+            rows.append([f"groups in {name}", side.groups])
+    found = manifest.facts.audit.contamination
     if found:
-        rows.append(["rows that share words with a benchmark", found.get("contaminated", 0)])
-    for name, value in counts.get("dedup", {}).items():
+        rows.append(["rows that share words with a benchmark", found.contaminated])
+    for name, value in counts.dedup.items():
         if isinstance(value, int):
             rows.append([f"dedup: {name.replace('_', ' ')}", value])
     inner = table(("what", "number"), rows, "Duplicates and leakage")
@@ -163,7 +163,7 @@ def duplicates_section(manifest: Manifest) -> str:
 
 def audit_section(manifest: Manifest, limits: AuditConfig) -> str:
     """Each limit with what was found."""
-    if not manifest.audit.get("packs"):
+    if not manifest.facts.audit.packs:
         return ""
     try:
         results = check_audit(manifest.audit, limits)

@@ -2,45 +2,43 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from packhouse.records.ledger import in_and_out, units_of
+from packhouse.records.ledger import LedgerLine, in_and_out, units_of
 from packhouse.report.figures import KIND_COLORS, Figure
 from packhouse.wording import by_name, counted
 
 
-def flow_figure(ledger: Sequence[Mapping[str, Any]]) -> Figure:
+def flow_figure(ledger: Sequence[LedgerLine]) -> Figure:
     """Draw rows from step to step as a band; what leaves it falls away below.
 
     A loss is drawn at least 1.5% of the height wide, so that one row in 52,002 can be seen.
     """
-    drawn = [
-        line for line in ledger if line["rows_in"] != line["rows_out"] or line["step"] != "split"
-    ]
-    most = max([1, *(line["rows_in"] for line in drawn)])
+    drawn = [line for line in ledger if line.rows_in != line.rows_out or line.step != "split"]
+    most = max([1, *(line.rows_in for line in drawn)])
     units = units_of(ledger)
     bands: list[dict[str, Any]] = []
     labels: list[dict[str, Any]] = []
     for i, line in enumerate(drawn):
-        came, left = line["rows_in"] / most, line["rows_out"] / most
-        said = counted(line["rows_out"], units[line["step"]][1])
+        came, left = line.rows_in / most, line.rows_out / most
+        said = counted(line.rows_out, units[line.step][1])
         bands += _band("rows", i, 1, 1 - came, 1, 1 - left, said)
-        if not i or line["rows_in"] != drawn[i - 1]["rows_in"]:
-            labels.append({"x": i, "y": 1.04, "text": f"{line['rows_in']:,}", "is_end": False})
+        if not i or line.rows_in != drawn[i - 1].rows_in:
+            labels.append({"x": i, "y": 1.04, "text": f"{line.rows_in:,}", "is_end": False})
         low = 1 - came
         for kind in ("quarantined", "dropped"):
-            lost = sum(line.get(kind, {}).values())
-            if lost:
+            by_reason = getattr(line, kind)
+            if lost := sum(by_reason.values()):
                 wide = max(lost / most, 0.015)
-                said = f"{lost:,} {kind}: {by_name(line[kind])}"
+                said = f"{lost:,} {kind}: {by_name(by_reason)}"
                 top = min(low + wide, 1)
                 bands += _band(f"{kind} {i}", i, top, low, low - 0.08, low - 0.08 - wide, said)
                 text = f"{lost:,} {kind}"
                 labels.append({"x": i + 1, "y": low - 0.22 - wide, "text": text, "is_end": True})
                 low -= 0.24 + wide
-    names = [line["step"] for line in drawn]
-    last = drawn[-1]["rows_out"] if drawn else 0
+    names = [line.step for line in drawn]
+    last = drawn[-1].rows_out if drawn else 0
     labels.append({"x": len(drawn), "y": 1.04, "text": f"{last:,}", "is_end": True})
     ends = [*names, "out"]
     x = {
@@ -113,11 +111,11 @@ def flow_figure(ledger: Sequence[Mapping[str, Any]]) -> Figure:
     columns = ("step", heads[0], "added", "quarantined", "dropped", heads[1], "tokens out")
     rows = [
         [
-            line["step"],
+            line.step,
             came_in,
-            *(by_name(line.get(kind, {})) for kind in ("added", "quarantined", "dropped")),
+            *(by_name(each) for each in (line.added, line.quarantined, line.dropped)),
             went_out,
-            "" if line.get("tokens_out") is None else line["tokens_out"],
+            "" if line.tokens_out is None else line.tokens_out,
         ]
         for line, (came_in, went_out) in zip(ledger, cells, strict=True)
     ]

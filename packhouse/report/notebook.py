@@ -25,7 +25,7 @@ from packhouse.report.samples import (
 )
 from packhouse.report.tokens import html_runs, pipeline_of, runs_of
 from packhouse.store import OpenVersion
-from packhouse.store.counts import numbers_of, splits_of
+from packhouse.store.counts import numbers_of
 from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline
 from packhouse.wording import counted
@@ -94,7 +94,7 @@ def version_cell(opened: OpenVersion, tokenizers: Path) -> str:
         )
     shown = cell(
         numbers_of(opened.manifest),
-        splits_of(opened.manifest),
+        opened.manifest.facts.counts.splits(),
         records,
         pipeline_of(tokenizer_of(opened, tokenizers)),
     )

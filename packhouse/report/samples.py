@@ -166,16 +166,14 @@ def label_names(manifest: Manifest) -> list[str]:
     """Return what labels 0, 1, ... are called: verdicts, or classes where all sources agree."""
     if manifest.preferences == "kto":
         return ["bad", "good"]
-    settings = [each.get("settings") for each in manifest.lineage.get("sources", [])]
-    given = [each.get("label_names") if isinstance(each, dict) else None for each in settings]
-    names = given[0] if given and given.count(given[0]) == len(given) else None
-    return [for_terminal(str(name)) for name in names] if isinstance(names, list) else []
+    given = {shard.settings.label_names for shard in manifest.facts.lineage.sources}
+    names = given.pop() if len(given) == 1 else None
+    return [for_terminal(name) for name in names or ()]
 
 
 def is_of_classes(manifest: Manifest) -> bool:
     """Return True if a classifier is trained on the labels of rows, and on no token."""
-    template = manifest.configuration.get("format", {}).get("template")
-    return bool(template == "sequence_classification")
+    return manifest.facts.configuration.format.template == "sequence_classification"
 
 
 def label_text(label: int | None, names: Sequence[str]) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 
 from packhouse.packing.other_seq_lens import try_seq_lens
 from packhouse.pages import html_text
-from packhouse.records.ledger import num_added_records
 from packhouse.report.figures import (
     fill_figure,
     length_figures,
@@ -27,7 +26,7 @@ from packhouse.report.html import (
     tiles,
 )
 from packhouse.report.samples import is_of_classes
-from packhouse.store.counts import render_counts_of, splits_of, totals_of
+from packhouse.store.counts import totals_of
 from packhouse.store.manifest import PULLED_NAMES, Manifest
 from packhouse.wording import counted
 
@@ -38,11 +37,10 @@ _OTHERS = "other sources"
 
 def heading(manifest: Manifest) -> str:
     """What it is, in two lines."""
-    pack, form = (manifest.configuration.get(name, {}) for name in ("pack", "format"))
-    seq_len, template = pack.get("seq_len", 0), form.get("template", "")
+    form, seq_len = manifest.facts.configuration.format, manifest.facts.configuration.pack.seq_len
     said = f"Packed token data: packs of {seq_len:,} tokens" if seq_len else "Packed token data"
-    said += f", template '{template}'" if template else ""
-    trained = "labels" if is_of_classes(manifest) else form.get("train_on")
+    said += f", template '{form.template}'" if form.template else ""
+    trained = "labels" if is_of_classes(manifest) else form.train_on
     said += f", preferences as {manifest.preferences}" if manifest.preferences else ""
     said += f", trained on: {trained}." if trained else "."
     version = f"<code class=quiet>{html_text(manifest.version)}</code>"
@@ -52,8 +50,9 @@ def heading(manifest: Manifest) -> str:
 def overview(manifest: Manifest) -> str:
     """Numbers of the whole."""
     rows, bad, dropped, records, packs, tokens, trained, padding = totals_of(manifest).values()
-    splits = splits_of(manifest)
-    made = num_added_records(manifest.counts.get("ledger", []))
+    counts = manifest.facts.counts
+    splits = counts.splits()
+    made = sum(line.num_added_records for line in counts.ledger)
     lost = _share(dropped, rows + made)  # of rows that became several records, of these
     if made:
         lost += f" of {counted(rows + made, 'record')}"
@@ -61,7 +60,7 @@ def overview(manifest: Manifest) -> str:
     by_split = ", ".join(f"{name} {each.num_packs:,}" for name, each in splits.items())
     return tiles(
         [
-            ("Rows read", f"{rows:,}", counted(len(manifest.counts.get("sources", {})), "source")),
+            ("Rows read", f"{rows:,}", counted(len(counts.sources), "source")),
             ("Records packed", f"{records:,}", ""),
             ("Bad rows", f"{bad:,}", _share(bad, rows)),
             ("Dropped", f"{dropped:,}", lost),
@@ -100,7 +99,7 @@ def short_number(number: int) -> str:
 def load_section(manifest: Manifest, uri: str | None) -> str:
     """How a trainer and a shell read the version."""
     where = uri or f"STORE/{manifest.dataset}@{manifest.version}"
-    split = next(iter(splits_of(manifest)), "train")
+    split = next(iter(manifest.facts.counts.splits()), "train")
     trainer = "transformers' Trainer" if is_of_classes(manifest) else "TRL's SFTTrainer and others"
     python = (
         "import packhouse\n\n"
@@ -123,7 +122,7 @@ def load_section(manifest: Manifest, uri: str | None) -> str:
 
 def flow_section(manifest: Manifest) -> str:
     """The ledger, and how rows became records."""
-    ledger, rendering = manifest.counts.get("ledger", []), render_counts_of(manifest)
+    ledger, rendering = manifest.facts.counts.ledger, manifest.facts.counts.rendering
     lines = [*rendering.record_lines(), *rendering.lines()]
     notes = "".join(f"<li>{html_text(line)}</li>" for line in lines)
     drawn = figure(flow_figure(ledger)) if ledger else ""
@@ -137,7 +136,7 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
     by_source: dict[str, Counter[int]] = {}
     by_split: dict[str, Counter[int]] = {}
     totals: Counter[str] = Counter()
-    eval_by_source = manifest.configuration.get("split", {}).get("eval_by_source")
+    eval_by_source = manifest.facts.configuration.split.eval_by_source
     for source, split, length, count in measured["lengths"]:
         totals[source] += count
         packed_as = f"{split} {source}" if split == "eval" and eval_by_source else split
@@ -149,8 +148,8 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
         by_source.setdefault(source if source in named else _OTHERS, Counter())[length] += count
     if not by_source:
         return ""
-    pack = manifest.configuration.get("pack", {})
-    seq_len = int(pack.get("seq_len") or max(s.seq_len for s in splits_of(manifest).values()))
+    pack, splits = manifest.facts.configuration.pack, manifest.facts.counts.splits()
+    seq_len = pack.seq_len or max(each.seq_len for each in splits.values())
     figures = "".join(figure(each) for each in length_figures(by_source, seq_len))
     over = Counter[bool]()
     for split, length, count in measured["too_long"]:
@@ -158,13 +157,13 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
         if length:  # versions of older steps do not say it
             by_split.setdefault(split, Counter())[length] += count
     choices = []
-    if pack.get("over_length") != "window":  # other sizes make other windows
+    if pack.over_length != "window":  # other sizes make other windows
         choices = try_seq_lens(
             list(by_split.values()),
             seq_len,
-            str(pack.get("strategy", "best_fit")),
-            int(pack.get("seed", 0)),
-            int(pack.get("pad_record_to_multiple_of", 1)),
+            pack.strategy or "best_fit",
+            pack.seed,
+            pack.pad_record_to_multiple_of,
         )
     note = ""
     if over[True]:
@@ -185,7 +184,7 @@ def packs_section(manifest: Manifest, measured: Measured) -> str:
     if not splits:
         return ""
     rows = []
-    for name, side in splits_of(manifest).items():
+    for name, side in manifest.facts.counts.splits().items():
         counts = dict(splits.get(name, {}).get("per_pack", []))
         rows.append(
             [
@@ -262,7 +261,7 @@ def _trained_by_source(manifest: Manifest, measured: Measured) -> str:
     said = ""
     if manifest.preferences == "pairs":
         said = "Charts count the chosen and the rejected answer of a pair each by itself."
-    if manifest.configuration.get("pack", {}).get("strategy") == "concat":
+    if manifest.facts.configuration.pack.strategy == "concat":
         said = "Charts count each part of a record that is cut at the end of a pack by itself."
     note = f"<p class=quiet>{said}</p>" if said else ""
     return (table(columns, rows, "Trained tokens by source") if rows else "") + note
@@ -317,18 +316,15 @@ def samples_section(
 
 def recipe_section(manifest: Manifest) -> str:
     """Settings, sources, tokenizer and digests."""
-    tokenizer = manifest.lineage.get("tokenizer", {})
+    lineage = manifest.facts.lineage
     facts = [
         ("dataset", manifest.dataset),
         ("version id", manifest.vid),
         ("content id", manifest.content_id),
-        ("tokenizer", str(manifest.provenance.get("tokenizer", tokenizer.get("class", "")))),
-        ("tokenizer fingerprint", str(tokenizer.get("fingerprint", ""))),
+        ("tokenizer", manifest.facts.provenance.tokenizer or lineage.tokenizer.class_name),
+        ("tokenizer fingerprint", lineage.tokenizer.fingerprint),
     ]
-    sources = [
-        [str(each.get("file", "")), each.get("rows", 0), str(each.get("sha256", ""))]
-        for each in manifest.lineage.get("sources", [])[:200]
-    ]
+    sources = [[shard.file, shard.rows, shard.sha256] for shard in lineage.sources[:200]]
     files = [
         [entry.key, entry.kind, entry.rows, entry.size, entry.sha256]
         for entry in manifest.files[:200]

@@ -64,8 +64,7 @@ def unpublished_report(
     uploads = name_files(files)
     draft = draft_manifest(dataset, vid, uploads, facts)
     paths = {entry.key: body.path for entry, body in uploads}
-    wanted = str(draft.lineage.get("tokenizer", {}).get("fingerprint", ""))
-    pipeline = pipeline_of(partial(find_snapshot, wanted, tokenizers))
+    pipeline = pipeline_of(partial(find_snapshot, draft.tokenizer_fingerprint, tokenizers))
     return report_of(draft, lambda entry: paths[entry.key], pipeline)
 
 
@@ -180,8 +179,7 @@ def with_texts(pack: dict[str, Any], pipeline: Pipeline | None) -> dict[str, Any
 
 def _limits(manifest: Manifest) -> AuditConfig:
     """The limits that the version was held to; the usual ones where it does not say them."""
-    given = manifest.provenance.get("limits", {})
     try:
-        return AuditConfig.model_validate(given)
+        return AuditConfig.model_validate(manifest.facts.provenance.limits)
     except ValueError:
         raise ConfigError("the manifest names limits of the audit that there are not") from None

@@ -6,12 +6,10 @@ It is not part of the version's identity, so a better card does not make another
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from packhouse.escaping import for_markdown, markdown_code, markdown_table
-from packhouse.records.ledger import filters_of
-from packhouse.store.counts import numbers_of, splits_of
+from packhouse.store.counts import numbers_of
 from packhouse.store.manifest import Manifest
 from packhouse.wording import counted
 
@@ -76,11 +74,10 @@ def _splits_table(manifest: Manifest) -> str:
 
 def _account(manifest: Manifest) -> str:
     """Rows from the sources to the packs, and a picture of lengths in characters of block."""
-    ledger = manifest.counts.get("ledger", ())
-    if not ledger:
+    if not manifest.facts.counts.ledger:
         return ""
     lines = [f"- {for_markdown(name)}: {for_markdown(said)}" for name, said in numbers_of(manifest)]
-    for split, side in splits_of(manifest).items():
+    for split, side in manifest.facts.counts.splits().items():
         if bars := _bars(side.length_histogram):
             lines += ["", f"Records of {for_markdown(split)} by length:", "", *bars]
     return "\n".join([*lines, ""])
@@ -107,15 +104,19 @@ def _bars(histogram: Sequence[Sequence[int]]) -> list[str]:
 
 
 def _settings(manifest: Manifest) -> str:
-    wanted = ("format.template", "format.train_on", "pack.seq_len", "pack.strategy")
-    found = [(key, _at(manifest.configuration, key)) for key in wanted]
-    tokenizer = _at(manifest.lineage, "tokenizer.fingerprint")
-    lines = [f"- `{key}`: {for_markdown(str(value))}" for key, value in found if value is not None]
-    if tokenizer:
-        lines.append(f"- tokenizer: {markdown_code(str(tokenizer)[:16])}")
+    form, pack = manifest.facts.configuration.format, manifest.facts.configuration.pack
+    found = {
+        "format.template": form.template,
+        "format.train_on": form.train_on,
+        "pack.seq_len": pack.seq_len,
+        "pack.strategy": pack.strategy,
+    }
+    lines = [f"- `{key}`: {for_markdown(str(value))}" for key, value in found.items() if value]
+    if tokenizer := manifest.tokenizer_fingerprint:
+        lines.append(f"- tokenizer: {markdown_code(tokenizer[:16])}")
     lines += [
-        f"- column {markdown_code(str(f['name']))}: {for_markdown(str(f['type']))}"
-        for f in manifest.schema.get("fields", ())
+        f"- column {markdown_code(column.name)}: {for_markdown(column.type)}"
+        for column in manifest.facts.schema.fields
     ]
     return "\n".join([*lines, ""]) if lines else ""
 
@@ -124,7 +125,7 @@ def _sources(manifest: Manifest) -> str:
     """Rows of each source file, and what `where` left out."""
     rows = sorted(manifest.rows_by_file().items())
     lines = [*markdown_table(("source", "rows"), rows), ""] if rows else []
-    for each in filters_of(manifest.lineage.get("sources", ())):
+    for each in manifest.filters():
         kept = f"{each.filtered:,} of {counted(each.rows, 'row')} of {for_markdown(each.source)}"
         lines += [f"Left out are {kept}: where {markdown_code(each.where)} does not hold.", ""]
     return "\n".join(lines)
@@ -132,17 +133,10 @@ def _sources(manifest: Manifest) -> str:
 
 def _quality(manifest: Manifest) -> str:
     """Rows that the quality counters found."""
-    found = _at(manifest.audit, "quality.dataset") or {}
+    quality = manifest.facts.audit.quality
     rows = [
         (counter, number)
-        for counter, number in sorted(found.items())
-        if counter != "rows" and isinstance(number, int) and number
+        for counter, number in sorted(quality.dataset.items() if quality else ())
+        if counter != "rows" and number
     ]
     return "\n".join([*markdown_table(("quality", "rows"), rows), ""]) if rows else ""
-
-
-def _at(value: Mapping[str, Any], key: str) -> Any:
-    place: Any = value
-    for part in key.split("."):
-        place = place.get(part) if isinstance(place, Mapping) else None
-    return place

@@ -44,8 +44,8 @@ def check_data_file(path: Path, entry: FileEntry, manifest: Manifest) -> None:
         rows += batch.num_rows
     if rows != entry.rows:
         raise ContractError(f"holds {rows:,} rows, and its manifest says {entry.rows:,}")
-    columns = [field["name"] for field in manifest.schema.get("fields", ())]
-    if tokens != entry.tokens and {"input_ids", "preference_ids"} & {*columns}:
+    columns = {column.name for column in manifest.facts.schema.fields}
+    if tokens != entry.tokens and {"input_ids", "preference_ids"} & columns:
         raise ContractError(f"{tokens:,} tokens, and the manifest says {entry.tokens:,}")
 
 
@@ -174,14 +174,14 @@ def check_rows(batch: pa.RecordBatch, first_row: int, manifest: Manifest) -> int
     due = published_schema(layout).names
     if missing := [name for name in due if name not in names]:
         raise ContractError(f"rows of tokens have no column {', '.join(missing)}")
-    pack = manifest.configuration.get("pack", {})
+    facts = manifest.facts
     check_packed(
         batch,
-        pack.get("seq_len") or _ANY,
-        manifest.lineage.get("tokenizer", {}).get("vocab_size") or _ANY,
+        facts.configuration.pack.seq_len or _ANY,
+        facts.lineage.tokenizer.vocab_size or _ANY,
         layout,
         # Pieces of records may train nothing, and classifiers train on the label.
-        allow_untrained=pack.get("strategy") == "concat" or "label" in names,
+        allow_untrained=facts.configuration.pack.strategy == "concat" or "label" in names,
         first_row=first_row,
     )
     return int(pc.sum(pc.list_value_length(batch["input_ids"])).as_py())

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from packhouse.gates import GateOutcome, GateResult
-from packhouse.records.ledger import num_bad_rows
 from packhouse.store.manifest import Manifest
 
 
@@ -93,17 +92,18 @@ def breaking_changes(old: Manifest, new: Manifest) -> list[str]:
     what is ignored). Splits are no part of the schema: a recipe may stop to set data aside.
     """
     found = []
-    after = {field["name"]: field for field in new.schema.get("fields", ())}
-    for field in old.schema.get("fields", ()):
-        name = field["name"]
-        if name not in after:
-            found.append(f"column '{name}' is gone")
-        elif field["type"] != after[name]["type"]:
-            found.append(f"column '{name}' was {field['type']} and is {after[name]['type']}")
-        elif after[name]["nullable"] and not field["nullable"]:
-            found.append(f"column '{name}' may now be null")
-    metadata = new.schema.get("metadata", {})
-    for key, value in old.schema.get("metadata", {}).items():
+    before, after = old.facts.schema, new.facts.schema
+    columns = {column.name: column for column in after.fields}
+    for was in before.fields:
+        now = columns.get(was.name)
+        if now is None:
+            found.append(f"column '{was.name}' is gone")
+        elif was.type != now.type:
+            found.append(f"column '{was.name}' was {was.type} and is {now.type}")
+        elif now.nullable and not was.nullable:
+            found.append(f"column '{was.name}' may now be null")
+    metadata = after.metadata
+    for key, value in before.metadata.items():
         if key.startswith("packhouse.") and metadata.get(key) != value:
             found.append(f"{key} was '{value}' and is '{metadata.get(key)}'")
     return found
@@ -140,20 +140,20 @@ def _change(old: float | None, new: float | None) -> float | None:
 
 def _lengths(manifest: Manifest) -> Counter[int]:
     lengths: Counter[int] = Counter()
-    for side in manifest.counts.get("statistics", {}).values():
-        for lower_edge, number in side.get("length_histogram", ()):
-            lengths[lower_edge] += number
+    for side in manifest.facts.counts.statistics.values():
+        for length, number in side.length_histogram:
+            lengths[length] += number
     return lengths
 
 
 def _trained(manifest: Manifest) -> float | None:
-    sides = manifest.counts.get("statistics", {}).values()
-    tokens = sum(side.get("num_tokens", 0) for side in sides)
-    return sum(side.get("num_trained", 0) for side in sides) / tokens if tokens else None
+    sides = manifest.facts.counts.statistics.values()
+    tokens = sum(side.num_tokens for side in sides)
+    return sum(side.num_trained for side in sides) / tokens if tokens else None
 
 
 def _quarantined(manifest: Manifest) -> float | None:
-    lines = manifest.counts.get("ledger")
-    if not lines or not lines[0].get("rows_in"):
+    ledger = manifest.facts.counts.ledger
+    if not ledger or not ledger[0].rows_in:
         return None
-    return num_bad_rows(lines) / int(lines[0]["rows_in"])
+    return sum(line.num_bad_rows for line in ledger) / ledger[0].rows_in

@@ -8,14 +8,15 @@ change bytes) goes there, or nowhere. A `digest` over the whole document shows a
 A manifest is read from a store, so it is checked like any other input, in one place: the fields of
 `FileEntry` and `Manifest` are checked when they are made, by a publisher as by `parse_slot`, and
 the bytes must be exactly those that the parsed manifest would write. So an added field, a doubled
-JSON key, `1.0` for `1`, or another `manifest_id` is refused, and readers may join keys to paths.
+JSON key, or another `manifest_id` is refused, and readers may join keys to paths. Facts are kept as
+they are in the document; `Manifest.facts` has those that the program reads, as typed values.
 """
 
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -23,8 +24,8 @@ import pyarrow as pa
 
 from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
 from packhouse.recipe.model import Preferences, preferences_in
+from packhouse.records.ledger import Filter, filters_of
 from packhouse.runtime.fingerprint import canonical_json, digest
-from packhouse.store.facts import FACT_TYPES, check_facts
 from packhouse.store.layout import (
     check_name,
     check_vid,
@@ -32,6 +33,7 @@ from packhouse.store.layout import (
     split_version,
     version_name,
 )
+from packhouse.store.manifest_schema import Facts, read_facts
 from packhouse.store.protocol import Steps, read_checked
 
 FORMAT = 1
@@ -55,7 +57,6 @@ MAX_MANIFEST_BYTES = 2**26
 """Room for 200,000 files. Readers refuse a larger manifest, so publishers do."""
 
 _MAX_COUNT = 2**40  # bytes, rows or tokens of one file: sums of them fit 64 bits
-_MAX_DEPTH = 32
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # No segment begins with a dot, so none is `..`; 200 leaves room for the name of a partial copy.
 _KEY = re.compile(r"[a-z]+(/[A-Za-z0-9_][A-Za-z0-9._-]{0,199})+")
@@ -150,9 +151,7 @@ class Manifest:
         if type(self.generation) is not int or not 0 <= self.generation < 10**9:
             raise ConfigError(f"generation is {self.generation!r}; 0 to 999,999,999 is possible")
         _check_files(self.files)
-        facts = {name: getattr(self, name) for name in FACT_TYPES}
-        check_facts(facts)
-        _check_plain(facts, _MAX_DEPTH)
+        _ = self.facts
         if self.schema and self.schema_fingerprint != schema_fingerprint(self.schema):
             raise ConfigError("schema_fingerprint is not that of the schema")
 
@@ -166,6 +165,11 @@ class Manifest:
         """sha256 over everything but `provenance`."""
         return digest(self._hashed())
 
+    @cached_property
+    def facts(self) -> Facts:
+        """The facts that the program reads, as typed values."""
+        return read_facts({each.name: getattr(self, each.name) for each in fields(Facts)})
+
     @property
     def num_bytes(self) -> int:
         """Size of all files together."""
@@ -174,21 +178,29 @@ class Manifest:
     @property
     def preferences(self) -> Preferences | None:
         """What the rows prefer, as `Recipe.preferences`: `pairs`, `kto`, or None."""
-        settings = [source.get("settings") for source in self.lineage.get("sources", ())]
-        formats = [str(each.get("format")) for each in settings if isinstance(each, Mapping)]
-        return preferences_in(formats)
+        return preferences_in([shard.settings.format for shard in self.facts.lineage.sources])
 
     @property
     def tokenizer_fingerprint(self) -> str:
         """Of the tokenizer that made the ids; empty where a publisher did not say it."""
-        return str(self.lineage.get("tokenizer", {}).get("fingerprint", ""))
+        return self.facts.lineage.tokenizer.fingerprint
 
     def rows_by_file(self) -> Counter[str]:
         """Count the rows read of each source file, `<source>/<file>`, whatever its shards."""
         rows: Counter[str] = Counter()
-        for shard in self.lineage.get("sources", ()):
-            rows[shard.get("file", "")] += shard.get("rows", 0)
+        for shard in self.facts.lineage.sources:
+            rows[shard.file] += shard.rows
         return rows
+
+    @property
+    def sources(self) -> Sequence[Mapping[str, Any]]:
+        """Shards of input, as the document has them."""
+        shards: Sequence[Mapping[str, Any]] = self.lineage.get("sources", ())
+        return shards
+
+    def filters(self) -> list[Filter]:
+        """Return what each expression of each source's `where` left out."""
+        return filters_of(self.sources)
 
     def splits(self) -> list[str]:
         """Names of the splits of the data files, in order of first file."""
@@ -344,20 +356,6 @@ def _check_files(files: tuple[FileEntry, ...]) -> None:
     for (kind, split), numbers in series.items():
         if numbers != [(number, len(numbers)) for number in range(len(numbers))]:
             raise ConfigError(f"{kind} files of split {split!r} are missing or out of order")
-
-
-def _check_plain(value: Any, depth: int) -> None:
-    """Limit nesting, and numbers to 64 bits, for everything that walks or prints the facts."""
-    if not depth:
-        raise ConfigError(f"facts are nested deeper than {_MAX_DEPTH} levels")
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise ConfigError("a fact holds a number over 64 bits")
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return
-    for item in value:
-        _check_plain(item, depth - 1)
 
 
 def schema_to_json(schema: pa.Schema) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def publish_version(
             draft = replace(draft, files=tuple(entry for entry, _ in uploads))
         keeper = _Gatekeeper(draft, gate)
         held_back = ref is not None and not run(store, keeper.first_look(ref))
-        if tokenizer is not None and draft.lineage.get("tokenizer"):
+        if tokenizer is not None and draft.tokenizer_fingerprint:
             kept = keep_tokenizer(store, draft.tokenizer_fingerprint, tokenizer)
             draft = replace(draft, provenance={**draft.provenance, "keeps_tokenizer": kept})
         steps = publish_steps(draft, uploads, None if held_back else ref, keeper.may_move)

@@ -266,7 +266,7 @@ def _tokenizer_problems(opened: OpenVersion) -> list[str]:
         found = fetch_tokenizer(opened.store, fingerprint)
     except IntegrityError as error:
         return [str(error)]
-    if found is None and opened.manifest.provenance.get("keeps_tokenizer") is True:
+    if found is None and opened.manifest.facts.provenance.keeps_tokenizer:
         key = tokenizer_key(fingerprint)
         return [f"the tokenizer '{key}' is gone; publish the version again"]
     return []

@@ -52,8 +52,8 @@ def tokenizer_of(opened: OpenVersion, tokenizers: Path) -> LoadSnapshot | None:
 
 def pipeline_of_version(opened: OpenVersion) -> PipelineChoice:
     """Return whose pipeline made the ids of a version, which is asked no more."""
-    settings = opened.manifest.configuration.get("tokenize", {})
-    return "file" if settings.get("pipeline") == "file" else "class"
+    settings = opened.manifest.facts.configuration.tokenize
+    return "file" if settings.pipeline == "file" else "class"
 
 
 def _write(files: dict[str, bytes], folder: Path) -> None:

@@ -171,7 +171,7 @@ def _facts(opened: OpenVersion, views: list[str]) -> dict[str, list[dict[str, An
     facts: dict[str, list[dict[str, Any]]] = {}
     if "ledger" in views:
         ledger = manifest.counts.get("ledger", [])
-        units = units_of(ledger)
+        units = units_of(manifest.facts.counts.ledger)
         facts["ledger"] = [line for step in ledger for line in _ledger_lines(step, units)]
     if "audit" in views and manifest.audit:
         found = {None: manifest.audit["dataset"], **manifest.audit["sources"]}

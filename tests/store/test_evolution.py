@@ -103,6 +103,9 @@ def facts_of(rows, lengths, trained, bad):
             ],
             "statistics": {
                 "train": {
+                    "seq_len": 64,
+                    "strategy": "best_fit",
+                    "lower_bound": 1,
                     "length_histogram": lengths,
                     "num_tokens": 200,
                     "num_trained": trained,

@@ -115,9 +115,7 @@ def _plan_facts(
 
 
 def _changed_sources(plan: Plan, current: OpenVersion) -> dict[str, str]:
-    before = _shards(
-        (s.get("file"), s.get("sha256")) for s in current.manifest.lineage.get("sources", ())
-    )
+    before = _shards((shard.file, shard.sha256) for shard in current.manifest.facts.lineage.sources)
     now = _shards((shard.file, shard.sha256) for shard in plan.shards)
     changes = {}
     for name in sorted({*before, *now}):

@@ -183,7 +183,7 @@ def outcome_markdown(
     lines = [f"### packhouse: {for_markdown(message)}", "", *gates_table(gates)]
     prepared = refreshed.prepared if refreshed else None
     if prepared is not None:
-        heads, cells = in_and_out([line.to_json() for line in prepared.ledger])
+        heads, cells = in_and_out(prepared.ledger)
         steps = [
             (line.step, *own, sum(line.quarantined.values()), sum(line.dropped.values()))
             for line, own in zip(prepared.ledger, cells, strict=True)

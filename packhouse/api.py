@@ -17,22 +17,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from packhouse.cache.mirror import open_mirror
-from packhouse.cache.places import CachePlace, check_cache, default_cache, find_cache
+from packhouse.cache.places import CachePlace, check_cache, default_cache, find_cache, open_mirror
 from packhouse.chain import Prepared
 from packhouse.chain import prepare as prepare_chain
 from packhouse.contracts import check as check_table
 from packhouse.engine.local_pool import local_runner
 from packhouse.engine.workspace import Check, Workspace
 from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitError
-from packhouse.estimate import Estimate, estimate
 from packhouse.given import recipe_for
 from packhouse.loaders import load_packed, load_preferences
 from packhouse.quarantine import read_quarantined
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import sum_by_reason
 from packhouse.runtime.progress import show_progress, start_phase
-from packhouse.steps.plan import plan_jobs
 from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
 from packhouse.store.address import parse_address
@@ -287,35 +284,6 @@ def prepare(
         is_new=prepared.created,
         held_back=published.held_back or ((left,) if published.is_ref_left else ()),
     )
-
-
-def plan(
-    data: object,
-    *,
-    tokenizer: object = None,
-    seq_len: int | None = None,
-    cache: str | Path | None = None,
-    **settings: object,
-) -> Estimate:
-    """Estimate what `prepare` would give, before any work; arguments are those of `prepare`.
-
-    Reads, renders and tokenizes a megabyte of each source; what is tokenized already is counted.
-
-    Returns:
-        Rows, tokens, packs and bytes, and rows and tokens of each source.
-
-    Raises:
-        PackhouseError: a setting, source or tokenizer that `prepare` would refuse as well.
-
-    Example:
-        >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
-        >>> plan(rows, tokenizer="deployments/demo/tokenizer", format={"template": "alpaca"},
-        ...     cache=getfixture("tmp_path")).packs
-        4
-    """
-    folder = check_cache(find_cache(None if cache is None else str(cache)).folder)
-    recipe = recipe_for(data, tokenizer=tokenizer, seq_len=seq_len, cache=folder, settings=settings)
-    return estimate(recipe, plan_jobs(recipe), Workspace(cache=folder))
 
 
 def prepare_recipe(

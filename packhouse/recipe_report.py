@@ -15,12 +15,12 @@ import pyarrow as pa
 from packhouse.cache.places import check_cache, find_cache
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import VersionNotFoundError
-from packhouse.estimate import Estimate, estimate
 from packhouse.first_rows import try_first_rows
 from packhouse.given import recipe_for
 from packhouse.packing.statistics import PackStatistics, length_histogram
 from packhouse.pages import html_text
 from packhouse.recipe import Recipe
+from packhouse.registry import function_of_addon
 from packhouse.report.checks import filters_table
 from packhouse.report.figures import length_figures, seq_len_figure
 from packhouse.report.html import figure, header, page, preformatted, section, table, tiles
@@ -36,7 +36,7 @@ from packhouse.report.sections import samples_section, short_number
 from packhouse.report.tokens import pipeline_of
 from packhouse.report.version_report import version_report, with_texts
 from packhouse.sources.files import find_files, source_name
-from packhouse.steps.plan import Plan, plan_jobs
+from packhouse.steps.plan import Estimate, Plan, plan_jobs
 from packhouse.store import open_version
 from packhouse.tokenization import fingerprint_tokenizer
 from packhouse.tokenization.loading import find_snapshot
@@ -83,7 +83,7 @@ def recipe_cell(recipe: Recipe) -> str:
     workspace = Workspace(cache=check_cache(find_cache(None).folder))
     recipe = recipe_for(recipe, cache=workspace.cache, settings={})
     plan = plan_jobs(recipe)
-    expected = estimate(recipe, plan, workspace)
+    expected: Estimate = function_of_addon("estimate")(recipe, plan, workspace)
     ((name, sample),) = _first_rows(recipe, plan, workspace, 1).items()
     about = "" if expected.is_exact else "about "
     made = (
@@ -135,7 +135,7 @@ def _pipeline(recipe: Recipe, workspace: Workspace) -> Pipeline | None:
 
 
 def _estimate_page(recipe: Recipe, plan: Plan, workspace: Workspace) -> str:
-    expected = estimate(recipe, plan, workspace)
+    expected: Estimate = function_of_addon("estimate")(recipe, plan, workspace)
     pipeline = _pipeline(recipe, workspace)
     rows = _first_rows(recipe, plan, workspace, _SOURCES)
     labels = {source_name(source): labels_of(recipe, source) for source in recipe.sources}

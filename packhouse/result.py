@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from packhouse.auditing import audit_rows, inference_line
 from packhouse.chain import Prepared
 from packhouse.errors import HELD_BACK
-from packhouse.quality import quality_lines
+from packhouse.recipe.audit import QUALITY_COUNTERS
 from packhouse.recipe.model import preferences_in
 from packhouse.records.ledger import filters_of, in_and_out, num_added_records, units_of
 from packhouse.sources.extra_fields import CONVERSATIONAL, IN_MESSAGES, TRAIN_FLAGS
@@ -186,6 +186,27 @@ def print_inference(audit: Mapping[str, Any]) -> None:
     """Print how many answers follow their prompt of inference; nothing without such prompts."""
     if line := inference_line(audit):
         print_text(line)
+
+
+def quality_lines(found: Mapping[str, Any]) -> list[str]:
+    """Say what was found, counter by counter, with the first rows of one file.
+
+    Example:
+        >>> worst = [{"source": "a/a.jsonl", "row": 4, "record_id": "5f", "value": 1}]
+        >>> quality_lines({"dataset": {"rows": 50, "html": 1}, "worst": {"html": worst}})
+        ['html: 1 (2.00%) hold HTML in prose: a/a.jsonl row 4']
+    """
+    lines = []
+    for counter, rows in found["worst"].items():
+        number, file = found["dataset"].get(counter, 0), rows[0]["source"]
+        first = [f"{row['row']:,}" for row in rows if row["source"] == file][:3]
+        named = f"{file} row{'s' * (len(first) > 1)} {', '.join(first)}"
+        more = ", ..." * (number > len(first))
+        share = f"{number / max(found['dataset'].get('rows', 0), 1):.2%}"
+        lines.append(
+            f"{counter}: {number:,} ({share}) {QUALITY_COUNTERS.get(counter, '')}: {named}{more}"
+        )
+    return lines
 
 
 def print_quality(audit: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
+from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.escaping import for_terminal
 from packhouse.recipe.reading import is_recipe_path
+from packhouse.registry import COMMANDS
 from packhouse.report.samples import (
     check_split,
     first_split,
@@ -150,10 +152,8 @@ def inspect(
 
 def _invoke_other(target: str, cache: Path, as_json: bool, *, is_quarantine: bool) -> None:
     """Do as `packhouse quarantine show` or `packhouse dropped`."""
-    from packhouse.commands.dropped import dropped
-    from packhouse.commands.quarantine import show
-
-    command = show if is_quarantine else dropped
+    module = import_module(COMMANDS["quarantine" if is_quarantine else "dropped"][0])
+    command: click.Command = module.show if is_quarantine else module.dropped
     words = [target, "--cache", str(cache), *(["--json"] if as_json else [])]
     parent = click.get_current_context()
     with command.make_context(command.name, words, parent=parent) as context:

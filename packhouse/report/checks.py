@@ -9,9 +9,9 @@ from packhouse.auditing.inference import inference_line
 from packhouse.errors import AuditError
 from packhouse.gates import GateResult
 from packhouse.pages import html_text
-from packhouse.quality import COUNTERS
 from packhouse.reasons import DROP_REASONS, QUARANTINE_REASONS
 from packhouse.recipe import AuditConfig
+from packhouse.recipe.audit import QUALITY_COUNTERS
 from packhouse.records.ledger import Filter, filters_of, sum_by_reason, units_of
 from packhouse.report.figures import reasons_figure
 from packhouse.report.html import details, figure, section, table
@@ -111,13 +111,13 @@ def quality_section(manifest: Manifest) -> str:
         {**sources, "all": found["dataset"]} if len(sources) > 1 else {"rows": found["dataset"]}
     )
     rows = []
-    for counter, says in COUNTERS.items():
+    for counter, says in QUALITY_COUNTERS.items():
         counts = [scope.get(counter, 0) for scope in scopes.values()]
         if any(counts):
             named = _rows_by_file(found.get("worst", {}).get(counter, [])[:3])
             rows.append([counter.replace("_", " "), *counts, says, named])
     columns = ("counter", *scopes, "they", "such as")
-    none = [name.replace("_", " ") for name in COUNTERS if not found["dataset"].get(name)]
+    none = [name.replace("_", " ") for name in QUALITY_COUNTERS if not found["dataset"].get(name)]
     said = f"<p class=quiet>Of {counted(found['dataset'].get('rows', 0), 'row')}."
     said += f" Found in no row: {html_text(', '.join(none))}." if none else ""
     said += "</p>"

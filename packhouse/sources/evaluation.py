@@ -7,9 +7,11 @@ matter which rows are evaluated together: where an expression fails on some, the
 `TRY`, and the others go on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import cache
+from functools import cache, wraps
+from importlib import import_module
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, SourceError
-from packhouse.quality import FUNCTIONS as TEXT_FUNCTIONS
-from packhouse.quality import add_functions, check_installed
+from packhouse.records.lists import one_chunk
+from packhouse.registry import TEXT_FUNCTIONS, is_there
 from packhouse.runtime.confined import at
 from packhouse.runtime.duckdb_limits import NO_FILES
 from packhouse.runtime.extras import import_extra
@@ -51,7 +53,7 @@ def analyse(texts: list[str]) -> list[dict[str, Any]]:
         try:
             parsed = parse_expression(_connection(), text, frozenset(TEXT_FUNCTIONS))
             for name in parsed.functions:  # one may need a package
-                check_installed(name)
+                check_text_function(name)
         except ConfigError as error:
             raise ConfigError(f"`{text}`: {error}") from None
         found.append(asdict(parsed))
@@ -162,10 +164,42 @@ def _run(expression: str, rows: pa.RecordBatch) -> pa.Array:
     return found.column(0).combine_chunks()
 
 
+def add_text_functions(connection: Any) -> None:
+    """Add `TEXT_FUNCTIONS`, as far as they are installed, before the configuration is locked."""
+    for name, (module, returns) in TEXT_FUNCTIONS.items():
+        if is_there(module):
+            function = text_function(name)
+            arguments = ["VARCHAR"] * len(signature(function).parameters)
+            how = {"type": "arrow", "null_handling": "special"}
+            connection.create_function(name, function, arguments, returns, **how)
+
+
+def text_function(name: str) -> Callable[..., pa.Array]:
+    """Return one of `TEXT_FUNCTIONS`, for arrays and for the chunked columns of DuckDB."""
+    function = getattr(import_module(TEXT_FUNCTIONS[name][0]), name)
+
+    @wraps(function)
+    def call(*texts: pa.Array | pa.ChunkedArray) -> pa.Array:
+        return function(*map(one_chunk, texts))
+
+    return call
+
+
+def check_text_function(name: str) -> None:
+    """Call one of `TEXT_FUNCTIONS` once.
+
+    Raises:
+        ConfigError: the package that it needs is not installed.
+    """
+    function = text_function(name)
+    text = pa.array(["a text that is long enough to have a language"])
+    function(*[text] * len(signature(function).parameters))
+
+
 @cache
 def _connection() -> "DuckDBPyConnection":
     connection: DuckDBPyConnection = _duckdb().connect(":memory:", config=_SETTINGS)
-    add_functions(connection)
+    add_text_functions(connection)
     connection.execute("SET python_enable_replacements = false")
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET lock_configuration = true")

@@ -13,7 +13,7 @@ from typing import Any
 from packhouse.errors import SourceError
 from packhouse.recipe import SourceConfig
 from packhouse.recipe.source import FileFormat
-from packhouse.sources.databases import DATABASES, refuse_unsaved
+from packhouse.registry import function_of_addon
 from packhouse.sources.delimited import CommaFile, SemicolonFile, TabFile
 from packhouse.sources.file_formats import (
     BOM,
@@ -151,10 +151,10 @@ def _scan_file(
         "pin": file.pin,
         "encoding": config.encoding,
     }
-    if file_format in DATABASES:
+    if file_format in ("sqlite", "duckdb"):
         common["table"] = config.table
         if (path := local_path(file.uri)) is not None:
-            refuse_unsaved(file.uri, str(path))
+            function_of_addon("refuse_unsaved")(file.uri, str(path))
     elif config.table is not None:
         raise SourceError(f"source file '{file.uri}' is no database, and `table` names a table")
     if file_format in TABULAR:

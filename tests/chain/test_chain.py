@@ -57,7 +57,7 @@ def test_another_seq_len_redoes_pack_and_what_follows(project):
     assert second.version != first.version
     assert project.cached_steps(second) == ["validate", "format", "tokenize"]
     audits = [receipt for receipt in second.receipts if receipt.step == "audit"]
-    assert [receipt.facts.of for receipt in audits if receipt.cached] == ["shard", "quality"]
+    assert [receipt.facts.of for receipt in audits if receipt.cached] == ["shard"]
 
 
 def test_another_store_ref_encoder_or_limit_is_the_same_version(project, tmp_path):

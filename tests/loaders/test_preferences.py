@@ -14,11 +14,11 @@ from datasets import Dataset
 
 import packhouse
 import schemas
+from packhouse.addons.exports.writing import FORMATS, export_version
 from packhouse.api import prepare_recipe
 from packhouse.cache.places import find_cache
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, ContractError
-from packhouse.exports import FORMATS, export_version
 from packhouse.loaders import (
     StreamingPackedDataset,
     enable_preferences,

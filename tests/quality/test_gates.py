@@ -20,6 +20,8 @@ from tests.quality.test_counting import FAULTY
 @pytest.fixture
 def project(tmp_path):
     project = Project(tmp_path)
+    recipe = yaml.safe_load(project.path.read_text()) | {"audit": {"quality": {}}}
+    project.path.write_text(yaml.safe_dump(recipe))
     rows = [json.loads(line) for line in (tmp_path / "sums.jsonl").read_text().splitlines()]
     rows[3]["output"] = "Ask jo@mail.org."
     rows[7]["output"] = "Ask al@mail.org."

@@ -26,8 +26,8 @@ from packhouse.runtime.interrupts import Interrupted
 from packhouse.wording import counted
 
 if TYPE_CHECKING:
-    from packhouse.estimate import Estimate
     from packhouse.refresh import Refreshed
+    from packhouse.steps.plan import Estimate
 
 GATES = ("plan", "golden", "quarantine", "audit", "schema", "drift", "publish")
 

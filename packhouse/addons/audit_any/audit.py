@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.addons.audit_any.reading import token_batches
+from packhouse.addons.audit_any.report import MEANINGS, OF_SPANS, AuditReport, Example, make_report
+from packhouse.addons.audit_any.token_audit import NUM_SAMPLES, Sample, TokenAudit, audit_token_rows
 from packhouse.api import Version, open_version, prepare_recipe
 from packhouse.auditing.inference import inference_line
-from packhouse.auditing.reading import token_batches
-from packhouse.auditing.tokenized import NUM_SAMPLES, Sample, TokenAudit, audit_token_rows
 from packhouse.cache.places import CachePlace, check_cache, find_cache
 from packhouse.chain import Prepared
 from packhouse.engine.workspace import Workspace
@@ -28,14 +29,13 @@ from packhouse.errors import ConfigError
 from packhouse.given import recipe_for, tokenizer_name
 from packhouse.packing.layout import expand_labels
 from packhouse.probes import learn_template
-from packhouse.quality import quality_lines
 from packhouse.quarantine import count_reasons, read_quarantined
 from packhouse.recipe import AuditConfig, Recipe, parse_recipe
 from packhouse.recipe.reading import apply_override, merge_settings
 from packhouse.records.ledger import num_bad_rows
 from packhouse.records.tables import read_table
-from packhouse.report.audit_report import MEANINGS, OF_SPANS, AuditReport, Example, make_report
 from packhouse.report.tokens import runs_of
+from packhouse.result import quality_lines
 from packhouse.runtime.disks import temporary_folder
 from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.store import open_version as open_stored
@@ -198,7 +198,7 @@ def _audit_raw(
 ) -> AuditReport:
     """Prepare raw rows with all limits lifted, and report what the audit found."""
     shares = [name for name in AuditConfig.model_fields if name.startswith("max_")]
-    quality = settings.get("audit", {}).get("quality", {})
+    quality = settings.get("audit", {}).get("quality") or {}
     lifted = {
         **settings,
         "audit": {

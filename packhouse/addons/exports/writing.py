@@ -38,30 +38,13 @@ from packhouse.loaders.preferences import preference_columns
 from packhouse.loaders.versions import cache_folder
 from packhouse.near import near_name
 from packhouse.packing.layout import preference_names
-from packhouse.recipe.publish import NO_NPY, ExportConfig, ExportFormat, shard_names
+from packhouse.recipe.publish import NO_NPY, ExportFormat, shard_names
 from packhouse.runtime.fingerprint import file_sha256
+from packhouse.steps.files import check_shards, set_name
 from packhouse.store import OpenVersion
-
-__all__ = [
-    "FORMATS",
-    "FORMAT_KEYS",
-    "VERSION",
-    "Export",
-    "check_shards",
-    "export_key",
-    "export_version",
-    "set_name",
-    "write_export",
-]
-
-VERSION = 1
-"""Raised whenever an export of the same rows has other bytes in every format."""
 
 FORMATS: tuple[str, ...] = get_args(ExportFormat)
 """Names that `export_version` takes."""
-
-FORMAT_KEYS = {"megatron": "megatron.2", "msgpack": "msgpack.2"}
-"""Name in the keys of a run of a format whose bytes changed."""
 
 MARKER = ".packhouse.json"
 """Hidden, so that `datasets.load_dataset(folder)` does not take it for data."""
@@ -69,7 +52,13 @@ MARKER = ".packhouse.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Export:
-    """What was written."""
+    """What was written.
+
+    Example:
+        >>> Export(folder=Path("out"), export_format="trl", dataset="demo", version="0f", splits=(),
+        ...     files={"train.parquet": "5c"}).files["train.parquet"]
+        '5c'
+    """
 
     folder: Path
     export_format: str
@@ -108,6 +97,17 @@ def export_version(
             something is at `dest` already, or it or the cache cannot be written.
         VersionNotFoundError: no such split.
         IntegrityError: the store's bytes are not the published ones.
+
+    Example:
+        >>> from packhouse import prepare
+        >>> from packhouse.store.address import open_address
+        >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
+        >>> folder = getfixture("tmp_path")
+        >>> version = prepare(rows, tokenizer="deployments/demo/tokenizer", store=folder / "store",
+        ...     dataset="numbers", cache=folder, format={"template": "alpaca"}, progress=False)
+        >>> opened = open_address(f"{folder}/store/numbers")
+        >>> sorted(export_version(opened, "trl", folder / "out", cache=folder).files)
+        ['train.parquet']
     """
     if export_format == "npy":
         raise ConfigError(NO_NPY)
@@ -224,16 +224,6 @@ def _parts(
     yield take(sys.maxsize)
 
 
-def set_name(split: str, source: str | None) -> str:
-    """Name of an export's files: those of a source have its name where eval is by source.
-
-    Example:
-        >>> set_name("train", None), set_name("eval", "chats")
-        ('train', 'eval-chats')
-    """
-    return split if source is None else f"{split}-{source}"
-
-
 def write_export(
     batches: Iterator[pa.RecordBatch],
     export_format: str,
@@ -277,7 +267,7 @@ def write_export(
         )
     before = set(folder.rglob("*"))
     module = export_format if export_format in ("mds", "megatron") else "formats"
-    write = getattr(import_module(f"{__name__}.{module}"), f"write_{export_format}")
+    write = getattr(import_module(f"{__package__}.{module}"), f"write_{export_format}")
     settings = {"multiple": multiple, "seq_len": seq_len} if export_format == "megatron" else {}
     if preferences:
         batches = map(preference_columns if export_format == "trl" else preference_names, batches)
@@ -287,34 +277,6 @@ def write_export(
     for name, part in zip(shard_names(split, num_shards), parts, strict=True):
         write(part, name, folder, **settings)
     return sorted(path for path in set(folder.rglob("*")) - before if path.is_file())
-
-
-def export_key(export: ExportConfig) -> object:
-    """Return the JSON of an export in the keys of a run: its name, where it has no other setting.
-
-    Example:
-        >>> [export_key(ExportConfig(format="megatron", shards=n)) for n in (1, 2)]
-        ['megatron.2', {'format': 'megatron.2', 'shards': 2}]
-    """
-    name = FORMAT_KEYS.get(export.format, export.format)
-    return name if export.shards == 1 else {"format": name, "shards": export.shards}
-
-
-def check_shards(name: str, num_rows: int, num_shards: int) -> None:
-    """Refuse more files than a set has rows.
-
-    Raises:
-        ConfigError: says how many rows the set has.
-
-    Example:
-        >>> check_shards("eval", num_rows=3, num_shards=3)
-    """
-    if num_shards > max(num_rows, 1):
-        raise ConfigError(
-            f"'{name}' has {num_rows:,} rows, which make at most as many shards, not "
-            f"{num_shards:,}; take fewer, or cut one split alone: `packhouse export --split train "
-            "--shards N`"
-        )
 
 
 def _check_place(opened: OpenVersion, dest: Path) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
+from packhouse.addons.exports.writing import FORMATS, export_version
 from packhouse.commands.options import cache_option, json_option
-from packhouse.exports import FORMATS, export_version
 from packhouse.store.address import open_address
 from packhouse.terminal import echo
 

@@ -12,7 +12,7 @@ from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.terminal import console, echo
 
 if TYPE_CHECKING:
-    from packhouse.report.audit_report import AuditReport
+    from packhouse.addons.audit_any.report import AuditReport
 
 FOUND = 4
 """Exit code: something was found."""
@@ -57,7 +57,7 @@ def audit(
     try:
         with show_progress():
             start_phase("importing")
-            from packhouse.data_audit import audit as audit_data
+            from packhouse.addons.audit_any.audit import audit as audit_data
 
             report = audit_data(
                 data[0] if len(data) == 1 else list(data),
@@ -80,7 +80,7 @@ def _print(report: "AuditReport") -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    from packhouse.report.audit_report import headline, indented
+    from packhouse.addons.audit_any.report import headline, indented
     from packhouse.report.tokens import coloured, plain
 
     out = console(soft_wrap=False)

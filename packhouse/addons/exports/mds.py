@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.exports.formats import split_rows
+from packhouse.addons.exports.formats import split_rows
 
 _COLUMNS = ("input_ids", "labels", "loss_weights", "position_ids", "seq_lengths")  # by name
 _SHARD_BYTES = 64 * 2**20

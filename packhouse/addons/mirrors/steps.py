@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from packhouse.cache.places import CachePlace
 from packhouse.cache.steps import LOCK, AnyReceipt, StepStore, is_intact, parse_receipt
 from packhouse.errors import ConfigError, IntegrityError, PackhouseError, StoreError, TransientError
 from packhouse.store.objects import (
@@ -178,16 +177,14 @@ class StepMirror:
         return True
 
 
-def open_mirror(cache: CachePlace) -> StepMirror | None:
-    """Open what shares the steps of a cache with other machines, if its setting names a mirror.
+def open_step_mirror(uri: str, cache: Path) -> StepMirror:
+    """Open the mirror of the steps in a cache's folder.
 
     Raises:
         ConfigError: no such kind of store, no credentials.
     """
-    if cache.mirror is None:
-        return None
-    store = open_store(cache.mirror, read_timeout_s=_READ_TIMEOUT_S)
-    return StepMirror(store=store, steps=StepStore(cache.folder / "steps"))
+    store = open_store(uri, read_timeout_s=_READ_TIMEOUT_S)
+    return StepMirror(store=store, steps=StepStore(cache / "steps"))
 
 
 def _create(store: ObjectStore, key: str, body: FileBody) -> None:

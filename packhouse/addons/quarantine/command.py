@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import yaml
 
+from packhouse.addons.quarantine.mending import Retried, check_mended
 from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, QuarantineLimitError
@@ -18,8 +19,6 @@ from packhouse.escaping import for_terminal
 from packhouse.given import read_recipe
 from packhouse.near import near_files
 from packhouse.quarantine import (
-    Retried,
-    check_mended,
     count_reasons,
     count_rows,
     editable,

@@ -18,25 +18,13 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse.arrays import Bools, Float64s, Int64s, Uint32s
+from packhouse.dedup.policy import Near
 from packhouse.records.lists import count_up, flat_list
 from packhouse.records.ngrams import FACTOR
 
 _MAX_LINKS = 32
 _VERIFIED_SHINGLES = 2**22
 """Shingles compared at once, about: bounds memory."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Near:
-    """Pairs of rows that are alike, in order of `second`, then `first`."""
-
-    first: Int64s
-    """The earlier row of each pair."""
-    second: Int64s
-    similarity: Float64s
-    """Shingles in both by shingles in either, at least the threshold."""
-    answers: Float64s
-    """The same of what the assistant wrote; 1 where it wrote nothing in both."""
 
 
 def bands_for(threshold: float, permutations: int) -> tuple[int, int]:

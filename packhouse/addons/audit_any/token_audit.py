@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from packhouse.addons.audit_any.answer_places import AnswerPlaces
+from packhouse.addons.audit_any.token_rows import MASKS, Padding, TokenRows, read_token_rows
 from packhouse.arrays import Bools, Int64s
-from packhouse.auditing.answer_places import AnswerPlaces
 from packhouse.auditing.ends import bos_and_unknown
-from packhouse.auditing.token_rows import MASKS, Padding, TokenRows, read_token_rows
 from packhouse.auditing.tokens import Intervals, Tokens
 from packhouse.auditing.turns import TokenBytes, Turns
 from packhouse.tokenization.pipeline import Pipeline

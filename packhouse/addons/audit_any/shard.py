@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.addons.audit_any.token_audit import audit_token_rows
 from packhouse.arrays import Int64s
 from packhouse.auditing.shard import worst_rows
-from packhouse.auditing.tokenized import audit_token_rows
 from packhouse.auditing.turns import Turns
 from packhouse.packing.layout import expand_labels
 from packhouse.records.lists import list_array

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packhouse.auditing.token_rows import COLUMNS
+from packhouse.addons.audit_any.token_rows import COLUMNS
 from packhouse.errors import ConfigError, SourceError
 from packhouse.runtime.confine import stream_confined
 from packhouse.sources.file_formats import BOM, compression_of

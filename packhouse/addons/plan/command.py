@@ -7,16 +7,16 @@ from pathlib import Path
 
 import click
 
+from packhouse.addons.plan.estimate import estimate
 from packhouse.cache.limits import cache_room, in_mb
 from packhouse.commands.explain import explain_plan
 from packhouse.commands.options import recipe_options
 from packhouse.engine.workspace import Workspace
 from packhouse.escaping import for_terminal
-from packhouse.estimate import Estimate, bytes_needed, estimate
 from packhouse.given import read_recipe
 from packhouse.sources.files import source_name
 from packhouse.steps import STEPS
-from packhouse.steps.plan import plan_jobs
+from packhouse.steps.plan import Estimate, bytes_needed, plan_jobs
 from packhouse.terminal import console, echo, print_table, print_text
 from packhouse.wording import counted
 

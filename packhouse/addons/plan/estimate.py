@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,83 +17,29 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.arrays import Bools, Int64s
+from packhouse.cache.places import check_cache, find_cache
 from packhouse.cache.steps import Receipt
 from packhouse.engine.workspace import Workspace
 from packhouse.first_rows import try_first_rows
+from packhouse.given import recipe_for
 from packhouse.packing import apply_over_length, pack_costs, plan_packs, step_imbalance
 from packhouse.packing.other_seq_lens import SeqLenTrial, try_seq_lens
 from packhouse.recipe import Recipe, SourceConfig
-from packhouse.records.ledger import Filter, filters_of
+from packhouse.records.ledger import filters_of
 from packhouse.records.render_counts import RenderCounts
 from packhouse.records.rows import number_rows
 from packhouse.records.split_text import SplitText, factor_note, total
 from packhouse.records.tables import read_table
 from packhouse.sources.files import source_name
-from packhouse.sources.tabular import TABULAR
 from packhouse.steps.format import FORMAT, split_text_of
-from packhouse.steps.plan import Plan
-from packhouse.steps.publish import PUBLISH
+from packhouse.steps.plan import Estimate, Plan, plan_jobs
 from packhouse.steps.shard_io import ShardCounts, render_counts
 from packhouse.steps.tokenize import TOKENIZE
 from packhouse.steps.validate import VALIDATE
-from packhouse.wording import by_name, counted, rows_and_records
+from packhouse.wording import counted
 
 _Lengths = npt.NDArray[np.integer]
 _BYTES_PER_TOKEN = {"labels": 2.6, "compact": 1.5}  # zstd-1 Parquet, docs/performance.md
-
-
-_WRITTEN = {"validate": 1.3, "format": 1.6, "tokenize": 1.3}
-"""Bytes written by raw byte of Alpaca; docs/scale.md, "What a shard costs"."""
-_WRITTEN_BEHIND_PACK = 2.0
-_COLUMNAR = 4.0
-"""Raw bytes of a Parquet or Arrow file by byte of it, about."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
-    """What a run would give."""
-
-    rows: int
-    """As often as `weight` and `max_records` take them."""
-    records: int
-    """More than the rows where rows are split (`format.turns`, windows, paths of a tree)."""
-    tokens: int
-    packs: int
-    bytes: int
-    is_exact: bool
-    """True where every shard is tokenized already."""
-    sources: Mapping[str, Mapping[str, int]]
-    """Rows, records and tokens by source file, before any are dropped and sources are mixed."""
-    notes: tuple[str, ...] = ()
-    """What the numbers are based on, and what is not in them."""
-    rendering: RenderCounts = field(default_factory=RenderCounts)
-    """How rows become records, before sources are mixed."""
-    quarantined: Mapping[str, int] = field(default_factory=dict)
-    """Records by reason that would be quarantined (rows, before they are split)."""
-    refusals: tuple[str, ...] = ()
-    """Why the run would publish nothing, as far as the numbers show it."""
-    filters: tuple[Filter, ...] = ()
-    """Rows that each expression of `where` leaves out, by source."""
-    seq_lens: tuple[SeqLenTrial, ...] = ()
-    """What other `pack.seq_len` would give, by the planner of the run, without `over_length`; none
-    for windows, which follow `seq_len`."""
-
-    def lines(self) -> list[str]:
-        """Return the notes, how answers end, and why rows would be quarantined, in words."""
-        bad = [f"quarantined: {by_name(self.quarantined)}"] if self.quarantined else []
-        return [*self.notes, *self.rendering.lines(), *bad]
-
-    @property
-    def num_rows(self) -> str:
-        """Rows, and their records if these are more, in words: `40 rows (100 records)`."""
-        return rows_and_records(self.rows, self.records)
-
-    def by_source(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        """Return names of columns and a line for each source file; records if rows are split."""
-        lines = self.sources.items()
-        is_split = any(line["records"] != line["rows"] for _, line in lines)
-        names = ("rows", "records", "tokens") if is_split else ("rows", "tokens")
-        return ("source", *names), [(file, *(line[n] for n in names)) for file, line in lines]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,6 +134,35 @@ class _Counted:
                 "filtered": {n: round(k * share) for n, k in self.lineage["filtered"].items()},
             },
         )
+
+
+def plan(
+    data: object,
+    *,
+    tokenizer: object = None,
+    seq_len: int | None = None,
+    cache: str | Path | None = None,
+    **settings: object,
+) -> Estimate:
+    """Estimate what `prepare` would give, before any work; arguments are those of `prepare`.
+
+    Reads, renders and tokenizes a megabyte of each source; what is tokenized already is counted.
+
+    Returns:
+        Rows, tokens, packs and bytes, and rows and tokens of each source.
+
+    Raises:
+        PackhouseError: a setting, source or tokenizer that `prepare` would refuse as well.
+
+    Example:
+        >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
+        >>> plan(rows, tokenizer="deployments/demo/tokenizer", format={"template": "alpaca"},
+        ...     cache=getfixture("tmp_path")).packs
+        4
+    """
+    folder = check_cache(find_cache(None if cache is None else str(cache)).folder)
+    recipe = recipe_for(data, tokenizer=tokenizer, seq_len=seq_len, cache=folder, settings=settings)
+    return estimate(recipe, plan_jobs(recipe), Workspace(cache=folder))
 
 
 def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
@@ -301,22 +277,6 @@ def _other_seq_lens(recipe: Recipe, every: Mapping[str, list[_Records]]) -> tupl
         counts.update(dict(zip(values.tolist(), numbers.tolist(), strict=True)))
     multiple = pack.pad_record_to_multiple_of
     return tuple(try_seq_lens([counts], pack.seq_len, pack.strategy, pack.seed, multiple))
-
-
-def bytes_needed(plan: Plan, workspace: Workspace) -> int:
-    """Return about how many bytes a run will add to the cache, by what Alpaca took."""
-    num_shards = Counter(shard.file for shard in plan.shards)
-    raw = needed = 0.0
-    for jobs in zip(plan.validate, plan.format, plan.tokenize, strict=True):
-        shard, size = jobs[0].parameters.shard, float(jobs[0].size)
-        if shard.file_format in TABULAR:  # each shard is given the file's whole size
-            size *= _COLUMNAR / num_shards[shard.file]
-        raw += size
-        todo = (job.step.name for job in jobs if job.step.peek(job.key, workspace) is None)
-        needed += sum(_WRITTEN[step] * size for step in todo)
-    if PUBLISH.peek(plan.publish.key, workspace) is None:
-        needed += _WRITTEN_BEHIND_PACK * raw
-    return round(needed)
 
 
 _OVER_LENGTH = {

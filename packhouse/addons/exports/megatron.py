@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.exports.formats import Batches, write_parquet
+from packhouse.addons.exports.formats import Batches, write_parquet
 from packhouse.packing.layout import IGNORE_INDEX
 from packhouse.packing.plan import round_up
 from packhouse.records.lists import count_up, flat_list, list_array, zero_based
@@ -67,7 +67,7 @@ def to_megatron(batch: pa.RecordBatch, *, multiple: int = 1) -> pa.RecordBatch:
     without and with pads.
 
     Example:
-        >>> from packhouse.exports.formats import PACK
+        >>> from packhouse.addons.exports.formats import PACK
         >>> batch = pa.RecordBatch.from_pylist([{"input_ids": [7, 8, 9, 5, 6],
         ...     "labels": [-100, 8, 9, -100, 6], "seq_lengths": [3, 2]}])
         >>> to_megatron(batch.cast(PACK)).to_pylist()[0]

@@ -10,18 +10,31 @@ A cell that holds an error makes its row bad, and so does a formula whose value 
 Needs `pip install 'packhouse[xlsx]'`.
 """
 
+import io
 from collections import Counter
 from typing import IO, Any
 
 import pyarrow as pa
+import pyarrow.ipc
 
+from packhouse.addons.tables.workbook_cells import Faults, find_faults
 from packhouse.errors import SourceError
 from packhouse.runtime.extras import import_extra
 from packhouse.sources.faults import fault_column, fault_field
-from packhouse.sources.workbook_cells import Faults, find_faults
 
+_BATCH_ROWS = 1024
 MAX_CELLS = 2**24
 """Cells of a sheet, empty ones between others included: a sheet may say that it has 17 billion."""
+
+
+def workbook_as_arrow(file: IO[bytes], uri: str, file_format: str, table: None) -> IO[bytes]:
+    """Return the rows of all sheets as an Arrow file in memory; see `read_workbook`."""
+    rows = read_workbook(file, uri)
+    written = io.BytesIO()
+    with pa.ipc.new_file(written, rows.schema) as writer:
+        writer.write_table(rows, max_chunksize=_BATCH_ROWS)
+    written.seek(0)
+    return written
 
 
 def read_workbook(file: IO[bytes], uri: str) -> pa.Table:

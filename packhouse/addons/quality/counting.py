@@ -15,30 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.addons.quality.answers import echoes, is_empty, is_refusal
+from packhouse.addons.quality.dirt import has_html, has_invisible, has_mojibake
+from packhouse.addons.quality.language import UNDETERMINED, language
+from packhouse.addons.quality.personal import has_card, has_email, has_phone, has_secret
+from packhouse.addons.quality.repetition import REPETITIVE, repetition
 from packhouse.arrays import Bools, Int64s
-from packhouse.quality.answers import echoes, is_empty, is_refusal
-from packhouse.quality.dirt import has_html, has_invisible, has_mojibake
-from packhouse.quality.language import UNDETERMINED, language
-from packhouse.quality.personal import has_card, has_email, has_phone, has_secret
-from packhouse.quality.repetition import REPETITIVE, repetition
+from packhouse.recipe.audit import QUALITY_COUNTERS
 from packhouse.records.messages import FlatMessages
-
-COUNTERS = {
-    "empty_answers": "have an answer that says nothing",
-    "echoes": "have an answer that says the prompt again",
-    "refusals": "have an answer that refuses, or speaks of itself as an AI",
-    "repetition": "have an answer that repeats itself",
-    "html": "hold HTML in prose",
-    "mojibake": "hold text that was decoded with a wrong encoding",
-    "invisible": "hold signs that are not shown, or turn the direction of text",
-    "emails": "hold an e-mail address",
-    "phones": "hold a phone number",
-    "cards": "hold a payment card's number",
-    "secrets": "hold a key or a token",
-    "length_outliers": "are over 16 times as long as the median",
-    "other_languages": "have answers in another language",
-}
-"""Counter -> what it says of rows. `docs/quality.md` defines each."""
 
 _NUM_WORST = 5
 _BLOCK = 2**13  # rows looked at together
@@ -103,7 +87,7 @@ def combine_quality(
         counter; `languages`: rows by language, where they were counted.
     """
     sources: dict[str, Counter[str]] = {}
-    worst: dict[str, list[dict[str, object]]] = {name: [] for name in COUNTERS}
+    worst: dict[str, list[dict[str, object]]] = {name: [] for name in QUALITY_COUNTERS}
     spoken: Counter[str] = Counter()
     medians = _medians(shards)
     for name, found in shards:
@@ -131,25 +115,6 @@ def combine_quality(
         "worst": {name: _first_of_sources(rows) for name, rows in worst.items() if rows},
     }
     return combined | ({"languages": dict(sorted(spoken.items()))} if spoken else {})
-
-
-def quality_lines(found: Mapping[str, Any]) -> list[str]:
-    """Say what was found, counter by counter, with the first rows of one file.
-
-    Example:
-        >>> worst = [{"source": "a/a.jsonl", "row": 4, "record_id": "5f", "value": 1}]
-        >>> quality_lines({"dataset": {"rows": 50, "html": 1}, "worst": {"html": worst}})
-        ['html: 1 (2.00%) hold HTML in prose: a/a.jsonl row 4']
-    """
-    lines = []
-    for counter, rows in found["worst"].items():
-        number, file = found["dataset"].get(counter, 0), rows[0]["source"]
-        first = [f"{row['row']:,}" for row in rows if row["source"] == file][:3]
-        named = f"{file} row{'s' * (len(first) > 1)} {', '.join(first)}"
-        more = ", ..." * (number > len(first))
-        share = f"{number / max(found['dataset'].get('rows', 0), 1):.2%}"
-        lines.append(f"{counter}: {number:,} ({share}) {COUNTERS.get(counter, '')}: {named}{more}")
-    return lines
 
 
 def _first_of_sources(rows: list[dict[str, Any]]) -> list[dict[str, object]]:

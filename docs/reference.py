@@ -25,8 +25,7 @@ from packhouse.reasons import DROP_REASONS, QUARANTINE_REASONS, Reason
 from packhouse.recipe import Recipe
 from packhouse.recipe.audit import QUALITY_COUNTERS
 from packhouse.registry import TEXT_FUNCTIONS
-from packhouse.sources.evaluation import text_function
-from packhouse.sources.expressions import FUNCTION_GROUPS
+from packhouse.sources.evaluation import FUNCTION_GROUPS, text_function
 
 FOLDER = Path(__file__).parent / "reference"
 

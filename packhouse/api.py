@@ -29,6 +29,7 @@ from packhouse.loaders import load_packed, load_preferences
 from packhouse.quarantine import read_quarantined
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import sum_by_reason
+from packhouse.registry import function_of_addon, has_function
 from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
@@ -150,25 +151,22 @@ class Version:
             >>> version.report(getfixture("tmp_path") / "report.html")[:15]
             '<!doctype html>'
         """
-        from packhouse.report.version_report import version_report
-
         workspace = Workspace(cache=self._cache or default_cache())
-        html = version_report(self._opened, workspace.tokenizers)
+        html: str = function_of_addon("version_report")(self._opened, workspace.tokenizers)
         if path is not None:
             Path(path).write_text(html, encoding="utf-8")
         return html
 
     def show(self, height: int = 900) -> Any:
         """Return the report for a notebook, which shows it in a frame of `height` pixels."""
-        from packhouse.report.notebook import FramedPage
+        return function_of_addon("FramedPage")(self.report(), height)
 
-        return FramedPage(self.report(), height)
-
-    def _repr_html_(self) -> str:
-        from packhouse.report.notebook import version_cell
-
+    def _repr_html_(self) -> str | None:
+        if not has_function("version_cell"):
+            return None  # the notebook shows `__repr__`
         workspace = Workspace(cache=self._cache or default_cache())
-        return version_cell(self._opened, workspace.tokenizers)
+        html: str = function_of_addon("version_cell")(self._opened, workspace.tokenizers)
+        return html
 
     def __repr__(self) -> str:
         lines = [f"Version {self.uri}"]

@@ -1,7 +1,7 @@
 """The contracts of the tables between steps: checked in every run, before a step counts as done.
 
 Names, order, types and nulls of columns are those of `packhouse.records.tables`; the rules below
-hold for values. Packs are checked token by token by `packhouse.packing.contract`. The flows check
+hold for values. Packs are checked token by token by `packhouse.packing.layout`. The flows check
 the same rules with Pandera (`schemas/`), which comes with `packhouse[flows]`: with polars it is
 178 MB.
 Numpy and Arrow take 62 ms for the tables of 52,002 rows, as long as Pandera, and no import.
@@ -161,7 +161,7 @@ def _dropped(table: pa.Table) -> Rules:
 
 
 def _packed(table: pa.Table) -> Rules:
-    """Nothing: `packhouse.packing.contract` checks each value where packs are made."""
+    """Nothing: `packhouse.packing.layout` checks each value where packs are made."""
     yield from ()
 
 

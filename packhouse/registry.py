@@ -24,7 +24,10 @@ COMMANDS = {
     "ls": ("packhouse.commands.versions", "List datasets, versions and refs of a store."),
     "show": ("packhouse.commands.versions", "Show a version: files, ledger, lineage, settings."),
     "stats": ("packhouse.commands.stats", "Count records, tokens and lengths by source and split."),
-    "report": ("packhouse.commands.report", "Write a page with charts and samples of a version."),
+    "report": (
+        "packhouse.addons.report.command",
+        "Write a page with charts and samples of a version.",
+    ),
     "inspect": ("packhouse.commands.inspect", "Print packs, tokens coloured by trained or not."),
     "sql": ("packhouse.commands.sql", "Ask a version in SQL: its records, packs and counts."),
     "trace": ("packhouse.commands.trace", "Say from which row a token comes, or where a row went."),
@@ -36,7 +39,7 @@ COMMANDS = {
     "gc": ("packhouse.commands.gc", "Reclaim what dead publishers left; shows what first."),
     "cache": ("packhouse.commands.cache", "Look at finished steps on this machine; make room."),
     "doctor": ("packhouse.addons.doctor", "Check a store, or room in the cache, before a run."),
-    "explain": ("packhouse.commands.explain", "Say which steps of a recipe would run, and why."),
+    "explain": ("packhouse.addons.plan.explain", "Say which steps of a recipe would run, and why."),
     "plan": ("packhouse.addons.plan.command", "Estimate a recipe: rows, records, tokens, packs."),
     "ci": (
         "packhouse.addons.ci.command",
@@ -65,6 +68,11 @@ FUNCTIONS = {
     "language_key": "packhouse.addons.quality.language",
     "refuse_unsaved": "packhouse.addons.tables.databases",
     "audit_given": "packhouse.addons.audit_any.shard",
+    "unpublished_report": "packhouse.addons.report.version_report",
+    "version_report": "packhouse.addons.report.version_report",
+    "version_cell": "packhouse.addons.report.notebook",
+    "FramedPage": "packhouse.addons.report.notebook",
+    "lengths_svg": "packhouse.addons.report.pictures",
     "estimate": "packhouse.addons.plan.estimate",
     "find_near": "packhouse.addons.near_dedup",
     "read_benchmarks": "packhouse.addons.contamination",
@@ -75,7 +83,7 @@ FUNCTIONS = {
     "log_to_wandb": "packhouse.addons.mirrors.wandb",
     "write_export": "packhouse.addons.exports.writing",
 }
-"""Functions of add-ons that steps call where a recipe asks for them, and the module of each."""
+"""What the rest of packhouse calls of add-ons, where it is asked for, and the module of each."""
 
 
 DECODERS = {
@@ -107,6 +115,11 @@ TEXT_FUNCTIONS_VERSION = 2
 """In the keys of sources whose expressions call one. Raise it when one answers differently."""
 
 
+def has_function(name: str) -> bool:
+    """Return True if the add-on of one of `FUNCTIONS` is installed."""
+    return is_there(FUNCTIONS[name])
+
+
 def function_of_addon(name: str) -> Any:
     """Import one of `FUNCTIONS`.
 
@@ -128,7 +141,7 @@ def decoder(file_format: str) -> Any:
 def _load(module: str, name: str) -> Any:
     if not is_there(module):
         addon = ".".join(module.split(".")[:3])
-        raise ConfigError(f"this install of packhouse lacks {addon}, which the recipe needs")
+        raise ConfigError(f"this install of packhouse lacks {addon}, which is needed here")
     return getattr(import_module(module), name)
 
 

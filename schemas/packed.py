@@ -1,6 +1,6 @@
 """Packed: one training row of whole records behind one another.
 
-The values of `input_ids` and `labels` are checked token by token in `packhouse.packing.contract`,
+The values of `input_ids` and `labels` are checked token by token in `packhouse.packing.layout`,
 which the loaders and `packhouse verify` use too; here stands what holds of whole rows.
 """
 

@@ -97,5 +97,5 @@ def test_the_wheel_holds_packhouse_and_nothing_else(tmp_path):
     names = zipfile.ZipFile(build_wheel(tmp_path)).namelist()
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"packhouse"}
-    assert {"packhouse/py.typed", "packhouse/report/vega.js"} <= set(names)
+    assert {"packhouse/py.typed", "packhouse/addons/report/vega.js"} <= set(names)
     assert not [name for name in names if "__pycache__" in name or "secrets/" in name]

@@ -20,7 +20,13 @@ from packhouse.engine.workspace import Workspace
 from packhouse.escaping import for_terminal
 from packhouse.recipe.reading import is_recipe_path
 from packhouse.registry import COMMANDS
-from packhouse.report.samples import (
+from packhouse.sources.files import source_name
+from packhouse.store import OpenVersion
+from packhouse.store.address import open_address
+from packhouse.store.manifest import Manifest
+from packhouse.terminal import console, echo, page, print_note
+from packhouse.tokenization.pipeline import Pipeline
+from packhouse.views.samples import (
     check_split,
     first_split,
     label_names,
@@ -33,7 +39,7 @@ from packhouse.report.samples import (
     rows_with_masks,
     weights_text,
 )
-from packhouse.report.tokens import (
+from packhouse.views.tokens import (
     Run,
     coloured,
     pipeline_of,
@@ -41,12 +47,6 @@ from packhouse.report.tokens import (
     runs_of,
     token_texts,
 )
-from packhouse.sources.files import source_name
-from packhouse.store import OpenVersion
-from packhouse.store.address import open_address
-from packhouse.store.manifest import Manifest
-from packhouse.terminal import console, echo, page, print_note
-from packhouse.tokenization.pipeline import Pipeline
 from packhouse.wording import counted
 
 

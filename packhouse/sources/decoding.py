@@ -25,8 +25,8 @@ from packhouse.errors import SourceError
 from packhouse.registry import DECODERS, decoder
 from packhouse.runtime.confine import stream_confined
 from packhouse.runtime.confined import at, file_of_parent
-from packhouse.sources.faults import WITH_FAULTS
 from packhouse.sources.files import file_errors, open_file
+from packhouse.sources.records import WITH_FAULTS
 from packhouse.wording import first_line
 
 BATCH_BYTES = 8 * 2**20

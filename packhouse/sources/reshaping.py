@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow as pa
 
 from packhouse.errors import ConfigError, SourceError
-from packhouse.near import near_name
 from packhouse.recipe import SourceConfig
 from packhouse.registry import TEXT_FUNCTIONS_VERSION
 from packhouse.runtime.confine import stream_confined
@@ -25,6 +24,7 @@ from packhouse.sources.files import source_name
 from packhouse.sources.kinds import Kind, column_of, shown_kind
 from packhouse.sources.records import Rows
 from packhouse.sources.tabular import without_fill
+from packhouse.wording import near_name
 
 _SHOWN = 30
 _WHERE = "where"

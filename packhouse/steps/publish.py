@@ -24,8 +24,7 @@ from packhouse.recipe import PublishConfig, Recipe
 from packhouse.recipe.model import plugins_of
 from packhouse.records.ledger import LedgerLine, ledger_of
 from packhouse.records.render_counts import RenderCounts
-from packhouse.registry import function_of_addon
-from packhouse.report.version_report import unpublished_report
+from packhouse.registry import function_of_addon, has_function
 from packhouse.runtime.fingerprint import digest, library_versions
 from packhouse.sources.reshaping import expression_libraries
 from packhouse.steps.audit import AUDIT, combine_audits
@@ -184,8 +183,8 @@ def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:
         encoders=tuple(encoders),
         audit=combine_audits(work),
     )
-    if work.recipe.publish.report:
-        html = unpublished_report(
+    if work.recipe.publish.report and has_function("unpublished_report"):
+        html = function_of_addon("unpublished_report")(
             work.recipe.dataset,
             work.job.key[:16],
             local_files(work.inputs(FILES)),

@@ -14,7 +14,7 @@ from packhouse.loaders import load_packed
 from packhouse.packing import Admitted
 from packhouse.recipe import Recipe, SourceConfig, load_recipe
 from packhouse.records.tables import TOKENIZED, read_table
-from packhouse.steps.mixing import mix, row_keys, times_of
+from packhouse.steps.selection import mix, row_keys, times_of
 from tests.audit.test_audit_gate import Project
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from packhouse.addons.report.checks import duplicates_section, quality_section
+from packhouse.addons.report.sections import flow_section, heading, overview, recipe_section
 from packhouse.auditing import audit_rows
 from packhouse.cache.steps import StepStore, parse_receipt
 from packhouse.cli import cli
@@ -23,8 +25,6 @@ from packhouse.errors import (
     VersionNotFoundError,
 )
 from packhouse.loaders.versions import load_packed
-from packhouse.report.checks import duplicates_section, quality_section
-from packhouse.report.sections import flow_section, heading, overview, recipe_section
 from packhouse.result import print_inference, print_ledger, print_quality
 from packhouse.store import (
     load_ref,

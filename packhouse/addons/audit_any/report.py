@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from packhouse.pages import PAGE_STYLE, html_text
+from packhouse.escaping import PAGE_STYLE, html_text
 from packhouse.recipe import AuditConfig
-from packhouse.report.tokens import Run, html_runs, plain
+from packhouse.views.tokens import Run, html_runs, plain
 from packhouse.wording import counted
 
 # Finding -> what is wrong, what to do.

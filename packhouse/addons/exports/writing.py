@@ -36,12 +36,12 @@ from packhouse.errors import ConfigError, VersionNotFoundError
 from packhouse.loaders.copies import read_rows, verified_file
 from packhouse.loaders.preferences import preference_columns
 from packhouse.loaders.versions import cache_folder
-from packhouse.near import near_name
 from packhouse.packing.layout import preference_names
 from packhouse.recipe.publish import NO_NPY, ExportFormat, shard_names
 from packhouse.runtime.fingerprint import file_sha256
 from packhouse.steps.files import check_shards, set_name
 from packhouse.store import OpenVersion
+from packhouse.wording import near_name
 
 FORMATS: tuple[str, ...] = get_args(ExportFormat)
 """Names that `export_version` takes."""

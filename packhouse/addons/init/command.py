@@ -19,10 +19,10 @@ from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, SourceError
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
 from packhouse.records.split_text import SplitText, factor_note, total
-from packhouse.report.samples import rows_with_masks
-from packhouse.report.tokens import coloured, pipeline_of, plain, runs_of
 from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.terminal import console, echo, print_note, print_text
+from packhouse.views.samples import rows_with_masks
+from packhouse.views.tokens import coloured, pipeline_of, plain, runs_of
 from packhouse.wording import counted
 
 _SHOWN_ROWS = 2

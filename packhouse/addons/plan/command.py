@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from packhouse.addons.plan.estimate import estimate
+from packhouse.addons.plan.explain import explain_plan
 from packhouse.cache.limits import cache_room, in_mb
-from packhouse.commands.explain import explain_plan
 from packhouse.commands.options import recipe_options
 from packhouse.engine.workspace import Workspace
 from packhouse.escaping import for_terminal

@@ -17,7 +17,6 @@ from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, QuarantineLimitError
 from packhouse.escaping import for_terminal
 from packhouse.given import read_recipe
-from packhouse.near import near_files
 from packhouse.quarantine import (
     count_reasons,
     count_rows,
@@ -34,7 +33,7 @@ from packhouse.steps.plan import plan_jobs
 from packhouse.store.address import open_address
 from packhouse.templates import rewrites
 from packhouse.terminal import echo, print_note, print_text
-from packhouse.wording import counted, rows_and_records
+from packhouse.wording import counted, near_files, rows_and_records
 
 _TARGET_HELP = (
     "TARGET is a version (STORE/DATASET, with @REF or @VERSION), a quarantine file (.parquet or "

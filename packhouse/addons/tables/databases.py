@@ -23,11 +23,10 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from packhouse.errors import SourceError
-from packhouse.near import near_name
 from packhouse.runtime.duckdb_limits import NO_FILES
 from packhouse.runtime.extras import import_extra
-from packhouse.sources.faults import fault_column, fault_field
-from packhouse.wording import first_line
+from packhouse.sources.records import fault_column, fault_field
+from packhouse.wording import first_line, near_name
 
 DATABASES = {"sqlite": "SQLite", "duckdb": "DuckDB"}
 """File formats that are read here -> their names."""

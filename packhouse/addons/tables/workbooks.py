@@ -20,7 +20,7 @@ import pyarrow.ipc
 from packhouse.addons.tables.workbook_cells import Faults, find_faults
 from packhouse.errors import SourceError
 from packhouse.runtime.extras import import_extra
-from packhouse.sources.faults import fault_column, fault_field
+from packhouse.sources.records import fault_column, fault_field
 
 _BATCH_ROWS = 1024
 MAX_CELLS = 2**24
@@ -40,7 +40,7 @@ def workbook_as_arrow(file: IO[bytes], uri: str, file_format: str, table: None) 
 def read_workbook(file: IO[bytes], uri: str) -> pa.Table:
     """Return the rows of all sheets; columns are text, rows without any text are left out.
 
-    The last column says which rows are bad (`packhouse.sources.faults`).
+    The last column says which rows are bad (`packhouse.sources.records`).
 
     Raises:
         SourceError: no workbook, sheets that differ, a column without a name or with that of

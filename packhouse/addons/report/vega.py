@@ -20,4 +20,4 @@ def vega_bundle() -> str | None:
 
 def read_asset(name: str) -> str:
     """Return a text file of this package."""
-    return files("packhouse.report").joinpath(name).read_text("utf-8")
+    return files("packhouse.addons.report").joinpath(name).read_text("utf-8")

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
+from packhouse.addons.report.diff_report import diff_report
+from packhouse.addons.report.recipe_report import recipe_report
+from packhouse.addons.report.version_report import version_report
 from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.given import read_recipe
 from packhouse.recipe.reading import is_recipe_path
-from packhouse.recipe_report import recipe_report
-from packhouse.report.diff_report import diff_report
-from packhouse.report.version_report import version_report
 from packhouse.store.address import open_address, open_beside
 from packhouse.terminal import echo
 

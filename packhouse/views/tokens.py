@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from packhouse.escaping import for_terminal
-from packhouse.pages import html_text
+from packhouse.escaping import for_terminal, html_text
 from packhouse.tokenization.of_version import LoadSnapshot
 from packhouse.tokenization.pipeline import Pipeline, read_pipeline
 

@@ -12,10 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from packhouse.addons.report.pictures import lengths_svg
+from packhouse.escaping import PAGE_STYLE, html_table, html_text
 from packhouse.packing import PackStatistics
-from packhouse.pages import PAGE_STYLE, html_table, html_text
-from packhouse.report.pictures import lengths_svg
-from packhouse.report.samples import (
+from packhouse.store import OpenVersion
+from packhouse.store.counts import numbers_of, splits_of
+from packhouse.tokenization.of_version import tokenizer_of
+from packhouse.tokenization.pipeline import Pipeline
+from packhouse.views.samples import (
     PackRecord,
     first_split,
     label_names,
@@ -23,11 +27,7 @@ from packhouse.report.samples import (
     records_in,
     weights_text,
 )
-from packhouse.report.tokens import html_runs, pipeline_of, runs_of
-from packhouse.store import OpenVersion
-from packhouse.store.counts import numbers_of, splits_of
-from packhouse.tokenization.of_version import tokenizer_of
-from packhouse.tokenization.pipeline import Pipeline
+from packhouse.views.tokens import html_runs, pipeline_of, runs_of
 from packhouse.wording import counted
 
 _RECORDS = 3

@@ -5,10 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from packhouse.packing.other_seq_lens import try_seq_lens
-from packhouse.pages import html_text
-from packhouse.records.ledger import num_added_records
-from packhouse.report.figures import (
+from packhouse.addons.report.figures import (
     fill_figure,
     length_figures,
     seq_len_figure,
@@ -16,8 +13,8 @@ from packhouse.report.figures import (
     trained_figure,
     turns_figure,
 )
-from packhouse.report.flow import flow_figure
-from packhouse.report.html import (
+from packhouse.addons.report.flow import flow_figure
+from packhouse.addons.report.html import (
     details,
     figure,
     header,
@@ -26,9 +23,12 @@ from packhouse.report.html import (
     table,
     tiles,
 )
-from packhouse.report.samples import is_of_classes
+from packhouse.escaping import html_text
+from packhouse.packing.other_seq_lens import try_seq_lens
+from packhouse.records.ledger import num_added_records
 from packhouse.store.counts import render_counts_of, splits_of, totals_of
 from packhouse.store.manifest import PULLED_NAMES, Manifest
+from packhouse.views.samples import is_of_classes
 from packhouse.wording import counted
 
 Measured = Mapping[str, Any]

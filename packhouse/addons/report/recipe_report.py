@@ -12,35 +12,35 @@ from typing import Any
 
 import pyarrow as pa
 
+from packhouse.addons.report.checks import filters_table
+from packhouse.addons.report.figures import length_figures, seq_len_figure
+from packhouse.addons.report.html import figure, header, page, preformatted, section, table, tiles
+from packhouse.addons.report.notebook import Record, cell
+from packhouse.addons.report.sections import samples_section, short_number
+from packhouse.addons.report.version_report import version_report, with_texts
 from packhouse.cache.places import check_cache, find_cache
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import VersionNotFoundError
+from packhouse.escaping import html_text
 from packhouse.first_rows import try_first_rows
 from packhouse.given import recipe_for
 from packhouse.packing.statistics import PackStatistics, length_histogram
-from packhouse.pages import html_text
 from packhouse.recipe import Recipe
 from packhouse.registry import function_of_addon
-from packhouse.report.checks import filters_table
-from packhouse.report.figures import length_figures, seq_len_figure
-from packhouse.report.html import figure, header, page, preformatted, section, table, tiles
-from packhouse.report.notebook import Record, cell
-from packhouse.report.samples import (
-    label_text,
-    labels_of,
-    page_record,
-    pair_sides,
-    rows_with_masks,
-)
-from packhouse.report.sections import samples_section, short_number
-from packhouse.report.tokens import pipeline_of
-from packhouse.report.version_report import version_report, with_texts
 from packhouse.sources.files import find_files, source_name
 from packhouse.steps.plan import Estimate, Plan, plan_jobs
 from packhouse.store import open_version
 from packhouse.tokenization import fingerprint_tokenizer
 from packhouse.tokenization.loading import find_snapshot
 from packhouse.tokenization.pipeline import Pipeline
+from packhouse.views.samples import (
+    label_text,
+    labels_of,
+    page_record,
+    pair_sides,
+    rows_with_masks,
+)
+from packhouse.views.tokens import pipeline_of
 from packhouse.wording import counted
 
 _SOURCES = 8

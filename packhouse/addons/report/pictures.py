@@ -6,8 +6,8 @@ length class (a quarter octave wide). Gray and half transparent, it goes with li
 
 from collections.abc import Mapping, Sequence
 
+from packhouse.escaping import html_text
 from packhouse.packing import PackStatistics
-from packhouse.pages import html_text
 from packhouse.wording import counted
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 170, 64, 34

@@ -15,12 +15,12 @@ from packhouse.escaping import for_terminal
 from packhouse.packing.layout import trained_tokens
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.lists import list_offsets
-from packhouse.report.tokens import trained_ranges
 from packhouse.runtime.confine import run_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion
 from packhouse.store.manifest import Manifest
 from packhouse.views.tables import Tables
+from packhouse.views.tokens import trained_ranges
 
 MAX_RECORD_TOKENS = 3_000
 """Tokens of a record that a page shows."""

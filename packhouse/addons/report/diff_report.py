@@ -13,12 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from packhouse.pages import html_text
-from packhouse.report.figures import compare_figure
-from packhouse.report.html import details, figure, header, page, section, table
-from packhouse.report.samples import label_names, label_text, weights_text
-from packhouse.report.tokens import pipeline_of, token_texts
-from packhouse.report.version_report import measured_of
+from packhouse.addons.report.figures import compare_figure
+from packhouse.addons.report.html import details, figure, header, page, section, table
+from packhouse.addons.report.version_report import measured_of
+from packhouse.escaping import html_text
 from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion
 from packhouse.store.counts import totals_of
@@ -27,6 +25,8 @@ from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline
 from packhouse.views import find_records
 from packhouse.views.diff import Change, Diff, diff_versions
+from packhouse.views.samples import label_names, label_text, weights_text
+from packhouse.views.tokens import pipeline_of, token_texts
 from packhouse.wording import counted
 
 _NAMES = ("old", "new")

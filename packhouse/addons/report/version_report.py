@@ -12,13 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from packhouse.addons.report import checks, sections
+from packhouse.addons.report.html import page
+from packhouse.addons.report.measure import MAX_READ_TOKENS, measure
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.escaping import for_terminal
 from packhouse.recipe import AuditConfig
-from packhouse.report import checks, sections
-from packhouse.report.html import page
-from packhouse.report.measure import MAX_READ_TOKENS, measure
-from packhouse.report.tokens import pipeline_of, special_tokens, token_texts
 from packhouse.runtime.confine import run_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion
@@ -28,6 +27,7 @@ from packhouse.tokenization.loading import find_snapshot
 from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline
 from packhouse.views.tables import Tables
+from packhouse.views.tokens import pipeline_of, special_tokens, token_texts
 
 MAX_BYTES = 3_000_000
 _SAMPLES = (40_000, 10_000, 0)  # tokens of samples: fewer where their texts are long

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.report.samples import (
+from packhouse.views.samples import (
     PACK_COLUMNS,
     label_names,
     label_text,

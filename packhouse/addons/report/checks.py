@@ -4,17 +4,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from packhouse.addons.report.figures import reasons_figure
+from packhouse.addons.report.html import details, figure, section, table
 from packhouse.auditing.gate import check_audit
 from packhouse.auditing.inference import inference_line
 from packhouse.errors import AuditError
+from packhouse.escaping import html_text
 from packhouse.gates import GateResult
-from packhouse.pages import html_text
 from packhouse.reasons import DROP_REASONS, QUARANTINE_REASONS
 from packhouse.recipe import AuditConfig
 from packhouse.recipe.audit import QUALITY_COUNTERS
 from packhouse.records.ledger import Filter, filters_of, sum_by_reason, units_of
-from packhouse.report.figures import reasons_figure
-from packhouse.report.html import details, figure, section, table
 from packhouse.store.manifest import Manifest
 from packhouse.wording import counted
 

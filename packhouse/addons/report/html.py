@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 
-from packhouse.pages import html_text
-from packhouse.report.figures import Figure
-from packhouse.report.vega import read_asset, vega_bundle
+from packhouse.addons.report.figures import Figure
+from packhouse.addons.report.vega import read_asset, vega_bundle
+from packhouse.escaping import html_text
 
 _MOST_CODE = 100_000  # characters of settings
 _WITHOUT_VEGA = (

@@ -5,8 +5,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from packhouse.addons.report.figures import KIND_COLORS, Figure
 from packhouse.records.ledger import in_and_out, units_of
-from packhouse.report.figures import KIND_COLORS, Figure
 from packhouse.wording import by_name, counted
 
 

@@ -6,7 +6,7 @@ The attacker may write any object and knows every digest, so forged manifests ca
 import json
 import os
 import shutil
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from click.testing import CliRunner
 
 from packhouse.addons.report.checks import duplicates_section, quality_section
 from packhouse.addons.report.sections import flow_section, heading, overview, recipe_section
-from packhouse.auditing import audit_rows
 from packhouse.cache.steps import StepStore, parse_receipt
 from packhouse.cli import cli
 from packhouse.errors import (
@@ -25,7 +24,6 @@ from packhouse.errors import (
     VersionNotFoundError,
 )
 from packhouse.loaders.versions import load_packed
-from packhouse.result import print_inference, print_ledger, print_quality
 from packhouse.store import (
     load_ref,
     open_store,
@@ -45,6 +43,7 @@ from packhouse.store.manifest import Manifest, parse_slot
 from packhouse.store.objects import MAX_GET_BYTES
 from packhouse.store.read import OpenVersion, scan_versions
 from packhouse.store.refs import scan_refs
+from packhouse.summary import audit_blocks, ledger_block, print_block
 from packhouse.views.diff import diff_versions
 from tests.store.versions import FACTS, canonical, forged, pack_file, sha256
 
@@ -428,13 +427,11 @@ def test_whatever_a_leaf_of_a_manifest_holds_no_reader_breaks():
             manifest_problems(manifest)
             tally_problems(manifest, Counter())
             if manifest.audit:
-                audit_rows(manifest.audit)
+                deque(audit_blocks(manifest.audit), maxlen=0)
             if {"ledger", "lineage"} & set(path):
                 lines = [dict(line) for line in manifest.counts.get("ledger", [])]
-                print_ledger(lines, manifest.lineage.get("sources", []))
+                print_block(ledger_block(lines, manifest.lineage.get("sources", [])))
             if {"audit", "counts", "lineage", "configuration"} & set(path):
-                print_inference(manifest.audit)
-                print_quality(manifest.audit)
                 for section in (heading, overview, flow_section, recipe_section):
                     section(manifest)
                 quality_section(manifest)

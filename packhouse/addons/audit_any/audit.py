@@ -34,10 +34,10 @@ from packhouse.recipe import AuditConfig, Recipe, parse_recipe
 from packhouse.recipe.reading import apply_override, merge_settings
 from packhouse.records.ledger import num_bad_rows
 from packhouse.records.tables import read_table
-from packhouse.result import quality_lines
 from packhouse.runtime.disks import temporary_folder
 from packhouse.runtime.progress import show_progress, start_phase
 from packhouse.store import open_version as open_stored
+from packhouse.summary import quality_lines
 from packhouse.tokenization import load_snapshot
 from packhouse.tokenization.of_version import pipeline_of_version
 from packhouse.tokenization.pipeline import Pipeline, read_pipeline

@@ -72,7 +72,7 @@ FUNCTIONS = {
     "version_report": "packhouse.addons.report.version_report",
     "version_cell": "packhouse.addons.report.notebook",
     "FramedPage": "packhouse.addons.report.notebook",
-    "lengths_svg": "packhouse.addons.report.pictures",
+    "lengths_svg": "packhouse.addons.report.notebook",
     "estimate": "packhouse.addons.plan.estimate",
     "find_near": "packhouse.addons.near_dedup",
     "read_benchmarks": "packhouse.addons.contamination",

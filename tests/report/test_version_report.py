@@ -15,8 +15,7 @@ from click.testing import CliRunner
 import packhouse
 from packhouse.addons.report.figures import class_counts, compare_figure
 from packhouse.addons.report.html import page
-from packhouse.addons.report.measure import measure
-from packhouse.addons.report.version_report import MAX_BYTES, version_report
+from packhouse.addons.report.version_report import MAX_BYTES, measure, version_report
 from packhouse.cli import cli
 from packhouse.escaping import for_terminal
 from packhouse.packing import plan_packs

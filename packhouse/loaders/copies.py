@@ -33,9 +33,8 @@ from packhouse.packing.layout import published_schema, to_layout
 from packhouse.runtime.disks import disk_errors, write_whole
 from packhouse.runtime.fingerprint import file_sha256
 from packhouse.store import FileEntry, OpenVersion
-from packhouse.store.contracts import checked_rows, read_batches
+from packhouse.store.contracts import read_batches
 from packhouse.store.local import LocalStore
-from packhouse.store.manifest import Manifest
 
 
 def verified_file(opened: OpenVersion, entry: FileEntry, cache: Path, verify: bool = True) -> Path:
@@ -98,7 +97,7 @@ def mapped_file(
         writer = None
         try:
             with pa.OSFile(str(staged), "wb") as sink:
-                found = read_rows(source, opened.manifest)
+                found = read_rows(source, entry)
                 for rows in map(columns, found) if columns else found:
                     writer = writer or pa.ipc.new_stream(sink, rows.schema)
                     writer.write_batch(rows)
@@ -187,18 +186,17 @@ def _locked(receipt: Path) -> Iterator[None]:
         yield
 
 
-def read_rows(path: Path, rules: Manifest | None = None) -> Iterator[pa.RecordBatch]:
+def read_rows(path: Path, entry: FileEntry | None = None) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a published file of any format, with `labels` and `position_ids`.
 
     Args:
         path: the file.
-        rules: manifest of its version, to check them by; None: a run has just made them.
+        entry: its entry in the manifest; None: a run has just made it.
 
     Raises:
-        IntegrityError: the file is damaged, or its rows are not those of a run.
+        IntegrityError: the file is damaged, or holds no tokens.
     """
-    batches = read_batches(path)
-    for batch in batches if rules is None else checked_rows(batches, rules, path.name):
+    for batch in read_batches(path, entry=entry):
         names = batch.schema.names
         if "input_ids" not in names:
             raise IntegrityError(f"'{path.name}' holds no input_ids: its columns are {names}")

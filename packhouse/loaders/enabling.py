@@ -11,8 +11,8 @@ the decoder's forward pass. For packed batches the guard
   cache, `loss_weights`, and RoPE that the longest record of a pack would change for all.
 
 Generation and unpacked batches pass through untouched. The guard costs a few comparisons of T
-positions a step. `check_packing` proves the result. What is lost before the model is called, no
-guard can see: `refusals.py` stops the collators that lose it.
+positions a step. `check_packing` proves the result. No guard sees what a collator lost before the
+model is called: `load_packed` warns of it.
 """
 
 import functools
@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 
 from packhouse.errors import ConfigError, ContractError
-from packhouse.loaders import refusals
 from packhouse.loaders.masks import cu_seqlens, record_starts
 
 if TYPE_CHECKING:
@@ -73,8 +72,6 @@ class PackingHandle:
         while self._undo:
             self._undo.pop()()
         _ACTIVE.discard(self)
-        if not _ACTIVE:
-            refusals.allow()
 
     def __enter__(self) -> "PackingHandle":
         return self
@@ -86,8 +83,8 @@ class PackingHandle:
 def enable_packing(target: "torch.nn.Module | type | PretrainedConfig | str") -> PackingHandle:
     """Make packed batches safe for a model, or for every model built from a config or a name.
 
-    Collators and trainers that would drop the boundaries before the model is called are refused
-    as long as a handle is active: see `packhouse/loaders/refusals.py`. Import TRL before.
+    Use it with a collator that keeps the boundaries, such as `PackedCollator`, or TRL's with
+    `padding_free=True`: docs/how-to/keep-records-apart.md lists them.
 
     Args:
         target: a model (wrapped by PEFT or DDP too); a model class such as `LlamaForCausalLM`; a
@@ -130,14 +127,11 @@ def enable_packing(target: "torch.nn.Module | type | PretrainedConfig | str") ->
         _guard_class(decoder_class, handle)
     _forget_compiled()
     _ACTIVE.add(handle)
-    refusals.refuse()
     return handle
 
 
 def is_enabled() -> bool:
-    """Return True if a handle is active, and look again for what it refuses."""
-    if _ACTIVE:
-        refusals.refuse()
+    """Return True if a handle is active."""
     return bool(_ACTIVE)
 
 

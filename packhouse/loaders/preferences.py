@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, ContractError
 from packhouse.loaders.copies import mapped_file
-from packhouse.loaders.versions import cache_folder, check_verify, map_rows, open_split
+from packhouse.loaders.versions import cache_folder, map_rows, open_split
 from packhouse.packing.layout import IGNORE_INDEX, preference_names
 from packhouse.records.lists import count_up, flat_list, list_array, one_chunk, zero_based
 
@@ -80,7 +80,6 @@ def load_preferences(
         >>> load_preferences(folder / "pairs", cache=folder / "cache").column_names
         ['prompt_ids', 'chosen_ids', 'rejected_ids', 'record_id']
     """
-    check_verify(verify)
     opened, entries = open_split(uri, version, split, preferences=True)
     kind = str(opened.manifest.preferences)
     if form not in ("trl", "reward", "packed") or (kind, form) == ("kto", "reward"):

@@ -28,7 +28,7 @@ from packhouse.errors import ConfigError
 from packhouse.loaders.global_order import Reader
 from packhouse.loaders.read_ahead import read_ahead
 from packhouse.loaders.rows import Row
-from packhouse.loaders.versions import cache_folder, check_verify, open_split
+from packhouse.loaders.versions import cache_folder, open_split
 from packhouse.store import OpenVersion, open_store
 
 # Places in the state that processes share. From the last on: whether each reader of the pass (each
@@ -90,7 +90,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         cache: str | Path | None = None,
         verify: bool = True,
     ) -> None:
-        self._verify = check_verify(verify)
+        self._verify = verify
         self._opened, self._entries = open_split(uri, version, split)
         self._process = os.getpid()
         self.rank, self.world_size = _find_rank(rank, world_size)

@@ -80,8 +80,8 @@ def load_packed(
         `info.description` names the version.
 
     Raises:
-        ConfigError: `uri` ends in another name than `version`, `verify` is no bool, a file is in
-            the place of the cache, or `by_source` of a split that has no files by source.
+        ConfigError: `uri` ends in another name than `version`, a file is in the place of the
+            cache, or `by_source` of a split that has no files by source.
         DiskError: the cache cannot be written: no room, no right.
         VersionNotFoundError: no such dataset, version or split.
         EmptyDatasetError: the split holds no row.
@@ -97,7 +97,6 @@ def load_packed(
         >>> packs.num_rows, sum(packs[0]["seq_lengths"]) == len(packs[0]["input_ids"])
         (1, True)
     """
-    check_verify(verify)
     folder = cache_folder(cache)
     opened, entries = open_split(uri, version, split)
     paths: dict[str | None, list[Path]] = {}
@@ -111,14 +110,16 @@ def load_packed(
         paths.setdefault(source, []).append(mapped_file(opened, entry, folder, verify))
     about = f"packhouse {opened.dataset} {opened.version} {split}"
     rows = {name: map_rows(own, f"{about} {name or ''}".strip()) for name, own in paths.items()}
-    if any(_holds_packs(each) for each in rows.values()):
-        danger = (
-            "rows hold several records each, across which most collators train without an error"
+    if "transformers" in sys.modules and any(_holds_packs(each) for each in rows.values()):
+        _warn_of_packs()
+    if "transformers.trainer" in sys.modules and any(
+        "loss_weights" in each.column_names for each in rows.values()
+    ):
+        warnings.warn(
+            "rows have loss_weights, which transformers.Trainer drops and other collators leave "
+            "out. Set remove_unused_columns=False and apply them (docs/how-to/own-loop.md)",
+            stacklevel=2,
         )
-        _warn_unless_enabled("transformers.modeling_utils", danger)
-    if any("loss_weights" in each.column_names for each in rows.values()):
-        danger = "rows have loss_weights, which transformers.Trainer drops without a word"
-        _warn_unless_enabled("transformers.trainer", danger)
     return {str(name): each for name, each in rows.items()} if by_source else rows[None]
 
 
@@ -136,27 +137,24 @@ def _holds_packs(rows: "Dataset") -> bool:
     return sum(int(list_offsets(chunk)[-1]) for chunk in chunks if len(chunk)) > len(rows)
 
 
-def _warn_unless_enabled(module: str, danger: str) -> None:
-    """Warn where a module is at hand with a danger that `enable_packing` ends."""
-    if module not in sys.modules:
-        return
-    from packhouse.loaders.enabling import is_enabled
+def _warn_of_packs() -> None:
+    """Warn of models, collators and trainers in this process that lose where records end."""
+    modules, advice = sys.modules, []
+    if "transformers.modeling_utils" in modules:
+        from packhouse.loaders.enabling import is_enabled
 
-    if not is_enabled():
+        if not is_enabled():
+            advice.append("call enable_packing(model) before load_packed")
+    if "trl.trainer.sft_trainer" in modules:
+        advice.append("set SFTConfig(padding_free=True, max_length=None, packing=False)")
+    elif "transformers.trainer" in modules and "packhouse.loaders.collators" not in modules:
+        advice.append("use packhouse.loaders.PackedCollator")
+    if advice:
         warnings.warn(
-            f"{danger}: enable_packing(model) was not called before load_packed "
-            "(docs/how-to/keep-records-apart.md)",
+            "rows hold several records each, across which most models and collators train without "
+            f"an error: {', and '.join(advice)} (docs/how-to/keep-records-apart.md)",
             stacklevel=3,
         )
-
-
-def check_verify(verify: bool) -> bool:
-    """Return `verify` if it is a bool; 'first' and 'always' of earlier releases are refused."""
-    if not isinstance(verify, bool):
-        raise ConfigError(
-            f"verify is {verify!r}; use True to compare sha256, or False to trust size and time"
-        )
-    return verify
 
 
 def cache_folder(cache: str | Path | None) -> Path:

@@ -76,28 +76,6 @@ ROW_FORMATS: dict[str, RowFormat] = {
 }
 """In the order of trial."""
 
-# The formats that rows were tried for by `sources.VERSION` 15.
-_OF_VERSION = frozenset(
-    "alpaca prompt_completion question_answer dolly chat messages sharegpt oasst oasst_flat "
-    "transcript classification text preference pairs kto squad tokenized mixed".split()
-)
-
-
-def formats_key(config: SourceConfig) -> dict[str, list[str]]:
-    """Return what a step's key says of the formats that the rows of a source are tried for.
-
-    A format that is new might fit some of these rows: with `mixed` they are read by it, and with
-    `auto` refused beside another, where they were bad rows before. It changes no other key, and
-    none at all where the source names a format.
-
-    Example:
-        >>> formats_key(SourceConfig(path="a.jsonl"))  # none is new since `sources.VERSION` 15
-        {}
-    """
-    new = sorted(ROW_FORMATS.keys() - _OF_VERSION)
-    return {"formats": new} if new and config.format in ("auto", "mixed") else {}
-
-
 _CONVERSATIONS = {
     name: known
     for name, known in ROW_FORMATS.items()

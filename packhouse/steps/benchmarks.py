@@ -25,7 +25,6 @@ from packhouse.records.tables import read_table, write_table
 from packhouse.registry import function_of_addon
 from packhouse.runtime.fingerprint import canonical_json
 from packhouse.sources import scan_source
-from packhouse.sources.row_formats import formats_key
 from packhouse.steps.validate import VALIDATE
 
 
@@ -38,7 +37,7 @@ def benchmarks_of(recipe: Recipe) -> dict[str, object]:
         return {}
     shards = [shard.identity() for s in recipe.audit.benchmarks for shard in scan_source(s)]
     read = [
-        source.model_dump(mode="json", exclude={"path", *MIXING}) | formats_key(source)
+        source.model_dump(mode="json", exclude={"path", *MIXING})
         for source in recipe.audit.benchmarks
     ]
     ngram = recipe.audit.benchmark_ngram

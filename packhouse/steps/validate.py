@@ -25,7 +25,6 @@ from packhouse.records.tables import write_table
 from packhouse.runtime.confine import start_early
 from packhouse.sources import SourceShard, read_shard, scan_source, with_raw_rows
 from packhouse.sources.reshaping import expression_key
-from packhouse.sources.row_formats import formats_key
 from packhouse.sources.shards import MAX_SHARD_BYTES
 from packhouse.steps.shard_io import ShardCounts, write_quarantined, write_with_reasons
 from packhouse.tokenization import load_snapshot
@@ -54,7 +53,6 @@ class ValidateParameters:
             "validate": self.rules.model_dump(mode="json", exclude={"max_quarantined"}),
             "group_by": self.group_by,
             **expression_key(self.source),
-            **formats_key(self.source),
             **plugin_key("row_formats", self.source.format, get_args(RowFormatName)),
             "python": list(sys.version_info[:2]),  # its Unicode tables normalise group keys
             **({"given": [self.tokenizer, GIVEN_VERSION]} if self.tokenizer else {}),

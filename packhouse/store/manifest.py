@@ -337,9 +337,8 @@ def _check_files(files: tuple[FileEntry, ...]) -> None:
     for entry in files:
         if entry.kind in TABLES:
             shard = _SHARD.fullmatch(entry.key)
-            # Versions of before named files of one source by their split alone.
-            names = [entry.split, f"{entry.split}-{entry.source}"][: 2 if entry.source else 1]
-            if shard is None or shard[2] not in names or shard[5] != entry.sha256[:12]:
+            name = f"{entry.split}-{entry.source}" if entry.source else entry.split
+            if shard is None or shard[2] != name or shard[5] != entry.sha256[:12]:
                 raise ConfigError(f"file {entry.key!r} is not <split>-<n>-of-<total>-<sha256>")
             series.setdefault((entry.kind, entry.split), []).append((int(shard[3]), int(shard[4])))
     for (kind, split), numbers in series.items():

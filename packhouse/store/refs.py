@@ -60,8 +60,8 @@ class Move:
     """1 for the first move, then one more each."""
     write_id: str
     """Unique to the try that moved it."""
-    manifest_id: str = ""
-    """Of the version; empty in refs that were written before refs kept it."""
+    manifest_id: str
+    """Of the version."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,8 +72,8 @@ class Ref:
     version: str
     seq: int
     write_id: str
-    manifest_id: str = ""
-    """Of the version; empty in refs that were written before refs kept it."""
+    manifest_id: str
+    """Of the version."""
     parent: str | None
     """Version before this move."""
     past: tuple[Move, ...]
@@ -99,21 +99,18 @@ class Ref:
             "seq": self.seq,
             "write_id": self.write_id,
             "parent": self.parent,
-            "past": [[value for value in astuple(move) if value != ""] for move in self.past],
+            "manifest_id": self.manifest_id,
+            "past": [astuple(move) for move in self.past],
         }
-        if self.manifest_id:
-            document["manifest_id"] = self.manifest_id
         return canonical_json(document | {"sha256": digest(document)})
 
 
-def next_ref(
-    name: str, version: str, write_id: str, current: Ref | None, manifest_id: str = ""
-) -> Ref:
+def next_ref(name: str, version: str, manifest_id: str, write_id: str, current: Ref | None) -> Ref:
     """The ref after a move to `version`.
 
     Example:
-        >>> first = next_ref("latest", "aaaa.g0", "w1", None)
-        >>> second = next_ref("latest", "bbbb.g0", "w2", first)
+        >>> first = next_ref("latest", "aaaa.g0", "0" * 64, "w1", None)
+        >>> second = next_ref("latest", "bbbb.g0", "1" * 64, "w2", first)
         >>> second.seq, second.parent, second.has_pointed_to("aaaa.g0"), second.was_moved_by("w1")
         (2, 'aaaa.g0', True, True)
     """
@@ -164,7 +161,7 @@ def _is_sound(move: Move) -> bool:
         and type(move.seq) is int
         and 0 < move.seq < 2**63
         and re.fullmatch(r"[a-z0-9-]{1,64}", move.write_id) is not None
-        and re.fullmatch(r"([0-9a-f]{64})?", move.manifest_id) is not None
+        and re.fullmatch(r"[0-9a-f]{64}", move.manifest_id) is not None
     )
 
 
@@ -232,7 +229,7 @@ def move_ref_steps(
             )
         if may_move is not None and not (yield from may_move(current)):
             return None
-        moved = next_ref(name, target.version, write_id, current, target.manifest_id)
+        moved = next_ref(name, target.version, target.manifest_id, write_id, current)
         key, body = ref_key(dataset, name), moved.to_bytes()
         try:
             if tag:
@@ -253,7 +250,7 @@ def _is_done(current: Ref, target: Manifest, write_id: str, once: bool, attempt:
         return True
     # Publishing goes by `has_pointed_to`: latest went a -> b, and a late retry of a must not turn
     # it back. `ref set` means now: it stops only if the ref points there at the first look.
-    if current.version == target.version and current.manifest_id not in ("", target.manifest_id):
+    if current.version == target.version and current.manifest_id != target.manifest_id:
         return False  # removed by hand and published again, with another card
     if once:
         return current.has_pointed_to(target.version)

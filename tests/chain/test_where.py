@@ -1,8 +1,6 @@
 """`where` and trees in a whole run: ledger, lineage, the list of dropped rows, `verify`."""
 
 import json
-from collections import Counter
-from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,8 +13,6 @@ from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitErro
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import Filter, filters_of
 from packhouse.steps.plan import plan_jobs
-from packhouse.store import open_store, open_version
-from packhouse.store.accounts import Tally, manifest_problems, tally_file, tally_problems
 
 pytest.importorskip("duckdb")
 
@@ -140,27 +136,6 @@ def test_plan_foresees_the_refusal_that_a_run_meets(project):
     assert refusals(none)[0].startswith("60 of 60 rows (100.00%) are bad")
 
 
-def test_verify_sees_counts_of_expressions_that_were_changed(project):
-    where = [WHERE, "length(output) % 2 = 1"]
-    prepared = project.prepare(recipe=with_where(project, where=where))
-    opened = open_version(open_store(str(project.root / "store")), "sums", prepared.version)
-    tally: Tally = Counter()
-    for entry in opened.manifest.files:
-        tally += tally_file(project.folder(prepared) / entry.path, entry)
-    assert tally_problems(opened.manifest, tally) == []
-    (source,) = opened.manifest.lineage["sources"]
-    counts = source["filtered"]
-    forged = source | {"filtered": {where[0]: sum(counts.values())}}
-    lineage = opened.manifest.lineage | {"sources": [forged]}
-
-    problems = tally_problems(replace(opened.manifest, lineage=lineage), tally)
-
-    assert [
-        f"left out by `{text}`" in problem
-        for text, problem in zip(sorted(where), problems, strict=True)
-    ] == [True, True]
-
-
 def test_a_version_whose_filter_drops_nothing_has_no_list(project):
     prepared = project.prepare(recipe=with_where(project, where="true"))
     plain = project.prepare()
@@ -195,19 +170,6 @@ def test_appended_rows_leave_the_work_of_earlier_files_in_the_cache(project):
 
     cached = {r.facts.origin.file: r.cached for r in again.receipts if r.step == "validate"}
     assert cached == {"rows/rows.jsonl": True, "more/more.jsonl": False}
-
-
-def test_verify_sees_a_list_of_dropped_rows_that_is_gone(project):
-    prepared = project.prepare(recipe=with_where(project))
-    opened = open_version(open_store(str(project.root / "store")), "sums", prepared.version)
-    (entry,) = opened.files("dropped")
-    files = tuple(each for each in opened.manifest.files if each is not entry)
-    short = prepared.ledger[0].dropped["filtered"]
-
-    assert manifest_problems(opened.manifest) == []
-    assert manifest_problems(replace(opened.manifest, files=files)) == [
-        f"manifest.json: rows dropped: {short}; in dropped files: 0"
-    ]
 
 
 def test_rows_of_trees_are_listed_as_dropped(project, shared):

@@ -1,4 +1,4 @@
-"""docs/how-to/keep-records-apart.md: data x collator x attention -> right, refused or leaks.
+"""docs/how-to/keep-records-apart.md: data x collator x attention -> right or wrong.
 
 Every cell of the table is run: one step of the trainer, and its loss against that of the records
 fed one by one.
@@ -15,7 +15,6 @@ import torch
 from packhouse.addons.exports.writing import export_version
 from packhouse.errors import ContractError
 from packhouse.loaders import PackedCollator, enable_packing, load_packed
-from packhouse.loaders.refusals import allow
 from packhouse.store import open_version
 from tests.loaders.models import tiny_model
 from tests.loaders.test_trainers import SETTINGS, in_order, losses, tiny_tokenizer
@@ -130,7 +129,6 @@ def loss_alone(rows: list[dict[str, Any]]) -> float:
     ("trainer", "way", "plain", "enabled"), table(), ids=[f"{r[0]} {r[1]}" for r in table()]
 )
 def test_a_cell_of_the_table(forms, tmp_path, trainer, way, plain, enabled, is_enabled):
-    allow()  # a page's example, run before in this process, may have called `enable_packing`
     said = enabled if is_enabled else plain
     runs = [("sdpa", "load_packed", 2), ("sdpa", "published Parquet", 1)]
     runs += [("eager", "load_packed", 1), ("sdpa", "export", 1)] if trainer == "Trainer" else []

@@ -137,21 +137,6 @@ def test_a_model_class_guards_every_model_of_its_family():
         enable_packing(AutoModelForCausalLM)
 
 
-def test_collators_are_as_they_were_when_the_last_handle_ends(model):
-    from transformers import DataCollatorWithFlattening
-
-    rows = [{"input_ids": [5, 6, 7], "labels": [5, 6, 7], "seq_lengths": [2, 1]}]
-    plain = DataCollatorWithFlattening.__call__
-    with enable_packing(model):
-        with enable_packing("llama"), pytest.raises(ContractError, match="use packhouse"):
-            DataCollatorWithFlattening()(rows)
-        with pytest.raises(ContractError, match="numbers positions through"):
-            DataCollatorWithFlattening()(rows)
-        one = [{"input_ids": [5, 6, 7], "labels": [5, 6, 7], "seq_lengths": [3]}]
-        assert DataCollatorWithFlattening()(one)["position_ids"].tolist() == [[0, 1, 2]]
-    assert DataCollatorWithFlattening.__call__ is plain
-
-
 def test_an_enabled_model_is_saved_as_it_was(model, tmp_path):
     assert model.config.use_cache is True
     with enable_packing(model), enable_packing(model.config):

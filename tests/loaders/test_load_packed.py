@@ -203,8 +203,6 @@ def test_a_cache_that_cannot_be_written_is_said_in_a_sentence(make_version, tmp_
     for cache in (file, file / "below"):
         with pytest.raises(ConfigError, match=r"file' is no folder; give a folder with --cache"):
             load_packed(uri, cache=cache)
-    with pytest.raises(ConfigError, match="verify is 'never'; use True to compare sha256"):
-        load_packed(uri, cache=tmp_path, verify="never")
 
 
 def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(make_version, tmp_path):
@@ -227,14 +225,18 @@ def test_a_model_that_was_not_enabled_is_warned_of(make_version, tmp_path, monke
     from packhouse.loaders import enable_packing, enabling
 
     monkeypatch.setattr(enabling, "_ACTIVE", set())  # other tests' models
+    monkeypatch.delitem(sys.modules, "trl.trainer.sft_trainer", raising=False)
     packs, records = make_version(), make_version(num_records=20, strategy="none")
-    with pytest.warns(UserWarning, match=r"enable_packing\(model\) was not called"):
+    with pytest.warns(UserWarning, match=r"call enable_packing\(model\) before load_packed"):
         load_packed(packs, cache=tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load_packed(records, cache=tmp_path)
         with enable_packing("llama"):
             load_packed(packs, cache=tmp_path)
+    monkeypatch.setitem(sys.modules, "trl.trainer.sft_trainer", None)
+    with enable_packing("llama"), pytest.warns(UserWarning, match="padding_free=True"):
+        load_packed(packs, cache=tmp_path)
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next_one(make_version, tmp_path):

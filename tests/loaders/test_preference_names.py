@@ -15,7 +15,6 @@ import packhouse
 from packhouse.addons.exports.writing import export_version
 from packhouse.errors import ContractError
 from packhouse.loaders import PackedCollator, load_preferences
-from packhouse.loaders.refusals import allow
 from packhouse.packing.layout import PREFERENCE_NAMES
 from packhouse.recipe import Recipe
 from packhouse.store.address import open_address
@@ -41,13 +40,6 @@ SETTINGS_OF_TRL: dict[str, dict[str, Any]] = {
     "packing": {"packing": True, "max_length": 256},
     "skip": {"dataset_kwargs": {"skip_prepare_dataset": True}},
 }
-
-
-@pytest.fixture(autouse=True)
-def without_refusals() -> None:
-    """The names alone are tested: a page's example, run before in this process, may have called
-    `enable_packing`, which refuses packs before a trainer looks for its columns."""
-    allow()
 
 
 @pytest.fixture(scope="module")

@@ -155,7 +155,7 @@ def test_a_trainer_that_drops_the_boundaries_is_told(uri, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["Dataset", "IterableDataset", "list"])
-def test_packs_in_memory_whose_lengths_trainer_drops_are_refused(kind, tmp_path):
+def test_packs_in_memory_train_as_a_packed_dataset(kind, tmp_path):
     """`pack_dataset` writes TRL's columns: transformers' Trainer knows no `seq_lengths`."""
     from datasets import Dataset
     from transformers import Trainer, TrainingArguments, default_data_collator
@@ -179,8 +179,6 @@ def test_packs_in_memory_whose_lengths_trainer_drops_are_refused(kind, tmp_path)
                 )
             )
 
-    with pytest.raises(ContractError, match="Trainer drops the column seq_lengths"):
-        run(data[kind])
     with pytest.raises(ContractError, match="given seq_lengths and no position_ids"):
         run(data[kind], remove_unused_columns=False)
     assert run(PackedDataset(packs)) == pytest.approx(unpacked_losses(packs, tmp_path), abs=1e-4)
@@ -245,7 +243,7 @@ def weighted_loss_of(row: dict[str, Any]) -> float:
 
 
 def test_weights_are_never_lost_without_a_word(uri, tmp_path):
-    from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
+    from transformers import Trainer, TrainingArguments
 
     data = load_packed(uri, cache=tmp_path)
     weights = [
@@ -269,16 +267,12 @@ def test_weights_are_never_lost_without_a_word(uri, tmp_path):
             count = count_targets({"labels": labels, "loss_weights": weights})
             return token_loss(model(**inputs).logits, labels, count, loss_weights=weights)
 
-    with pytest.raises(ContractError, match="Trainer drops the column loss_weights"):
-        run(PackedCollator())
     with pytest.raises(ContractError, match="needs rows with a loss_weights column"):
         run(PackedCollator(loss_weights="column"))
     with pytest.raises(ContractError, match="which nobody would apply"):
         run(PackedCollator(), remove_unused_columns=False)
     with pytest.raises(ContractError, match="model was given loss_weights"):
         run(PackedCollator(loss_weights="column"), remove_unused_columns=False)
-    with pytest.raises(ContractError, match="leaves loss_weights out"):
-        run(DataCollatorWithFlattening(), remove_unused_columns=False)
     plain = run(PackedCollator(loss_weights="ignore"))
     weighted = run(PackedCollator(loss_weights="column"), Weighted, remove_unused_columns=False)
     assert weighted[0] == pytest.approx(weighted_loss_of(data[0]), abs=1e-4)
@@ -288,7 +282,7 @@ def test_weights_are_never_lost_without_a_word(uri, tmp_path):
 def test_load_packed_warns_of_weights_where_a_trainer_is_at_hand(uri, tmp_path, monkeypatch):
     importlib.import_module("transformers.trainer")  # what the warning looks for
 
-    from packhouse.loaders import enabling, versions
+    from packhouse.loaders import versions
 
     plain = versions.map_rows
 
@@ -296,7 +290,6 @@ def test_load_packed_warns_of_weights_where_a_trainer_is_at_hand(uri, tmp_path, 
         rows = plain(*given)
         return rows.add_column("loss_weights", [[0.5] * len(ids) for ids in rows["input_ids"]])
 
-    monkeypatch.setattr(enabling, "_ACTIVE", set())
     monkeypatch.setattr(versions, "map_rows", with_weights)
 
     with pytest.warns(UserWarning, match="loss_weights, which transformers.Trainer drops"):

@@ -1,4 +1,4 @@
-"""Published files that stand for far more than they are: `verify` and `inspect` end in an error."""
+"""Published files that stand for far more than they are: reading them ends in an error."""
 
 from pathlib import Path
 
@@ -9,8 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from packhouse.cli import cli
+from packhouse.errors import IntegrityError
+from packhouse.loaders import StreamingPackedDataset, load_packed
 from packhouse.packing.layout import published_schema
-from packhouse.store import LocalFile, open_store, publish_version
+from packhouse.store import LocalFile, open_store, publish_version, verify_version
+from packhouse.store.address import open_address
 
 MIB = 2**20
 PACKS = {
@@ -36,21 +39,37 @@ def shared_text() -> pa.Table:
     return pa.table({**PACKS, "record_ids": [[text] * 9, [text]]}, schema=published_schema())
 
 
+def publish(folder: Path, table: pa.Table) -> str:
+    """Publish rows that are told as 2 rows of 7 tokens, and return the address."""
+    path = folder / "train.parquet"
+    pq.write_table(table, path, compression="zstd", data_page_size=2**30)
+    assert path.stat().st_size < MIB
+    store = open_store(str(folder / "store"))
+    file = LocalFile(path, "train", rows=2, tokens=7)
+    publish_version(store, "bomb", "aaaa", [file], {"configuration": {}}, "latest")
+    return f"{folder}/store/bomb"
+
+
 @pytest.mark.parametrize("make", [long_run, shared_text])
-@pytest.mark.parametrize("command", ["verify", "inspect"])
 def test_a_file_that_decodes_to_too_much_ends_in_an_error_that_names_it(
-    make, command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACKHOUSE_CHILD_MEMORY_MB", "200")
-    path = tmp_path / "train.parquet"
-    pq.write_table(make(), path, compression="zstd", data_page_size=2**30)
-    assert path.stat().st_size < MIB
-    store = open_store(str(tmp_path / "store"))
-    file = LocalFile(path, "train", rows=2, tokens=7)
-    publish_version(store, "bomb", "aaaa", [file], {"configuration": {}})
-
-    done = CliRunner().invoke(cli, [command, f"{tmp_path}/store/bomb@aaaa"])
+    done = CliRunner().invoke(cli, ["inspect", publish(tmp_path, make())])
 
     assert done.exit_code not in (0, 1), done.output
     assert "needs more memory than the 200 MB that it may use" in f"{done.output}{done.exception}"
     assert "train-00000-of-00001" in f"{done.output}{done.exception}"
+
+
+def test_packs_of_more_tokens_than_the_manifest_says_are_not_decoded(tmp_path: Path) -> None:
+    address = publish(tmp_path, long_run())
+    before = pa.default_memory_pool().max_memory()
+    problem = "holds 100,000,000 values, and its manifest says 7 tokens"
+
+    (said,) = verify_version(open_address(address)).problems
+    assert problem in said
+    for read in (load_packed, lambda *a, **k: list(StreamingPackedDataset(*a, **k))):
+        with pytest.raises(IntegrityError, match=problem):
+            read(address, cache=tmp_path / "cache")
+    assert pa.default_memory_pool().max_memory() - before < MIB

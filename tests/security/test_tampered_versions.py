@@ -18,7 +18,7 @@ from packhouse.addons.exports.writing import export_version
 from packhouse.api import prepare
 from packhouse.cli import cli
 from packhouse.errors import IntegrityError
-from packhouse.loaders import StreamingPackedDataset, training_receipt
+from packhouse.loaders import StreamingPackedDataset
 from packhouse.records.tables import QUARANTINED
 from packhouse.store import open_version
 from tests.security.test_escaping import ACTIVE
@@ -228,42 +228,6 @@ def export(name: str, cache: Path) -> None:
     export_version(opened, "trl", cache / "out", cache=cache)
 
 
-@pytest.mark.parametrize("read", [stream, load, export])
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("input_ids", None),
-        ("input_ids", HOSTILE),
-        ("input_ids", [2**31 - 1]),
-        ("input_ids", [float("nan")]),
-        ("input_ids", [[1]]),
-        ("labels", [{"start": 0, "end": 2**31 - 1}]),
-        ("labels", [2**62]),
-        ("labels", 7),
-        ("seq_lengths", [2**62]),
-        ("seq_lengths", [-5]),
-        ("record_ids", [None]),
-        ("record_ids", {"a": 1}),
-    ],
-)
-def test_rewritten_packs_are_never_given_to_a_trainer(
-    read, column, value, version, tmp_path
-) -> None:
-    rewrite(version, "data", column, value)
-    (slot,) = version.glob("v/*/manifest.json")
-    with pytest.raises(IntegrityError, match="is no file of a run") as refused:
-        read(f"{version}@{slot.parent.name}", tmp_path / "cache")
-    assert not ACTIVE.search(str(refused.value))
-
-
-def test_a_receipt_names_no_record_of_rewritten_packs(version, tmp_path) -> None:
-    rewrite(version, "data", "record_ids", [None])
-    (slot,) = version.glob("v/*/manifest.json")
-    data = StreamingPackedDataset(f"{version}@{slot.parent.name}", cache=tmp_path)
-    with pytest.raises(IntegrityError, match="column 'record_ids' is"):
-        training_receipt(data, data.state_dict() | {"packs": 1})
-
-
 def test_a_file_of_packs_that_is_no_parquet_is_refused_by_name(version, tmp_path) -> None:
     (slot,) = version.glob("v/*/manifest.json")
     manifest = json.loads(slot.read_bytes())
@@ -272,7 +236,7 @@ def test_a_file_of_packs_that_is_no_parquet_is_refused_by_name(version, tmp_path
             forge_file(slot.parent, entry, b"PAR1 and no more")
     slot.write_bytes(forged(manifest))
     for read in (stream, load, export):
-        with pytest.raises(IntegrityError, match=r"cannot be read|is no file of a run"):
+        with pytest.raises(IntegrityError, match="cannot be read"):
             read(f"{version}@{slot.parent.name}", tmp_path / "cache")
 
 

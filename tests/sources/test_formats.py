@@ -10,10 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from packhouse.errors import SourceError
-from packhouse.recipe import SourceConfig
 from packhouse.recipe.source import RowFormatName
-from packhouse.sources import row_formats
-from packhouse.sources.row_formats import ROW_FORMATS, formats_key
+from packhouse.sources.row_formats import ROW_FORMATS
 
 QA = [("user", "q"), ("assistant", "a")]
 CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
@@ -59,18 +57,6 @@ def test_a_recipe_can_name_every_format():
     own = {path.stem.removeprefix("test_").removesuffix("_format") for path in files}
     names = {*CASES, *own, "oasst_flat", "pairs", "kto", "mixed", "auto"}
     assert {*ROW_FORMATS, "auto"} == set(get_args(RowFormatName)) == names
-
-
-@pytest.mark.parametrize(
-    ("row_format", "key"),
-    [("auto", {"formats": ["squad"]}), ("mixed", {"formats": ["squad"]}), ("alpaca", {})],
-)
-def test_a_new_format_is_in_the_keys_of_sources_whose_rows_are_tried_for_it(
-    monkeypatch, row_format, key
-):
-    monkeypatch.setattr(row_formats, "_OF_VERSION", ROW_FORMATS.keys() - {"squad"})
-
-    assert formats_key(SourceConfig(path="a.jsonl", format=row_format)) == key
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -2,12 +2,10 @@
 
 import json
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from packhouse.errors import IntegrityError
 from packhouse.store import LocalFile, open_store, open_version, publish_version, verify_version
 from packhouse.store.contracts import read_batches
 from tests.store.versions import FACTS, INT32S, pack_table, write_file
@@ -107,7 +105,7 @@ def test_verify_finds_what_a_manifest_says_wrongly(tmp_path):
     wrong = {
         "aaaa": (
             LocalFile(good.path, "train", rows=3, tokens=7),
-            "2 rows, and the manifest says 3",
+            "holds 2 rows, and its manifest says 3",
         ),
         "bbbb": (
             LocalFile(good.path, "train", rows=2, tokens=8),
@@ -151,17 +149,6 @@ def test_a_row_of_json_may_be_longer_than_a_block_of_the_reader(tmp_path):
     assert verify_version(open_version(store, "tiny", "aaaa")).problems == ()
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-def test_json_that_is_deep_enough_to_crash_arrow_is_refused(is_first, tmp_path):
-    row = {name: column[0] for name, column in GOOD.items()}
-    deep = json.dumps(row)[:-1] + ', "x": ' + "[" * 100_000 + "]" * 100_000 + "}"
-    lines = [deep] if is_first else [json.dumps(row), deep]
-    (tmp_path / "train.jsonl").write_text("\n".join(lines) + "\n")
-
-    with pytest.raises(IntegrityError, match="depth limit exceeded"):
-        list(read_batches(tmp_path / "train.jsonl"))
-
-
 def test_a_json_row_of_many_ranges_is_not_deep(tmp_path):
     ranges = [{"start": 2 * n + 1, "end": 2 * n + 2} for n in range(2000)]
     row = {"input_ids": [7] * 4001, "trained_ranges": ranges, "seq_lengths": [4001]}
@@ -169,15 +156,3 @@ def test_a_json_row_of_many_ranges_is_not_deep(tmp_path):
 
     (batch,) = read_batches(tmp_path / "train.jsonl")
     assert batch["trained_ranges"].to_pylist() == [ranges]
-
-
-def test_arrow_rows_whose_offsets_leave_the_file_are_refused(tmp_path):
-    offsets = pa.py_buffer(np.array([0, 2**30, 3], np.int32))
-    tokens = pa.array([1, 2, 3], pa.int32())
-    ids = pa.ListArray.from_buffers(INT32S, 2, [None, offsets], children=[tokens])
-    batch = pa.record_batch({"input_ids": ids})
-    with pa.ipc.new_file(tmp_path / "train.arrow", batch.schema) as file:
-        file.write_batch(batch)
-
-    with pytest.raises(IntegrityError, match="out of bounds"):
-        list(read_batches(tmp_path / "train.arrow"))

@@ -6,7 +6,7 @@ The attacker may write any object and knows every digest, so forged manifests ca
 import json
 import os
 import shutil
-from collections import Counter, deque
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +34,6 @@ from packhouse.store import (
     set_ref,
     verify_version,
 )
-from packhouse.store.accounts import manifest_problems, tally_problems
 from packhouse.store.card import dataset_card
 from packhouse.store.counts import numbers_of
 from packhouse.store.evolution import breaking_changes, measure_drift
@@ -48,7 +47,7 @@ from packhouse.views.diff import diff_versions
 from tests.store.versions import FACTS, canonical, forged, pack_file, sha256
 
 PUBLISHED = Path(__file__).parent / "published"
-"""Written by the release before refs kept `manifest_id`: a dataset, and the manifest of a run."""
+"""The manifest of a run."""
 
 
 @pytest.fixture
@@ -209,7 +208,6 @@ def nested(depth):
         lambda data: data.replace(b'"rows_in":3', b'"rows_in":NaN'),
         lambda data: data.replace(b'"rows_in":3', b'"rows_in":' + b"9" * 5000),
         lambda data: data.replace(b'"rows_in":3', b'"rows_in":' + nested(100_000)),
-        lambda data: data.replace(b'"rows_in":3', b'"rows_in":' + nested(33)),
         lambda data: data.replace(b'"rows_in":3', b'"rows_in":"\\ud800"'),
         lambda data: data.replace(b'"format":1', b'"format":true'),
         lambda data: data.replace(b'"format":1', b'"format":2'),
@@ -341,29 +339,6 @@ def test_a_version_that_was_removed_and_published_again_is_recorded_again(store,
     assert publish_version(store, "tiny", "bbbb", files, facts, "latest").ref.seq == done.ref.seq
 
 
-# What was published before stays readable.
-
-
-def test_versions_and_refs_of_the_release_before_are_read(tmp_path):
-    shutil.copytree(PUBLISHED / "tiny", tmp_path / "store" / "tiny")
-    store = open_store(str(tmp_path / "store"))
-    for name, vid in (("latest", "bbbb"), ("aaaa", "aaaa")):
-        opened = open_version(store, "tiny", name)
-        assert opened.manifest.to_bytes() == slot(store, f"{vid}.g0").read_bytes()
-        assert verify_version(opened).is_intact
-        assert load_packed(f"{store.uri}/tiny", name, cache=tmp_path / "cache").num_rows == 2
-    ((ref,), _) = scan_refs(store, "tiny")
-    assert ref.to_bytes() == (PUBLISHED / "tiny/refs/latest.json").read_bytes()
-    assert (ref.seq, ref.manifest_id, ref.past[0].manifest_id) == (2, "", "")
-
-    back = rollback_ref(store, "tiny", "latest")
-    assert back.manifest_id == open_version(store, "tiny").manifest.manifest_id
-    assert [len(move) for move in json.loads(back.to_bytes())["past"]] == [3, 3]
-    again = set_ref(store, "tiny", "latest", "bbbb.g0")
-    assert [len(move) for move in json.loads(again.to_bytes())["past"]] == [4, 3, 3]
-    assert load_ref(store, "tiny", "latest") == again
-
-
 # Every leaf of a real manifest, replaced by every strange value.
 
 STRANGE = [None, True, -1, 2**63, "../../x", ["a"], {"a": "b"}]
@@ -424,8 +399,6 @@ def test_whatever_a_leaf_of_a_manifest_holds_no_reader_breaks():
             measure_drift(manifest, whole)
             diff_versions(opened, replace(opened, manifest=whole), records=False)
             dataset_card(manifest)
-            manifest_problems(manifest)
-            tally_problems(manifest, Counter())
             if manifest.audit:
                 deque(audit_blocks(manifest.audit), maxlen=0)
             if {"ledger", "lineage"} & set(path):
@@ -460,7 +433,8 @@ def test_whatever_a_leaf_of_a_manifest_holds_no_reader_breaks():
         {"parent": {"a": 1}},
         {"past": [["aaaa.g0", 1]]},
         {"past": [["aaaa.g0", 1, "w", "x"]]},
-        {"past": [["aaaa.g0", 1, "w"]] * 501},
+        {"past": [["aaaa.g0", 1, "w"]]},
+        {"past": [["aaaa.g0", 1, "w", "0" * 64]] * 501},
         {"past": "aaaa"},
         {"manifest_id": "x"},
         {"manifest_id": None},

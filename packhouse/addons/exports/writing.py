@@ -191,9 +191,9 @@ def _write_split(
     multiple = pack.get("pad_record_to_multiple_of", 1)
     for source, group in groupby(entries, key=lambda entry: entry.source):
         own = list(group)
-        paths = (verified_file(opened, entry, cache) for entry in own)
+        rows = (read_rows(verified_file(opened, entry, cache), entry) for entry in own)
         write_export(
-            chain.from_iterable(read_rows(path, opened.manifest) for path in paths),
+            chain.from_iterable(rows),
             export_format,
             set_name(split, source),
             folder,

@@ -15,7 +15,8 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
     from packhouse.addons.audit_any.audit import audit
     from packhouse.addons.audit_any.report import AuditReport
     from packhouse.addons.exports.writing import Export, export_version
-    from packhouse.addons.packs_in_memory import PackTally, pack_dataset
+    from packhouse.addons.packs_in_memory.packs import PackTally, pack_dataset
+    from packhouse.addons.packs_in_memory.supervised import make_supervised_dataset
     from packhouse.addons.plan.estimate import plan
     from packhouse.api import Version, open_version, prepare
     from packhouse.errors import PackhouseError
@@ -49,6 +50,7 @@ __all__ = [
     "load_packed",
     "load_preferences",
     "load_recipe",
+    "make_supervised_dataset",
     "open_version",
     "pack_dataset",
     "plan",

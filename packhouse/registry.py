@@ -52,11 +52,12 @@ COMMANDS = {
 """Commands by name: the module of a `click` command of that name, and a line for `--help`."""
 
 PUBLIC = {
-    "PackTally": "packhouse.addons.packs_in_memory",
-    "pack_dataset": "packhouse.addons.packs_in_memory",
+    "PackTally": "packhouse.addons.packs_in_memory.packs",
+    "pack_dataset": "packhouse.addons.packs_in_memory.packs",
     "Export": "packhouse.addons.exports.writing",
     "AuditReport": "packhouse.addons.audit_any.report",
     "audit": "packhouse.addons.audit_any.audit",
+    "make_supervised_dataset": "packhouse.addons.packs_in_memory.supervised",
     "plan": "packhouse.addons.plan.estimate",
     "export_version": "packhouse.addons.exports.writing",
 }

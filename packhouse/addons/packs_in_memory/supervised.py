@@ -91,6 +91,14 @@ def make_supervised_dataset(
         TokenizerError: there is no such tokenizer.
         QuarantineLimitError: more rows are bad than tolerated.
         EmptyDatasetError: nothing is left.
+
+    Example:
+        >>> file = getfixture("tmp_path") / "rows.jsonl"
+        >>> _ = file.write_text('{"instruction": "Say one.", "output": "One!"}')
+        >>> packs = make_supervised_dataset("deployments/demo/tokenizer", file, pack_len=64,
+        ...     query_field="instruction", resp_field="output", cache=file.parent)
+        >>> len(packs)
+        1
     """
     if pack_len is not None and pack_len < 1:
         raise ConfigError(f"pack_len is {pack_len}; it must be at least 1, or None for no packs")

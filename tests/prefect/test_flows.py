@@ -291,7 +291,7 @@ def test_the_pages_of_a_version_hold_ledger_audit_sources_and_a_picture(place, c
     done = refresh(place, cache).result()
     page = newest("demo-version")
     assert f"# demo {done.version}" in page
-    assert "| validate | 304 | 295 | 9 | 0 | - |" in page
+    assert "| validate | 304 | 295 | 9 | - | - | - |" in page
     assert "- validate quarantined: duplicate_key 1, empty_answer 1" in page
     assert "![train: 251 records in 51 packs, 98.12% full;" in page
     assert "](data:image/svg+xml;base64," in page

@@ -95,7 +95,7 @@ def make_supervised_dataset(
     Example:
         >>> file = getfixture("tmp_path") / "rows.jsonl"
         >>> _ = file.write_text('{"instruction": "Say one.", "output": "One!"}')
-        >>> packs = make_supervised_dataset("deployments/demo/tokenizer", file, pack_len=64,
+        >>> packs = make_supervised_dataset("deployments/demo/tokenizer", file, pack_len=256,
         ...     query_field="instruction", resp_field="output", cache=file.parent)
         >>> len(packs)
         1

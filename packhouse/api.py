@@ -17,12 +17,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from packhouse.cache.places import CachePlace, check_cache, default_cache, find_cache, open_mirror
+from packhouse.cache.places import (
+    CachePlace,
+    check_cache,
+    default_cache,
+    find_cache,
+    make_cache,
+    open_mirror,
+)
 from packhouse.chain import Prepared
 from packhouse.chain import prepare as prepare_chain
-from packhouse.contracts import check as check_table
 from packhouse.engine.local_pool import local_runner
-from packhouse.engine.workspace import Check, Workspace
+from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitError
 from packhouse.given import recipe_for
 from packhouse.loaders import load_packed, load_preferences
@@ -285,12 +291,7 @@ def prepare(
 
 
 def prepare_recipe(
-    recipe: Recipe,
-    place: CachePlace,
-    workers: int = 1,
-    check: Check = check_table,
-    *,
-    file: str | None = None,
+    recipe: Recipe, place: CachePlace, workers: int = 1, *, file: str | None = None
 ) -> tuple[Prepared, list[str]]:
     """Run the chain in this process, or in processes of this machine.
 
@@ -298,7 +299,6 @@ def prepare_recipe(
         recipe: what to do.
         place: where finished steps lie.
         workers: number of processes.
-        check: contract of every table; the flows give those of `schemas`.
         file: the recipe's, where it has one: what `packhouse quarantine show` is to look at.
 
     Returns:
@@ -309,7 +309,8 @@ def prepare_recipe(
     """
     if type(workers) is not int or workers < 1:
         raise ConfigError(f"workers must be a whole number of at least 1, got {workers!r:.40}")
-    mirror, workspace = open_mirror(place), Workspace(cache=place.folder, check=check)
+    make_cache(place.folder)
+    mirror, workspace = open_mirror(place), Workspace(cache=place.folder)
     with local_runner(recipe, workspace, workers) as run:
         try:
             prepared = prepare_chain(recipe, run, place.folder, mirror=mirror)

@@ -15,6 +15,7 @@ from platformdirs import user_cache_path
 
 from packhouse.errors import ConfigError
 from packhouse.registry import function_of_addon
+from packhouse.runtime.disks import disk_errors
 
 if TYPE_CHECKING:
     from packhouse.store.objects import ObjectStore
@@ -115,9 +116,9 @@ def check_cache(folder: Path) -> Path:
         slashes = "///" if scheme == "file" else "//"  # a Path keeps one of them
         rest = str(folder)[found.end() :].lstrip("/")
         raise ConfigError(
-            f"cache '{folder}' is a URI, and a folder of this machine is needed here. Runs "
-            "(`python -m flows.prepare`, `packhouse ci`) take a mirror as --cache, PACKHOUSE_CACHE "
-            f"or PACKHOUSE_CACHE_MIRROR: write '{scheme}:{slashes}{rest}' there"
+            f"cache '{folder}' is a URI, and a folder of this machine is needed here. Runs take a "
+            "mirror as --cache (`packhouse prepare`, `packhouse ci`), PACKHOUSE_CACHE or "
+            f"PACKHOUSE_CACHE_MIRROR: write '{scheme}:{slashes}{rest}' there"
         )
     place = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
     if not place.is_dir():
@@ -126,3 +127,20 @@ def check_cache(folder: Path) -> Path:
             "PACKHOUSE_CACHE"
         )
     return folder
+
+
+def make_cache(folder: Path) -> None:
+    """Make the folder of cached steps where it is missing.
+
+    Raises:
+        ConfigError: it cannot be made.
+        DiskError: the disk is full or read-only.
+    """
+    try:
+        with disk_errors(check_cache(folder)):
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cache '{folder}' cannot be made ({error.strerror}); give a folder with --cache or "
+            "PACKHOUSE_CACHE"
+        ) from None

@@ -150,7 +150,7 @@ def test_the_commands_of_a_page_run(page, here, monkeypatch):
     said = ""
     for words in packhouse_lines(page):
         if any(word.startswith(".packhouse/") for word in words):
-            continue  # of a flow that the page runs before
+            continue  # shown for a store that has had several versions
         done = runner.invoke(cli, words)
         assert done.exit_code == 0, (words, done.output)
         said += done.output

@@ -98,17 +98,17 @@ print(pyarrow.array(nan).null_count, polars.from_pandas(nan).null_count())
     assert run(code) == ["1", "1"]
 
 
-@pytest.mark.parametrize("how", ["import flows.command", "import packhouse.steps"])
+@pytest.mark.parametrize("how", ["import packhouse.cli", "import packhouse.steps"])
 def test_only_commands_call_a_process_their_own(how, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("dataset: a\n")
     code = f"""
 import os, sys
 {how}
-import flows.command
+from packhouse import cli
 said = []
-sys.argv[1:] = ["{recipe}", "--local"]
-for call in (lambda: flows.command.command(sys.argv[1:]), flows.command.main):
+sys.argv[1:] = ["prepare", "{recipe}"]
+for call in (lambda: cli.cli(sys.argv[1:]), cli.main):
     try:
         call()
     except SystemExit:  # the recipe says too little

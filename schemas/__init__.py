@@ -18,6 +18,7 @@ def check(artefact: str, table: pa.Table) -> None:
     Raises:
         ContractError: names artefact, column or rule, and the first rows that break it.
     """
-    with without_pandas():
+    with without_pandas():  # Pandera looks for it when it is imported, and at its first check
         from schemas.pandera_contracts import check_table
-    check_table(artefact, table)
+
+        check_table(artefact, table)

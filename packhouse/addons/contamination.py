@@ -208,17 +208,10 @@ class _Texts:
     @classmethod
     def of(cls, validated: pa.Table) -> "_Texts":
         flat = FlatMessages.of(validated["messages"])
-        fields = flat.fields
-        row = np.repeat(np.arange(len(flat.counts)), flat.counts)
-        texts, rows = [], []
-        for name in _TEXTS:
-            there = fields[name].is_valid()
-            texts.append(fields[name].filter(there))
-            rows.append(row[np.asarray(there, np.bool_)])
-        calls = fields["tool_calls"].is_valid()
-        said = map(_words_of_calls, fields["tool_calls"].filter(calls).to_pylist())
+        texts = [flat[name].drop_null() for name in _TEXTS]
+        rows = [flat.rows[flat.has(name)] for name in (*_TEXTS, "tool_calls")]
+        said = map(_words_of_calls, flat["tool_calls"].drop_null().to_pylist())
         texts.append(pa.array(said, pa.string()))
-        rows.append(row[np.asarray(calls, np.bool_)])
         return cls(words_of(pa.concat_arrays(texts)), np.concatenate(rows))
 
     def row_of(self, places: Int64s) -> Int64s:

@@ -157,57 +157,50 @@ class _Rows:
     def texts(self) -> pa.StringArray:
         """All that the turns of each row say, behind one another."""
         said = pc.binary_join_element_wise(
-            *(self.flat.fields[name] for name in ("content", "context", "reasoning", "tool_calls")),
+            *(self.flat[name] for name in ("content", "context", "reasoning", "tool_calls")),
             "\n",
             null_handling="skip",
         )
-        lists = pa.ListArray.from_arrays(pa.array(self.flat.offsets, pa.int32()), said)
-        return pc.binary_join(lists, "\n")
+        return self.flat.join(said, "\n")
 
     @cached_property
     def _is_answer(self) -> Bools:
-        return np.asarray(pc.equal(self.flat.fields["role"], "assistant"), np.bool_)
-
-    @cached_property
-    def _row_of_answers(self) -> Int64s:
-        row = np.repeat(np.arange(len(self.flat.counts)), self.flat.counts)
-        return np.asarray(row[self._is_answer])
+        return self.flat.is_role("assistant")
 
     @cached_property
     def answers(self) -> pa.StringArray:
         """What the assistant says, a text for each of its turns."""
-        return self.flat.fields["content"].filter(pa.array(self._is_answer))
+        return self.flat["content"].filter(pa.array(self._is_answer))
 
     @cached_property
     def joined_answers(self) -> pa.StringArray:
         """The same, a text for each row."""
-        before = np.append(0, np.cumsum(self._is_answer))[self.flat.offsets]
-        lists = pa.ListArray.from_arrays(pa.array(before, pa.int32()), self.answers)
+        counts = self.flat.sums(self._is_answer)
+        lists = pa.ListArray.from_arrays(
+            pa.array(np.append(0, np.cumsum(counts)), pa.int32()), self.answers
+        )
         return pc.binary_join(lists, "\n")
 
     @cached_property
     def prompts(self) -> pa.StringArray:
         """What the user said right before each answer; null where nobody did."""
-        user = np.asarray(pc.equal(self.flat.fields["role"], "user"), np.bool_)
+        user = self.flat.is_role("user")
         # Messages u a a: answers at [1 2]; before the first one is a user's, before the second not.
         at = np.flatnonzero(self._is_answer)
         is_first = np.isin(at, self.flat.offsets)
         mask = is_first | ~user[np.maximum(at - 1, 0)]
-        return self.flat.fields["content"].take(pa.array(np.maximum(at - 1, 0), mask=mask))
+        return self.flat["content"].take(pa.array(np.maximum(at - 1, 0), mask=mask))
 
     @cached_property
     def calls_nothing(self) -> Bools:
         """Marks answers without tool calls and reasoning."""
-        calls = pc.and_(
-            self.flat.fields["tool_calls"].is_null(), self.flat.fields["reasoning"].is_null()
-        )
-        return np.asarray(calls, np.bool_)[self._is_answer]
+        return ~(self.flat.has("tool_calls") | self.flat.has("reasoning"))[self._is_answer]
 
     def of_answers(self, is_found: pa.BooleanArray | Bools) -> Bools:
         """Marks rows of which an answer is marked."""
         marks = np.asarray(pc.fill_null(pa.array(is_found), False), np.bool_)
         rows = np.zeros(len(self.flat.counts), np.bool_)
-        rows[self._row_of_answers[marks]] = True
+        rows[self.flat.rows[self._is_answer][marks]] = True
         return rows
 
 

@@ -20,7 +20,7 @@ setup: $(TEST_STAMP) ## make .venv with everything that work on packhouse needs
 
 demo: $(RUN_STAMP) ## run the whole chain on the sample in the repo; LOCAL=1: without a server
 	@env -u PREFECT_API_URL PREFECT_HOME=$(CURDIR)/.packhouse/prefect \
-		PACKHOUSE_CACHE="$${PACKHOUSE_CACHE:-.packhouse}" $(BIN)/python -m flows.prepare $(DEMO) $(if $(LOCAL),--local)
+		PACKHOUSE_CACHE="$${PACKHOUSE_CACHE:-.packhouse}" $(BIN)/python -m $(if $(LOCAL),packhouse prepare,flows.prepare) $(DEMO)
 
 serve: $(RUN_STAMP) ## server, worker and deployments on this machine, until Ctrl-C; PORT=4200
 	@$(BIN)/python deployments/serve.py --port $(or $(PORT),4200)

@@ -5,7 +5,7 @@ What `packhouse new` copies (flows, tasks, deployments and what they need) lies 
 of other people. An editable install needs none of it: there they are in the checkout.
 
 Vega, Vega-Lite and Vega-Embed (BSD-3-Clause) come from `vl-convert-python`, which bundles them
-without a network in two seconds. They become `packhouse/report/vega.js`, which git ignores.
+without a network in two seconds. They become `packhouse/addons/report/vega.js`, which git ignores.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 CARRIED = ("flows", "tasks", "schemas", "deployments", "docker")
 FILES = "packhouse/addons/new_project/files"
-VEGA = Path("packhouse", "report", "vega.js")
+VEGA = Path("packhouse", "addons", "report", "vega.js")
 
 
 class ProjectFiles(BuildHookInterface[Any]):

@@ -21,18 +21,18 @@ from pydantic_core import PydanticUndefined
 
 from packhouse.cli import COMMANDS, cli
 from packhouse.plugins import NameOf
-from packhouse.quality import COUNTERS
-from packhouse.quality import FUNCTIONS as QUALITY_FUNCTIONS
 from packhouse.reasons import DROP_REASONS, QUARANTINE_REASONS, Reason
 from packhouse.recipe import Recipe
-from packhouse.sources.expressions import FUNCTION_GROUPS
+from packhouse.recipe.audit import QUALITY_COUNTERS
+from packhouse.registry import TEXT_FUNCTIONS
+from packhouse.sources.evaluation import FUNCTION_GROUPS, text_function
 
 FOLDER = Path(__file__).parent / "reference"
 
 EXAMPLES: dict[str, Any] = {
     "audit.quality.languages": ["en", "de"],
     "audit.quality.max_other_languages": 0.01,
-    **{f"audit.quality.max_{counter}": 0.01 for counter in COUNTERS},
+    **{f"audit.quality.max_{counter}": 0.01 for counter in QUALITY_COUNTERS},
     "dataset": "my-chats",
     "tokenizer": "Qwen/Qwen2.5-0.5B-Instruct",
     "shard_mb": 256,
@@ -83,7 +83,6 @@ WITH: dict[str, dict[str, Any]] = {
 MODULES = {
     "packhouse": "Data in, a version out. Nothing is imported until it is asked for.",
     "packhouse.loaders": "What a trainer needs. Needs the extra `torch`, but for `load_packed`.",
-    "packhouse.exports": "Versions in the formats of trainers.",
 }
 """Modules whose public names the API page describes, in order."""
 
@@ -190,11 +189,12 @@ def section_lines(name: str, model: type[BaseModel]) -> list[str]:
     """Return the keys of a section, and of those within it."""
     lines = []
     for key, field in model.model_fields.items():
-        inner = field.annotation
-        if inspect.isclass(inner) and issubclass(inner, BaseModel):
-            lines += section_lines(f"{name}.{key}", inner)
-        else:
+        models = [field.annotation, *get_args(field.annotation)]
+        inner = next((m for m in models if inspect.isclass(m) and issubclass(m, BaseModel)), None)
+        if inner is None or inner is not field.annotation:
             lines += key_lines(f"{name}.{key}", field)
+        if inner is not None and get_origin(field.annotation) is not list:
+            lines += section_lines(f"{name}.{key}", inner)
     return lines
 
 
@@ -388,8 +388,8 @@ def functions_page() -> str:
         "needs the extra `quality`.\n",
         "| function | gives |\n|---|---|",
     ]
-    for name, (call, kind) in QUALITY_FUNCTIONS.items():
-        given = ", ".join(inspect.signature(call).parameters)
+    for name, (_, kind) in TEXT_FUNCTIONS.items():
+        given = ", ".join(inspect.signature(text_function(name)).parameters)
         lines.append(f"| `{name}({given})` | {kind} |")
     lines += [
         "\n## Of DuckDB\n",

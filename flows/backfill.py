@@ -1,14 +1,4 @@
-"""backfill: refresh many recipes; one that fails does not stop the others.
-
-python -m flows.backfill RECIPE.yaml RECIPE.yaml ... [--approval]
-"""
-
-import sys
-
-from flows.command import main
-
-if __name__ == "__main__":  # before Prefect is imported: its settings are read then
-    sys.exit(main("backfill"))
+"""backfill: refresh many recipes; one that fails does not stop the others."""
 
 from typing import Annotated, Any
 

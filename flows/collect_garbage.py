@@ -1,14 +1,4 @@
-"""gc: reclaim what dead publishers left; shows what, and deletes only if told to.
-
-python -m flows.collect_garbage STORE[/DATASET] [--delete]
-"""
-
-import sys
-
-from flows.command import main
-
-if __name__ == "__main__":  # before Prefect is imported: its settings are read then
-    sys.exit(main("gc"))
+"""gc: reclaim what dead publishers left; shows what, and deletes only if told to."""
 
 from typing import Annotated, Any
 

@@ -1,14 +1,12 @@
 """prepare: validate -> format -> tokenize -> pack -> split -> publish, as a Prefect flow.
 
-python -m flows.prepare RECIPE.yaml [--set pack.seq_len=4096] [--local]
+By hand: python -m flows.prepare RECIPE.yaml
 """
 
-import sys
+if __name__ == "__main__":  # before Prefect is imported: its settings are read then
+    from flows.command import main
 
-from flows.command import main
-
-if __name__ == "__main__":  # before Prefect is imported: `--local` does without it
-    sys.exit(main())
+    main()
 
 from typing import Any
 

@@ -1,14 +1,4 @@
-"""promote: point a ref to a version, such as one that waited for approval.
-
-python -m flows.promote STORE/DATASET[@VERSION] [--ref latest]
-"""
-
-import sys
-
-from flows.command import main
-
-if __name__ == "__main__":  # before Prefect is imported: its settings are read then
-    sys.exit(main("promote"))
+"""promote: point a ref to a version, such as one that waited for approval."""
 
 from typing import Any
 

@@ -1,14 +1,4 @@
-"""refresh: nothing if the sources did not change; else prepare, compare, and move the ref or ask.
-
-python -m flows.refresh RECIPE.yaml [--approval]
-"""
-
-import sys
-
-from flows.command import main
-
-if __name__ == "__main__":  # before Prefect is imported: its settings are read then
-    sys.exit(main("refresh"))
+"""refresh: nothing if no source changed; else prepare, compare, and move the ref or ask."""
 
 from typing import Any
 

@@ -1,14 +1,4 @@
-"""rollback: point a ref to where it pointed before.
-
-python -m flows.rollback STORE/DATASET [--ref latest] [--steps 1]
-"""
-
-import sys
-
-from flows.command import main
-
-if __name__ == "__main__":  # before Prefect is imported: its settings are read then
-    sys.exit(main("rollback"))
+"""rollback: point a ref to where it pointed before."""
 
 from typing import Annotated, Any
 

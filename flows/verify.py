@@ -1,14 +1,4 @@
-"""verify: every byte and value of published versions, from their store alone.
-
-python -m flows.verify STORE[/DATASET[@VERSION]]
-"""
-
-import sys
-
-from flows.command import main
-
-if __name__ == "__main__":  # before Prefect is imported: its settings are read then
-    sys.exit(main("verify"))
+"""verify: every byte and value of published versions, from their store alone."""
 
 from typing import Any
 

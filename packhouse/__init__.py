@@ -12,42 +12,45 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` imports
-    from packhouse.addons.packs_in_memory import PackTally, pack_dataset
-    from packhouse.api import Version, open_version, plan, prepare
-    from packhouse.data_audit import audit
+    from packhouse.addons.audit_any.audit import audit
+    from packhouse.addons.audit_any.report import AuditReport
+    from packhouse.addons.exports.writing import Export, export_version
+    from packhouse.addons.packs_in_memory.packs import PackTally, pack_dataset
+    from packhouse.addons.packs_in_memory.supervised import make_supervised_dataset
+    from packhouse.addons.plan.estimate import plan
+    from packhouse.api import Version, open_version, prepare
     from packhouse.errors import PackhouseError
     from packhouse.loaders.preferences import load_preferences
     from packhouse.loaders.versions import load_packed
     from packhouse.recipe import Recipe, load_recipe
-    from packhouse.report.audit_report import AuditReport
 
     __version__: str
 
 _MODULES = {
-    "AuditReport": "packhouse.report.audit_report",
     "PackhouseError": "packhouse.errors",
     "Recipe": "packhouse.recipe",
     "Version": "packhouse.api",
-    "audit": "packhouse.data_audit",
     "load_packed": "packhouse.loaders",
     "load_preferences": "packhouse.loaders",
     "load_recipe": "packhouse.recipe",
     "open_version": "packhouse.api",
-    "plan": "packhouse.api",
     "prepare": "packhouse.api",
 }
 
 __all__ = [
     "AuditReport",
+    "Export",
     "PackTally",
     "PackhouseError",
     "Recipe",
     "Version",
     "__version__",
     "audit",
+    "export_version",
     "load_packed",
     "load_preferences",
     "load_recipe",
+    "make_supervised_dataset",
     "open_version",
     "pack_dataset",
     "plan",

@@ -17,22 +17,26 @@ from typing import Any
 
 import pyarrow as pa
 
-from packhouse.cache.mirror import open_mirror
-from packhouse.cache.places import CachePlace, check_cache, default_cache, find_cache
+from packhouse.cache.places import (
+    CachePlace,
+    check_cache,
+    default_cache,
+    find_cache,
+    make_cache,
+    open_mirror,
+)
 from packhouse.chain import Prepared
 from packhouse.chain import prepare as prepare_chain
-from packhouse.contracts import check as check_table
 from packhouse.engine.local_pool import local_runner
-from packhouse.engine.workspace import Check, Workspace
+from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitError
-from packhouse.estimate import Estimate, estimate
 from packhouse.given import recipe_for
 from packhouse.loaders import load_packed, load_preferences
 from packhouse.quarantine import read_quarantined
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import sum_by_reason
+from packhouse.registry import function_of_addon, has_function
 from packhouse.runtime.progress import show_progress, start_phase
-from packhouse.steps.plan import plan_jobs
 from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
 from packhouse.store.address import parse_address
@@ -153,25 +157,22 @@ class Version:
             >>> version.report(getfixture("tmp_path") / "report.html")[:15]
             '<!doctype html>'
         """
-        from packhouse.report.version_report import version_report
-
         workspace = Workspace(cache=self._cache or default_cache())
-        html = version_report(self._opened, workspace.tokenizers)
+        html: str = function_of_addon("version_report")(self._opened, workspace.tokenizers)
         if path is not None:
             Path(path).write_text(html, encoding="utf-8")
         return html
 
     def show(self, height: int = 900) -> Any:
         """Return the report for a notebook, which shows it in a frame of `height` pixels."""
-        from packhouse.report.notebook import FramedPage
+        return function_of_addon("FramedPage")(self.report(), height)
 
-        return FramedPage(self.report(), height)
-
-    def _repr_html_(self) -> str:
-        from packhouse.report.notebook import version_cell
-
+    def _repr_html_(self) -> str | None:
+        if not has_function("version_cell"):
+            return None  # the notebook shows `__repr__`
         workspace = Workspace(cache=self._cache or default_cache())
-        return version_cell(self._opened, workspace.tokenizers)
+        html: str = function_of_addon("version_cell")(self._opened, workspace.tokenizers)
+        return html
 
     def __repr__(self) -> str:
         lines = [f"Version {self.uri}"]
@@ -288,42 +289,8 @@ def prepare(
     )
 
 
-def plan(
-    data: object,
-    *,
-    tokenizer: object = None,
-    seq_len: int | None = None,
-    cache: str | Path | None = None,
-    **settings: object,
-) -> Estimate:
-    """Estimate what `prepare` would give, before any work; arguments are those of `prepare`.
-
-    Reads, renders and tokenizes a megabyte of each source; what is tokenized already is counted.
-
-    Returns:
-        Rows, tokens, packs and bytes, and rows and tokens of each source.
-
-    Raises:
-        PackhouseError: a setting, source or tokenizer that `prepare` would refuse as well.
-
-    Example:
-        >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
-        >>> plan(rows, tokenizer="deployments/demo/tokenizer", format={"template": "alpaca"},
-        ...     cache=getfixture("tmp_path")).packs
-        4
-    """
-    folder = check_cache(find_cache(None if cache is None else str(cache)).folder)
-    recipe = recipe_for(data, tokenizer=tokenizer, seq_len=seq_len, cache=folder, settings=settings)
-    return estimate(recipe, plan_jobs(recipe), Workspace(cache=folder))
-
-
 def prepare_recipe(
-    recipe: Recipe,
-    place: CachePlace,
-    workers: int = 1,
-    check: Check = check_table,
-    *,
-    file: str | None = None,
+    recipe: Recipe, place: CachePlace, workers: int = 1, *, file: str | None = None
 ) -> tuple[Prepared, list[str]]:
     """Run the chain in this process, or in processes of this machine.
 
@@ -331,7 +298,6 @@ def prepare_recipe(
         recipe: what to do.
         place: where finished steps lie.
         workers: number of processes.
-        check: contract of every table; the flows give those of `schemas`.
         file: the recipe's, where it has one: what `packhouse quarantine show` is to look at.
 
     Returns:
@@ -342,7 +308,8 @@ def prepare_recipe(
     """
     if type(workers) is not int or workers < 1:
         raise ConfigError(f"workers must be a whole number of at least 1, got {workers!r:.40}")
-    mirror, workspace = open_mirror(place), Workspace(cache=place.folder, check=check)
+    make_cache(place.folder)
+    mirror, workspace = open_mirror(place), Workspace(cache=place.folder)
     with local_runner(recipe, workspace, workers) as run:
         try:
             prepared = prepare_chain(recipe, run, place.folder, mirror=mirror)

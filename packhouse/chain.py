@@ -17,14 +17,13 @@ from pathlib import Path
 
 from packhouse.cache.holds import Hold, hold_steps
 from packhouse.cache.limits import in_mb, keep_limits
-from packhouse.cache.mirror import StepMirror
+from packhouse.cache.places import Mirror
 from packhouse.cache.steps import AnyReceipt
 from packhouse.engine.last_run import load_last_run, obsolete_keys, save_last_run
 from packhouse.engine.local_pool import Run
 from packhouse.engine.step import AnyJob
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import DiskError, EmptyDatasetError, QuarantineLimitError
-from packhouse.estimate import bytes_needed
 from packhouse.gates import GateLog, GateResult
 from packhouse.golden import check_golden
 from packhouse.quarantine import explain_bad_rows
@@ -35,7 +34,7 @@ from packhouse.runtime.interrupts import check_interrupted
 from packhouse.runtime.progress import after_first_job, say, start_phase
 from packhouse.steps import STEPS
 from packhouse.steps.format import FORMAT, split_text_of
-from packhouse.steps.plan import Plan, output_jobs, plan_jobs
+from packhouse.steps.plan import Plan, bytes_needed, output_jobs, plan_jobs
 from packhouse.steps.publish import Published
 from packhouse.steps.validate import filters_of_run
 from packhouse.store.doctor import check_usable
@@ -82,7 +81,7 @@ def prepare(
     cache: Path,
     plan: Plan | None = None,
     gates: GateLog | None = None,
-    mirror: StepMirror | None = None,
+    mirror: Mirror | None = None,
 ) -> Prepared:
     """Turn raw rows into a published version.
 
@@ -138,7 +137,7 @@ def _do_steps(
     cache: Path,
     plan: Plan,
     gates: GateLog,
-    mirror: StepMirror | None,
+    mirror: Mirror | None,
     hold: Hold,
 ) -> Prepared:
     done: list[AnyReceipt] = []

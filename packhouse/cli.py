@@ -5,6 +5,8 @@ Commands are named in `packhouse/registry.py` and imported when they are called,
 stderr (or one JSON object, with --json) and the exit code of its class.
 """
 
+import atexit
+import gc
 import importlib
 import json
 import os
@@ -89,9 +91,20 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, str | int | float | bool | dict | list | None)
 
 
-def main() -> None:
-    """Run the command line."""
+def own_process() -> None:
+    """Set up a process that belongs to the command: nobody else's code runs in it.
+
+    SIGTERM ends it as Ctrl-C does, so that what it started is stopped, too. At its end Python's
+    collector walks nothing: that takes 0.2 s, with Prefect 0.4 s, for memory that the kernel gets
+    back right after.
+    """
     handle_signals()
     os.environ.setdefault("PACKHOUSE_WITHOUT_PANDAS", "1")  # see packhouse.runtime.without_pandas
+    atexit.register(gc.freeze)
+
+
+def main() -> None:
+    """Run the command line."""
+    own_process()
     sys.excepthook = lambda *error: echo("".join(traceback.format_exception(*error)), err=True)
     cli(prog_name="packhouse")

@@ -4,7 +4,11 @@ An add-on is a folder or a module of `packhouse/addons/` and its lines here. Not
 packhouse imports it, so that without it all the rest works.
 """
 
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
+
+from packhouse.errors import ConfigError
 
 COMMANDS = {
     "prepare": ("packhouse.commands.prepare", "Prepare data: a recipe, or files and a tokenizer."),
@@ -13,11 +17,17 @@ COMMANDS = {
         "packhouse.addons.new_project.command",
         "Write a new project: flows, schedules, an image.",
     ),
-    "audit": ("packhouse.commands.audit", "Audit anyone's data: what its tokens would teach."),
+    "audit": (
+        "packhouse.addons.audit_any.command",
+        "Audit anyone's data: what its tokens would teach.",
+    ),
     "ls": ("packhouse.commands.versions", "List datasets, versions and refs of a store."),
     "show": ("packhouse.commands.versions", "Show a version: files, ledger, lineage, settings."),
     "stats": ("packhouse.commands.stats", "Count records, tokens and lengths by source and split."),
-    "report": ("packhouse.commands.report", "Write a page with charts and samples of a version."),
+    "report": (
+        "packhouse.addons.report.command",
+        "Write a page with charts and samples of a version.",
+    ),
     "inspect": ("packhouse.commands.inspect", "Print packs, tokens coloured by trained or not."),
     "sql": ("packhouse.commands.sql", "Ask a version in SQL: its records, packs and counts."),
     "trace": ("packhouse.commands.trace", "Say from which row a token comes, or where a row went."),
@@ -29,20 +39,111 @@ COMMANDS = {
     "gc": ("packhouse.commands.gc", "Reclaim what dead publishers left; shows what first."),
     "cache": ("packhouse.commands.cache", "Look at finished steps on this machine; make room."),
     "doctor": ("packhouse.addons.doctor", "Check a store, or room in the cache, before a run."),
-    "explain": ("packhouse.commands.explain", "Say which steps of a recipe would run, and why."),
-    "plan": ("packhouse.commands.plan", "Estimate a recipe: rows, records, tokens, packs."),
+    "explain": ("packhouse.addons.plan.explain", "Say which steps of a recipe would run, and why."),
+    "plan": ("packhouse.addons.plan.command", "Estimate a recipe: rows, records, tokens, packs."),
     "ci": (
         "packhouse.addons.ci.command",
         "Refresh a dataset as a job of a pipeline; gates, summaries.",
     ),
-    "quarantine": ("packhouse.commands.quarantine", "List, show and fix bad rows."),
+    "quarantine": ("packhouse.addons.quarantine.command", "List, show and fix bad rows."),
     "golden": ("packhouse.commands.golden", "Pin how conversations are rendered, and check it."),
-    "export": ("packhouse.commands.export", "Write a version in the format of a trainer."),
+    "export": ("packhouse.addons.exports.command", "Write a version in the format of a trainer."),
 }
 """Commands by name: the module of a `click` command of that name, and a line for `--help`."""
 
-PUBLIC = dict.fromkeys(("PackTally", "pack_dataset"), "packhouse.addons.packs_in_memory")
+PUBLIC = {
+    "PackTally": "packhouse.addons.packs_in_memory.packs",
+    "pack_dataset": "packhouse.addons.packs_in_memory.packs",
+    "Export": "packhouse.addons.exports.writing",
+    "AuditReport": "packhouse.addons.audit_any.report",
+    "audit": "packhouse.addons.audit_any.audit",
+    "make_supervised_dataset": "packhouse.addons.packs_in_memory.supervised",
+    "plan": "packhouse.addons.plan.estimate",
+    "export_version": "packhouse.addons.exports.writing",
+}
 """Names that users import from `packhouse` itself, and the module of each."""
+
+FUNCTIONS = {
+    "count_quality": "packhouse.addons.quality.counting",
+    "combine_quality": "packhouse.addons.quality.counting",
+    "language_key": "packhouse.addons.quality.language",
+    "refuse_unsaved": "packhouse.addons.tables.databases",
+    "audit_given": "packhouse.addons.audit_any.shard",
+    "unpublished_report": "packhouse.addons.report.version_report",
+    "version_report": "packhouse.addons.report.version_report",
+    "version_cell": "packhouse.addons.report.notebook",
+    "FramedPage": "packhouse.addons.report.notebook",
+    "lengths_svg": "packhouse.addons.report.notebook",
+    "estimate": "packhouse.addons.plan.estimate",
+    "find_near": "packhouse.addons.near_dedup",
+    "read_benchmarks": "packhouse.addons.contamination",
+    "match_benchmarks": "packhouse.addons.contamination",
+    "combine_contamination": "packhouse.addons.contamination",
+    "open_step_mirror": "packhouse.addons.mirrors.steps",
+    "mirror_to_hub": "packhouse.addons.mirrors.hub",
+    "log_to_wandb": "packhouse.addons.mirrors.wandb",
+    "write_export": "packhouse.addons.exports.writing",
+}
+"""What the rest of packhouse calls of add-ons, where it is asked for, and the module of each."""
+
+
+DECODERS = {
+    "xlsx": ("packhouse.addons.tables.workbooks", "workbook_as_arrow"),
+    "sqlite": ("packhouse.addons.tables.databases", "read_database"),
+    "duckdb": ("packhouse.addons.tables.databases", "read_database"),
+}
+"""File formats of which an add-on makes an Arrow file: module and function of each, which takes the
+file, its URI, the format and the name of a table, and returns the Arrow file."""
+
+TEXT_FUNCTIONS = {
+    "has_email": ("packhouse.addons.quality.personal", "BOOLEAN"),
+    "has_phone": ("packhouse.addons.quality.personal", "BOOLEAN"),
+    "has_card": ("packhouse.addons.quality.personal", "BOOLEAN"),
+    "has_secret": ("packhouse.addons.quality.personal", "BOOLEAN"),
+    "has_html": ("packhouse.addons.quality.dirt", "BOOLEAN"),
+    "has_mojibake": ("packhouse.addons.quality.dirt", "BOOLEAN"),
+    "has_invisible": ("packhouse.addons.quality.dirt", "BOOLEAN"),
+    "is_empty": ("packhouse.addons.quality.answers", "BOOLEAN"),
+    "is_refusal": ("packhouse.addons.quality.answers", "BOOLEAN"),
+    "echoes": ("packhouse.addons.quality.answers", "BOOLEAN"),
+    "repetition": ("packhouse.addons.quality.repetition", "DOUBLE"),
+    "language": ("packhouse.addons.quality.language", "VARCHAR"),
+}
+"""Functions that `where`, `select` and `packhouse sql` can call on texts: the module of each, and
+the type that it returns. Each takes Arrow texts for every argument; null gives null."""
+
+TEXT_FUNCTIONS_VERSION = 2
+"""In the keys of sources whose expressions call one. Raise it when one answers differently."""
+
+
+def has_function(name: str) -> bool:
+    """Return True if the add-on of one of `FUNCTIONS` is installed."""
+    return is_there(FUNCTIONS[name])
+
+
+def function_of_addon(name: str) -> Any:
+    """Import one of `FUNCTIONS`.
+
+    Raises:
+        ConfigError: its add-on was taken out of this install.
+    """
+    return _load(FUNCTIONS[name], name)
+
+
+def decoder(file_format: str) -> Any:
+    """Import the function of one of `DECODERS`.
+
+    Raises:
+        ConfigError: its add-on was taken out of this install.
+    """
+    return _load(*DECODERS[file_format])
+
+
+def _load(module: str, name: str) -> Any:
+    if not is_there(module):
+        addon = ".".join(module.split(".")[:3])
+        raise ConfigError(f"this install of packhouse lacks {addon}, which is needed here")
+    return getattr(import_module(module), name)
 
 
 def is_there(module: str) -> bool:

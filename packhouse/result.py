@@ -3,28 +3,22 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from packhouse.auditing import audit_rows, inference_line
 from packhouse.chain import Prepared
 from packhouse.errors import HELD_BACK
-from packhouse.quality import quality_lines
 from packhouse.recipe.model import preferences_in
-from packhouse.records.ledger import Filter, LedgerLine, filters_of, in_and_out, units_of
+from packhouse.records.ledger import filters_of
 from packhouse.sources.extra_fields import CONVERSATIONAL, IN_MESSAGES, TRAIN_FLAGS
 from packhouse.steps import STEPS
 from packhouse.steps.eval_side import SplitCounts
 from packhouse.steps.publish import Published
 from packhouse.steps.shard_io import render_counts
 from packhouse.steps.validate import ValidateFacts
-from packhouse.terminal import console, echo, print_table, print_text
+from packhouse.summary import Block, audit_blocks, ledger_block, print_block, splits_block
+from packhouse.terminal import console, echo, print_text
 from packhouse.wording import counted
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 def report_json(prepared: Prepared) -> dict[str, object]:
@@ -72,30 +66,16 @@ def print_report(prepared: Prepared) -> None:
     out.print(Text.assemble("\n", (verb, "bold green"), (dataset, "bold"), prepared.version))
     uri = f"{prepared.store.rstrip('/')}/{prepared.dataset}"
     print_text(f"in {uri}, {_ref(prepared, uri)}", 2)
-    out.print()
-    print_ledger(prepared.ledger, filters_of(published.sources))
+    print_block(ledger_block(prepared.ledger, filters_of(published.sources)))
     _print_notes(prepared)
     _print_unused_fields(prepared)
     _print_mixing(published)
     is_split = any(line.num_added_records for line in prepared.ledger)
     _print_repeats(published, "record" if is_split else "row")
     _print_uneven_split(published.split)
-    print_table(_splits_table(published))
-    print_table(audit_table(published.audit))
-    print_inference(published.audit)
-    print_quality(published.audit)
-    for found in published.audit.get("checks", {}).values():
-        print_text(f"{found['plugin']}: {found['failed']:,} of {counted(found['rows'], 'row')}")
-    if "contamination" in published.audit:
-        found = published.audit["contamination"]
-        outcome = {"drop": ": left out", "same_side": ": put into eval"}
-        print_text(
-            f"contamination: {found['contaminated']:,} of {counted(found['rows'], 'row')} share "
-            f"{found['ngram']} words in a row with a benchmark"
-            f"{outcome.get(found['on_match'], '') * bool(found['contaminated'])}"
-        )
-        for name, number in found["by_benchmark"].items():
-            print_text(f"{name}: {counted(number, 'row')}", 2)
+    print_block(splits_of(published))
+    for block in audit_blocks(published.audit):
+        print_block(block)
     if prepared.golden:
         out.print(f"golden: {counted(prepared.golden, 'conversation')} came out as pinned")
     for target, name in published.mirrors.items():
@@ -110,6 +90,12 @@ def print_report(prepared: Prepared) -> None:
     is_latest = (published.ref, published.ref_version) == ("latest", prepared.version)
     for line in loading_lines(prepared, uri if is_latest else f"{uri}@{prepared.version}"):
         out.print(f"  {line}")
+
+
+def splits_of(published: Published) -> Block:
+    """Say what the splits of a version hold, see `summary.splits_block`."""
+    records = {str(name): side.records for name, side in published.sides.items()}
+    return splits_block({str(n): side for n, side in published.statistics.items()}, records)
 
 
 def loading_lines(prepared: Prepared, uri: str) -> list[str]:
@@ -137,98 +123,6 @@ def _ref(prepared: Prepared, uri: str) -> str:
         f"but ref '{ref}', which pointed to it before, points to {at} now and stays there; "
         f"to move it: {move}"
     )
-
-
-def print_ledger(ledger: Sequence[LedgerLine], filters: Iterable[Filter]) -> None:
-    """Print where every row went, and why those that are not there left."""
-    print_table(_ledger_table(ledger))
-    units = units_of(ledger)
-    for line in ledger:
-        _print_reasons(line, *units[line.step])
-    for each in filters:
-        kept = f"where of {each.source} left out {each.filtered:,} of {counted(each.rows, 'row')}"
-        print_text(f"{kept}: {each.where}", 2)
-
-
-def _ledger_table(ledger: Sequence[LedgerLine]) -> "Table":
-    """Return the ledger as a rich table: rows, or records, and tokens into and out of each step."""
-    heads, counts = in_and_out(ledger)
-    table = _table("ledger", "step", (*heads, "quarantined", "dropped", "tokens in", "tokens out"))
-    for line, cells in zip(ledger, counts, strict=True):
-        table.add_row(
-            line.step,
-            *(own if isinstance(own, str) else _count(own) for own in cells),
-            _count(sum(line.quarantined.values()) or None),
-            _count(sum(line.dropped.values()) or None),
-            _count(line.tokens_in),
-            _count(line.tokens_out),
-        )
-    return table
-
-
-def _table(title: str, name: str, numbers: Iterable[str]) -> "Table":
-    """An empty table with a column of names, and columns of numbers."""
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    table.add_column(name)
-    for number in numbers:
-        table.add_column(number, justify="right")
-    return table
-
-
-def print_inference(audit: Mapping[str, Any]) -> None:
-    """Print how many answers follow their prompt of inference; nothing without such prompts."""
-    if line := inference_line(audit):
-        print_text(line)
-
-
-def print_quality(audit: Mapping[str, Any]) -> None:
-    """Print what the quality counters found; nothing where they found nothing."""
-    found = audit.get("quality")
-    if found and (lines := quality_lines(found)):
-        echo(f"\nquality (of {counted(found['dataset'].get('rows', 0), 'row')})")
-        for line in lines:
-            print_text(line, 2)
-
-
-def audit_table(audit: Mapping[str, object]) -> "Table":
-    """Return the audit as a rich table: a row for each source."""
-    from rich.table import Table
-
-    table = Table(
-        title="\naudit", title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0)
-    )
-    rows = audit_rows(audit)
-    for name in rows[0]:
-        is_name = name == "source"  # cut where the terminal is narrow; a pipe gets all of it
-        table.add_column(
-            name, justify="left" if is_name else "right", overflow="ellipsis", no_wrap=not is_name
-        )
-    for row in rows:
-        table.add_row(*(f"{v:,}" if isinstance(v, int) else v for v in row.values()))
-    return table
-
-
-def _print_reasons(line: LedgerLine, taken: str, given: str) -> None:
-    """Print the reasons of a step that takes in rows (or records), and gives such."""
-    for what, unit in (
-        ("added", given),
-        ("quarantined", ""),
-        ("dropped", taken),
-        ("tokens_dropped", "token"),
-        ("tokens_added", "token"),
-    ):
-        if counts := getattr(line, what):
-            reasons = ", ".join(
-                f"{reason} {counted(n, unit) if unit else f'{n:,}'}"
-                for reason, n in sorted(counts.items())
-            )
-            print_text(f"{line.step} {what.removeprefix('tokens_')}: {reasons}", 2)
-
-
-def _count(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
 
 
 def _print_notes(prepared: Prepared) -> None:
@@ -333,24 +227,6 @@ def is_uneven(split: SplitCounts) -> bool:
     asked, found = split.asked, split.eval
     by_chance = 3 * (asked * (1 - min(1.0, asked / max(split.rows, 1)))) ** 0.5
     return abs(found - asked) > max(asked / 5, by_chance) or (found == 0) != (asked == 0)
-
-
-def _splits_table(published: Published) -> "Table":
-    numbers = ("packs", "records", "tokens", "trained", "fill", "lower bound")
-    table = _table("\nsplits", "split", numbers)
-    for split, side in sorted(published.statistics.items(), reverse=True):  # train before eval
-        if not side.num_packs:
-            continue
-        table.add_row(
-            split,
-            f"{side.num_packs:,}",
-            f"{published.sides[split].records:,}",
-            f"{side.num_tokens:,}",
-            f"{side.num_trained:,}",
-            f"{side.fill:.2%}",
-            f"{side.lower_bound:,}",
-        )
-    return table
 
 
 def _steps(prepared: Prepared) -> list[dict[str, object]]:

@@ -1,10 +1,9 @@
-"""The contract of every artefact, checked before its step counts as done.
+"""The contracts of tables between steps, checked with Pandera before a step counts as done.
 
-`check("validated", table)` runs the contract of that name: `schemas/validated.py` and so on. The
-modules are imported at the first check, and not at all by a run that finds everything cached.
+They are declared once: columns in `packhouse.records.tables`, rules of values in
+`packhouse.contracts`. `schemas.pandera_contracts` makes Pandera schemas of both. It is imported at
+the first check, and not at all by a run that finds everything cached.
 """
-
-import importlib
 
 import pyarrow as pa
 
@@ -17,7 +16,9 @@ def check(artefact: str, table: pa.Table) -> None:
     """Check a table against the contract of its artefact.
 
     Raises:
-        ContractError: names artefact, column, check and the first rows that break it.
+        ContractError: names artefact, column or rule, and the first rows that break it.
     """
-    with without_pandas():
-        importlib.import_module(f"schemas.{artefact}").check(table)
+    with without_pandas():  # Pandera looks for it when it is imported, and at its first check
+        from schemas.pandera_contracts import check_table
+
+        check_table(artefact, table)

@@ -17,21 +17,21 @@ import pyarrow as pa
 import yaml
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from packhouse.auditing import audit_rows, inference_line
+from packhouse.auditing import audit_rows
 from packhouse.chain import Prepared
 from packhouse.errors import PackhouseError
 from packhouse.escaping import fenced, for_markdown, for_terminal, markdown_code, markdown_table
 from packhouse.gates import gates_table
 from packhouse.quarantine import count_reasons, read_bad_rows
 from packhouse.recipe import Recipe
-from packhouse.records.ledger import Filter, LedgerLine, filters_of, in_and_out
+from packhouse.records.ledger import filters_of
 from packhouse.refresh import Refreshed
-from packhouse.result import loading_lines
-from packhouse.steps.publish import Published
+from packhouse.result import loading_lines, splits_of
 from packhouse.steps.validate import ValidateFacts
 from packhouse.store import Ref, VerifyReport
 from packhouse.store.gc import GcReport
-from packhouse.wording import by_name, counted
+from packhouse.summary import audit_blocks, block_markdown, ledger_block
+from packhouse.wording import counted
 from tasks.backfill import Runs
 from tasks.events import gate_of
 from tasks.pictures import artifact_key, lengths_picture
@@ -204,27 +204,17 @@ def _create_table(key: str, rows: Sequence[Mapping[str, Any]], description: str)
 def _version_page(prepared: Prepared) -> str:
     place = f"{prepared.store.rstrip('/')}/{prepared.dataset}"
     published = prepared.published
-    audit = audit_rows(published.audit)
     verb = "Published" if prepared.created else "Unchanged, already published"
     lines = [
         f"# {prepared.dataset} {prepared.version}",
         f"{verb} in {markdown_code(prepared.store)}.",
         *_held(prepared),
         "",
-        "## Ledger",
-        *_ledger_table(prepared.ledger),
-        "",
-        *_reason_lines(prepared.ledger, filters_of(prepared.published.sources)),
-        "",
-        "## Splits",
-        *_splits(prepared.published),
-        "",
+        *block_markdown(ledger_block(prepared.ledger, filters_of(published.sources))),
+        *block_markdown(splits_of(published)),
         *lengths_picture(prepared.published),
         "",
-        "## Audit",
-        *markdown_table(tuple(audit[0]), [tuple(row.values()) for row in audit]),
-        "",
-        *([inference_line(published.audit), ""] if inference_line(published.audit) else []),
+        *(line for block in audit_blocks(published.audit) for line in block_markdown(block)),
         "## Where",
         *_links(prepared, place),
         "",
@@ -239,28 +229,6 @@ def _version_page(prepared: Prepared) -> str:
         "```",
     ]
     return "\n".join(lines)
-
-
-def _ledger_table(ledger: Sequence[LedgerLine]) -> list[str]:
-    heads, cells = in_and_out(ledger)
-    rows = []
-    for line, own in zip(ledger, cells, strict=True):
-        bad, dropped = sum(line.quarantined.values()), sum(line.dropped.values())
-        rows.append((line.step, *own, bad, dropped, line.tokens_out))
-    return markdown_table(("step", *heads, "quarantined", "dropped", "tokens out"), rows)
-
-
-def _reason_lines(ledger: Sequence[LedgerLine], filters: Sequence[Filter]) -> list[str]:
-    return [
-        f"- {line.step} {what}: {for_markdown(by_name(reasons))}"
-        for line in ledger
-        for what, reasons in (("quarantined", line.quarantined), ("dropped", line.dropped))
-        if reasons
-    ] + [
-        f"- where of {for_markdown(each.source)} left out {each.filtered:,} of {each.rows:,} rows: "
-        f"{markdown_code(each.where)}"
-        for each in filters
-    ]
 
 
 def _held(prepared: Prepared) -> list[str]:
@@ -278,17 +246,6 @@ def _held(prepared: Prepared) -> list[str]:
     if at is not None and at != prepared.version:
         return [f"The ref {markdown_code(ref)} stays at {markdown_code(at)}, published after it."]
     return [f"The ref {markdown_code(ref)} points to it."]
-
-
-def _splits(published: Published) -> list[str]:
-    columns = ("split", "packs", "records", "tokens", "trained", "fill", "lower bound")
-    rows = []
-    for split, each in sorted(published.statistics.items(), reverse=True):  # train before eval
-        records = published.sides[split].records
-        counts = (each.num_packs, records, each.num_tokens, each.num_trained)
-        if each.num_packs:
-            rows.append((split, *counts, f"{each.fill:.2%}", each.lower_bound))
-    return markdown_table(columns, rows)
 
 
 def _links(prepared: Prepared, place: str) -> list[str]:

@@ -11,8 +11,7 @@ from prefect import Task
 from prefect.context import FlowRunContext
 from prefect.states import Completed
 
-from packhouse.cache.mirror import open_mirror
-from packhouse.cache.places import CachePlace
+from packhouse.cache.places import CachePlace, open_mirror
 from packhouse.cache.steps import AnyReceipt
 from packhouse.chain import Prepared
 from packhouse.chain import prepare as prepare_chain

@@ -111,7 +111,7 @@ def _start(engine: Engine, stack: ExitStack) -> "TaskRunner[Any]":
             )
             raise TransientError(
                 f"runner '{engine.runner}' {where}: {str(error).splitlines()[0]}; start it, or "
-                "choose another one with --runner"
+                "choose another one with PACKHOUSE_RUNNER or the run's `runner`"
             ) from error
     raise AssertionError("unreachable: the last try returns or raises")
 

@@ -1,13 +1,13 @@
 """The picture of a version: how long its records are, and how full its packs.
 
-`packhouse.report.pictures` draws it as SVG; here it stands inside the markdown that Prefect's
+`packhouse.addons.report` draws it as SVG; here it stands inside the markdown that Prefect's
 UI shows.
 """
 
 import re
 from base64 import b64encode
 
-from packhouse.report.pictures import lengths_svg
+from packhouse.registry import function_of_addon
 from packhouse.steps.publish import Published
 from packhouse.wording import counted
 
@@ -28,7 +28,7 @@ def lengths_picture(published: Published) -> list[str]:
     if not splits:
         return []
     image = b64encode(
-        lengths_svg({str(name): side for name, side in splits.items()}).encode()
+        function_of_addon("lengths_svg")({str(k): side for k, side in splits.items()}).encode()
     ).decode()
     said = "; ".join(
         f"{name}: {counted(published.sides[name].records, 'record')} in "

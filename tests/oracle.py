@@ -47,7 +47,7 @@ from tests.conftest import find_shared
 from tests.fuzz.seeds import SEEDS, forged_conversation
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMAND = [sys.executable, "-m", "flows.prepare"]
+COMMAND = [sys.executable, "-m", "packhouse", "prepare"]
 
 SAMPLED = {"alpaca_data.json": 1500, "gsm8k_train.jsonl": 600, "sst2_train.tsv": 1500}
 """Rows that are taken of a file, evenly spread over it."""
@@ -230,7 +230,7 @@ class Workplace:
     def make(self, combination: Combination) -> Parts:
         """Prepare a combination, and read what was published."""
         store = self.folder / "stores" / combination.name
-        command = [*COMMAND, str(combination.recipe), "--local", "--json"]
+        command = [*COMMAND, str(combination.recipe), "--json"]
         command += ["--cache", str(self.folder / "cache")]  # shared: tokenizers are proven once
         for setting in (*ALWAYS, *combination.settings, f"publish.store={store}"):
             command += ["--set", setting]

@@ -11,7 +11,7 @@ from dart_math.utils import PromptTemplate
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from packhouse.loaders import make_supervised_dataset
+from packhouse import make_supervised_dataset
 from packhouse.packing import plan_packs
 
 TOKENIZERS = Path(os.environ.get("PACKHOUSE_SHARED", "../shared")) / "tokenizers"

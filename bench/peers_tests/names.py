@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse import pack_dataset
-from packhouse.exports import write_export
-from packhouse.exports.megatron import to_megatron
+from packhouse.addons.exports.megatron import to_megatron
+from packhouse.addons.exports.writing import write_export
 from packhouse.packing import plan_packs
 
 _LIST = pa.list_(pa.int32())

@@ -7,15 +7,13 @@ import click
 
 from packhouse.cache.holds import cache_lock, hold_steps
 from packhouse.cache.limits import cache_room, in_mb
-from packhouse.cache.mirror import open_mirror
-from packhouse.cache.places import CachePlace, check_cache, find_cache
+from packhouse.cache.places import CachePlace, check_cache, find_cache, open_mirror
 from packhouse.commands.options import json_option
 from packhouse.commands.versions import echo_json, print_table
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import DiskError, PackhouseError, StoreRefusedError
-from packhouse.estimate import bytes_needed
 from packhouse.given import read_recipe
-from packhouse.steps.plan import plan_jobs
+from packhouse.steps.plan import bytes_needed, plan_jobs
 from packhouse.store.doctor import Check, examine
 from packhouse.store.objects import ObjectNotFoundError, open_store
 

@@ -8,23 +8,14 @@ rows (5.4 M tokens) take 0.6 s.
 """
 
 from packhouse.auditing.checks import combine_checks, run_check
-from packhouse.auditing.contamination import (
-    Benchmarks,
-    combine_contamination,
-    match_benchmarks,
-    read_benchmarks,
-)
 from packhouse.auditing.dataset import audit_packs, combine
 from packhouse.auditing.gate import audit_rows, check_audit
-from packhouse.auditing.given import audit_given
 from packhouse.auditing.inference import combine_inference, inference_line
 from packhouse.auditing.repetition import audit_records
 from packhouse.auditing.shard import audit_shard
 
 __all__ = [
     "VERSION",
-    "Benchmarks",
-    "audit_given",
     "audit_packs",
     "audit_records",
     "audit_rows",
@@ -32,11 +23,8 @@ __all__ = [
     "check_audit",
     "combine",
     "combine_checks",
-    "combine_contamination",
     "combine_inference",
     "inference_line",
-    "match_benchmarks",
-    "read_benchmarks",
     "run_check",
 ]
 

@@ -7,8 +7,8 @@ from typing import Any
 from packhouse.auditing.inference import THOUGHT_LOST
 from packhouse.errors import AuditError
 from packhouse.gates import GateResult
-from packhouse.quality import COUNTERS
 from packhouse.recipe import AuditConfig
+from packhouse.recipe.audit import QUALITY_COUNTERS
 from packhouse.wording import counted
 
 # limit of AuditConfig -> finding, what it is a share of, what it says of a source
@@ -263,9 +263,12 @@ def _quality(found: Mapping[str, Any], config: AuditConfig) -> Iterator[_Finding
     """The counters that the recipe limits."""
     scopes = found["sources"] if len(found["sources"]) == 1 else {"": found["dataset"]}
     scopes = {**scopes, **found["sources"]}
-    for counter, says in COUNTERS.items():
-        allowed = getattr(config.quality, f"max_{counter}")
-        for source, counts in scopes.items() if allowed is not None else ():
+    limits: dict[str, Any] = config.quality.model_dump() if config.quality else {}
+    for counter, says in QUALITY_COUNTERS.items():
+        allowed = limits.get(f"max_{counter}")
+        if allowed is None:
+            continue
+        for source, counts in scopes.items():
             number, total = counts.get(counter, 0), counts["rows"]
             rows = [
                 row

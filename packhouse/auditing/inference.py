@@ -39,9 +39,9 @@ from packhouse.arrays import Bools, Float32s, Int64s
 from packhouse.auditing.plain_template import PlainTemplate, PromptError
 from packhouse.recipe import FormatConfig
 from packhouse.recipe.rows import CHAT_TEMPLATES, is_renderer
-from packhouse.records.conversations import decide_weights
-from packhouse.records.lists import list_items, one_chunk
-from packhouse.records.messages import ROLES
+from packhouse.records.lists import one_chunk
+from packhouse.records.messages import FlatMessages
+from packhouse.records.thinking import has_thinking
 from packhouse.runtime.confined import at
 from packhouse.templates.chat_messages import Messages
 from packhouse.tokenization.snapshot import TokenizerSnapshot
@@ -188,14 +188,14 @@ def _records(
     aligned = np.flatnonzero(places >= 0)  # False for NaN: no conversation of that name
     places = places[aligned].astype(np.int64)
     talks = side.conversations.take(pa.array(places))
-    messages, starts = list_items(talks["messages"])
-    weights = decide_weights(messages, starts, config)
-    weights = weights * np.repeat(pc.fill_null(one_chunk(talks["weight"]), 1), np.diff(starts))
-    is_answer = np.asarray(pc.equal(messages.field("role"), "assistant")) & (weights > 0)
-    has_answer = np.diff(np.append(0, np.cumsum(is_answer))[starts]) > 0
+    messages = FlatMessages.of(talks["messages"])
+    weights = messages.decide_weights(config)
+    weights = weights * np.repeat(pc.fill_null(one_chunk(talks["weight"]), 1), messages.counts)
+    is_answer = messages.is_role("assistant") & (weights > 0)
+    has_answer = messages.any(is_answer)
     counts["records"] += int(has_answer.sum())
     counts["answers"] += int(is_answer.sum())
-    chosen = _choose(talks, messages, starts, weights > 0, has_answer)
+    chosen = _choose(talks, messages, weights > 0, has_answer)
     counts["records_checked"] += len(chosen)
     texts = side.formatted.take(pa.array(aligned[chosen]))
     tokens = pc.index_in(texts["record_id"], value_set=one_chunk(side.tokenized["record_id"]))
@@ -210,7 +210,7 @@ def _records(
             strict=True,
         )
         for number, talk, text, token in rows:
-            own = weights[starts[number] : starts[number + 1]]
+            own = weights[slice(*messages.offsets[number : number + 2])]
             tokenized = None if token is None else side.tokenized.slice(token, 1).to_pylist()[0]
             yield _record(talk, text, tokenized, own, template, config, thinking)
 
@@ -278,19 +278,15 @@ def _packed(text: str) -> str:
 
 def _thinking_rows(conversations: pa.Table) -> set[tuple[str, int]]:
     """Return source and row of conversations with a thought."""
-    messages, starts = list_items(conversations["messages"])
-    is_answer = np.asarray(pc.equal(messages.field("role"), "assistant"))
-    thought = np.asarray(pc.not_equal(pc.fill_null(messages.field("reasoning"), ""), ""))
-    thought |= np.asarray(pc.match_substring_regex(messages.field("content"), _THINK_TAG.pattern))
-    thinks = np.diff(np.append(0, np.cumsum(is_answer & thought))[starts]) > 0
+    messages = FlatMessages.of(conversations["messages"])
+    thinks = messages.any(has_thinking(messages))
     rows = conversations.select(["source", "row"]).filter(pa.array(thinks)).to_pylist()
     return {(row["source"], row["row"]) for row in rows}
 
 
 def _choose(
     talks: pa.Table,
-    messages: pa.StructArray,
-    starts: Int64s,
+    messages: FlatMessages,
     is_trained: Bools,
     has_answer: Bools,
 ) -> Int64s:
@@ -301,16 +297,13 @@ def _choose(
     rows = np.flatnonzero(has_answer)
     if len(rows) <= MAX_RECORDS:
         return rows
-    codes = pc.fill_null(pc.index_in(messages.field("role"), value_set=pa.array(ROLES)), 0)
-    codes = codes.to_numpy(zero_copy_only=False).astype(np.int64)
-    flags = [np.asarray(messages.field(n).is_valid()) for n in ("reasoning", "tool_calls")]
-    for bit, flag in enumerate([*flags, is_trained]):
+    codes = messages.role_codes().astype(np.int64)
+    for bit, flag in enumerate([messages.has("reasoning"), messages.has("tool_calls"), is_trained]):
         codes |= flag.astype(np.int64) << (bit + 2)
     letters = pa.array([chr(ord("0") + code) for code in range(32)]).take(pa.array(codes))
-    lists = pa.ListArray.from_arrays(pa.array(starts.astype(np.int32)), letters)
     given = [pc.cast(pc.cast(one_chunk(talks[n].is_valid()), "int8"), "string")
              for n in ("tools", "arguments")]  # fmt: skip
-    shapes = pc.binary_join_element_wise(pc.binary_join(lists, ""), *given, " ")
+    shapes = pc.binary_join_element_wise(messages.join(letters, ""), *given, " ")
     shape = np.asarray(shapes.take(pa.array(rows)).dictionary_encode().indices)
     names = one_chunk(talks["record_id"]).take(pa.array(rows))
     by_name = np.asarray(pc.array_sort_indices(names))

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from packhouse.arrays import Bools, Int64s
 from packhouse.auditing.tokens import Tokens
+from packhouse.records.messages import FlatMessages
 
 _MAX_TAIL = 8  # tokens
 
@@ -35,7 +36,7 @@ def ends_blank(tokens: Tokens, at: int, control: int) -> bool:
     return not b"".join(tail.to_pylist()).strip()
 
 
-def has_no_end(tokens: Tokens, at: int, messages: pa.ListArray) -> bool:
+def has_no_end(tokens: Tokens, at: int, messages: FlatMessages) -> bool:
     """Return True if a range ends with a message that is not the assistant's and has no end.
 
     So does Mistral's system turn, which stands in the user's: the template writes no control token
@@ -50,7 +51,8 @@ def has_no_end(tokens: Tokens, at: int, messages: pa.ListArray) -> bool:
     if not tokens.is_exact[row]:
         return False
     start, end = tokens.starts[tokens.range_starts[at]], tokens.ends[tokens.range_ends[at] - 1]
-    roles = dict(_roles(tokens, row, messages[row].as_py()))
+    first, last = messages.offsets[row : row + 2].tolist()
+    roles = dict(_roles(tokens, row, messages.values[first:last].to_pylist()))
     own = slice(tokens.content_offsets[row], tokens.content_offsets[row + 1])
     starts, ends = tokens.content_starts[own], tokens.content_ends[own]
     inside = np.flatnonzero((starts >= start) & (starts < end))

@@ -30,7 +30,8 @@ from packhouse.auditing.ends import bos_and_unknown, double_ends
 from packhouse.auditing.second_look import ends_blank, has_no_end
 from packhouse.auditing.tokens import Intervals, Tokens
 from packhouse.recipe import FormatConfig
-from packhouse.records.lists import list_items, one_chunk
+from packhouse.records.lists import one_chunk
+from packhouse.records.messages import FlatMessages, num_bytes
 from packhouse.templates import writes_prompts
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
@@ -110,7 +111,7 @@ def _audit_side(
         ]
         tokens = Tokens.of(earlier[1], part, pipeline)
         due, own = answer_bytes(earlier[0], earlier[1], config, label_names)
-        messages = one_chunk(earlier[0]["messages"])
+        messages = FlatMessages.of(earlier[0]["messages"])
         # What the findings are shares of; turns that should be trained and are not count, too.
         num_absent = int(_num_absent(tokens, config, messages).sum())
         counts["tokens"] += len(tokens.ids)
@@ -129,7 +130,7 @@ def _findings(
     own: Int64s,
     snapshot: TokenizerSnapshot,
     config: FormatConfig,
-    messages: pa.ListArray,
+    messages: FlatMessages,
     tokenized: pa.Table,
 ) -> dict[str, Int64s]:
     """Each finding, as a number per row."""
@@ -199,7 +200,7 @@ def _coverage(
 
 
 def _turns(
-    tokens: Tokens, config: FormatConfig, messages: pa.ListArray, *, are_headers_trained: bool
+    tokens: Tokens, config: FormatConfig, messages: FlatMessages, *, are_headers_trained: bool
 ) -> dict[str, Int64s]:
     """Per row: trained turns without a trained end token, and turns whose header is trained."""
     num_rows = len(tokens.offsets) - 1
@@ -218,10 +219,7 @@ def _turns(
     is_ended &= ~_are_short(tokens, end_ids, config, messages)
     goes_on = _goes_on(tokens, np.union1d(headers, end_ids))
     if config.reasoning != "train_last":  # in rows with weights of parts, too
-        flat, offsets = list_items(messages)
-        has_parts = flat.field("part_weights").is_valid().to_numpy(zero_copy_only=False)
-        num_parts = np.diff(np.append(0, np.cumsum(has_parts))[offsets])
-        goes_on &= (num_parts > 0)[tokens.range_rows]
+        goes_on &= messages.any(messages.has("part_weights"))[tokens.range_rows]
     is_ended |= goes_on
     for number in np.flatnonzero(~is_ended).tolist():
         is_ended[number] = ends_blank(tokens, number, int(last[number])) or has_no_end(
@@ -247,7 +245,7 @@ def _are_short(
     tokens: Tokens,
     end_ids: Int32s,
     config: FormatConfig,
-    messages: pa.ListArray,
+    messages: FlatMessages,
 ) -> Bools:
     """Ranges that stop at a control token and before the one that ends turns: `</tool_call>`."""
     control = tokens.control[~tokens.are_content(tokens.control, tokens.control)]
@@ -263,10 +261,10 @@ def _are_short(
     return np.asarray(is_short)
 
 
-def _num_absent(tokens: Tokens, config: FormatConfig, messages: pa.ListArray) -> Int64s:
+def _num_absent(tokens: Tokens, config: FormatConfig, messages: FlatMessages) -> Int64s:
     """Answers of each row that are to be trained and have no range."""
     if config.train_on == "all" or config.template in _WITHOUT_TURNS:
-        return np.zeros(len(messages), np.int64)
+        return np.zeros(len(messages.counts), np.int64)
     absent = num_trained(messages, config, of_assistant=True) - tokens.ranges_per_row
     return np.where(tokens.ranges_per_row > 0, np.maximum(absent, 0), 0)
 
@@ -282,14 +280,14 @@ def _goes_on(tokens: Tokens, turn_boundaries: np.ndarray) -> Bools:
     return goes_on
 
 
-def _header_ids(tokens: Tokens, messages: pa.ListArray) -> Int32s:
+def _header_ids(tokens: Tokens, messages: FlatMessages) -> Int32s:
     """Ids of control tokens before a row's first content: what opens its first turn.
 
     Of rows whose first message has a text: before another one's, tokens of that turn may stand.
     """
     counts = np.diff(tokens.content_offsets)
-    first = pc.struct_field(pc.list_element(messages, 0), "content")
-    has_text = np.asarray(pc.greater(pc.utf8_length(pc.utf8_trim_whitespace(first)), 0), np.bool_)
+    first = messages["content"].take(pa.array(messages.offsets[:-1]))
+    has_text = num_bytes(pc.utf8_trim_whitespace(first)) > 0
     filled = np.flatnonzero((counts > 0) & has_text)
     if not len(filled):
         return np.zeros(0, np.int32)

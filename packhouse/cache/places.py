@@ -5,12 +5,20 @@ One rule for every command, flow and loader: `find_cache`. No folder is ever nam
 
 import os
 import re
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
 
 from platformdirs import user_cache_path
 
 from packhouse.errors import ConfigError
+from packhouse.registry import function_of_addon
+from packhouse.runtime.disks import disk_errors
+
+if TYPE_CHECKING:
+    from packhouse.store.objects import ObjectStore
 
 # A URI whose slashes are missing or went when it became a path; `a:b/c` and `x/b:c` are folders.
 _URI = re.compile(
@@ -29,6 +37,31 @@ class CachePlace:
     """On this machine."""
     mirror: str | None = None
     """URI of an object store through which machines without a common disk share steps."""
+
+
+class Mirror(Protocol):
+    """Shares finished steps with machines that have another cache: `packhouse.addons.mirrors`."""
+
+    store: "ObjectStore"
+    notes: list[str]
+    """What went wrong with it; each costs time only."""
+
+    def sharing(self, names: Sequence[tuple[str, str]]) -> AbstractContextManager[None]:
+        """Fetch what is missing of some steps, as (step, key); write what the block computes."""
+
+    def holding(self, steps: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Return which of the steps, as (step, key), it has."""
+
+
+def open_mirror(place: CachePlace) -> Mirror | None:
+    """Open the mirror of a cache; None where it has none.
+
+    Raises:
+        ConfigError: no such kind of store, no credentials.
+    """
+    if place.mirror is None:
+        return None
+    return cast("Mirror", function_of_addon("open_step_mirror")(place.mirror, place.folder))
 
 
 def find_cache(setting: str | None = None) -> CachePlace:
@@ -83,9 +116,9 @@ def check_cache(folder: Path) -> Path:
         slashes = "///" if scheme == "file" else "//"  # a Path keeps one of them
         rest = str(folder)[found.end() :].lstrip("/")
         raise ConfigError(
-            f"cache '{folder}' is a URI, and a folder of this machine is needed here. Runs "
-            "(`python -m flows.prepare`, `packhouse ci`) take a mirror as --cache, PACKHOUSE_CACHE "
-            f"or PACKHOUSE_CACHE_MIRROR: write '{scheme}:{slashes}{rest}' there"
+            f"cache '{folder}' is a URI, and a folder of this machine is needed here. Runs take a "
+            "mirror as --cache (`packhouse prepare`, `packhouse ci`), PACKHOUSE_CACHE or "
+            f"PACKHOUSE_CACHE_MIRROR: write '{scheme}:{slashes}{rest}' there"
         )
     place = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
     if not place.is_dir():
@@ -94,3 +127,20 @@ def check_cache(folder: Path) -> Path:
             "PACKHOUSE_CACHE"
         )
     return folder
+
+
+def make_cache(folder: Path) -> None:
+    """Make the folder of cached steps where it is missing.
+
+    Raises:
+        ConfigError: it cannot be made.
+        DiskError: the disk is full or read-only.
+    """
+    try:
+        with disk_errors(check_cache(folder)):
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cache '{folder}' cannot be made ({error.strerror}); give a folder with --cache or "
+            "PACKHOUSE_CACHE"
+        ) from None

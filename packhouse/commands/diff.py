@@ -11,7 +11,6 @@ from packhouse.commands.options import cache_option, json_option
 from packhouse.commands.versions import echo_json, print_table
 from packhouse.engine.workspace import Workspace
 from packhouse.escaping import for_terminal
-from packhouse.report.tokens import pipeline_of, plain, runs_of
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address, open_beside
 from packhouse.terminal import echo, print_text
@@ -19,6 +18,7 @@ from packhouse.tokenization.of_version import tokenizer_of
 from packhouse.tokenization.pipeline import Pipeline
 from packhouse.views import find_records
 from packhouse.views.diff import Change, Diff, RecordDiff, diff_versions
+from packhouse.views.tokens import pipeline_of, plain, runs_of
 from packhouse.wording import cut_pair
 
 _MOST_TEXTS = 2

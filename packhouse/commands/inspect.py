@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
+from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,14 @@ from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.escaping import for_terminal
 from packhouse.recipe.reading import is_recipe_path
-from packhouse.report.samples import (
+from packhouse.registry import COMMANDS
+from packhouse.sources.files import source_name
+from packhouse.store import OpenVersion
+from packhouse.store.address import open_address
+from packhouse.store.manifest import Manifest
+from packhouse.terminal import console, echo, page, print_note
+from packhouse.tokenization.pipeline import Pipeline
+from packhouse.views.samples import (
     check_split,
     first_split,
     label_names,
@@ -31,7 +39,7 @@ from packhouse.report.samples import (
     rows_with_masks,
     weights_text,
 )
-from packhouse.report.tokens import (
+from packhouse.views.tokens import (
     Run,
     coloured,
     pipeline_of,
@@ -39,12 +47,6 @@ from packhouse.report.tokens import (
     runs_of,
     token_texts,
 )
-from packhouse.sources.files import source_name
-from packhouse.store import OpenVersion
-from packhouse.store.address import open_address
-from packhouse.store.manifest import Manifest
-from packhouse.terminal import console, echo, page, print_note
-from packhouse.tokenization.pipeline import Pipeline
 from packhouse.wording import counted
 
 
@@ -150,10 +152,8 @@ def inspect(
 
 def _invoke_other(target: str, cache: Path, as_json: bool, *, is_quarantine: bool) -> None:
     """Do as `packhouse quarantine show` or `packhouse dropped`."""
-    from packhouse.commands.dropped import dropped
-    from packhouse.commands.quarantine import show
-
-    command = show if is_quarantine else dropped
+    module = import_module(COMMANDS["quarantine" if is_quarantine else "dropped"][0])
+    command: click.Command = module.show if is_quarantine else module.dropped
     words = [target, "--cache", str(cache), *(["--json"] if as_json else [])]
     parent = click.get_current_context()
     with command.make_context(command.name, words, parent=parent) as context:

@@ -12,18 +12,18 @@ from packhouse.commands.options import cache_option, json_option
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError
 from packhouse.escaping import for_terminal
-from packhouse.report.samples import (
+from packhouse.store import OpenVersion
+from packhouse.store.address import open_address
+from packhouse.terminal import echo
+from packhouse.views import read_view
+from packhouse.views.samples import (
     first_split,
     is_of_classes,
     label_names,
     read_pack,
     records_in,
 )
-from packhouse.report.tokens import trained_ranges
-from packhouse.store import OpenVersion
-from packhouse.store.address import open_address
-from packhouse.terminal import echo
-from packhouse.views import read_view
+from packhouse.views.tokens import trained_ranges
 from packhouse.wording import counted
 
 _FROM = {name: f"{name} (from 0)" for name in ("row", "pack", "position", "token of the record")}

@@ -12,13 +12,13 @@ from rich.table import Table
 from packhouse.commands.options import json_option
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.escaping import for_terminal
-from packhouse.result import audit_table, print_inference, print_ledger, print_quality
 from packhouse.store.address import open_address, parse_address
 from packhouse.store.layout import is_name
 from packhouse.store.manifest import Manifest
 from packhouse.store.objects import ObjectStore, open_store
 from packhouse.store.read import pull_version, scan_versions, verify_version
 from packhouse.store.refs import scan_refs
+from packhouse.summary import audit_blocks, ledger_block, print_block
 from packhouse.terminal import echo, print_facts, print_note
 from packhouse.terminal import print_table as print_rich_table
 from packhouse.wording import counted
@@ -141,13 +141,10 @@ def show(address: str, as_json: bool) -> None:
     files = [(e.key, e.rows, e.tokens, e.size) for e in manifest.files]
     echo()
     print_table(("file", "rows", "tokens", "bytes"), files)
-    if manifest.facts.audit.dataset:
-        print_rich_table(audit_table(dict(manifest.audit)))
-    print_inference(manifest.audit)
-    print_quality(manifest.audit)
+    for block in audit_blocks(manifest.audit) if manifest.audit else ():
+        print_block(block)
     if ledger := manifest.facts.counts.ledger:
-        echo()
-        print_ledger(ledger, manifest.filters())
+        print_block(ledger_block(ledger, manifest.filters()))
     for name in ("counts", "lineage", "configuration", "engines", "libraries"):
         hidden = ("ledger.", "length_histogram") if name == "counts" else ()
         flat = [

@@ -22,7 +22,7 @@ from packhouse.arrays import Bools, Int64s, Uint32s, Uint64s
 from packhouse.recipe import DedupConfig
 from packhouse.records.identity import conversation_ids
 from packhouse.records.lists import list_array, one_chunk
-from packhouse.records.messages import FlatMessages, assemble
+from packhouse.records.messages import FlatMessages
 from packhouse.records.ngrams import Words, hash_words, run_hashes, words_of
 from packhouse.runtime.extras import import_extra
 from packhouse.runtime.fingerprint import library_versions
@@ -93,12 +93,9 @@ def fingerprint_table(
 
 def _normal_ids(validated: pa.Table, label_names: Sequence[str] | None) -> pa.Array:
     flat = FlatMessages.of(validated["messages"])
-    columns = dict(flat.fields)
-    for name in ("content", "context", "reasoning"):
-        columns[name] = _normal(columns[name])
-    normal = assemble(columns, flat.counts)
+    normal = {name: _normal(flat[name]) for name in ("content", "context", "reasoning")}
     asides = [one_chunk(validated[name]) for name in ("tools", "label", "arguments", "weight")]
-    return conversation_ids(normal, *asides, label_names=label_names)
+    return conversation_ids(flat.replace(**normal).to_lists(), *asides, label_names=label_names)
 
 
 def _normal(texts: pa.Array) -> pa.Array:
@@ -142,15 +139,12 @@ def _shingles(validated: pa.Table, config: DedupConfig) -> tuple[Uint32s, Int64s
 def _texts_of(validated: pa.Table) -> tuple[pa.Array, Int64s, Bools]:
     """All texts but system prompts, the row of each, and whether it is the assistant's."""
     flat = FlatMessages.of(validated["messages"])
-    fields = flat.fields
-    row = np.repeat(np.arange(len(flat.counts)), flat.counts)
-    is_answer = np.asarray(pc.equal(fields["role"], "assistant"), np.bool_)
-    wanted = np.asarray(pc.not_equal(fields["role"], "system"), np.bool_)
+    row, is_answer, wanted = flat.rows, flat.is_role("assistant"), ~flat.is_role("system")
     texts, rows, sides = [], [], []
     for name in _TEXTS:
-        if fields[name].null_count < len(row):
-            has = wanted & np.asarray(fields[name].is_valid())
-            texts.append(fields[name].filter(pa.array(has)))
+        if flat[name].null_count < len(row):
+            has = wanted & flat.has(name)
+            texts.append(flat[name].filter(pa.array(has)))
             rows.append(row[has])
             sides.append(is_answer[has])
     if not texts:

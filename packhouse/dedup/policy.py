@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse.arrays import Float64s, Int64s
-from packhouse.dedup.near import Near, find_near
 from packhouse.dedup.units import merged, spread
 from packhouse.packing import Admitted
 from packhouse.packing.overlength import REASONS
 from packhouse.recipe import DedupConfig
 from packhouse.records.lists import string_bytes
 from packhouse.records.rows import number_all_rows
+from packhouse.registry import function_of_addon
 from packhouse.splitting import join_groups
 
 _DIGITS = 20  # of a normal id
@@ -32,6 +32,19 @@ _ANSWERS = 0.5  # of the threshold, for what the assistant wrote
 
 Pairs = Int64s
 """Rows of all shards, numbered through, shape [num_pairs, 2]: the earlier row, the later one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Near:
+    """Pairs of rows that are alike, in order of `second`, then `first`."""
+
+    first: Int64s
+    """The earlier row of each pair."""
+    second: Int64s
+    similarity: Float64s
+    """Shingles in both by shingles in either, at least the threshold."""
+    answers: Float64s
+    """The same of what the assistant wrote; 1 where it wrote nothing in both."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,7 +159,7 @@ def _find_near(
     if units is not None:
         fingerprints = [merged(t, own) for t, own in zip(fingerprints, units, strict=True)]
         by_shard = [own[rows] for own, rows in zip(units, by_shard, strict=True)]
-    near = find_near(fingerprints, by_shard, config.near_threshold)
+    near: Near = function_of_addon("find_near")(fingerprints, by_shard, config.near_threshold)
     return replace(near, first=leaders[near.first], second=leaders[near.second])
 
 

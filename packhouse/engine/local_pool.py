@@ -1,4 +1,4 @@
-"""Jobs on several processes of this machine, without any server: `--local --workers N`.
+"""Jobs on several processes of this machine, without any server: `packhouse prepare --workers N`.
 
 Processes are started anew (spawned), which takes them a second or two; they live as long as the
 runner, and get jobs in groups (`grouping.py`). Only jobs and receipts travel. A process that

@@ -28,7 +28,6 @@ _MODULES = {
     "enable_preferences": "preferences",
     "load_packed": "versions",
     "load_preferences": "preferences",
-    "make_supervised_dataset": ".supervised",  # of packhouse: it runs steps, loaders know none
     "packed_mask_mod": "masks",
     "prepare_finetuning_batch": "microbatches",
     "segment_ids": "masks",

@@ -4,10 +4,10 @@ The data's way: `apply_over_length` on each shard -> `plan_packs` over all lengt
 `gather` -> `check_packed` -> `to_layout`.
 """
 
-from packhouse.packing.contract import check_packed
 from packhouse.packing.gather import GatherTally, gather
 from packhouse.packing.layout import (
     IGNORE_INDEX,
+    check_packed,
     expand_labels,
     expand_weights,
     position_ids,

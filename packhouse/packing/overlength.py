@@ -17,7 +17,7 @@ from packhouse.recipe import PackConfig
 from packhouse.records.lists import read_ranges
 
 # Reason codes of `Admitted.reasons`, by number; 0 is kept. `duplicate` and `near_duplicate`: see
-# `packhouse.dedup`; `sampled_out`: see `packhouse.steps.mixing`; `contaminated`: a benchmark's.
+# `packhouse.dedup`; `sampled_out`: see `packhouse.steps.selection`; `contaminated`: a benchmark's.
 REASONS = (
     "kept",
     "over_seq_len",

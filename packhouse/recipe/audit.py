@@ -11,8 +11,26 @@ from packhouse.recipe.source import SourceConfig
 OnMatch = Literal["stop", "drop", "same_side"]
 
 
+QUALITY_COUNTERS = {
+    "empty_answers": "have an answer that says nothing",
+    "echoes": "have an answer that says the prompt again",
+    "refusals": "have an answer that refuses, or speaks of itself as an AI",
+    "repetition": "have an answer that repeats itself",
+    "html": "hold HTML in prose",
+    "mojibake": "hold text that was decoded with a wrong encoding",
+    "invisible": "hold signs that are not shown, or turn the direction of text",
+    "emails": "hold an e-mail address",
+    "phones": "hold a phone number",
+    "cards": "hold a payment card's number",
+    "secrets": "hold a key or a token",
+    "length_outliers": "are over 16 times as long as the median",
+    "other_languages": "have answers in another language",
+}
+"""Counter -> what it says of rows. `docs/quality.md` defines each."""
+
+
 class QualityConfig(Section):
-    """What rows hold that they should not; all is counted, and what has a limit is a gate.
+    """What rows hold that they should not; what has a limit is a gate.
 
     See docs/quality.md for what each counter finds.
     """
@@ -134,8 +152,9 @@ class AuditConfig(Section):
     max_contaminated: Share = 0.0
     """Share of rows that may be contaminated and trained."""
 
-    quality: QualityConfig = QualityConfig()
-    """What rows hold that they should not: counted always, and limited where it says so."""
+    quality: QualityConfig | None = None
+    """Count what rows hold that they should not, and limit it; `quality: {}` counts all. Takes
+    about a fifth of a run's time. That it counts is part of the version, its limits are not."""
 
     checks: list[Annotated[str, NameOf("checks")]] = []
     """Names of plug-ins that look at every sound row; like benchmarks, part of the version."""

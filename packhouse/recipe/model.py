@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from packhouse.pages import PAGE_STYLE, html_table, html_text
+from packhouse.escaping import PAGE_STYLE, html_table, html_text
 from packhouse.plugins import Plugin, find_plugin
 from packhouse.recipe.audit import AuditConfig
 from packhouse.recipe.dataset import DedupConfig, PackConfig, SplitConfig, Strategy
@@ -82,7 +82,7 @@ class Recipe(Section):
         """
         table = html_table(_lines(self.model_dump(mode="json", by_alias=True, exclude_unset=True)))
         try:
-            preview = import_module("packhouse.recipe_report").recipe_cell(self)
+            preview = import_module("packhouse.addons.report.recipe_report").recipe_cell(self)
         except Exception as error:  # whatever it is, a notebook shows the recipe
             preview = f'<div class="quiet">{html_text(f"not tried: {error}"[:500])}</div>'
         return f'{PAGE_STYLE}<div class="packhouse"><b>Recipe</b>{table}{preview}</div>'

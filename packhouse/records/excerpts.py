@@ -13,11 +13,9 @@ import pyarrow as pa
 from packhouse.arrays import Float32s, Int64s
 from packhouse.recipe import FormatConfig
 from packhouse.recipe.rows import is_chat
-from packhouse.records.conversations import decide_weights
 from packhouse.records.identity import group_keys, rename
-from packhouse.records.lists import list_items, one_chunk
-from packhouse.records.messages import with_field
-from packhouse.records.tables import CONVERSATION, VALIDATED
+from packhouse.records.lists import one_chunk
+from packhouse.records.messages import FlatMessages
 
 
 class Extent(NamedTuple):
@@ -65,22 +63,21 @@ def derive(
         weights: of the messages of each; None: it is a row as it is, and keeps name and weights.
         awaits_thought: true or null for each, see `Extent`; None: no part does.
     """
-    messages, _ = list_items(table["messages"])
     # Ranges [(0, 1), (3, 5)] and [(0, 1), (5, 7)]: messages 0 3 4 and 0 5 6, bounds [0 3 6].
     pieces = [np.arange(a, b) for parts in ranges for a, b in parts]
     counts = np.array([sum(b - a for a, b in parts) for parts in ranges], np.int64)
-    taken = messages.take(pa.array(np.concatenate(pieces) if pieces else np.zeros(0, np.int64)))
-    given = taken.field("weight").to_numpy(zero_copy_only=False).astype(np.float32)
-    bounds = np.concatenate([[0], np.cumsum(counts)])
-    decided = decide_weights(taken, bounds, config)
+    places = np.concatenate([np.zeros(0, np.int64), *pieces])
+    bounds = np.append(0, np.cumsum(counts))
+    values = FlatMessages.of(table["messages"]).values.take(pa.array(places))
+    taken = FlatMessages(values, bounds)
+    given = taken["weight"].to_numpy(zero_copy_only=False).astype(np.float32)
+    decided = taken.decide_weights(config)
     for start, end, wanted in zip(bounds, bounds[1:], weights, strict=False):
         if wanted is not None and not np.array_equal(decided[start:end], wanted):
             given[start:end] = wanted
-    taken = with_field(taken, "weight", pa.array(given, pa.float32(), from_pandas=True))
-    lists = pa.ListArray.from_arrays(pa.array(bounds.astype(np.int32)), taken, type=CONVERSATION)
+    taken = taken.replace(weight=pa.array(given, pa.float32(), from_pandas=True))
     whole = table.take(pa.array(origin))
-    place = table.schema.get_field_index("messages")
-    parts = whole.set_column(place, VALIDATED.field("messages"), lists)
+    parts = taken.put_into(whole)
     asked = group_keys(one_chunk(whole["messages"]), one_chunk(whole["record_id"]), "prompt")
     is_part = np.array([own is not None for own in weights], np.bool_)
     return rename(parts, is_part, asked, awaits_thought)
@@ -97,11 +94,11 @@ def take_records(
         extents: what of it each record has; None: all.
         config: decides the weights that messages have of themselves.
     """
-    messages, starts = list_items(table["messages"])
-    weights = decide_weights(messages, starts, config)
+    flat = FlatMessages.of(table["messages"])
+    weights = flat.decide_weights(config)
     ranges, own_weights = list[list[tuple[int, int]]](), list[Float32s | None]()
     for row, extent in zip(rows.tolist(), extents, strict=True):
-        start, end = starts[row : row + 2].tolist()
+        start, end = flat.offsets[row : row + 2].tolist()
         own = None
         if extent is not None:
             end = start + extent.num_messages

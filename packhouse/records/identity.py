@@ -150,14 +150,14 @@ def _join_messages(flat: FlatMessages) -> pa.Array:
     head[:, 0] = codes
     texts = []
     for place, name in enumerate(TEXT_FIELDS, start=1):
-        column = flat.fields[name]
+        column = flat[name]
         head[:, place] = np.asarray(pc.fill_null(pc.binary_length(column), -1))
         if column.null_count < len(column):
             texts.append(pc.fill_null(column.cast(pa.binary()), b""))
-    parts = flat.fields["part_weights"]
+    parts = flat["part_weights"]
     if parts.null_count < len(parts):  # begins with `[`, which no head of a message does
         texts.append(pc.fill_null(parts.cast(pa.binary()), b""))
-    weight = np.asarray(pc.fill_null(flat.fields["weight"].cast(pa.float32()), np.nan), "<f4")
+    weight = np.asarray(pc.fill_null(flat["weight"].cast(pa.float32()), np.nan), "<f4")
     head[:, 7] = np.where(np.isnan(weight), -1, weight.view("<i4"))
     starts = pa.py_buffer(np.arange(0, 32 * len(codes) + 1, 32, dtype=np.int32))
     heads = pa.BinaryArray.from_buffers(
@@ -218,17 +218,15 @@ def _prompt_texts(flat: FlatMessages) -> pa.Array:
     # Messages s u a u | a: asked [0 1 0 0 | 0], counted [0 0 1 1 1 1], at the offsets [0 1 1]. The
     # second conversation has none, and goes by all of its text.
     asked = (codes == USER) & ~_after_answer(flat, codes)
-    starts = np.concatenate([[0], np.cumsum(asked)])
-    without = np.diff(starts[flat.offsets]) == 0
+    without = ~flat.any(asked)
     if without.any():
         asked |= np.repeat(without, flat.counts)
-        starts = np.concatenate([[0], np.cumsum(asked)])
-    texts = flat.fields["content"].filter(pa.array(asked))
-    context = flat.fields["context"].filter(pa.array(asked))
+    texts = flat["content"].filter(pa.array(asked))
+    context = flat["context"].filter(pa.array(asked))
     if context.null_count < len(context):
         behind = pc.fill_null(pc.binary_join_element_wise("\n", context, ""), "")
         texts = pc.binary_join_element_wise(texts, behind, "")
-    offsets = starts[flat.offsets]
+    offsets = np.append(0, np.cumsum(asked))[flat.offsets]
     if len(texts) == len(flat.counts) and (np.diff(offsets) == 1).all():
         return texts
     lists = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), texts)
@@ -240,7 +238,7 @@ def _after_answer(flat: FlatMessages, codes: npt.NDArray[np.int8]) -> Bools:
 
     def before(flags: Bools) -> Bools:
         total = np.concatenate([[0], np.cumsum(flags)])
-        return np.asarray(total[:-1] > np.repeat(total[flat.starts], flat.counts), np.bool_)
+        return np.asarray(total[:-1] > np.repeat(total[flat.offsets[:-1]], flat.counts), np.bool_)
 
     # assistant (a greeting), user, assistant, user -> False, False, False, True
     return before((codes == ASSISTANT) & before(codes == USER))

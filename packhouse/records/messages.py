@@ -1,15 +1,16 @@
-"""Conversations as Arrow columns: how they are built, and when they are sound.
+"""Conversations as Arrow columns: how they are built and read, and when they are sound.
 
-A conversation is a list of MESSAGE structs (see `packhouse.records.tables`). All of a shard's
-messages lie flat behind one another, so rules are a few numpy passes over role codes. No Python
-object is made per message; 52,002 Alpaca rows take about 0.02 s. What conversations are called is
+A conversation is a list of MESSAGE structs (see `packhouse.records.tables`). `FlatMessages` views
+all of a shard's messages in one run, so rules are a few numpy passes over role codes, and
+`decide_weights` says once which messages are trained. No Python object is made per message; 52,002
+Alpaca rows take about 0.02 s. What conversations are called is
 in `packhouse.records.identity`.
 
 Roles are a closed set. What a file calls `human`, `gpt` or `observation` is renamed by the reader;
 a role that is none of the four makes the conversation bad, it is never dropped or rendered.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,8 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.arrays import Bools, Bytes, Int64s
+from packhouse.arrays import Bools, Bytes, Float32s, Int64s
 from packhouse.reasons import TurnOrder
+from packhouse.recipe import FormatConfig
 from packhouse.records.lists import list_items
 from packhouse.records.tables import CONVERSATION, MESSAGE
 
@@ -60,7 +62,7 @@ _SYSTEM, USER, ASSISTANT, _TOOL, UNKNOWN = range(5)
 _CODES = list(REASONS)
 
 
-def assemble(columns: dict[str, pa.Array], counts: Int64s) -> pa.Array:
+def assemble(columns: Mapping[str, pa.Array], counts: Int64s) -> pa.Array:
     """Join flat message columns to conversations of `counts` messages each.
 
     Args:
@@ -76,51 +78,82 @@ def assemble(columns: dict[str, pa.Array], counts: Int64s) -> pa.Array:
     ]
     if num_messages == 0:
         arrays = [pa.array([], f.type) for f in MESSAGE]
-    offsets = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=offsets[1:])
     values = pa.StructArray.from_arrays(arrays, fields=list(MESSAGE))
-    return pa.ListArray.from_arrays(pa.array(offsets), values, type=CONVERSATION)
+    return FlatMessages(values, np.append(0, np.cumsum(counts))).to_lists()
 
 
-def with_field(messages: pa.StructArray, name: str, values: pa.Array) -> pa.StructArray:
-    """Messages with one field replaced."""
-    columns = [values if f.name == name else messages.field(f.name) for f in messages.type]
-    return pa.StructArray.from_arrays(columns, fields=list(messages.type))
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class FlatMessages:
-    """A chunk-free view of conversations: flat fields and int offsets that start at 0."""
+    """All messages of some conversations in one run, as columns.
 
+    Message j of conversation i is at `offsets[i] + j`. Whatever reads a column of conversations
+    reads it through this view; nothing is copied.
+
+    Example:
+        >>> turns = [{"role": role, "content": "Hi"} for role in ("user", "assistant")]
+        >>> flat = FlatMessages.of(pa.array([turns, [], turns[:1]], CONVERSATION))
+        >>> flat.rows.tolist(), flat.is_role("user").tolist(), flat["content"].to_pylist()
+        ([0, 0, 2], [True, False, True], ['Hi', 'Hi', 'Hi'])
+    """
+
+    values: pa.StructArray
+    """Type MESSAGE."""
     offsets: Int64s
-    fields: dict[str, pa.Array]
+    """Where each conversation begins, and the end of all; shape [num_conversations + 1]."""
 
     @classmethod
-    def of(cls, messages: pa.Array) -> "FlatMessages":
-        """View an array of `list<MESSAGE>`."""
-        values, offsets = list_items(messages)
-        fields = dict(zip(values.type.names, values.flatten(), strict=True))
-        return cls(offsets=offsets, fields=fields)
+    def of(cls, conversations: pa.Array | pa.ChunkedArray) -> "FlatMessages":
+        """View a column of type `tables.CONVERSATION`."""
+        return cls(*list_items(conversations))
 
-    @property
-    def starts(self) -> Int64s:
-        """First message of each conversation."""
-        return self.offsets[:-1]
+    def __len__(self) -> int:
+        """Return the number of messages."""
+        return len(self.values)
+
+    def __getitem__(self, field: str) -> pa.Array:
+        """Return a field of all messages."""
+        return self.values.field(field)
 
     @property
     def counts(self) -> Int64s:
         """Messages of each conversation."""
         return np.diff(self.offsets)
 
+    @property
+    def rows(self) -> Int64s:
+        """Conversation of each message."""
+        return np.repeat(np.arange(len(self.offsets) - 1), self.counts)
+
     def role_codes(self) -> npt.NDArray[np.int8]:
         """Role of each message as its place in `ROLES`, or `UNKNOWN`."""
-        found = pc.index_in(self.fields["role"], value_set=pa.array(ROLES))
+        found = pc.index_in(self["role"], value_set=pa.array(ROLES))
         return np.asarray(pc.fill_null(found, UNKNOWN)).astype(np.int8)
+
+    def is_role(self, role: str) -> Bools:
+        """Return which messages have a role."""
+        return np.asarray(pc.equal(self["role"], role), np.bool_)
+
+    def has(self, field: str) -> Bools:
+        """Return which messages have a field; it may be empty."""
+        return np.asarray(self[field].is_valid(), np.bool_)
+
+    def num_bytes(self, field: str) -> Int64s:
+        """Return the bytes of a text field of each message; 0 where it is null."""
+        return num_bytes(self[field])
+
+    def sums(self, values: Int64s | Bools) -> Int64s:
+        """Add up a number of each message within each conversation."""
+        # Values [5 1 2], offsets [0 2 3]: sums [0 5 6 8] at the offsets [0 6 8], so rows of 6 and
+        # 2.
+        return np.diff(np.append(0, np.cumsum(values))[self.offsets])
+
+    def any(self, flags: Bools) -> Bools:
+        """Return which conversations have a flagged message."""
+        return np.asarray(self.sums(flags) > 0)
 
     def is_blank(self, name: str) -> Bools:
         """Return, for each message, if a text field is null or only white space."""
-        column = self.fields[name]
-        sizes = np.asarray(pc.fill_null(pc.binary_length(column), 0))
+        column, sizes = self[name], self.num_bytes(name)
         blank: Bools = sizes == 0
         # Text that starts with a visible ASCII character is not blank: look at the rest only.
         unsure = np.flatnonzero(~blank & ~_starts_visibly(column, sizes))
@@ -128,6 +161,70 @@ class FlatMessages:
             texts = column.take(pa.array(unsure)).to_pylist()
             blank[unsure] = [not text.strip() for text in texts]
         return blank
+
+    def replace(self, **fields: pa.Array) -> "FlatMessages":
+        """Return the messages with some fields replaced."""
+        columns = [fields.get(f.name, self.values.field(f.name)) for f in MESSAGE]
+        return FlatMessages(pa.StructArray.from_arrays(columns, fields=list(MESSAGE)), self.offsets)
+
+    def to_lists(self) -> pa.Array:
+        """Return the conversations, type `tables.CONVERSATION`."""
+        offsets = pa.array(self.offsets.astype(np.int32))
+        return pa.ListArray.from_arrays(offsets, self.values, type=CONVERSATION)
+
+    def put_into(self, table: pa.Table) -> pa.Table:
+        """Return a table, of schema VALIDATED, whose conversations are these."""
+        place = table.schema.get_field_index("messages")
+        return table.set_column(place, table.schema.field("messages"), self.to_lists())
+
+    def join(self, texts: pa.Array, separator: str) -> pa.Array:
+        """Join a text of each message to one of each conversation."""
+        lists = pa.ListArray.from_arrays(pa.array(self.offsets.astype(np.int32)), texts)
+        return pc.binary_join(lists, separator)
+
+    def decide_weights(self, config: FormatConfig) -> Float32s:
+        """Loss weight of each message, decided before any rendering; 0: not trained.
+
+        What a row says of a message (`weight`, `loss_weight`, `train`) goes before `train_on`,
+        whatever the message's role and the template; but roles of `never_train` weigh 0, and tool
+        results weigh more than that only under `train_on: all`.
+
+        Args:
+            config: `train_on`, `never_train` and `template` are read.
+
+        Example:
+            >>> turns = [("user", None), ("assistant", 0.5), ("user", 1.0), ("assistant", None)]
+            >>> messages = [{"role": role, "content": "", "weight": own} for role, own in turns]
+            >>> flat = FlatMessages.of(pa.array([messages], CONVERSATION))
+            >>> flat.decide_weights(FormatConfig()).tolist()
+            [0.0, 0.5, 1.0, 1.0]
+        """
+        roles = self.role_codes()
+        if config.train_on == "all" or config.template == "text":
+            is_trained = np.ones(len(roles), np.bool_)
+        else:
+            is_trained = roles == ASSISTANT
+            if config.train_on == "last_assistant":
+                # Answers [0 1 0 1 | 0 1], offsets [0 4 6]: the 1st, 2nd and 3rd of all; the last
+                # ones of their rows are the 2nd and the 3rd.
+                through = np.cumsum(is_trained)
+                total = np.append(0, through)[self.offsets]
+                is_trained &= through == np.repeat(total[1:], self.counts)
+        weights = is_trained.astype(np.float32)
+        given = self["weight"]
+        if given.null_count < len(given):
+            own = given.to_numpy(zero_copy_only=False)  # NaN where null
+            weights = np.where(np.isnan(own), weights, own).astype(np.float32)
+        never = [ROLES.index(name) for name in config.never_train]
+        if config.train_on != "all":
+            never.append(_TOOL)
+        weights[np.isin(roles, never)] = 0
+        return weights
+
+
+def num_bytes(texts: pa.Array) -> Int64s:
+    """Return the bytes of each text; 0 where it is null."""
+    return np.asarray(pc.fill_null(pc.binary_length(texts), 0)).astype(np.int64)
 
 
 def _starts_visibly(column: pa.Array, sizes: Int64s) -> Bools:
@@ -175,7 +272,7 @@ def role_violations(
     worst = _Worst(flat.offsets)
     worst.add_rows("empty_conversation", flat.counts == 0)
     if answers == "tokens":
-        worst.add_rows("nothing_trained", ~_has_answer(flat, codes))
+        worst.add_rows("nothing_trained", ~flat.any(codes == ASSISTANT))
         return worst.report()
     _check_order(worst, flat, codes, answers, refused_orders)
     if answers == "required":
@@ -230,8 +327,7 @@ def _check_order(
     is_first = is_first[:-1]
     # Role of the message before: system user | user -> -1 system | -1; -1: there is none.
     before = np.where(is_first, -1, np.roll(codes, 1))
-    calls = np.asarray(flat.fields["tool_calls"].is_valid(), np.bool_)
-    call_before = ~is_first & np.roll(calls, 1)
+    call_before = ~is_first & np.roll(flat.has("tool_calls"), 1)
     opens = (before == -1) | (before == _SYSTEM)
     worst.add_messages("unknown_role", codes == UNKNOWN)
     orders: dict[TurnOrder, Bools] = {
@@ -250,7 +346,7 @@ def _check_order(
 def _check_ends(
     worst: _Worst, flat: FlatMessages, codes: npt.NDArray[np.int8], allow_ends_on_user: bool
 ) -> None:
-    worst.add_rows("no_assistant", ~_has_answer(flat, codes))
+    worst.add_rows("no_assistant", ~flat.any(codes == ASSISTANT))
     last = np.full(len(flat.counts), -1, np.int8)
     full = flat.counts > 0
     last[full] = codes[flat.offsets[1:][full] - 1]
@@ -259,27 +355,23 @@ def _check_ends(
     worst.add_rows("ends_on_tool", last == _TOOL)
 
 
-def _has_answer(flat: FlatMessages, codes: npt.NDArray[np.int8]) -> Bools:
-    answers = np.concatenate([[0], np.cumsum(codes == ASSISTANT)])
-    return np.asarray(np.diff(answers[flat.offsets]) > 0)
-
-
 def _check_texts(
     worst: _Worst, flat: FlatMessages, codes: npt.NDArray[np.int8], max_chars: int | None
 ) -> None:
     blank = flat.is_blank("content")
     if blank.any():
         worst.add_messages("empty_prompt", blank & (codes == USER) & flat.is_blank("context"))
-        untrained = np.asarray(pc.fill_null(flat.fields["weight"], 1.0)) == 0
+        untrained = np.asarray(pc.fill_null(flat["weight"], 1.0)) == 0
         silent = flat.is_blank("tool_calls") & flat.is_blank("reasoning") & ~untrained
         worst.add_messages("empty_answer", blank & (codes == ASSISTANT) & silent)
-    for column in map(flat.fields.__getitem__, TEXT_FIELDS):
+    for column in map(flat.__getitem__, TEXT_FIELDS):
         if column.null_count == len(column):
             continue
         worst.add_messages("control", _with_nul(column))
         if max_chars is not None:
-            num_bytes = np.asarray(pc.fill_null(pc.binary_length(column), 0))
-            longer: Bools = num_bytes > max_chars  # bytes are at least as many as characters
+            longer: Bools = (
+                num_bytes(column) > max_chars
+            )  # bytes are at least as many as characters
             for place in np.flatnonzero(longer).tolist():
                 longer[place] = len(column[place].as_py()) > max_chars
             worst.add_messages("too_many_chars", longer)

@@ -6,9 +6,7 @@ kernel took 23% of a run's CPU time. With one allocator that keeps up to 64 MiB 
 peak is lower too, since the two no longer each keep their own.
 """
 
-import atexit
 import ctypes
-import gc
 from functools import cache
 
 import pyarrow as pa
@@ -34,14 +32,3 @@ def keep_freed_memory() -> bool:
         return False
     pa.set_memory_pool(pa.system_memory_pool())
     return True
-
-
-@cache
-def leave_without_collecting() -> None:
-    """In a process of our own: at its end, let Python's collector walk nothing.
-
-    It would look for cycles among all objects of all modules: 0.2 s without Prefect, 0.4 s with it,
-    for memory that goes back to the kernel right after. Files are closed where they are written,
-    and what others do at the end of a process they still do.
-    """
-    atexit.register(gc.freeze)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Self
 
-from packhouse.pages import PAGE_STYLE, html_text
+from packhouse.escaping import PAGE_STYLE, html_text
 
 _EVERY_S = 0.1
 

@@ -3,10 +3,8 @@
 `scan_source` finds a source's files and cuts them into shards; `read_shard` reads one of them.
 """
 
-from packhouse.sources.raw_rows import raw_rows, with_raw_rows
-from packhouse.sources.reading import ShardRows, read_shard
-from packhouse.sources.scanning import scan_source
-from packhouse.sources.shards import SourceShard
+from packhouse.sources.reading import ShardRows, raw_rows, read_shard, with_raw_rows
+from packhouse.sources.shards import SourceShard, scan_source
 
 __all__ = [
     "VERSION",

@@ -10,12 +10,11 @@ names it, and so does one that crashes the decoder.
         1,024 rows do not fit in 1 GiB: the child ends, and the file is refused
 """
 
-import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,12 +22,11 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from packhouse.errors import SourceError
+from packhouse.registry import DECODERS, decoder
 from packhouse.runtime.confine import stream_confined
 from packhouse.runtime.confined import at, file_of_parent
-from packhouse.sources.databases import DATABASES, read_database
-from packhouse.sources.faults import WITH_FAULTS
 from packhouse.sources.files import file_errors, open_file
-from packhouse.sources.workbooks import read_workbook
+from packhouse.sources.records import WITH_FAULTS
 from packhouse.wording import first_line
 
 BATCH_BYTES = 8 * 2**20
@@ -52,7 +50,10 @@ MAX_COLUMNS = 10_000
 _ROW_BYTES = 256  # of the objects that a row becomes, whatever is in it
 _MAX_DEPTH = 32
 _BATCH_ROWS = 1024
-_NAMES = {"parquet": "Parquet", "arrow": "Arrow", "xlsx": "XLSX", **DATABASES}
+_NAMES = {"parquet": "Parquet", "arrow": "Arrow", "xlsx": "XLSX"} | {
+    "sqlite": "SQLite",
+    "duckdb": "DuckDB",
+}
 
 
 def decode_head(
@@ -144,10 +145,8 @@ class _Decoder:
         stored = file_of_parent()
         ratio_bytes = MAX_RATIO * stored.seek(0, os.SEEK_END)
         stored.seek(0)
-        if file_format == "xlsx":
-            stored = _as_arrow(read_workbook(stored, uri))
-        elif file_format in DATABASES:
-            stored = read_database(stored, uri, file_format, table)
+        if file_format in DECODERS:
+            stored = decoder(file_format)(stored, uri, file_format, table)
         file = pa.PythonFile(stored, mode="r")
         self.allowed = min(MAX_SHARD_DECODED_BYTES, max(RATIO_FREE_BYTES, ratio_bytes))
         self.reader: Any
@@ -315,15 +314,6 @@ class _Decoder:
                 "refused as a decompression bomb; if it is none, write it with smaller row groups, "
                 "or as JSON Lines"
             )
-
-
-def _as_arrow(table: pa.Table) -> IO[bytes]:
-    """An Arrow file in memory."""
-    written = io.BytesIO()
-    with pa.ipc.new_file(written, table.schema) as writer:
-        writer.write_table(table, max_chunksize=_BATCH_ROWS)
-    written.seek(0)
-    return written
 
 
 def _decoded_bytes(array: pa.Array) -> int:

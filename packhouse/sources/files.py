@@ -16,12 +16,11 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from packhouse.errors import PackhouseError, SourceError, TransientError
-from packhouse.near import near_files
 from packhouse.recipe import SourceConfig
 from packhouse.sources import hub
 from packhouse.sources.file_formats import FORMATS_BY_ENDING, format_of_name
 from packhouse.store.objects import open_filesystem
-from packhouse.wording import first_line
+from packhouse.wording import first_line, near_files
 
 _SCHEMES = ("file", "s3", "gs", "az", "hf")
 

@@ -5,7 +5,7 @@ beyond `orjson.loads`.
 """
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import orjson
+import pyarrow as pa
 
 from packhouse.recipe import SourceConfig
 from packhouse.sources.strict import CUT_OFF, are_suspect, hidden_fault, why_not_json
@@ -187,3 +188,26 @@ def gc_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+# The column in which a reader of workbooks and databases says which rows it could not read.
+#
+# It is the last one of the tables of the formats `WITH_FAULTS`, by its place: a column of the file
+# may have any name. A row with a fault is quarantined. The cell that is bad is null, so that the
+# row is not taken for mended; the detail says what was in it.
+
+
+WITH_FAULTS = ("xlsx", "sqlite", "duckdb")
+"""Formats of files whose rows have it."""
+
+fault_field = pa.field(
+    "packhouse fault", pa.struct([("reason", pa.string()), ("detail", pa.string())])
+)
+
+
+def fault_column(faults: Mapping[int, tuple[str, str]], num_rows: int) -> pa.Array:
+    """Return the column of a table; `faults`: row from 0 -> reason and detail."""
+    values: list[dict[str, str] | None] = [None] * num_rows
+    for row, (reason, detail) in faults.items():
+        values[row] = {"reason": reason, "detail": detail}
+    return pa.array(values, fault_field.type)

@@ -13,10 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from packhouse import quality
 from packhouse.errors import ConfigError, SourceError
-from packhouse.near import near_name
 from packhouse.recipe import SourceConfig
+from packhouse.registry import TEXT_FUNCTIONS_VERSION
 from packhouse.runtime.confine import stream_confined
 from packhouse.runtime.fingerprint import library_versions
 from packhouse.sources.chat_messages import kind_of
@@ -25,6 +24,7 @@ from packhouse.sources.files import source_name
 from packhouse.sources.kinds import Kind, column_of, shown_kind
 from packhouse.sources.records import Rows
 from packhouse.sources.tabular import without_fill
+from packhouse.wording import near_name
 
 _SHOWN = 30
 _WHERE = "where"
@@ -95,7 +95,7 @@ def expression_libraries(config: SourceConfig) -> list[str]:
 def expression_key(config: SourceConfig) -> dict[str, Any]:
     """Return what decides that beside the expressions, for a step's key; empty without any."""
     is_added = any(parsed["functions"] for _, _, parsed in _parsed(config))
-    added = {"text_functions": quality.VERSION} if is_added else {}
+    added = {"text_functions": TEXT_FUNCTIONS_VERSION} if is_added else {}
     return library_versions(expression_libraries(config)) | added
 
 

@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse.errors import ConfigError, PluginError, SourceError
-from packhouse.near import near_name
 from packhouse.plugins import BadRowError, Plugin, find_plugin
 from packhouse.recipe import SourceConfig
 from packhouse.recipe.source import RowFormatName
@@ -31,6 +30,7 @@ from packhouse.sources.conversation_formats import CONVERSATION_FORMATS, FlatMes
 from packhouse.sources.preference_formats import STATED
 from packhouse.sources.records import Rows
 from packhouse.sources.text_formats import TEXT_FORMATS, TextFields, class_index
+from packhouse.wording import near_name
 
 
 @dataclass(frozen=True, kw_only=True)

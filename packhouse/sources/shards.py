@@ -6,14 +6,19 @@ earlier shard byte for byte the same, and work keyed by a shard's content is fou
 pass per file hashes it, counts its records and finds the cuts; memory is two shards at most.
 """
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
+from typing import Any, TypeVar
+
+import numpy as np
 
 from packhouse.errors import SourceError
-from packhouse.recipe import SourceConfig
+from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.recipe.source import FileFormat
-from packhouse.sources.databases import DATABASES, refuse_unsaved
+from packhouse.registry import function_of_addon
+from packhouse.sources.decoding import decode_head
 from packhouse.sources.delimited import CommaFile, SemicolonFile, TabFile
 from packhouse.sources.file_formats import (
     BOM,
@@ -27,17 +32,18 @@ from packhouse.sources.files import (
     find_files,
     local_path,
     open_file,
+    pin_of,
     source_name,
 )
 from packhouse.sources.json_arrays import ArrayFile
-from packhouse.sources.json_lines import LinesFile
-from packhouse.sources.json_objects import ObjectsFile
-from packhouse.sources.kinds import Kind
-from packhouse.sources.records import unwrapped
-from packhouse.sources.row_formats import check_fields, find_row_format
+from packhouse.sources.json_lines import LinesFile, ObjectsFile
+from packhouse.sources.kinds import Kind, joined_kinds, kind_of_type, kind_of_values
+from packhouse.sources.records import Records, Rows, gc_paused, unwrapped
+from packhouse.sources.reshaping import check_types, columns_of, reshape, wanted_columns
+from packhouse.sources.row_formats import ROW_FORMATS, check_fields, find_row_format
 from packhouse.sources.streams import CHUNK_BYTES, FileStream, read_range
-from packhouse.sources.tabular import TABULAR, scan_tables
-from packhouse.sources.text_files import Parsing, TextFile
+from packhouse.sources.tabular import TABULAR, parse_tables, scan_tables
+from packhouse.sources.text_files import NotInBlocksError, Parsing, TextFile
 
 TEXT_FILES: dict[FileFormat, type[TextFile]] = {
     "jsonl": LinesFile,
@@ -151,10 +157,10 @@ def _scan_file(
         "pin": file.pin,
         "encoding": config.encoding,
     }
-    if file_format in DATABASES:
+    if file_format in ("sqlite", "duckdb"):
         common["table"] = config.table
         if (path := local_path(file.uri)) is not None:
-            refuse_unsaved(file.uri, str(path))
+            function_of_addon("refuse_unsaved")(file.uri, str(path))
     elif config.table is not None:
         raise SourceError(f"source file '{file.uri}' is no database, and `table` names a table")
     if file_format in TABULAR:
@@ -197,3 +203,233 @@ def _scan_file(
             header=text_file.header,
             notes=(notes | text_file.notes) if number == 0 else {},
         )
+
+
+# The parts of a shard that are read by themselves, so that memory holds the rows of one.
+
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a shard that is read by itself, and its records."""
+
+    shard: SourceShard
+    """With the bytes and the rows of the part."""
+    data: bytes | None
+    records: Records
+
+
+def for_parts(shard: SourceShard, rules: ValidateConfig, use: Callable[[Part], _T]) -> list[_T]:
+    """What `use` returns for each part of a shard, in order.
+
+    Parts bound memory and nothing else: where they cannot be judged alone (an array that is not
+    JSON), the shard is one part, and what `use` returned before is dropped.
+    """
+    is_whole = shard.row_format in ROW_FORMATS and ROW_FORMATS[shard.row_format].needs_all_rows
+    if shard.file_format in TABULAR:
+        parts = _table_parts(shard)
+        return [use(_as_one(shard, parts))] if is_whole else [use(part) for part in parts]
+    place = (shard.byte_start, shard.byte_end, shard.pin, shard.encoding)
+    data = read_range(shard.uri, shard.compression, *place)
+    if hashlib.sha256(data).hexdigest() != shard.sha256:
+        raise _changed(shard)
+    text_file = TEXT_FILES[shard.file_format]
+    how = Parsing(shard.uri, shard.header or (), shard.num_rows, rules.max_row_bytes)
+    try:
+        if is_whole:
+            raise NotInBlocksError
+        return [use(part) for part in _block_parts(shard, data, text_file.parse_blocks(data, how))]
+    except NotInBlocksError:
+        return [use(Part(shard, data, text_file.parse(data, how)))]
+
+
+def _block_parts(
+    shard: SourceShard, data: bytes, blocks: Iterator[tuple[int, int, Records]]
+) -> Iterator[Part]:
+    row, first = shard.row_start, shard.byte_start
+    for start, end, records in blocks:
+        part = replace(shard, byte_start=first + start, byte_end=first + end, row_start=row)
+        yield Part(part, data[start:end], records)
+        row += records.num_records
+
+
+def _table_parts(shard: SourceShard) -> Iterator[Part]:
+    if pin_of(shard.uri) != (shard.file_size, shard.pin):
+        raise _changed(shard)
+    assert shard.num_rows is not None
+    row = shard.row_start
+    rows = (shard.row_start, shard.num_rows)
+    for records in parse_tables(shard.uri, shard.file_format, *rows, shard.table):
+        yield Part(replace(shard, row_start=row), None, records)
+        row += records.num_records
+
+
+def _as_one(shard: SourceShard, parts: Iterator[Part]) -> Part:
+    every = Records(Rows(), np.arange(0), 0)
+    for records in (part.records for part in parts):
+        first = every.num_records
+        every.rows += records.rows
+        every.numbers = np.append(every.numbers, records.numbers + first)
+        every.failures += [bad._replace(number=bad.number + first) for bad in records.failures]
+        every.failed |= {number + first: row for number, row in records.failed.items()}
+        every.num_records += records.num_records
+    return Part(shard, None, every)
+
+
+def _changed(shard: SourceShard) -> SourceError:
+    return SourceError(
+        f"source file '{shard.uri}' changed since it was scanned (bytes {shard.byte_start:,} to "
+        f"{shard.byte_end:,}); run again when nothing writes to it",
+        uri=shard.uri,
+    )
+
+
+# Scan a source: its files cut to shards, the format of its rows, and the types of its columns.
+
+
+MAX_WHOLE_BYTES = 2**29
+"""Bytes of a file whose rows are read together."""
+
+_ANY_SIZE = ValidateConfig(max_row_bytes=2**31)
+
+
+def scan_source(config: SourceConfig, max_shard_bytes: int = MAX_SHARD_BYTES) -> list[SourceShard]:
+    """Find a source's files and cut them into shards.
+
+    Where the source has `where` or `select`, all its rows are parsed once for the types of the
+    columns that these read, and the expressions are checked against them.
+
+    Args:
+        config: the source.
+        max_shard_bytes: uncompressed bytes of a shard; one record larger than that is a shard.
+
+    Returns:
+        Shards sorted by uri, then by place in the file. A file without rows gives one shard of 0
+        rows, noted as `empty_files`.
+
+    Raises:
+        ConfigError: `fields` names what no format has; an expression is not allowed, names no
+            column, or does not fit the types of the columns.
+        SourceError: a file cannot be read; names it and the place.
+        TransientError: the storage did not answer.
+    """
+    shards = cut_source(config, max_shard_bytes)
+    if config.is_reshaped:
+        with gc_paused():
+            shards = _with_columns(shards, config)
+    _refuse_other_shapes(shards, config)
+    return [shard for _, group in _by_file(shards) for shard in _whole(list(group))]
+
+
+def _refuse_other_shapes(shards: list[SourceShard], config: SourceConfig) -> None:
+    """Files of one source have one shape, as the rows of one file have."""
+    first: dict[str, str] = {}
+    for shard in shards:
+        if shard.row_format != "auto":
+            first.setdefault(shard.row_format, shard.uri)
+    if len(first) > 1:
+        shown = ", ".join(f"'{uri}' is {name}" for name, uri in list(first.items())[:3])
+        raise SourceError(
+            f"source '{config.path}' mixes shapes: {shown}; give each shape a source of its own",
+            path=config.path,
+        )
+
+
+def _whole(shards: list[SourceShard]) -> list[SourceShard]:
+    """The shards of a file; one, where its rows mean something only together.
+
+    Raises:
+        SourceError: the file is too large for that.
+    """
+    first, last = shards[0], shards[-1]
+    row_format = ROW_FORMATS.get(first.row_format)
+    if row_format is None or not row_format.needs_all_rows or len(shards) == 1:
+        return shards
+    size = last.byte_end - first.byte_start
+    if size > MAX_WHOLE_BYTES:
+        raise SourceError(
+            f"source file '{first.uri}': format {first.row_format} needs all rows of a file at "
+            f"once, and it has {size:,} bytes, over {MAX_WHOLE_BYTES:,}; split it by tree",
+            uri=first.uri,
+        )
+    counts = [shard.num_rows for shard in shards]
+    sha256 = first.file_sha256
+    if first.file_format not in TABULAR:
+        place = (first.byte_start, last.byte_end, first.pin, first.encoding)
+        data = read_range(first.uri, first.compression, *place)
+        sha256 = hashlib.sha256(data).hexdigest()
+    return [
+        replace(
+            first,
+            byte_end=last.byte_end,
+            num_rows=None if None in counts else sum(n for n in counts if n is not None),
+            sha256=sha256,
+        )
+    ]
+
+
+def _by_file(shards: Sequence[SourceShard]) -> Iterator[tuple[str, Iterator[SourceShard]]]:
+    return groupby(shards, key=lambda shard: shard.uri)
+
+
+def _with_columns(shards: list[SourceShard], config: SourceConfig) -> list[SourceShard]:
+    """Add the kinds of the columns, which hold for all files, and the format of the rows."""
+    wanted = wanted_columns(config)
+    kinds: dict[str, Kind] = {}
+    has_rows = False
+
+    def look(part: Part) -> None:
+        nonlocal has_rows
+        has_rows = has_rows or len(part.records.rows) > 0
+        rows = [row for row in unwrapped(part.records.rows, config) if type(row) is dict]
+        for name in dict.fromkeys(key for keys in set(map(tuple, rows)) for key in keys):
+            kinds.setdefault(name, "null")
+            if name.lower() in wanted:
+                kinds[name] = kind_of_values([row.get(name) for row in rows], kinds[name])
+
+    for uri, of_file in _by_file(shards):
+        first, *rest = of_file
+        if first.file_format in TABULAR:
+            _, *batches = decode_head(uri, first.file_format, 1, config.table)
+            found = {name: "null" for name in first.header or ()}
+            for each in batches:
+                found |= {field.name: kind_of_type(field.type) for field in each.schema}
+            for name, kind in found.items():
+                kinds[name] = joined_kinds(kinds.get(name, "null"), kind)
+        else:
+            for name in first.header or ():  # a column of CSV, though no row follows
+                kinds.setdefault(name, "text")
+            for shard in (first, *rest):
+                for_parts(shard, _ANY_SIZE, look)
+    columns: dict[str, Kind] = {}
+    if kinds or has_rows:  # a file without rows and header misses no field
+        columns = columns_of(config, kinds)
+        check_types(config, columns)
+    typed = [replace(shard, columns=columns) for shard in shards]
+    if config.format != "auto":
+        return typed
+    return [shard for _, group in _by_file(typed) for shard in _with_format(list(group), config)]
+
+
+def _with_format(shards: Sequence[SourceShard], config: SourceConfig) -> list[SourceShard]:
+    """Add the format of the first row of a file that has one, as the expressions leave it."""
+
+    def look(part: Part) -> None:
+        rows = unwrapped(part.records.rows, config)
+        reshaped = reshape(rows, config, part.shard.columns or {})
+        row_format = find_row_format(reshaped.rows, config, part.shard.uri)
+        if row_format != "auto":
+            raise _FoundError(row_format)
+
+    try:
+        for shard in shards:
+            for_parts(shard, _ANY_SIZE, look)
+    except _FoundError as found:
+        return [replace(shard, row_format=str(found)) for shard in shards]
+    return list(shards)
+
+
+class _FoundError(Exception):
+    """The format of a file's rows: the rest of it need not be parsed."""

@@ -14,9 +14,8 @@ import pyarrow as pa
 from packhouse.recipe import SourceConfig
 from packhouse.runtime.without_pandas import recall_pandas
 from packhouse.sources.decoding import decode_head, decode_rows
-from packhouse.sources.faults import WITH_FAULTS
 from packhouse.sources.files import SourceFile
-from packhouse.sources.records import Failure, Records, Rows
+from packhouse.sources.records import WITH_FAULTS, Failure, Records, Rows
 from packhouse.sources.row_formats import find_row_format
 from packhouse.sources.streams import FileStream
 

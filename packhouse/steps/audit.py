@@ -18,13 +18,11 @@ import pyarrow as pa
 
 from packhouse import auditing
 from packhouse.auditing import (
-    audit_given,
     audit_packs,
     audit_records,
     audit_shard,
     combine,
     combine_checks,
-    combine_contamination,
     combine_inference,
     run_check,
 )
@@ -34,10 +32,10 @@ from packhouse.engine.step import Job, Step, Work
 from packhouse.foreign import REJECTED, check_prompts, run_template
 from packhouse.plugins import find_plugin, plugin_key
 from packhouse.probes import learn_template
-from packhouse.quality import combine_quality, count_quality, language_key
 from packhouse.recipe import Recipe
 from packhouse.records.pairs import split_sides
 from packhouse.records.tables import read_table
+from packhouse.registry import function_of_addon
 from packhouse.steps.benchmarks import BENCHMARKS, load_benchmarks
 from packhouse.steps.format import FORMAT, FormatParameters, conversations
 from packhouse.steps.gather import GATHER, PackRange
@@ -70,8 +68,7 @@ class AuditParameters:
     def to_json(self) -> dict[str, object]:
         """Return what decides the findings."""
         plugin = {} if self.check is None else plugin_key("checks", self.check, ())
-        languages = language_key(self.languages)
-        return {"of": self.of, **plugin, **languages}
+        return {"of": self.of, **plugin, **_language_key(self.languages)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,10 +81,17 @@ class AuditFacts:
 
 
 def checks_of(recipe: Recipe) -> dict[str, object]:
-    """Return what names the checks of plug-ins and languages, with versions; empty without any."""
+    """Return what names the checks of plug-ins, and quality counters; empty without any."""
     names = sorted(set(recipe.audit.checks))
     checks = {"checks": [plugin_key("checks", name, ()) for name in names]} if names else {}
-    return {**checks, **language_key(recipe.audit.quality.languages)}
+    quality = recipe.audit.quality
+    return checks | ({"quality": True, **_language_key(quality.languages)} if quality else {})
+
+
+def _language_key(languages: Sequence[str]) -> dict[str, object]:
+    """Return what decides how languages of answers are counted; empty where none are."""
+    key: dict[str, object] = function_of_addon("language_key")(languages) if languages else {}
+    return key
 
 
 def jobs(
@@ -116,9 +120,11 @@ def jobs(
                 size=validated.size,
             )
     config = recipe.audit
-    for job in validate:
-        parameters = AuditParameters(of="quality", languages=config.quality.languages)
-        yield AUDIT.job(parameters, [job.ref], label=f"quality of {job.label}", size=job.size)
+    quality = config.quality
+    if quality:
+        parameters = AuditParameters(of="quality", languages=quality.languages)
+        for job in validate:
+            yield AUDIT.job(parameters, [job.ref], label=f"quality of {job.label}", size=job.size)
     for name, job in product(sorted(set(config.checks)), validate):
         parameters = AuditParameters(of="check", check=name)
         yield AUDIT.job(parameters, [job.ref], label=f"{name} in {job.label}", size=job.size)
@@ -149,7 +155,8 @@ def _shard(work: Work[AuditParameters]) -> dict[str, object]:
     if "tokens.arrow" in validated.files:  # ids were given
         pipeline = read_pipeline(snapshot.backend)
         turns, _ = learn_template(work.recipe, snapshot, pipeline, work.workspace.tokenizers)
-        return audit_given(tokenized, snapshot, turns)
+        found: dict[str, object] = function_of_addon("audit_given")(tokenized, snapshot, turns)
+        return found
     sides = [(conversations(validated, formatted), texts, tokenized)]
     if REJECTED in formatted.files:
         chosen, rejected = split_sides(tokenized)
@@ -181,7 +188,9 @@ def _inference(work: Work[AuditParameters]) -> dict[str, object]:
 
 def _quality(work: Work[AuditParameters]) -> dict[str, object]:
     table = read_table(work.input(VALIDATE).path("validated.arrow"))
-    return count_quality(table, languages=bool(work.parameters.languages))
+    count_quality = function_of_addon("count_quality")
+    found: dict[str, object] = count_quality(table, languages=bool(work.parameters.languages))
+    return found
 
 
 def _packs(work: Work[AuditParameters]) -> dict[str, int]:
@@ -267,14 +276,16 @@ def combine_audits(work: Work[Any]) -> dict[str, object]:
     if work.recipe.audit.benchmarks:
         matched = [receipt.facts.found for receipt in work.inputs(BENCHMARKS)]
         benchmarks = load_benchmarks(work.recipe, work.parameters.benchmarks)
-        combined["contamination"] = combine_contamination(matched, benchmarks)
+        add_up = function_of_addon("combine_contamination")
+        combined["contamination"] = add_up(matched, benchmarks)
         combined["contamination"]["on_match"] = work.recipe.audit.on_match
     if found["inference"]:
         combined["inference"] = combine_inference(found["inference"])
     named = [receipt.facts.origin.source for receipt in work.inputs(VALIDATE)]
-    combined["quality"] = combine_quality(
-        list(zip(named, found["quality"], strict=True)), work.recipe.audit.quality.languages
-    )
+    if quality := work.recipe.audit.quality:
+        combined["quality"] = function_of_addon("combine_quality")(
+            list(zip(named, found["quality"], strict=True)), quality.languages
+        )
     if found["check"]:
         combined["checks"] = combine_checks(found["check"])
     return combined

@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from packhouse import auditing
 from packhouse.arrays import Bools
-from packhouse.auditing import Benchmarks, match_benchmarks, read_benchmarks
 from packhouse.cache.steps import Receipt
 from packhouse.engine.step import Job, Ref, Step, Work, execute
 from packhouse.foreign import REJECTED
@@ -23,6 +22,7 @@ from packhouse.recipe import MIXING, Recipe
 from packhouse.records.lists import one_chunk
 from packhouse.records.pairs import both_sides
 from packhouse.records.tables import read_table, write_table
+from packhouse.registry import function_of_addon
 from packhouse.runtime.fingerprint import canonical_json
 from packhouse.sources import scan_source
 from packhouse.steps.validate import VALIDATE
@@ -78,17 +78,17 @@ def compute(work: Work[BenchmarkParameters], folder: Path) -> BenchmarkFacts:
     validated = read_table(receipt.path("validated.arrow"))
     if REJECTED in receipt.files:
         validated = both_sides(validated, read_table(receipt.path(REJECTED)))
-    found, matches = match_benchmarks(
+    found, matches = function_of_addon("match_benchmarks")(
         validated, load_benchmarks(work.recipe, work.parameters.benchmarks)
     )
     write_table(folder / "matches.arrow", matches)
     return BenchmarkFacts(found=found)
 
 
-_last_read: dict[bytes, Benchmarks] = {}
+_last_read: dict[bytes, Any] = {}
 
 
-def load_benchmarks(recipe: Recipe, benchmarks: Mapping[str, object]) -> Benchmarks:
+def load_benchmarks(recipe: Recipe, benchmarks: Mapping[str, object]) -> Any:
     """Read the benchmarks once for all jobs that a process does, one after another.
 
     Args:
@@ -98,7 +98,9 @@ def load_benchmarks(recipe: Recipe, benchmarks: Mapping[str, object]) -> Benchma
     key = canonical_json(benchmarks["benchmarks"])
     found = _last_read.get(key)
     if found is None:
-        found = read_benchmarks(recipe.audit.benchmarks, recipe.audit.benchmark_ngram)
+        found = function_of_addon("read_benchmarks")(
+            recipe.audit.benchmarks, recipe.audit.benchmark_ngram
+        )
         _last_read.clear()
         _last_read[key] = found
     return found

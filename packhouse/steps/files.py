@@ -19,13 +19,14 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packhouse import exports
 from packhouse.cache.steps import Receipt
 from packhouse.engine.step import AnyJob, Job, Step, Work
-from packhouse.exports import check_shards, set_name, write_export
+from packhouse.errors import ConfigError
 from packhouse.loaders.copies import read_rows
 from packhouse.recipe import PublishConfig, Recipe
+from packhouse.recipe.publish import ExportConfig
 from packhouse.records.tables import read_table
+from packhouse.registry import function_of_addon
 from packhouse.runtime.fingerprint import digest
 from packhouse.steps.data_files import ContentHash, FileCut, cut_files, write_data_file
 from packhouse.steps.format import FORMAT
@@ -39,6 +40,9 @@ from packhouse.store.manifest import FileKind
 
 FILE_SETTINGS = ("file_format", "layout", "max_file_mb", "position_ids")
 """Publish settings that affect file contents; the others say where the files go."""
+
+_FORMAT_KEYS = {"megatron": "megatron.2", "msgpack": "msgpack.2"}
+"""Name in the keys of a run of an export format whose bytes changed."""
 
 _RECORDS_PER_FILE = 2**23
 _ROWS_PER_GROUP = 2**20  # of records; pyarrow's own
@@ -83,7 +87,7 @@ class ExportParameters:
         """Return the JSON that goes into the key."""
         return {
             "of": "exports",
-            "format": exports.FORMAT_KEYS.get(self.format, self.format),
+            "format": _FORMAT_KEYS.get(self.format, self.format),
             **({"by_source": True} if self.by_source else {}),
             **({"shards": self.shards} if self.shards > 1 else {}),
         }
@@ -264,6 +268,44 @@ def local_files(receipts: Iterable[Receipt[FilesFacts]]) -> list[LocalFile]:
     ]
 
 
+def export_key(export: ExportConfig) -> object:
+    """Return the JSON of an export in the keys of a run: its name, where it has no other setting.
+
+    Example:
+        >>> [export_key(ExportConfig(format="megatron", shards=n)) for n in (1, 2)]
+        ['megatron.2', {'format': 'megatron.2', 'shards': 2}]
+    """
+    name = _FORMAT_KEYS.get(export.format, export.format)
+    return name if export.shards == 1 else {"format": name, "shards": export.shards}
+
+
+def check_shards(name: str, num_rows: int, num_shards: int) -> None:
+    """Refuse more files than a set has rows.
+
+    Raises:
+        ConfigError: says how many rows the set has.
+
+    Example:
+        >>> check_shards("eval", num_rows=3, num_shards=3)
+    """
+    if num_shards > max(num_rows, 1):
+        raise ConfigError(
+            f"'{name}' has {num_rows:,} rows, which make at most as many shards, not "
+            f"{num_shards:,}; take fewer, or cut one split alone: `packhouse export --split train "
+            "--shards N`"
+        )
+
+
+def set_name(split: str, source: str | None) -> str:
+    """Name of an export's files: those of a source have its name where eval is by source.
+
+    Example:
+        >>> set_name("train", None), set_name("eval", "chats")
+        ('train', 'eval-chats')
+    """
+    return split if source is None else f"{split}-{source}"
+
+
 def compute(work: Work[FilesParameters], folder: Path) -> FilesFacts:
     """Write the file that the job says; of an export, all files of one format."""
     match work.parameters:
@@ -320,7 +362,7 @@ def _write_exports(
     staged = folder / ".export"
     staged.mkdir()
     written = []
-    pack = work.recipe.pack
+    pack, write_export = work.recipe.pack, function_of_addon("write_export")
     by_set = itertools.groupby(data, key=lambda pair: (pair[0].split, pair[0].source))
     for (split, source), files in by_set:
         own = list(files)
@@ -392,7 +434,7 @@ def _write_parquet(
 FILES = Step(
     name="files",
     title="Write files of the version, as they will lie in the store.",
-    version=f"1.{exports.VERSION}",
+    version="1.1",
     libraries=("orjson", "pyarrow"),
     facts=FilesFacts,
     compute=compute,

@@ -19,7 +19,6 @@ from packhouse.cache.steps import Receipt
 from packhouse.engine.step import Job, Ref, Step, Work, execute
 from packhouse.errors import ConfigError, ContractError
 from packhouse.foreign import REJECTED, cuts_windows, render_shard, run_template
-from packhouse.near import near_files, near_name
 from packhouse.plugins import plugin_key, plugin_names
 from packhouse.recipe import DedupConfig, FormatConfig, Recipe, TokenizeConfig
 from packhouse.recipe.rows import TEMPLATES, is_renderer
@@ -37,6 +36,7 @@ from packhouse.templates.sandbox import pinned_date
 from packhouse.tokenization.given import text_of_given
 from packhouse.tokenization.loading import check_unchanged
 from packhouse.tokenization.names import tokenizer_folder
+from packhouse.wording import near_files, near_name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

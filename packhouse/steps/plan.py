@@ -16,16 +16,23 @@ run at the same time, on any number of workers.
 - the key of publish is the id of the version, known before the first byte is written.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Any
 
 from packhouse.dedup import needs_fingerprints
 from packhouse.engine.step import AnyJob, Job
+from packhouse.engine.workspace import Workspace
 from packhouse.errors import EmptyDatasetError
+from packhouse.packing.other_seq_lens import SeqLenTrial
 from packhouse.recipe import Recipe
+from packhouse.records.ledger import Filter
+from packhouse.records.render_counts import RenderCounts
 from packhouse.runtime.extras import import_extra
 from packhouse.sources import SourceShard
+from packhouse.sources.tabular import TABULAR
 from packhouse.steps import audit, files, format, gather, pack, publish, split, tokenize, validate
 from packhouse.steps.audit import AuditParameters
 from packhouse.steps.benchmarks import benchmark_job, benchmarks_of
@@ -33,11 +40,12 @@ from packhouse.steps.files import FilesParameters
 from packhouse.steps.format import FormatParameters
 from packhouse.steps.gather import PackRange
 from packhouse.steps.pack import SIDES, PackFacts, PackParameters
-from packhouse.steps.publish import PublishParameters
+from packhouse.steps.publish import PUBLISH, PublishParameters
 from packhouse.steps.split import SplitParameters
 from packhouse.steps.tokenize import TokenizeParameters
 from packhouse.steps.validate import ValidateParameters
 from packhouse.tokenization import fingerprint_tokenizer
+from packhouse.wording import by_name, rows_and_records
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,3 +160,73 @@ def output_jobs(plan: Plan, recipe: Recipe, packed: PackFacts) -> OutputJobs:
     )
     last = replace(plan.publish, inputs=tuple(job.ref for job in reads))
     return OutputJobs(gather=gathered, audit=audited, files=written, publish=last)
+
+
+_WRITTEN = {"validate": 1.3, "format": 1.6, "tokenize": 1.3}
+"""Bytes written by raw byte of Alpaca; docs/scale.md, "What a shard costs"."""
+_WRITTEN_BEHIND_PACK = 2.0
+_COLUMNAR = 4.0
+"""Raw bytes of a Parquet or Arrow file by byte of it, about."""
+
+
+def bytes_needed(plan: Plan, workspace: Workspace) -> int:
+    """Return about how many bytes a run will add to the cache, by what Alpaca took."""
+    num_shards = Counter(shard.file for shard in plan.shards)
+    raw = needed = 0.0
+    for jobs in zip(plan.validate, plan.format, plan.tokenize, strict=True):
+        shard, size = jobs[0].parameters.shard, float(jobs[0].size)
+        if shard.file_format in TABULAR:  # each shard is given the file's whole size
+            size *= _COLUMNAR / num_shards[shard.file]
+        raw += size
+        todo = (job.step.name for job in jobs if job.step.peek(job.key, workspace) is None)
+        needed += sum(_WRITTEN[step] * size for step in todo)
+    if PUBLISH.peek(plan.publish.key, workspace) is None:
+        needed += _WRITTEN_BEHIND_PACK * raw
+    return round(needed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """What a run would give."""
+
+    rows: int
+    """As often as `weight` and `max_records` take them."""
+    records: int
+    """More than the rows where rows are split (`format.turns`, windows, paths of a tree)."""
+    tokens: int
+    packs: int
+    bytes: int
+    is_exact: bool
+    """True where every shard is tokenized already."""
+    sources: Mapping[str, Mapping[str, int]]
+    """Rows, records and tokens by source file, before any are dropped and sources are mixed."""
+    notes: tuple[str, ...] = ()
+    """What the numbers are based on, and what is not in them."""
+    rendering: RenderCounts = field(default_factory=RenderCounts)
+    """How rows become records, before sources are mixed."""
+    quarantined: Mapping[str, int] = field(default_factory=dict)
+    """Records by reason that would be quarantined (rows, before they are split)."""
+    refusals: tuple[str, ...] = ()
+    """Why the run would publish nothing, as far as the numbers show it."""
+    filters: tuple[Filter, ...] = ()
+    """Rows that each expression of `where` leaves out, by source."""
+    seq_lens: tuple[SeqLenTrial, ...] = ()
+    """What other `pack.seq_len` would give, by the planner of the run, without `over_length`; none
+    for windows, which follow `seq_len`."""
+
+    def lines(self) -> list[str]:
+        """Return the notes, how answers end, and why rows would be quarantined, in words."""
+        bad = [f"quarantined: {by_name(self.quarantined)}"] if self.quarantined else []
+        return [*self.notes, *self.rendering.lines(), *bad]
+
+    @property
+    def num_rows(self) -> str:
+        """Rows, and their records if these are more, in words: `40 rows (100 records)`."""
+        return rows_and_records(self.rows, self.records)
+
+    def by_source(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        """Return names of columns and a line for each source file; records if rows are split."""
+        lines = self.sources.items()
+        is_split = any(line["records"] != line["rows"] for _, line in lines)
+        names = ("rows", "records", "tokens") if is_split else ("rows", "tokens")
+        return ("source", *names), [(file, *(line[n] for n in names)) for file, line in lines]

@@ -17,7 +17,6 @@ from packhouse.cache.steps import Receipt
 from packhouse.dedup import DedupFacts
 from packhouse.engine.step import AnyStep, Job, Step, Work
 from packhouse.errors import PackhouseError
-from packhouse.exports import export_key
 from packhouse.foreign import decode, run_tokenizer
 from packhouse.gates import GateOutcome, GateResult
 from packhouse.packing import PackStatistics
@@ -25,12 +24,12 @@ from packhouse.recipe import PublishConfig, Recipe
 from packhouse.recipe.model import plugins_of
 from packhouse.records.ledger import LedgerLine, ledger_of
 from packhouse.records.render_counts import RenderCounts
-from packhouse.report.version_report import unpublished_report
+from packhouse.registry import function_of_addon, has_function
 from packhouse.runtime.fingerprint import digest, library_versions
 from packhouse.sources.reshaping import expression_libraries
 from packhouse.steps.audit import AUDIT, combine_audits
 from packhouse.steps.eval_side import SplitCounts
-from packhouse.steps.files import FILE_SETTINGS, FILES, local_files
+from packhouse.steps.files import FILE_SETTINGS, FILES, export_key, local_files
 from packhouse.steps.format import FORMAT
 from packhouse.steps.gather import GATHER
 from packhouse.steps.pack import PACK, SIDES, Side, mix_of
@@ -47,8 +46,6 @@ from packhouse.store import (
     publish_version,
 )
 from packhouse.store.evolution import Drift, Gate
-from packhouse.store.hub import mirror_to_hub
-from packhouse.store.wandb_artifact import log_to_wandb
 from packhouse.tokenization import load_snapshot
 from packhouse.tokenization.loading import check_unchanged, fingerprinted_bytes
 from packhouse.tokenization.names import is_hub_name
@@ -186,8 +183,8 @@ def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:
         encoders=tuple(encoders),
         audit=combine_audits(work),
     )
-    if work.recipe.publish.report:
-        html = unpublished_report(
+    if work.recipe.publish.report and has_function("unpublished_report"):
+        html = function_of_addon("unpublished_report")(
             work.recipe.dataset,
             work.job.key[:16],
             local_files(work.inputs(FILES)),
@@ -380,7 +377,7 @@ def _copy_elsewhere(opened: OpenVersion, uri: str, recipe: Recipe) -> str:
         TransientError: the target cannot be reached.
     """
     if uri.startswith("hf://"):
-        return mirror_to_hub(opened, uri)
+        return str(function_of_addon("mirror_to_hub")(opened, uri))
     assert uri.startswith("wandb://"), uri  # the recipe admits no other
     load = partial(load_snapshot, recipe.tokenizer, pipeline=recipe.tokenize.pipeline)
 
@@ -388,6 +385,7 @@ def _copy_elsewhere(opened: OpenVersion, uri: str, recipe: Recipe) -> str:
         return str(run_tokenizer(partial(decode, load, [ids]), recipe.tokenizer)[0])
 
     project, _, files = uri.removeprefix("wandb://").partition("?")
+    log_to_wandb = function_of_addon("log_to_wandb")
     return str(log_to_wandb(opened, project, decode=as_text, files=bool(files))["artifact"])
 
 

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from packhouse.arrays import Int64s
 from packhouse.errors import TemplateError
@@ -110,15 +109,15 @@ class ChatEngine:
         is_whole = config.turns == "whole" or config.train_on == "all"
         if is_whole or config.thought_end is not None or self._rows.facts.writes_thoughts:
             return
-        thoughts = pc.fill_null(pc.binary_length(conversations.values.field("reasoning")), 0)
-        is_lost = (thoughts.to_numpy(zero_copy_only=False) > 0) & (conversations.weights > 0)
+        messages = conversations.messages
+        is_lost = (messages.num_bytes("reasoning") > 0) & (conversations.weights > 0)
         if is_lost.any():
-            first = int(np.searchsorted(conversations.starts, np.flatnonzero(is_lost)[0], "right"))
+            first = messages.rows[np.argmax(is_lost)]
             # Where every prompt opens a thought, an answer without one is refused.
             strip = "format.reasoning: strip to leave reasoning out, or "
             raise TemplateError(
                 f"{self._rows.template.where} never writes reasoning, and "
-                f"{conversations.name_of(first - 1)} has some: the model would learn to answer "
+                f"{conversations.name_of(first)} has some: the model would learn to answer "
                 f"without. Set {'' if self._rows.facts.needs_thought else strip}format.thought_end"
                 r" to the text that goes between reasoning and answer (DeepSeek R1: "
                 r'"\n</think>\n\n")'
@@ -140,16 +139,11 @@ class _Part:
 
     def fill(self) -> None:
         """Fill rows shape by shape."""
-        values = self._all.values
-        # Parts with weights: spans begin inside of texts.
-        is_odd = values.field("part_weights").is_valid().to_numpy(zero_copy_only=False)
+        messages = self._all.messages
+        is_odd = messages.has("part_weights")  # parts with weights: spans begin inside of texts
         if self._config.reasoning == "train_last":  # texts of thoughts decide spans
-            is_odd = is_odd | has_thinking(values)
-        # Messages [0 0 1 | 0 0] are odd, rows start at [0 3 5]: counts [0 0 0 1 1 1] at the
-        # starts are [0 1 1], so row 0 has one more than before it, and row 1 none.
-        num_odd = np.append(0, np.cumsum(is_odd))
-        by_shape = np.diff(num_odd[self._all.starts]) == 0
-        for shape, rows in self._columns.shapes(by_shape):
+            is_odd |= has_thinking(messages)
+        for shape, rows in self._columns.shapes(~messages.any(is_odd)):
             if len(rows) >= MIN_SHAPE_ROWS:
                 self._fill_shape(self._known.compiled.setdefault(shape, []), rows)
 

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from packhouse.arrays import Bools, Int64s
 from packhouse.records.conversations import Conversations
+from packhouse.records.messages import num_bytes
 from packhouse.templates.chat_messages import (
     MessageForm,
     function_of,
@@ -86,7 +87,7 @@ class FieldColumns:
         self._parse_arguments(numbers)
 
     def _parse_calls(self, numbers: Numbers) -> None:
-        texts = self._all.values.field("tool_calls")
+        texts = self._all.messages["tool_calls"]
         self._calls: list[object] = []
         self._functions: list[dict[str, object]] = []  # of each call
         self._call_shapes: Int64s = np.zeros(len(texts), np.int64)  # of each message; 0: none
@@ -142,18 +143,14 @@ class FieldColumns:
 
     def shapes(self, wanted: Bools) -> Iterator[tuple[bytes, Int64s]]:
         """Yield each shape with the (ascending) numbers of its rows that are wanted."""
-        values = self._all.values
-        flags = [pc.fill_null(pc.binary_length(self._text("content")), 0)]
-        flags.append(pc.fill_null(pc.binary_length(values.field("reasoning")), 0))
-        flags += [
-            values.field(name).is_valid()
-            for name in ("reasoning", "tool_call_id", "name", "tool_calls")
-        ]
+        messages = self._all.messages
+        flags = [num_bytes(self._joined_content) > 0, messages.num_bytes("reasoning") > 0]
+        flags += map(messages.has, ("reasoning", "tool_call_id", "name", "tool_calls"))
         # An integer a message: bits 0 to 5 role and training, 6 to 11 which fields it has, from 16
         # on the number of its calls' shape.
         codes = self._all.codes()
         for bit, flag in enumerate(flags):
-            codes |= (flag.to_numpy(zero_copy_only=False) > 0).astype(np.int64) << (6 + bit)
+            codes |= flag.astype(np.int64) << (6 + bit)
         codes |= self._call_shapes << 16
         of_rows = self._tool_shapes | self._argument_shapes << 32
         yield from self._all.group(codes, of_rows, wanted)
@@ -190,19 +187,19 @@ class FieldColumns:
 
     def _text(self, kind: str, *key: object) -> pa.Array:
         """All texts of a kind of field."""
-        values = self._all.values
+        messages = self._all.messages
         if kind == "content":
             return self._joined_content
         if kind == "thought":
-            return values.field("reasoning")
+            return messages["reasoning"]
         if kind == "label":
             return self._labels
         if kind in ("call_id", "tool_call_id") and self._form().makes_ids:
             return self._made_ids[kind == "call_id"]
-        if kind in values.type.names:  # ids and names; contents and contexts by themselves
-            return values.field(kind)
+        if kind in messages.values.type.names:  # ids and names; contexts by themselves
+            return messages[kind]
         if kind == "text":
-            return self._all.content
+            return messages["content"]
         found = self._values(kind, *key)
         return pa.array([v if isinstance(v, str) else "" for v in found], pa.string())
 
@@ -226,7 +223,7 @@ class FieldColumns:
     @cached_property
     def _joined_content(self) -> pa.Array:
         r"""Contents; where a message has a context, content + "\\n" + context."""
-        content, context = self._all.content, self._all.context
+        content, context = self._all.messages["content"], self._all.context
         if context.null_count == len(context):
             return content
         return pc.coalesce(pc.binary_join_element_wise(content, context, "\n"), content)
@@ -234,16 +231,13 @@ class FieldColumns:
     @cached_property
     def _made_ids(self) -> tuple[pa.Array, pa.Array]:
         """Ids of tool results, one a message, and of calls, one a call."""
-        starts, values = self._all.starts, self._all.values
-        has_calls = values.field("tool_calls").is_valid().to_numpy(zero_copy_only=False)
-        is_tool = pc.equal(values.field("role"), "tool").to_numpy(zero_copy_only=False)
-        given = values.field("tool_call_id").to_pylist()
+        flat = self._all.messages
+        has_calls, given = flat.has("tool_calls"), flat["tool_call_id"].to_pylist()
         of_results = [text or "" for text in given]
         of_calls: list[str] = [""] * len(self._calls)
-        concerned = np.searchsorted(starts, np.flatnonzero(is_tool | has_calls), side="right") - 1
-        for row in np.unique(concerned).tolist():
-            start, end = starts[row : row + 2].tolist()
-            roles = values.field("role")[start:end].to_pylist()
+        for row in np.flatnonzero(flat.any(has_calls | flat.is_role("tool"))).tolist():
+            start, end = flat.offsets[row : row + 2].tolist()
+            roles = flat["role"][start:end].to_pylist()
             contents = self._joined_content[start:end].to_pylist()
             messages: list[dict[str, object]] = [
                 {"role": role, "content": content, "tool_call_id": own}

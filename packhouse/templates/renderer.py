@@ -17,7 +17,7 @@ from packhouse.arrays import Int64s
 from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import Conversations
 from packhouse.records.excerpts import rewrites, take_records
-from packhouse.records.lists import list_items
+from packhouse.records.messages import FlatMessages
 from packhouse.records.tables import FORMATTED, QUARANTINED, VALIDATED, refused_rows
 from packhouse.records.thinking import strip_thinking
 from packhouse.templates.chat import ChatEngine
@@ -141,8 +141,8 @@ class Renderer:
         filled = texts.filled
         if filled.extents:
             # The recipe's system turn, which counts in the extents, is no message of the row.
-            _, starts = list_items(part["messages"])
-            added = np.diff(conversations.starts) - np.diff(starts)
+            own = FlatMessages.of(part["messages"])
+            added = conversations.messages.counts - own.counts
             extents = [
                 extent and extent.without_first(count)
                 for extent, count in zip(filled.extents, added[filled.rows].tolist(), strict=True)

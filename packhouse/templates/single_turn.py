@@ -92,7 +92,7 @@ class SingleTurnEngine:
             opening = "".join(map(str, compiled.items[:first]))
             if self.ends.space and opening == self.ends.bos + self.ends.space:
                 # A text that begins with a space gets no other one.
-                texts = conversations.content.take(pa.array(conversations.starts[rows]))
+                texts = conversations.messages["content"].take(pa.array(conversations.starts[rows]))
                 is_spaced = pc.starts_with(texts, " ").to_numpy(zero_copy_only=False)
                 unspaced = self.build(shape, replace(self.ends, space=""))
                 assert isinstance(unspaced, CompiledTemplate)

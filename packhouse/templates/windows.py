@@ -19,10 +19,8 @@ import pyarrow.compute as pc
 
 from packhouse.arrays import Bools, Float32s, Int64s
 from packhouse.recipe import FormatConfig
-from packhouse.records.conversations import decide_weights
 from packhouse.records.excerpts import derive
-from packhouse.records.lists import list_items
-from packhouse.records.messages import ROLES
+from packhouse.records.messages import ROLES, FlatMessages
 
 Window = tuple[int, int]
 """First and last exchange, both inclusive."""
@@ -67,9 +65,8 @@ def split_to_windows(
     Returns:
         The windows (schema VALIDATED), and the row of `table` that each comes from, rising.
     """
-    messages, starts = list_items(table["messages"])
-    weights = decide_weights(messages, starts, config)
-    roles = messages.field("role").to_pylist()
+    flat = FlatMessages.of(table["messages"])
+    starts, weights, roles = flat.offsets, flat.decide_weights(config), flat["role"].to_pylist()
     edges = [_edges(roles, start, end) for start, end in pairwise(starts.tolist())]
 
     def cut(windows: list[tuple[int, Window]]) -> pa.Table:

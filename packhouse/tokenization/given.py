@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from packhouse.arrays import Int32s, Int64s
 from packhouse.records.lists import flat_list, list_array, ranges_array, string_bytes, zero_based
-from packhouse.records.messages import ASSISTANT, FlatMessages, assemble
+from packhouse.records.messages import FlatMessages
 from packhouse.records.span_weights import weights_column
 from packhouse.records.tables import FORMATTED, QUARANTINED, TOKENIZED, refused_rows
 from packhouse.tokenization.pipeline import read_pipeline
@@ -47,7 +47,7 @@ def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
     pad tokens at either end that no mask names.
     """
     flat = FlatMessages.of(validated["messages"])
-    data, bounds = zero_based(*string_bytes(flat.fields["content"]))
+    data, bounds = zero_based(*string_bytes(flat["content"]))
     ids = np.frombuffer(bytes.fromhex(data.tobytes().decode("ascii")), ">u4").astype(np.int32)
     # Where the ids of each message begin: contents of 16 and 8 digits are ids [0, 2) and [2, 3).
     bounds = bounds.astype(np.int64) // 8
@@ -59,11 +59,11 @@ def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
         rest = read_given(validated.filter(pa.array(is_good)), snapshot)
         quarantined = refused_rows(validated, faults, "validate")
         return GivenTokens(rest.conversations, rest.tokenized, quarantined)
-    is_trained = flat.role_codes() == ASSISTANT
-    counts = np.add.reduceat(np.append(is_trained, False).astype(np.int64), flat.offsets[:-1])
-    records = np.repeat(np.arange(validated.num_rows), flat.counts)[is_trained]
+    is_trained = flat.is_role("assistant")
+    counts = flat.sums(is_trained)
+    records = flat.rows[is_trained]
     starts, ends = (edge[is_trained] - of_record[records] for edge in (bounds[:-1], bounds[1:]))
-    weights = flat.fields["weight"].filter(pa.array(is_trained))
+    weights = flat["weight"].filter(pa.array(is_trained))
     columns = {
         "input_ids": list_array(pa.array(ids), of_record, pa.int32()),
         "trained_ranges": ranges_array(starts.astype(np.int32), ends.astype(np.int32), counts),
@@ -76,10 +76,8 @@ def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
     arrays = [columns[n] if n in columns else validated[n] for n in TOKENIZED.names]
     lists = pa.LargeListArray.from_arrays(pa.array(bounds), pa.array(ids))
     texts = decode_lists(lists, snapshot).cast(pa.string())
-    messages = assemble({**flat.fields, "content": texts}, flat.counts)
-    place = validated.schema.get_field_index("messages")
     return GivenTokens(
-        validated.set_column(place, validated.schema.field("messages"), messages),
+        flat.replace(content=texts).put_into(validated),
         pa.Table.from_arrays(arrays, schema=TOKENIZED),
         QUARANTINED.empty_table(),
     )
@@ -108,20 +106,19 @@ def text_of_given(conversations: pa.Table) -> pa.Table:
         Schema `tables.FORMATTED`. Of trained runs it is not known what of them a template wrote.
     """
     flat = FlatMessages.of(conversations["messages"])
-    contents = flat.fields["content"]
+    contents = flat["content"]
     edges = np.append(0, np.cumsum(np.asarray(pc.binary_length(contents)), dtype=np.int64))
-    is_trained = flat.role_codes() == ASSISTANT
-    counts = np.add.reduceat(np.append(is_trained, False).astype(np.int64), flat.offsets[:-1])
+    is_trained = flat.is_role("assistant")
+    counts = flat.sums(is_trained)
     first = np.repeat(edges[flat.offsets[:-1]], flat.counts)[is_trained]
     spans = ranges_array(
         (edges[:-1][is_trained] - first).astype(np.int32),
         (edges[1:][is_trained] - first).astype(np.int32),
         counts,
     )
-    lists = pa.ListArray.from_arrays(pa.array(flat.offsets.astype(np.int32)), contents)
-    weights = np.asarray(pc.fill_null(flat.fields["weight"], 1), np.float32)[is_trained]
+    weights = np.asarray(pc.fill_null(flat["weight"], 1), np.float32)[is_trained]
     columns = {
-        "text": pc.binary_join(lists, ""),
+        "text": flat.join(contents, ""),
         "content_spans": spans,
         "trained_spans": spans,
         "span_weights": weights_column(weights, counts),

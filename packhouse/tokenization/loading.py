@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from packhouse.errors import TokenizerError
-from packhouse.near import near_files
 from packhouse.recipe.rows import PipelineChoice
 from packhouse.runtime.checked_files import read_checked, write_checked
 from packhouse.runtime.confine import run_confined
@@ -38,6 +37,7 @@ from packhouse.tokenization.encoders import bare, load_tokenizer
 from packhouse.tokenization.names import TOKENIZER_FILES, tokenizer_folder
 from packhouse.tokenization.pipeline import MAX_IDS, Pipeline, read_pipeline
 from packhouse.tokenization.snapshot import TokenizerSnapshot
+from packhouse.wording import near_files
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

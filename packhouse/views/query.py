@@ -19,12 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, IntegrityError
-from packhouse.quality import FUNCTIONS, add_functions, check_installed
 from packhouse.records.ledger import units_of
+from packhouse.registry import TEXT_FUNCTIONS
 from packhouse.runtime.confine import stream_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.runtime.duckdb_limits import NO_FILES
 from packhouse.runtime.extras import import_extra
+from packhouse.sources.evaluation import add_text_functions, check_text_function
 from packhouse.store.columns import fetch_columns
 from packhouse.store.read import OpenVersion, scan_versions
 from packhouse.store.refs import scan_refs
@@ -244,9 +245,9 @@ def _answer(question: _Question, tables: Tables) -> Iterator[pa.RecordBatch]:
         return
     duckdb = import_extra("duckdb", "sql", "SQL")
     database = duckdb.connect(":memory:", config=_SETTINGS)
-    for name in FUNCTIONS.keys() & _words(question.query):
-        check_installed(name)
-    add_functions(database)
+    for name in TEXT_FUNCTIONS.keys() & _words(question.query):
+        check_text_function(name)
+    add_text_functions(database)
     database.execute("SET python_enable_replacements = false")
     database.execute("SET lock_configuration = true")
     for name in question.views:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import packhouse
 import schemas
-from flows.command import command
 from packhouse.auditing import audit_packs, audit_records, check_audit
 from packhouse.auditing.shard import NUM_WORST
 from packhouse.chain import prepare
@@ -265,9 +264,10 @@ def test_a_breach_names_the_rows_and_publishes_nothing(repeating):
     assert not (repeating.folder / "store").exists()
 
 
-def test_the_flow_exits_with_four_and_the_facts_as_json(repeating):
-    arguments = [str(repeating.path), "--local", "--json", "--cache", str(repeating.cache)]
-    result = CliRunner().invoke(command, arguments)
+def test_prepare_exits_with_four_and_the_facts_as_json(repeating, monkeypatch):
+    arguments = ["prepare", str(repeating.path), "--json", "--cache", str(repeating.cache)]
+    monkeypatch.setattr("sys.argv", ["packhouse", *arguments])
+    result = CliRunner().invoke(cli, arguments)
     assert result.exit_code == 4
     assert json.loads(result.stdout)["error"] == "AuditError"
     assert json.loads(result.stdout)["breaches"][0]["limit"] == "max_duplicates"

@@ -7,8 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.auditing import match_benchmarks, read_benchmarks
-from packhouse.auditing.contamination import combine_contamination
+from packhouse.addons.contamination import combine_contamination, match_benchmarks, read_benchmarks
 from packhouse.errors import AuditError, ConfigError
 from packhouse.recipe import SourceConfig
 from packhouse.store import open_version

@@ -13,8 +13,8 @@ from datasketch import MinHash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from packhouse.addons.near_dedup import bands_for, find_near
 from packhouse.dedup import FINGERPRINTS, fingerprint_table, near_libraries
-from packhouse.dedup.near import bands_for, find_near
 from packhouse.dedup.policy import _drop_in_order
 from packhouse.dedup.units import merged
 from packhouse.errors import ConfigError
@@ -90,7 +90,7 @@ def test_a_shard_without_rows_changes_nothing(tmp_path):
 def test_candidates_are_those_of_datasketch(tmp_path):
     from datasketch import MinHashLSH
 
-    from packhouse.dedup import near
+    from packhouse.addons import near_dedup as near
 
     rng = random.Random(3)
     rows = planted(40) + [{"instruction": "a b c", "output": text(rng, 3)} for _ in range(40)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import packhouse
-from packhouse.report.diff_report import diff_report
+from packhouse.addons.report.diff_report import diff_report
 from packhouse.store.address import open_address
 from tests.browser.conftest import Page
 from tests.report.conftest import TOKENIZER
@@ -44,7 +44,7 @@ def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     )
     (published,) = (folder / "store" / version.dataset / "v" / version.id / "report").iterdir()
     if "vega" not in published.read_text("utf-8"):
-        pytest.skip("no packhouse/report/vega.js here: python hatch_build.py")
+        pytest.skip("no packhouse/addons/report/vega.js here: python hatch_build.py")
     return published
 
 

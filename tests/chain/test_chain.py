@@ -57,7 +57,7 @@ def test_another_seq_len_redoes_pack_and_what_follows(project):
     assert second.version != first.version
     assert project.cached_steps(second) == ["validate", "format", "tokenize"]
     audits = [receipt for receipt in second.receipts if receipt.step == "audit"]
-    assert [receipt.facts.of for receipt in audits if receipt.cached] == ["shard", "quality"]
+    assert [receipt.facts.of for receipt in audits if receipt.cached] == ["shard"]
 
 
 def test_another_store_ref_encoder_or_limit_is_the_same_version(project, tmp_path):
@@ -218,7 +218,7 @@ def run_demo(folder: Path, seed: str) -> tuple[dict, dict[str, bytes]]:
     environment = {**os.environ, "PYTHONHASHSEED": seed}
     result = subprocess.run(
         [
-            *(sys.executable, "-m", "flows.prepare", str(DEMO), "--local", "--json"),
+            *(sys.executable, "-m", "packhouse", "prepare", str(DEMO), "--json"),
             *("--cache", str(folder / "cache"), "--set", f"publish.store={folder / 'store'}"),
         ],
         cwd=ROOT,
@@ -256,7 +256,7 @@ def test_the_command_fails_in_one_sentence_with_a_code(tmp_path, arguments, code
     import re
 
     result = subprocess.run(
-        [sys.executable, "-m", "flows.prepare", *arguments, "--local", "--cache", str(tmp_path)],
+        [sys.executable, "-m", "packhouse", "prepare", *arguments, "--cache", str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -267,7 +267,7 @@ def test_the_command_fails_in_one_sentence_with_a_code(tmp_path, arguments, code
     assert "Traceback" not in result.stderr
     *done, said = result.stderr.splitlines()
     assert re.search(message, said)
-    assert all(re.match(r"planning|1/9 validate ", line) for line in done)
+    assert all(re.match(r"importing|planning|1/9 validate ", line) for line in done)
 
 
 def test_a_template_that_prints_the_date_is_rendered_anew_on_another_day(project, monkeypatch):

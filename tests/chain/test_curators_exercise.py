@@ -113,7 +113,11 @@ def test_every_planted_fault_is_seen_and_gone_from_the_next_version(suffix, shar
             **sections,
         )
 
-    first = prepare({}, dedup={"near": "keep"}, audit={"max_contaminated": 1, "max_duplicates": 1})
+    first = prepare(
+        {},
+        dedup={"near": "keep"},
+        audit={"max_contaminated": 1, "max_duplicates": 1, "quality": {}},
+    )
     counts = first.audit["quality"]["dataset"]
     assert {name: counts[name] for name in COUNTED} == dict.fromkeys(COUNTED, NUM_EACH)
     for name in COUNTED:

@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from packhouse.addons.exports.writing import export_version
 from packhouse.errors import ConfigError
-from packhouse.exports import export_version
 from packhouse.loaders import StreamingPackedDataset, load_packed
 from packhouse.store import OpenVersion, open_version
 from tests.chain.conftest import DEMO, Project

@@ -14,7 +14,7 @@ from packhouse.loaders import load_packed
 from packhouse.packing import Admitted
 from packhouse.recipe import Recipe, SourceConfig, load_recipe
 from packhouse.records.tables import TOKENIZED, read_table
-from packhouse.steps.mixing import mix, row_keys, times_of
+from packhouse.steps.selection import mix, row_keys, times_of
 from tests.audit.test_audit_gate import Project
 
 
@@ -297,11 +297,14 @@ def test_a_row_with_one_record_that_is_too_long_counts_once(talks):
     assert sorted(taken.count(row) for row in set(taken)) == [3, 3, 3]
 
 
-FACTOR = "records hold {} times the text of one rendering per row, because each answer is a record"
+FACTOR = (
+    "records hold {} times the text of one rendering per row, because each answer is a separate "
+    "record"
+)
 
 
 def test_rows_and_records_and_what_splitting_costs_are_said(talks, capsys, caplog):
-    from packhouse.estimate import estimate
+    from packhouse.addons.plan.estimate import estimate
     from packhouse.result import print_report
     from packhouse.steps.plan import plan_jobs
 
@@ -315,7 +318,7 @@ def test_rows_and_records_and_what_splitting_costs_are_said(talks, capsys, caplo
     assert before.by_source()[0] == after.by_source()[0] == ("source", "rows", "records", "tokens")
     assert [line[1:3] for line in before.by_source()[1]] == [(40, 100)]
     assert before.rows == after.rows == 20
-    assert before.num_rows.startswith("20 rows in ")
+    assert before.num_rows.startswith("20 rows (")
     sizes = {}
     for receipt in (each for each in done.receipts if each.step == "format"):
         texts = read_table(receipt.path("formatted.arrow"))

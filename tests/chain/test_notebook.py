@@ -35,7 +35,7 @@ def test_a_version_shows_numbers_lengths_and_three_records(tmp_path: Path) -> No
 
     assert version.id in html
     assert "<td>rows read</td><td>62</td>" in html
-    assert "<td>quarantined</td><td>2 (" in html
+    assert "<td>quarantined</td><td>2 rows: fields 2</td>" in html
     for split in ("train", "eval"):
         counts = version.statistics[split]
         assert f"{counts['num_packs']:,} packs" in html

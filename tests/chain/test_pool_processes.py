@@ -1,4 +1,4 @@
-"""Processes of `--local --workers N`: they end with the run that started them."""
+"""Processes of `packhouse prepare --workers N`: they end with the run that started them."""
 
 import signal
 import subprocess
@@ -14,7 +14,7 @@ RUN = """
 import sys
 from packhouse.engine import local_pool
 from packhouse.steps import validate
-from flows.command import main
+from packhouse.cli import main
 validate.MAX_SHARD_BYTES, local_pool._LEAST_BYTES = 1500, 0  # many small jobs, each handed out
 main()
 """
@@ -25,7 +25,7 @@ def test_processes_of_a_killed_run_end_with_it(tmp_path):
     recipe = ROOT / "deployments" / "demo" / "recipe.yaml"
     run = psutil.Popen(
         [
-            *(sys.executable, "-c", RUN, str(recipe), "--local", "--workers", "2"),
+            *(sys.executable, "-c", RUN, "prepare", str(recipe), "--workers", "2"),
             *("--cache", str(tmp_path / "cache"), "--set", f"publish.store={tmp_path / 'store'}"),
         ],
         cwd=ROOT,

@@ -109,8 +109,8 @@ def test_what_is_trained_decodes_to_the_answer_and_its_end_token(run, shared):
 
 MEMORY = """
 import pathlib, re, sys
-from flows.command import command
-command(sys.argv[1:], standalone_mode=False)
+from packhouse.cli import cli
+cli(sys.argv[1:], standalone_mode=False)
 status = pathlib.Path("/proc/self/status").read_text()  # ru_maxrss would be the parent's
 print(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1], file=sys.stderr)
 """
@@ -118,7 +118,7 @@ print(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1], file=sys.stderr)
 
 def peak_mb(shared: Path, folder: Path, source: Path) -> float:
     arguments = [
-        *(str(RECIPES / "alpaca.yaml"), "--local", "--json", "--cache", str(folder / "cache")),
+        *("prepare", str(RECIPES / "alpaca.yaml"), "--json", "--cache", str(folder / "cache")),
         *("--set", f"publish.store={folder / 'store'}", "--set", f"sources.0.path={source}"),
     ]
     result = subprocess.run(

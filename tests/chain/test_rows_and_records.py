@@ -5,10 +5,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from packhouse.addons.plan.estimate import estimate
 from packhouse.cli import cli
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import EmptyDatasetError, QuarantineLimitError
-from packhouse.estimate import estimate
 from packhouse.result import print_report
 from packhouse.steps.plan import plan_jobs
 

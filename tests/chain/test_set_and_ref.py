@@ -6,13 +6,12 @@ import pytest
 from click.testing import CliRunner
 
 import packhouse
-from flows.command import command as flow_prepare
 from packhouse.cli import cli
 from packhouse.store import load_ref, open_store
 
 
-@pytest.fixture(params=["packhouse prepare", "flows.prepare --local"])
-def run(request, project):
+@pytest.fixture
+def run(project):
     """Run a command with the project's recipe; returns its JSON."""
     project.recipe()
     options = [
@@ -22,11 +21,7 @@ def run(request, project):
     ]
 
     def call(*more):
-        told = [*options, *more]
-        if request.param == "packhouse prepare":
-            done = CliRunner().invoke(cli, ["prepare", *told])
-        else:
-            done = CliRunner().invoke(flow_prepare, [*told, "--local"])
+        done = CliRunner().invoke(cli, ["prepare", *options, *more])
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout)["version"]
 
@@ -55,6 +50,15 @@ def test_only_move_ref_moves_latest_to_a_recipe_that_was_changed(run, project):
 
     plain = run()  # another store is where it goes, and no other data
     assert latest(project) == plain
+
+
+def test_a_ref_held_back_by_drift_has_an_exit_code_of_its_own(project):
+    project.prepare()
+    project.rows.write_text(project.rows.read_text().replace("plus", "plus " * 30))
+    told = ["--set", f"publish.store={project.root / 'store'}", "--cache", str(project.cache)]
+    limit = ["--set", "publish.max_length_drift=0.1"]
+    done = CliRunner().invoke(cli, ["prepare", str(project.root / "recipe.yaml"), *told, *limit])
+    assert done.exit_code == 7, done.output
 
 
 def test_a_run_says_that_latest_stays_and_how_to_move_it(project):

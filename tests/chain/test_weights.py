@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import yaml
 
+from packhouse.addons.exports.writing import export_version
 from packhouse.errors import ConfigError
-from packhouse.exports import export_version
 from packhouse.loaders import (
     PackedCollator,
     check_packing,

@@ -6,10 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from packhouse.addons.plan.estimate import estimate
 from packhouse.cli import cli
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitError
-from packhouse.estimate import estimate
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import Filter, filters_of
 from packhouse.steps.plan import plan_jobs

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from packhouse.addons.init.encodings import guess_encoding
+from packhouse.addons.init.files import guess_encoding
 from packhouse.api import open_version
 from packhouse.cli import cli
 from packhouse.tokenization import load_snapshot

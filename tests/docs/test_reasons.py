@@ -11,7 +11,7 @@ from packhouse.records.thinking import REASONS as OF_THINKING
 
 PACKAGE = Path(__file__).parents[2] / "packhouse"
 FOLDERS = {
-    "validate": ("sources",),
+    "validate": ("sources", "addons/tables"),
     "format": ("templates", "renderers"),
     "tokenize": ("tokenization",),
 }

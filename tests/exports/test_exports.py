@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from packhouse.commands.export import export as export_command
+from packhouse.addons.exports.command import export as export_command
+from packhouse.addons.exports.writing import FORMATS, export_version
 from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
-from packhouse.exports import FORMATS, export_version
 from packhouse.recipe import Recipe
 from packhouse.steps.plan import plan_jobs
 from tests.exports import readers
@@ -265,7 +265,7 @@ def test_places_that_cannot_take_an_export_are_refused_in_a_sentence(
 
 
 def test_classes_are_not_lost_in_formats_without_a_place_for_them():
-    from packhouse.exports import _refuse_lossy
+    from packhouse.addons.exports.writing import _refuse_lossy
 
     rows = [pa.RecordBatch.from_pylist([{"input_ids": [1], "label": 1}])]
     assert list(_refuse_lossy(iter(rows), "arrow")) == rows
@@ -285,7 +285,7 @@ def test_a_cache_or_disk_that_cannot_be_written_is_refused_in_a_sentence(
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("packhouse.exports.formats.pq.ParquetWriter", full)
+    monkeypatch.setattr("packhouse.addons.exports.formats.pq.ParquetWriter", full)
     with pytest.raises(ConfigError, match="No space left on device; free or choose another place"):
         export_version(opened, "trl", tmp_path / "out", cache=tmp_path / "cache")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from packhouse.addons.exports.megatron import to_megatron
+from packhouse.addons.exports.writing import _parts, export_version, write_export
 from packhouse.errors import ConfigError
-from packhouse.exports import _parts, export_version, write_export
-from packhouse.exports.megatron import to_megatron
 
 EOS, NEWLINE = 2, 9
 INT32S = pa.list_(pa.int32())

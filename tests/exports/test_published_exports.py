@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from packhouse.addons.exports.writing import FORMATS, MARKER, export_version
 from packhouse.chain import prepare
 from packhouse.engine.local_pool import LocalRunner
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, IntegrityError
-from packhouse.exports import FORMATS, MARKER, export_version
 from packhouse.recipe import PublishConfig, load_recipe, parse_recipe
 from packhouse.steps.plan import plan_jobs
 from packhouse.store import open_version, pull_version, verify_version

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from packhouse.addons.exports.writing import export_version
 from packhouse.errors import ContractError
-from packhouse.exports import export_version
 from packhouse.loaders import PackedCollator, enable_packing, load_packed
 from packhouse.store import open_version
 from tests.loaders.models import tiny_model

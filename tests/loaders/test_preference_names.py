@@ -12,8 +12,8 @@ import pytest
 from datasets import Dataset, load_dataset
 
 import packhouse
+from packhouse.addons.exports.writing import export_version
 from packhouse.errors import ContractError
-from packhouse.exports import export_version
 from packhouse.loaders import PackedCollator, load_preferences
 from packhouse.packing.layout import PREFERENCE_NAMES
 from packhouse.recipe import Recipe

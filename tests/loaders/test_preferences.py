@@ -14,11 +14,12 @@ from datasets import Dataset
 
 import packhouse
 import schemas
-from packhouse.api import prepare_recipe
-from packhouse.cache.places import find_cache
+from packhouse.addons.exports.writing import FORMATS, export_version
+from packhouse.chain import prepare
 from packhouse.cli import cli
+from packhouse.engine.local_pool import LocalRunner
+from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, ContractError
-from packhouse.exports import FORMATS, export_version
 from packhouse.loaders import (
     StreamingPackedDataset,
     enable_preferences,
@@ -227,7 +228,8 @@ def test_shards_and_the_contracts_of_flows_change_nothing(make, pairs, tmp_path,
     )
     monkeypatch.setattr(validate, "MAX_SHARD_BYTES", 2**13)
 
-    done, _ = prepare_recipe(recipe, find_cache(str(tmp_path / "cache")), check=schemas.check)
+    workspace = Workspace(cache=tmp_path / "cache", check=schemas.check)
+    done = prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), workspace.cache)
 
     assert sum(receipt.step == "validate" for receipt in done.receipts) > 3
     assert done.published.content_id == whole.content_id

@@ -1,7 +1,7 @@
 import pyarrow as pa
 import pytest
 
-from packhouse.addons.packs_in_memory import pack_dataset
+from packhouse.addons.packs_in_memory.packs import pack_dataset
 from packhouse.errors import ContractError
 from packhouse.loaders import PackedCollator, PackedDataset, PaddedCollator
 from packhouse.loaders.rows import ArrowRows, open_rows, read_row

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse import PackTally, pack_dataset
-from packhouse.addons.packs_in_memory import _BLOCK_TOKENS
+from packhouse.addons.packs_in_memory.packs import _BLOCK_TOKENS
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
 from packhouse.loaders import PackedCollator
 

@@ -255,7 +255,7 @@ def test_a_published_version_is_held_against_todays_limits(approval, place, cach
 
 
 def test_a_refusal_shows_the_first_bad_rows_their_cause_and_what_to_type(place, cache):
-    from packhouse.commands.quarantine import read_quarantine
+    from packhouse.addons.quarantine.command import read_quarantine
 
     texts = [f"![](http://x/{n}) | <b> \u001b[2J" for n in range(20)]  # active in markdown
     rows = [{"messages": [{"role": "user", "content": text}]} for text in texts]
@@ -291,7 +291,7 @@ def test_the_pages_of_a_version_hold_ledger_audit_sources_and_a_picture(place, c
     done = refresh(place, cache).result()
     page = newest("demo-version")
     assert f"# demo {done.version}" in page
-    assert "| validate | 304 | 295 | 9 | 0 | - |" in page
+    assert "| validate | 304 | 295 | 9 | - | - | - |" in page
     assert "- validate quarantined: duplicate_key 1, empty_answer 1" in page
     assert "![train: 251 records in 51 packs, 98.12% full;" in page
     assert "](data:image/svg+xml;base64," in page

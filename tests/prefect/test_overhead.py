@@ -21,9 +21,9 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_API_URL
 
+from flows.command import write_parameters_alone
 from packhouse.recipe import Recipe
 from tasks import guard
-from tasks.parameters import write_parameters_alone
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "deployments" / "demo" / "recipe.yaml"
@@ -37,7 +37,7 @@ def test_parameters_are_written_as_fastapi_does(path, monkeypatch):
     recipe = Recipe.model_validate(
         yaml.safe_load(path.read_text().replace("${PACKHOUSE_SHARED:-../shared}", "/nowhere"))
     )
-    given = {"recipe": recipe, "cache": "/c", "runner": None, "recipes": [recipe, "x"], "n": 1.5}
+    given = {"recipe": recipe, "cache": "/c", "runner": None, "n": 1.5}
     written = flow(lambda: None, name="writes")
     write_parameters_alone(written)
     assert written.serialize_parameters(given) == jsonable_encoder(given)
@@ -50,18 +50,10 @@ def test_parameters_of_a_kind_that_is_not_ours_are_left_to_prefect():
     assert written.serialize_parameters(odd) == {"path": "/a", "thread": "<lock>"}
 
 
-def test_several_commands_of_a_process_change_a_flow_once():
-    written = flow(lambda: None, name="writes")
-    write_parameters_alone(written)
-    own_way = written.serialize_parameters
-    write_parameters_alone(written)
-    assert written.serialize_parameters is own_way
-
-
 def test_sigterm_stops_what_a_command_started():
     """Prefect stops its embedded server as the process exits, which a bare SIGTERM prevents."""
     run = (
-        "import atexit, os, signal, time; from flows.command import own_process\n"
+        "import atexit, os, signal, time; from packhouse.cli import own_process\n"
         "own_process()\n"
         "atexit.register(print, 'stopped', flush=True)\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
@@ -75,12 +67,12 @@ def test_sigterm_stops_what_a_command_started():
 
 def test_ctrl_c_of_a_terminal_leaves_the_embedded_server_until_the_run_has_ended(tmp_path):
     """It goes to all processes; without its server Prefect would try again for minutes."""
-    arguments = [str(DEMO), "--cache", str(tmp_path / "c"), "--set", f"publish.store={tmp_path}/s"]
     env = {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"}
+    env |= {"PYTHONPATH": str(ROOT), "PREFECT_HOME": str(tmp_path / "home")}
     command = subprocess.Popen(
-        [sys.executable, "-m", "flows.prepare", *arguments],
-        cwd=ROOT,
-        env=env | {"PREFECT_HOME": str(tmp_path / "home")},
+        [sys.executable, "-m", "flows.prepare", str(DEMO)],
+        cwd=tmp_path,
+        env=env | {"PACKHOUSE_CACHE": str(tmp_path / "c")},
         start_new_session=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -96,8 +88,8 @@ def test_ctrl_c_of_a_terminal_leaves_the_embedded_server_until_the_run_has_ended
         command.kill()
     assert command.returncode == 130
     says = "stopped by SIGINT; finished steps are kept. To go on, run again:\n"
-    assert f"{says}  python -m flows.prepare {DEMO} --cache " in said
-    assert not (tmp_path / "s" / "demo" / "v").exists()
+    assert f"{says}  python -m flows.prepare {DEMO}\n" in said
+    assert not list(tmp_path.glob(".packhouse/demo-store/demo/v/*"))
 
 
 def test_a_run_of_its_own_asks_no_server_whether_it_is_deployed(monkeypatch):
@@ -135,14 +127,14 @@ def test_a_command_imports_no_fastapi_and_sends_no_heartbeats(tmp_path):
     run = (
         "import sys; from prefect import flow_engine; from flows.command import command\n"
         "sent = []; flow_engine.emit_event = lambda **event: sent.append(event['event'])\n"
-        f"command({[str(DEMO), '--json', '--cache', str(tmp_path / 'c')]!r}"
-        f" + ['--set', 'publish.store={tmp_path / 's'}'], standalone_mode=False)\n"
+        f"command([{str(DEMO)!r}], standalone_mode=False)\n"
         "print(sent, 'fastapi' in sys.modules)"
     )
     settings = {"PREFECT_API_URL": PREFECT_API_URL.value(), "PREFECT_HOME": str(tmp_path / "home")}
+    settings |= {"PYTHONPATH": str(ROOT), "PACKHOUSE_CACHE": str(tmp_path / "c")}
     done = subprocess.run(
         [sys.executable, "-c", run],
-        cwd=ROOT,
+        cwd=tmp_path,
         env=os.environ | settings,
         capture_output=True,
         text=True,

@@ -9,21 +9,26 @@ from unittest.mock import Mock
 import pytest
 from click.testing import CliRunner
 
-from flows.command import command, on_server
+from flows.command import command, run_flow
+from packhouse.cli import cli
 from packhouse.errors import TransientError
 
-DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "recipe.yaml"
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "deployments" / "demo" / "recipe.yaml"
 
 
 @pytest.mark.parametrize("cache", ["{file}", "{file}/below", "/proc/x"])
-@pytest.mark.parametrize("options", [["--local"], []])
-def test_a_cache_that_is_no_folder_is_refused_before_any_work(cache, options, tmp_path):
+@pytest.mark.parametrize("arguments", [(cli, "prepare", str(DEMO)), (command, str(DEMO))])
+def test_a_cache_that_is_no_folder_is_refused_before_any_work(
+    cache, arguments, tmp_path, monkeypatch
+):
     (tmp_path / "file").touch()
     place = cache.format(file=tmp_path / "file")
-    done = CliRunner().invoke(command, [str(DEMO), "--cache", place, *options])
+    monkeypatch.setenv("PACKHOUSE_CACHE", place)
+    done = CliRunner().invoke(arguments[0], arguments[1:])
     assert done.exit_code == 2
-    assert done.output.startswith(f"ConfigError: cache '{place}'")
-    assert "give a folder with --cache" in done.output
+    assert done.output.splitlines()[-1].startswith(f"ConfigError: cache '{place}'")
+    assert "give a folder with --cache or PACKHOUSE_CACHE" in done.output
 
 
 def test_an_embedded_server_that_does_not_start_is_one_sentence(tmp_path, monkeypatch):
@@ -32,7 +37,7 @@ def test_an_embedded_server_that_does_not_start_is_one_sentence(tmp_path, monkey
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     before = list(logging.getLogger().handlers)
     with pytest.raises(TransientError, match="raise PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SEC"):
-        on_server("prepare", tmp_path)
+        run_flow(None, tmp_path)
     for handler in set(logging.getLogger().handlers) - set(before):  # its log file
         logging.getLogger().removeHandler(handler)
         handler.close()
@@ -40,10 +45,10 @@ def test_an_embedded_server_that_does_not_start_is_one_sentence(tmp_path, monkey
 
 def test_a_dead_server_is_one_sentence_with_its_address(tmp_path):
     settings = {"PREFECT_API_URL": "http://127.0.0.1:9/api", "PREFECT_HOME": str(tmp_path / "home")}
-    arguments = ["--cache", tmp_path / "cache", "--set", f"publish.store={tmp_path / 'store'}"]
+    settings |= {"PYTHONPATH": str(ROOT), "PACKHOUSE_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(
-        [sys.executable, "-m", "flows.prepare", DEMO, *arguments],
-        cwd=DEMO.parents[2],
+        [sys.executable, "-m", "flows.prepare", DEMO],
+        cwd=tmp_path,
         env=os.environ | settings,
         capture_output=True,
         text=True,
@@ -53,15 +58,15 @@ def test_a_dead_server_is_one_sentence_with_its_address(tmp_path):
     *phases, said = done.stderr.splitlines()
     assert said.startswith("TransientError: no Prefect server answers (Failed to reach API")
     assert "http://127.0.0.1:9/api" in said
-    assert "start it, unset PREFECT_API_URL, or run `flows.prepare` with --local" in said
+    assert "start it, unset PREFECT_API_URL, or run `packhouse prepare`" in said
     assert phases[0] == "importing Prefect ..."
     assert phases[-1] == "creating the run ..."
-    assert not (tmp_path / "store").exists()
+    assert not (tmp_path / ".packhouse").exists()
 
 
 SERVE = """
 import time
-from flows.embedded_server import start_embedded_server
+from flows.command import start_embedded_server
 from prefect.server.api.server import SubprocessASGIServer
 start_embedded_server()
 print(SubprocessASGIServer().server_process.pid, flush=True)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.quality import combine_quality, count_quality
+from packhouse.addons.quality.counting import combine_quality, count_quality
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.sources import read_shard, scan_source
 from tests.audit.conftest import turns, validated_table

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.quality import FUNCTIONS
+from packhouse.registry import TEXT_FUNCTIONS
+from packhouse.sources.evaluation import text_function
 
 SENTENCE = "The Elbe is a river that begins in Bohemia and ends in the North Sea, far away."
 LUHN = "4539 5787 6362 1486"
@@ -214,7 +215,7 @@ FOUND = {
 @pytest.mark.parametrize("name", FOUND)
 def test_a_function_finds_what_it_should_and_nothing_near(name):
     yes, no = FOUND[name]
-    answers = FUNCTIONS[name].call(pa.array([*yes, *no, None]))
+    answers = text_function(name)(pa.array([*yes, *no, None]))
     said = dict(zip([*yes, *no, None], answers.to_pylist(), strict=True))
     assert said == {**dict.fromkeys(yes, True), **dict.fromkeys(no, False), None: None}
 
@@ -233,7 +234,7 @@ def test_an_answer_echoes_its_prompt():
         ("x", None, None),
     ]
     said, asked, due = zip(*pairs, strict=True)
-    assert FUNCTIONS["echoes"].call(pa.array(said), pa.array(asked)).to_pylist() == list(due)
+    assert text_function("echoes")(pa.array(said), pa.array(asked)).to_pylist() == list(due)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +254,7 @@ def test_an_answer_echoes_its_prompt():
 )
 def test_repetition_is_the_share_that_was_said_before(text, low, high):
     around = ["another text " * 30, text, None, "b" * 500, text]
-    answers = FUNCTIONS["repetition"].call(pa.array(around)).to_pylist()
+    answers = text_function("repetition")(pa.array(around)).to_pylist()
     assert answers[2] is None
     assert answers[1] == answers[4]
     assert low <= answers[1] <= high
@@ -264,13 +265,14 @@ def test_an_answer_depends_on_its_text_alone(texts):
     """Neither what stands around it nor how the array is cut matters; null gives null."""
     array = pa.array(texts, pa.string())
     cut = pa.concat_arrays([pa.array(["x" * 200]), array]).slice(1)
-    for name, function in FUNCTIONS.items():
+    for name in TEXT_FUNCTIONS:
         if name in ("echoes", "language"):
             continue
-        whole = function.call(array).to_pylist()
-        assert function.call(cut).to_pylist() == whole
-        assert function.call(pa.chunked_array([array[:7], array[7:]])).to_pylist() == whole
-        assert [function.call(array.slice(n, 1))[0].as_py() for n in range(len(texts))] == whole
+        function = text_function(name)
+        whole = function(array).to_pylist()
+        assert function(cut).to_pylist() == whole
+        assert function(pa.chunked_array([array[:7], array[7:]])).to_pylist() == whole
+        assert [function(array.slice(n, 1))[0].as_py() for n in range(len(texts))] == whole
         assert [each is None for each in whole] == [each is None for each in texts]
 
 
@@ -284,7 +286,7 @@ def test_the_language_of_texts():
         "Yes.",
         None,
     ]
-    answers = FUNCTIONS["language"].call(pa.array(texts)).to_pylist()
+    answers = text_function("language")(pa.array(texts)).to_pylist()
     assert answers == ["en", "de", "fr", "zh", "und", None]
 
 
@@ -308,6 +310,6 @@ HOSTILE = [
 def test_a_hostile_text_of_megabytes_is_looked_through(piece):
     """In time linear in its length: a search that goes back would not end within the time limit."""
     text = pa.array([piece * (2**21 // len(piece))])
-    for name, function in FUNCTIONS.items():
+    for name in TEXT_FUNCTIONS:
         if name not in ("echoes", "language"):
-            assert len(function.call(text)) == 1
+            assert len(text_function(name)(text)) == 1

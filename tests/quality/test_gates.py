@@ -7,7 +7,6 @@ import yaml
 from click.testing import CliRunner
 
 import packhouse
-from flows.command import command
 from packhouse.cli import cli
 from packhouse.errors import AuditError, ConfigError
 from packhouse.recipe import QualityConfig
@@ -20,6 +19,8 @@ from tests.quality.test_counting import FAULTY
 @pytest.fixture
 def project(tmp_path):
     project = Project(tmp_path)
+    recipe = yaml.safe_load(project.path.read_text()) | {"audit": {"quality": {}}}
+    project.path.write_text(yaml.safe_dump(recipe))
     rows = [json.loads(line) for line in (tmp_path / "sums.jsonl").read_text().splitlines()]
     rows[3]["output"] = "Ask jo@mail.org."
     rows[7]["output"] = "Ask al@mail.org."
@@ -63,10 +64,11 @@ def test_a_limit_stops_publication_and_names_count_share_limit_rows_and_remedy(p
     assert gates["audit.quality.max_emails"].shown_value == "5.00%"
 
 
-def test_the_flow_exits_with_four(project):
-    arguments = [str(project.path), "--local", "--json", "--cache", str(project.cache)]
-    limit = ["--set", "audit.quality.max_emails=0"]
-    result = CliRunner().invoke(command, [*arguments, *limit])
+def test_prepare_exits_with_four(project, monkeypatch):
+    arguments = ["prepare", str(project.path), "--json", "--cache", str(project.cache)]
+    arguments += ["--set", "audit.quality.max_emails=0"]
+    monkeypatch.setattr("sys.argv", ["packhouse", *arguments])
+    result = CliRunner().invoke(cli, arguments)
     assert result.exit_code == 4
     assert json.loads(result.stdout)["breaches"][0]["limit"] == "quality.max_emails"
 

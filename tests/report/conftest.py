@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 
 import packhouse
-from packhouse.report.version_report import version_report
+from packhouse.addons.report.version_report import version_report
 from packhouse.store.address import open_address
 from tests.report.hostile import write_rows
 

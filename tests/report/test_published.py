@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import packhouse
-from packhouse.report.version_report import version_report
+from packhouse.addons.report.version_report import version_report
 from packhouse.store import pull_version, verify_version
 from packhouse.store.address import open_address
 from packhouse.store.draft import LocalFile

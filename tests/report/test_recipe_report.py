@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 import packhouse
+from packhouse.addons.report.notebook import FramedPage
 from packhouse.cli import cli
-from packhouse.report.notebook import FramedPage
 from tests.report.conftest import TOKENIZER, Made
 from tests.report.test_version_report import island
 

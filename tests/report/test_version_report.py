@@ -13,6 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 import packhouse
+from packhouse.addons.report.figures import class_counts, compare_figure
+from packhouse.addons.report.html import page
+from packhouse.addons.report.version_report import MAX_BYTES, measure, version_report
 from packhouse.cli import cli
 from packhouse.escaping import for_terminal
 from packhouse.packing import plan_packs
@@ -20,17 +23,13 @@ from packhouse.packing.layout import published_schema
 from packhouse.packing.other_seq_lens import try_seq_lens
 from packhouse.recipe import Recipe
 from packhouse.records.tables import PACKED
-from packhouse.report.figures import class_counts, compare_figure
-from packhouse.report.html import page
-from packhouse.report.measure import measure
-from packhouse.report.tokens import Run, plain, runs_of, token_texts
-from packhouse.report.version_report import MAX_BYTES, version_report
 from packhouse.store.address import open_address
 from packhouse.store.manifest import Manifest
 from packhouse.tokenization.encoders import load_tokenizer
 from packhouse.tokenization.loading import load_snapshot
 from packhouse.tokenization.pipeline import read_pipeline
 from packhouse.views.tables import Tables
+from packhouse.views.tokens import Run, plain, runs_of, token_texts
 from tests.report.conftest import TOKENIZER, Made
 
 
@@ -95,7 +94,7 @@ def test_left_out_rows_are_shown_with_reason_example_and_remedy(hostile: Made) -
 def test_without_vega_a_report_shows_numbers_and_says_so(
     hostile: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("packhouse.report.html.vega_bundle", lambda: None)
+    monkeypatch.setattr("packhouse.addons.report.html.vega_bundle", lambda: None)
     html = version_report(open_address(hostile.version.uri), hostile.tokenizers)
 
     assert "Charts need the JavaScript that packhouse's wheel carries" in html

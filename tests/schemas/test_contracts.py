@@ -56,24 +56,24 @@ def span(start, end):
     return {"start": start, "end": end}
 
 
-BREACHES = [  # what packhouse says, what Pandera says
-    ("validated", "record_id", ["x"], "record_id is not 20 hex|record_id str_matches"),
-    ("validated", "row", [-1], "row is below 0|row greater_than_or_equal_to"),
-    ("validated", "messages", [[]], "messages is empty|has_messages"),
-    ("validated", "label", [-1], "label is below 0|label greater_than_or_equal_to"),
-    ("formatted", "record_id", ["0" * 19], "record_id is not 20 hex|record_id str_matches"),
-    ("formatted", "text", [""], "text is empty|text str_length"),
-    ("formatted", "trained_spans", [[]], "nothing is trained|has_something_to_train"),
-    ("tokenized", "group_key", ["g"], "group_key is not 20 hex|group_key str_matches"),
-    ("tokenized", "num_tokens", [0], "num_tokens is below 1|num_tokens greater_than_or_equal"),
-    ("tokenized", "num_tokens", [1], "is not the number of ids|num_tokens_is_length"),
-    ("tokenized", "num_trained", [1], "is not the sum of|num_trained_is_sum_of_ranges"),
-    ("quarantined", "row", [-1], "row is below 0|row greater_than_or_equal_to"),
-    ("quarantined", "byte_offset", [-1], "byte_offset is below 0|byte_offset greater_than"),
-    ("quarantined", "step", ["pack"], "step finds no bad rows|step isin"),
-    ("quarantined", "reason", ["Not a code"], "reason is no code|reason str_matches"),
-    ("quarantined", "detail", [""], "detail is empty|detail str_length"),
-    ("quarantined", "raw_sha256", ["0"], "raw_sha256 is not 64 hex|raw_sha256 str_matches"),
+BREACHES = [
+    ("validated", "record_id", ["x"], "record_id is not 20 hex"),
+    ("validated", "row", [-1], "row is below 0"),
+    ("validated", "messages", [[]], "messages is empty"),
+    ("validated", "label", [-1], "label is below 0"),
+    ("formatted", "record_id", ["0" * 19], "record_id is not 20 hex"),
+    ("formatted", "text", [""], "text is empty"),
+    ("formatted", "trained_spans", [[]], "nothing is trained"),
+    ("tokenized", "group_key", ["g"], "group_key is not 20 hex"),
+    ("tokenized", "num_tokens", [0], "num_tokens is below 1"),
+    ("tokenized", "num_tokens", [1], "is not the number of ids"),
+    ("tokenized", "num_trained", [1], "is not the sum of"),
+    ("quarantined", "row", [-1], "row is below 0"),
+    ("quarantined", "byte_offset", [-1], "byte_offset is below 0"),
+    ("quarantined", "step", ["pack"], "step finds no bad rows"),
+    ("quarantined", "reason", ["Not a code"], "reason is no code"),
+    ("quarantined", "detail", [""], "detail is empty"),
+    ("quarantined", "raw_sha256", ["0"], "raw_sha256 is not 64 hex"),
 ]
 
 
@@ -111,7 +111,7 @@ def test_a_weight_is_a_number_over_0_for_each_span(weights, made, check):
     for artefact, column in (("formatted", "span_weights"), ("tokenized", "range_weights")):
         with pytest.raises(
             ContractError,
-            match=r"a_weight_over_0_for_each_trained|a number over 0 for each of trained",
+            match="a number over 0 for each of trained",
         ):
             check(artefact, changed(made[artefact], column, [weights]))
 
@@ -135,7 +135,7 @@ def test_columns_are_held_to_names_order_types_and_nulls(made, check):
 def test_an_unknown_role_is_refused(made, check):
     rows = made["validated"]["messages"].to_pylist()
     rows[2][0]["role"] = "human"
-    with pytest.raises(ContractError, match=r"known_roles|a role is none of those known"):
+    with pytest.raises(ContractError, match="a role is none of those known"):
         check("validated", changed(made["validated"], "messages", rows))
 
 

@@ -6,7 +6,7 @@ import pytest
 from packhouse.errors import ConfigError, SourceError
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.sources import evaluation, read_shard, scan_source
-from packhouse.sources.expressions import FUNCTIONS
+from packhouse.sources.evaluation import FUNCTIONS
 
 duckdb = pytest.importorskip("duckdb")
 

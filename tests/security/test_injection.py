@@ -26,8 +26,8 @@ from packhouse.addons.ci.summary import (
 from packhouse.cli import cli
 from packhouse.errors import SourceError
 from packhouse.escaping import for_terminal
-from packhouse.estimate import Estimate
 from packhouse.records.tables import QUARANTINED
+from packhouse.steps.plan import Estimate
 from packhouse.store import open_store, publish_version
 from packhouse.store.card import dataset_card
 from packhouse.store.manifest import Manifest, schema_fingerprint

@@ -61,7 +61,7 @@ def run(canary, folder, *command, **environment):
 
 def prepare(canary, folder):
     arguments = ["--cache", str(folder / "cache"), "--set", f"publish.store={folder / 'store'}"]
-    return run(canary, folder, "-m", "flows.prepare", str(DEMO), "--local", "--json", *arguments)
+    return run(canary, folder, "-m", "packhouse", "prepare", str(DEMO), "--json", *arguments)
 
 
 def replace_everything(folder, payload):

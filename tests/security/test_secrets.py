@@ -62,9 +62,13 @@ def test_a_failing_run_with_a_secret_in_its_endpoint_tells_nobody(tmp_path, loca
         "PREFECT_HOME": str(tmp_path / "prefect"),
         "PACKHOUSE_CACHE": str(tmp_path / "cache"),
     }
-    command = [sys.executable, "-m", "flows.prepare", str(DEMO), "--set", "publish.store=s3://b/p"]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(DEMO.read_text().replace("./.packhouse/demo-store", "s3://b/p"))
+    for name in ("chats.jsonl", "instructions.jsonl", "tokenizer"):
+        (tmp_path / name).symlink_to(DEMO.parent / name)
+    program = ["packhouse", "prepare"] if local else ["flows.prepare"]
     done = subprocess.run(
-        [*command, *(["--local"] if local else [])],
+        [sys.executable, "-m", *program, str(recipe)],
         env=environment, cwd=ROOT, capture_output=True, timeout=500, check=False,
     )  # fmt: skip
     assert done.returncode in (2, 5, 6), done.stderr

@@ -14,10 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 import packhouse
+from packhouse.addons.exports.writing import export_version
 from packhouse.api import prepare
 from packhouse.cli import cli
 from packhouse.errors import IntegrityError
-from packhouse.exports import export_version
 from packhouse.loaders import StreamingPackedDataset
 from packhouse.records.tables import QUARANTINED
 from packhouse.store import open_version

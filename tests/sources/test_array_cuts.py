@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packhouse.sources import json_arrays
-from packhouse.sources.json_arrays import ArrayFile, array_blocks, last_comma
-from packhouse.sources.json_structure import split_elements
+from packhouse.sources.json_arrays import ArrayFile, array_blocks, last_comma, split_elements
 
 TRAPS = ['},{"a": 1', "}, {", '\\"},{', "x", "[", "]", '"', "\\", "caf\u00e9", ",", "\n"]
 texts = st.lists(st.sampled_from(TRAPS), max_size=4).map("".join)

@@ -363,7 +363,7 @@ def test_functions_that_packhouse_adds_are_known(read_bytes, tmp_path):
 
 def test_a_function_whose_package_is_missing_is_an_error_before_any_row_is_read(monkeypatch):
     monkeypatch.setitem(sys.modules, "py3langid", None)
-    sys.modules["packhouse.quality.language"]._identifier.cache_clear()
+    sys.modules["packhouse.addons.quality.language"]._identifier.cache_clear()
 
     with pytest.raises(ConfigError, match=r"py3langid"):
         evaluation.analyse(["language(text) = 'en'"])

@@ -38,7 +38,7 @@ def work(folder, way, mirror, place):
     options = ["--set", f"publish.store={place / 'store'}", "--set", "dedup.exact=drop"]
     options += ["--cache", mirror] if way == "option" else []
     done = subprocess.run(
-        [sys.executable, "-m", "flows.prepare", DEMO, "--local", "--json", *options],
+        [sys.executable, "-m", "packhouse", "prepare", DEMO, "--json", *options],
         cwd=folder,
         env={
             **{name: value for name, value in os.environ.items() if "PACKHOUSE_CACHE" not in name},

@@ -7,10 +7,10 @@ import time
 import pytest
 from pydantic import ValidationError
 
+from packhouse.addons.mirrors.wandb import log_to_wandb, text_rows
 from packhouse.errors import ConfigError
 from packhouse.recipe.publish import PublishConfig
 from packhouse.store import open_store, open_version, publish_version
-from packhouse.store.wandb_artifact import log_to_wandb, text_rows
 from tests.store.versions import FACTS, pack_file, pack_table, write_file
 
 

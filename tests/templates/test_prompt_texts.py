@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from packhouse.addons.packs_in_memory.supervised import _format
 from packhouse.errors import ConfigError
 from packhouse.recipe import FormatConfig
 from packhouse.recipe.rows import TEMPLATES
-from packhouse.supervised import _format
 from packhouse.templates import make_renderer
 from packhouse.templates.prompt_texts import dart_math, texts_to_jinja
 from packhouse.templates.single_turn import Ends

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from packhouse.api import Version, prepare
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, IntegrityError
-from packhouse.quality import FUNCTIONS
+from packhouse.sources.evaluation import text_function
 from packhouse.store import open_store, open_version, publish_version
 from packhouse.views import ask
 from tests.store.versions import FACTS, write_file
@@ -244,10 +244,10 @@ def test_quality_functions_are_those_of_where(make):
     )
     texts = pa.array(["jo@mail.org", "...", None])
     assert found.to_pydict() == {
-        "mail": FUNCTIONS["has_email"].call(texts).to_pylist(),
-        "empty": FUNCTIONS["is_empty"].call(texts).to_pylist(),
-        "echoes": FUNCTIONS["echoes"].call(texts, texts).to_pylist(),
-        "repetition": FUNCTIONS["repetition"].call(texts).to_pylist(),
+        "mail": text_function("has_email")(texts).to_pylist(),
+        "empty": text_function("is_empty")(texts).to_pylist(),
+        "echoes": text_function("echoes")(texts, texts).to_pylist(),
+        "repetition": text_function("repetition")(texts).to_pylist(),
     }
     assert found["mail"].to_pylist() == [True, False, None]
     (kept,) = make().sql("select count(*) as n from records where not is_empty(text)").to_pylist()

@@ -5,13 +5,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from packhouse.addons.ci.summary import CiJob, PlanFacts
-from packhouse.cache.mirror import StepMirror, open_mirror
-from packhouse.cache.places import check_cache, find_cache
+from packhouse.cache.places import Mirror, check_cache, find_cache, open_mirror
 from packhouse.chain import prepare
 from packhouse.engine.last_run import touch_last_run
 from packhouse.engine.local_pool import local_runner
 from packhouse.engine.workspace import Workspace
-from packhouse.estimate import estimate
 from packhouse.gates import GateResult
 from packhouse.given import read_recipe
 from packhouse.recipe import Recipe
@@ -24,6 +22,7 @@ from packhouse.refresh import (
     open_current,
     unchanged,
 )
+from packhouse.registry import function_of_addon
 from packhouse.runtime.interrupts import check_interrupted
 from packhouse.runtime.progress import start_phase
 from packhouse.steps.plan import Plan, plan_jobs
@@ -88,7 +87,7 @@ def run_job(
 
 
 def _plan_facts(
-    recipe: Recipe, plan: Plan, found: Look, workspace: Workspace, mirror: StepMirror | None
+    recipe: Recipe, plan: Plan, found: Look, workspace: Workspace, mirror: Mirror | None
 ) -> PlanFacts:
     """Put together what is known before any work."""
     steps = [job.ref for job in plan]
@@ -107,7 +106,7 @@ def _plan_facts(
         dataset=recipe.dataset,
         version_id=found.version_id,
         current=found.current,
-        estimate=estimate(recipe, plan, workspace),
+        estimate=function_of_addon("estimate")(recipe, plan, workspace),
         cached={step: (ready[step], jobs[step]) for step in jobs},
         settings=settings,
         sources=sources,

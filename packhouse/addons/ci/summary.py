@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 from packhouse.errors import HELD_BACK, ContractError, PackhouseError
 from packhouse.escaping import for_markdown, for_terminal, markdown_code, markdown_table
 from packhouse.gates import GateLog, GateResult, gates_table
-from packhouse.records.ledger import in_and_out
+from packhouse.records.ledger import filters_of
 from packhouse.runtime.interrupts import Interrupted
 from packhouse.wording import counted
 
 if TYPE_CHECKING:
-    from packhouse.estimate import Estimate
     from packhouse.refresh import Refreshed
+    from packhouse.steps.plan import Estimate
 
 GATES = ("plan", "golden", "quarantine", "audit", "schema", "drift", "publish")
 
@@ -183,23 +183,12 @@ def outcome_markdown(
     lines = [f"### packhouse: {for_markdown(message)}", "", *gates_table(gates)]
     prepared = refreshed.prepared if refreshed else None
     if prepared is not None:
-        heads, cells = in_and_out(prepared.ledger)
-        steps = [
-            (line.step, *own, sum(line.quarantined.values()), sum(line.dropped.values()))
-            for line, own in zip(prepared.ledger, cells, strict=True)
-        ]
-        columns: tuple[str, ...] = ("step", *heads, "bad", "dropped")
-        lines += ["", *markdown_table(columns, steps)]
-        published = prepared.published
-        splits = [
-            (
-                *(split, side.num_packs, published.sides[split].records),
-                *(side.num_tokens, f"{side.fill:.2%}"),
-            )
-            for split, side in sorted(published.statistics.items(), reverse=True)
-        ]
-        columns = ("split", "packs", "records", "tokens", "fill")
-        lines += ["", *markdown_table(columns, splits)]
+        from packhouse.result import splits_of
+        from packhouse.summary import block_markdown, ledger_block
+
+        filters = filters_of(prepared.published.sources)
+        lines += ["", *block_markdown(ledger_block(prepared.ledger, filters), 4)]
+        lines += block_markdown(splits_of(prepared.published), 4)
     return "\n".join([*lines, ""])
 
 

@@ -1,0 +1,103 @@
+"""`packhouse audit DATA`: what rows would teach, whoever prepared them."""
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from packhouse.commands.options import json_option, set_option
+from packhouse.runtime.interrupts import Interrupted
+from packhouse.runtime.progress import show_progress, start_phase
+from packhouse.terminal import console, echo
+
+if TYPE_CHECKING:
+    from packhouse.addons.audit_any.report import AuditReport
+
+FOUND = 4
+"""Exit code: something was found."""
+
+
+@click.command()
+@click.argument("data", metavar="DATA...", nargs=-1, required=True)
+@click.option("--tokenizer", required=True, help="Folder, or name on the Hub: org/name[@revision].")
+@click.option("--template", help="Template of the rows. [default: the tokenizer's chat template]")
+@set_option("Any key of a recipe, for raw rows: --set pack.seq_len=4096. May be repeated.")
+@click.option("--cache", metavar="PLACE", help="Folder of finished steps.")
+@json_option("Print the report as one line of JSON.")
+def audit(
+    data: tuple[str, ...],
+    tokenizer: str,
+    template: str | None,
+    overrides: tuple[str, ...],
+    cache: str | None,
+    as_json: bool,
+) -> None:
+    """Audit rows that any tool prepared, or raw ones; nothing is published.
+
+    DATA are files or folders of rows with `input_ids` and `labels` or a mask (Parquet, Arrow, JSON,
+    JSON Lines, or what `save_to_disk` wrote), a version (STORE/DATASET@REF), or raw rows as
+    `packhouse prepare` takes them.
+
+    \b
+    Exit codes:
+    0   nothing found
+    2   an option is wrong
+    3   a file or the tokenizer cannot be read, or no row is left
+    4   something found
+    5   a disk
+    130 stopped by Ctrl-C; 143 by SIGTERM
+
+    \b
+    packhouse audit prepared/ --tokenizer Qwen/Qwen2.5-0.5B-Instruct
+    packhouse audit packed.parquet --tokenizer ./llama --template alpaca --json
+    """
+    from packhouse.cli import exit_interrupted
+
+    try:
+        with show_progress():
+            start_phase("importing")
+            from packhouse.addons.audit_any.audit import audit as audit_data
+
+            report = audit_data(
+                data[0] if len(data) == 1 else list(data),
+                tokenizer,
+                template=template,
+                cache=cache,
+                progress=False,
+                overrides=overrides,
+            )
+    except Interrupted as error:
+        exit_interrupted(error, keeps_steps=False)
+    if as_json:
+        echo(json.dumps(report.to_json(), sort_keys=True))
+    else:
+        _print(report)
+    sys.exit(0 if report.is_clean else FOUND)
+
+
+def _print(report: "AuditReport") -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from packhouse.addons.audit_any.report import headline, indented
+    from packhouse.views.tokens import coloured, plain
+
+    out = console(soft_wrap=False)
+    for line in report.summary():
+        out.print(line)
+    for finding in report.findings:
+        title, remedy = headline(finding)
+        out.print(Text(f"\n{title}", "bold yellow"))
+        out.print(remedy)
+        for example in finding.examples:
+            said = f"{example.place}{': ' * bool(example.detail)}{example.detail}"
+            out.print(Padding(Text(said, "cyan"), (0, 0, 0, 4), expand=False))
+            if example.runs and not out.is_terminal:
+                echo(indented(plain(example.runs), 6))
+            elif example.runs:
+                text = coloured(example.runs)
+                text.rstrip()
+                out.print(Padding(text, (0, 0, 0, 6), expand=False))
+    if report.is_clean:
+        out.print(Text("nothing found", "bold green"))

@@ -1,0 +1,232 @@
+"""Contamination: rows that share a run of words with a benchmark, counted and shown.
+
+All that turns say is looked at: contents, contexts, reasoning, and the names and arguments of tool
+calls, nested ones included.
+
+Two texts share an n-gram if n words in a row (see `packhouse.records.ngrams`) are equal; 13 words
+is what GPT-3 used, and few such runs are alike by chance. Words are numbered by the benchmarks' own
+vocabulary, so a run that holds any other word is out at once; runs are compared as 64-bit hashes,
+sorted. Nothing is done per row: 52,000 Alpaca rows against GSM8K's test set take about 2 s.
+Benchmarks are held in memory, 8 bytes a word.
+
+Source: Brown et al. 2020, Language Models are Few-Shot Learners, appendix C.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.arrays import Int64s
+from packhouse.auditing.shard import NUM_WORST
+from packhouse.errors import ConfigError
+from packhouse.recipe import SourceConfig, ValidateConfig
+from packhouse.records.lists import one_chunk
+from packhouse.records.messages import FlatMessages
+from packhouse.records.ngrams import Hashes, Words, run_hashes, words_of
+from packhouse.sources import read_shard, scan_source
+from packhouse.templates.chat_messages import parsed_arguments
+from packhouse.wording import counted
+
+MATCHES = pa.schema(
+    [
+        pa.field("row", pa.int64(), nullable=False),  # of the file that the shard is of
+        pa.field("benchmark", pa.string(), nullable=False),  # file and row: `exam/exam.jsonl row 3`
+    ]
+)
+
+_LENIENT = ValidateConfig(allow_ends_on_user=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Benchmarks:
+    """All runs of `ngram` words of some benchmarks."""
+
+    ngram: int
+    vocabulary: pa.Array
+    hashes: Hashes
+    """Of each different run, rising."""
+    owners: Int64s
+    """Number of the first benchmark row that holds each run."""
+    places: pa.Table
+    """`source` and `row` of each benchmark row."""
+    num_short: int
+    """Texts of fewer than `ngram` words: nothing can be found of them."""
+    num_unread: int
+    """Rows that could not be read."""
+
+
+def read_benchmarks(sources: Sequence[SourceConfig], ngram: int) -> Benchmarks:
+    """Read benchmark files, of any format that sources can have.
+
+    Args:
+        sources: as in a recipe; contents, contexts, reasoning and tool calls of all
+            turns count.
+        ngram: words of a run.
+
+    Raises:
+        SourceError: a file cannot be read.
+        ConfigError: none of the rows can be read, or none has a text of `ngram` words.
+    """
+    tables, num_unread = [], 0
+    for source in sources:
+        for shard in scan_source(source):
+            rows = read_shard(shard, source, _LENIENT, "record")
+            tables.append(rows.validated)
+            num_unread += rows.quarantined.num_rows
+    table = pa.concat_tables(tables, promote_options="default").unify_dictionaries()
+    texts = _Texts.of(table)
+    vocabulary = texts.words.values.unique()
+    hashes, places = texts.runs(vocabulary, ngram)
+    if not len(hashes):
+        names = ", ".join(source.path for source in sources)
+        raise ConfigError(
+            f"audit.benchmarks ({names}): no text of {ngram} words in "
+            f"{counted(table.num_rows, 'row')} that could be read ({num_unread:,} could not); "
+            "state `format` and `fields`, or lower audit.benchmark_ngram"
+        )
+    unique, first = np.unique(hashes, return_index=True)
+    return Benchmarks(
+        ngram=ngram,
+        vocabulary=vocabulary,
+        hashes=unique,
+        owners=texts.row_of(places[first]),
+        places=table.select(["source", "row"]),
+        num_short=int((np.diff(texts.words.offsets) < ngram).sum()),
+        num_unread=num_unread,
+    )
+
+
+def match_benchmarks(
+    validated: pa.Table, benchmarks: Benchmarks
+) -> tuple[dict[str, object], pa.Table]:
+    """Find the rows of a shard that share a run of words with a benchmark.
+
+    Returns:
+        Counts: `rows`, how many were looked at; `contaminated`, how many share a run, and
+        `by_benchmark` with which file; `worst`, those that share most runs (`value`), each with the
+        `benchmark` row and the words of its first shared run. And all of these rows, schema
+        `MATCHES`.
+    """
+    texts = _Texts.of(validated)
+    hashes, places = texts.runs(benchmarks.vocabulary, benchmarks.ngram)
+    index = np.minimum(np.searchsorted(benchmarks.hashes, hashes), len(benchmarks.hashes) - 1)
+    is_shared = benchmarks.hashes[index] == hashes
+    places, owners = places[is_shared], benchmarks.owners[index[is_shared]]
+    rows = texts.row_of(places)
+    touched, first, counts = np.unique(rows, return_index=True, return_counts=True)
+    held = benchmarks.places.take(pa.array(owners[first])).to_pylist()
+    names = [f"{place['source']} row {place['row']:,}" for place in held]
+    worst = np.argsort(-counts, kind="stable")[:NUM_WORST]
+    columns = validated.select(["source", "row", "record_id"])
+    origins = columns.take(pa.array(touched[worst])).to_pylist()
+    found = {
+        "rows": validated.num_rows,
+        "contaminated": len(touched),
+        "by_benchmark": dict(sorted(Counter(place["source"] for place in held).items())),
+        "worst": [
+            {
+                **origin,
+                "value": int(counts[i]),
+                "benchmark": names[i],
+                "words": texts.words.run(int(places[first[i]]), benchmarks.ngram),
+            }
+            for origin, i in zip(origins, worst.tolist(), strict=True)
+        ],
+    }
+    matched = one_chunk(validated["row"]).take(pa.array(touched))
+    return found, pa.table([matched, pa.array(names, pa.string())], schema=MATCHES)
+
+
+def combine_contamination(shards: Sequence[Mapping[str, Any]], found: Benchmarks) -> dict[str, Any]:
+    """Add up what was found in shards."""
+    by_benchmark: dict[str, int] = {}
+    for shard in shards:
+        for name, number in shard["by_benchmark"].items():
+            by_benchmark[name] = by_benchmark.get(name, 0) + number
+    worst = [row for shard in shards for row in shard["worst"]]
+    worst.sort(key=lambda row: (-row["value"], row["source"], row["row"], row["record_id"]))
+    return {
+        "rows": sum(shard["rows"] for shard in shards),
+        "contaminated": sum(shard["contaminated"] for shard in shards),
+        "by_benchmark": dict(sorted(by_benchmark.items())),
+        "ngram": found.ngram,
+        "benchmark_rows": found.places.num_rows,
+        "benchmark_short_texts": found.num_short,
+        "benchmark_unread_rows": found.num_unread,
+        "worst": worst[:NUM_WORST],
+    }
+
+
+_TEXTS = ("content", "context", "reasoning")
+
+
+def _words_of_calls(calls: str) -> str:
+    r"""Names of functions and arguments, and what they are given, without JSON's own signs.
+
+    Example:
+        >>> _words_of_calls('[{"function": {"name": "add", "arguments": {"n": [1, {"of": 2}]}}}]')
+        'add n 1 of 2'
+        >>> _words_of_calls('[{"function": {"name": "add", "arguments": "{\\"n\\":1}"}}]')
+        'add n 1'
+    """
+    said: list[str] = []
+    for call in json.loads(calls):
+        function = call.get("function", call)
+        said.append(str(function.get("name", "")))
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            arguments = parsed_arguments(arguments) or arguments
+        _add_words(arguments, said)
+    return " ".join(said)
+
+
+def _add_words(value: object, said: list[str]) -> None:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            said.append(name)
+            _add_words(item, said)
+    elif isinstance(value, list):
+        for item in value:
+            _add_words(item, said)
+    elif value is not None:
+        said.append(str(value))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Texts:
+    """The words of all texts of a table, and the row that each text is of."""
+
+    words: Words
+    rows: Int64s
+
+    @classmethod
+    def of(cls, validated: pa.Table) -> "_Texts":
+        flat = FlatMessages.of(validated["messages"])
+        texts = [flat[name].drop_null() for name in _TEXTS]
+        rows = [flat.rows[flat.has(name)] for name in (*_TEXTS, "tool_calls")]
+        said = map(_words_of_calls, flat["tool_calls"].drop_null().to_pylist())
+        texts.append(pa.array(said, pa.string()))
+        return cls(words_of(pa.concat_arrays(texts)), np.concatenate(rows))
+
+    def row_of(self, places: Int64s) -> Int64s:
+        return self.rows[self.words.text_of(places)]
+
+    def runs(self, vocabulary: pa.Array, ngram: int) -> tuple[Hashes, Int64s]:
+        """Hash and first word of every run of `ngram` words of one text, all in the vocabulary.
+
+        Words 1 2 3 4 of a text, ngram 3: runs 1 2 3 and 2 3 4, at 0 and 1.
+        """
+        words = self.words
+        ids = pc.fill_null(pc.index_in(words.values, value_set=vocabulary), -1).to_numpy()
+        num_runs = max(0, len(ids) - ngram + 1)
+        ends = np.repeat(words.offsets[1:], np.diff(words.offsets))[:num_runs]
+        unknown = np.append(0, np.cumsum(ids < 0))
+        starts = np.arange(num_runs)
+        starts = starts[(starts + ngram <= ends) & (unknown[ngram:] == unknown[:num_runs])]
+        return run_hashes((ids + 1).astype(np.uint64), starts, ngram), starts

@@ -1,0 +1,1 @@
+"""`packhouse export`, and `publish.exports`: versions in the formats of trainers."""

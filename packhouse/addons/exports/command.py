@@ -1,0 +1,68 @@
+"""`packhouse export VERSION --to FORMAT DEST`: a version in the format of a trainer."""
+
+import json
+from pathlib import Path
+
+import click
+
+from packhouse.addons.exports.writing import FORMATS, export_version
+from packhouse.commands.options import cache_option, json_option
+from packhouse.store.address import open_address
+from packhouse.terminal import echo
+
+
+@click.command()
+@click.argument("address", metavar="ROOT/DATASET[@NAME]")
+@click.argument("dest", metavar="DEST", type=click.Path(path_type=Path))
+@click.option(
+    "--to",
+    "export_format",
+    required=True,
+    metavar="FORMAT",  # no `Choice`: `export_version` says why there is no such format
+    help=f"One of {', '.join(FORMATS)}.",
+)
+@click.option("--split", "splits", multiple=True, help="Only this split; may be repeated.")
+@click.option("--shards", default=1, type=click.IntRange(1), help="Files of each split.")
+@cache_option("Folder of verified copies.")
+@json_option()
+def export(
+    address: str,
+    dest: Path,
+    export_format: str,
+    splits: tuple[str, ...],
+    shards: int,
+    cache: Path,
+    as_json: bool,
+) -> None:
+    """Write a version in the format of a trainer, with the label shift its reader expects.
+
+    \b
+    packhouse export ./store/alpaca out --to trl
+    packhouse export s3://bucket/store/alpaca@prod out --to megatron --split train --shards 8
+
+    trl: TRL and transformers. axolotl: pre-tokenized records. megatron: Megatron-Bridge packed
+    Parquet. mds: MosaicML Streaming. msgpack, jsonl: small collate tools. arrow:
+    Dataset.from_file.
+    """
+    exported = export_version(
+        open_address(address),
+        export_format,
+        dest,
+        splits=splits,
+        num_shards=shards,
+        cache=cache,
+    )
+    if as_json:
+        facts = {
+            "dataset": exported.dataset,
+            "version": exported.version,
+            "format": exported.export_format,
+            "folder": str(exported.folder),
+            "splits": exported.splits,
+            "files": exported.files,
+        }
+        echo(json.dumps(facts, sort_keys=True))
+        return
+    echo(f"{exported.dataset} {exported.version} as {exported.export_format}:")
+    for name in exported.files:
+        echo(f"  {exported.folder / name}")

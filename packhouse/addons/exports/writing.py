@@ -1,0 +1,313 @@
+"""Versions in the formats that trainers read, each with the label shift its reader expects.
+
+| format | for | labels |
+|---|---|---|
+| `trl` | TRL, transformers | unshifted, -100; `seq_lengths` and `position_ids` |
+| `trl`, of preferences | TRL's DPO and KTO | `prompt_ids`, `chosen_ids`, `rejected_ids` |
+| `axolotl` | Axolotl, pre-tokenized | unshifted, -100; one record a row, packed by Axolotl |
+| `megatron` | Megatron-Bridge, packed Parquet | `loss_mask` at the predicting token |
+| `mds` | MosaicML Streaming | unshifted, -100 |
+| `msgpack`, `jsonl` | small collate tools, one file in | unshifted, -100; `position_ids` |
+| `arrow` | `datasets.Dataset.from_file` | unshifted, -100; all columns |
+
+A split that the version holds by source (`split.eval_by_source`) is a set for each source, in every
+format: `eval-chats.parquet`, `eval-mmlu.parquet`.
+
+An export is written beside its destination and moved there whole. `.packhouse.json` in it says
+which version it is and the sha256 of its files. A version that was published with `publish.exports`
+carries the same files itself, and an export of it is a verified copy of them.
+"""
+
+import json
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import chain, groupby
+from pathlib import Path
+from typing import get_args
+
+import pyarrow as pa
+
+from packhouse.errors import ConfigError, VersionNotFoundError
+from packhouse.loaders.copies import read_rows, verified_file
+from packhouse.loaders.preferences import preference_columns
+from packhouse.loaders.versions import cache_folder
+from packhouse.packing.layout import preference_names
+from packhouse.recipe.publish import NO_NPY, ExportFormat, shard_names
+from packhouse.runtime.fingerprint import file_sha256
+from packhouse.steps.files import check_shards, set_name
+from packhouse.store import OpenVersion
+from packhouse.store.manifest_schema import ExportSettings
+from packhouse.wording import near_name
+
+FORMATS: tuple[str, ...] = get_args(ExportFormat)
+"""Names that `export_version` takes."""
+
+MARKER = ".packhouse.json"
+"""Hidden, so that `datasets.load_dataset(folder)` does not take it for data."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Export:
+    """What was written.
+
+    Example:
+        >>> Export(folder=Path("out"), export_format="trl", dataset="demo", version="0f", splits=(),
+        ...     files={"train.parquet": "5c"}).files["train.parquet"]
+        '5c'
+    """
+
+    folder: Path
+    export_format: str
+    dataset: str
+    version: str
+    splits: tuple[str, ...]
+    files: Mapping[str, str]
+    """Path in the folder to sha256."""
+
+
+def export_version(
+    opened: OpenVersion,
+    export_format: str,
+    dest: str | Path,
+    *,
+    splits: Sequence[str] = (),
+    num_shards: int = 1,
+    cache: str | Path | None = None,
+) -> Export:
+    """Write a version in a trainer's format; every row's bytes are verified on the way.
+
+    Same version, same bytes, and those that it carries itself if it was published with this format.
+    Memory holds 1,024 rows (`mds`: a shard of 64 MiB).
+
+    Args:
+        opened: the version.
+        export_format: one of `FORMATS`.
+        dest: a folder that does not exist yet, or is empty.
+        splits: which; all by default.
+        num_shards: files of each set, `train-00000-of-00004.parquet` ...: rows in order, in each as
+            many, but for one. `mds` has shards of its own.
+        cache: folder of verified copies, as for `load_packed`.
+
+    Raises:
+        ConfigError: no such format, or one that cannot hold the rows' class; more shards than rows;
+            something is at `dest` already, or it or the cache cannot be written.
+        VersionNotFoundError: no such split.
+        IntegrityError: the store's bytes are not the published ones.
+
+    Example:
+        >>> from packhouse import prepare
+        >>> from packhouse.store.address import open_address
+        >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
+        >>> folder = getfixture("tmp_path")
+        >>> version = prepare(rows, tokenizer="deployments/demo/tokenizer", store=folder / "store",
+        ...     dataset="numbers", cache=folder, format={"template": "alpaca"}, progress=False)
+        >>> opened = open_address(f"{folder}/store/numbers")
+        >>> sorted(export_version(opened, "trl", folder / "out", cache=folder).files)
+        ['train.parquet']
+    """
+    if export_format == "npy":
+        raise ConfigError(NO_NPY)
+    if export_format not in FORMATS:
+        near = near_name(export_format, FORMATS) or f"; known: {', '.join(FORMATS)}"
+        raise ConfigError(f"no export format '{export_format}'{near}")
+    if num_shards < 1 or (num_shards > 1 and export_format == "mds"):
+        raise ConfigError(
+            f"num_shards is {num_shards}: at least 1, and 1 for mds, which has its own"
+        )
+    dest = Path(os.path.abspath(dest))  # noqa: PTH100 - Path.resolve would follow links
+    _check_place(opened, dest)
+    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
+        raise ConfigError(f"'{dest}' is not empty; export to a new folder, or remove it first")
+    folder = cache_folder(cache)
+    wanted = tuple(dict.fromkeys(splits)) or tuple(opened.manifest.splits())
+    staged = dest.with_name(f".{dest.name}.{uuid.uuid4().hex}")
+    try:
+        staged.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write in '{dest.parent}': {error.strerror}") from error
+    try:
+        for split in wanted:
+            _write_split(opened, export_format, split, staged, folder, num_shards)
+        paths = sorted(path for path in staged.rglob("*") if path.is_file())
+        files = {path.relative_to(staged).as_posix(): file_sha256(path) for path in paths}
+        told: dict[str, object] = {
+            "dataset": opened.dataset,
+            "version": opened.version,
+            "content_id": opened.manifest.content_id,
+            "format": export_format,
+            "splits": list(wanted),
+            "files": files,
+        }
+        text = json.dumps(told, sort_keys=True, indent=2)
+        (staged / MARKER).write_text(text + "\n", encoding="utf-8")
+        if dest.exists():
+            dest.rmdir()
+        os.replace(staged, dest)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the export to '{dest}': {error.strerror or error}; free or choose "
+            "another place"
+        ) from error
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+    return Export(
+        folder=dest,
+        export_format=export_format,
+        dataset=opened.dataset,
+        version=opened.version,
+        splits=wanted,
+        files=files,
+    )
+
+
+def _write_split(
+    opened: OpenVersion, export_format: str, split: str, folder: Path, cache: Path, num_shards: int
+) -> None:
+    """Copy what the version carries of this export, or make it from the rows."""
+    home = f"exports/{export_format}/"
+    configuration = opened.manifest.facts.configuration
+    as_asked: str | ExportSettings = export_format
+    if num_shards > 1:
+        as_asked = ExportSettings(format=export_format, shards=num_shards)
+    carried = [
+        entry
+        for entry in opened.files("exports", split)
+        if entry.key.startswith(home) and as_asked in configuration.publish.exports
+    ]
+    for entry in carried:
+        opened.fetch(entry, folder / entry.key.removeprefix(home))
+    if carried:
+        return
+    entries = opened.files(split=split)
+    if not entries:
+        raise VersionNotFoundError(
+            f"{opened.dataset} {opened.version} has no split '{split}'; it has "
+            f"{', '.join(opened.manifest.splits())}"
+        )
+    pack = configuration.pack
+    for source, group in groupby(entries, key=lambda entry: entry.source):
+        own = list(group)
+        rows = (read_rows(verified_file(opened, entry, cache), entry) for entry in own)
+        write_export(
+            chain.from_iterable(rows),
+            export_format,
+            set_name(split, source),
+            folder,
+            pack.pad_record_to_multiple_of,
+            pack.seq_len or None,
+            preferences=opened.manifest.preferences,
+            num_shards=num_shards,
+            num_rows=sum(entry.rows for entry in own),
+        )
+
+
+def _parts(
+    batches: Iterator[pa.RecordBatch], num_rows: int, num_parts: int
+) -> Iterator[Iterator[pa.RecordBatch]]:
+    """Yield the rows in order, in parts of as many rows; read each before you ask for the next."""
+    left: pa.RecordBatch | None = None
+
+    def take(count: int) -> Iterator[pa.RecordBatch]:
+        nonlocal left
+        while count and (batch := next(batches, None) if left is None else left) is not None:
+            left = batch.slice(count) if batch.num_rows > count else None
+            yield batch.slice(0, count)
+            count -= min(count, batch.num_rows)
+
+    # 10 rows in 4 parts: rows from 0, 2, 5 and 7, and the last part has all that is left.
+    for number in range(num_parts - 1):
+        yield take((number + 1) * num_rows // num_parts - number * num_rows // num_parts)
+    yield take(sys.maxsize)
+
+
+def write_export(
+    batches: Iterator[pa.RecordBatch],
+    export_format: str,
+    split: str,
+    folder: Path,
+    multiple: int = 1,
+    seq_len: int | None = None,
+    *,
+    preferences: str | None = None,
+    num_shards: int = 1,
+    num_rows: int = 0,
+) -> list[Path]:
+    """Write one split of expanded rows in a trainer's format into an existing folder.
+
+    Args:
+        batches: as `read_rows` yields them.
+        export_format: one of `FORMATS`.
+        split: name of the split, or of a source's part of it: `set_name`.
+        folder: where to write.
+        multiple: `pack.pad_record_to_multiple_of`; `megatron` pads records to it, other formats
+            hold no pads.
+        seq_len: `pack.seq_len`, for `megatron`'s metadata; None: that of the longest pack.
+        preferences: what the rows prefer, as `Recipe.preferences`. `trl` has the columns of its
+            trainers then, `arrow` all columns; the others would train bad answers like good ones.
+        num_shards: files, `train-00000-of-00004` and so on: rows in order, in each as many, but for
+            one.
+        num_rows: of all batches, where there are several shards.
+
+    Returns:
+        The files, by name.
+
+    Raises:
+        ConfigError: the format cannot hold the rows' class, or what they prefer; more shards than
+            rows.
+    """
+    check_shards(split, num_rows, num_shards)
+    if preferences and export_format not in ("arrow", "trl"):
+        raise ConfigError(
+            f"format '{export_format}' would train the bad answers of `format: {preferences}` like "
+            "good ones; export to 'trl'"
+        )
+    before = set(folder.rglob("*"))
+    module = export_format if export_format in ("mds", "megatron") else "formats"
+    write = getattr(import_module(f"{__package__}.{module}"), f"write_{export_format}")
+    settings = {"multiple": multiple, "seq_len": seq_len} if export_format == "megatron" else {}
+    if preferences:
+        batches = map(preference_columns if export_format == "trl" else preference_names, batches)
+    else:
+        batches = _refuse_lossy(batches, export_format)
+    parts = _parts(batches, num_rows, num_shards)
+    for name, part in zip(shard_names(split, num_shards), parts, strict=True):
+        write(part, name, folder, **settings)
+    return sorted(path for path in set(folder.rglob("*")) - before if path.is_file())
+
+
+def _check_place(opened: OpenVersion, dest: Path) -> None:
+    if dest.is_symlink():
+        raise ConfigError(f"'{dest}' is a symbolic link; export to a new folder")
+    if dest == Path.cwd() or dest.parent == dest:
+        raise ConfigError(f"'{dest}' cannot be replaced; export to a new folder in it")
+    if "://" not in opened.store.uri:
+        store = Path(opened.store.uri).resolve()
+        if dest.resolve().is_relative_to(store):
+            raise ConfigError(f"'{dest}' lies in the store '{store}'; export outside of it")
+
+
+_WITHOUT_WEIGHTS = {
+    "axolotl": "every trained token would weigh the same",
+    "megatron": "Megatron-Bridge reads its loss_mask as whole numbers, so that 0.5 would be 0",
+}
+
+
+def _refuse_lossy(rows: Iterator[pa.RecordBatch], export_format: str) -> Iterator[pa.RecordBatch]:
+    """Yield the rows, unless they have a class or weights that the format cannot hold."""
+    for batch in rows:
+        if export_format != "arrow" and "label" in batch.schema.names:
+            raise ConfigError(
+                f"format '{export_format}' has no place for the class of classification rows; "
+                "export to 'arrow'"
+            )
+        if export_format in _WITHOUT_WEIGHTS and "loss_weights" in batch.schema.names:
+            raise ConfigError(
+                f"format '{export_format}' has no place for loss weights: "
+                f"{_WITHOUT_WEIGHTS[export_format]}; export to 'trl', 'arrow', 'mds' or 'jsonl'"
+            )
+        yield batch

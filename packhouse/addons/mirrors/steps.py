@@ -1,0 +1,194 @@
+"""Share finished steps between machines that have no disk in common, such as runs of a CI.
+
+A mirror lies beside the local cache, in any object store:
+
+```
+<mirror>/<step>/<key>/tokenized.arrow ...   what the step wrote, create-only
+<mirror>/<step>/<key>/receipt.json          written last: without it the folder is not there
+```
+
+What is missing here is fetched before a step, and what was computed is written after it. A fetched
+step is believed as little as a local one: the receipt's own digest and every file's size and sha256
+are compared, and files of other kinds than Arrow, Parquet and JSON are not fetched at all; nothing
+is ever unpickled. Whoever may write to the mirror can still put a consistent lie there, so only
+trusted runs may: give others a key that reads. Nothing is ever removed from a mirror: let the
+bucket expire objects (a lifecycle rule).
+
+A mirror saves time, so no run fails because of it. After its first failure (no answer within 2
+seconds of retries, no such bucket, access denied) the run goes on without it and asks it nothing
+more. A mirror that may be read but not written is read. `notes` says so, once. Costs one request
+for each step that is not here, and the transfer of every step's files once.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+
+from packhouse.cache.steps import LOCK, AnyReceipt, StepStore, is_intact, parse_receipt
+from packhouse.errors import ConfigError, IntegrityError, PackhouseError, StoreError, TransientError
+from packhouse.store.objects import (
+    FileBody,
+    ObjectNotFoundError,
+    ObjectStore,
+    PreconditionFailedError,
+    file_body,
+    open_store,
+)
+from packhouse.store.protocol import RetryPolicy, ask, download, run
+
+_SUFFIXES = (".arrow", ".parquet", ".json", ".jsonl", ".zst", ".md", ".html", ".mds", ".msgpack")
+_RECEIPT = "receipt.json"
+# A mirror saves time: it may not cost much of it. Its notes say what it did not do.
+_RETRY = RetryPolicy(deadline_s=2, is_logged=False)
+_READ_TIMEOUT_S = 10
+_THREADS = 8
+_FAILURES = (StoreError, TransientError, ConfigError)  # ConfigError: no credentials
+
+
+@dataclass(kw_only=True)
+class StepMirror:
+    """Finished steps in an object store, for a local step store."""
+
+    store: ObjectStore
+    steps: StepStore
+    notes: list[str] = field(default_factory=list)
+    """What went wrong with the mirror; each costs time only."""
+    fetched: list[str] = field(default_factory=list)
+    """Steps that were taken from the mirror, as `step/key`."""
+    written: list[str] = field(default_factory=list)
+    is_used: bool = True
+    """False after a failure: nothing is asked of the mirror or written to it any more."""
+    is_written: bool = True
+    """False after the mirror refused a write."""
+    _lock: Lock = field(default_factory=Lock, repr=False)
+
+    def fetch(self, step: str, key: str) -> bool:
+        """Bring a step here if the mirror has it whole; return True if it is here now.
+
+        Raises:
+            DiskError: the local cache cannot take it.
+        """
+        if self.steps.peek(step, key) is not None:
+            return True
+        if not self.is_used:
+            return False
+        try:
+            with self.steps.work_folder("mirror") as work:
+                return self._fetch(step, key, work)
+        except (IntegrityError, ObjectNotFoundError) as error:  # this step only
+            self.notes.append(f"{step}/{key[:12]} was not taken from the mirror: {error}")
+        except _FAILURES as error:
+            self._stop_using(error)
+        return False
+
+    def holding(self, steps: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Return which of the steps, as (step, key), lie there; one request for each."""
+        with ThreadPoolExecutor(_THREADS, "packhouse-mirror") as pool:
+            asked = list(steps)
+            held = pool.map(self._holds, asked)
+            return {step for step, is_held in zip(asked, held, strict=True) if is_held}
+
+    def _holds(self, step: tuple[str, str]) -> bool:
+        try:
+            return self.is_used and self._has("/".join((*step, _RECEIPT)))
+        except _FAILURES as error:
+            self._stop_using(error)
+            return False
+
+    def write(self, receipt: AnyReceipt) -> None:
+        """Put a step there, its receipt last; one that is there already is left alone."""
+        folder = f"{receipt.step}/{receipt.key}"
+        try:
+            if not self.is_used or not self.is_written or self._has(f"{folder}/{_RECEIPT}"):
+                return
+            for name in sorted(receipt.files):
+                body = file_body(receipt.path(name))
+                _create(self.store, f"{folder}/{name}", body)
+            body = file_body(receipt.path(_RECEIPT))
+            _create(self.store, f"{folder}/{_RECEIPT}", body)
+            self.written.append(folder)
+        except StoreError as error:  # a key that reads and may not write, as untrusted jobs have
+            with self._lock:
+                if self.is_written and self.is_used:
+                    self.is_written = False
+                    self.notes.append(
+                        f"nothing more is written to the step mirror in this run: {error}. "
+                        "Where this run should share its steps, give it a key that may write"
+                    )
+        except _FAILURES as error:
+            self._stop_using(error)
+
+    def _stop_using(self, error: PackhouseError) -> None:
+        """Leave the mirror alone from now on, and say so once: 8 threads may fail together."""
+        with self._lock:
+            if self.is_used:
+                self.is_used = False
+                self.notes.append(
+                    f"the step mirror failed, and the rest of this run does not use it: {error}. "
+                    "Its steps are computed here instead. `packhouse doctor cache` checks the "
+                    "mirror; unset PACKHOUSE_CACHE_MIRROR, or give --cache a folder, to run "
+                    "without one"
+                )
+
+    @contextmanager
+    def sharing(self, names: Sequence[tuple[str, str]]) -> Iterator[None]:
+        """Fetch what is missing of some steps, as (step, key); write what the block computes."""
+        with ThreadPoolExecutor(_THREADS, "packhouse-mirror") as pool:
+            list(pool.map(lambda name: self.fetch(*name), names))
+            yield
+            taken = set(self.fetched)
+            new = [self.steps.peek(*name) for name in names if "/".join(name) not in taken]
+            list(pool.map(self.write, [receipt for receipt in new if receipt is not None]))
+
+    def _has(self, key: str) -> bool:
+        try:
+            run(self.store, ask(ObjectStore.head, key), retry=_RETRY)
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    def _fetch(self, step: str, key: str, work: Path) -> bool:
+        folder = f"{step}/{key}"
+        try:
+            raw = run(self.store, ask(ObjectStore.get, f"{folder}/{_RECEIPT}"), retry=_RETRY).data
+        except ObjectNotFoundError:
+            return False
+        receipt = parse_receipt(raw, step, key, work)
+        names = sorted(receipt.files)
+        if other := [name for name in names if not name.endswith(_SUFFIXES)]:
+            raise IntegrityError(f"'{folder}' lists '{other[0]}', which no step writes")
+        for name in names:
+            steps = download(f"{folder}/{name}", work / name, receipt.files[name].size)
+            run(self.store, steps, retry=_RETRY)
+        if not is_intact(receipt):  # asked before others see it
+            raise IntegrityError("its files are not those of its receipt")
+        (work / _RECEIPT).write_bytes(raw)
+        place = self.steps.root / step / key
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            work.rename(place)
+        except OSError:  # another process brought or computed it meanwhile
+            return self.steps.find(step, key) is not None
+        (place / LOCK).unlink(missing_ok=True)
+        self.fetched.append(folder)
+        return True
+
+
+def open_step_mirror(uri: str, cache: Path) -> StepMirror:
+    """Open the mirror of the steps in a cache's folder.
+
+    Raises:
+        ConfigError: no such kind of store, no credentials.
+    """
+    store = open_store(uri, read_timeout_s=_READ_TIMEOUT_S)
+    return StepMirror(store=store, steps=StepStore(cache / "steps"))
+
+
+def _create(store: ObjectStore, key: str, body: FileBody) -> None:
+    try:
+        run(store, ask(ObjectStore.put_create, key, body), retry=_RETRY)
+    except PreconditionFailedError:
+        return  # there already, or our own lost success: a key has one content

@@ -1,0 +1,201 @@
+"""Find pairs of conversations that have most of their shingles in common.
+
+Locality-sensitive hashing: a MinHash is cut into bands, and rows with an equal band are candidates;
+the bands are those of datasketch's `MinHashLSH`, and so are the candidates (a test holds them
+against it). Its tables of Python sets take about 320 bytes for each row and band, so the join
+here is a sort for each band instead: 16 bytes a row. Every candidate is then compared exactly, by
+the shingles themselves, so what is called near is near; bands are many enough that a pair at the
+threshold becomes a candidate with a probability of 99% and more alike ones with a higher one.
+
+Where more than 32 rows share a band, each is compared with the row before and the first 31, not
+with all: the work stays linear in such rows.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from packhouse.arrays import Bools, Float64s, Int64s, Uint32s
+from packhouse.dedup.policy import Near
+from packhouse.records.lists import count_up, flat_list
+from packhouse.records.ngrams import FACTOR
+
+_MAX_LINKS = 32
+_VERIFIED_SHINGLES = 2**22
+"""Shingles compared at once, about: bounds memory."""
+
+
+def bands_for(threshold: float, permutations: int) -> tuple[int, int]:
+    """Number of bands and numbers in each: the longest that still find 99% at the threshold.
+
+    Example:
+        >>> bands_for(0.8, 128)
+        (21, 6)
+    """
+    # At 0.8, bands of 6 numbers: one is equal with a probability of 0.8 ** 6 = 0.26, one of 21 with
+    # 1 - 0.74 ** 21 = 0.998; of 7 numbers, 18 bands: 0.986.
+    for rows in range(permutations, 1, -1):
+        bands = permutations // rows
+        if bands >= 2 and 1 - (1 - threshold**rows) ** bands >= 0.99:
+            return bands, rows
+    return permutations, 1
+
+
+def find_near(fingerprints: Sequence[pa.Table], rows: Sequence[Int64s], threshold: float) -> Near:
+    """Find the pairs of rows that are alike.
+
+    Args:
+        fingerprints: schema `FINGERPRINTS`, of every shard.
+        rows: rows of each shard to look at; together they are numbered through from 0.
+        threshold: least share of common shingles.
+
+    Returns:
+        Pairs in the numbers of the rows looked at.
+    """
+    sets = _Sets.of(fingerprints, rows)
+    candidates = _candidates(fingerprints, rows, threshold, sets.sizes)
+    num_rows = max(1, len(sets.sizes))
+    parts = [_compare(sets, pairs, num_rows) for pairs in _chunks(candidates, sets, num_rows)]
+    first, second, similarity, answers = (
+        np.concatenate([part[i] for part in parts]) if parts else np.zeros(0) for i in range(4)
+    )
+    near = similarity >= threshold
+    return Near(
+        first[near].astype(np.int64),
+        second[near].astype(np.int64),
+        similarity[near],
+        answers[near],
+    )
+
+
+def _candidates(
+    fingerprints: Sequence[pa.Table], rows: Sequence[Int64s], threshold: float, sizes: Int64s
+) -> Int64s:
+    """`second * num_rows + first` of each pair of rows with an equal band, rising."""
+    filled = [n for n, table in enumerate(fingerprints) if table.num_rows]
+    hashes = [_minhashes(fingerprints[n]) for n in filled]
+    rows = [rows[n] for n in filled]
+    permutations = max((each.shape[1] for each in hashes), default=0)
+    found = np.zeros(0, np.int64)
+    if not permutations:
+        return found
+    bands, width = bands_for(threshold, permutations)
+    for band in range(bands):
+        part = slice(band * width, (band + 1) * width)
+        values = np.concatenate(
+            [each[chosen, part] for each, chosen in zip(hashes, rows, strict=True)]
+        )
+        found = np.union1d(found, _pairs_of_band(values, sizes > 0))
+    return found
+
+
+def _minhashes(table: pa.Table) -> Uint32s:
+    values, offsets = flat_list(table["minhash"])
+    return values[offsets[0] : offsets[-1]].reshape(table.num_rows, -1)
+
+
+def _pairs_of_band(values: Uint32s, has_any: Bools) -> Int64s:
+    """Pairs of rows whose numbers in this band are equal."""
+    keys = np.zeros(len(values), np.uint64)
+    for column in values.T:
+        keys = (keys ^ (keys >> np.uint64(29))) * FACTOR + column.astype(np.uint64)
+    order = np.argsort(keys, kind="stable")
+    order = order[has_any[order]]  # rows without shingles are like nothing
+    same = keys[order][1:] == keys[order][:-1]
+    place = _place_in_run(same)
+    # Four rows of one key have places 0 1 2 3: one back pairs 0-1, 1-2 and 2-3, two back 0-2 and
+    # 1-3, three back 0-3.
+    pairs = [np.zeros(0, np.int64)]
+    for back in range(1, min(_MAX_LINKS, int(place.max(initial=0)) + 1)):
+        later = np.flatnonzero((place >= back) & ((place < _MAX_LINKS) | (back == 1)))
+        pairs.append(_pair(order[later - back], order[later], len(values)))
+    long = np.flatnonzero(place >= _MAX_LINKS)
+    start = long - place[long]
+    for step in range(_MAX_LINKS - 1 if len(long) else 0):
+        pairs.append(_pair(order[start + step], order[long], len(values)))
+    return np.concatenate(pairs)
+
+
+def _place_in_run(same: Bools) -> Int64s:
+    """Place of each row among those with its key, from 0.
+
+    Keys 5 5 5 7 9 9, so same = 1 1 0 0 1: places 0 1 2 0 0 1.
+    """
+    starts = np.flatnonzero(np.append(True, ~same))
+    return count_up(np.diff(np.append(starts, len(same) + 1)))
+
+
+def _pair(one: Int64s, other: Int64s, num_rows: int) -> Int64s:
+    return np.maximum(one, other) * num_rows + np.minimum(one, other)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sets:
+    """Shingles of the rows looked at, where they lie in the shards."""
+
+    values: Sequence[Uint32s]
+    shard: Int64s
+    starts: Int64s
+    sizes: Int64s
+
+    @classmethod
+    def of(cls, fingerprints: Sequence[pa.Table], rows: Sequence[Int64s]) -> "_Sets":
+        values, shards, starts, sizes = [], [], [], []
+        for number, (table, chosen) in enumerate(zip(fingerprints, rows, strict=True)):
+            shingles, offsets = flat_list(table["shingles"])
+            values.append(shingles)
+            shards.append(np.full(len(chosen), number))
+            starts.append(offsets[:-1].astype(np.int64)[chosen])
+            sizes.append(np.diff(offsets).astype(np.int64)[chosen])
+        if not values:
+            none = np.zeros(0, np.int64)
+            return cls([], none, none, none)
+        return cls(values, *(np.concatenate(each) for each in (shards, starts, sizes)))
+
+    def take(self, rows: Int64s) -> Uint32s:
+        """Shingles of the rows, behind one another."""
+        sizes = self.sizes[rows]
+        taken = np.empty(int(sizes.sum()), np.uint32)
+        places = np.repeat(self.starts[rows], sizes) + count_up(sizes)
+        shard = np.repeat(self.shard[rows], sizes)
+        for number in np.unique(self.shard[rows]).tolist():
+            own = shard == number
+            taken[own] = self.values[number][places[own]]
+        return taken
+
+
+def _chunks(candidates: Int64s, sets: _Sets, num_rows: int) -> Iterator[Int64s]:
+    """Candidates in parts of bounded work."""
+    if not len(candidates):
+        return
+    work = np.cumsum(sets.sizes[candidates // num_rows] + sets.sizes[candidates % num_rows])
+    cuts = np.flatnonzero(np.diff(work // _VERIFIED_SHINGLES)) + 1
+    yield from np.split(candidates, cuts)
+
+
+def _compare(
+    sets: _Sets, candidates: Int64s, num_rows: int
+) -> tuple[Int64s, Int64s, Float64s, Float64s]:
+    """Share of common shingles of each pair, in all and in what the assistant wrote."""
+    first, second = candidates % num_rows, candidates // num_rows
+    sides = []
+    for rows in (first, second):
+        pair = np.repeat(np.arange(len(rows), dtype=np.uint64), sets.sizes[rows])
+        sides.append((pair << np.uint64(32)) | sets.take(rows))
+    # Shingles [2 4 6] and [4 6 8] of a pair sort to [2 4 4 6 6 8]: 2 are common, 6 - 2 are in
+    # either, so the two rows are alike by 2 / 4.
+    both = np.sort(np.concatenate(sides), kind="stable")
+    common = both[:-1][both[1:] == both[:-1]]
+    shares = []
+    for only_answers in (False, True):
+        total, shared = (
+            np.bincount(
+                (keys[(keys & np.uint64(1)) == 1] if only_answers else keys) >> np.uint64(32),
+                minlength=len(candidates),
+            )
+            for keys in (both, common)
+        )
+        shares.append(np.where(total, shared / np.maximum(total - shared, 1), 1.0))
+    return first, second, shares[0], shares[1]

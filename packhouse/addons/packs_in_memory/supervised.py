@@ -1,0 +1,258 @@
+"""Prepare data in the trainer's own process: raw rows in, a torch dataset out, in one call.
+
+The same steps as a flow runs (`packhouse.steps`), with the same keys in the same cache: ids,
+labels and packs equal those of a published version of the same recipe, and what a flow did on this
+machine is not done again. Ranks that start at once do the work once, behind a file lock that the
+kernel frees if its holder is killed; where the cache is not shared, each host does it once.
+"""
+
+import atexit
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Literal
+
+from packhouse.cache.holds import hold_steps
+from packhouse.cache.steps import AnyReceipt
+from packhouse.engine.step import AnyJob, execute
+from packhouse.engine.workspace import Workspace
+from packhouse.errors import (
+    ConfigError,
+    EmptyDatasetError,
+    QuarantineLimitError,
+)
+from packhouse.given import data_uri, tokenizer_name, write_content
+from packhouse.loaders.dataset import PackedDataset, TokenizedDataset
+from packhouse.loaders.versions import cache_folder
+from packhouse.quarantine import explain_bad_rows
+from packhouse.recipe import FormatConfig, Recipe, SourceConfig
+from packhouse.records.ledger import check_quarantine, ledger_of
+from packhouse.runtime.disks import disk_errors
+from packhouse.runtime.fingerprint import digest
+from packhouse.steps import gather
+from packhouse.steps.plan import plan_jobs
+from packhouse.templates.prompt_texts import TEXTS, texts_to_jinja
+from packhouse.templates.single_turn import ends_of
+from packhouse.tokenization import load_snapshot
+
+Fields = str | Sequence[str | None] | None
+
+
+def make_supervised_dataset(
+    tokenizer: object,
+    data_path: object,
+    *,
+    query_field: Fields = None,
+    resp_field: Fields = None,
+    input_field: str | None = None,
+    system_field: str | None = None,
+    history_field: str | None = None,
+    prompt_template: object = "alpaca",
+    pack_len: int | None = None,
+    shuffle_seed: int | None = 42,
+    over_length: Literal["drop", "error", "truncate_turns", "window"] = "drop",
+    max_quarantined: float = 0.01,
+    cache: str | Path | None = None,
+) -> object:
+    """Make a dataset for supervised fine-tuning from raw instruction data.
+
+    Args:
+        tokenizer: a folder, a name of the Hub (`org/name`), or a tokenizer object.
+        data_path: a file, folder, glob, address (`s3://`, `hf://`, ...), dataset id (`org/name`) or
+            `datasets.Dataset`; or a list of such.
+        query_field: the column of the question, for all sources or a list of one for each; without
+            it (and `resp_field`) a row's shape is recognised.
+        resp_field: the column of the answer, likewise.
+        input_field: the column of the text that a question is about (Alpaca's `input`), for all
+            sources; by default `input` where `query_field` is `instruction` or not given, and none
+            where another column is the question.
+        system_field: the column of a system prompt, for all sources. Where `query_field` is given,
+            a column `system` of the file enters no prompt unless it is named here.
+        history_field: the column of earlier turns, `[[question, answer], ...]`, likewise.
+        prompt_template: `alpaca`, `chat`, `completion`, `dart-math/qa`, ...; a Jinja file; the text
+            of a Jinja chat template; a whole `FormatConfig`; or the texts around questions and
+            answers, in a dict or in an object such as dart-math's `PromptTemplate`: `sys_prompt`,
+            `query_prompt`, `prompt_after_query`, `resp_prompt`, `prompt_before_resp`, `delim`.
+        pack_len: pack size in tokens; None gives one record a row.
+        shuffle_seed: order of packs or of records; None leaves records in order (and is 0 for
+            packs).
+        over_length: what happens to records over `pack_len`, as in a recipe.
+        max_quarantined: share of bad rows that is tolerated.
+        cache: folder of finished steps; by default that of `packhouse.prepare`.
+
+    Returns:
+        A `PackedDataset` if `pack_len` is given, else a `TokenizedDataset`. Its `ledger` counts
+        rows in, out, quarantined and dropped at every step.
+
+    Raises:
+        ConfigError: a source, field list or template that makes no sense.
+        DiskError: the cache cannot be written: no room, no right.
+        TokenizerError: there is no such tokenizer.
+        QuarantineLimitError: more rows are bad than tolerated.
+        EmptyDatasetError: nothing is left.
+
+    Example:
+        >>> file = getfixture("tmp_path") / "rows.jsonl"
+        >>> _ = file.write_text('{"instruction": "Say one.", "output": "One!"}')
+        >>> packs = make_supervised_dataset("deployments/demo/tokenizer", file, pack_len=256,
+        ...     query_field="instruction", resp_field="output", cache=file.parent)
+        >>> len(packs)
+        1
+    """
+    if pack_len is not None and pack_len < 1:
+        raise ConfigError(f"pack_len is {pack_len}; it must be at least 1, or None for no packs")
+    folder = cache_folder(cache)
+    tokenizer = tokenizer_name(tokenizer, folder)
+    recipe = Recipe.model_validate(
+        {
+            "dataset": "supervised",
+            "sources": _sources(
+                data_path,
+                query_field,
+                resp_field,
+                {"input": input_field, "system": system_field, "history": history_field},
+                folder,
+            ),
+            "tokenizer": tokenizer,
+            "validate": {"max_quarantined": max_quarantined},
+            "format": _format(prompt_template, tokenizer, folder),
+            "pack": {
+                "seq_len": 2**24 if pack_len is None else pack_len,
+                "seed": shuffle_seed or 0,
+                "over_length": over_length,
+            },
+        }
+    )
+    plan = plan_jobs(recipe)
+    steps: list[Sequence[AnyJob]] = [plan.validate, plan.format, plan.tokenize]
+    if pack_len is not None:
+        steps.append([plan.pack])
+    workspace = Workspace(cache=folder)
+    keys = [job.key for job in (*plan, *plan.beside)]
+    hold = _HELD.enter_context(hold_steps(folder, plan.version_id, keys))
+    receipts = _done(steps, recipe, workspace)
+    ledger = ledger_of(receipts)
+    if pack_len is not None:
+        num_dropped = sum(ledger[-1].dropped.values())
+        planned = receipts[-1].facts.sides["train"]
+        if not planned.num_packs:
+            raise EmptyDatasetError(
+                f"no record fits into pack_len {pack_len:,} ({num_dropped:,} dropped)"
+            )
+        jobs = gather.jobs(plan.pack, "train", planned)
+        hold(job.key for job in jobs)
+        gathered = _done([jobs], recipe, workspace)
+        packs = PackedDataset(tuple(receipt.path("packs.arrow") for receipt in gathered))
+        packs.seq_len, packs.ledger, packs.num_dropped = pack_len, ledger, num_dropped
+        return packs
+    tokenized = [r.path("tokenized.arrow") for r in receipts if r.step == "tokenize"]
+    dataset = TokenizedDataset(tokenized, ledger=ledger)
+    return dataset if shuffle_seed is None else dataset.shuffle(shuffle_seed)
+
+
+_HELD = ExitStack()  # steps whose files a dataset of this process may map until it ends
+atexit.register(_HELD.close)
+
+
+def _done(steps: list[Sequence[AnyJob]], recipe: Recipe, workspace: Workspace) -> list[AnyReceipt]:
+    """Receipts of all jobs; whoever comes first does them, the others wait and find them done."""
+    receipts: list[AnyReceipt] = []
+    with (
+        disk_errors(workspace.cache),
+        _one_at_a_time(workspace.cache / "locks" / digest([job.key for job in steps[-1]])),
+    ):
+        for jobs in steps:
+            receipts += [execute(job, recipe, workspace) for job in jobs]
+            if ledger := ledger_of(receipts):
+                try:
+                    check_quarantine(ledger, recipe.validate_.max_quarantined)
+                except (EmptyDatasetError, QuarantineLimitError) as error:
+                    bad = [
+                        r.path("quarantined.arrow")
+                        for r in receipts
+                        if "quarantined.arrow" in r.files
+                    ]
+                    target = shlex.quote(str(bad[0])) if bad else ""
+                    raise explain_bad_rows(error, bad, recipe, target) from None
+    return receipts
+
+
+@contextmanager
+def _one_at_a_time(path: Path) -> Iterator[None]:
+    import fcntl
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _sources(
+    data: object, query: Fields, resp: Fields, others: Mapping[str, str | None], cache: Path
+) -> list[SourceConfig]:
+    paths = list(data) if isinstance(data, list | tuple) else [data]
+    if not paths:
+        raise ConfigError("data_path is an empty list; give at least one source")
+    queries = _for_each("query_field", query, len(paths))
+    answers = _for_each("resp_field", resp, len(paths))
+    return [
+        _source(path, query_field, resp_field, others, cache)
+        for path, query_field, resp_field in zip(paths, queries, answers, strict=True)
+    ]
+
+
+def _for_each(name: str, fields: Fields, number: int) -> list[str | None]:
+    if fields is None or isinstance(fields, str):
+        return [fields] * number
+    if len(fields) != number:
+        raise ConfigError(f"{name} lists {len(fields)} columns for {number} sources")
+    return list(fields)
+
+
+def _source(
+    path: object, query: str | None, resp: str | None, others: Mapping[str, str | None], cache: Path
+) -> SourceConfig:
+    if (query is None) != (resp is None):
+        raise ConfigError("give query_field and resp_field both, or neither")
+    uri = data_uri(path, cache)
+    if query is None or resp is None:
+        if given := [name for name, column in others.items() if column is not None]:
+            raise ConfigError(f"{given[0]}_field needs query_field and resp_field")
+        return SourceConfig(path=uri)
+    # Columns that happen to be called `input`, `system` or `history` are none of a question's.
+    fields = {name: column or _NO_COLUMN for name, column in others.items()}
+    if query == "instruction" and others["input"] is None:
+        fields["input"] = "input"
+    fields |= {"instruction": query, "output": resp}
+    return SourceConfig(
+        path=uri,
+        format="alpaca",
+        fields={ours: theirs for ours, theirs in fields.items() if ours != theirs},
+    )
+
+
+_NO_COLUMN = "\0"
+"""A name that no column has; the empty one is that of the index in many a CSV file."""
+
+
+def _format(template: object, tokenizer: str, cache: Path) -> FormatConfig:
+    if isinstance(template, FormatConfig):
+        return template
+    if not isinstance(template, str | Path | Mapping):
+        if not (hasattr(template, "query_prompt") and hasattr(template, "resp_prompt")):
+            raise ConfigError(
+                f"prompt_template is a {type(template).__name__:.60}; it takes a name, a file, a "
+                "Jinja text, texts by name, or an object with query_prompt and resp_prompt"
+            )
+        template = {name: getattr(template, name) for name in TEXTS if hasattr(template, name)}
+    if isinstance(template, Mapping):
+        ends = ends_of(load_snapshot(tokenizer, Workspace(cache=cache).tokenizers, "class"), "")
+        text, turns = texts_to_jinja(template, ends), "whole"  # ids of one encoding, as dart-math
+    else:
+        text, turns = str(template), "joined"
+    if "{{" in text or "{%" in text:
+        text = write_content(
+            cache, "template.jinja", lambda path: Path(path).write_bytes(text.encode())
+        )
+    return FormatConfig.model_validate({"template": text, "turns": turns})

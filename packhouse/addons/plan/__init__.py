@@ -1,0 +1,1 @@
+"""`packhouse plan`: what a run would give, before any work."""

@@ -1,0 +1,375 @@
+"""Estimate a run before doing it: rows, tokens, packs and bytes, from a sample of each source.
+
+Reads, renders and tokenizes about a megabyte from the front of each source with the very code of
+the run, then scales by bytes. Shards that are tokenized already are counted exactly instead. The
+estimate is as good as the sample is like the rest: a file sorted by length is estimated badly.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from packhouse.arrays import Bools, Int64s
+from packhouse.cache.places import check_cache, find_cache
+from packhouse.cache.steps import Receipt
+from packhouse.engine.workspace import Workspace
+from packhouse.first_rows import try_first_rows
+from packhouse.given import recipe_for
+from packhouse.packing import apply_over_length, pack_costs, plan_packs, step_imbalance
+from packhouse.packing.other_seq_lens import SeqLenTrial, try_seq_lens
+from packhouse.recipe import Recipe, SourceConfig
+from packhouse.records.ledger import filters_of
+from packhouse.records.render_counts import RenderCounts
+from packhouse.records.rows import number_rows
+from packhouse.records.split_text import SplitText, factor_note, total
+from packhouse.records.tables import read_table
+from packhouse.sources.files import source_name
+from packhouse.steps.format import FORMAT, split_text_of
+from packhouse.steps.plan import Estimate, Plan, plan_jobs
+from packhouse.steps.shard_io import ShardCounts, render_counts
+from packhouse.steps.tokenize import TOKENIZE
+from packhouse.steps.validate import VALIDATE
+from packhouse.wording import counted
+
+_Lengths = npt.NDArray[np.integer]
+_BYTES_PER_TOKEN = {"labels": 2.6, "compact": 1.5}  # zstd-1 Parquet, docs/performance.md
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Records:
+    """Records, those of a row next to each other."""
+
+    lengths: _Lengths
+    """Tokens of each."""
+    is_first: Bools
+    """True for the first of each row."""
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.is_first.sum())
+
+    @classmethod
+    def of(cls, lengths: _Lengths, rows: Int64s) -> "_Records":
+        """Records with the number of the row of each, rising."""
+        return cls(lengths, np.diff(rows, prepend=-1) != 0)
+
+    @classmethod
+    def concat(cls, parts: Sequence["_Records"]) -> "_Records":
+        lengths = np.concatenate([np.zeros(0, np.int32), *(each.lengths for each in parts)])
+        return cls(lengths, np.concatenate([_NO_ROWS, *(each.is_first for each in parts)]))
+
+    def scaled(self, share: float) -> "_Records":
+        """So many times as many records, of the same lengths: [5, 9] by 2.5 is [5, 9, 5, 9, 5]."""
+        size = round(len(self.lengths) * share)
+        return _Records(np.resize(self.lengths, size), np.resize(self.is_first, size))
+
+    def take(self, num_rows: int) -> "_Records":
+        """So many rows with all their records, from the first, and again from the first.
+
+        Records [5 9 4] of rows [0 0 1], 3 rows: [5 9 4 5 9].
+        """
+        ends = np.append(np.flatnonzero(self.is_first)[1:], len(self.lengths))
+        if not self.num_rows:
+            return self
+        often, rest = divmod(num_rows, self.num_rows)
+        size = often * len(self.lengths) + (int(ends[rest - 1]) if rest else 0)
+        return _Records(np.resize(self.lengths, size), np.resize(self.is_first, size))
+
+
+_NO_ROWS = np.zeros(0, np.bool_)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Counted:
+    """Tokens of each record of a shard, or of a sample of it."""
+
+    every: _Records
+    """All, before any is dropped."""
+    packed: _Records
+    """Those that `pack` would take, as far as it takes them."""
+    text: SplitText
+    """What was rendered."""
+    num_read: int = 0
+    """Rows that were read."""
+    num_bytes: int = 1
+    """Bytes that they come from."""
+    rendered: RenderCounts = field(default_factory=RenderCounts)
+    """How rows became records."""
+    quarantined: Mapping[str, int] = field(default_factory=dict)
+    """Records by reason that would be quarantined; rows, before they are split."""
+    num_bad: int = 0
+    """Rows of which a record would be quarantined."""
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+    """Rows of the file, and those that `where` leaves out; as a manifest has them."""
+
+    @classmethod
+    def of(cls, tokenized: pa.Table, recipe: Recipe, text: SplitText, **read: Any) -> "_Counted":
+        """Count what comes of tokenized rows. Over-long ones are dropped where they would fail."""
+        policy = recipe.pack.over_length
+        rule = recipe.pack.model_copy(
+            update={"over_length": "drop" if policy == "error" else policy}
+        )
+        admitted, rows = apply_over_length(tokenized, rule), number_rows(tokenized)
+        every = _Records.of(tokenized["num_tokens"].to_numpy(), rows)
+        return cls(every, _Records.of(admitted.lengths, rows[admitted.rows]), text, **read)
+
+    def scaled(self, share: float) -> "_Counted":
+        """So many times as many records."""
+        return _Counted(
+            self.every.scaled(share),
+            self.packed.scaled(share),
+            self.text.scaled(share),
+            rendered=self.rendered.scaled(share),
+            quarantined={name: round(n * share) for name, n in self.quarantined.items()},
+            num_bad=round(self.num_bad * share),
+            lineage={
+                "rows": round(self.lineage["rows"] * share),
+                "filtered": {n: round(k * share) for n, k in self.lineage["filtered"].items()},
+            },
+        )
+
+
+def plan(
+    data: object,
+    *,
+    tokenizer: object = None,
+    seq_len: int | None = None,
+    cache: str | Path | None = None,
+    **settings: object,
+) -> Estimate:
+    """Estimate what `prepare` would give, before any work; arguments are those of `prepare`.
+
+    Reads, renders and tokenizes a megabyte of each source; what is tokenized already is counted.
+
+    Returns:
+        Rows, tokens, packs and bytes, and rows and tokens of each source.
+
+    Raises:
+        PackhouseError: a setting, source or tokenizer that `prepare` would refuse as well.
+
+    Example:
+        >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
+        >>> plan(rows, tokenizer="deployments/demo/tokenizer", format={"template": "alpaca"},
+        ...     cache=getfixture("tmp_path")).packs
+        4
+    """
+    folder = check_cache(find_cache(None if cache is None else str(cache)).folder)
+    recipe = recipe_for(data, tokenizer=tokenizer, seq_len=seq_len, cache=folder, settings=settings)
+    return estimate(recipe, plan_jobs(recipe), Workspace(cache=folder))
+
+
+def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
+    """Estimate the run of `recipe`; costs a second or two for each source that is not cached."""
+    packed: dict[str, list[_Records]] = {}
+    sources: dict[str, dict[str, int]] = {}
+    samples: dict[str, _Counted] = {}
+    num_bytes = 0
+    every: dict[str, list[_Records]] = {}
+    texts: list[SplitText] = []
+    done: list[Receipt[ShardCounts]] = []
+    rendered_parts: list[RenderCounts] = []
+    quarantined: Counter[str] = Counter()
+    num_over = num_bad = 0
+    lineage: list[dict[str, Any]] = []
+    jobs = zip(plan.validate, plan.format, plan.tokenize, strict=True)
+    for validate, formatted, tokenize in jobs:
+        shard, source = validate.parameters.shard, validate.parameters.source
+        receipt = TOKENIZE.peek(tokenize.key, workspace)
+        checked = VALIDATE.peek(validate.key, workspace)
+        if receipt is not None:
+            rendered = FORMAT.peek(formatted.key, workspace)
+            counts = [checked, rendered, receipt]
+            bad = sum(each.facts.num_bad_rows for each in counts if each)
+            reasons = sum((Counter(each.facts.quarantined) for each in counts if each), Counter())
+            tokenized = read_table(receipt.path("tokenized.arrow"))
+            done += [rendered] if rendered else []
+            rendering = render_counts([rendered] if rendered else [])
+            bad_rows = {"num_bad": bad, "quarantined": reasons}
+            counted = _Counted.of(tokenized, recipe, SplitText(), rendered=rendering, **bad_rows)
+        else:
+            if shard.file not in samples:
+                samples[shard.file] = _sampled(recipe, source, shard.uri, workspace)
+            sample = samples[shard.file]
+            size = shard.byte_end - shard.byte_start
+            num_bytes += size
+            # By bytes; where the rows of the shard are known already, by these.
+            share = checked.facts.rows_out / max(1, sample.num_read) if checked else None
+            counted = sample.scaled(size / max(1, sample.num_bytes) if share is None else share)
+            if checked:  # of a run that stopped: 0 rows out are no sample of what was bad
+                bad = max(counted.num_bad, checked.facts.num_bad_rows)
+                reasons = Counter(counted.quarantined) | Counter(checked.facts.quarantined)
+                counted = replace(counted, num_bad=bad, quarantined=reasons)
+        settings = {"file": shard.file, "settings": {"where": source.where}}
+        lineage.append(checked.facts.lineage() if checked else {**counted.lineage, **settings})
+        texts.append(counted.text)
+        rendered_parts.append(counted.rendered)
+        quarantined.update(counted.quarantined)
+        packed.setdefault(source_name(source), []).append(counted.packed)
+        every.setdefault(source_name(source), []).append(counted.every)
+        num_bad += counted.num_bad
+        lengths = counted.every.lengths
+        num_over += int((lengths > recipe.pack.seq_len).sum())
+        line = sources.setdefault(shard.file, {"rows": 0, "records": 0, "tokens": 0})
+        line["rows"] += counted.every.num_rows
+        line["records"] += len(lengths)
+        line["tokens"] += int(lengths.sum())
+    mixed = _mixed(recipe, packed)
+    tokens = sum(int(each.lengths.sum()) for each in mixed)
+    packs, balance_notes = _packs(recipe, [each.lengths for each in mixed])
+    texts.append(split_text_of(done, is_split=any(text.split for text in texts)))
+    factor = factor_note(total(texts), recipe.format)
+    num_read = sum(each["rows"] for each in lineage)
+    return Estimate(
+        rows=sum(each.num_rows for each in mixed),
+        records=sum(len(each.lengths) for each in mixed),
+        tokens=tokens,
+        packs=packs,
+        bytes=round(tokens * _BYTES_PER_TOKEN[recipe.publish.layout]),
+        is_exact=not samples,
+        sources=sources,
+        notes=(
+            *_notes(recipe, samples.values(), num_bytes, num_over),
+            *balance_notes,
+            *([factor] if factor else []),
+        ),
+        rendering=RenderCounts.total(rendered_parts),
+        quarantined=dict(quarantined.most_common()),
+        filters=tuple(filters_of(lineage)),
+        refusals=tuple(_refusals(recipe, num_bad, num_over, num_read, mixed)),
+        seq_lens=_other_seq_lens(recipe, every),
+    )
+
+
+def _refusals(
+    recipe: Recipe, num_bad: int, num_over: int, num_read: int, mixed: list[_Records]
+) -> Iterator[str]:
+    limit = recipe.validate_.max_quarantined
+    if num_read and num_bad / num_read > limit:
+        yield (
+            f"{num_bad:,} of {counted(num_read, 'row')} ({num_bad / num_read:.2%}) are bad, over "
+            f"validate.max_quarantined {limit:.2%}; `packhouse inspect RECIPE` names the first"
+        )
+    is_checked = recipe.pack.over_length == "error" and recipe.pack.strategy != "concat"
+    if num_over and is_checked:
+        yield (
+            f"{counted(num_over, 'record has', 'records have')} more tokens than pack.seq_len "
+            f"{recipe.pack.seq_len:,}, and "
+            "pack.over_length is error"
+        )
+    if not sum(len(each.lengths) for each in mixed):
+        yield "nothing is left to pack"
+
+
+def _other_seq_lens(recipe: Recipe, every: Mapping[str, list[_Records]]) -> tuple[SeqLenTrial, ...]:
+    pack = recipe.pack
+    if pack.over_length == "window":  # other sizes make other windows
+        return ()
+    counts: Counter[int] = Counter()
+    for each in _mixed(recipe, every):
+        values, numbers = np.unique(each.lengths, return_counts=True)
+        counts.update(dict(zip(values.tolist(), numbers.tolist(), strict=True)))
+    multiple = pack.pad_record_to_multiple_of
+    return tuple(try_seq_lens([counts], pack.seq_len, pack.strategy, pack.seed, multiple))
+
+
+_OVER_LENGTH = {
+    "drop": "to be dropped",
+    "truncate_turns": "to be cut behind a turn, or dropped",
+    "window": "though split to windows, to be dropped",
+}
+
+
+def _notes(
+    recipe: Recipe, samples: Collection[_Counted], num_bytes: int, num_over: int
+) -> Iterator[str]:
+    """Say what the numbers are based on, and what is not in them.
+
+    Args:
+        recipe: of the run.
+        samples: what was read of shards that are not tokenized yet.
+        num_bytes: of these shards.
+        num_over: records over `pack.seq_len`.
+    """
+    if samples:
+        rows, read = (sum(getattr(s, name) for s in samples) for name in ("num_read", "num_bytes"))
+        yield (
+            f"an estimate from {counted(rows, 'row')}, the first {read / 1e6:,.2f} MB of "
+            f"{counted(len(samples), 'file')} with "
+            f"{num_bytes / 1e6:,.2f} MB: the other rows are taken to be like them"
+        )
+    policy = recipe.pack.over_length
+    if num_over and recipe.pack.strategy != "concat" and policy != "error":
+        yield (
+            f"{counted(num_over, 'record has', 'records have')} more tokens than pack.seq_len "
+            f"{recipe.pack.seq_len:,}, "
+            f"{_OVER_LENGTH[policy]}"
+        )
+    policies = {"exact": recipe.dedup.exact, "near": recipe.dedup.near}
+    if recipe.audit.benchmarks and recipe.audit.on_match == "drop":
+        yield "contaminated rows are not subtracted, though audit.on_match will drop them"
+    dropped = [f"dedup.{name}" for name, policy in policies.items() if policy == "drop"]
+    if dropped:
+        yield f"duplicates are not subtracted, though {' and '.join(dropped)} will drop them"
+
+
+def _mixed(recipe: Recipe, records: Mapping[str, list[_Records]]) -> list[_Records]:
+    """Records by source as often as its `weight` and `max_records` will take their rows, about."""
+    mixed = []
+    for source in recipe.sources:
+        own = _Records.concat(records.get(source_name(source), []))
+        taken = own.num_rows
+        if source.max_records is not None:
+            taken = min(taken, source.max_records)
+        # Lengths [5 9] of two rows with weight 1.5: [5 9 5].
+        mixed.append(own.take(taken).take(round(taken * source.weight)))
+    return mixed
+
+
+def _sampled(recipe: Recipe, source: SourceConfig, uri: str, workspace: Workspace) -> _Counted:
+    """What the first megabyte of a file becomes."""
+    rows = try_first_rows(recipe, source, workspace.tokenizers, uri=uri, max_rows=None)
+    left_out = Counter(rows.read.dropped["detail"].to_pylist())
+    return _Counted.of(
+        rows.tokenized,
+        recipe,
+        rows.text,
+        rendered=rows.rendered,
+        quarantined=Counter(rows.bad["reason"].to_pylist()),
+        num_read=rows.read.validated.num_rows,
+        num_bytes=rows.num_bytes,
+        num_bad=len(np.unique(rows.bad["row"].to_numpy())),
+        lineage={
+            "rows": rows.read.num_records,
+            "filtered": {text: left_out[text] for text in source.filters},
+        },
+    )
+
+
+def _packs(recipe: Recipe, lengths: list[_Lengths]) -> tuple[int, list[str]]:
+    """Packs of all lengths in one plan, as the run would plan them (but for the two sides).
+
+    With `pack.balance`, a note says what it gains.
+    """
+    every = np.concatenate([np.zeros(0, dtype=np.int32), *lengths])
+    if not len(every):
+        return 0, []
+    pack = recipe.pack
+    multiple = pack.pad_record_to_multiple_of
+    plan = partial(plan_packs, every, pack.seq_len, pack.strategy, pack.seed, multiple)
+    if pack.balance == 1:
+        return plan().num_packs, []
+    balanced = plan(pack.balance)
+    without, with_ = (
+        step_imbalance(pack_costs(each, every), pack.balance) for each in (plan(), balanced)
+    )
+    return balanced.num_packs, [
+        f"pack.balance: in steps of {pack.balance} packs the costliest takes {with_:.2f} times the "
+        f"attention of the mean, and {without:.2f} times without"
+    ]

@@ -1,0 +1,357 @@
+"""`packhouse quarantine ls | show | retry`: what is bad about which rows, and how to mend them."""
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import yaml
+
+from packhouse.addons.quarantine.mending import Retried, check_mended
+from packhouse.commands.options import cache_option, json_option
+from packhouse.engine.workspace import Workspace
+from packhouse.errors import ConfigError, QuarantineLimitError
+from packhouse.escaping import for_terminal
+from packhouse.given import read_recipe
+from packhouse.quarantine import (
+    count_reasons,
+    count_rows,
+    editable,
+    read_quarantine_file,
+    read_quarantined,
+)
+from packhouse.reasons import QUARANTINE_REASONS
+from packhouse.recipe import Recipe
+from packhouse.recipe.reading import is_recipe_path
+from packhouse.records.tables import QUARANTINED, read_table
+from packhouse.sources.lines import lines_of_rows, place_of
+from packhouse.steps.plan import plan_jobs
+from packhouse.store.address import open_address
+from packhouse.templates import rewrites
+from packhouse.terminal import echo, print_note, print_text
+from packhouse.wording import counted, near_files, rows_and_records
+
+_TARGET_HELP = (
+    "TARGET is a version (STORE/DATASET, with @REF or @VERSION), a quarantine file (.parquet or "
+    ".arrow, as an error names it), or a RECIPE: then the rows that its last run on this machine "
+    "found bad, whether or not it published."
+)
+
+_MENDED = "_mended.jsonl"
+"""Beside mended rows: which bad rows they are. A folder that is a source leaves out such names."""
+
+_cache = cache_option("Folder of finished steps, for a RECIPE.")
+_target = click.argument("target", metavar="TARGET")
+
+
+@click.group()
+def quarantine() -> None:
+    """List, show and mend the rows that did not pass.
+
+    \b
+    packhouse quarantine ls ./store/demo
+    packhouse quarantine show ./store/demo --reason json
+    packhouse quarantine retry RECIPE --edit bad.jsonl       # then mend bad.jsonl
+    packhouse quarantine retry RECIPE --from bad.jsonl --out mended/
+    """
+
+
+@quarantine.command(help=f"Count bad rows by reason, with samples.\n\n{_TARGET_HELP}")
+@_target
+@click.option(
+    "--samples",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Rows to name for each reason.",
+)
+@_cache
+@json_option()
+def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
+    """Count bad rows by reason."""
+    table = read_quarantine(target, cache)
+    reasons, num_rows = count_reasons(table, samples), count_rows(table)
+    if as_json:
+        echo(json.dumps({"rows": num_rows, "records": table.num_rows, "reasons": reasons}))
+        return
+    echo(rows_and_records(num_rows, table.num_rows, "bad row"))
+    lines = _lines_of([row for reason in reasons for row in reason["samples"]], target)
+    for reason in reasons:
+        number = rows_and_records(reason["rows"], reason["records"])
+        echo(f"\n{reason['step']} / {reason['reason']}: {number}")
+        for row in reason["samples"]:
+            print_text(f"{place_of(row, lines)}: {row['detail']}", 2)
+        known = QUARANTINE_REASONS.get(reason["step"], {}).get(reason["reason"])
+        if known:
+            print_text(f"remedy: {known.remedy}", 2)
+
+
+@quarantine.command(help=f"Print bad rows with their place and raw bytes.\n\n{_TARGET_HELP}")
+@_target
+@click.option("--reason", help="Only rows of this reason.")
+@click.option("--source", help="Only rows of this source, or of this `source/file`.")
+@click.option(
+    "--row",
+    type=click.IntRange(min=0),
+    help="Only the row of this number in its file, from 0 (not its line).",
+)
+@click.option(
+    "--limit", default=5, show_default=True, type=click.IntRange(min=0), help="Rows to print."
+)
+@click.option(
+    "--bytes",
+    "num_bytes",
+    default=2000,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Raw bytes of each.",
+)
+@_cache
+@json_option()
+def show(
+    target: str,
+    reason: str | None,
+    source: str | None,
+    row: int | None,
+    limit: int,
+    num_bytes: int,
+    cache: Path,
+    as_json: bool,
+) -> None:
+    """Print bad rows with their place and raw bytes."""
+    table = _chosen(read_quarantine(target, cache), reason, source, row)
+    if not table.num_rows:
+        raise ConfigError(f"no quarantined row of '{target}' is like that; see `quarantine ls`")
+    shown = table.slice(0, limit).to_pylist()
+    lines = {} if as_json else _lines_of(shown, target)
+    for bad in shown:
+        raw = for_terminal(bad.pop("raw")[:num_bytes].decode("utf-8", "backslashreplace"))
+        if as_json:
+            echo(json.dumps({**bad, "raw": raw}))
+            continue
+        at = "" if bad["byte_offset"] is None else f", byte {bad['byte_offset']:,}"
+        at = f", row {bad['row']:,}{at}" if (bad["source"], bad["row"]) in lines else at
+        place = for_terminal(place_of(bad, lines))
+        echo(f"{place}{at}: {bad['step']} / {bad['reason']}")
+        echo(f"  {for_terminal(bad['detail'])}")
+        echo(f"  {bad['raw_size']:,} bytes, sha256 {bad['raw_sha256'][:16]}")
+        echo(f"  {raw}\n")
+    if table.num_rows > limit and not as_json:
+        echo(f"... and {table.num_rows - limit:,} more; see --limit, --reason, --row")
+
+
+@quarantine.command(
+    help="Mend bad rows and check them again.\n\n"
+    "--edit FILE writes them as JSON Lines to be mended (`raw` is what to change; delete the lines "
+    "of rows you give up). --from FILE checks mended rows by the recipe's rules; those that pass "
+    "are written to the folder --out, a source file for each source, ready to be added to the "
+    "recipe. Without --from, the rows are checked as they are: after a change of the rules. "
+    "Rows that are still bad are written to OUT/_still-bad.jsonl, no source file where OUT "
+    "is a source, and the exit code is 4. Once the recipe has the files of OUT, rows that pass are "
+    "no longer shown for the RECIPE.\n\n"
+    f"{_TARGET_HELP}"
+)
+@_target
+@click.option("--edit", type=click.Path(path_type=Path), help="Write the bad rows here.")
+@click.option("--from", "mended", type=click.Path(path_type=Path), help="Mended rows.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for rows that pass.")
+@click.option("--recipe", "recipe_path", help="Recipe of the rows, where TARGET is not one.")
+@click.option("--reason", help="Only rows of this reason.")
+@_cache
+@json_option()
+def retry(
+    target: str,
+    edit: Path | None,
+    mended: Path | None,
+    out: Path | None,
+    recipe_path: str | None,
+    reason: str | None,
+    cache: Path,
+    as_json: bool,
+) -> None:
+    """Mend bad rows and check them again."""
+    if edit is not None:
+        if mended or out:
+            raise ConfigError("give --edit alone, mend the file, then give it as --from with --out")
+        rows = _rows_to_mend(target, cache, reason)
+        edit.write_bytes(b"".join(orjson.dumps(editable(row)) + b"\n" for row in rows))
+        if as_json:
+            echo(json.dumps({"rows": len(rows), "file": str(edit)}))
+        else:
+            echo(f"{counted(len(rows), 'row')} in {edit}: mend `raw`, then give it as --from")
+        return
+    if out is None:
+        raise ConfigError("say what to do: --edit FILE, or --out FOLDER (with --from FILE)")
+    if recipe_path is None and not is_recipe_path(target):
+        raise ConfigError("say --recipe RECIPE: its rules decide which rows pass")
+    recipe = read_recipe(recipe_path or target)
+    lines = (
+        _read_lines(mended)
+        if mended
+        else [editable(row) for row in _rows_to_mend(target, cache, reason)]
+    )
+    retried = check_mended(lines, recipe)
+    passed = _write_retried(lines, retried, out, as_json)
+    if {line["step"] for line in passed} & _steps_of_parts(recipe):
+        print_note(
+            "note: if other records of these rows passed before, the mended rows have them, too; "
+            "`dedup.exact: drop` leaves one of both out"
+        )
+    if retried.still_bad:
+        raise click.exceptions.Exit(QuarantineLimitError.exit_code)
+
+
+def _rows_to_mend(target: str, cache: Path, reason: str | None) -> list[dict[str, Any]]:
+    """Bad rows, each once: several windows or paths of one row may be bad."""
+    rows = _chosen(read_quarantine(target, cache), reason).to_pylist()
+    first: dict[tuple[str, int, str], dict[str, Any]] = {}
+    for row in rows:
+        first.setdefault((row["source"], row["row"], row["raw_sha256"]), row)
+    return [*first.values()]
+
+
+def _steps_of_parts(recipe: Recipe) -> set[str]:
+    """Steps that may refuse some records of a row and pass others.
+
+    The format step refuses a row with all its answers, but each window and path by itself.
+    """
+    if recipe.pack.over_length == "window" or any(s.oasst_paths == "all" for s in recipe.sources):
+        return {"format", "tokenize"}
+    return {"tokenize"} if rewrites(recipe.format) else set()
+
+
+def _lines_of(rows: list[dict[str, Any]], target: str) -> dict[tuple[str, int], int]:
+    """Lines of the rows of a recipe's files; of another target the files are not known."""
+    if not is_recipe_path(target):
+        return {}
+    return lines_of_rows(rows, read_recipe(target).sources)
+
+
+def read_quarantine(target: str, cache: Path) -> pa.Table:
+    """Read the quarantined rows of a version, a file, or the last run of a recipe.
+
+    Raises:
+        ConfigError: the file holds something else, or the recipe did not run here.
+        VersionNotFoundError: no such version.
+    """
+    path = Path(target)
+    if is_recipe_path(target):
+        return _of_recipe(read_recipe(path), Workspace(cache=cache))
+    if path.suffix in (".parquet", ".arrow") and "://" not in target:
+        if not path.is_file():
+            raise ConfigError(f"no file at '{target}'{near_files(target)}")
+        return read_quarantine_file(path)
+    return read_quarantined(open_address(target))
+
+
+def _of_recipe(recipe: Recipe, workspace: Workspace) -> pa.Table:
+    plan = plan_jobs(recipe)
+    jobs = (*plan.validate, *plan.format, *plan.tokenize)
+    receipts = [workspace.steps.peek(*job.ref) for job in jobs]
+    found = [receipt for receipt in receipts if receipt is not None]
+    if not found:
+        raise ConfigError(
+            f"no run of this recipe, as it is now, in cache '{workspace.cache}'; run it first, or "
+            "say --cache"
+        )
+    paths = [r.path("quarantined.arrow") for r in found if "quarantined.arrow" in r.files]
+    table = pa.concat_tables([QUARANTINED.empty_table(), *map(read_table, paths)])
+    # Rows whose mended form is a source of the recipe are left out.
+    mended: set[tuple[str, int, str]] = set()
+    for source in recipe.sources:
+        path = Path(source.path)
+        note = (path if path.is_dir() else path.parent) / _MENDED
+        if "://" not in source.path and note.is_file():
+            rows = _read_lines(note)
+            mended |= {
+                (str(r.get("source")), r["row"], str(r.get("raw_sha256")))
+                for r in rows
+                if isinstance(r.get("row"), int)
+            }
+    names = ("source", "row", "raw_sha256")
+    places = zip(*(table[name].to_pylist() for name in names), strict=True)
+    is_left = [place not in mended for place in places]
+    if num_mended := len(is_left) - sum(is_left):
+        are = counted(num_mended, "row is", "rows are")
+        print_note(f"{are} not shown: sources of the recipe hold what was mended")
+    return table.filter(pa.array(is_left, pa.bool_()))
+
+
+def _chosen(
+    table: pa.Table, reason: str | None = None, source: str | None = None, row: int | None = None
+) -> pa.Table:
+    if reason is not None:
+        table = table.filter(pc.equal(table["reason"], _storable(reason)))
+    if source is not None:
+        source = _storable(source)
+        is_file = pc.equal(table["source"], source)
+        table = table.filter(pc.or_(is_file, pc.starts_with(table["source"], f"{source}/")))
+    if row is not None:
+        table = table.filter(pc.equal(table["row"], row))
+    return table.sort_by([("source", "ascending"), ("row", "ascending")])
+
+
+def _storable(text: str) -> str:
+    """Text of a command line, whose bytes need not be UTF-8, as Arrow can hold it."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    lines = []
+    try:
+        for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+            if line.strip():
+                parsed = orjson.loads(line)
+                if not isinstance(parsed, dict):
+                    raise ConfigError(f"'{path}', line {number}: not an object")
+                lines.append(parsed)
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(f"'{path}', line {number}: not JSON ({error.msg})") from None
+    except OSError as error:
+        raise ConfigError(f"'{path}' cannot be read: {error}") from None
+    return lines
+
+
+def _write_retried(
+    lines: list[dict[str, Any]], retried: Retried, out: Path, as_json: bool
+) -> list[dict[str, Any]]:
+    """Write rows that pass, those that are still bad, and which bad rows the former replace.
+
+    Returns:
+        The lines of those that pass.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    sources = []
+    for source in retried.passed:
+        path = out / f"{source.name}.jsonl"
+        path.write_bytes(b"".join(line + b"\n" for line in source.lines))
+        sources.append({"path": str(path), "rows": len(source.lines), **source.settings})
+    left = out / "_still-bad.jsonl"  # a folder that is a source leaves out such names
+    left.unlink(missing_ok=True)
+    if retried.still_bad:
+        left.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in retried.still_bad))
+    bad = {(line["source"], line["row"]) for line in retried.still_bad}
+    names = ("source", "row", "raw_sha256")
+    mended = [line for line in lines if (line["source"], line["row"]) not in bad]
+    noted = [{name: row[name] for name in names} for row in mended if "raw_sha256" in row]
+    (out / _MENDED).write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in noted))
+    if as_json:
+        facts = {"passed": retried.num_passed, "still_bad": list(retried.still_bad)}
+        echo(json.dumps({**facts, "sources": sources}))
+        return mended
+    echo(f"{counted(retried.num_passed, 'row')} passed, {len(retried.still_bad):,} still bad")
+    for line in retried.still_bad[:5]:
+        reason = for_terminal(str(line.get("detail", "")))
+        echo(f"  {for_terminal(str(line['source']))} row {line['row']:,}: {reason}")
+    if retried.still_bad:
+        echo(f"  all of them: {left}")
+    if retried.passed:
+        echo("\nadd to the recipe's sources:")
+        for source in retried.passed:
+            entry = {"path": str((out / f"{source.name}.jsonl").absolute()), **source.settings}
+            echo(textwrap.indent(yaml.safe_dump([entry], sort_keys=False).rstrip(), "  "))
+    return mended

@@ -1,0 +1,252 @@
+"""What a run of a recipe would make: as a page, and in a cell of a notebook.
+
+Of a recipe that ran, the page is the report of its version. Of another it is the estimate of
+`packhouse plan`, from the first megabyte of each source, with lengths and records of that sample.
+Nothing is written but the tokenizer's snapshot in the cache.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from packhouse.addons.report.checks import filters_table
+from packhouse.addons.report.figures import length_figures, seq_len_figure
+from packhouse.addons.report.html import figure, header, page, preformatted, section, table, tiles
+from packhouse.addons.report.notebook import Record, cell
+from packhouse.addons.report.sections import samples_section, short_number
+from packhouse.addons.report.version_report import version_report, with_texts
+from packhouse.cache.places import check_cache, find_cache
+from packhouse.engine.workspace import Workspace
+from packhouse.errors import VersionNotFoundError
+from packhouse.escaping import html_text
+from packhouse.first_rows import try_first_rows
+from packhouse.given import recipe_for
+from packhouse.packing.statistics import PackStatistics, length_histogram
+from packhouse.recipe import Recipe
+from packhouse.registry import function_of_addon
+from packhouse.sources.files import find_files, source_name
+from packhouse.steps.plan import Estimate, Plan, plan_jobs
+from packhouse.store import open_version
+from packhouse.tokenization import fingerprint_tokenizer
+from packhouse.tokenization.loading import find_snapshot
+from packhouse.tokenization.pipeline import Pipeline
+from packhouse.views.samples import (
+    label_text,
+    labels_of,
+    page_record,
+    pair_sides,
+    rows_with_masks,
+)
+from packhouse.views.tokens import pipeline_of
+from packhouse.wording import counted
+
+_SOURCES = 8
+_SHOWN_TOKENS = 4_000  # of a source
+_MOST_BYTES = 2**26  # of sources that a notebook reads
+
+
+def recipe_report(recipe: Recipe, cache: Path) -> str:
+    """Return the report of a recipe as HTML.
+
+    Args:
+        recipe: with its tokenizer pinned.
+        cache: folder of finished steps.
+
+    Raises:
+        PackhouseError: a source, tokenizer or template that a run would refuse as well.
+    """
+    workspace = Workspace(cache=cache)
+    plan = plan_jobs(recipe)
+    try:
+        opened = open_version(recipe.publish.store, recipe.dataset, plan.version_id)
+    except VersionNotFoundError:
+        return _estimate_page(recipe, plan, workspace)
+    return version_report(opened, workspace.tokenizers)
+
+
+def recipe_cell(recipe: Recipe) -> str:
+    """Return what a notebook shows of a recipe; empty where that takes a network or much time.
+
+    Takes a second or two, so it is for files of this machine up to 64 MiB, and a tokenizer that is
+    here.
+
+    Raises:
+        PackhouseError: the sources, the tokenizer or the template cannot be used.
+    """
+    if not Path(recipe.tokenizer).is_dir() or any("://" in each.path for each in recipe.sources):
+        return ""
+    if sum(file.size for each in recipe.sources for file in find_files(each)) > _MOST_BYTES:
+        return ""
+    workspace = Workspace(cache=check_cache(find_cache(None).folder))
+    recipe = recipe_for(recipe, cache=workspace.cache, settings={})
+    plan = plan_jobs(recipe)
+    expected: Estimate = function_of_addon("estimate")(recipe, plan, workspace)
+    ((name, sample),) = _first_rows(recipe, plan, workspace, 1).items()
+    about = "" if expected.is_exact else "about "
+    made = (
+        f"{about}{expected.num_rows}, {counted(expected.tokens, 'token')}, "
+        f"{counted(expected.packs, 'pack')} of "
+        f"{recipe.pack.seq_len:,} tokens, {expected.bytes / 2**20:,.1f} MiB"
+    )
+    drawn = PackStatistics(
+        seq_len=recipe.pack.seq_len,
+        strategy=recipe.pack.strategy,
+        num_sequences=sample.num_rows,
+        num_packs=expected.packs,
+        num_tokens=expected.tokens,
+        lower_bound=0,
+        length_histogram=length_histogram(sample["num_tokens"].to_numpy()),
+    )
+    shown = [
+        Record(
+            ", ".join(filter(None, (f"row {row['row']}", side))),
+            row["input_ids"][part],
+            row["trained"][part],
+        )
+        for row in rows_with_masks(sample.slice(0, 3))
+        for side, part in _parts(
+            row, labels_of(recipe, recipe.sources[0]), is_paired=recipe.preferences == "pairs"
+        )
+    ]
+    return cell(
+        [("a run would make", made), *(("note", note) for note in expected.lines())],
+        {f"first rows of {name}": drawn},
+        shown,
+        _pipeline(recipe, workspace),
+    )
+
+
+def _first_rows(recipe: Recipe, plan: Plan, workspace: Workspace, most: int) -> dict[str, pa.Table]:
+    """Tokenized rows of the first megabyte of the first sources, by the name of the source."""
+    rows = {}
+    for source in recipe.sources[:most]:
+        uri = next(v.parameters.shard.uri for v in plan.validate if v.parameters.source == source)
+        found = try_first_rows(recipe, source, workspace.tokenizers, uri=uri, max_rows=None)
+        rows[source_name(source)] = found.tokenized
+    return rows
+
+
+def _pipeline(recipe: Recipe, workspace: Workspace) -> Pipeline | None:
+    fingerprint = fingerprint_tokenizer(recipe.tokenizer)
+    return pipeline_of(lambda: find_snapshot(fingerprint, workspace.tokenizers))
+
+
+def _estimate_page(recipe: Recipe, plan: Plan, workspace: Workspace) -> str:
+    expected: Estimate = function_of_addon("estimate")(recipe, plan, workspace)
+    pipeline = _pipeline(recipe, workspace)
+    rows = _first_rows(recipe, plan, workspace, _SOURCES)
+    labels = {source_name(source): labels_of(recipe, source) for source in recipe.sources}
+    is_paired = recipe.preferences == "pairs"
+    packs = {
+        name: with_texts(_as_pack(name, own, labels[name], is_paired=is_paired), pipeline)
+        for name, own in rows.items()
+    }
+    shown = sum(pack["num_tokens"] for pack in packs.values())
+    said = f"The first rows of each source, {counted(shown, 'token')}, as a run would train them."
+    return page(
+        f"{recipe.dataset} - packhouse report",
+        _head(recipe, plan.version_id, expected),
+        [
+            _lengths_section(recipe, expected, rows),
+            samples_section(len(packs), shown, pipeline is not None, said),
+            _filters_section(expected),
+            _settings_section(recipe, expected),
+        ],
+        {"samples-data": [{"name": name, "packs": [pack]} for name, pack in packs.items()]},
+    )
+
+
+def _head(recipe: Recipe, version_id: str, expected: Estimate) -> str:
+    about = "" if expected.is_exact else "about; "
+    said = (
+        "Counted from what is tokenized already; this recipe has no version yet."
+        if expected.is_exact
+        else "An estimate from a sample; this recipe has no version yet."
+    )
+    top = header(recipe.dataset, f"<code class=quiet>{html_text(version_id)}</code><p>{said}</p>")
+    refusals = "".join(
+        f"<p class=warning>The run would be refused: {html_text(each)}.</p>"
+        for each in expected.refusals
+    )
+    made = ""
+    if expected.records != expected.rows:
+        made = f"in {counted(expected.records, 'record')}, "
+    boxes = tiles(
+        [
+            ("Rows", f"{expected.rows:,}", about + made + counted(len(recipe.sources), "source")),
+            ("Tokens", short_number(expected.tokens), f"{about}{expected.tokens:,}"),
+            ("Packs", f"{expected.packs:,}", f"{about}of {recipe.pack.seq_len:,} tokens"),
+            ("Size", f"{expected.bytes / 2**20:,.1f} MiB", f"{about}of data files"),
+        ]
+    )
+    notes = "".join(f"<li>{html_text(note)}</li>" for note in expected.lines())
+    return f"{top}{refusals}{boxes}" + (f"<ul class=quiet>{notes}</ul>" if notes else "")
+
+
+def _filters_section(expected: Estimate) -> str:
+    said = "" if expected.is_exact else "<p class=quiet>About so many, by the sample.</p>"
+    inner = said + filters_table(expected.filters)
+    return section("left-out", "Rows left out", inner) if expected.filters else ""
+
+
+def _as_pack(
+    name: str, rows: pa.Table, labels: Sequence[str], *, is_paired: bool
+) -> dict[str, object]:
+    """The first rows of a source as the page's script takes a pack."""
+    records: list[dict[str, object]] = []
+    tokens = num_rows = 0
+    for row in rows_with_masks(rows.slice(0, 200)):
+        if tokens >= _SHOWN_TOKENS:
+            break
+        num_rows += 1
+        for side, part in _parts(row, labels, is_paired=is_paired):
+            record = page_record(row["record_id"], row["input_ids"][part], row["trained"][part])
+            record |= {"side": side} if side else {}
+            records.append({**record, "place": f"{row['source']}:{row['row']}"})
+            tokens += len(record["ids"])
+    label = f"the first rows of {name}"
+    counts = {"num_tokens": tokens, "num_records": num_rows}
+    return {"pack": 0, "label": label, **counts, "records": records}
+
+
+def _parts(
+    row: Mapping[str, Any], labels: Sequence[str], *, is_paired: bool
+) -> list[tuple[str, slice]]:
+    """Both sides of a pair; of another row all, with its label in words."""
+    return (
+        pair_sides(row["trained"])
+        if is_paired
+        else [(label_text(row["label"], labels), slice(None))]
+    )
+
+
+def _lengths_section(recipe: Recipe, expected: Estimate, rows: dict[str, pa.Table]) -> str:
+    lengths = {name: Counter(own["num_tokens"].to_pylist()) for name, own in rows.items()}
+    if not any(lengths.values()):
+        return ""
+    seq_len = recipe.pack.seq_len
+    drawn = "".join(figure(each) for each in length_figures(lengths, seq_len))
+    other = (
+        figure(seq_len_figure(expected.seq_lens, seq_len, "this recipe"))
+        if expected.seq_lens
+        else ""
+    )
+    num_rows = sum(own.num_rows for own in rows.values())
+    said = (
+        f"<p class=quiet>Of {counted(num_rows, 'record')}, the first megabyte of each source.</p>"
+    )
+    return section("lengths", "Lengths", said, f"<div class=grid>{drawn}</div><br>", other)
+
+
+def _settings_section(recipe: Recipe, expected: Estimate) -> str:
+    columns, rows = expected.by_source()
+    settings = recipe.model_dump_json(indent=2, by_alias=True, exclude_unset=True)
+    return section(
+        "recipe",
+        "Recipe",
+        table(columns, rows, "Sources"),
+        preformatted(settings, "Settings"),
+    )

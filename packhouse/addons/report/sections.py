@@ -1,0 +1,492 @@
+"""The sections of a version's report, each from the manifest and from what its files say."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from packhouse.addons.report.figures import (
+    KIND_COLORS,
+    Figure,
+    fill_figure,
+    length_figures,
+    seq_len_figure,
+    share_figure,
+    trained_figure,
+    turns_figure,
+)
+from packhouse.addons.report.html import (
+    details,
+    figure,
+    header,
+    preformatted,
+    section,
+    table,
+    tiles,
+)
+from packhouse.escaping import html_text
+from packhouse.packing.other_seq_lens import try_seq_lens
+from packhouse.records.ledger import LedgerLine, in_and_out, units_of
+from packhouse.store.counts import totals_of
+from packhouse.store.manifest import PULLED_NAMES, Manifest
+from packhouse.views.samples import is_of_classes
+from packhouse.wording import by_name, counted
+
+# The ledger as a picture: a band of rows from step to step, and what falls out of it.
+
+
+def flow_figure(ledger: Sequence[LedgerLine]) -> Figure:
+    """Draw rows from step to step as a band; what leaves it falls away below.
+
+    A loss is drawn at least 1.5% of the height wide, so that one row in 52,002 can be seen.
+    """
+    drawn = [line for line in ledger if line.rows_in != line.rows_out or line.step != "split"]
+    most = max([1, *(line.rows_in for line in drawn)])
+    units = units_of(ledger)
+    bands: list[dict[str, Any]] = []
+    labels: list[dict[str, Any]] = []
+    for i, line in enumerate(drawn):
+        came, left = line.rows_in / most, line.rows_out / most
+        said = counted(line.rows_out, units[line.step][1])
+        bands += _band("rows", i, 1, 1 - came, 1, 1 - left, said)
+        if not i or line.rows_in != drawn[i - 1].rows_in:
+            labels.append({"x": i, "y": 1.04, "text": f"{line.rows_in:,}", "is_end": False})
+        low = 1 - came
+        for kind in ("quarantined", "dropped"):
+            by_reason = getattr(line, kind)
+            if lost := sum(by_reason.values()):
+                wide = max(lost / most, 0.015)
+                said = f"{lost:,} {kind}: {by_name(by_reason)}"
+                top = min(low + wide, 1)
+                bands += _band(f"{kind} {i}", i, top, low, low - 0.08, low - 0.08 - wide, said)
+                text = f"{lost:,} {kind}"
+                labels.append({"x": i + 1, "y": low - 0.22 - wide, "text": text, "is_end": True})
+                low -= 0.24 + wide
+    names = [line.step for line in drawn]
+    last = drawn[-1].rows_out if drawn else 0
+    labels.append({"x": len(drawn), "y": 1.04, "text": f"{last:,}", "is_end": True})
+    ends = [*names, "out"]
+    x = {
+        "field": "x",
+        "type": "quantitative",
+        "scale": {"domain": [0, len(drawn)], "nice": False},
+        "axis": {
+            "title": None,
+            "values": list(range(len(ends))),
+            "labelExpr": f"{json.dumps(ends)}[datum.value]",
+            "grid": False,
+            "labelOverlap": False,
+            "labelFlush": False,
+            "labelAlign": {
+                "condition": {"test": f"datum.value === {len(drawn)}", "value": "right"},
+                "value": "left",
+            },
+            "labelPadding": 16,
+            "labelFontSize": 10.5,
+            "orient": "top",
+            "ticks": False,
+            "domain": False,
+        },
+    }
+    lowest = min([0, *(band["y2"] for band in bands)]) - 0.16
+    y_scale = {"domain": [lowest, 1.1], "nice": False}
+    spec = {
+        "width": "container",
+        "height": 170,
+        "layer": [
+            {
+                "data": {"values": bands},
+                "mark": {"type": "area", "interpolate": "monotone", "tooltip": True},
+                "encoding": {
+                    "x": x,
+                    "y": {"field": "y", "type": "quantitative", "axis": None, "scale": y_scale},
+                    "y2": {"field": "y2"},
+                    "detail": {"field": "band", "type": "nominal"},
+                    "color": {
+                        "field": "kind",
+                        "type": "nominal",
+                        "legend": None,
+                        "scale": {
+                            "domain": list(KIND_COLORS),
+                            "range": list(KIND_COLORS.values()),
+                        },
+                    },
+                    "opacity": {
+                        "condition": {"test": "datum.kind === 'rows'", "value": 0.55},
+                        "value": 0.95,
+                    },
+                    "tooltip": {"field": "said", "type": "nominal", "title": "number"},
+                },
+            },
+            *(
+                {
+                    "data": {"values": [each for each in labels if each["is_end"] == is_end]},
+                    "mark": {"type": "text", "style": "ink", "align": align, "baseline": "bottom"},
+                    "encoding": {
+                        "x": {"field": "x", "type": "quantitative"},
+                        "y": {"field": "y", "type": "quantitative", "scale": y_scale},
+                        "text": {"field": "text"},
+                    },
+                }
+                for is_end, align in ((False, "left"), (True, "right"))
+            ),
+        ],
+    }
+    heads, cells = in_and_out(ledger)
+    columns = ("step", heads[0], "added", "quarantined", "dropped", heads[1], "tokens out")
+    rows = [
+        [
+            line.step,
+            came_in,
+            *(by_name(each) for each in (line.added, line.quarantined, line.dropped)),
+            went_out,
+            "" if line.tokens_out is None else line.tokens_out,
+        ]
+        for line, (came_in, went_out) in zip(ledger, cells, strict=True)
+    ]
+    return Figure(
+        name="flow",
+        title="Where every row went",
+        says="Each step takes in what the one before put out; what it refuses falls out below.",
+        spec=spec,
+        columns=columns,
+        rows=rows,
+    )
+
+
+def _band(
+    name: str, x: int, y: float, y2: float, end: float, end2: float, said: str
+) -> list[dict[str, Any]]:
+    """A band from (x, y2..y) to (x + 1, end2..end), bent like the arms of a Sankey diagram."""
+    kind = name.partition(" ")[0]
+    points = []
+    for number in range(9):
+        t = number / 8
+        bend = (1 - math.cos(math.pi * t)) / 2
+        points.append(
+            {
+                "band": f"{name} {x}",
+                "kind": kind,
+                "said": said,
+                "x": x + t,
+                "y": y + (end - y) * bend,
+                "y2": y2 + (end2 - y2) * bend,
+            }
+        )
+    return points
+
+
+Measured = Mapping[str, Any]
+_MOST_SOURCES = 8  # colours that can be told apart
+_OTHERS = "other sources"
+
+
+def heading(manifest: Manifest) -> str:
+    """What it is, in two lines."""
+    form, seq_len = manifest.facts.configuration.format, manifest.facts.configuration.pack.seq_len
+    said = f"Packed token data: packs of {seq_len:,} tokens" if seq_len else "Packed token data"
+    said += f", template '{form.template}'" if form.template else ""
+    trained = "labels" if is_of_classes(manifest) else form.train_on
+    said += f", preferences as {manifest.preferences}" if manifest.preferences else ""
+    said += f", trained on: {trained}." if trained else "."
+    version = f"<code class=quiet>{html_text(manifest.version)}</code>"
+    return header(manifest.dataset, f"{version}<p>{html_text(said)}</p>")
+
+
+def overview(manifest: Manifest) -> str:
+    """Numbers of the whole."""
+    rows, bad, dropped, records, packs, tokens, trained, padding = totals_of(manifest).values()
+    counts = manifest.facts.counts
+    splits = counts.splits()
+    made = sum(line.num_added_records for line in counts.ledger)
+    lost = _share(dropped, rows + made)  # of rows that became several records, of these
+    if made:
+        lost += f" of {counted(rows + made, 'record')}"
+
+    by_split = ", ".join(f"{name} {each.num_packs:,}" for name, each in splits.items())
+    return tiles(
+        [
+            ("Rows read", f"{rows:,}", counted(len(counts.sources), "source")),
+            ("Records packed", f"{records:,}", ""),
+            ("Bad rows", f"{bad:,}", _share(bad, rows)),
+            ("Dropped", f"{dropped:,}", lost),
+            ("Packs", f"{packs:,}", by_split if len(splits) > 1 else ""),
+            ("Tokens", short_number(tokens), f"{tokens:,}"),
+            ("Trained", "labels", "no token is in the loss")
+            if is_of_classes(manifest)
+            else ("Trained", _share(trained, tokens), counted(trained, "token")),
+            (
+                "Fill",
+                _share(tokens, tokens + padding, 2),
+                f"{counted(padding, 'token')} of padding",
+            ),
+        ]
+    )
+
+
+def _share(part: int, whole: int, digits: int = 1) -> str:
+    share = part / whole if whole else 0.0
+    return f"{share:.{digits}%}" if not part or share >= 0.001 else "under 0.1%"
+
+
+def short_number(number: int) -> str:
+    """Return a number in a few letters.
+
+    Example:
+        >>> short_number(9_999), short_number(5_021_910)
+        ('9,999', '5.02M')
+    """
+    for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if number >= 10 * size or (unit != "k" and number >= size):
+            return f"{number / size:.{2 if number < 10 * size else 1}f}{unit}"
+    return f"{number:,}"
+
+
+def load_section(manifest: Manifest, uri: str | None) -> str:
+    """How a trainer and a shell read the version."""
+    where = uri or f"STORE/{manifest.dataset}@{manifest.version}"
+    split = next(iter(manifest.facts.counts.splits()), "train")
+    trainer = "transformers' Trainer" if is_of_classes(manifest) else "TRL's SFTTrainer and others"
+    python = (
+        "import packhouse\n\n"
+        f"rows = packhouse.load_preferences({where.rpartition('@')[0]!r}, "
+        f"{manifest.version!r}, {split!r})  # columns of TRL's trainers"
+        if manifest.preferences
+        else "import packhouse\n\n"
+        f"version = packhouse.open_version({where!r})\n"
+        f"version.{split if split in ('train', 'eval') else 'train'}"
+        f"  # a datasets.Dataset, for {trainer}"
+    )
+    shell = f"packhouse inspect '{where}'\npackhouse verify '{where}'"
+    said = (
+        "" if uri else "<p class=quiet>STORE is the folder or bucket that this file came from.</p>"
+    )
+    return section(
+        "load", "Load it", said, preformatted(python, "Python"), preformatted(shell, "Shell")
+    )
+
+
+def flow_section(manifest: Manifest) -> str:
+    """The ledger, and how rows became records."""
+    ledger, rendering = manifest.facts.counts.ledger, manifest.facts.counts.rendering
+    lines = [*rendering.record_lines(), *rendering.lines()]
+    notes = "".join(f"<li>{html_text(line)}</li>" for line in lines)
+    drawn = figure(flow_figure(ledger)) if ledger else ""
+    return section(
+        "flow", "From rows to tokens", drawn, f"<ul class=quiet>{notes}</ul>" if notes else ""
+    )
+
+
+def lengths_section(manifest: Manifest, measured: Measured) -> str:
+    """Lengths by source, and other sizes of packs."""
+    by_source: dict[str, Counter[int]] = {}
+    by_split: dict[str, Counter[int]] = {}
+    totals: Counter[str] = Counter()
+    eval_by_source = manifest.facts.configuration.split.eval_by_source
+    for source, split, length, count in measured["lengths"]:
+        totals[source] += count
+        packed_as = f"{split} {source}" if split == "eval" and eval_by_source else split
+        by_split.setdefault(packed_as, Counter())[length] += count
+    named = {source for source, _ in totals.most_common(_MOST_SOURCES - 1)}
+    if len(totals) <= _MOST_SOURCES:
+        named = set(totals)
+    for source, _, length, count in measured["lengths"]:
+        by_source.setdefault(source if source in named else _OTHERS, Counter())[length] += count
+    if not by_source:
+        return ""
+    pack, splits = manifest.facts.configuration.pack, manifest.facts.counts.splits()
+    seq_len = pack.seq_len or max(each.seq_len for each in splits.values())
+    figures = "".join(figure(each) for each in length_figures(by_source, seq_len))
+    over = Counter[bool]()
+    for split, length, count in measured["too_long"]:
+        over[length > 0] += count
+        if length:  # versions of older steps do not say it
+            by_split.setdefault(split, Counter())[length] += count
+    choices = []
+    if pack.over_length != "window":  # other sizes make other windows
+        choices = try_seq_lens(
+            list(by_split.values()),
+            seq_len,
+            pack.strategy or "best_fit",
+            pack.seed,
+            pack.pad_record_to_multiple_of,
+        )
+    note = ""
+    if over[True]:
+        note = f"Counts the {counted(over[True], 'record')} that this version left out as too long."
+    elif over[False]:
+        note = (
+            f"Not counted are {counted(over[False], 'record')} over seq_len {seq_len:,}: this "
+            "version does not say how long."
+        )
+    note = f"<p class=quiet>{note}</p>" if note else ""
+    other = figure(seq_len_figure(choices, seq_len)) + note if choices else ""
+    return section("lengths", "Lengths", f"<div class=grid>{figures}</div><br>", other)
+
+
+def packs_section(manifest: Manifest, measured: Measured) -> str:
+    """Fill and records per pack."""
+    splits = measured["splits"]
+    if not splits:
+        return ""
+    rows = []
+    for name, side in manifest.facts.counts.splits().items():
+        counts = dict(splits.get(name, {}).get("per_pack", []))
+        rows.append(
+            [
+                name,
+                side.num_packs,
+                side.lower_bound,
+                side.num_sequences,
+                side.num_tokens,
+                side.num_padding,
+                f"{side.fill:.2%}",
+                f"{min(counts)} / {_median(counts)} / {max(counts)}" if counts else "",
+            ]
+        )
+    columns = ("split", "packs", "lower bound", "records", "tokens", "padding", "fill",
+               "records in a pack (least / median / most)")  # fmt: skip
+    drawn = fill_figure({name: each["fill"] for name, each in splits.items()})
+    return section(
+        "packs", "Packs", table(columns, rows, "Packs by split"), figure(drawn), _part(measured)
+    )
+
+
+def _part(measured: Measured) -> str:
+    """Say if masks of some packs only were read."""
+    parts = [
+        f"{name}: the first {each['read_packs']:,} of {each['all_packs']:,} packs"
+        for name, each in measured["splits"].items()
+        if each["read_packs"] < each.get("all_packs", 0)
+    ]
+    return f"<p class=quiet>Counted in {html_text('; '.join(parts))}.</p>" if parts else ""
+
+
+def _median(counts: Mapping[int, int]) -> int:
+    half, seen = sum(counts.values()) / 2, 0
+    for value in sorted(counts):
+        seen += counts[value]
+        if seen >= half:
+            return value
+    return 0
+
+
+def trained_section(manifest: Manifest, measured: Measured) -> str:
+    """Trained share by source, by record and by answer; labels and loss weights."""
+    splits = measured["splits"]
+    labels, weights = Counter[str](), Counter[float]()
+    for each in splits.values():
+        labels.update(dict(each["labels"]))
+        weights.update(dict(each["weights"]))
+    tables = [table(("label", "records"), sorted(labels.items()), "Labels")] if labels else []
+    if weights:
+        told = [[f"{w:g}", n, _share(n, weights.total())] for w, n in sorted(weights.items())[:20]]
+        tables.append(table(("loss weight", "trained tokens", "share"), told, "Loss weights"))
+    said = "<p class=quiet>A classifier learns the label of each record; no token is trained.</p>"
+    figures: list[str] = []
+    if not is_of_classes(manifest):
+        said, figures = _trained_by_source(manifest, measured), _trained_figures(splits)
+    grid = f"<div class=grid>{''.join(figures)}</div>" if figures else ""
+    part = _part(measured) if grid or tables else ""
+    return section("trained", "What is trained", said, *tables, grid, part)
+
+
+def _trained_by_source(manifest: Manifest, measured: Measured) -> str:
+    rows = [
+        [
+            name,
+            round(records),
+            tokens,
+            trained,
+            _share(trained, tokens),
+            round(trained / records, 1),
+        ]
+        for name, records, tokens, trained in measured["trained"]
+    ]
+    columns = ("source", "records", "tokens", "trained", "share", "trained tokens a record")
+    said = ""
+    if manifest.preferences == "pairs":
+        said = "Charts count the chosen and the rejected answer of a pair each by itself."
+    if manifest.facts.configuration.pack.strategy == "concat":
+        said = "Charts count each part of a record that is cut at the end of a pack by itself."
+    note = f"<p class=quiet>{said}</p>" if said else ""
+    return (table(columns, rows, "Trained tokens by source") if rows else "") + note
+
+
+def _trained_figures(splits: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    turns: list[tuple[int, int]] = [(0, 0)] * 12
+    for split in splits.values():
+        for i, (tokens, n) in enumerate(split["turns"]):
+            turns[i] = turns[i][0] + tokens, turns[i][1] + n
+    figures = []
+    if any(sum(each["shares"]) for each in splits.values()):
+        figures.append(figure(share_figure({n: e["shares"] for n, e in splits.items()})))
+        figures.append(figure(trained_figure({n: e["trained"] for n, e in splits.items()})))
+    if sum(1 for _, n in turns if n) > 1:
+        figures.append(figure(turns_figure(turns)))
+    return figures
+
+
+def samples_section(
+    num_packs: int, num_tokens: int, has_text: bool, said: str = "", has_weights: bool = False
+) -> str:
+    """The browser of samples; the page's script fills it."""
+    if not num_packs:
+        return ""
+    said = (
+        said
+        or f"{counted(num_packs, 'pack')} with {counted(num_tokens, 'token')}, spread over "
+        "the splits."
+    )
+    if not has_text:
+        said += " The tokenizer is not at hand: ids are shown."
+    return section(
+        "samples",
+        "Samples",
+        f"<p class=quiet>{said} Hover over a token, click it, or use the arrow keys for its id.</p>"
+        "<div class=legend><i class=t>trained</i><i class=quiet>not trained</i>"
+        '<i class=s>special</i><i class="t s">special, trained</i>'
+        + '<i class="t w">trained, loss weight other than 1</i>'
+        * has_weights
+        + "</div>"
+        "<div class=bar><label for=find class=hidden>Search text, record id or file:row</label>"
+        '<input id=find type=search placeholder="Search text, record id or file:row" '
+        "autocomplete=off spellcheck=false>"
+        "<button id=before type=button>&#8592; Previous pack</button>"
+        "<button id=after type=button>Next pack &#8594;</button></div>"
+        "<p id=where class=quiet role=status></p><p id=token class=mono role=status></p>"
+        '<div id=tokens tabindex=0 role=group aria-label="Tokens; arrow keys name each one"></div>'
+        "<noscript><p>Samples need JavaScript.</p></noscript>",
+    )
+
+
+def recipe_section(manifest: Manifest) -> str:
+    """Settings, sources, tokenizer and digests."""
+    lineage = manifest.facts.lineage
+    facts = [
+        ("dataset", manifest.dataset),
+        ("version id", manifest.vid),
+        ("content id", manifest.content_id),
+        ("tokenizer", manifest.facts.provenance.tokenizer or lineage.tokenizer.class_name),
+        ("tokenizer fingerprint", lineage.tokenizer.fingerprint),
+    ]
+    sources = [[shard.file, shard.rows, shard.sha256] for shard in lineage.sources[:200]]
+    files = [
+        [entry.key, entry.kind, entry.rows, entry.size, entry.sha256]
+        for entry in manifest.files[:200]
+        if entry.kind not in PULLED_NAMES  # its own digest cannot stand in it
+    ]
+    settings = json.dumps(manifest.configuration, indent=2, ensure_ascii=False, sort_keys=True)
+    versions = json.dumps(
+        {"engines": manifest.engines, "libraries": manifest.libraries}, indent=2, sort_keys=True
+    )
+    return section(
+        "recipe",
+        "Recipe and digests",
+        table(("what", "value"), facts, "What identifies the version"),
+        table(("source file", "rows", "sha256"), sources, "Sources"),
+        details("Settings", preformatted(settings, "Settings"), is_open=True),
+        details("Files", table(("file", "kind", "rows", "bytes", "sha256"), files, "Files")),
+        details("Versions of steps and libraries", preformatted(versions, "Versions")),
+    )

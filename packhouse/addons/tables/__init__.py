@@ -1,0 +1,1 @@
+"""Rows of workbooks (XLSX, ODS) and of databases (SQLite, DuckDB), as Arrow files."""

@@ -1,0 +1,258 @@
+"""Some packs of a published version, and some records of a sample, to be looked at by people."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import cycle, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from packhouse.errors import ConfigError, IntegrityError
+from packhouse.escaping import for_terminal
+from packhouse.packing.layout import trained_tokens
+from packhouse.recipe import Recipe, SourceConfig
+from packhouse.records.lists import list_offsets
+from packhouse.runtime.confine import run_confined
+from packhouse.runtime.disks import temporary_folder
+from packhouse.store import OpenVersion
+from packhouse.store.manifest import Manifest
+from packhouse.views.tables import Tables
+from packhouse.views.tokens import trained_ranges
+
+MAX_RECORD_TOKENS = 3_000
+"""Tokens of a record that a page shows."""
+
+PACK_COLUMNS = (
+    *("num_tokens", "num_records", "record_ids", "seq_lengths", "label"),
+    *("input_ids", "trained", "loss_weights"),
+)
+"""Of the view `packs`: all that shows one."""
+
+
+def first_split(opened: OpenVersion) -> str:
+    """Return `train`, else the first split there is."""
+    splits = opened.manifest.splits()
+    return "train" if "train" in splits or not splits else splits[0]
+
+
+def check_split(opened: OpenVersion, split: str) -> None:
+    """Raise `ConfigError` if a version has no such split."""
+    if not opened.files("data", split):
+        splits = ", ".join(opened.manifest.splits())
+        raise ConfigError(
+            f"no split '{split}' in {opened.dataset} {opened.version}; it has {splits}"
+        )
+
+
+def read_packs(
+    opened: OpenVersion, split: str, skip: int, count: int
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (number, row) of `count` packs behind `skip`; fetches only the files that hold them.
+
+    A row is one of the view `packs`, with its lists: `trained` is a mask of its tokens, whichever
+    layout the files have.
+
+    Raises:
+        ConfigError: there is no such split, or `skip` is beyond its last pack.
+        ContractError: the rows of a file are no packs.
+        IntegrityError: a file is damaged.
+    """
+    check_split(opened, split)
+    first = 0
+    for entry in opened.files("data", split):
+        low, high = max(skip, first), min(skip + count, first + entry.rows)
+        if low < high:
+            with temporary_folder("inspect") as folder:  # gone before a reader may stop listening
+                path = opened.fetch(entry, folder / Path(entry.key).name)
+                tables = Tables(
+                    files={"data": [(path, split)]},
+                    manifest=replace(opened.manifest, files=()),
+                    columns=PACK_COLUMNS,
+                    checks_packs=True,
+                )
+                rows = run_confined(  # some kilobytes of a file may stand for gigabytes
+                    partial(_read_rows, tables, low - first, high - low),
+                    what=f"file '{entry.key}'",
+                    blames=IntegrityError,
+                    num_bytes=entry.size,
+                )
+            yield from zip(range(low, high), rows, strict=True)
+        first += entry.rows
+    if skip >= first:
+        raise ConfigError(f"{split} has no pack {skip:,}: its last pack is {first - 1:,}")
+
+
+def read_pack(opened: OpenVersion, split: str, number: int) -> dict[str, Any]:
+    """Return the row of one pack, by its number in the split, from 0.
+
+    Raises:
+        ConfigError: there is no such split or pack.
+        IntegrityError: a file is damaged.
+    """
+    ((_, row),) = read_packs(opened, split, number, 1)
+    return row
+
+
+def _read_rows(tables: Tables, start: int, count: int) -> list[dict[str, Any]]:
+    """In a child: packs [start, start + count) of a file."""
+    rows: list[dict[str, Any]] = []
+    first = 0
+    for part in tables.parts("packs"):
+        low, high = max(start - first, 0), min(start + count - first, part.num_rows)
+        if low < high:
+            rows += part.slice(low, high - low).to_pylist()
+        first += part.num_rows
+        if first >= start + count:
+            break
+    return rows
+
+
+def rows_with_masks(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return packed or tokenized rows as plain Python, with `trained`: a mask of their tokens.
+
+    Example:
+        >>> batch = pa.record_batch({"input_ids": [[7, 8], [9]], "labels": [[-100, 8], [-100]]})
+        >>> rows_with_masks(batch)
+        [{'input_ids': [7, 8], 'trained': [False, True]}, {'input_ids': [9], 'trained': [False]}]
+    """
+    offsets = list_offsets(rows["input_ids"])
+    offsets = offsets - offsets[0]
+    trained = trained_tokens(rows, offsets).tolist()
+    names = {"labels", "trained_ranges", "position_ids"}
+    others = rows.select([name for name in rows.schema.names if name not in names])
+    return [
+        {**row, "trained": trained[start:end]}
+        for row, start, end in zip(others.to_pylist(), offsets, offsets[1:], strict=False)
+    ]
+
+
+class PackRecord(NamedTuple):
+    """A sequence of a pack."""
+
+    record_id: str
+    start: int
+    """Its first token in the pack."""
+    end: int
+    side: str
+    """`chosen` or `rejected` of a pair, else as `label_text` says."""
+
+
+def records_in(
+    row: Mapping[str, Any], preferences: str | None = None, labels: Sequence[str] = ()
+) -> Iterator[PackRecord]:
+    """Yield the sequences of a pack, in order.
+
+    Args:
+        row: of the view `packs`.
+        preferences: as the manifest has them.
+        labels: what they are called, of `label_names`.
+
+    Example:
+        >>> row = {"seq_lengths": [3, 2], "record_ids": ["x", "x"], "label": None}
+        >>> [tuple(record) for record in records_in(row, "pairs")]
+        [('x', 0, 3, 'chosen'), ('x', 3, 5, 'rejected')]
+    """
+    edges = np.cumsum([0, *row["seq_lengths"]]).tolist()
+    label = label_text(row["label"], labels)
+    sides = cycle(("chosen", "rejected") if preferences == "pairs" else (label,))
+    ids = row["record_ids"]
+    yield from map(PackRecord._make, zip(ids, edges, edges[1:], sides, strict=False))
+
+
+def label_names(manifest: Manifest) -> list[str]:
+    """Return what labels 0, 1, ... are called: verdicts, or classes where all sources agree."""
+    if manifest.preferences == "kto":
+        return ["bad", "good"]
+    given = {shard.settings.label_names for shard in manifest.facts.lineage.sources}
+    names = given.pop() if len(given) == 1 else None
+    return [for_terminal(name) for name in names or ()]
+
+
+def is_of_classes(manifest: Manifest) -> bool:
+    """Return True if a classifier is trained on the labels of rows, and on no token."""
+    return manifest.facts.configuration.format.template == "sequence_classification"
+
+
+def label_text(label: int | None, names: Sequence[str]) -> str:
+    """Return a label in words: its name where it has one, else its number; nothing for none.
+
+    Example:
+        >>> label_text(1, ["bad", "good"]), label_text(3, []), label_text(None, ["bad", "good"])
+        ('good', 'label 3', '')
+    """
+    if label is None:
+        return ""
+    return names[label] if 0 <= label < len(names) else f"label {label}"
+
+
+def pair_sides(trained: Sequence[bool]) -> list[tuple[str, slice]]:
+    """Part the tokens of a pair: its chosen side ends with its answer, which alone is trained.
+
+    Example:
+        >>> pair_sides([False, True, True, False, True])
+        [('chosen', slice(None, 3, None)), ('rejected', slice(3, None, None))]
+    """
+    (_, end), *_ = trained_ranges(np.asarray(trained, np.bool_))
+    return [("chosen", slice(end)), ("rejected", slice(end, None))]
+
+
+def labels_of(recipe: Recipe, source: SourceConfig) -> list[str]:
+    """Return what labels 0, 1, ... of a source are called: verdicts, or classes it names."""
+    if recipe.preferences == "kto":
+        return ["bad", "good"]
+    return [for_terminal(name) for name in source.label_names or ()]
+
+
+def weights_text(weights: Sequence[float]) -> str:
+    """Return the loss weights of the trained tokens in words; nothing where all are 1.
+
+    Example:
+        >>> weights_text([0, 0.5, 0.5, 1.0]), weights_text([0.0, 1.0])
+        ('loss weights 0.5, 1', '')
+    """
+    given = np.unique(np.asarray(weights, np.float64))
+    given = given[given > 0]
+    if not (given != 1).any():
+        return ""
+    shown = [f"{weight:g}" for weight in given.tolist()]
+    cut = [*shown[:2], "...", shown[-1]] if len(shown) > 4 else shown
+    return f"loss weight{'s' * (len(shown) > 1)} {', '.join(cut)}"
+
+
+def weight_runs(weights: Sequence[float]) -> list[list[float]]:
+    """Return `[start, end, weight]` of each run of tokens that share a weight in the loss, not 0.
+
+    Example:
+        >>> weight_runs([0.0, 0.5, 0.5, 1.0, 0.0])
+        [[1, 3, 0.5], [3, 4, 1.0]]
+    """
+    given = np.nan_to_num(np.asarray(weights, np.float64))  # JSON has no infinity
+    edges = np.flatnonzero(np.diff(given)) + 1
+    bounds = [0, *edges.tolist(), len(given)]
+    return [[a, b, float(given[a])] for a, b in pairwise(bounds) if b > a and given[a]]
+
+
+def page_record(
+    name: str, ids: Sequence[int], trained: Sequence[bool], start: int = 0, max_tokens: int = 2**31
+) -> dict[str, Any]:
+    """Return a record as the page's script takes it, without its texts; a long one is cut.
+
+    Args:
+        name: its id.
+        ids: its tokens.
+        trained: which of them are trained.
+        start: where it begins in its pack.
+        max_tokens: of it that the page shows, at most.
+    """
+    size = min(len(ids), MAX_RECORD_TOKENS, max_tokens)
+    return {
+        "id": name,
+        "start": start,
+        "length": len(ids),
+        "num_trained": sum(trained),
+        "ids": list(ids[:size]),
+        "trained": trained_ranges(np.asarray(trained[:size], np.bool_)),
+    }

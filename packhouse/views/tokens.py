@@ -1,0 +1,151 @@
+"""Tokens as people see them: the text of each, and runs of neighbours that are alike.
+
+    ids [17, 4, 99], trained [no, yes, yes], 99 is <|end|>
+    -> Run("2+2?"), Run("4", trained), Run("<|end|>", trained and special)
+
+A terminal gets colours; a pipe gets trained text between `{+` and `+}`, as a diff by words has it;
+a page gets spans. Whoever wrote a row chose its text: runs hold it as it is, and `plain`,
+`coloured` (drawn by `terminal.console`) and `html_runs` escape it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from packhouse.escaping import for_terminal, html_text
+from packhouse.tokenization.of_version import LoadSnapshot
+from packhouse.tokenization.pipeline import Pipeline, read_pipeline
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Tokens [start, end) of a record, which are alike."""
+
+    start: int
+    end: int
+    text: str
+    is_trained: bool
+    is_special: bool = False
+    """True for control tokens."""
+
+
+def pipeline_of(load: LoadSnapshot | None) -> Pipeline | None:
+    """Return the tables of a tokenizer; None where there is none."""
+    snapshot = load() if load else None
+    return read_pipeline(snapshot.backend) if snapshot else None
+
+
+def token_texts(ids: Sequence[int], pipeline: Pipeline | None) -> list[str]:
+    r"""Return the text of each token; bytes of half a character go on.
+
+    A character whose bytes stand in several tokens is the text of the last of them, and the others
+    have none: the tokens of "\N{GRINNING FACE}" give ["", "\N{GRINNING FACE}"]. Without a pipeline
+    a token's text is its number.
+
+    Example:
+        >>> token_texts([7, 1000], None)
+        ['7 ', '1000 ']
+    """
+    if pipeline is None:
+        return [f"{token} " for token in ids]
+    known, held = pipeline.shown, b""
+    texts: list[str] = []
+    for token in ids:
+        data = held + (known[token].as_py() if 0 <= token < len(known) else b"[%d]" % token)
+        whole, held = _whole(data)
+        texts.append(whole.decode("utf-8", "replace"))
+    if held and texts:
+        texts[-1] += held.decode("utf-8", "replace")
+    return texts
+
+
+def _whole(data: bytes) -> tuple[bytes, bytes]:
+    r"""Cut before the first bytes of a character that is not whole: b"a\xf0\x9f" -> b"a", rest."""
+    for back in range(1, min(3, len(data)) + 1):
+        byte = data[-back]
+        if byte >= 0xC0:
+            size = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return (data[:-back], data[-back:]) if size > back else (data, b"")
+        if byte < 0x80:
+            break
+    return data, b""
+
+
+def special_tokens(ids: Sequence[int], pipeline: Pipeline | None) -> Mask:
+    """Return which ids are of control tokens."""
+    if pipeline is None or not len(pipeline.is_control):
+        return np.zeros(len(ids), np.bool_)
+    given = np.asarray(ids, np.int64)
+    known = np.clip(given, 0, len(pipeline.is_control) - 1)
+    return np.asarray(pipeline.is_control[known] & (known == given))
+
+
+def runs_of(ids: Sequence[int], trained: Mask, pipeline: Pipeline | None) -> tuple[Run, ...]:
+    """Cut the tokens of a record into runs that are trained or not, special or not."""
+    texts, special = token_texts(ids, pipeline), special_tokens(ids, pipeline)
+    changes = np.flatnonzero((np.diff(trained) != 0) | (np.diff(special) != 0)) + 1
+    bounds = [0, *changes.tolist(), len(texts)] if texts else []
+    return tuple(
+        Run(a, b, "".join(texts[a:b]), bool(trained[a]), bool(special[a]))
+        for a, b in pairwise(bounds)
+    )
+
+
+def trained_ranges(trained: Mask) -> list[list[int]]:
+    """Return the trained ranges [start, end) of a mask.
+
+    Example:
+        >>> trained_ranges(np.array([False, True, True, False, True]))
+        [[1, 3], [4, 5]]
+    """
+    edges = np.flatnonzero(np.diff(trained.astype(np.int8), prepend=0, append=0))
+    ranges: list[list[int]] = edges.reshape(-1, 2).tolist()
+    return ranges
+
+
+def plain(runs: Sequence[Run]) -> str:
+    r"""Return runs as text without colours; signs of the text that look like ours get a backslash.
+
+    Example:
+        >>> plain([Run(0, 4, "2+2?", False), Run(4, 5, "4", True), Run(5, 6, "<|end|>", True)])
+        '2+2?{+4<|end|>+}'
+        >>> print(plain([Run(0, 3, "{+x+}", False)]))
+        {\+x+\}
+    """
+    text = ""
+    for is_trained, alike in groupby(runs, key=lambda run: run.is_trained):
+        own = "".join(run.text for run in alike).replace("{+", r"{\+").replace("+}", r"+\}")
+        text += f"{{+{own}+}}" if is_trained else own
+    return for_terminal(text, keep_lines=True)
+
+
+def coloured(runs: Sequence[Run]) -> "Text":
+    """Return runs as a `rich` text: trained green, special blue, bold where it is trained."""
+    from rich.text import Text
+
+    text = Text()
+    for run in runs:
+        style = "green" if run.is_trained else "dim"
+        if run.is_special:
+            style = "bold blue" if run.is_trained else "blue"
+        text.append(run.text, style)
+    return text
+
+
+def html_runs(runs: Sequence[Run]) -> str:
+    """Return runs as a block of a page whose style is `pages.PAGE_STYLE`."""
+    parts = []
+    for run in runs:
+        names = "trained " * run.is_trained + "special" * run.is_special
+        text = html_text(run.text)
+        parts.append(f'<span class="{names.strip()}">{text}</span>' if names else text)
+    return f"<pre>{''.join(parts)}</pre>"

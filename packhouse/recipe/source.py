@@ -103,7 +103,7 @@ class SourceConfig(Section):
     where: Annotated[Expressions | None, Field(json_schema_extra=_as_choices)] = None
     """Which rows are read: an SQL expression over a row's fields, such as
     `length(output) > 20 and lang = 'en'`, or a list of them. Rows for which one is false or NULL
-    are dropped, and counted by the first that is. Needs `pip install 'packhouse[sql]'`."""
+    are dropped, and counted by the first that is."""
 
     select: dict[str, Expression] = {}
     """What a row has instead of its own fields: name -> SQL expression over them, such as

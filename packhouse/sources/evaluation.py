@@ -23,7 +23,6 @@ from packhouse.records.lists import one_chunk
 from packhouse.registry import TEXT_FUNCTIONS, is_there
 from packhouse.runtime.confined import at
 from packhouse.runtime.duckdb_limits import NO_FILES
-from packhouse.runtime.extras import import_extra
 from packhouse.wording import counted, first_line
 
 if TYPE_CHECKING:
@@ -263,7 +262,7 @@ _VALUE = '"packhouse value"'
 _MEMORY = "768MB"  # below that of the child, so that DuckDB says so first
 _MAX_GROWTH = 16  # bytes of results for each byte of rows
 _FREE_BYTES = 2**26  # results of this size are always allowed
-_SETTINGS = {**NO_FILES, "memory_limit": _MEMORY, "threads": "1"}
+_SETTINGS: dict[str, Any] = {**NO_FILES, "memory_limit": _MEMORY, "threads": "1"}
 
 
 def analyse(texts: list[str]) -> list[dict[str, Any]]:
@@ -291,12 +290,14 @@ def bind(where: list[str], select: dict[str, str], rows: pa.RecordBatch) -> None
     Raises:
         ConfigError: says which expression and what is wrong with it.
     """
+    import duckdb
+
     texts = [(True, text) for text in where] + [(False, text) for text in select.values()]
     for is_where, text in texts:
         at(f"expression `{text}`")
         try:
             kind = _run(in_parentheses(text), rows).type
-        except _duckdb().Error as error:
+        except duckdb.Error as error:
             raise ConfigError(f"`{text}`: {_problem(error)}") from None
         if is_where and kind != pa.bool_():
             raise ConfigError(f"`{text}` gives {_sql(kind)}, not true or false; compare it")
@@ -356,12 +357,14 @@ def evaluate(
 
 def _values(what: str, text: str, rows: pa.RecordBatch) -> tuple[pa.Array, dict[int, str]]:
     """The value of an expression for each row, null where it fails; and why it fails, by row."""
+    import duckdb
+
     expression = in_parentheses(text)
     try:
         return _run(expression, rows), {}
     except _row_errors():
         pass
-    except _duckdb().Error as error:
+    except duckdb.Error as error:
         raise SourceError(f"{what}: {_problem(error)}; make it simpler") from None
     # An expression that fails has no value, and neither has one that is NULL; `... IS NULL` tells
     # them apart, since it is true or false of a row unless the expression fails on it.
@@ -423,7 +426,9 @@ def check_text_function(name: str) -> None:
 
 @cache
 def _connection() -> "DuckDBPyConnection":
-    connection: DuckDBPyConnection = _duckdb().connect(":memory:", config=_SETTINGS)
+    import duckdb
+
+    connection = duckdb.connect(":memory:", config=_SETTINGS)
     add_text_functions(connection)
     connection.execute("SET python_enable_replacements = false")
     connection.execute("SET TimeZone = 'UTC'")
@@ -431,13 +436,10 @@ def _connection() -> "DuckDBPyConnection":
     return connection
 
 
-def _duckdb() -> Any:
-    return import_extra("duckdb", "sql", "an expression of `where` or `select`")
-
-
 def _row_errors() -> tuple[type[Exception], ...]:
     """Errors of single rows: others, such as memory, depend on what is evaluated with them."""
-    duckdb = _duckdb()
+    import duckdb
+
     return (duckdb.ConversionException, duckdb.InvalidInputException, duckdb.OutOfRangeException)
 
 

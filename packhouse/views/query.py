@@ -24,7 +24,6 @@ from packhouse.registry import TEXT_FUNCTIONS
 from packhouse.runtime.confine import stream_confined
 from packhouse.runtime.disks import temporary_folder
 from packhouse.runtime.duckdb_limits import NO_FILES
-from packhouse.runtime.extras import import_extra
 from packhouse.sources.evaluation import add_text_functions, check_text_function
 from packhouse.store.columns import fetch_columns
 from packhouse.store.read import OpenVersion, scan_versions
@@ -36,7 +35,7 @@ from packhouse.views.tables import COLUMNS, ON_REQUEST, Tables, columns_of_files
 _CANDIDATES = 3
 """Signatures of a function that an error names."""
 
-_SETTINGS = {**NO_FILES, "memory_limit": "1GB", "threads": "2"}
+_SETTINGS: dict[str, Any] = {**NO_FILES, "memory_limit": "1GB", "threads": "2"}
 
 
 def ask(opened: OpenVersion, query: str, tokenizers: Path) -> pa.Table:
@@ -48,7 +47,7 @@ def ask(opened: OpenVersion, query: str, tokenizers: Path) -> pa.Table:
         tokenizers: folder of tokenizers in the cache.
 
     Raises:
-        ConfigError: the query does not run, or DuckDB is not installed.
+        ConfigError: the query does not run.
         IntegrityError: a file of the version is damaged.
     """
     words = _words(query)
@@ -243,7 +242,8 @@ def _answer(question: _Question, tables: Tables) -> Iterator[pa.RecordBatch]:
                 found = found.filter(pc.equal(found[name], value))
         yield from _batches(found.slice(0, question.limit).combine_chunks())
         return
-    duckdb = import_extra("duckdb", "sql", "SQL")
+    import duckdb
+
     database = duckdb.connect(":memory:", config=_SETTINGS)
     for name in TEXT_FUNCTIONS.keys() & _words(question.query):
         check_text_function(name)
@@ -272,7 +272,9 @@ def _parse(query: str) -> dict[str, bool]:
     Raises:
         ConfigError: several statements, another statement, or no SQL.
     """
-    connection = import_extra("duckdb", "sql", "SQL").connect(":memory:", config=_SETTINGS)
+    import duckdb
+
+    connection = duckdb.connect(":memory:", config=_SETTINGS)
     ((text,),) = connection.execute("select json_serialize_sql(?)", [query]).fetchall()
     parsed = orjson.loads(text)
     if parsed["error"] and parsed["error_type"] != "not implemented":

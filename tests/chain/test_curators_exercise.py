@@ -14,7 +14,6 @@ import packhouse
 from tests.audit.conftest import DEMO
 from tests.sources.test_odd_files import workbook
 
-pytest.importorskip("duckdb")
 pytest.importorskip("datasketch")
 
 COLUMNS = ("instruction", "input", "output")

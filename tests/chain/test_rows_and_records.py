@@ -82,7 +82,6 @@ def test_rows_that_all_have_a_bad_record_still_give_their_good_ones(project):
 
 
 def test_each_count_of_a_version_names_rows_or_records(trees, tmp_path):
-    pytest.importorskip("duckdb")
     long = question(10, "So.", "On and on. " * 100)
     trees.rows.write_text(trees.rows.read_text() + "\n" + json.dumps(long))
     small = ("validate.max_quarantined=0.2", "pack.seq_len=128", "split.eval_fraction=0")

@@ -14,8 +14,6 @@ from packhouse.recipe import Recipe
 from packhouse.records.ledger import Filter, filters_of
 from packhouse.steps.plan import plan_jobs
 
-pytest.importorskip("duckdb")
-
 WHERE = "length(output) > 16"
 
 

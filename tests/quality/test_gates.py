@@ -126,7 +126,6 @@ and not has_phone(output) and not has_card(output) and not has_secret(output)
 
 
 def test_where_leaves_out_the_rows_that_are_counted_and_no_other(project):
-    pytest.importorskip("duckdb")
     path = project.folder / "sums.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     rows = [row for row in rows if "@" not in row["output"]]

@@ -130,7 +130,8 @@ def test_bytes_are_no_text(sqlite, read):
 
 
 def test_what_values_of_duckdb_become(tmp_path, read):
-    duckdb = pytest.importorskip("duckdb")
+    import duckdb
+
     path = tmp_path / "rows.duckdb"
     with duckdb.connect(str(path)) as database:
         database.execute(
@@ -162,7 +163,8 @@ def test_what_values_of_duckdb_become(tmp_path, read):
 
 
 def test_a_file_of_duckdb_whose_text_was_changed_is_refused(tmp_path, read):
-    duckdb = pytest.importorskip("duckdb")
+    import duckdb
+
     path = tmp_path / "rows.duckdb"
     with duckdb.connect(str(path)) as database:
         database.execute("CREATE TABLE rows AS SELECT 'a text to change' AS text")
@@ -243,7 +245,8 @@ def test_a_damaged_file_is_an_error_that_names_it(place, sqlite):
 
 
 def test_a_table_of_duckdb_is_read(tmp_path, read):
-    duckdb = pytest.importorskip("duckdb")
+    import duckdb
+
     path = tmp_path / "rows.duckdb"
     with duckdb.connect(str(path)) as database:
         database.execute(
@@ -281,7 +284,8 @@ def test_a_table_of_duckdb_is_read(tmp_path, read):
     ],
 )
 def test_what_would_run_is_no_table_of_duckdb(statement, table, says, tmp_path):
-    duckdb = pytest.importorskip("duckdb")
+    import duckdb
+
     path = tmp_path / "rows.duckdb"
     with duckdb.connect(str(path)) as database:
         database.execute(f"CREATE TABLE rows (text VARCHAR); {statement}")

@@ -24,7 +24,6 @@ import pyarrow as pa
 
 from packhouse.errors import SourceError
 from packhouse.runtime.duckdb_limits import NO_FILES
-from packhouse.runtime.extras import import_extra
 from packhouse.sources.records import fault_column, fault_field
 from packhouse.wording import first_line, near_name
 
@@ -174,8 +173,9 @@ def _text(value: Any, name: str, row: int, faults: dict[int, tuple[str, str]]) -
 
 
 def _read_duckdb(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordBatch]:
-    duckdb = import_extra("duckdb", "sql", "a DuckDB file as source")
-    settings = {
+    import duckdb
+
+    settings: dict[str, Any] = {
         **NO_FILES,
         "memory_limit": "768MB",
         "threads": "1",  # rows stay in order

@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.addons.ask.sql import print_rows
 from packhouse.commands.options import json_option
-from packhouse.commands.sql import print_rows
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
 from packhouse.terminal import echo

@@ -1,0 +1,1 @@
+"""Questions about a version: `sql`, `stats`, `dropped`, `trace`, `diff` and `inspect`."""

@@ -128,7 +128,7 @@ class Version:
         return {split: each.to_dict() for split, each in statistics.items()}
 
     def sql(self, query: str) -> pa.Table:
-        """Answer one SELECT over the views of this version; needs the extra `sql` (DuckDB).
+        """Answer one SELECT over the views of this version, in DuckDB.
 
         Views are records, packs, quarantine, dropped, ledger, audit and versions; `packhouse sql
         --help` names their columns.

@@ -66,7 +66,13 @@ def __getattr__(name: str) -> Any:
     module = _MODULES.get(name) or PUBLIC.get(name)
     if module is None:
         raise AttributeError(f"module 'packhouse' has no attribute '{name}'")
-    return getattr(import_module(module), name)
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        needs = f"packhouse.{name} needs torch: pip install 'packhouse[torch]'"
+        raise ImportError(needs) from error
 
 
 def _version() -> str:

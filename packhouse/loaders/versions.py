@@ -111,7 +111,7 @@ def load_packed(
     about = f"packhouse {opened.dataset} {opened.version} {split}"
     rows = {name: map_rows(own, f"{about} {name or ''}".strip()) for name, own in paths.items()}
     if "transformers" in sys.modules and any(_holds_packs(each) for each in rows.values()):
-        _warn_of_packs()
+        warn_of_packs()
     if "transformers.trainer" in sys.modules and any(
         "loss_weights" in each.column_names for each in rows.values()
     ):
@@ -137,14 +137,14 @@ def _holds_packs(rows: "Dataset") -> bool:
     return sum(int(list_offsets(chunk)[-1]) for chunk in chunks if len(chunk)) > len(rows)
 
 
-def _warn_of_packs() -> None:
+def warn_of_packs() -> None:
     """Warn of models, collators and trainers in this process that lose where records end."""
     modules, advice = sys.modules, []
     if "transformers.modeling_utils" in modules:
         from packhouse.loaders.enabling import is_enabled
 
         if not is_enabled():
-            advice.append("call enable_packing(model) before load_packed")
+            advice.append("call enable_packing(model) first")
     if "trl.trainer.sft_trainer" in modules:
         advice.append("set SFTConfig(padding_free=True, max_length=None, packing=False)")
     elif "transformers.trainer" in modules and "packhouse.loaders.collators" not in modules:

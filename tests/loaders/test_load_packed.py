@@ -227,7 +227,7 @@ def test_a_model_that_was_not_enabled_is_warned_of(make_version, tmp_path, monke
     monkeypatch.setattr(enabling, "_ACTIVE", set())  # other tests' models
     monkeypatch.delitem(sys.modules, "trl.trainer.sft_trainer", raising=False)
     packs, records = make_version(), make_version(num_records=20, strategy="none")
-    with pytest.warns(UserWarning, match=r"call enable_packing\(model\) before load_packed"):
+    with pytest.warns(UserWarning, match=r"call enable_packing\(model\) first"):
         load_packed(packs, cache=tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

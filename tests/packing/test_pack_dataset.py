@@ -1,5 +1,7 @@
 """`pack_dataset`: TRL's strategies by name, and what each of them costs."""
 
+import subprocess
+import sys
 import warnings
 from itertools import chain, pairwise
 
@@ -219,3 +221,18 @@ def test_a_strategy_that_says_what_it_cuts_takes_no_other_policy():
         pack_dataset(ROWS, 4, "bfd", over_length="drop")
     with pytest.raises(ConfigError, match="over_length 'cut' is not known"):
         pack_dataset(ROWS, 4, over_length="cut")
+
+
+def test_packs_for_a_trainer_that_would_drop_their_boundaries_are_warned_of():
+    """In a process of its own: other tests import trainers, and mute the warning."""
+    code = (
+        "import warnings, transformers.trainer; warnings.simplefilter('error')\n"
+        "from datasets import Dataset\n"
+        "from packhouse import pack_dataset\n"
+        "rows = Dataset.from_dict({'input_ids': [[1, 2], [3]], 'labels': [[1, 2], [3]]})\n"
+        "try: pack_dataset(rows, 8)\n"
+        "except UserWarning as warning: print(warning)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("rows hold several records each, across which most"), done.stderr
+    assert "use packhouse.loaders.PackedCollator" in done.stdout

@@ -9,6 +9,7 @@ A whole dataset is one plan; TRL plans 1,000 rows at a time, which takes 2,536 p
 for Alpaca, and 2,501 are enough. Cost: 40 ns a token, 8 bytes of each of 2 million at a time.
 """
 
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -146,6 +147,10 @@ def pack_dataset(
             tally=tally,
         )
         return type(dataset)({name: pack(part) for name, part in dataset.items()})
+    if "transformers" in sys.modules:
+        from packhouse.loaders.versions import warn_of_packs
+
+        warn_of_packs()
     settings = _settings(seq_length, strategy, over_length, seed, balance)
     tally = PackTally() if tally is None else tally
     options: dict[str, object] = dict(map_kwargs or {}) | {"batched": True}

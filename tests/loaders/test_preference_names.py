@@ -168,6 +168,9 @@ WAYS += [("SFTTrainer", way) for way in SETTINGS_OF_TRL]
 def test_no_trainer_of_supervised_rows_takes_preferences(forms, tmp_path, kind, trainer, way):
     for name, rows in forms[kind].items():
         assert not {"input_ids", "labels"} & {*rows.column_names}, name
+        # What stops a trainer are the names of the columns: one form each shows it, and two all.
+        if name != "published Parquet" and way not in ("none", "defaults"):
+            continue
         for keeps in (False, True):
             with pytest.raises((KeyError, ValueError, ContractError), match=MISSING):
                 train(rows, trainer, way, tmp_path / "out", keeps_columns=keeps)

@@ -339,16 +339,6 @@ def test_too_many_failing_rows_are_refused(read_bytes):
         read_bytes(lines(rows), where="cast(n as int) = 1")
 
 
-def test_a_missing_duckdb_is_said_with_the_line_that_installs_it(tmp_path, monkeypatch):
-
-    monkeypatch.setitem(sys.modules, "duckdb", None)
-    evaluation._connection.cache_clear()
-
-    with pytest.raises(ConfigError, match=r"needs duckdb.*pip install 'packhouse\[sql\]'"):
-        evaluation.analyse(["a = 1"])
-    evaluation._connection.cache_clear()
-
-
 def test_functions_that_packhouse_adds_are_known(read_bytes, tmp_path):
     rows = [{"text": "mail me@example.org"}, {"text": "I am an AI, I cannot."}, {"text": None}]
 

@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--packs", type=int, default=96, help="packs to load, in a random order")
     parser.add_argument("--runs", type=int, default=7, help="runs of each, by turns")
     options = parser.parse_args()
-    from packhouse.loaders import PackedCollator, PackedDataset, load_packed
+    from packhouse import PackedCollator, PackedDataset, load_packed
 
     load_packed(options.uri, options.ref)  # imports, and the local copy of a remote version
     start = time.process_time()

@@ -81,8 +81,8 @@ WITH: dict[str, dict[str, Any]] = {
 """Other keys of the section that a key asks for."""
 
 MODULES = {
-    "packhouse": "Data in, a version out. Nothing is imported until it is asked for.",
-    "packhouse.loaders": "What a trainer needs. Needs the extra `torch`, but for `load_packed`.",
+    "packhouse": "Data in, a version out, and what a trainer needs of it. Nothing is imported "
+    "until it is asked for; what trains with torch needs the extra `torch`.",
 }
 """Modules whose public names the API page describes, in order."""
 

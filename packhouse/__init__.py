@@ -4,8 +4,9 @@
     version = packhouse.prepare("data.json", tokenizer="Qwen/Qwen2.5-0.5B-Instruct", seq_len=4096)
     trainer = SFTTrainer(..., train_dataset=version.train, eval_dataset=version.eval)
 
-Nothing is imported until it is asked for. What a trainer needs beside `load_packed` is in
-`packhouse.loaders`; errors are in `packhouse.errors`.
+Nothing is imported until it is asked for. Datasets and collators of torch, and what models and
+training loops need, ask for torch: `pip install packhouse[torch]`. Errors are in
+`packhouse.errors`.
 """
 
 from importlib import import_module
@@ -18,20 +19,47 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
     from packhouse.addons.packs_in_memory.packs import PackTally, pack_dataset
     from packhouse.addons.packs_in_memory.supervised import make_supervised_dataset
     from packhouse.addons.plan.estimate import plan
+    from packhouse.addons.torch.checking import PackingReport, check_packing, check_ranks
+    from packhouse.addons.torch.enabling import PackingHandle, enable_packing
+    from packhouse.addons.torch.masks import (
+        block_causal_mask,
+        block_mask,
+        cu_seqlens,
+        packed_mask_mod,
+        segment_ids,
+    )
+    from packhouse.addons.torch.microbatches import (
+        balance_rows,
+        count_targets,
+        prepare_finetuning_batch,
+        split_batch_into_microbatches,
+        token_loss,
+    )
+    from packhouse.addons.torch.preference_trainers import enable_preferences
+    from packhouse.addons.torch.receipts import consumed_records, training_receipt, write_receipt
     from packhouse.api import Version, open_version, prepare
     from packhouse.errors import PackhouseError
-    from packhouse.loaders.preferences import load_preferences
-    from packhouse.loaders.versions import load_packed
+    from packhouse.load.collators import ClassificationCollator, PackedCollator, PaddedCollator
+    from packhouse.load.dataset import PackedDataset, TokenizedDataset
+    from packhouse.load.preferences import load_preferences
+    from packhouse.load.streaming import StreamingPackedDataset
+    from packhouse.load.versions import load_packed
     from packhouse.recipe import Recipe, load_recipe
 
     __version__: str
 
 _MODULES = {
+    "ClassificationCollator": "packhouse.load.collators",
+    "PackedCollator": "packhouse.load.collators",
+    "PackedDataset": "packhouse.load.dataset",
     "PackhouseError": "packhouse.errors",
+    "PaddedCollator": "packhouse.load.collators",
     "Recipe": "packhouse.recipe",
+    "StreamingPackedDataset": "packhouse.load.streaming",
+    "TokenizedDataset": "packhouse.load.dataset",
     "Version": "packhouse.api",
-    "load_packed": "packhouse.loaders",
-    "load_preferences": "packhouse.loaders",
+    "load_packed": "packhouse.load.versions",
+    "load_preferences": "packhouse.load.preferences",
     "load_recipe": "packhouse.recipe",
     "open_version": "packhouse.api",
     "prepare": "packhouse.api",
@@ -39,13 +67,31 @@ _MODULES = {
 
 __all__ = [
     "AuditReport",
+    "ClassificationCollator",
     "Export",
     "PackTally",
+    "PackedCollator",
+    "PackedDataset",
     "PackhouseError",
+    "PackingHandle",
+    "PackingReport",
+    "PaddedCollator",
     "Recipe",
+    "StreamingPackedDataset",
+    "TokenizedDataset",
     "Version",
     "__version__",
     "audit",
+    "balance_rows",
+    "block_causal_mask",
+    "block_mask",
+    "check_packing",
+    "check_ranks",
+    "consumed_records",
+    "count_targets",
+    "cu_seqlens",
+    "enable_packing",
+    "enable_preferences",
     "export_version",
     "load_packed",
     "load_preferences",
@@ -53,8 +99,15 @@ __all__ = [
     "make_supervised_dataset",
     "open_version",
     "pack_dataset",
+    "packed_mask_mod",
     "plan",
     "prepare",
+    "prepare_finetuning_batch",
+    "segment_ids",
+    "split_batch_into_microbatches",
+    "token_loss",
+    "training_receipt",
+    "write_receipt",
 ]
 
 

@@ -31,7 +31,8 @@ from packhouse.engine.local_pool import local_runner
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitError
 from packhouse.given import recipe_for
-from packhouse.loaders import load_packed, load_preferences
+from packhouse.load.preferences import load_preferences
+from packhouse.load.versions import load_packed
 from packhouse.quarantine import read_quarantined
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import sum_by_reason

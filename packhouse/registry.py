@@ -58,14 +58,33 @@ COMMANDS = {
 """Commands by name: the module of a `click` command of that name, and a line for `--help`."""
 
 PUBLIC = {
+    "audit": "packhouse.addons.audit_any.audit",
+    "AuditReport": "packhouse.addons.audit_any.report",
+    "Export": "packhouse.addons.exports.writing",
+    "export_version": "packhouse.addons.exports.writing",
     "PackTally": "packhouse.addons.packs_in_memory.packs",
     "pack_dataset": "packhouse.addons.packs_in_memory.packs",
-    "Export": "packhouse.addons.exports.writing",
-    "AuditReport": "packhouse.addons.audit_any.report",
-    "audit": "packhouse.addons.audit_any.audit",
     "make_supervised_dataset": "packhouse.addons.packs_in_memory.supervised",
     "plan": "packhouse.addons.plan.estimate",
-    "export_version": "packhouse.addons.exports.writing",
+    "PackingReport": "packhouse.addons.torch.checking",
+    "check_packing": "packhouse.addons.torch.checking",
+    "check_ranks": "packhouse.addons.torch.checking",
+    "PackingHandle": "packhouse.addons.torch.enabling",
+    "enable_packing": "packhouse.addons.torch.enabling",
+    "block_causal_mask": "packhouse.addons.torch.masks",
+    "block_mask": "packhouse.addons.torch.masks",
+    "cu_seqlens": "packhouse.addons.torch.masks",
+    "packed_mask_mod": "packhouse.addons.torch.masks",
+    "segment_ids": "packhouse.addons.torch.masks",
+    "balance_rows": "packhouse.addons.torch.microbatches",
+    "count_targets": "packhouse.addons.torch.microbatches",
+    "prepare_finetuning_batch": "packhouse.addons.torch.microbatches",
+    "split_batch_into_microbatches": "packhouse.addons.torch.microbatches",
+    "token_loss": "packhouse.addons.torch.microbatches",
+    "enable_preferences": "packhouse.addons.torch.preference_trainers",
+    "consumed_records": "packhouse.addons.torch.receipts",
+    "training_receipt": "packhouse.addons.torch.receipts",
+    "write_receipt": "packhouse.addons.torch.receipts",
 }
 """Names that users import from `packhouse` itself, and the module of each."""
 

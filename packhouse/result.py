@@ -103,7 +103,7 @@ def loading_lines(prepared: Prepared, uri: str) -> list[str]:
     formats = (str(source["settings"].get("format")) for source in prepared.published.sources)
     load = "load_preferences" if preferences_in(formats) else "load_packed"
     split = "train" if prepared.published.statistics["train"].num_packs else "eval"
-    return [f"from packhouse.loaders import {load}", f'{split} = {load}("{uri}", split="{split}")']
+    return [f"from packhouse import {load}", f'{split} = {load}("{uri}", split="{split}")']
 
 
 def _ref(prepared: Prepared, uri: str) -> str:

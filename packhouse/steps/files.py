@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from packhouse.cache.steps import Receipt
 from packhouse.engine.step import AnyJob, Job, Step, Work
 from packhouse.errors import ConfigError
-from packhouse.loaders.copies import read_rows
+from packhouse.load.copies import read_rows
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.recipe.publish import ExportConfig
 from packhouse.records.tables import read_table

@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from packhouse import StreamingPackedDataset, load_packed
 from packhouse.addons.exports.writing import export_version
 from packhouse.errors import ConfigError
-from packhouse.loaders import StreamingPackedDataset, load_packed
 from packhouse.store import OpenVersion, open_version
 from tests.chain.conftest import DEMO, Project
 

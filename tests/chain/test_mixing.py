@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from packhouse import load_packed
 from packhouse.engine.workspace import Workspace
-from packhouse.loaders import load_packed
 from packhouse.packing import Admitted
 from packhouse.recipe import Recipe, SourceConfig, load_recipe
 from packhouse.records.tables import TOKENIZED, read_table

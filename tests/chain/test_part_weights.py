@@ -5,8 +5,8 @@ import json
 import pytest
 import yaml
 
+from packhouse import load_packed
 from packhouse.errors import AuditError
-from packhouse.loaders import load_packed
 from packhouse.recipe import FormatConfig
 from packhouse.templates import make_renderer
 from tests.chain.conftest import DEMO, Project

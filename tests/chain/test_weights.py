@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from packhouse.addons.exports.writing import export_version
-from packhouse.errors import ConfigError
-from packhouse.loaders import (
+from packhouse import (
     PackedCollator,
     check_packing,
     count_targets,
@@ -18,6 +16,8 @@ from packhouse.loaders import (
     load_packed,
     token_loss,
 )
+from packhouse.addons.exports.writing import export_version
+from packhouse.errors import ConfigError
 from packhouse.store import open_version
 from tests.chain.conftest import DEMO, Project
 from tests.loaders.models import tiny_model

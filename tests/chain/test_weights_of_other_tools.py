@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from packhouse.loaders import load_packed
+from packhouse import load_packed
 from packhouse.sources.chat_messages import BadRowError, read_messages
 from tests.chain.conftest import Project
 from tests.templates.toys import CHATML

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from packhouse import load_packed
 from packhouse.chain import prepare
 from packhouse.engine.local_pool import LocalRunner
 from packhouse.engine.workspace import Workspace
-from packhouse.loaders import load_packed
 from packhouse.recipe import load_recipe
 from tests.loaders.models import tiny_model
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from packhouse.loaders import load_packed
+from packhouse import load_packed
 from tests.e2e.deployments import demo_recipe, real_recipe
 from tests.e2e.services import wait_until
 from tests.e2e.stack import POOL, s3_client

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from packhouse.loaders import PackedCollator, check_ranks, enable_packing
+from packhouse import PackedCollator, check_ranks, enable_packing
 from tests.loaders.models import VOCABULARY, tiny_model
 
 LENGTHS = [[9, 4, 3], [5, 8], [16], [2, 2, 2, 10]]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from packhouse import load_packed
 from packhouse.errors import IntegrityError
-from packhouse.loaders import load_packed
 from packhouse.store import pull_version
 from packhouse.store.address import open_address
 
@@ -25,7 +25,7 @@ FLIPS = 25
 def fresh_process():
     """Call a function in a new process; each starts with everything imported and nothing opened."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "datasets", "packhouse.loaders.streaming"])
+    context.set_forkserver_preload([__name__, "datasets", "packhouse.load.streaming"])
     with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
         yield lambda function, *args: pool.submit(function, *args).result()
 
@@ -35,7 +35,7 @@ def load(uri, cache, verify=True):
 
 
 def stream(uri, cache, verify=True):
-    from packhouse.loaders.streaming import StreamingPackedDataset
+    from packhouse.load.streaming import StreamingPackedDataset
 
     rows = StreamingPackedDataset(uri, cache=cache, verify=verify, shuffle=False, prefetch=0)
     return digest([{name: values.tolist() for name, values in row.items()} for row in rows])
@@ -123,7 +123,7 @@ def test_a_flip_in_a_downloaded_copy_is_fetched_again(make_version, tmp_path, fr
 
 def stream_remote(uri, cache):
     """Stream as from s3://, where files are downloaded: here a folder passes for such a store."""
-    from packhouse.loaders import copies
+    from packhouse.load import copies
 
     copies.LocalStore = type("NoFolder", (), {})  # in this process only
     return stream(uri, cache)
@@ -140,7 +140,7 @@ def test_turned_off_it_trusts_size_and_time(make_version, tmp_path, fresh_proces
 
 
 def test_a_file_is_hashed_once_in_a_process(make_version, tmp_path, monkeypatch):
-    from packhouse.loaders import copies
+    from packhouse.load import copies
 
     uri, hashed = make_version(), []
     original = copies.file_sha256

@@ -61,7 +61,7 @@ import importlib.util, sys
 sys.path.insert(0, sys.argv[1])
 for name in ("prefect", "fastapi", "pandera", "pytest", "moto"):
     assert importlib.util.find_spec(name) is None, name
-from packhouse.loaders import PackedCollator, PackedDataset, StreamingPackedDataset, load_packed
+from packhouse import PackedCollator, PackedDataset, StreamingPackedDataset, load_packed
 data = load_packed(sys.argv[2], cache=sys.argv[3])
 batch = PackedCollator()([PackedDataset(data)[0]])
 rows = list(StreamingPackedDataset(sys.argv[2], cache=sys.argv[3]))

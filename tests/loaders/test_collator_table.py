@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from packhouse import PackedCollator, enable_packing, load_packed
 from packhouse.addons.exports.writing import export_version
 from packhouse.errors import ContractError
-from packhouse.loaders import PackedCollator, enable_packing, load_packed
 from packhouse.store import open_version
 from tests.loaders.models import tiny_model
 from tests.loaders.test_trainers import SETTINGS, in_order, losses, tiny_tokenizer

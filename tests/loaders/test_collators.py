@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from packhouse import ClassificationCollator, PackedCollator, PaddedCollator
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
-from packhouse.loaders import ClassificationCollator, PackedCollator, PaddedCollator
 
 PACK = {
     "input_ids": [7, 8, 9, 5, 6],

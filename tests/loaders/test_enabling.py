@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from packhouse import PackedCollator, check_packing, enable_packing
 from packhouse.errors import ConfigError, ContractError
-from packhouse.loaders import PackedCollator, check_packing, enable_packing
 from tests.loaders.models import tiny_model
 
 pytestmark = [

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from packhouse.errors import ConfigError, ContractError
-from packhouse.loaders import (
+from packhouse import (
     ClassificationCollator,
     PackedCollator,
     PackedDataset,
@@ -23,6 +22,7 @@ from packhouse.loaders import (
     load_packed,
     token_loss,
 )
+from packhouse.errors import ConfigError, ContractError
 from tests.loaders.models import tiny_model
 
 pytestmark = [

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from packhouse.loaders import (
+from packhouse import (
     PackedCollator,
     PackedDataset,
     PaddedCollator,

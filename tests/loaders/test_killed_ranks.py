@@ -8,7 +8,7 @@ from collections import Counter
 from hashlib import sha256
 from pathlib import Path
 
-from packhouse.loaders import StreamingPackedDataset, consumed_records, load_packed
+from packhouse import StreamingPackedDataset, consumed_records, load_packed
 
 ROOT = Path(__file__).parents[2]
 

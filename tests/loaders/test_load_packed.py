@@ -10,9 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from packhouse import load_packed
 from packhouse.errors import ConfigError, DiskError, IntegrityError, VersionNotFoundError
-from packhouse.loaders import load_packed
-from packhouse.loaders.copies import read_rows
+from packhouse.load.copies import read_rows
 from packhouse.store import pull_version
 from packhouse.store.address import open_address
 
@@ -140,11 +140,11 @@ class Absent:
         if name.split(".")[0] in ("torch", "prefect"):
             raise ModuleNotFoundError(name, name=name)
 sys.meta_path.insert(0, Absent())
-from packhouse.loaders import load_packed
+from packhouse import load_packed
 print(load_packed({make_version()!r}, cache={str(tmp_path)!r}).num_rows)
 assert not {{"torch", "prefect"}} & set(sys.modules)
 try:
-    from packhouse.loaders import PackedCollator
+    from packhouse import PackedCollator
 except ImportError as error:
     print(error)
 """
@@ -155,18 +155,18 @@ except ImportError as error:
         check=False,
         env=os.environ | {"USE_TORCH": "0"},
     )
-    needs = "packhouse.loaders.PackedCollator needs torch: pip install 'packhouse[torch]'"
+    needs = "packhouse.PackedCollator needs torch: pip install 'packhouse[torch]'"
     assert done.stdout == f"16\n{needs}\n", done.stderr
 
 
 def test_names_are_imported_when_they_are_asked_for():
-    import packhouse.loaders
+    import packhouse
 
-    for name in packhouse.loaders.__all__:
-        assert getattr(packhouse.loaders, name).__doc__
-    assert dir(packhouse.loaders) == packhouse.loaders.__all__
+    for name in packhouse.__all__:
+        assert getattr(packhouse, name).__doc__
+    assert dir(packhouse) == packhouse.__all__
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = packhouse.loaders.nothing
+        _ = packhouse.nothing
 
 
 def _flip_bit(file: Path, at: int) -> None:
@@ -222,7 +222,8 @@ def test_a_model_that_was_not_enabled_is_warned_of(make_version, tmp_path, monke
     pytest.importorskip("torch")
     import transformers.modeling_utils  # noqa: F401 - as where a model was made
 
-    from packhouse.loaders import enable_packing, enabling
+    from packhouse import enable_packing
+    from packhouse.addons.torch import enabling
 
     monkeypatch.setattr(enabling, "_ACTIVE", set())  # other tests' models
     monkeypatch.delitem(sys.modules, "trl.trainer.sft_trainer", raising=False)

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
+from packhouse import StreamingPackedDataset, load_packed
 from packhouse.errors import IntegrityError
-from packhouse.loaders import StreamingPackedDataset, load_packed
 from packhouse.store import open_version
 from tests.moto_s3 import s3_client
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from packhouse.loaders import (
+from packhouse import (
     block_causal_mask,
     block_mask,
     cu_seqlens,

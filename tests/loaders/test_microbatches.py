@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.loaders import (
+from packhouse import (
     PackedCollator,
     PaddedCollator,
     balance_rows,

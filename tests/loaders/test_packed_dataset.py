@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
-from packhouse.loaders import (
+from packhouse import (
     ClassificationCollator,
     PackedCollator,
     PackedDataset,
     PaddedCollator,
     load_packed,
 )
+from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
 from packhouse.packing import plan_packs
 from packhouse.records.tables import PACKED
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from packhouse.errors import ConfigError, ContractError
-from packhouse.loaders import (
+from packhouse import (
     PackedCollator,
     block_causal_mask,
     block_mask,
@@ -17,7 +16,8 @@ from packhouse.loaders import (
     segment_ids,
     token_loss,
 )
-from packhouse.loaders.enabling import FAMILIES
+from packhouse.addons.torch.enabling import FAMILIES
+from packhouse.errors import ConfigError, ContractError
 from tests.loaders.models import tiny_model
 
 # transformers and torch's compiler use what torch deprecates; flex attention asks to be compiled.

@@ -12,9 +12,9 @@ import pytest
 from datasets import Dataset, load_dataset
 
 import packhouse
+from packhouse import PackedCollator, load_preferences
 from packhouse.addons.exports.writing import export_version
 from packhouse.errors import ContractError
-from packhouse.loaders import PackedCollator, load_preferences
 from packhouse.packing.layout import PREFERENCE_NAMES
 from packhouse.recipe import Recipe
 from packhouse.store.address import open_address

@@ -14,20 +14,20 @@ from datasets import Dataset
 
 import packhouse
 import schemas
+from packhouse import (
+    StreamingPackedDataset,
+    enable_preferences,
+    load_packed,
+    load_preferences,
+)
 from packhouse.addons.exports.writing import FORMATS, export_version
 from packhouse.chain import prepare
 from packhouse.cli import cli
 from packhouse.engine.local_pool import LocalRunner
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, ContractError
-from packhouse.loaders import (
-    StreamingPackedDataset,
-    enable_preferences,
-    load_packed,
-    load_preferences,
-)
-from packhouse.loaders.copies import read_rows
-from packhouse.loaders.preferences import preference_columns
+from packhouse.load.copies import read_rows
+from packhouse.load.preferences import preference_columns
 from packhouse.recipe import Recipe
 from packhouse.steps import validate
 from packhouse.store import open_version

@@ -3,14 +3,14 @@ from hashlib import sha256
 
 import pytest
 
-from packhouse.errors import ConfigError
-from packhouse.loaders import (
+from packhouse import (
     StreamingPackedDataset,
     consumed_records,
     load_packed,
     training_receipt,
     write_receipt,
 )
+from packhouse.errors import ConfigError
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "arrow"])

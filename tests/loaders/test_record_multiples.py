@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from packhouse import PackedCollator, PackedDataset, check_packing, enable_packing
 from packhouse.addons.exports.megatron import to_megatron
 from packhouse.errors import ConfigError
-from packhouse.loaders import PackedCollator, PackedDataset, check_packing, enable_packing
 from packhouse.packing.plan import plan_packs, round_up
 from tests.chain.conftest import Project
 from tests.exports import readers

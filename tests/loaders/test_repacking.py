@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from packhouse import PackedDataset, load_packed
 from packhouse.errors import ConfigError
-from packhouse.loaders import PackedDataset, load_packed
 from packhouse.packing.plan import round_up
 
 

@@ -1,10 +1,10 @@
 import pyarrow as pa
 import pytest
 
+from packhouse import PackedCollator, PackedDataset, PaddedCollator
 from packhouse.addons.packs_in_memory.packs import pack_dataset
 from packhouse.errors import ContractError
-from packhouse.loaders import PackedCollator, PackedDataset, PaddedCollator
-from packhouse.loaders.rows import ArrowRows, open_rows, read_row
+from packhouse.load.rows import ArrowRows, open_rows, read_row
 
 IDS = [1, 2, 3, 4, 0, 0]
 

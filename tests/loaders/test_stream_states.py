@@ -4,9 +4,9 @@ import pytest
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from packhouse import StreamingPackedDataset, training_receipt
 from packhouse.errors import ConfigError
-from packhouse.loaders import StreamingPackedDataset, training_receipt
-from packhouse.loaders.streaming import _ENDED, _NUM_WORKERS
+from packhouse.load.streaming import _ENDED, _NUM_WORKERS
 
 
 @pytest.fixture(scope="module")

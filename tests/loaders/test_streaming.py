@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from packhouse import PackedCollator, StreamingPackedDataset, load_packed, training_receipt
 from packhouse.errors import ConfigError, IntegrityError
-from packhouse.loaders import PackedCollator, StreamingPackedDataset, load_packed, training_receipt
-from packhouse.loaders.global_order import Reader
-from packhouse.loaders.read_ahead import read_ahead
+from packhouse.load.global_order import Reader
+from packhouse.load.streaming import read_ahead
 from packhouse.packing import published_schema
 from packhouse.store import LocalFile, open_store, publish_version
 
@@ -348,7 +348,7 @@ def test_a_second_pass_with_other_workers_after_a_resume_is_a_whole_one(uri, cac
 
 
 def test_the_order_is_that_of_the_lanes_worked_through_in_the_module(uri, cache, packs):
-    """10 packs, 3 lanes of 4 + 3 + 3, as the docstring of `packhouse.loaders.streaming` has it."""
+    """10 packs, 3 lanes of 4 + 3 + 3, as the docstring of `packhouse.load.streaming` has it."""
     data = StreamingPackedDataset(uri, cache=cache)
     data.num_rows, data._order = 10, data._order | {"lanes": 3}
     reader = Reader(data, epoch=0)
@@ -453,7 +453,7 @@ def test_the_reader_is_never_further_ahead_than_asked(depth):
 def test_an_iterator_that_is_left_open_says_nothing_when_python_ends():
     script = (
         "import torch\n"  # what comes before it is emptied later
-        "from packhouse.loaders.read_ahead import read_ahead\n"
+        "from packhouse.load.streaming import read_ahead\n"
         "rows = read_ahead(iter(range(100)), 8)\n"
         "print(next(rows))"
     )

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from packhouse import make_supervised_dataset
+from packhouse import (
+    PackedCollator,
+    PackedDataset,
+    TokenizedDataset,
+    check_packing,
+    enable_packing,
+    load_packed,
+    make_supervised_dataset,
+)
 from packhouse.cache.limits import list_steps, remove_steps
 from packhouse.chain import prepare
 from packhouse.engine.local_pool import LocalRunner
@@ -18,14 +26,6 @@ from packhouse.errors import (
     EmptyDatasetError,
     QuarantineLimitError,
     TokenizerError,
-)
-from packhouse.loaders import (
-    PackedCollator,
-    PackedDataset,
-    TokenizedDataset,
-    check_packing,
-    enable_packing,
-    load_packed,
 )
 from packhouse.recipe import FormatConfig, parse_recipe
 from tests.loaders.models import tiny_model

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from packhouse.loaders import load_packed
+from packhouse import load_packed
 
 ROOT = Path(__file__).parents[2]
 

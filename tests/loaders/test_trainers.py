@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch.utils.data import SequentialSampler
 
-from packhouse import pack_dataset
-from packhouse.errors import ContractError
-from packhouse.loaders import (
+from packhouse import (
     PackedCollator,
     PackedDataset,
     PaddedCollator,
@@ -19,8 +17,10 @@ from packhouse.loaders import (
     count_targets,
     enable_packing,
     load_packed,
+    pack_dataset,
     token_loss,
 )
+from packhouse.errors import ContractError
 from tests.loaders.models import tiny_model
 
 pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
@@ -282,7 +282,7 @@ def test_weights_are_never_lost_without_a_word(uri, tmp_path):
 def test_load_packed_warns_of_weights_where_a_trainer_is_at_hand(uri, tmp_path, monkeypatch):
     importlib.import_module("transformers.trainer")  # what the warning looks for
 
-    from packhouse.loaders import versions
+    from packhouse.load import versions
 
     plain = versions.map_rows
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from transformers import Trainer, TrainingArguments
 
-from packhouse.loaders import (
+from packhouse import (
     PackedCollator,
     PackedDataset,
     StreamingPackedDataset,

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from packhouse.loaders import StreamingPackedDataset, write_receipt
+from packhouse import StreamingPackedDataset, write_receipt
 
 BATCH_SIZE, EPOCHS = 2, 2
 

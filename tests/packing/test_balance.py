@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from packhouse import PackedDataset, StreamingPackedDataset, load_packed
 from packhouse.addons.plan.estimate import estimate
 from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError
-from packhouse.loaders import PackedDataset, StreamingPackedDataset, load_packed
 from packhouse.packing import STRATEGIES, pack_costs, plan_packs, step_imbalance
 from packhouse.packing.pack_plan import PackPlan
 from packhouse.steps.plan import plan_jobs

@@ -12,10 +12,9 @@ from datasets import Dataset, DatasetDict, IterableDataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhouse import PackTally, pack_dataset
+from packhouse import PackedCollator, PackTally, pack_dataset
 from packhouse.addons.packs_in_memory.packs import _BLOCK_TOKENS
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
-from packhouse.loaders import PackedCollator
 
 ROWS = [{"input_ids": [1, 2, 3, 4, 5]}, {"input_ids": [6, 7]}, {"input_ids": []}]
 CUTS = pytest.mark.filterwarnings("ignore:.* cuts records")
@@ -237,4 +236,4 @@ def test_packs_for_a_trainer_that_would_drop_their_boundaries_are_warned_of():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.startswith("rows hold several records each, across which most"), done.stderr
-    assert "use packhouse.loaders.PackedCollator" in done.stdout
+    assert "use packhouse.PackedCollator" in done.stdout

@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from packhouse import StreamingPackedDataset, load_packed
 from packhouse.cli import cli
 from packhouse.errors import IntegrityError
-from packhouse.loaders import StreamingPackedDataset, load_packed
 from packhouse.packing.layout import published_schema
 from packhouse.store import LocalFile, open_store, publish_version, verify_version
 from packhouse.store.address import open_address

@@ -94,7 +94,7 @@ def test_pickles_in_the_cache_and_in_the_store_are_never_loaded(tmp_path, plante
     for command in (["verify", dataset], ["ls", str(tmp_path / "store")], ["show", dataset]):
         done = run(canary, tmp_path, "-m", "packhouse", *command)
         assert "Traceback" not in done.stderr
-    load = f"from packhouse.loaders import load_packed; load_packed({dataset!r}, split='train')"
+    load = f"from packhouse import load_packed; load_packed({dataset!r}, split='train')"
     assert run(canary, tmp_path, "-c", load).returncode != 0
 
     shutil.rmtree(tmp_path / "store")

@@ -14,11 +14,11 @@ import pytest
 from click.testing import CliRunner
 
 import packhouse
+from packhouse import StreamingPackedDataset
 from packhouse.addons.exports.writing import export_version
 from packhouse.api import prepare
 from packhouse.cli import cli
 from packhouse.errors import IntegrityError
-from packhouse.loaders import StreamingPackedDataset
 from packhouse.records.tables import QUARANTINED
 from packhouse.store import open_version
 from tests.security.test_escaping import ACTIVE

@@ -26,7 +26,7 @@ def publish(root, tmp_path):
 
 
 def test_a_run_publishes_a_version_that_verifies_and_loads(publish, root, tmp_path, monkeypatch):
-    from packhouse.loaders import load_packed
+    from packhouse import load_packed
 
     prepared = publish()
 

@@ -21,7 +21,7 @@ from packhouse.errors import (
     StoreError,
     VersionNotFoundError,
 )
-from packhouse.loaders.versions import load_packed
+from packhouse.load.versions import load_packed
 from packhouse.store import (
     load_ref,
     open_store,

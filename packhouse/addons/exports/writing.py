@@ -33,9 +33,9 @@ from typing import get_args
 import pyarrow as pa
 
 from packhouse.errors import ConfigError, VersionNotFoundError
-from packhouse.loaders.copies import read_rows, verified_file
-from packhouse.loaders.preferences import preference_columns
-from packhouse.loaders.versions import cache_folder
+from packhouse.load.copies import read_rows, verified_file
+from packhouse.load.preferences import preference_columns
+from packhouse.load.versions import cache_folder
 from packhouse.packing.layout import preference_names
 from packhouse.recipe.publish import NO_NPY, ExportFormat, shard_names
 from packhouse.runtime.fingerprint import file_sha256

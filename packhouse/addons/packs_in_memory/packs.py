@@ -148,7 +148,7 @@ def pack_dataset(
         )
         return type(dataset)({name: pack(part) for name, part in dataset.items()})
     if "transformers" in sys.modules:
-        from packhouse.loaders.versions import warn_of_packs
+        from packhouse.load.versions import warn_of_packs
 
         warn_of_packs()
     settings = _settings(seq_length, strategy, over_length, seed, balance)

@@ -23,8 +23,8 @@ from packhouse.errors import (
     QuarantineLimitError,
 )
 from packhouse.given import data_uri, tokenizer_name, write_content
-from packhouse.loaders.dataset import PackedDataset, TokenizedDataset
-from packhouse.loaders.versions import cache_folder
+from packhouse.load.dataset import PackedDataset, TokenizedDataset
+from packhouse.load.versions import cache_folder
 from packhouse.quarantine import explain_bad_rows
 from packhouse.recipe import FormatConfig, Recipe, SourceConfig
 from packhouse.records.ledger import check_quarantine, ledger_of

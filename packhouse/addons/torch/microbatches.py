@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from packhouse.errors import ConfigError
-from packhouse.loaders.collators import shift_left
+from packhouse.load.collators import shift_left
 from packhouse.packing.layout import IGNORE_INDEX
 
 Batch = dict[str, Any]

@@ -1,6 +1,6 @@
 """Find a published version, and load a split of it as rows that are mapped, not read.
 
-Needs no torch. What lies on this machine: `packhouse.loaders.copies`.
+Needs no torch. What lies on this machine: `packhouse.load.copies`.
 """
 
 import sys
@@ -17,7 +17,7 @@ from packhouse.errors import (
     EmptyDatasetError,
     VersionNotFoundError,
 )
-from packhouse.loaders.copies import mapped_file
+from packhouse.load.copies import mapped_file
 from packhouse.records.lists import list_offsets
 from packhouse.store import FileEntry, OpenVersion, open_store, open_version
 from packhouse.store.address import parse_address
@@ -140,15 +140,14 @@ def _holds_packs(rows: "Dataset") -> bool:
 def warn_of_packs() -> None:
     """Warn of models, collators and trainers in this process that lose where records end."""
     modules, advice = sys.modules, []
-    if "transformers.modeling_utils" in modules:
-        from packhouse.loaders.enabling import is_enabled
-
-        if not is_enabled():
-            advice.append("call enable_packing(model) first")
+    enabling = modules.get("packhouse.addons.torch.enabling")
+    is_enabled = enabling is not None and enabling.is_enabled()
+    if "transformers.modeling_utils" in modules and not is_enabled:
+        advice.append("call enable_packing(model) first")
     if "trl.trainer.sft_trainer" in modules:
         advice.append("set SFTConfig(padding_free=True, max_length=None, packing=False)")
-    elif "transformers.trainer" in modules and "packhouse.loaders.collators" not in modules:
-        advice.append("use packhouse.loaders.PackedCollator")
+    elif "transformers.trainer" in modules and "packhouse.load.collators" not in modules:
+        advice.append("use packhouse.PackedCollator")
     if advice:
         warnings.warn(
             "rows hold several records each, across which most models and collators train without "

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
-from packhouse.loaders.rows import Row, read_row
+from packhouse.load.rows import Row, read_row
 from packhouse.packing.layout import IGNORE_INDEX, position_ids
 from packhouse.packing.plan import round_up
 from packhouse.wording import counted

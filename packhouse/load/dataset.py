@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from packhouse.errors import ConfigError, ContractError, EmptyRowError
-from packhouse.loaders.rows import ArrowRows, Row, open_rows
+from packhouse.load.rows import ArrowRows, Row, open_rows
 from packhouse.packing.layout import IGNORE_INDEX
 from packhouse.packing.pack_plan import PackPlan
 from packhouse.packing.plan import plan_packs

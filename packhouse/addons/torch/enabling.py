@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
+from packhouse.addons.torch.masks import cu_seqlens, record_starts
 from packhouse.errors import ConfigError, ContractError
-from packhouse.loaders.masks import cu_seqlens, record_starts
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -60,7 +60,7 @@ _ACTIVE: set["PackingHandle"] = set()
 
 
 class PackingHandle:
-    """Undoes `enable_packing`, by `disable()` or at the end of a `with` block."""
+    """Made by `enable_packing`: undoes it, by `disable()` or at the end of a `with` block."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from packhouse.addons.torch.masks import record_starts
 from packhouse.errors import ContractError
-from packhouse.loaders.masks import record_starts
 from packhouse.wording import counted
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ Record = tuple[int, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackingReport:
-    """What `check_packing` measured, in units of logits."""
+    """Made by `check_packing`: what it measured, in units of logits."""
 
     max_difference: float
     """Largest |packed - alone| over all records."""
@@ -116,6 +116,18 @@ def check_packing(
 
     Raises:
         ContractError: nothing in the batch says where records end.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> from packhouse import PackedCollator, enable_packing
+        >>> config = LlamaConfig(vocab_size=9, hidden_size=8, intermediate_size=8,
+        ...     num_hidden_layers=1, num_attention_heads=1)
+        >>> pack = {"input_ids": [1, 2, 3, 4], "labels": [1, 2, 3, 4], "seq_lengths": [2, 2]}
+        >>> batch = PackedCollator()([pack])
+        >>> model = LlamaForCausalLM(config)
+        >>> with enable_packing(model):
+        ...     check_packing(model, batch).num_records
+        2
     """
     parameter = next(model.parameters())
     inputs = {
@@ -210,6 +222,21 @@ def check_ranks(
 
     Raises:
         ContractError: nothing in the batch says where records end, and `records` is not given.
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> from packhouse import PackedCollator, enable_packing
+        >>> config = LlamaConfig(vocab_size=9, hidden_size=8, intermediate_size=8,
+        ...     num_hidden_layers=1, num_attention_heads=1)
+        >>> pack = {"input_ids": [1, 2, 3, 4], "labels": [1, 2, 3, 4], "seq_lengths": [2, 2]}
+        >>> batch = PackedCollator()([pack])
+        >>> model = LlamaForCausalLM(config)
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> with enable_packing(model):
+        ...     check_ranks(model, batch).num_records
+        2
+        >>> dist.destroy_process_group()
     """
     import torch.distributed as dist
 

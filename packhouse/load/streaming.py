@@ -15,8 +15,11 @@ reads, and `prefetch` rows. A file is fetched and its digest checked when a lane
 """
 
 import os
+import sys
 import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -25,10 +28,9 @@ from typing import Any
 import torch
 
 from packhouse.errors import ConfigError
-from packhouse.loaders.global_order import Reader
-from packhouse.loaders.read_ahead import read_ahead
-from packhouse.loaders.rows import Row
-from packhouse.loaders.versions import cache_folder, open_split
+from packhouse.load.global_order import Reader
+from packhouse.load.rows import Row
+from packhouse.load.versions import cache_folder, open_split
 from packhouse.store import OpenVersion, open_store
 
 # Places in the state that processes share. From the last on: whether each reader of the pass (each
@@ -71,6 +73,17 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         ConfigError: a rank, size or count that makes no sense; or `drop_uneven` with fewer packs
             than ranks, which would leave nothing.
         VersionNotFoundError: no such dataset, version or split.
+
+    Example:
+        >>> from packhouse import prepare
+        >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
+        >>> folder = getfixture("tmp_path")
+        >>> version = prepare(rows, tokenizer="deployments/demo/tokenizer", dataset="numbers",
+        ...     seq_len=128, format={"template": "alpaca"}, store=folder, progress=False)
+        >>> ranks = [StreamingPackedDataset(folder / "numbers", rank=n, world_size=2,
+        ...     cache=folder / "cache") for n in (0, 1)]
+        >>> sum(len(list(rank)) for rank in ranks) == version.train.num_rows
+        True
     """
 
     def __init__(
@@ -331,3 +344,30 @@ def _find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank {rank} is not one of {world_size} ranks")
     return rank, world_size
+
+
+def read_ahead(rows: Iterator[Row], depth: int) -> Iterator[Row]:
+    """Yield the same rows, read up to `depth` ahead in a thread that ends with the iterator.
+
+    Rows change threads a few at a time: one by one, handing them over took longer than reading.
+    """
+    if depth < 1:
+        yield from rows
+        return
+    step = max(1, depth // 4)
+    # 64 ahead, 16 at a time: three lists wait while a fourth is being given out.
+    num_waiting = max(1, (depth + 1) // step - 1)
+    waiting: deque[Future[list[Row]]] = deque()
+    thread = ThreadPoolExecutor(1, "packhouse-prefetch")
+    is_exiting = sys.is_finalizing  # a local: modules are emptied before a last iterator closes
+    try:
+        while True:
+            while len(waiting) <= num_waiting:
+                waiting.append(thread.submit(lambda: list(islice(rows, step))))
+            some = waiting.popleft().result()
+            yield from some
+            if len(some) < step:
+                return
+    finally:
+        if not is_exiting():  # Python has ended the thread by then
+            thread.shutdown(cancel_futures=True)

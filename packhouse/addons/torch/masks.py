@@ -64,6 +64,12 @@ def packed_mask_mod(segments: torch.Tensor, sliding_window: int | None = None) -
     Args:
         segments: record number per token, int [batch, T] (`segment_ids`).
         sliding_window: a token sees itself and the `sliding_window - 1` before it; None: all.
+
+    Example:
+        >>> sees = packed_mask_mod(torch.tensor([[0, 0, 1]]))
+        >>> query, key = torch.arange(3)[:, None], torch.arange(3)
+        >>> sees(torch.tensor(0), torch.tensor(0), query, key).int().tolist()
+        [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
     """
 
     def mask_mod(
@@ -81,6 +87,11 @@ def block_mask(segments: torch.Tensor, sliding_window: int | None = None) -> "Bl
     Args:
         segments: record number per token, int [batch, T].
         sliding_window: as in `packed_mask_mod`.
+
+    Example:
+        >>> mask = block_mask(torch.tensor([[0] * 128 + [1] * 128]))
+        >>> mask.shape, round(mask.sparsity())
+        ((1, 1, 256, 256), 50)
     """
     from torch.nn.attention.flex_attention import create_block_mask
 

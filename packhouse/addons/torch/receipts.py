@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
-from packhouse.loaders.global_order import Reader
-from packhouse.loaders.streaming import StreamingPackedDataset
+from packhouse.load.global_order import Reader
+from packhouse.load.streaming import StreamingPackedDataset
 from packhouse.runtime.disks import disk_errors, write_whole
 
 RECEIPT = "packhouse-receipt.json"
@@ -37,6 +37,16 @@ def write_receipt(
     Raises:
         ConfigError: the state is not one of this dataset.
         DiskError: the folder cannot be written.
+
+    Example:
+        >>> from packhouse import StreamingPackedDataset, prepare
+        >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
+        >>> folder = getfixture("tmp_path")
+        >>> version = prepare(rows, tokenizer="deployments/demo/tokenizer", dataset="numbers",
+        ...     seq_len=128, format={"template": "alpaca"}, store=folder, progress=False)
+        >>> data = StreamingPackedDataset(folder / "numbers", cache=folder / "cache")
+        >>> write_receipt(folder / "checkpoint-7", data, data.state_dict(), step=7).name
+        'packhouse-receipt.json'
     """
     path = Path(folder) / RECEIPT
     receipt = training_receipt(data, state, step=step)
@@ -64,6 +74,17 @@ def training_receipt(
 
     Raises:
         ConfigError: the state is not one of this dataset.
+
+    Example:
+        >>> from packhouse import StreamingPackedDataset, prepare
+        >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
+        >>> folder = getfixture("tmp_path")
+        >>> version = prepare(rows, tokenizer="deployments/demo/tokenizer", dataset="numbers",
+        ...     seq_len=128, format={"template": "alpaca"}, store=folder, progress=False)
+        >>> data = StreamingPackedDataset(folder / "numbers", cache=folder / "cache")
+        >>> receipt = training_receipt(data, data.state_dict())
+        >>> receipt["version"] == version.id, receipt["packs"]
+        (True, 0)
     """
     digest, num_records = sha256(), 0
     for name in consumed_records(data, state):
@@ -89,6 +110,16 @@ def consumed_records(data: StreamingPackedDataset, state: Mapping[str, Any]) -> 
 
     Raises:
         ConfigError: the state is not one of this dataset.
+
+    Example:
+        >>> from packhouse import StreamingPackedDataset, prepare
+        >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
+        >>> folder = getfixture("tmp_path")
+        >>> version = prepare(rows, tokenizer="deployments/demo/tokenizer", dataset="numbers",
+        ...     seq_len=128, format={"template": "alpaca"}, store=folder, progress=False)
+        >>> data = StreamingPackedDataset(folder / "numbers", cache=folder / "cache")
+        >>> list(consumed_records(data, data.state_dict()))
+        []
     """
     epoch, packs, _ = data.check_state(state)
     reader = _Names(data, epoch)

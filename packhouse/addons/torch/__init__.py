@@ -1,0 +1,1 @@
+"""Training with packs: models that keep records apart, masks, microbatches, receipts."""

@@ -137,7 +137,7 @@ TEXT_FUNCTIONS = {
 """Functions that `where`, `select` and `packhouse sql` can call on texts: the module of each, and
 the type that it returns. Each takes Arrow texts for every argument; null gives null."""
 
-TEXT_FUNCTIONS_VERSION = 2
+TEXT_FUNCTIONS_VERSION = 1
 """In the keys of sources whose expressions call one. Raise it when one answers differently."""
 
 

@@ -1,8 +1,8 @@
 """The sections that need all rows at once: `pack`, `dedup`, `split`."""
 
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from packhouse.plugins import NameOf
 from packhouse.recipe.section import Section
@@ -45,15 +45,6 @@ class PackConfig(Section):
         if multiple > 1 and self.strategy == "concat":
             raise ValueError("concat fills packs to the last token: no pad_record_to_multiple_of")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Keys and manifests hold settings: those of older recipes must stay as they were."""
-        settings: dict[str, Any] = write(self)
-        for name in ("pad_record_to_multiple_of", "balance"):
-            if settings.get(name) == 1:
-                del settings[name]
-        return settings
 
 
 Repeats = Literal["keep", "drop", "same_side"]
@@ -109,11 +100,3 @@ class SplitConfig(Section):
         if self.eval_count is not None and self.eval_fraction:
             raise ValueError("give eval_fraction or eval_count, not both")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Keys and manifests hold settings: those of older recipes must stay as they were."""
-        settings: dict[str, Any] = write(self)
-        if not settings.get("eval_by_source", True):
-            del settings["eval_by_source"]
-        return settings

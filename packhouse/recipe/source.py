@@ -5,10 +5,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import (
     Discriminator,
     Field,
-    SerializerFunctionWrapHandler,
     Tag,
     field_validator,
-    model_serializer,
 )
 
 from packhouse.plugins import NameOf
@@ -165,22 +163,6 @@ class SourceConfig(Section):
         if twice := [text for text in where if where.count(text) > 1]:
             raise ValueError(f"`{twice[0]}` stands there twice")
         return where if len(where) > 1 else where[0]
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Keys and manifests hold settings: those of older recipes must stay as they were."""
-        settings: dict[str, Any] = write(self)
-        for name in _NEW:
-            if settings.get(name) == type(self).model_fields[name].default:
-                settings.pop(name, None)
-        return settings
-
-
-_NEW = (
-    *("encoding", "rows_at", "unwrap", "roles", "where", "select", "table", "eval_only"),
-    "loss_weight",
-)
-"""Settings that came after versions were published; at their default they are not written."""
 
 
 MIXING = ("weight", "max_records", "mix_seed", "eval_only")

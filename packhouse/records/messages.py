@@ -25,7 +25,7 @@ from packhouse.recipe import FormatConfig
 from packhouse.records.lists import list_items
 from packhouse.records.tables import CONVERSATION, MESSAGE
 
-VERSION = 2
+VERSION = 1
 """Of these rules and of `identity`; part of cache keys. Raise it when an output changes."""
 
 Answers = Literal["required", "label", "text", "tokens"]

@@ -434,7 +434,7 @@ def _write_parquet(
 FILES = Step(
     name="files",
     title="Write files of the version, as they will lie in the store.",
-    version="1.1",
+    version="1",
     libraries=("orjson", "pyarrow"),
     facts=FilesFacts,
     compute=compute,

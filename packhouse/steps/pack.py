@@ -364,7 +364,7 @@ def _counts(selection: Selection) -> dict[str, Any]:
 PACK = Step(
     name="pack",
     title="Plan the packs of the whole dataset: lengths in, places out.",
-    version=f"4.{packing.VERSION}.{splitting.VERSION}.{dedup.VERSION}",
+    version=f"1.{packing.VERSION}.{splitting.VERSION}.{dedup.VERSION}",
     libraries=("numpy", "pyarrow"),
     facts=PackFacts,
     compute=compute,

@@ -57,7 +57,7 @@ STEPS_BEFORE: tuple[AnyStep, ...] = (
 """The steps whose work is published."""
 
 _REPORT = "report.html"
-_VERSION = "3"
+_VERSION = "1"
 ENGINE_VERSIONS = {step.name: step.version for step in STEPS_BEFORE} | {"publish": _VERSION}
 """Version of each step; the manifest lists them, and they are part of a version's id."""
 

@@ -20,17 +20,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from packhouse.cache.steps import StepStore
-from packhouse.engine.step import AnyJob, Job, execute
-from packhouse.engine.workspace import Workspace
 from packhouse.recipe import Recipe
 from packhouse.records.tables import TOKENIZED, write_table
-from packhouse.runtime.fingerprint import digest
-from packhouse.steps import audit, pack, split
-from packhouse.steps.format import FORMAT
-from packhouse.steps.shard_io import ShardCounts
-from packhouse.steps.tokenize import TOKENIZE, TokenizeFacts, TokenizerFacts
-from packhouse.steps.validate import VALIDATE, Origin, ValidateFacts
+from packhouse.run.cache.steps import StepStore
+from packhouse.run.step import AnyJob, Job, execute
+from packhouse.run.steps import audit, pack, split
+from packhouse.run.steps.format import FORMAT
+from packhouse.run.steps.shard_io import ShardCounts
+from packhouse.run.steps.tokenize import TOKENIZE, TokenizeFacts, TokenizerFacts
+from packhouse.run.steps.validate import VALIDATE, Origin, ValidateFacts
+from packhouse.run.workspace import Workspace
+from packhouse.system.fingerprint import digest
 
 SHARD_RECORDS = 200_000
 STEPS = ("pack", "split", "audit")

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import schemas
-from packhouse.cache.steps import AnyReceipt
-from packhouse.chain import prepare
-from packhouse.engine.step import AnyJob, execute
-from packhouse.engine.workspace import Workspace
 from packhouse.recipe import Recipe, load_recipe
-from packhouse.steps.audit import AuditParameters
-from packhouse.steps.validate import ValidateParameters
+from packhouse.run.cache.steps import AnyReceipt
+from packhouse.run.chain import prepare
+from packhouse.run.step import AnyJob, execute
+from packhouse.run.steps.audit import AuditParameters
+from packhouse.run.steps.validate import ValidateParameters
+from packhouse.run.workspace import Workspace
 
 
 class MeasuringRunner:

@@ -24,7 +24,7 @@ import pyarrow as pa
 from bench.inputs import find_shared
 from bench.measuring import spread
 from bench.reporting import markdown_table
-from packhouse.runtime.memory import keep_freed_memory
+from packhouse.system.memory import keep_freed_memory
 
 FILES = {
     "alpaca_data.json": "alpaca",
@@ -66,8 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _validated(path: Path, row_format: str) -> pa.Table | None:
+    from packhouse.read import read_shard, scan_source
     from packhouse.recipe import SourceConfig, ValidateConfig
-    from packhouse.sources import read_shard, scan_source
 
     source = SourceConfig.model_validate({"path": str(path), "format": row_format})
     parts = [
@@ -126,9 +126,9 @@ def _measure(file: str, folder: Path, table: pa.Table) -> list[str]:
 
     from packhouse.recipe import FormatConfig
     from packhouse.records.conversations import Conversations
-    from packhouse.templates import make_renderer
-    from packhouse.templates.chat_messages import chat_messages
-    from packhouse.tokenization import load_snapshot
+    from packhouse.render import make_renderer
+    from packhouse.render.chat_messages import chat_messages
+    from packhouse.tokenize import load_snapshot
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     snapshot = load_snapshot(folder)

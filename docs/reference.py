@@ -20,12 +20,12 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from packhouse.cli import COMMANDS, cli
-from packhouse.plugins import NameOf
-from packhouse.reasons import DROP_REASONS, QUARANTINE_REASONS, Reason
+from packhouse.read.evaluation import FUNCTION_GROUPS, text_function
 from packhouse.recipe import Recipe
 from packhouse.recipe.audit import QUALITY_COUNTERS
+from packhouse.records.reasons import DROP_REASONS, QUARANTINE_REASONS, Reason
 from packhouse.registry import TEXT_FUNCTIONS
-from packhouse.sources.evaluation import FUNCTION_GROUPS, text_function
+from packhouse.system.plugins import NameOf
 
 FOLDER = Path(__file__).parent / "reference"
 

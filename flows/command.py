@@ -22,16 +22,16 @@ import click
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from packhouse.cache.places import find_cache, make_cache
-from packhouse.chain import Prepared
 from packhouse.cli import exit_interrupted, exit_with, own_process
+from packhouse.cli.result import print_result
 from packhouse.errors import PackhouseError, TransientError
-from packhouse.given import read_recipe
+from packhouse.read.records import gc_paused
 from packhouse.recipe import Recipe
-from packhouse.result import print_result
-from packhouse.runtime.interrupts import Interrupted
-from packhouse.runtime.progress import show_progress, start_phase
-from packhouse.sources.records import gc_paused
+from packhouse.run.chain import Prepared
+from packhouse.run.given import read_recipe
+from packhouse.system.interrupts import Interrupted
+from packhouse.system.places import find_cache, make_cache
+from packhouse.system.progress import show_progress, start_phase
 
 if TYPE_CHECKING:
     from prefect import Flow

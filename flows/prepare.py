@@ -21,7 +21,7 @@ from tasks.hooks import FLOW, recipe_run_name
 from tasks.steps import audit, files, format_, gather, pack, publish, split, tokenize, validate
 
 STEPS = (validate, format_, tokenize, pack, gather, split, audit, files, publish)
-"""A task for each step. `packhouse.chain` says when, and `tasks.runner` submits them."""
+"""A task for each step. `packhouse.run.chain` says when, and `tasks.runner` submits them."""
 
 
 @flow(name="prepare", flow_run_name=recipe_run_name, **FLOW)

@@ -17,34 +17,28 @@ from typing import Any
 
 import pyarrow as pa
 
-from packhouse.cache.places import (
-    CachePlace,
-    check_cache,
-    default_cache,
-    find_cache,
-    make_cache,
-    open_mirror,
-)
-from packhouse.chain import Prepared
-from packhouse.chain import prepare as prepare_chain
-from packhouse.engine.local_pool import local_runner
-from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitError
-from packhouse.given import recipe_for
 from packhouse.load.preferences import load_preferences
 from packhouse.load.versions import load_packed
-from packhouse.quarantine import read_quarantined
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import sum_by_reason
 from packhouse.registry import function_of_addon, has_function
-from packhouse.runtime.progress import show_progress, start_phase
+from packhouse.run.cache.mirrors import open_mirror
+from packhouse.run.chain import Prepared
+from packhouse.run.chain import prepare as prepare_chain
+from packhouse.run.given import recipe_for
+from packhouse.run.local_pool import local_runner
+from packhouse.run.quarantine import read_quarantined
+from packhouse.run.workspace import Workspace
 from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
 from packhouse.store.address import parse_address
+from packhouse.system.places import CachePlace, check_cache, default_cache, find_cache, make_cache
+from packhouse.system.progress import show_progress, start_phase
+from packhouse.system.wording import by_name, counted
 from packhouse.views import ask
-from packhouse.wording import by_name, counted
 
-log = logging.getLogger("packhouse.cache")
+log = logging.getLogger("packhouse.run.cache")
 
 
 class Version:

@@ -26,7 +26,7 @@ attributes, given as keywords, and survive pickling (worker processes raise them
 
 from typing import Any
 
-from packhouse.escaping import for_terminal
+from packhouse.system.escaping import for_terminal
 
 __all__ = [
     "HELD_BACK",

@@ -11,7 +11,7 @@ from typing import Any
 from packhouse.errors import ConfigError
 
 COMMANDS = {
-    "prepare": ("packhouse.commands.prepare", "Prepare data: a recipe, or files and a tokenizer."),
+    "prepare": ("packhouse.cli.prepare", "Prepare data: a recipe, or files and a tokenizer."),
     "init": ("packhouse.addons.init.command", "Look at data, and write a recipe that reads it."),
     "new": (
         "packhouse.addons.new_project.command",
@@ -21,8 +21,8 @@ COMMANDS = {
         "packhouse.addons.audit_any.command",
         "Audit anyone's data: what its tokens would teach.",
     ),
-    "ls": ("packhouse.commands.versions", "List datasets, versions and refs of a store."),
-    "show": ("packhouse.commands.versions", "Show a version: files, ledger, lineage, settings."),
+    "ls": ("packhouse.cli.versions", "List datasets, versions and refs of a store."),
+    "show": ("packhouse.cli.versions", "Show a version: files, ledger, lineage, settings."),
     "stats": (
         "packhouse.addons.ask.stats",
         "Count records, tokens and lengths by source and split.",
@@ -38,12 +38,12 @@ COMMANDS = {
         "Say from which row a token comes, or where a row went.",
     ),
     "dropped": ("packhouse.addons.ask.dropped", "Print what was left out, row or record, and why."),
-    "verify": ("packhouse.commands.versions", "Check every byte and value of a version."),
-    "pull": ("packhouse.commands.versions", "Copy a version to a folder, verified, resumable."),
+    "verify": ("packhouse.cli.versions", "Check every byte and value of a version."),
+    "pull": ("packhouse.cli.versions", "Copy a version to a folder, verified, resumable."),
     "diff": ("packhouse.addons.ask.diff", "Compare two versions: rows, tokens, settings."),
-    "ref": ("packhouse.commands.refs", "List, set or roll back refs such as `latest`."),
-    "gc": ("packhouse.commands.gc", "Reclaim what dead publishers left; shows what first."),
-    "cache": ("packhouse.commands.cache", "Look at finished steps on this machine; make room."),
+    "ref": ("packhouse.cli.refs", "List, set or roll back refs such as `latest`."),
+    "gc": ("packhouse.cli.gc", "Reclaim what dead publishers left; shows what first."),
+    "cache": ("packhouse.cli.cache", "Look at finished steps on this machine; make room."),
     "doctor": ("packhouse.addons.doctor", "Check a store, or room in the cache, before a run."),
     "explain": ("packhouse.addons.plan.explain", "Say which steps of a recipe would run, and why."),
     "plan": ("packhouse.addons.plan.command", "Estimate a recipe: rows, records, tokens, packs."),
@@ -52,7 +52,7 @@ COMMANDS = {
         "Refresh a dataset as a job of a pipeline; gates, summaries.",
     ),
     "quarantine": ("packhouse.addons.quarantine.command", "List, show and fix bad rows."),
-    "golden": ("packhouse.commands.golden", "Pin how conversations are rendered, and check it."),
+    "golden": ("packhouse.cli.golden", "Pin how conversations are rendered, and check it."),
     "export": ("packhouse.addons.exports.command", "Write a version in the format of a trainer."),
 }
 """Commands by name: the module of a `click` command of that name, and a line for `--help`."""

@@ -1,13 +1,13 @@
 """The contracts of tables between steps, checked with Pandera before a step counts as done.
 
 They are declared once: columns in `packhouse.records.tables`, rules of values in
-`packhouse.contracts`. `schemas.pandera_contracts` makes Pandera schemas of both. It is imported at
-the first check, and not at all by a run that finds everything cached.
+`packhouse.records.contracts`. `schemas.pandera_contracts` makes Pandera schemas of both. It is
+imported at the first check, and not at all by a run that finds everything cached.
 """
 
 import pyarrow as pa
 
-from packhouse.runtime.without_pandas import without_pandas
+from packhouse.system.without_pandas import without_pandas
 
 __all__ = ["check"]
 

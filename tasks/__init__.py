@@ -1,7 +1,7 @@
-"""Tasks: one file per step of the chain, thin over `packhouse.steps`."""
+"""Tasks: one file per step of the chain, thin over `packhouse.run.steps`."""
 
 import logging
 
-from packhouse.terminal import EscapedRecord
+from packhouse.system.terminal import EscapedRecord
 
 logging.setLogRecordFactory(EscapedRecord)  # what tasks log repeats rows, files and manifests

@@ -18,20 +18,26 @@ import yaml
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from packhouse.auditing import audit_rows
-from packhouse.chain import Prepared
+from packhouse.cli.result import loading_lines, splits_of
+from packhouse.cli.summary import audit_blocks, block_markdown, ledger_block
 from packhouse.errors import PackhouseError
-from packhouse.escaping import fenced, for_markdown, for_terminal, markdown_code, markdown_table
-from packhouse.gates import gates_table
-from packhouse.quarantine import count_reasons, read_bad_rows
 from packhouse.recipe import Recipe
+from packhouse.records.gates import gates_table
 from packhouse.records.ledger import filters_of
-from packhouse.refresh import Refreshed
-from packhouse.result import loading_lines, splits_of
-from packhouse.steps.validate import ValidateFacts
+from packhouse.run.chain import Prepared
+from packhouse.run.quarantine import count_reasons, read_bad_rows
+from packhouse.run.refresh import Refreshed
+from packhouse.run.steps.validate import ValidateFacts
 from packhouse.store import Ref, VerifyReport
 from packhouse.store.gc import GcReport
-from packhouse.summary import audit_blocks, block_markdown, ledger_block
-from packhouse.wording import counted
+from packhouse.system.escaping import (
+    fenced,
+    for_markdown,
+    for_terminal,
+    markdown_code,
+    markdown_table,
+)
+from packhouse.system.wording import counted
 from tasks.backfill import Runs
 from tasks.events import gate_of
 from tasks.pictures import artifact_key, lengths_picture

@@ -11,16 +11,17 @@ from prefect import Task
 from prefect.context import FlowRunContext
 from prefect.states import Completed
 
-from packhouse.cache.places import CachePlace, open_mirror
-from packhouse.cache.steps import AnyReceipt
-from packhouse.chain import Prepared
-from packhouse.chain import prepare as prepare_chain
-from packhouse.engine.step import AnyJob
 from packhouse.errors import PackhouseError
 from packhouse.recipe import Recipe
-from packhouse.refresh import Refreshed, candidate_recipe, finish_refresh, unchanged
-from packhouse.runtime.progress import start_phase
-from packhouse.steps.plan import Plan
+from packhouse.run.cache.mirrors import open_mirror
+from packhouse.run.cache.steps import AnyReceipt
+from packhouse.run.chain import Prepared
+from packhouse.run.chain import prepare as prepare_chain
+from packhouse.run.refresh import Refreshed, candidate_recipe, finish_refresh, unchanged
+from packhouse.run.step import AnyJob
+from packhouse.run.steps.plan import Plan
+from packhouse.system.places import CachePlace
+from packhouse.system.progress import start_phase
 from tasks.artifacts import publish_artifacts, refresh_artifacts, refusal_artifacts
 from tasks.engines import Runner
 from tasks.events import announce_held, announce_published

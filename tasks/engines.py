@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from packhouse.engine.local_pool import end_with_parent
 from packhouse.errors import ConfigError, TransientError
+from packhouse.run.local_pool import end_with_parent
 
 if TYPE_CHECKING:
     from prefect.task_runners import TaskRunner

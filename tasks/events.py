@@ -2,7 +2,7 @@
 
     packhouse.version.published     a version was committed, or found committed after a kill
     packhouse.version.refused       a gate stopped a version, or held its ref back
-    packhouse.quarantine.exceeded   more rows were bad than the recipe allows
+    packhouse.run.quarantine.exceeded   more rows were bad than the recipe allows
     packhouse.run.ended             a run has ended, and no heartbeat of it comes any more
 
 The resource of the last is the run; that of the others is the dataset, `packhouse.dataset.<name>`,
@@ -23,7 +23,6 @@ from prefect.events import emit_event
 from prefect.states import Completed
 from pydantic import ValidationError
 
-from packhouse.chain import Prepared
 from packhouse.errors import (
     AuditError,
     ContractError,
@@ -33,6 +32,7 @@ from packhouse.errors import (
     SequenceTooLongError,
     TemplateError,
 )
+from packhouse.run.chain import Prepared
 
 _GATES: dict[type[PackhouseError], str] = {
     AuditError: "audit",
@@ -159,7 +159,7 @@ def announce_refused(dataset: str, error: PackhouseError) -> None:
     emit_event("packhouse.version.refused", resource=resource, payload=payload)
     if isinstance(error, QuarantineLimitError):
         facts = {"rows": error.facts.get("rows"), "reasons": error.facts.get("reasons")}
-        emit_event("packhouse.quarantine.exceeded", resource=resource, payload=payload | facts)
+        emit_event("packhouse.run.quarantine.exceeded", resource=resource, payload=payload | facts)
 
 
 def _resource(prepared: Prepared) -> dict[str, str]:

@@ -29,10 +29,10 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.runtime import deployment
 
-from packhouse.cache.places import CachePlace, find_cache
 from packhouse.errors import ConfigError
-from packhouse.given import pinned, read_recipe
 from packhouse.recipe import Recipe
+from packhouse.run.given import pinned, read_recipe
+from packhouse.system.places import CachePlace, find_cache
 from schemas.places import Places, load_places
 
 log = logging.getLogger("packhouse.flows")

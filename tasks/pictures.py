@@ -8,8 +8,8 @@ import re
 from base64 import b64encode
 
 from packhouse.registry import function_of_addon
-from packhouse.steps.publish import Published
-from packhouse.wording import counted
+from packhouse.run.steps.publish import Published
+from packhouse.system.wording import counted
 
 
 def artifact_key(*parts: str) -> str:

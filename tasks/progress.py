@@ -14,8 +14,8 @@ from typing import Any
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from packhouse.runtime.progress import CurrentStep, current_step, own_progress
-from packhouse.wording import counted
+from packhouse.system.progress import CurrentStep, current_step, own_progress
+from packhouse.system.wording import counted
 from tasks.pictures import artifact_key
 
 log = logging.getLogger("packhouse.flows")

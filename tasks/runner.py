@@ -16,12 +16,12 @@ from uuid import UUID
 from prefect import Task
 from prefect.client.schemas.objects import TaskRunResult
 
-from packhouse.cache.steps import AnyReceipt
-from packhouse.engine.grouping import JobGroup, group_jobs
-from packhouse.engine.step import AnyJob
 from packhouse.errors import TransientError
 from packhouse.recipe import Recipe
-from packhouse.runtime.progress import job_done, step_progress
+from packhouse.run.cache.steps import AnyReceipt
+from packhouse.run.grouping import JobGroup, group_jobs
+from packhouse.run.step import AnyJob
+from packhouse.system.progress import job_done, step_progress
 from tasks.engines import Engine, choose_engine, is_lost_worker, started
 
 log = logging.getLogger("packhouse.tasks")

@@ -1,8 +1,8 @@
 """The steps of the chain as Prefect tasks, in the order in which data passes through them.
 
-A task run does a group of neighbouring jobs of one step (`packhouse.engine.grouping`). All nine
+A task run does a group of neighbouring jobs of one step (`packhouse.run.grouping`). All nine
 tasks do the same: look for each job's result in the step store, and compute it where it is missing.
-What a step computes, and what its task is called, is said in `packhouse.steps`.
+What a step computes, and what its task is called, is said in `packhouse.run.steps`.
 """
 
 import logging
@@ -14,12 +14,12 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 import schemas
-from packhouse.cache.steps import AnyReceipt
-from packhouse.engine.grouping import JobGroup
-from packhouse.engine.step import AnyStep, execute
-from packhouse.engine.workspace import Workspace
 from packhouse.recipe import Recipe
-from packhouse.steps import STEPS
+from packhouse.run.cache.steps import AnyReceipt
+from packhouse.run.grouping import JobGroup
+from packhouse.run.step import AnyStep, execute
+from packhouse.run.steps import STEPS
+from packhouse.run.workspace import Workspace
 from tasks.policies import retried_task
 
 log = logging.getLogger("packhouse.tasks")

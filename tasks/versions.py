@@ -8,13 +8,13 @@ from prefect.states import Completed
 
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.recipe import Recipe
-from packhouse.refresh import Look, look, planned_version
+from packhouse.run.refresh import Look, look, planned_version
 from packhouse.store import Ref, load_ref, open_store, open_version, set_ref
 from packhouse.store.gc import GcReport, collect_garbage
 from packhouse.store.layout import is_name
 from packhouse.store.read import VerifyReport, verify_version
 from packhouse.store.refs import scan_refs
-from packhouse.wording import counted
+from packhouse.system.wording import counted
 from tasks.artifacts import move_artifacts
 from tasks.policies import retried_task
 

@@ -2,7 +2,7 @@
 
 import pyarrow.compute as pc
 
-from packhouse.steps.data_files import cut_files, write_data_file
+from packhouse.run.steps.data_files import cut_files, write_data_file
 
 
 def write_data_files(packs, split, folder, config, content):

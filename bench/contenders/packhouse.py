@@ -41,9 +41,9 @@ def run(data: Path, tokenizer: Path, seq_len: int, out: Path) -> dict[str, Any]:
     kept = os.environ.get("BENCH_TOKENIZERS")
     if kept:
         shutil.copytree(kept, cache / "tokenizers")
-    from packhouse.cache.places import CachePlace
-    from packhouse.given import read_recipe
-    from packhouse.runtime.progress import show_progress
+    from packhouse.run.given import read_recipe
+    from packhouse.system.places import CachePlace
+    from packhouse.system.progress import show_progress
 
     recipe = read_recipe(recipe_path, os.environ.get("BENCH_SETTINGS", "").split())
     with show_progress():

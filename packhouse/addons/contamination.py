@@ -22,16 +22,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.arrays import Int64s
 from packhouse.auditing.shard import NUM_WORST
 from packhouse.errors import ConfigError
+from packhouse.read import read_shard, scan_source
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.records.lists import one_chunk
 from packhouse.records.messages import FlatMessages
 from packhouse.records.ngrams import Hashes, Words, run_hashes, words_of
-from packhouse.sources import read_shard, scan_source
-from packhouse.templates.chat_messages import parsed_arguments
-from packhouse.wording import counted
+from packhouse.render.chat_messages import parsed_arguments
+from packhouse.system.arrays import Int64s
+from packhouse.system.wording import counted
 
 MATCHES = pa.schema(
     [

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from packhouse.arrays import Bools, Float64s, Int64s, Uint32s
-from packhouse.dedup.policy import Near
+from packhouse.pack.dedup.policy import Near
 from packhouse.records.lists import count_up, flat_list
 from packhouse.records.ngrams import FACTOR
+from packhouse.system.arrays import Bools, Float64s, Int64s, Uint32s
 
 _MAX_LINKS = 32
 _VERIFIED_SHINGLES = 2**22

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.arrays import Int64s
 from packhouse.recipe import FormatConfig
 from packhouse.records.lists import one_chunk
 from packhouse.records.messages import FlatMessages, num_bytes
 from packhouse.records.thinking import has_thinking, without_thinking
+from packhouse.system.arrays import Int64s
 
 _TAGS = re.compile(r"\s*</?think>\s*")
 

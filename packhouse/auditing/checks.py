@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from packhouse.errors import PluginError
-from packhouse.plugins import Plugin
+from packhouse.system.plugins import Plugin
 
 _WORST = 5
 _MAX_DETAIL = 200

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from packhouse.arrays import Bools
 from packhouse.auditing.shard import NUM_WORST
 from packhouse.records.lists import flat_list, read_ranges, zero_based
+from packhouse.system.arrays import Bools
 
 
 def combine(shards: Sequence[tuple[str, Mapping[str, Any], Mapping[str, int]]]) -> dict[str, Any]:

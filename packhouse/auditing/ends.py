@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from packhouse.arrays import Int32s, Int64s
 from packhouse.auditing.second_look import are_written
 from packhouse.auditing.tokens import Tokens
-from packhouse.tokenization.snapshot import TokenizerSnapshot
+from packhouse.system.arrays import Int32s, Int64s
+from packhouse.tokenize.snapshot import TokenizerSnapshot
 
 
 def double_ends(tokens: Tokens, end_ids: Int32s) -> Int64s:

@@ -6,10 +6,10 @@ from typing import Any
 
 from packhouse.auditing.inference import THOUGHT_LOST
 from packhouse.errors import AuditError
-from packhouse.gates import GateResult
 from packhouse.recipe import AuditConfig
 from packhouse.recipe.audit import QUALITY_COUNTERS
-from packhouse.wording import counted
+from packhouse.records.gates import GateResult
+from packhouse.system.wording import counted
 
 # limit of AuditConfig -> finding, what it is a share of, what it says of a source
 _SHARES = {

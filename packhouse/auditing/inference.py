@@ -35,17 +35,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.arrays import Bools, Float32s, Int64s
 from packhouse.auditing.plain_template import PlainTemplate, PromptError
 from packhouse.recipe import FormatConfig
 from packhouse.recipe.rows import CHAT_TEMPLATES, is_renderer
 from packhouse.records.lists import one_chunk
 from packhouse.records.messages import FlatMessages
 from packhouse.records.thinking import has_thinking
-from packhouse.runtime.confined import at
-from packhouse.templates.chat_messages import Messages
-from packhouse.tokenization.snapshot import TokenizerSnapshot
-from packhouse.wording import counted
+from packhouse.render.chat_messages import Messages
+from packhouse.system.arrays import Bools, Float32s, Int64s
+from packhouse.system.confined import at
+from packhouse.system.wording import counted
+from packhouse.tokenize.snapshot import TokenizerSnapshot
 
 MAX_RECORDS = 2_000
 """Records of a shard that are all checked; of more, a sample is."""

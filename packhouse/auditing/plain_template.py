@@ -1,6 +1,6 @@
 """A chat template in plain Jinja, as transformers renders it: for the audit alone.
 
-It shares nothing with the environment of `packhouse.templates`, which makes texts and masks, so
+It shares nothing with the environment of `packhouse.render`, which makes texts and masks, so
 that a fault there is seen. A template that comes here has rendered these very rows under the
 stricter rules of that sandbox, and is in the same kind of confined process.
 """
@@ -22,10 +22,10 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from packhouse.recipe import FormatConfig
-from packhouse.runtime.confined import limited
-from packhouse.templates.chat_messages import MessageForm, Messages, chat_messages, in_parts
-from packhouse.templates.sandbox import numbers_in
-from packhouse.tokenization.snapshot import TokenizerSnapshot
+from packhouse.render.chat_messages import MessageForm, Messages, chat_messages, in_parts
+from packhouse.render.sandbox import numbers_in
+from packhouse.system.confined import limited
+from packhouse.tokenize.snapshot import TokenizerSnapshot
 
 _TEXT = ("Perhaps", "Certainly", "Otherwise", "Naturally", "Therefore")
 _MARKS = "\ue0b0", "\ue0b1"  # of a private area: no template or row has them
@@ -324,7 +324,7 @@ def _source(name: str, snapshot: TokenizerSnapshot) -> str:
         return Path(name).read_text(encoding="utf-8")
     if name == "chat":
         return snapshot.chat_template or ""
-    return resources.files("packhouse.templates").joinpath(f"{name}.jinja").read_text("utf-8")
+    return resources.files("packhouse.render").joinpath(f"{name}.jinja").read_text("utf-8")
 
 
 _CHAT: Messages = [

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.arrays import Uint64s
 from packhouse.auditing.shard import NUM_WORST
 from packhouse.records.hex_keys import is_among, leading_bits, sort_leading_bits
+from packhouse.system.arrays import Uint64s
 
 Read: TypeAlias = Callable[[Sequence[str]], Iterable[pa.RecordBatch]]
 

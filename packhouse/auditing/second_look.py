@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from packhouse.arrays import Bools, Int64s
 from packhouse.auditing.tokens import Tokens
 from packhouse.records.messages import FlatMessages
+from packhouse.system.arrays import Bools, Int64s
 
 _MAX_TAIL = 8  # tokens
 

@@ -24,7 +24,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.arrays import Bools, Int32s, Int64s
 from packhouse.auditing.answers import answer_bytes, num_trained
 from packhouse.auditing.ends import bos_and_unknown, double_ends
 from packhouse.auditing.second_look import ends_blank, has_no_end
@@ -32,9 +31,10 @@ from packhouse.auditing.tokens import Intervals, Tokens
 from packhouse.recipe import FormatConfig
 from packhouse.records.lists import one_chunk
 from packhouse.records.messages import FlatMessages, num_bytes
-from packhouse.templates import writes_prompts
-from packhouse.tokenization.pipeline import read_pipeline
-from packhouse.tokenization.snapshot import TokenizerSnapshot
+from packhouse.render import writes_prompts
+from packhouse.system.arrays import Bools, Int32s, Int64s
+from packhouse.tokenize.pipeline import read_pipeline
+from packhouse.tokenize.snapshot import TokenizerSnapshot
 
 NUM_WORST = 5
 """Rows that are named for each finding."""

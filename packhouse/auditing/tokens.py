@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from packhouse.arrays import Bools, Bytes, Int32s, Int64s
 from packhouse.records.lists import Ranges, flat_list, one_chunk, read_ranges, zero_based
-from packhouse.tokenization.encoders import text_bases, text_bytes
-from packhouse.tokenization.offsets import EncodedRows, locate_by_widths
-from packhouse.tokenization.pipeline import Pipeline
-from packhouse.tokenization.spans import Spans, train_ranges
+from packhouse.system.arrays import Bools, Bytes, Int32s, Int64s
+from packhouse.tokenize.encoders import text_bases, text_bytes
+from packhouse.tokenize.offsets import EncodedRows, locate_by_widths
+from packhouse.tokenize.pipeline import Pipeline
+from packhouse.tokenize.spans import Spans, train_ranges
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packhouse.arrays import Bools, Int64s
-from packhouse.tokenization.pipeline import Pipeline
+from packhouse.system.arrays import Bools, Int64s
+from packhouse.tokenize.pipeline import Pipeline
 
 _SYSTEM, _U1, _A1 = "Be brief and kind.", "Which colour is a tomato?", "Mostly a bright red."
 _U2, _A2, _TOOL = "How heavy may one become?", "Some pass four kilograms.", "sunny, 21 degrees"

@@ -22,9 +22,9 @@ import torch
 
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
 from packhouse.load.rows import Row, read_row
-from packhouse.packing.layout import IGNORE_INDEX, position_ids
-from packhouse.packing.plan import round_up
-from packhouse.wording import counted
+from packhouse.pack.layout import IGNORE_INDEX, position_ids
+from packhouse.pack.plan import round_up
+from packhouse.system.wording import counted
 
 Batch = dict[str, Any]
 Weights = Literal["column", "record", "ignore"]

@@ -29,12 +29,12 @@ import orjson
 import pyarrow as pa
 
 from packhouse.errors import IntegrityError
-from packhouse.packing.layout import published_schema, to_layout
-from packhouse.runtime.disks import disk_errors, write_whole
-from packhouse.runtime.fingerprint import file_sha256
+from packhouse.pack.layout import published_schema, to_layout
 from packhouse.store import FileEntry, OpenVersion
 from packhouse.store.contracts import read_batches
 from packhouse.store.local import LocalStore
+from packhouse.system.disks import disk_errors, write_whole
+from packhouse.system.fingerprint import file_sha256
 
 
 def verified_file(opened: OpenVersion, entry: FileEntry, cache: Path, verify: bool = True) -> Path:

@@ -20,12 +20,12 @@ import torch
 
 from packhouse.errors import ConfigError, ContractError, EmptyRowError
 from packhouse.load.rows import ArrowRows, Row, open_rows
-from packhouse.packing.layout import IGNORE_INDEX
-from packhouse.packing.pack_plan import PackPlan
-from packhouse.packing.plan import plan_packs
-from packhouse.packing.shuffle import permutation, splitmix64
+from packhouse.pack.layout import IGNORE_INDEX
+from packhouse.pack.pack_plan import PackPlan
+from packhouse.pack.plan import plan_packs
+from packhouse.pack.shuffle import permutation, splitmix64
 from packhouse.records.ledger import LedgerLine
-from packhouse.wording import counted
+from packhouse.system.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,9 +73,9 @@ class PackedDataset(torch.utils.data.Dataset):
             and optionally `labels` or masks, `attention_mask`, `loss_weights`. What is marked as
             padding is left out; so are rows without a token, which `num_empty` counts.
         seq_len: pack size in tokens; None leaves rows as they are.
-        strategy: of `packhouse.packing.STRATEGIES`, `concat` excepted.
+        strategy: of `packhouse.pack.STRATEGIES`, `concat` excepted.
         seed: order of packs; None: longest records first, or records as given
-            (`packhouse.packing.plan`), in every epoch alike.
+            (`packhouse.pack.plan`), in every epoch alike.
         over_length: a record over `seq_len` is an error, or dropped and counted.
         repack: with `seq_len`, take packs apart and pack their records anew: another `seq_len`,
             strategy, multiple or epoch over the same files. Reads a whole pack for each record

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from packhouse.errors import IntegrityError
 from packhouse.load.copies import mapped_file, verified_file
 from packhouse.load.rows import ArrowRows
-from packhouse.packing.shuffle import permutation, splitmix64
+from packhouse.pack.shuffle import permutation, splitmix64
 from packhouse.store import FileEntry, OpenVersion
 from packhouse.store.contracts import check_footer
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import torch
 
 from packhouse.errors import ConfigError, ContractError, EmptyRowError
-from packhouse.packing.layout import IGNORE_INDEX, MASK_COLUMNS, position_ids, trained_mask
+from packhouse.pack.layout import IGNORE_INDEX, MASK_COLUMNS, position_ids, trained_mask
 from packhouse.records.lists import flat_list, list_offsets, read_ranges, zero_based
 from packhouse.records.tables import read_table
 

@@ -4,9 +4,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from packhouse.plugins import NameOf
 from packhouse.recipe.section import Section, Share
 from packhouse.recipe.source import SourceConfig
+from packhouse.system.plugins import NameOf
 
 OnMatch = Literal["stop", "drop", "same_side"]
 

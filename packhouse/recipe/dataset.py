@@ -4,8 +4,8 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from packhouse.plugins import NameOf
 from packhouse.recipe.section import Section
+from packhouse.system.plugins import NameOf
 
 Strategy = Literal["best_fit", "first_fit", "first_fit_shuffle", "next_fit", "concat", "none"]
 

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from packhouse.errors import ConfigError
 from packhouse.recipe.model import Recipe
 from packhouse.recipe.section import HUB_NAME, IN_A_FILE
-from packhouse.wording import near_files, near_name
+from packhouse.system.wording import near_files, near_name
 
 # What is wrong with a recipe, in plain words: the line, the key, what is allowed, what was meant.
 #

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from packhouse.plugins import RENDERERS, plugin_names
-from packhouse.reasons import TurnOrder
 from packhouse.recipe.section import IN_A_FILE, Section
+from packhouse.records.reasons import TurnOrder
+from packhouse.system.plugins import RENDERERS, plugin_names
 
 Role = Literal["system", "user", "assistant", "tool"]
 PipelineChoice = Literal["file", "class"]
@@ -60,7 +60,7 @@ TEMPLATES = (
     "dart-math/mammoth2-cot",
     "dart-math/llama3-math",
 )
-"""Built-in templates; `packhouse.templates` has them."""
+"""Built-in templates; `packhouse.render` has them."""
 
 
 def is_chat(template: str) -> bool:

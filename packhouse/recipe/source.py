@@ -9,9 +9,9 @@ from pydantic import (
     field_validator,
 )
 
-from packhouse.plugins import NameOf
 from packhouse.recipe.rows import Role
 from packhouse.recipe.section import Name, Section, Uri
+from packhouse.system.plugins import NameOf
 
 RowFormatName = Literal[
     "auto",

@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.arrays import Bools, Float32s, Int64s
 from packhouse.recipe import FormatConfig
 from packhouse.records.lists import one_chunk
 from packhouse.records.messages import ROLES, FlatMessages
 from packhouse.records.tables import MESSAGE
+from packhouse.system.arrays import Bools, Float32s, Int64s
 
 _TRAINED, _SCALED, _CONTEXT = 8, 16, 32
 

@@ -1,6 +1,6 @@
 """Conversations made of parts of others: the beginning that a record has, or a window.
 
-A row gives several records where its template rewrites history (`packhouse.templates.turns`), and
+A row gives several records where its template rewrites history (`packhouse.render.turns`), and
 several windows where it is too long for a pack. Each is named by the messages that it has.
 """
 
@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from packhouse.arrays import Float32s, Int64s
 from packhouse.recipe import FormatConfig
 from packhouse.recipe.rows import is_chat
 from packhouse.records.identity import group_keys, rename
 from packhouse.records.lists import one_chunk
 from packhouse.records.messages import FlatMessages
+from packhouse.system.arrays import Float32s, Int64s
 
 
 class Extent(NamedTuple):

@@ -6,9 +6,9 @@ from typing import NoReturn, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from packhouse.arrays import Bools, Bytes, Uint64s
 from packhouse.errors import ContractError
 from packhouse.records.lists import one_chunk, string_bytes
+from packhouse.system.arrays import Bools, Bytes, Uint64s
 
 NUM_DIGITS = 20
 

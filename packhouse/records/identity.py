@@ -16,7 +16,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.arrays import Bools, Int64s
 from packhouse.records.lists import one_chunk
 from packhouse.records.messages import (
     ASSISTANT,
@@ -27,6 +26,7 @@ from packhouse.records.messages import (
     string_buffers,
 )
 from packhouse.records.tables import VALIDATED
+from packhouse.system.arrays import Bools, Int64s
 
 GroupBy = Literal["prompt", "record"]
 

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Protocol
 
 from packhouse.errors import ContractError, EmptyDatasetError, PackhouseError, QuarantineLimitError
-from packhouse.gates import GateResult
-from packhouse.wording import counted
+from packhouse.records.gates import GateResult
+from packhouse.system.wording import counted
 
 Cell = int | str
 """Of a table."""
@@ -168,7 +168,7 @@ def check_quarantine(
 
     Raises:
         QuarantineLimitError: over the limit; names the reasons and their counts. Where the rows
-            are at hand, `packhouse.quarantine.explain_bad_rows` says more.
+            are at hand, `packhouse.run.quarantine.explain_bad_rows` says more.
         EmptyDatasetError: no row is left.
     """
     checked = [line for line in ledger if line.step in ROW_STEPS]

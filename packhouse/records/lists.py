@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.arrays import Bytes, Int32s, Int64s
 from packhouse.records.tables import SPAN
+from packhouse.system.arrays import Bytes, Int32s, Int64s
 
 Offsets = npt.NDArray[np.integer]
 

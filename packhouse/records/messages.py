@@ -19,11 +19,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.arrays import Bools, Bytes, Float32s, Int64s
-from packhouse.reasons import TurnOrder
 from packhouse.recipe import FormatConfig
 from packhouse.records.lists import list_items
+from packhouse.records.reasons import TurnOrder
 from packhouse.records.tables import CONVERSATION, MESSAGE
+from packhouse.system.arrays import Bools, Bytes, Float32s, Int64s
 
 VERSION = 1
 """Of these rules and of `identity`; part of cache keys. Raise it when an output changes."""

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.arrays import Int64s, Uint64s
 from packhouse.records.lists import list_items
+from packhouse.system.arrays import Int64s, Uint64s
 
 Hashes = Uint64s
 

@@ -17,7 +17,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.arrays import Bools
 from packhouse.records.lists import (
     count_up,
     flat_list,
@@ -30,6 +29,7 @@ from packhouse.records.lists import (
     zero_based,
 )
 from packhouse.records.tables import PACKED, QUARANTINED, TOKENIZED, VALIDATED
+from packhouse.system.arrays import Bools
 
 Faults = dict[int, tuple[str, str]]
 """Row of a table -> reason code and a sentence."""

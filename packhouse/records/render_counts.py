@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from packhouse.wording import counted
+from packhouse.system.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.arrays import Int64s
 from packhouse.records.lists import one_chunk
+from packhouse.system.arrays import Int64s
 
 
 def number_rows(shard: pa.Table) -> Int64s:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.arrays import Float32s
 from packhouse.records.tables import WEIGHTS
+from packhouse.system.arrays import Float32s
 
 
 def flat_weights(column: pa.Array, counts: npt.NDArray[np.integer]) -> Float32s | None:

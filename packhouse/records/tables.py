@@ -158,7 +158,7 @@ def read_table(path: Path) -> pa.Table:
 def refused_rows(table: pa.Table, faults: Mapping[int, tuple[str, str]], step: str) -> pa.Table:
     """Return the faulty rows of a table for quarantine, schema QUARANTINED, in its order.
 
-    Their raw bytes are in the source: `packhouse.sources.with_raw_rows` puts them in.
+    Their raw bytes are in the source: `packhouse.read.with_raw_rows` puts them in.
 
     Args:
         table: with columns `source` and `row`.

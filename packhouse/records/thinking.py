@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.arrays import Bools
 from packhouse.recipe import FormatConfig
 from packhouse.records.identity import rename
 from packhouse.records.messages import FlatMessages
+from packhouse.system.arrays import Bools
 
 REASONS = {
     "only_thinking": "nothing of an answer is left without its thinking; see format.reasoning",

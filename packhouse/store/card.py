@@ -8,10 +8,10 @@ It is not part of the version's identity, so a better card does not make another
 from collections import Counter
 from collections.abc import Sequence
 
-from packhouse.escaping import for_markdown, markdown_code, markdown_table
 from packhouse.store.counts import numbers_of
 from packhouse.store.manifest import Manifest
-from packhouse.wording import counted
+from packhouse.system.escaping import for_markdown, markdown_code, markdown_table
+from packhouse.system.wording import counted
 
 
 def dataset_card(manifest: Manifest) -> str:

@@ -38,7 +38,7 @@ from packhouse.store.objects import (
     PreconditionFailedError,
     check_key,
 )
-from packhouse.wording import first_line
+from packhouse.system.wording import first_line
 
 try:
     import obstore

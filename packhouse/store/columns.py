@@ -25,13 +25,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packhouse.errors import IntegrityError
-from packhouse.runtime.confine import stream_confined
-from packhouse.runtime.confined import at
 from packhouse.store.contracts import stored_names
 from packhouse.store.manifest import FileEntry
 from packhouse.store.objects import ObjectNotFoundError, ObjectStore
 from packhouse.store.protocol import ask, in_parallel, run
 from packhouse.store.read import OpenVersion
+from packhouse.system.confine import stream_confined
+from packhouse.system.confined import at
 
 _WHOLE_BYTES = 2**18  # a smaller file is fetched whole, and its digest is checked
 _TAIL_BYTES = 2**16  # where the footer is looked for: it has about 100 bytes a column and row group

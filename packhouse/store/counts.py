@@ -2,7 +2,7 @@
 
 from packhouse.records.ledger import sum_by_reason
 from packhouse.store.manifest import Manifest
-from packhouse.wording import by_name, counted, rows_and_records
+from packhouse.system.wording import by_name, counted, rows_and_records
 
 _OF_SPLITS = {
     "records packed": "num_sequences",

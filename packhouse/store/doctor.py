@@ -25,7 +25,6 @@ from packhouse.errors import (
     StoreRefusedError,
     TransientError,
 )
-from packhouse.runtime.disks import temporary_folder
 from packhouse.store.layout import PROBES
 from packhouse.store.objects import (
     ObjectNotFoundError,
@@ -35,6 +34,7 @@ from packhouse.store.objects import (
     open_store,
 )
 from packhouse.store.protocol import RetryPolicy, ask, read, run
+from packhouse.system.disks import temporary_folder
 
 _MAX_SKEW_S = 15 * 60.0
 """S3 refuses requests that are signed more than this from its own time."""

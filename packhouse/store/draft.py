@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packhouse.errors import ConfigError
-from packhouse.runtime.fingerprint import canonical_json
 from packhouse.store.card import dataset_card
 from packhouse.store.manifest import (
     FACTS,
@@ -25,6 +24,7 @@ from packhouse.store.manifest import (
     schema_to_json,
 )
 from packhouse.store.objects import FileBody, file_body
+from packhouse.system.fingerprint import canonical_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

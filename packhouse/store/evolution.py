@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from packhouse.gates import GateOutcome, GateResult
+from packhouse.records.gates import GateOutcome, GateResult
 from packhouse.store.manifest import Manifest
 
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing_extensions import override
 
 from packhouse.errors import StoreError, StoreRefusedError, TransientError
-from packhouse.runtime.disks import OF_DISKS, disk_error
 from packhouse.store.objects import (
     MAX_GET_BYTES,
     Blob,
@@ -32,6 +31,7 @@ from packhouse.store.objects import (
     PreconditionFailedError,
     check_key,
 )
+from packhouse.system.disks import OF_DISKS, disk_error
 
 _OWN = ".packhouse"  # temporary files and locks; hidden from listings
 _CHUNK_BYTES = 2**20

@@ -25,7 +25,6 @@ import pyarrow as pa
 from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
 from packhouse.recipe.model import Preferences, preferences_in
 from packhouse.records.ledger import Filter, filters_of
-from packhouse.runtime.fingerprint import canonical_json, digest
 from packhouse.store.layout import (
     check_name,
     check_vid,
@@ -35,6 +34,7 @@ from packhouse.store.layout import (
 )
 from packhouse.store.manifest_schema import Facts, read_facts
 from packhouse.store.protocol import Steps, read_checked
+from packhouse.system.fingerprint import canonical_json, digest
 
 FORMAT = 1
 """Version of the manifest's own form."""

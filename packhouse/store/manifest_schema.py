@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from packhouse.errors import ConfigError
-from packhouse.packing import PackStatistics
+from packhouse.pack import PackStatistics
 from packhouse.records.ledger import LedgerLine
 from packhouse.records.render_counts import RenderCounts
 

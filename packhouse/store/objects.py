@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Literal
 from urllib.parse import urlsplit
 
 from packhouse.errors import ConfigError, IntegrityError, StoreError
-from packhouse.runtime.extras import import_extra
+from packhouse.system.extras import import_extra
 
 MAX_GET_BYTES = 2**26
 """Most that `ObjectStore.get` holds in memory: manifests, refs and receipts are smaller."""

@@ -23,7 +23,6 @@ from packhouse.errors import (
     StoreRefusedError,
     VersionNotFoundError,
 )
-from packhouse.runtime.disks import temporary_folder
 from packhouse.store.doctor import require_guarded
 from packhouse.store.draft import LocalFile, Uploads, card_file, draft_manifest, name_files
 from packhouse.store.evolution import Drift, Gate, breaking_changes, measure_drift
@@ -49,6 +48,7 @@ from packhouse.store.objects import ObjectStore, PreconditionFailedError
 from packhouse.store.protocol import All, Steps, ask, put_data, run
 from packhouse.store.refs import Ref, move_ref_steps, read_ref_steps
 from packhouse.store.tokenizers import keep_tokenizer
+from packhouse.system.disks import temporary_folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

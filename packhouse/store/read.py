@@ -19,8 +19,6 @@ from packhouse.errors import (
     IntegrityError,
     VersionNotFoundError,
 )
-from packhouse.runtime.disks import OF_DISKS, temporary_folder, write_whole
-from packhouse.runtime.fingerprint import file_sha256
 from packhouse.store.contracts import check_data_file
 from packhouse.store.layout import check_name, file_key, is_version, tokenizer_key
 from packhouse.store.manifest import (
@@ -35,6 +33,8 @@ from packhouse.store.protocol import MAX_READS, Steps, download, in_parallel, ru
 from packhouse.store.publish import find_slot_steps
 from packhouse.store.refs import explaining, read_ref_steps, scan_refs
 from packhouse.store.tokenizers import fetch_tokenizer
+from packhouse.system.disks import OF_DISKS, temporary_folder, write_whole
+from packhouse.system.fingerprint import file_sha256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

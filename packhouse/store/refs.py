@@ -26,7 +26,6 @@ from packhouse.errors import (
     TransientError,
     VersionNotFoundError,
 )
-from packhouse.runtime.fingerprint import canonical_json, digest
 from packhouse.store.layout import (
     check_name,
     is_name,
@@ -46,6 +45,7 @@ from packhouse.store.protocol import (
     read_checked,
     run,
 )
+from packhouse.system.fingerprint import canonical_json, digest
 
 MAX_PAST = 500
 """Moves kept in a ref (about 100 bytes each); far more than writers that can race one write."""

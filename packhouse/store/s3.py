@@ -22,7 +22,6 @@ from typing import Any
 from typing_extensions import override
 
 from packhouse.errors import ConfigError, StoreError, TransientError
-from packhouse.runtime.extras import import_extra
 from packhouse.store.answers import error_of_answer
 from packhouse.store.objects import (
     MAX_GET_BYTES,
@@ -35,6 +34,7 @@ from packhouse.store.objects import (
     PreconditionFailedError,
     check_key,
 )
+from packhouse.system.extras import import_extra
 
 _CHUNK_BYTES = 2**20
 

@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 from packhouse.errors import ContractError
 from packhouse.store.manifest import Manifest
 from packhouse.store.read import OpenVersion
+from packhouse.system.wording import counted
 from packhouse.views.contents import CONTENTS
 from packhouse.views.locating import sum_before
 from packhouse.views.query import read_view
-from packhouse.wording import counted
 
 _MAX_EXAMPLES = 5
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.errors import ContractError, IntegrityError
-from packhouse.packing.layout import trained_tokens
+from packhouse.pack.layout import trained_tokens
 from packhouse.store.contracts import check_rows, read_batches
 from packhouse.store.manifest import Manifest
 

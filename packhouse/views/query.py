@@ -19,17 +19,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, IntegrityError
+from packhouse.read.evaluation import add_text_functions, check_text_function
 from packhouse.records.ledger import units_of
 from packhouse.registry import TEXT_FUNCTIONS
-from packhouse.runtime.confine import stream_confined
-from packhouse.runtime.disks import temporary_folder
-from packhouse.runtime.duckdb_limits import NO_FILES
-from packhouse.sources.evaluation import add_text_functions, check_text_function
 from packhouse.store.columns import fetch_columns
 from packhouse.store.read import OpenVersion, scan_versions
 from packhouse.store.refs import scan_refs
-from packhouse.tokenization.loading import MEMORY_PER_BYTE
-from packhouse.tokenization.of_version import tokenizer_of
+from packhouse.system.confine import stream_confined
+from packhouse.system.disks import temporary_folder
+from packhouse.system.duckdb_limits import NO_FILES
+from packhouse.tokenize.loading import MEMORY_PER_BYTE
+from packhouse.tokenize.of_version import tokenizer_of
 from packhouse.views.tables import COLUMNS, ON_REQUEST, Tables, columns_of_files
 
 _CANDIDATES = 3

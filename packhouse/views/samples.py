@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse.errors import ConfigError, IntegrityError
-from packhouse.escaping import for_terminal
-from packhouse.packing.layout import trained_tokens
+from packhouse.pack.layout import trained_tokens
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.lists import list_offsets
-from packhouse.runtime.confine import run_confined
-from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion
 from packhouse.store.manifest import Manifest
+from packhouse.system.confine import run_confined
+from packhouse.system.disks import temporary_folder
+from packhouse.system.escaping import for_terminal
 from packhouse.views.tables import Tables
 from packhouse.views.tokens import trained_ranges
 

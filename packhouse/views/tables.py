@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from packhouse.errors import IntegrityError
 from packhouse.store.contracts import read_batches
 from packhouse.store.manifest import Manifest
-from packhouse.tokenization import TokenizerSnapshot
+from packhouse.tokenize import TokenizerSnapshot
 from packhouse.views.contents import CONTENTS, read_contents
 from packhouse.views.locating import (
     Ints,

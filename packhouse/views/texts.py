@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from packhouse.errors import ConfigError
-from packhouse.tokenization import TokenizerSnapshot
-from packhouse.tokenization.texts import decode_lists
+from packhouse.tokenize import TokenizerSnapshot
+from packhouse.tokenize.texts import decode_lists
 
 
 def texts_of(

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from packhouse.escaping import for_terminal, html_text
-from packhouse.tokenization.of_version import LoadSnapshot
-from packhouse.tokenization.pipeline import Pipeline, read_pipeline
+from packhouse.system.escaping import for_terminal, html_text
+from packhouse.tokenize.of_version import LoadSnapshot
+from packhouse.tokenize.pipeline import Pipeline, read_pipeline
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -8,8 +8,8 @@ import pytest
 from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.records.identity import conversation_ids
 from packhouse.records.tables import CONVERSATION, VALIDATED
-from packhouse.templates import make_renderer
-from packhouse.tokenization import load_snapshot, tokenize_table
+from packhouse.render import make_renderer
+from packhouse.tokenize import load_snapshot, tokenize_table
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
 

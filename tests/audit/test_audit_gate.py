@@ -17,14 +17,14 @@ import packhouse
 import schemas
 from packhouse.auditing import audit_packs, audit_records, check_audit
 from packhouse.auditing.shard import NUM_WORST
-from packhouse.chain import prepare
 from packhouse.cli import cli
-from packhouse.engine.local_pool import LocalRunner
-from packhouse.engine.workspace import Workspace
 from packhouse.errors import AuditError
 from packhouse.recipe import AuditConfig, load_recipe
 from packhouse.records.tables import PACKED
-from packhouse.steps.records import RECORDS
+from packhouse.run.chain import prepare
+from packhouse.run.local_pool import LocalRunner
+from packhouse.run.steps.records import RECORDS
+from packhouse.run.workspace import Workspace
 from packhouse.store import open_version
 from tests.audit.conftest import DEMO
 

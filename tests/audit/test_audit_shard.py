@@ -16,7 +16,7 @@ from packhouse.auditing import audit_shard
 from packhouse.auditing import shard as shard_module
 from packhouse.auditing.tokens import Intervals
 from packhouse.recipe import FormatConfig
-from packhouse.tokenization import load_snapshot
+from packhouse.tokenize import load_snapshot
 from tests.audit.conftest import CHATS, DEMO, Tables, turns
 
 IM_START, IM_END = 1, 2

@@ -161,8 +161,8 @@ def test_gsm8k_asks_some_of_its_test_questions_in_train(shared):
     path = shared / "data" / "gsm8k_test.jsonl"
     exam = read_benchmarks([SourceConfig(path=str(path), format="question_answer")], 13)
     train = SourceConfig(path=str(shared / "data" / "gsm8k_train.jsonl"), format="question_answer")
+    from packhouse.read import read_shard, scan_source
     from packhouse.recipe import ValidateConfig
-    from packhouse.sources import read_shard, scan_source
 
     (shard,) = scan_source(train)
     rows = read_shard(shard, train, ValidateConfig(), "prompt").validated

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 import packhouse
-from packhouse.golden import pin
 from packhouse.recipe import parse_recipe
-from packhouse.tokenization import load_snapshot
-from packhouse.tokenization.encoders import load_tokenizer
+from packhouse.run.golden import pin
+from packhouse.tokenize import load_snapshot
+from packhouse.tokenize.encoders import load_tokenizer
 
 Rows = list[dict[str, Any]]
 SYSTEM = {"role": "system", "content": "Answer in one line, and be kind to everyone who asks."}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import packhouse
-from packhouse.dedup.policy import first_of_each
+from packhouse.pack.dedup.policy import first_of_each
 from tests.audit.conftest import DEMO
 from tests.audit.test_audit_gate import Project
 
@@ -92,7 +92,7 @@ def test_the_first_by_file_and_row_stays_and_another_answer_is_no_duplicate(proj
 
 def test_shards_change_nothing(project, monkeypatch):
     whole = project.prepare("dedup.exact=drop")
-    monkeypatch.setattr("packhouse.steps.validate.MAX_SHARD_BYTES", 200)
+    monkeypatch.setattr("packhouse.run.steps.validate.MAX_SHARD_BYTES", 200)
     project.cache = project.folder / "other"
     parts = project.prepare("dedup.exact=drop", f"publish.store={project.folder / 'other-store'}")
     assert len([r for r in parts.receipts if r.step == "tokenize"]) > 4

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from packhouse.cli import cli
 from packhouse.errors import AuditError, ConfigError
-from packhouse.golden import check_golden, pin, read_golden, write_golden
 from packhouse.recipe import load_recipe, parse_recipe
+from packhouse.run.golden import check_golden, pin, read_golden, write_golden
 from tests.audit.conftest import DEMO
 from tests.audit.test_audit_gate import Project
 

@@ -16,7 +16,7 @@ from packhouse.auditing.plain_template import PlainTemplate
 from packhouse.errors import AuditError
 from packhouse.recipe import AuditConfig, FormatConfig, TokenizeConfig
 from packhouse.records.tables import FORMATTED
-from packhouse.tokenization import load_snapshot, tokenize_table
+from packhouse.tokenize import load_snapshot, tokenize_table
 from tests.audit.conftest import Tables, turns, validated_table
 from tests.audit.test_audit_gate import Project
 

@@ -10,8 +10,8 @@ pytest.importorskip("trl", reason="TRL is not installed")
 from packhouse.auditing.inference import InferenceSide, audit_inference, has_prompts
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig, TokenizeConfig
-from packhouse.templates.sandbox import pinned_date
-from packhouse.tokenization import tokenize_table
+from packhouse.render.sandbox import pinned_date
+from packhouse.tokenize import tokenize_table
 from tests.templates.families import (
     SHAPES,
     answers_of,

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.addons.near_dedup import bands_for, find_near
-from packhouse.dedup import FINGERPRINTS, fingerprint_table, near_libraries
-from packhouse.dedup.policy import _drop_in_order
-from packhouse.dedup.units import merged
 from packhouse.errors import ConfigError
+from packhouse.pack.dedup import FINGERPRINTS, fingerprint_table, near_libraries
+from packhouse.pack.dedup.policy import _drop_in_order
+from packhouse.pack.dedup.units import merged
+from packhouse.read import read_shard, scan_source
 from packhouse.recipe import DedupConfig, SourceConfig, ValidateConfig
 from packhouse.records.rows import number_rows
-from packhouse.sources import read_shard, scan_source
 from tests.audit.test_audit_gate import Project
 
 WORDS = [f"w{n}" for n in range(3000)]

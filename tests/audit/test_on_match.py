@@ -71,7 +71,7 @@ def test_the_packs_are_those_of_the_other_rows(project):
 
 def test_shards_change_nothing(project, monkeypatch):
     whole = project.prepare()
-    monkeypatch.setattr("packhouse.steps.validate.MAX_SHARD_BYTES", 200)
+    monkeypatch.setattr("packhouse.run.steps.validate.MAX_SHARD_BYTES", 200)
     cut = project.prepare()
     assert len(cut.receipts) > len(whole.receipts)
     assert cut.published.content_id == whole.published.content_id

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from packhouse.errors import DiskError
-from packhouse.runtime.disks import disk_errors, temporary_folder
+from packhouse.system.disks import disk_errors, temporary_folder
 from tests.cache.conftest import steps_in
 
 
@@ -100,7 +100,7 @@ def test_no_place_for_temporary_files_at_all(monkeypatch):
 
 def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path, monkeypatch):
     makes = (
-        "from packhouse.runtime.disks import temporary_folder\n"
+        "from packhouse.system.disks import temporary_folder\n"
         "with temporary_folder('test') as folder:\n"
         "    (folder / 'rows').touch()\n"
         "    print(folder, flush=True)\n"

@@ -7,11 +7,11 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from packhouse.cache.holds import hold_steps
-from packhouse.cache.limits import keep_limits, list_steps
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, DiskError
-from packhouse.refresh import planned_version
+from packhouse.run.cache.holds import hold_steps
+from packhouse.run.cache.limits import keep_limits, list_steps
+from packhouse.run.refresh import planned_version
 from tests.cache.conftest import steps_in
 
 
@@ -37,7 +37,7 @@ def test_ten_runs_of_a_growing_file_leave_what_the_last_one_used(project):
 
 
 def test_unchanged_shards_keep_their_steps_and_changed_ones_lose_the_former(project, monkeypatch):
-    monkeypatch.setattr("packhouse.steps.validate.MAX_SHARD_BYTES", 1500)
+    monkeypatch.setattr("packhouse.run.steps.validate.MAX_SHARD_BYTES", 1500)
     project.write_rows(range(60))
     project.prepare()
     project.write_rows(range(61))
@@ -105,7 +105,7 @@ def test_a_disk_that_fails_after_publication_fails_no_run(project, monkeypatch, 
             raise DiskError("cannot write to the cache")
         return 0
 
-    monkeypatch.setattr("packhouse.cache.limits.remove_steps", refuse)
+    monkeypatch.setattr("packhouse.run.cache.limits.remove_steps", refuse)
     assert project.prepare().created
     assert "was not brought within its limits: cannot write to the cache" in caplog.text
 
@@ -131,7 +131,7 @@ def test_a_plan_and_the_doctor_say_what_a_run_will_take_and_what_is_free(project
     assert planned["needed_bytes"] > project.rows.stat().st_size
     assert planned["num_bytes"] == 0
     assert planned["free_bytes"] > 0
-    with caplog.at_level("INFO", "packhouse.cache"):
+    with caplog.at_level("INFO", "packhouse.run.cache"):
         project.prepare()
     assert "this run adds about" in caplog.text  # Prefect's log of a deployment's run has it, too
     planned = json.loads(call("plan", recipe, "--json"))["cache"]

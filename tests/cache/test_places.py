@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from packhouse.cache.places import CachePlace, check_cache, default_cache, find_cache
 from packhouse.cli import cli
-from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError
+from packhouse.run.workspace import Workspace
+from packhouse.system.places import CachePlace, check_cache, default_cache, find_cache
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "recipe.yaml"
 
@@ -53,7 +53,7 @@ def test_a_project_has_a_cache_of_its_own_if_it_has_steps_in_it(tmp_path, monkey
     assert find_cache().folder == tmp_path / "user" / "packhouse"
     Path(".packhouse/demo-store").mkdir(parents=True)  # a store is no cache
     assert find_cache().folder == tmp_path / "user" / "packhouse"
-    Path(".packhouse/steps").mkdir()
+    Path(".packhouse/run/steps").mkdir()
     assert find_cache().folder == Path(".packhouse")
     assert find_cache(str(tmp_path / "told")).folder == tmp_path / "told"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import schemas
-from packhouse.chain import Prepared, prepare
-from packhouse.engine.local_pool import LocalRunner
-from packhouse.engine.workspace import Workspace
 from packhouse.recipe import Recipe, load_recipe
+from packhouse.run.chain import Prepared, prepare
+from packhouse.run.local_pool import LocalRunner
+from packhouse.run.workspace import Workspace
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
 

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import schemas
-from packhouse.chain import prepare
-from packhouse.engine.local_pool import LocalRunner
-from packhouse.engine.workspace import Workspace
 from packhouse.recipe import load_recipe
-from packhouse.steps import STEPS, data_files, files, gather, validate
+from packhouse.run.chain import prepare
+from packhouse.run.local_pool import LocalRunner
+from packhouse.run.steps import STEPS, data_files, files, gather, validate
+from packhouse.run.workspace import Workspace
 
 SMALL = {
     (validate, "MAX_SHARD_BYTES"): 1500,

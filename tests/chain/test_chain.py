@@ -75,7 +75,7 @@ def test_another_store_ref_encoder_or_limit_is_the_same_version(project, tmp_pat
 
 
 def test_appended_rows_redo_only_new_shards_up_to_tokenize(project, monkeypatch):
-    monkeypatch.setattr("packhouse.steps.validate.MAX_SHARD_BYTES", 1000)
+    monkeypatch.setattr("packhouse.run.steps.validate.MAX_SHARD_BYTES", 1000)
     first = project.prepare()
     jobs = [receipt for receipt in first.receipts if receipt.step == "tokenize"]
     assert len(jobs) > 3
@@ -93,7 +93,7 @@ def test_appended_rows_redo_only_new_shards_up_to_tokenize(project, monkeypatch)
 
 def test_shard_size_and_file_order_do_not_change_published_bytes(project, monkeypatch):
     first = project.prepare()
-    monkeypatch.setattr("packhouse.steps.validate.MAX_SHARD_BYTES", 1500)
+    monkeypatch.setattr("packhouse.run.steps.validate.MAX_SHARD_BYTES", 1500)
     second = project.prepare()
 
     contents = [open_version(p.store, "sums", p.version).manifest for p in (first, second)]
@@ -365,11 +365,11 @@ def test_validate_that_loses_a_row_is_noticed(project, monkeypatch):
     from dataclasses import replace
 
     from packhouse.errors import ContractError
-    from packhouse.sources import read_shard
+    from packhouse.read import read_shard
 
     def lose_one(*arguments):
         rows = read_shard(*arguments)
         return replace(rows, validated=rows.validated.slice(1))
 
-    monkeypatch.setattr("packhouse.steps.validate.read_shard", lose_one)
+    monkeypatch.setattr("packhouse.run.steps.validate.read_shard", lose_one)
     fails_with(project, ContractError, "'validate' lost 1 of 60 rows")

@@ -134,7 +134,7 @@ def test_many_output_shards_hold_the_rows_of_one(project, monkeypatch):
 
 def test_where_gather_cuts_decides_no_byte(project, monkeypatch):
     first = published(project, project.prepare())
-    monkeypatch.setattr("packhouse.steps.gather._SHARD_TOKENS", 700)
+    monkeypatch.setattr("packhouse.run.steps.gather._SHARD_TOKENS", 700)
     project.cache = project.root / "another"
     prepared = project.prepare(f"publish.store={project.root / 'other'}")
     assert sum(receipt.step == "gather" for receipt in prepared.receipts) > 3

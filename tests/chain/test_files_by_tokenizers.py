@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import schemas
-from packhouse.chain import Prepared, prepare
-from packhouse.engine.local_pool import LocalRunner
-from packhouse.engine.workspace import Workspace
 from packhouse.errors import TemplateError
 from packhouse.recipe import Recipe
+from packhouse.run.chain import Prepared, prepare
+from packhouse.run.local_pool import LocalRunner
+from packhouse.run.workspace import Workspace
 from packhouse.store import open_version, verify_version
 
 pytestmark = pytest.mark.slow

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from packhouse.engine.local_pool import LocalRunner, PoolRunner
-from packhouse.runtime import interrupts
-from packhouse.runtime.interrupts import Interrupted
-from packhouse.tokenization.encoders import _as_encoder_error
+from packhouse.run.local_pool import LocalRunner, PoolRunner
+from packhouse.system import interrupts
+from packhouse.system.interrupts import Interrupted
+from packhouse.tokenize.encoders import _as_encoder_error
 
 
 @pytest.fixture
@@ -45,10 +45,10 @@ def test_a_signal_that_became_a_panic_of_an_encoder_still_ends_the_run(number, h
         send_and_lose(number)
 
 
-@pytest.mark.parametrize("only", ["packhouse.chain", "packhouse.engine.step"])
+@pytest.mark.parametrize("only", ["packhouse.run.chain", "packhouse.run.step"])
 def test_a_signal_that_was_lost_ends_the_run(only, handled, project, monkeypatch):
     """Before the next step, whatever runs it; in this process before the next job."""
-    for place in {"packhouse.chain", "packhouse.engine.step"} - {only}:
+    for place in {"packhouse.run.chain", "packhouse.run.step"} - {only}:
         monkeypatch.setattr(f"{place}.check_interrupted", lambda: None)
     done = []
     execute = LocalRunner.__call__

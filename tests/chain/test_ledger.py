@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.cache.steps import Receipt
 from packhouse.errors import ContractError, EmptyDatasetError, QuarantineLimitError
 from packhouse.records.ledger import LedgerLine, RowCounts, check_quarantine, ledger_of
+from packhouse.run.cache.steps import Receipt
 
 
 def receipt(step: str, rows_in: int, rows_out: int, **facts) -> Receipt:

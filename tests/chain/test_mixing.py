@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse import load_packed
-from packhouse.engine.workspace import Workspace
-from packhouse.packing import Admitted
+from packhouse.pack import Admitted
 from packhouse.recipe import Recipe, SourceConfig, load_recipe
 from packhouse.records.tables import TOKENIZED, read_table
-from packhouse.steps.selection import mix, row_keys, times_of
+from packhouse.run.steps.selection import mix, row_keys, times_of
+from packhouse.run.workspace import Workspace
 from tests.audit.test_audit_gate import Project
 
 
@@ -305,8 +305,8 @@ FACTOR = (
 
 def test_rows_and_records_and_what_splitting_costs_are_said(talks, capsys, caplog):
     from packhouse.addons.plan.estimate import estimate
-    from packhouse.result import print_report
-    from packhouse.steps.plan import plan_jobs
+    from packhouse.cli.result import print_report
+    from packhouse.run.steps.plan import plan_jobs
 
     settings = ("format.turns=alone", "sources.0.max_records=10", "sources.0.weight=2")
     recipe = load_recipe(talks.path, settings)
@@ -341,7 +341,7 @@ def test_rows_and_records_and_what_splitting_costs_are_said(talks, capsys, caplo
 
 
 def test_nothing_is_said_of_rows_that_are_not_split(talks, capsys, caplog):
-    from packhouse.result import print_report
+    from packhouse.cli.result import print_report
 
     done = talks.prepare("format.turns=whole")
     assert done.factor_note is None

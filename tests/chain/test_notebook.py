@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import packhouse
-from packhouse.runtime.notebook import NotebookProgress, is_notebook
-from packhouse.runtime.progress import job_done, say, show_progress, start_phase, step_progress
+from packhouse.system.notebook import NotebookProgress, is_notebook
+from packhouse.system.progress import job_done, say, show_progress, start_phase, step_progress
 
 DEMO = "deployments/demo/tokenizer"
 

@@ -8,7 +8,7 @@ import yaml
 from packhouse import load_packed
 from packhouse.errors import AuditError
 from packhouse.recipe import FormatConfig
-from packhouse.templates import make_renderer
+from packhouse.render import make_renderer
 from tests.chain.conftest import DEMO, Project
 from tests.templates.toys import CHATML, chat_renderer, make_snapshot, make_table, pieces
 

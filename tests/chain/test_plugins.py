@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import packhouse
-from packhouse import plugins
 from packhouse.errors import AuditError, ConfigError, PluginError, QuarantineLimitError
-from packhouse.packing import plan_packs
-from packhouse.packing.plan import plugin_planner
-from packhouse.plugins import PluginFunction, find_plugin
+from packhouse.pack import plan_packs
+from packhouse.pack.plan import plugin_planner
 from packhouse.store import open_version
+from packhouse.system import plugins
+from packhouse.system.plugins import PluginFunction, find_plugin
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "plugins.md").read_text()

@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 RUN = """
 import sys
-from packhouse.engine import local_pool
-from packhouse.steps import validate
+from packhouse.run import local_pool
+from packhouse.run.steps import validate
 from packhouse.cli import main
 validate.MAX_SHARD_BYTES, local_pool._LEAST_BYTES = 1500, 0  # many small jobs, each handed out
 main()

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 import packhouse
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, QuarantineLimitError, SourceError, TokenizerError
-from packhouse.given import recipe_for
 from packhouse.recipe.rows import FormatConfig
+from packhouse.run.given import recipe_for
 
 TOKENIZER = str(Path(__file__).parents[2] / "deployments" / "demo" / "tokenizer")
 ROWS = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(60)]

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from packhouse.runtime import progress
+from packhouse.system import progress
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import schemas
-from packhouse.chain import Prepared, prepare
-from packhouse.engine.local_pool import LocalRunner
-from packhouse.engine.workspace import Workspace
 from packhouse.recipe import load_recipe
 from packhouse.records.tables import read_table
+from packhouse.run.chain import Prepared, prepare
+from packhouse.run.local_pool import LocalRunner
+from packhouse.run.workspace import Workspace
 from packhouse.store import open_version, verify_version
-from packhouse.tokenization import load_snapshot
+from packhouse.tokenize import load_snapshot
 
 pytestmark = pytest.mark.slow
 

@@ -7,10 +7,10 @@ from click.testing import CliRunner
 
 from packhouse.addons.plan.estimate import estimate
 from packhouse.cli import cli
-from packhouse.engine.workspace import Workspace
+from packhouse.cli.result import print_report
 from packhouse.errors import EmptyDatasetError, QuarantineLimitError
-from packhouse.result import print_report
-from packhouse.steps.plan import plan_jobs
+from packhouse.run.steps.plan import plan_jobs
+from packhouse.run.workspace import Workspace
 
 TREES = ("sources.0.format=oasst", "sources.0.oasst_paths=all", "format.template=chat")
 REFUSE = "tokenize.control_text=quarantine"

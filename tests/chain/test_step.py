@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from packhouse.engine.step import Step, Work, execute
-from packhouse.engine.workspace import Workspace
 from packhouse.errors import ContractError
 from packhouse.recipe import Recipe
 from packhouse.records.tables import write_table
-from packhouse.runtime.fingerprint import canonical_json, digest
-from packhouse.steps import ENGINE_VERSIONS, STEPS
-from packhouse.steps.plan import plan_jobs
+from packhouse.run.step import Step, Work, execute
+from packhouse.run.steps import ENGINE_VERSIONS, STEPS
+from packhouse.run.steps.plan import plan_jobs
+from packhouse.run.workspace import Workspace
+from packhouse.system.fingerprint import canonical_json, digest
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def test_each_step_has_a_file_of_its_own_with_all_that_it_is():
     assert names == list(ENGINE_VERSIONS)
     assert len(set(names)) == 9
     for step in STEPS:
-        assert step.compute.__module__ == f"packhouse.steps.{step.name}"
+        assert step.compute.__module__ == f"packhouse.run.steps.{step.name}"
 
 
 def test_jobs_travel_to_other_processes(project):

@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from packhouse.api import open_version
-from packhouse.chain import Prepared
 from packhouse.errors import AuditError
-from packhouse.golden import pin
 from packhouse.recipe import parse_recipe
-from packhouse.steps.plan import plan_jobs
-from packhouse.tokenization import load_snapshot
+from packhouse.run.chain import Prepared
+from packhouse.run.golden import pin
+from packhouse.run.steps.plan import plan_jobs
+from packhouse.tokenize import load_snapshot
 from tests.chain.conftest import DEMO, Project, question
 
 Rows = list[dict[str, Any]]

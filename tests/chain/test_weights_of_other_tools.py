@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from packhouse import load_packed
-from packhouse.sources.chat_messages import BadRowError, read_messages
+from packhouse.read.chat_messages import BadRowError, read_messages
 from tests.chain.conftest import Project
 from tests.templates.toys import CHATML
 

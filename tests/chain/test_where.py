@@ -8,11 +8,11 @@ from click.testing import CliRunner
 
 from packhouse.addons.plan.estimate import estimate
 from packhouse.cli import cli
-from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitError
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import Filter, filters_of
-from packhouse.steps.plan import plan_jobs
+from packhouse.run.steps.plan import plan_jobs
+from packhouse.run.workspace import Workspace
 
 WHERE = "length(output) > 16"
 

@@ -17,18 +17,19 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from packhouse import contracts
 from packhouse.addons.ci.summary import GATES
 from packhouse.addons.mirrors.steps import StepMirror
-from packhouse.cache.places import CachePlace, open_mirror
-from packhouse.cache.steps import StepStore
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, StoreError, TransientError
+from packhouse.records import contracts
 from packhouse.records.tables import VALIDATED
-from packhouse.runtime.fingerprint import file_sha256
-from packhouse.steps.plan import plan_jobs
+from packhouse.run.cache.mirrors import open_mirror
+from packhouse.run.cache.steps import StepStore
+from packhouse.run.steps.plan import plan_jobs
 from packhouse.store import load_ref, open_store, open_version
 from packhouse.store.protocol import RetryPolicy
+from packhouse.system.fingerprint import file_sha256
+from packhouse.system.places import CachePlace
 from tests.moto_s3 import s3_client
 from tests.store.ceph import free_port
 
@@ -310,7 +311,7 @@ def test_a_store_that_is_not_reached_passes_no_gate(place, monkeypatch):
     assert run(place, place / "cache").exit_code == 6
     assert cases(place) == {"plan": "failure"} | dict.fromkeys(GATES[1:], "skipped")
     monkeypatch.undo()
-    monkeypatch.setattr("packhouse.chain.check_usable", unreachable)
+    monkeypatch.setattr("packhouse.run.chain.check_usable", unreachable)
     assert run(place, place / "cache").exit_code == 6
     assert cases(place) == {
         "plan": "ok",
@@ -329,7 +330,7 @@ def test_a_job_that_a_signal_ends_in_the_middle_leaves_summaries(number, place):
     shutil.rmtree(place / "cache")
     program = (
         "import os, signal, sys, time; from packhouse import cli\n"
-        "from packhouse.engine import local_pool\n"
+        "from packhouse.run import local_pool\n"
         "execute = local_pool.execute\n"
         "def stops(job, *rest):\n"
         "    if job.step.name == 'tokenize':\n"
@@ -596,7 +597,7 @@ def test_a_mirror_whose_bucket_is_missing_costs_no_run(place, bucket, monkeypatc
 
 def test_a_job_plans_once_and_workers_change_no_byte(place, monkeypatch):
     plans = []
-    for module in ("packhouse.addons.ci.job", "packhouse.chain"):
+    for module in ("packhouse.addons.ci.job", "packhouse.run.chain"):
         monkeypatch.setattr(
             f"{module}.plan_jobs", lambda recipe: plans.append(1) or plan_jobs(recipe)
         )
@@ -671,7 +672,7 @@ def test_a_step_of_the_mirror_is_seen_here_only_when_it_was_checked(tmp_path, mo
         was_there.append((there.root / "s" / "k").exists())
         return file_sha256(path)
 
-    monkeypatch.setattr("packhouse.cache.steps.file_sha256", look)
+    monkeypatch.setattr("packhouse.run.cache.steps.file_sha256", look)
     assert StepMirror(store=store, steps=there).fetch("s", "k") is True
     assert was_there == [False]
 

@@ -18,8 +18,8 @@ from click.testing import CliRunner
 from packhouse.addons.init.files import guess_encoding
 from packhouse.api import open_version
 from packhouse.cli import cli
-from packhouse.tokenization import load_snapshot
-from packhouse.tokenization.encoders import load_tokenizer
+from packhouse.tokenize import load_snapshot
+from packhouse.tokenize.encoders import load_tokenizer
 from tests.sources.test_odd_files import workbook
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
@@ -788,8 +788,8 @@ def test_labels_for_a_tokenizer_without_eos_train_a_head_for_classes(project, sh
 
 
 def test_init_says_what_split_rows_cost(tmp_path, monkeypatch):
-    from packhouse import first_rows
     from packhouse.records.split_text import SplitText
+    from packhouse.run import first_rows
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "talks.jsonl").write_bytes(lines([{"messages": chats_of(t)} for t in TALKS]))

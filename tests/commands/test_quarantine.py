@@ -7,12 +7,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from packhouse.chain import prepare
 from packhouse.cli import cli
-from packhouse.engine.local_pool import LocalRunner
-from packhouse.engine.workspace import Workspace
 from packhouse.errors import QuarantineLimitError
 from packhouse.recipe import load_recipe
+from packhouse.run.chain import prepare
+from packhouse.run.local_pool import LocalRunner
+from packhouse.run.workspace import Workspace
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
 GOOD = [{"instruction": f"Add {n} and 1.", "input": "", "output": str(n + 1)} for n in range(40)]

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from packhouse.chain import prepare
 from packhouse.cli import cli
-from packhouse.engine.local_pool import LocalRunner
-from packhouse.engine.workspace import Workspace
 from packhouse.recipe import load_recipe
-from packhouse.steps import STEPS
+from packhouse.run.chain import prepare
+from packhouse.run.local_pool import LocalRunner
+from packhouse.run.steps import STEPS
+from packhouse.run.workspace import Workspace
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "recipe.yaml"
 
@@ -203,7 +203,7 @@ def test_a_recipe_that_is_a_folder_is_refused(tmp_path):
 
 
 def test_a_report_leaves_out_the_split_that_is_empty(prepared, capsys):
-    from packhouse.result import print_report
+    from packhouse.cli.result import print_report
 
     statistics = prepared.published.statistics
     assert statistics["eval"].num_packs > 0

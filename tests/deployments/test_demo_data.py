@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from packhouse.read import read_shard, scan_source
 from packhouse.recipe import load_recipe
-from packhouse.sources import read_shard, scan_source
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
 BAD_ROWS = {

@@ -6,10 +6,10 @@ from typing import get_args
 
 import pytest
 
-from packhouse.packing import STRATEGIES, plan
+from packhouse.pack import STRATEGIES, plan
 from packhouse.recipe import FormatConfig
 from packhouse.recipe.source import RowFormatName
-from packhouse.templates import single_turn
+from packhouse.render import single_turn
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FORMATS = DOCS / "how-to" / "own-format.md"

@@ -16,11 +16,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from packhouse.chain import prepare
 from packhouse.cli import cli
-from packhouse.engine.local_pool import LocalRunner
-from packhouse.engine.workspace import Workspace
 from packhouse.recipe import Recipe, load_recipe
+from packhouse.run.chain import prepare
+from packhouse.run.local_pool import LocalRunner
+from packhouse.run.workspace import Workspace
 from tests.loaders.models import tiny_model
 
 ROOT = Path(__file__).parents[2]

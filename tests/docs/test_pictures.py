@@ -5,10 +5,10 @@ import tomllib
 from itertools import pairwise
 from pathlib import Path
 
-from packhouse.chain import prepare
-from packhouse.engine.local_pool import LocalRunner
-from packhouse.engine.workspace import Workspace
 from packhouse.recipe import load_recipe
+from packhouse.run.chain import prepare
+from packhouse.run.local_pool import LocalRunner
+from packhouse.run.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "pictures"

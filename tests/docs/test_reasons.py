@@ -4,9 +4,9 @@ import ast
 import re
 from pathlib import Path
 
-from packhouse.packing.overlength import REASONS as OF_PACKING
-from packhouse.reasons import DROP_REASONS, QUARANTINE_REASONS
+from packhouse.pack.overlength import REASONS as OF_PACKING
 from packhouse.records.messages import REASONS as OF_MESSAGES
+from packhouse.records.reasons import DROP_REASONS, QUARANTINE_REASONS
 from packhouse.records.thinking import REASONS as OF_THINKING
 
 PACKAGE = Path(__file__).parents[2] / "packhouse"

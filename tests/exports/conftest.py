@@ -9,7 +9,7 @@ import pytest
 
 from packhouse.recipe import PublishConfig
 from packhouse.records.tables import PACKED
-from packhouse.steps.data_files import ContentHash
+from packhouse.run.steps.data_files import ContentHash
 from packhouse.store import LocalFile, OpenVersion, open_store, open_version, publish_version
 from tests.data_files import write_data_files
 

@@ -19,7 +19,7 @@ from packhouse.addons.exports.command import export as export_command
 from packhouse.addons.exports.writing import FORMATS, export_version
 from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
 from packhouse.recipe import Recipe
-from packhouse.steps.plan import plan_jobs
+from packhouse.run.steps.plan import plan_jobs
 from tests.exports import readers
 
 SPLITS = ["train", "eval"]

@@ -75,10 +75,9 @@ def _memory_folder() -> str | None:
 def fuzz(inputs: int, seed: int, corpus: Path) -> None:
     """One round, in this process, which libFuzzer ends."""
     with atheris.instrument_imports(
-        include=["packhouse.sources", "packhouse.records.messages", "packhouse.records.identity"]
+        include=["packhouse.read", "packhouse.records.messages", "packhouse.records.identity"]
     ):
-        import packhouse.records.messages
-        import packhouse.sources  # noqa: F401
+        pass
     os.chdir(tempfile.mkdtemp(dir=corpus.parent))  # where it leaves the input that broke the law
     limits = ["-timeout=60", "-rss_limit_mb=2048", "-max_len=2048", "-print_final_stats=1"]
     atheris.Setup([sys.argv[0], f"-runs={inputs}", f"-seed={seed}", *limits, str(corpus)], one_file)
@@ -95,8 +94,8 @@ def one_file(data: bytes) -> None:
 
 def _read(data: bytes) -> None:
     from packhouse.errors import PackhouseError
+    from packhouse.read import read_shard, scan_source
     from packhouse.recipe import SourceConfig, ValidateConfig
-    from packhouse.sources import read_shard, scan_source
 
     if len(data) < 3:
         return

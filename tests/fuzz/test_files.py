@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from packhouse import sources
+from packhouse import read as sources
 from packhouse.errors import SourceError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,8 +9,8 @@ import random
 import pytest
 
 from packhouse.recipe import FormatConfig, TokenizeConfig
-from packhouse.templates import make_renderer
-from packhouse.tokenization import load_snapshot, tokenize_table
+from packhouse.render import make_renderer
+from packhouse.tokenize import load_snapshot, tokenize_table
 from tests.fuzz.seeds import forged_conversation
 from tests.templates.toys import make_table
 from tests.tokenization.controls import control_ids

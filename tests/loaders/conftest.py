@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from packhouse.packing import gather, plan_packs
+from packhouse.pack import gather, plan_packs
 from packhouse.recipe import PublishConfig
 from packhouse.records.tables import PACKED, TOKENIZED
-from packhouse.steps.data_files import ContentHash
+from packhouse.run.steps.data_files import ContentHash
 from packhouse.store import LocalFile, open_store, publish_version
 from tests.data_files import write_data_files
 

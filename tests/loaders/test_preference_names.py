@@ -15,7 +15,7 @@ import packhouse
 from packhouse import PackedCollator, load_preferences
 from packhouse.addons.exports.writing import export_version
 from packhouse.errors import ContractError
-from packhouse.packing.layout import PREFERENCE_NAMES
+from packhouse.pack.layout import PREFERENCE_NAMES
 from packhouse.recipe import Recipe
 from packhouse.store.address import open_address
 from tests.loaders.models import tiny_model

@@ -21,15 +21,15 @@ from packhouse import (
     load_preferences,
 )
 from packhouse.addons.exports.writing import FORMATS, export_version
-from packhouse.chain import prepare
 from packhouse.cli import cli
-from packhouse.engine.local_pool import LocalRunner
-from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, ContractError
 from packhouse.load.copies import read_rows
 from packhouse.load.preferences import preference_columns
 from packhouse.recipe import Recipe
-from packhouse.steps import validate
+from packhouse.run.chain import prepare
+from packhouse.run.local_pool import LocalRunner
+from packhouse.run.steps import validate
+from packhouse.run.workspace import Workspace
 from packhouse.store import open_version
 from packhouse.store.card import dataset_card
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from packhouse import PackedCollator, PackedDataset, check_packing, enable_packing
 from packhouse.addons.exports.megatron import to_megatron
 from packhouse.errors import ConfigError
-from packhouse.packing.plan import plan_packs, round_up
+from packhouse.pack.plan import plan_packs, round_up
 from tests.chain.conftest import Project
 from tests.exports import readers
 from tests.loaders.models import tiny_model

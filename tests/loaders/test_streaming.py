@@ -19,7 +19,7 @@ from packhouse import PackedCollator, StreamingPackedDataset, load_packed, train
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.load.global_order import Reader
 from packhouse.load.streaming import read_ahead
-from packhouse.packing import published_schema
+from packhouse.pack import published_schema
 from packhouse.store import LocalFile, open_store, publish_version
 
 

@@ -16,10 +16,6 @@ from packhouse import (
     load_packed,
     make_supervised_dataset,
 )
-from packhouse.cache.limits import list_steps, remove_steps
-from packhouse.chain import prepare
-from packhouse.engine.local_pool import LocalRunner
-from packhouse.engine.workspace import Workspace
 from packhouse.errors import (
     ConfigError,
     DiskError,
@@ -28,6 +24,10 @@ from packhouse.errors import (
     TokenizerError,
 )
 from packhouse.recipe import FormatConfig, parse_recipe
+from packhouse.run.cache.limits import list_steps, remove_steps
+from packhouse.run.chain import prepare
+from packhouse.run.local_pool import LocalRunner
+from packhouse.run.workspace import Workspace
 from tests.loaders.models import tiny_model
 from tests.sources.hub_files import HubFiles
 

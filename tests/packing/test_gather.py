@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhouse.packing import GatherTally, PackStatistics, gather, plan_packs
-from packhouse.packing.pack_plan import PackPlan
-from packhouse.packing.plan import STRATEGIES
-from packhouse.packing.statistics import length_histogram
+from packhouse.pack import GatherTally, PackStatistics, gather, plan_packs
+from packhouse.pack.pack_plan import PackPlan
+from packhouse.pack.plan import STRATEGIES
+from packhouse.pack.statistics import length_histogram
 from packhouse.records.tables import PACKED, TOKENIZED
 
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.packing import (
+from packhouse.pack import (
     IGNORE_INDEX,
     expand_labels,
     position_ids,
     published_schema,
     to_layout,
 )
-from packhouse.packing.layout import trained_mask
+from packhouse.pack.layout import trained_mask
 from packhouse.records.tables import PACKED
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.errors import ContractError
-from packhouse.packing import (
+from packhouse.pack import (
     STRATEGIES,
     check_packed,
     expand_labels,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from packhouse.errors import SequenceTooLongError
-from packhouse.packing.overlength import REASONS, apply_over_length
+from packhouse.pack.overlength import REASONS, apply_over_length
 from packhouse.recipe import PackConfig
 
 TWO_TURNS = (list(range(10)), [(2, 4), (6, 9)])  # prompt, answer, prompt, answer, a line end

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
-from packhouse.packing import STRATEGIES, lower_bound, plan_packs
-from packhouse.packing.histogram import (
+from packhouse.pack import STRATEGIES, lower_bound, plan_packs
+from packhouse.pack.histogram import (
     best_fit_decreasing,
     exact_completion,
     first_fit_decreasing,
 )
-from packhouse.packing.pack_plan import PackPlan
-from packhouse.packing.shuffle import permutation
+from packhouse.pack.pack_plan import PackPlan
+from packhouse.pack.shuffle import permutation
 from packhouse.recipe.dataset import Strategy
 
 WHOLE = tuple(name for name in STRATEGIES if name != "concat")
@@ -391,7 +391,7 @@ def stanford_alpaca(shared):
     """Tokens of each of the 52,002 records in their template, with EOS."""
     import gigatoken
 
-    from packhouse.tokenization import load_snapshot
+    from packhouse.tokenize import load_snapshot
 
     backend = load_snapshot(str(shared / "tokenizers/qwen2.5-instruct")).backend
     rows = json.loads((shared / "data/alpaca_data.json").read_bytes())

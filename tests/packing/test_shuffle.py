@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.packing.shuffle import keys_to_indices, permutation, shuffle_keys, splitmix64
+from packhouse.pack.shuffle import keys_to_indices, permutation, shuffle_keys, splitmix64
 
 
 def test_splitmix64_gives_its_published_stream():

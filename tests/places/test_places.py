@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from packhouse.errors import ConfigError, SourceError
+from packhouse.read.files import find_files
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
-from packhouse.sources.files import find_files
 from schemas.places import Places, load_places, refuse_credentials
 
 YAML = """

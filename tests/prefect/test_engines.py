@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 import schemas
-from packhouse.chain import prepare as prepare_chain
-from packhouse.engine.local_pool import LocalRunner, PoolRunner
-from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, TransientError
 from packhouse.recipe import load_recipe
+from packhouse.run.chain import prepare as prepare_chain
+from packhouse.run.local_pool import LocalRunner, PoolRunner
+from packhouse.run.workspace import Workspace
 
 pytestmark = [
     pytest.mark.prefect,
@@ -48,7 +48,7 @@ def rows(tmp_path_factory):
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    monkeypatch.setattr("packhouse.steps.validate.MAX_SHARD_BYTES", 1500)  # about 9 shards
+    monkeypatch.setattr("packhouse.run.steps.validate.MAX_SHARD_BYTES", 1500)  # about 9 shards
     monkeypatch.setattr("tasks.engines._LEAST_BYTES", dict.fromkeys(ENGINES, 0))
 
 
@@ -185,7 +185,7 @@ def test_a_killed_worker_does_not_stop_the_run(
 def test_processes_without_a_server_publish_the_same_bytes_even_if_one_is_killed(
     expected, rows, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("packhouse.engine.local_pool._LEAST_BYTES", 0)
+    monkeypatch.setattr("packhouse.run.local_pool._LEAST_BYTES", 0)
     recipe, cache = recipe_to(tmp_path, rows), tmp_path / "cache"
     workspace = Workspace(cache=cache, check=schemas.check)
     with (
@@ -203,7 +203,7 @@ def test_an_engine_that_dies_again_and_again_is_said_in_a_sentence(rows, tmp_pat
     from concurrent.futures.process import BrokenProcessPool
 
     monkeypatch.setattr(
-        "packhouse.engine.local_pool.PoolRunner._do",
+        "packhouse.run.local_pool.PoolRunner._do",
         lambda *_: (_ for _ in ()).throw(BrokenProcessPool("killed")),
     )
     recipe = recipe_to(tmp_path, rows)

@@ -407,10 +407,10 @@ def test_a_backfill_goes_on_when_a_recipe_fails_and_says_which(place, cache):
 
 def test_a_refresh_plans_once(place, cache, monkeypatch):
     """A plan reads every byte of the sources."""
-    from packhouse.steps.plan import plan_jobs
+    from packhouse.run.steps.plan import plan_jobs
 
     plans = []
-    for module in ("packhouse.refresh", "packhouse.chain"):
+    for module in ("packhouse.run.refresh", "packhouse.run.chain"):
         monkeypatch.setattr(
             f"{module}.plan_jobs", lambda recipe: plans.append(recipe) or plan_jobs(recipe)
         )

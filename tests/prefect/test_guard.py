@@ -21,7 +21,7 @@ from flows.verify import verify
 from packhouse.errors import ConfigError
 from packhouse.recipe import Recipe
 from packhouse.recipe.section import Section
-from packhouse.runtime import progress
+from packhouse.system import progress
 from tasks import guard
 from tasks.guard import allowed_recipe, worker_cache
 from tests.chain.conftest import Project
@@ -120,7 +120,7 @@ def test_a_server_that_does_not_answer_costs_the_picture_and_never_the_run(monke
 
 
 def test_a_page_shows_neither_html_nor_broken_tables():
-    from packhouse.escaping import markdown_table
+    from packhouse.system.escaping import markdown_table
 
     lines = markdown_table(("a",), [("<img src=x onerror=alert(1)>|\n# x",)])
     assert lines[-1] == "| &#60;img src=x onerror=alert(1)&#62;&#124; &#35; x |"

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 import schemas
-from packhouse.chain import prepare as prepare_chain
-from packhouse.engine.local_pool import LocalRunner
-from packhouse.engine.workspace import Workspace
 from packhouse.errors import QuarantineLimitError, TransientError
 from packhouse.recipe import load_recipe
-from packhouse.steps import STEPS
+from packhouse.run.chain import prepare as prepare_chain
+from packhouse.run.local_pool import LocalRunner
+from packhouse.run.steps import STEPS
+from packhouse.run.workspace import Workspace
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "recipe.yaml"
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packhouse.addons.quality.counting import combine_quality, count_quality
+from packhouse.read import read_shard, scan_source
 from packhouse.recipe import SourceConfig, ValidateConfig
-from packhouse.sources import read_shard, scan_source
 from tests.audit.conftest import turns, validated_table
 
 SOUND = turns("How many legs has an ant?", "Six.")

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from packhouse.read.evaluation import text_function
 from packhouse.registry import TEXT_FUNCTIONS
-from packhouse.sources.evaluation import text_function
 
 SENTENCE = "The Elbe is a river that begins in Bohemia and ends in the North Sea, far away."
 LUHN = "4539 5787 6362 1486"

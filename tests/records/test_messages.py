@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.reasons import TurnOrder
 from packhouse.records.identity import conversation_ids, group_keys
 from packhouse.records.messages import REASONS, assemble, role_violations
+from packhouse.records.reasons import TurnOrder
 from packhouse.records.tables import CONVERSATION, MESSAGE
 
 CALL = '[{"type":"function","function":{"name":"f","arguments":{}}}]'

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.packing import check_packed, gather, plan_packs
+from packhouse.pack import check_packed, gather, plan_packs
 from packhouse.records.pairs import (
     as_sequences,
     both_sides,

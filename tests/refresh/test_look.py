@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from packhouse import refresh
+from packhouse.read.files import SourceFile
 from packhouse.recipe import load_recipe
-from packhouse.refresh import planned_version
-from packhouse.runtime.checked_files import read_checked, write_checked
-from packhouse.sources.files import SourceFile
-from packhouse.steps.plan import plan_jobs
+from packhouse.run import refresh
+from packhouse.run.refresh import planned_version
+from packhouse.run.steps.plan import plan_jobs
+from packhouse.system.checked_files import read_checked, write_checked
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
 

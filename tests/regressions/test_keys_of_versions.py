@@ -11,13 +11,13 @@ import pytest
 from pydantic import BaseModel
 
 import schemas
-from packhouse.chain import prepare
-from packhouse.engine.local_pool import LocalRunner
-from packhouse.engine.workspace import Workspace
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.recipe.audit import QualityConfig
 from packhouse.recipe.publish import ExportConfig
-from packhouse.steps.plan import plan_jobs
+from packhouse.run.chain import prepare
+from packhouse.run.local_pool import LocalRunner
+from packhouse.run.steps.plan import plan_jobs
+from packhouse.run.workspace import Workspace
 from tests.chain.conftest import DEMO, Project, question
 
 DECIDES_NO_BYTE = {

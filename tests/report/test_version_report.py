@@ -17,17 +17,17 @@ from packhouse.addons.report.figures import class_counts, compare_figure
 from packhouse.addons.report.html import page
 from packhouse.addons.report.version_report import MAX_BYTES, measure, version_report
 from packhouse.cli import cli
-from packhouse.escaping import for_terminal
-from packhouse.packing import plan_packs
-from packhouse.packing.layout import published_schema
-from packhouse.packing.other_seq_lens import try_seq_lens
+from packhouse.pack import plan_packs
+from packhouse.pack.layout import published_schema
+from packhouse.pack.other_seq_lens import try_seq_lens
 from packhouse.recipe import Recipe
 from packhouse.records.tables import PACKED
 from packhouse.store.address import open_address
 from packhouse.store.manifest import Manifest
-from packhouse.tokenization.encoders import load_tokenizer
-from packhouse.tokenization.loading import load_snapshot
-from packhouse.tokenization.pipeline import read_pipeline
+from packhouse.system.escaping import for_terminal
+from packhouse.tokenize.encoders import load_tokenizer
+from packhouse.tokenize.loading import load_snapshot
+from packhouse.tokenize.pipeline import read_pipeline
 from packhouse.views.tables import Tables
 from packhouse.views.tokens import Run, plain, runs_of, token_texts
 from tests.report.conftest import TOKENIZER, Made

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 
 from packhouse.errors import ConfigError, TemplateError, TokenizerError, TransientError
-from packhouse.runtime import confine, confined
-from packhouse.tokenization import fingerprint_tokenizer
+from packhouse.system import confine, confined
+from packhouse.tokenize import fingerprint_tokenizer
 
 
 def in_child(call):
@@ -106,7 +106,7 @@ def test_a_child_that_dies_is_an_error_and_the_next_call_gets_another(number, er
 def test_a_child_ends_with_its_parent():
     code = (
         "import os; from packhouse.errors import TemplateError; "
-        "from packhouse.runtime import confine; "
+        "from packhouse.system import confine; "
         "print(confine.run_confined(os.getpid, what='', blames=TemplateError), flush=True); "
         "os.kill(os.getpid(), 9)"
     )
@@ -277,7 +277,7 @@ def test_a_fork_leaves_its_parents_children_alone():
     """Torch's DataLoader forks: a child must not wait for the fork to end, nor the fork use it."""
     code = """
 import os, sys
-from packhouse.runtime import confine
+from packhouse.system import confine
 from packhouse.errors import TemplateError
 
 def ask():
@@ -307,7 +307,7 @@ def test_a_fork_while_a_child_works_goes_on():
     code = """
 import os, threading, time
 from functools import partial
-from packhouse.runtime import confine
+from packhouse.system import confine
 from packhouse.errors import TemplateError
 
 def ask(call):

@@ -10,7 +10,7 @@ SETTLED = """
 import os, sys
 os.environ["PACKHOUSE_WITHOUT_PANDAS"] = "1"
 import pyarrow as pa
-from packhouse.runtime.without_pandas import recall_pandas, settle_pyarrow, without_pandas
+from packhouse.system.without_pandas import recall_pandas, settle_pyarrow, without_pandas
 settle_pyarrow()
 pa.array(["a"])
 assert "pandas" not in sys.modules
@@ -46,7 +46,7 @@ def test_tables_of_sources_are_read_as_with_pandas(tmp_path):
         SETTLED
         + f"""
 import pyarrow.parquet as pq
-from packhouse.sources.tabular import parse_tables
+from packhouse.read.tabular import parse_tables
 times = pa.array([1], pa.timestamp("ns"))  # no datetime of Python says it
 pq.write_table(pa.table({{"time": times}}), "{tmp_path}/rows.parquet")
 row = next(parse_tables("{tmp_path}/rows.parquet", "parquet", 0, 1)).rows[0]
@@ -82,7 +82,7 @@ def test_only_pandas_is_hidden_and_only_for_a_moment():
 def test_in_a_process_of_others_libraries_know_pandas_after_a_step():
     code = """
 import importlib
-from packhouse.runtime.without_pandas import settle_pyarrow, without_pandas
+from packhouse.system.without_pandas import settle_pyarrow, without_pandas
 settle_pyarrow()  # as every step does
 import schemas
 from packhouse.records import tables
@@ -94,7 +94,7 @@ print(pyarrow.array(nan).null_count, polars.from_pandas(nan).null_count())
     assert run(code) == ["1", "1"]
 
 
-@pytest.mark.parametrize("how", ["import packhouse.cli", "import packhouse.steps"])
+@pytest.mark.parametrize("how", ["import packhouse.cli", "import packhouse.run.steps"])
 def test_only_commands_call_a_process_their_own(how, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("dataset: a\n")

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 import schemas
-from packhouse import contracts
 from packhouse.errors import ContractError
+from packhouse.records import contracts
 from packhouse.records.tables import FORMATTED, QUARANTINED, read_table
 from tests.chain.conftest import Project
 

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from packhouse.errors import SourceError
-from packhouse.runtime import confined
-from packhouse.sources import decoding, text_files
+from packhouse.read import decoding, text_files
+from packhouse.system import confined
 
 MIB = 2**20
 
@@ -26,7 +26,7 @@ READ = """
 import json, resource, sys
 from packhouse.errors import PackhouseError
 from packhouse.recipe import SourceConfig, ValidateConfig
-from packhouse.sources import read_shard, scan_source
+from packhouse.read import read_shard, scan_source
 
 def peak():
     kinds = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from packhouse.escaping import for_markdown, for_terminal, markdown_code
+from packhouse.system.escaping import for_markdown, for_terminal, markdown_code
 
 HOSTILE = (
     "\x1b[2J\x1b]0;owned\x07",

@@ -4,9 +4,9 @@ import orjson
 import pytest
 
 from packhouse.errors import ConfigError, SourceError
+from packhouse.read import evaluation, read_shard, scan_source
+from packhouse.read.evaluation import FUNCTIONS
 from packhouse.recipe import SourceConfig, ValidateConfig
-from packhouse.sources import evaluation, read_shard, scan_source
-from packhouse.sources.evaluation import FUNCTIONS
 
 duckdb = pytest.importorskip("duckdb")
 

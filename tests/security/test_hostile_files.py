@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from packhouse import StreamingPackedDataset, load_packed
 from packhouse.cli import cli
 from packhouse.errors import IntegrityError
-from packhouse.packing.layout import published_schema
+from packhouse.pack.layout import published_schema
 from packhouse.store import LocalFile, open_store, publish_version, verify_version
 from packhouse.store.address import open_address
 

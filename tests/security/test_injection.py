@@ -25,13 +25,13 @@ from packhouse.addons.ci.summary import (
 )
 from packhouse.cli import cli
 from packhouse.errors import SourceError
-from packhouse.escaping import for_terminal
 from packhouse.records.tables import QUARANTINED
-from packhouse.steps.plan import Estimate
+from packhouse.run.steps.plan import Estimate
 from packhouse.store import open_store, publish_version
 from packhouse.store.card import dataset_card
 from packhouse.store.manifest import Manifest, schema_fingerprint
-from packhouse.terminal import EscapedRecord
+from packhouse.system.escaping import for_terminal
+from packhouse.system.terminal import EscapedRecord
 from tests.security.test_escaping import ACTIVE, HOSTILE, hostile
 from tests.store.versions import FACTS, pack_table, write_file
 
@@ -215,7 +215,7 @@ def test_commands_print_through_one_module() -> None:
     """A command that prints by itself could forget to escape."""
     calls = r"click\.s?echo\(|\bConsole\(|sys\.std(out|err)\.write|(?<![.\w])(?<!def )print\("
     printing = re.compile(calls)
-    own = {"packhouse/terminal.py"}
+    own = {"packhouse/system/terminal.py"}
     found = [
         f"{path.relative_to(REPOSITORY)}: {line.strip()}"
         for package in ("packhouse", "flows", "tasks", "schemas")

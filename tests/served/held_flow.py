@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from flows.prepare import prepare  # noqa: F401 - the entrypoint of the tests' deployment
-from packhouse.steps import STEPS
+from packhouse.run.steps import STEPS
 from tasks import chain
 
 FOLDER = Path(os.environ.get("HELD_FOLDER", "."))

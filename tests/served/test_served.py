@@ -207,7 +207,7 @@ def test_a_refused_version_starts_what_an_automation_says(served):
         "trigger": {
             "type": "event",
             "posture": "Reactive",
-            "expect": ["packhouse.quarantine.exceeded"],
+            "expect": ["packhouse.run.quarantine.exceeded"],
             "match": {"prefect.resource.id": "packhouse.dataset.refused"},
             "threshold": 1,
             "within": 0,

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from packhouse.read import SourceShard, read_shard, scan_source
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.records.tables import DROPPED, QUARANTINED, VALIDATED
-from packhouse.sources import SourceShard, read_shard, scan_source
 
 
 @dataclass

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.sources import json_arrays
-from packhouse.sources.json_arrays import ArrayFile, array_blocks, last_comma, split_elements
+from packhouse.read import json_arrays
+from packhouse.read.json_arrays import ArrayFile, array_blocks, last_comma, split_elements
 
 TRAPS = ['},{"a": 1', "}, {", '\\"},{', "x", "[", "]", '"', "\\", "caf\u00e9", ",", "\n"]
 texts = st.lists(st.sampled_from(TRAPS), max_size=4).map("".join)
@@ -77,7 +77,7 @@ def test_objects_are_cut_by_parsing_and_counted(text, block_bytes, monkeypatch):
     monkeypatch.setattr(json_arrays, "_FIRST_BYTES", 500)
     looked_at = []
     monkeypatch.setattr(
-        "packhouse.sources.json_arrays.split_elements",
+        "packhouse.read.json_arrays.split_elements",
         lambda data: looked_at.append(len(data)) or split_elements(data),
     )
 

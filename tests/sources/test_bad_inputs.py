@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from packhouse.errors import SourceError, TransientError
-from packhouse.reasons import TurnOrder
+from packhouse.read import read_shard, scan_source, streams
 from packhouse.recipe import SourceConfig, ValidateConfig
-from packhouse.sources import read_shard, scan_source, streams
+from packhouse.records.reasons import TurnOrder
 
 GOOD = b'{"instruction": "Add 1 and 2.", "input": "", "output": "3"}'
 ALSO_GOOD = b'{"instruction": "Name a colour.", "input": "", "output": "Red"}'

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from packhouse.errors import PackhouseError
-from packhouse.sources import json_arrays, json_lines
-from packhouse.sources.json_arrays import ArrayFile
-from packhouse.sources.json_lines import LinesFile
+from packhouse.read import json_arrays, json_lines
+from packhouse.read.json_arrays import ArrayFile
+from packhouse.read.json_lines import LinesFile
 
 ROWS = [
     {"instruction": f"Say }}, {{ {number}", "input": "x" * (number % 3), "output": "[1], [2]"}
@@ -102,7 +102,7 @@ def test_rows_with_colons_behind_escapes_are_looked_at(read_bytes):
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
 def test_a_malformed_row_makes_no_other_row_suspect(name, read_bytes, monkeypatch):
-    monkeypatch.setattr("packhouse.sources.records.hidden_fault", None)
+    monkeypatch.setattr("packhouse.read.records.hidden_fault", None)
     data = join([*map(orjson.dumps, ROWS), b'{"instruction": "a", "output": }'], name)
 
     assert read_bytes(data, name).reasons == ["json"]

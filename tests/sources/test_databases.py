@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from packhouse.errors import SourceError
+from packhouse.read import scan_source
 from packhouse.recipe import SourceConfig
-from packhouse.sources import scan_source
 
 QA = [[("user", "q0"), ("assistant", "a0")], [("user", "q1"), ("assistant", "a1")]]
 
@@ -151,7 +151,7 @@ def test_what_values_of_duckdb_become(tmp_path, read):
         assert read(path, where=where).validated.num_rows == 1, where
     assert read(path, select={"question": "text", "answer": "bytes"}).reasons == ["type"]
     code = (
-        "from packhouse.sources.tabular import parse_tables\n"
+        "from packhouse.read.tabular import parse_tables\n"
         f"(rows,) = parse_tables({str(path)!r}, 'duckdb', 0, 1)\n"
         "print(rows.rows[0]['moment'])"
     )

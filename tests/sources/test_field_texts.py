@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from packhouse.sources import strict
-from packhouse.sources.chat_messages import BadRowError, parse_field
-from packhouse.sources.json_lines import parse_lines
-from packhouse.sources.strict import find_fault, hidden_fault, parse_text
+from packhouse.read import strict
+from packhouse.read.chat_messages import BadRowError, parse_field
+from packhouse.read.json_lines import parse_lines
+from packhouse.read.strict import find_fault, hidden_fault, parse_text
 
 CALL = '{"name": "search", "arguments": {"query": "a: b", "limits": [3, -1.5], "deep": null}}'
 

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from packhouse.errors import SourceError
+from packhouse.read.row_formats import ROW_FORMATS
 from packhouse.recipe.source import RowFormatName
-from packhouse.sources.row_formats import ROW_FORMATS
 
 QA = [("user", "q"), ("assistant", "a")]
 CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]

@@ -6,8 +6,8 @@ import orjson
 import pytest
 
 from packhouse.errors import SourceError, TransientError
+from packhouse.read import read_shard, scan_source
 from packhouse.recipe import SourceConfig, ValidateConfig
-from packhouse.sources import read_shard, scan_source
 from tests.sources.hub_files import TOKEN, HubFiles
 
 ROWS = b"".join(

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from packhouse.errors import SourceError
+from packhouse.read import read_shard, scan_source
+from packhouse.read.message_weights import read_weight
 from packhouse.recipe import SourceConfig, ValidateConfig
-from packhouse.sources import read_shard, scan_source
-from packhouse.sources.message_weights import read_weight
 
 
 def read(tmp_path, *rows, **config):

@@ -7,8 +7,8 @@ import orjson
 import pytest
 
 from packhouse.errors import SourceError
+from packhouse.read.lines import lines_at, lines_of_rows
 from packhouse.recipe import SourceConfig
-from packhouse.sources.lines import lines_at, lines_of_rows
 from tests.sources.workbook_files import ods, workbook
 
 ROWS = [{"question": f"问题 {n}?", "answer": f"答案 {n}"} for n in range(40)]

@@ -5,8 +5,8 @@ import json
 import pyarrow as pa
 import pytest
 
+from packhouse.read import read_shard, scan_source
 from packhouse.recipe import SourceConfig, ValidateConfig
-from packhouse.sources import read_shard, scan_source
 
 U, A, B = (
     {"role": "user", "content": "q"},

@@ -6,8 +6,8 @@ import orjson
 import pytest
 
 from packhouse.errors import SourceError
+from packhouse.read import read_shard, scan_source
 from packhouse.recipe import SourceConfig, ValidateConfig
-from packhouse.sources import read_shard, scan_source
 from tests.moto_s3 import s3_client
 
 ROWS = b"".join(

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from packhouse.errors import SourceError
+from packhouse.read import SourceShard, scan_source
 from packhouse.recipe import SourceConfig
-from packhouse.sources import SourceShard, scan_source
 
 zstd = partial(pa.compress, codec="zstd", asbytes=True)
 ROWS = [

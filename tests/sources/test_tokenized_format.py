@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packhouse.errors import SourceError
+from packhouse.read.chat_messages import BadRowError
+from packhouse.read.row_formats import ROW_FORMATS, row_format_of
 from packhouse.recipe import SourceConfig
-from packhouse.sources.chat_messages import BadRowError
-from packhouse.sources.row_formats import ROW_FORMATS, row_format_of
 from tests.sources.conftest import read_source
 
 IDS = [1, 5, 6, 7, 8, 2]

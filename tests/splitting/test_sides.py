@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packhouse.errors import ContractError
+from packhouse.pack.splitting import LeakCheck, goes_to_eval
 from packhouse.recipe import SplitConfig
-from packhouse.splitting import LeakCheck, goes_to_eval
 
 KEYS = st.lists(st.integers(0, 30), max_size=80).map(
     lambda numbers: [key_of(number) for number in numbers]

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from packhouse.errors import SourceError
+from packhouse.read import read_shard, scan_source
+from packhouse.read.files import find_files, pin_of
 from packhouse.recipe import SourceConfig, ValidateConfig
-from packhouse.sources import read_shard, scan_source
-from packhouse.sources.files import find_files, pin_of
 from packhouse.store import open_store
 
 ROWS = [{"instruction": f"q{i}", "input": "", "output": "a" * 50} for i in range(200)]

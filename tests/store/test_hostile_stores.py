@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from packhouse.addons.report.checks import duplicates_section, quality_section
 from packhouse.addons.report.sections import flow_section, heading, overview, recipe_section
-from packhouse.cache.steps import StepStore, parse_receipt
 from packhouse.cli import cli
+from packhouse.cli.summary import ledger_block, print_block
 from packhouse.errors import (
     ConfigError,
     IntegrityError,
@@ -22,6 +22,7 @@ from packhouse.errors import (
     VersionNotFoundError,
 )
 from packhouse.load.versions import load_packed
+from packhouse.run.cache.steps import StepStore, parse_receipt
 from packhouse.store import (
     load_ref,
     open_store,
@@ -40,7 +41,6 @@ from packhouse.store.manifest import Manifest, parse_slot
 from packhouse.store.objects import MAX_GET_BYTES
 from packhouse.store.read import scan_versions
 from packhouse.store.refs import scan_refs
-from packhouse.summary import ledger_block, print_block
 from tests.store.versions import FACTS, canonical, forged, pack_file, sha256
 
 PUBLISHED = Path(__file__).parent / "published"

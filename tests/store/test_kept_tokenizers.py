@@ -13,8 +13,8 @@ from packhouse.errors import IntegrityError
 from packhouse.store import open_store, open_version, pull_version, verify_version
 from packhouse.store.layout import tokenizer_key
 from packhouse.store.tokenizers import fetch_tokenizer, keep_tokenizer
-from packhouse.tokenization.loading import fingerprint_tokenizer, fingerprinted_bytes
-from packhouse.tokenization.of_version import tokenizer_of
+from packhouse.tokenize.loading import fingerprint_tokenizer, fingerprinted_bytes
+from packhouse.tokenize.of_version import tokenizer_of
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
 ROWS = [{"instruction": f"Say {n}.", "output": f"It is {n}!"} for n in range(20)]

@@ -26,9 +26,9 @@ import pyarrow as pa
 
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
-from packhouse.templates import Rendered, make_renderer
-from packhouse.tokenization import load_snapshot
-from packhouse.tokenization.snapshot import TokenizerSnapshot
+from packhouse.render import Rendered, make_renderer
+from packhouse.tokenize import load_snapshot
+from packhouse.tokenize.snapshot import TokenizerSnapshot
 from tests.conftest import find_shared
 from tests.templates.toys import make_table
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from packhouse.read import read_shard, scan_source
 from packhouse.recipe import FormatConfig, SourceConfig, TokenizeConfig, ValidateConfig
-from packhouse.sources import read_shard, scan_source
-from packhouse.templates import make_renderer
-from packhouse.tokenization import load_snapshot, tokenize_table
+from packhouse.render import make_renderer
+from packhouse.tokenize import load_snapshot, tokenize_table
 from tests.templates.toys import make_snapshot, make_table, pieces
 
 WITHOUT_INPUT = """\

@@ -6,8 +6,8 @@ import pytest
 
 from packhouse.recipe import FormatConfig
 from packhouse.records.thinking import without_thinking
-from packhouse.templates import make_renderer
-from packhouse.templates.chat_messages import MessageForm, chat_messages, with_call_ids
+from packhouse.render import make_renderer
+from packhouse.render.chat_messages import MessageForm, chat_messages, with_call_ids
 from tests.templates.test_chat_toys import GENERATION, TWO
 from tests.templates.toys import make_table, pieces, snapshot_of
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhouse.templates import chat
-from packhouse.templates.chat_messages import chat_messages, parse_given
+from packhouse.render import chat
+from packhouse.render.chat_messages import chat_messages, parse_given
 from tests.templates.test_chat_toys import (
     CHATML,
     GENERATION,

@@ -7,7 +7,7 @@ import pytest
 
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
-from packhouse.templates import make_renderer
+from packhouse.render import make_renderer
 from tests.templates.toys import (
     CHATML,
     chat_renderer,

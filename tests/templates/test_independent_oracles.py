@@ -18,9 +18,9 @@ import pytest
 pytest.importorskip("trl", reason="TRL is not installed")
 
 from packhouse.recipe import FormatConfig, TokenizeConfig
-from packhouse.templates import make_renderer
-from packhouse.tokenization import load_snapshot, tokenize_table
-from packhouse.tokenization.snapshot import TokenizerSnapshot
+from packhouse.render import make_renderer
+from packhouse.tokenize import load_snapshot, tokenize_table
+from packhouse.tokenize.snapshot import TokenizerSnapshot
 from tests.templates.families import (
     SHAPES,
     Answer,

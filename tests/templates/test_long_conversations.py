@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from packhouse.templates import rendering as rule
+from packhouse.render import rendering as rule
 from tests.templates.test_chat_shapes import WITH_IDS
 from tests.templates.test_chat_toys import CHATML, MISTRAL, PHI, PHI_TOKENS, THINKING
 from tests.templates.toys import chat_renderer, make_table, pieces

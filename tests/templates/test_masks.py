@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.records.identity import conversation_ids
-from packhouse.templates import make_renderer
-from packhouse.tokenization import load_snapshot, tokenize_table
-from packhouse.tokenization.encoders import load_tokenizer
+from packhouse.render import make_renderer
+from packhouse.tokenize import load_snapshot, tokenize_table
+from packhouse.tokenize.encoders import load_tokenizer
 from tests.templates.toys import CHATML, make_snapshot, make_table, pieces, render_chat, snapshot_of
 
 TWO = [("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "see you")]

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from packhouse.errors import TemplateError
+from packhouse.read import read_shard, scan_source
 from packhouse.recipe import FormatConfig, SourceConfig, ValidateConfig
-from packhouse.sources import read_shard, scan_source
-from packhouse.templates import make_renderer
-from packhouse.tokenization import load_snapshot
+from packhouse.render import make_renderer
+from packhouse.tokenize import load_snapshot
 from tests.templates.toys import make_table, pieces
 
 MISTRAL = "mistral-7b-instruct-v0.3"

@@ -13,9 +13,9 @@ import pytest
 
 pytest.importorskip("trl", reason="TRL is not installed")
 
-from packhouse.reasons import QUARANTINE_REASONS
 from packhouse.recipe import TokenizeConfig
-from packhouse.tokenization import tokenize_table
+from packhouse.records.reasons import QUARANTINE_REASONS
+from packhouse.tokenize import tokenize_table
 from tests.templates import rule
 from tests.templates.families import (
     SHAPES,

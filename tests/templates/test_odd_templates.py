@@ -4,7 +4,7 @@ import json
 
 from packhouse.auditing.plain_template import PlainTemplate
 from packhouse.recipe import FormatConfig
-from packhouse.templates import turns as rule
+from packhouse.render import turns as rule
 from tests.templates.test_chat_toys import THINKING
 from tests.templates.toys import chat_renderer, make_snapshot, make_table, pieces, render_chat
 

@@ -5,7 +5,7 @@ import pyarrow.compute as pc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.templates.predicates import any_of
+from packhouse.render.predicates import any_of
 
 
 @given(

@@ -11,9 +11,9 @@ from packhouse.addons.packs_in_memory.supervised import _format
 from packhouse.errors import ConfigError
 from packhouse.recipe import FormatConfig
 from packhouse.recipe.rows import TEMPLATES
-from packhouse.templates import make_renderer
-from packhouse.templates.prompt_texts import dart_math, texts_to_jinja
-from packhouse.templates.single_turn import Ends
+from packhouse.render import make_renderer
+from packhouse.render.prompt_texts import dart_math, texts_to_jinja
+from packhouse.render.single_turn import Ends
 from tests.templates.toys import make_snapshot, make_table, pieces
 
 DEMO = str(Path(__file__).parents[2] / "deployments" / "demo" / "tokenizer")

@@ -4,8 +4,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from packhouse.recipe import FormatConfig, TokenizeConfig
-from packhouse.templates import make_renderer
-from packhouse.tokenization import load_snapshot, tokenize_table
+from packhouse.render import make_renderer
+from packhouse.tokenize import load_snapshot, tokenize_table
 from tests.templates.toys import make_table
 
 TOKENIZERS = ["mistral-7b-instruct-v0.3", "qwen2.5-instruct", "qwen3"]

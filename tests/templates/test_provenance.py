@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhouse.templates import provenance
-from packhouse.templates.chat_messages import Given
-from packhouse.templates.provenance import Piece, TracedText
-from packhouse.templates.rendering import Conversation
-from packhouse.templates.results import RefusedError
-from packhouse.templates.sandbox import ChatTemplate, _make_environment
+from packhouse.render import provenance
+from packhouse.render.chat_messages import Given
+from packhouse.render.provenance import Piece, TracedText
+from packhouse.render.rendering import Conversation
+from packhouse.render.results import RefusedError
+from packhouse.render.sandbox import ChatTemplate, _make_environment
 
 GREEK = re.compile("[\u0370-\u03ff]")
 CONTENT = " \u03b1\u03b2 <b>\u03b3\u03b4</b>\n\u03b5 "

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 
 import packhouse
-from packhouse import plugins
-from packhouse.chain import prepare
-from packhouse.engine.local_pool import LocalRunner
-from packhouse.engine.workspace import Workspace
 from packhouse.errors import ConfigError, PluginError, TemplateError
+from packhouse.read import scan_source
+from packhouse.read.reading import read_shard
 from packhouse.recipe import (
     FormatConfig,
     SourceConfig,
@@ -24,13 +22,14 @@ from packhouse.recipe import (
     ValidateConfig,
     load_recipe,
 )
-from packhouse.runtime import confine
-from packhouse.sources import scan_source
-from packhouse.sources.reading import read_shard
+from packhouse.render import make_renderer
+from packhouse.render.chat_messages import MessageForm, chat_messages
+from packhouse.run.chain import prepare
+from packhouse.run.local_pool import LocalRunner
+from packhouse.run.workspace import Workspace
 from packhouse.store import open_version
-from packhouse.templates import make_renderer
-from packhouse.templates.chat_messages import MessageForm, chat_messages
-from packhouse.tokenization import load_snapshot, tokenize_table
+from packhouse.system import confine, plugins
+from packhouse.tokenize import load_snapshot, tokenize_table
 from tests.templates.toys import make_snapshot, make_table, pieces
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -450,7 +449,7 @@ def gpt_oss(tmp_path_factory):
 
 @pytest.mark.slow
 def test_harmony_writes_real_rows_as_its_library_does(gpt_oss, shared):
-    from packhouse.renderers.harmony import Harmony
+    from packhouse.render.harmony import Harmony
 
     harmony = Harmony(gpt_oss)
     assert harmony.stop_tokens == tuple(
@@ -535,7 +534,7 @@ def test_a_folder_with_tekken_names_the_renderer_for_it(tekken):
 
 @pytest.mark.slow
 def test_mistral_writes_real_rows_with_the_ids_of_its_library(tekken, shared):
-    from packhouse.renderers.mistral import _KEYS, Mistral
+    from packhouse.render.mistral import _KEYS, Mistral
 
     mistral = Mistral(tekken)
 

@@ -14,10 +14,10 @@ import pytest
 pytest.importorskip("trl", reason="TRL is not installed")
 
 from packhouse.errors import TemplateError
-from packhouse.reasons import QUARANTINE_REASONS
 from packhouse.recipe import FormatConfig
-from packhouse.templates import make_renderer
-from packhouse.templates import turns as rule
+from packhouse.records.reasons import QUARANTINE_REASONS
+from packhouse.render import make_renderer
+from packhouse.render import turns as rule
 from tests.templates.families import SHAPES, TOOLS, Family, family, snapshot_of
 from tests.templates.test_chat_toys import THINKING
 from tests.templates.test_model_families import CALL_STOPS, CALL_WITHOUT_END, CALLS_ONLY

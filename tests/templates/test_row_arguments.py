@@ -4,8 +4,8 @@ import json
 from unittest.mock import patch
 
 from packhouse.recipe import FormatConfig, TokenizeConfig
-from packhouse.templates import chat, make_renderer
-from packhouse.tokenization import load_snapshot, tokenize_table
+from packhouse.render import chat, make_renderer
+from packhouse.tokenize import load_snapshot, tokenize_table
 from tests.templates.toys import CHATML, make_snapshot, make_table, pieces, snapshot_of
 
 # As Cohere's and IBM's templates place documents: before the turns, all items of each.

@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 
 from packhouse.errors import TemplateError
-from packhouse.runtime import confine
-from packhouse.templates.sandbox import ChatTemplate
+from packhouse.render.sandbox import ChatTemplate
+from packhouse.system import confine
 from tests.templates.toys import CHATML, render_chat
 
 HI = [("user", "hi"), ("assistant", "hello")]

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.recipe.rows import TEMPLATES
-from packhouse.templates import make_renderer
-from packhouse.templates.single_turn import SINGLE_TURN
+from packhouse.render import make_renderer
+from packhouse.render.single_turn import SINGLE_TURN
 from tests.templates.toys import make_snapshot, make_table, pieces
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig, parse_recipe
-from packhouse.runtime.fingerprint import digest
-from packhouse.templates import make_renderer
+from packhouse.render import make_renderer
+from packhouse.system.fingerprint import digest
 from tests.templates.toys import CHATML, make_snapshot, make_table, pieces, snapshot_of
 
 SNAPSHOT = make_snapshot(chat_template=CHATML)

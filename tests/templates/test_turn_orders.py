@@ -5,7 +5,7 @@ import json
 import pytest
 
 from packhouse.recipe import FormatConfig
-from packhouse.templates import make_renderer
+from packhouse.render import make_renderer
 from tests.templates.toys import CHATML, make_table, pieces, render_chat, snapshot_of
 
 ODD = {

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.recipe import FormatConfig
-from packhouse.templates import WindowRule, make_renderer
+from packhouse.render import WindowRule, make_renderer
 from tests.templates.toys import CHATML, make_snapshot, make_table, pieces
 
 

@@ -7,8 +7,8 @@ from tokenizers import Tokenizer, models
 
 from packhouse.recipe import FormatConfig
 from packhouse.records.tables import VALIDATED
-from packhouse.templates import Rendered, Renderer, make_renderer
-from packhouse.tokenization.snapshot import TokenizerSnapshot
+from packhouse.render import Rendered, Renderer, make_renderer
+from packhouse.tokenize.snapshot import TokenizerSnapshot
 
 
 def make_table(

@@ -18,7 +18,7 @@ from tokenizers import (
 )
 
 from packhouse.records.tables import FORMATTED
-from packhouse.tokenization import TokenizerSnapshot, load_snapshot
+from packhouse.tokenize import TokenizerSnapshot, load_snapshot
 
 REAL = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3", "bert-base-uncased"]
 CONTROL = ["<|start|>", "<|end|>"]
@@ -204,4 +204,4 @@ def alpaca_formatted(
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The corpus' 1 MB of one character takes toy tokenizers seconds; one test looks at it."""
-    monkeypatch.setattr("packhouse.tokenization.corpus._LONG_RUN", 2**14)
+    monkeypatch.setattr("packhouse.tokenize.corpus._LONG_RUN", 2**14)

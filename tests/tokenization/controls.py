@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from packhouse.tokenization import TokenizerSnapshot
-from packhouse.tokenization.pipeline import read_pipeline
+from packhouse.tokenize import TokenizerSnapshot
+from packhouse.tokenize.pipeline import read_pipeline
 
 
 def control_ids(snapshot: TokenizerSnapshot) -> set[int]:

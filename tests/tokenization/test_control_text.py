@@ -8,8 +8,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from packhouse.recipe import TokenizeConfig
-from packhouse.tokenization import tokenize_table
-from packhouse.tokenization.pipeline import read_pipeline
+from packhouse.tokenize import tokenize_table
+from packhouse.tokenize.pipeline import read_pipeline
 from tests.tokenization.controls import control_ids
 
 TEXT = TokenizeConfig(encoder="hf", control_text="text")

@@ -9,10 +9,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from packhouse.errors import TokenizerError
 from packhouse.recipe import TokenizeConfig
-from packhouse.tokenization import gate, tokenize_table
-from packhouse.tokenization.corpus import adversarial_texts, sample_texts
-from packhouse.tokenization.encoders import EncoderError, GigatokenEncoder, hf_encoder
-from packhouse.tokenization.pipeline import read_pipeline
+from packhouse.tokenize import gate, tokenize_table
+from packhouse.tokenize.corpus import adversarial_texts, sample_texts
+from packhouse.tokenize.encoders import EncoderError, GigatokenEncoder, hf_encoder
+from packhouse.tokenize.pipeline import read_pipeline
 
 FAST = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"]
 

@@ -8,9 +8,9 @@ import orjson
 import pytest
 
 from packhouse.errors import TokenizerError
-from packhouse.foreign import run_tokenizer
-from packhouse.runtime import confine
-from packhouse.tokenization import load_snapshot
+from packhouse.run.foreign import run_tokenizer
+from packhouse.system import confine
+from packhouse.tokenize import load_snapshot
 
 DEMO = Path(__file__).parents[2] / "deployments/demo"
 

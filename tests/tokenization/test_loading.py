@@ -11,9 +11,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from packhouse.errors import TokenizerError
-from packhouse.tokenization import fingerprint_tokenizer, load_snapshot, loading
-from packhouse.tokenization.encoders import load_tokenizer
-from packhouse.tokenization.loading import find_snapshot
+from packhouse.tokenize import fingerprint_tokenizer, load_snapshot, loading
+from packhouse.tokenize.encoders import load_tokenizer
+from packhouse.tokenize.loading import find_snapshot
 
 
 @pytest.fixture
@@ -299,7 +299,7 @@ def test_a_kept_snapshot_is_read_without_transformers(folder, tmp_path):
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from packhouse.tokenization import load_snapshot\n"
+        "from packhouse.tokenize import load_snapshot\n"
         f"snapshot = load_snapshot({str(folder)!r}, Path({str(tmp_path / 'kept')!r}))\n"
         "assert not {'transformers', 'tokenizers', 'torch'} & set(sys.modules)\n"
         "sys.stdout.write(snapshot.backend)"
@@ -324,7 +324,7 @@ def test_a_damaged_kept_file_is_built_again(folder, tmp_path, damage, monkeypatc
 
 def test_a_byte_level_snapshot_from_a_folder_encodes(folder, make_formatted):
     from packhouse.recipe import TokenizeConfig
-    from packhouse.tokenization import tokenize_table
+    from packhouse.tokenize import tokenize_table
 
     tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

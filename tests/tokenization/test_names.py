@@ -9,8 +9,8 @@ import pytest
 
 import packhouse
 from packhouse.errors import TokenizerError
-from packhouse.tokenization import fingerprint_tokenizer, load_snapshot
-from packhouse.tokenization.names import pin_tokenizer, tokenizer_folder
+from packhouse.tokenize import fingerprint_tokenizer, load_snapshot
+from packhouse.tokenize.names import pin_tokenizer, tokenizer_folder
 from tests.sources.hub_files import HubFiles
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo" / "tokenizer"
@@ -167,7 +167,7 @@ def test_a_version_of_a_named_tokenizer_is_that_of_its_folder(hub, tmp_path):
 
 
 def test_a_tokenizer_that_changes_during_a_run_is_refused(tmp_path, monkeypatch):
-    from packhouse.steps import tokenize
+    from packhouse.run.steps import tokenize
 
     folder = tmp_path / "tokenizer"
     folder.mkdir()

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 
 import packhouse
-from packhouse.foreign import cuts_prompts
-from packhouse.golden import pin
 from packhouse.recipe import TokenizeConfig
 from packhouse.recipe.reading import load_recipe
 from packhouse.records.tables import FORMATTED
-from packhouse.tokenization import gate, tokenize_table
-from packhouse.tokenization.pipeline import read_pipeline
+from packhouse.run.foreign import cuts_prompts
+from packhouse.run.golden import pin
+from packhouse.tokenize import gate, tokenize_table
+from packhouse.tokenize.pipeline import read_pipeline
 from tests.tokenization.conftest import snapshot_of, train_metaspace
 
 HF = TokenizeConfig(encoder="hf")

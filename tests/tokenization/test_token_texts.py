@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.tokenization import pipeline as token_texts
-from packhouse.tokenization import spans
-from packhouse.tokenization.offsets import EncodedRows
-from packhouse.tokenization.pipeline import TokenTexts
-from packhouse.tokenization.spans import Spans, train_ranges
+from packhouse.tokenize import pipeline as token_texts
+from packhouse.tokenize import spans
+from packhouse.tokenize.offsets import EncodedRows
+from packhouse.tokenize.pipeline import TokenTexts
+from packhouse.tokenize.spans import Spans, train_ranges
 
 # Some short and some long, and none at all.
 VOCABULARY = [b"", b" ", b"ab", *(bytes(range(97, 97 + n)) for n in (7, 8, 9, 15, 16, 17, 24, 25))]

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from packhouse.recipe import TokenizeConfig
 from packhouse.records.tables import QUARANTINED, TOKENIZED
-from packhouse.tokenization import tokenize_table
-from packhouse.tokenization.pipeline import read_pipeline
+from packhouse.tokenize import tokenize_table
+from packhouse.tokenize.pipeline import read_pipeline
 
 HF = TokenizeConfig(encoder="hf")
 
@@ -264,7 +264,7 @@ def test_slices_and_chunks_do_not_show_in_the_rows(byte_level, make_formatted, m
     table = make_formatted(rows)
     whole = tokenize_table(table, byte_level, HF)
 
-    monkeypatch.setattr("packhouse.tokenization.tokenizing._SLICE_BYTES", 40)
+    monkeypatch.setattr("packhouse.tokenize.tokenizing._SLICE_BYTES", 40)
     pieces = pa.concat_tables([table.slice(3, 20), table.slice(23)])
     cut = tokenize_table(pieces, byte_level, HF)
 

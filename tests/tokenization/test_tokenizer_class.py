@@ -11,9 +11,9 @@ import packhouse
 from packhouse.errors import ConfigError, TokenizerError
 from packhouse.recipe import TokenizeConfig
 from packhouse.recipe.reading import load_recipe
-from packhouse.steps.plan import plan_jobs
-from packhouse.tokenization import gate, load_snapshot, tokenize_table
-from packhouse.tokenization.loading import find_snapshot
+from packhouse.run.steps.plan import plan_jobs
+from packhouse.tokenize import gate, load_snapshot, tokenize_table
+from packhouse.tokenize.loading import find_snapshot
 from tests.tokenization.conftest import train_byte_level
 
 NFD = "cafe\u0301"
@@ -144,7 +144,7 @@ def test_the_setting_of_the_message_works_literally(toy, tmp_path):
 
 def test_a_version_is_shown_with_its_own_pipeline(toy, tmp_path):
     from packhouse.store import open_version
-    from packhouse.tokenization.of_version import tokenizer_of
+    from packhouse.tokenize.of_version import tokenizer_of
 
     version, _ = prepared(tmp_path, toy, "tokenize.pipeline=file")
     opened = open_version(str(tmp_path / "store"), "toy", version.id)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from packhouse.api import Version, prepare
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, IntegrityError
-from packhouse.sources.evaluation import text_function
+from packhouse.read.evaluation import text_function
 from packhouse.store import open_store, open_version, publish_version
 from packhouse.views import ask
 from tests.store.versions import FACTS, write_file

@@ -7,19 +7,19 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from packhouse.commands.options import cache_option, json_option
-from packhouse.commands.versions import echo_json, print_table
-from packhouse.engine.workspace import Workspace
-from packhouse.escaping import for_terminal
+from packhouse.cli.options import cache_option, json_option
+from packhouse.cli.versions import echo_json, print_table
+from packhouse.run.workspace import Workspace
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address, open_beside
-from packhouse.terminal import echo, print_text
-from packhouse.tokenization.of_version import tokenizer_of
-from packhouse.tokenization.pipeline import Pipeline
+from packhouse.system.escaping import for_terminal
+from packhouse.system.terminal import echo, print_text
+from packhouse.system.wording import cut_pair
+from packhouse.tokenize.of_version import tokenizer_of
+from packhouse.tokenize.pipeline import Pipeline
 from packhouse.views import find_records
 from packhouse.views.diff import Change, Diff, RecordDiff, diff_versions
 from packhouse.views.tokens import pipeline_of, plain, runs_of
-from packhouse.wording import cut_pair
 
 _MOST_TEXTS = 2
 """Examples of a kind of change that are shown with their text."""

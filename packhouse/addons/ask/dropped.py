@@ -11,25 +11,25 @@ import click
 import numpy as np
 import pyarrow.compute as pc
 
-from packhouse.commands.options import cache_option, json_option
-from packhouse.engine.last_run import load_last_run
-from packhouse.engine.workspace import Workspace
+from packhouse.cli.options import cache_option, json_option
 from packhouse.errors import ConfigError, PackhouseError
-from packhouse.escaping import for_terminal
-from packhouse.foreign import decode, run_tokenizer
+from packhouse.read import SourceShard, raw_rows, scan_source
+from packhouse.read.files import source_name
 from packhouse.recipe import Recipe, ValidateConfig
 from packhouse.recipe.reading import load_recipe
 from packhouse.records.tables import read_table
-from packhouse.sources import SourceShard, raw_rows, scan_source
-from packhouse.sources.files import source_name
-from packhouse.steps.tokenize import TOKENIZE
-from packhouse.steps.validate import shard_bytes
+from packhouse.run.foreign import decode, run_tokenizer
+from packhouse.run.last_run import load_last_run
+from packhouse.run.steps.tokenize import TOKENIZE
+from packhouse.run.steps.validate import shard_bytes
+from packhouse.run.workspace import Workspace
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
-from packhouse.terminal import echo, print_note, print_text
-from packhouse.tokenization.of_version import tokenizer_of
+from packhouse.system.escaping import for_terminal
+from packhouse.system.terminal import echo, print_note, print_text
+from packhouse.system.wording import counted
+from packhouse.tokenize.of_version import tokenizer_of
 from packhouse.views import read_view
-from packhouse.wording import counted
 
 _COLUMNS = ("source", "row", "record_id", "reason", "detail", "repeats")
 _TEXT = 400

@@ -15,17 +15,18 @@ from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.text import Text
 
-from packhouse.commands.options import cache_option, json_option
-from packhouse.engine.workspace import Workspace
-from packhouse.escaping import for_terminal
+from packhouse.cli.options import cache_option, json_option
+from packhouse.read.files import source_name
 from packhouse.recipe.reading import is_recipe_path
 from packhouse.registry import COMMANDS
-from packhouse.sources.files import source_name
+from packhouse.run.workspace import Workspace
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
 from packhouse.store.manifest import Manifest
-from packhouse.terminal import console, echo, page, print_note
-from packhouse.tokenization.pipeline import Pipeline
+from packhouse.system.escaping import for_terminal
+from packhouse.system.terminal import console, echo, page, print_note
+from packhouse.system.wording import counted
+from packhouse.tokenize.pipeline import Pipeline
 from packhouse.views.samples import (
     check_split,
     first_split,
@@ -47,7 +48,6 @@ from packhouse.views.tokens import (
     runs_of,
     token_texts,
 )
-from packhouse.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -304,9 +304,9 @@ def _of_recipe(
     target: str, wanted: _Wanted, cache: Path
 ) -> tuple[list[dict[str, Any]], Pipeline | None]:
     """The first rows of each source of a recipe, and what shows them as text."""
-    from packhouse.first_rows import try_first_rows
-    from packhouse.given import read_recipe
-    from packhouse.tokenization import load_snapshot
+    from packhouse.run.first_rows import try_first_rows
+    from packhouse.run.given import read_recipe
+    from packhouse.tokenize import load_snapshot
 
     recipe = read_recipe(target)
     tokenizers = Workspace(cache=cache).tokenizers
@@ -360,8 +360,8 @@ def _sampled(row: dict[str, Any], seq_len: int, labels: Sequence[str]) -> dict[s
 
 def _pipeline(opened: OpenVersion, folder: str | None, cache: Path) -> Pipeline | None:
     """Return what shows ids as text; None: the tokenizer is unknown, print ids."""
-    from packhouse.tokenization import fingerprint_tokenizer, load_snapshot
-    from packhouse.tokenization.of_version import pipeline_of_version, tokenizer_of
+    from packhouse.tokenize import fingerprint_tokenizer, load_snapshot
+    from packhouse.tokenize.of_version import pipeline_of_version, tokenizer_of
 
     tokenizers = Workspace(cache=cache).tokenizers
     if folder:

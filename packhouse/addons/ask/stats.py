@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.addons.ask.sql import print_rows
-from packhouse.commands.options import json_option
+from packhouse.cli.options import json_option
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
-from packhouse.terminal import echo
+from packhouse.system.terminal import echo
 from packhouse.views import read_view
 
 _QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "longest": 1.0}

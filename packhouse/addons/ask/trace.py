@@ -8,13 +8,14 @@ import click
 import numpy as np
 import pyarrow.compute as pc
 
-from packhouse.commands.options import cache_option, json_option
-from packhouse.engine.workspace import Workspace
+from packhouse.cli.options import cache_option, json_option
 from packhouse.errors import ConfigError
-from packhouse.escaping import for_terminal
+from packhouse.run.workspace import Workspace
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
-from packhouse.terminal import echo
+from packhouse.system.escaping import for_terminal
+from packhouse.system.terminal import echo
+from packhouse.system.wording import counted
 from packhouse.views import read_view
 from packhouse.views.samples import (
     first_split,
@@ -24,7 +25,6 @@ from packhouse.views.samples import (
     records_in,
 )
 from packhouse.views.tokens import trained_ranges
-from packhouse.wording import counted
 
 _FROM = {name: f"{name} (from 0)" for name in ("row", "pack", "position", "token of the record")}
 _FROM["line"] = "line (from 1)"

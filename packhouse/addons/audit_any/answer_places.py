@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from packhouse.addons.audit_any.token_rows import TokenRows
-from packhouse.arrays import Bools, Int64s
 from packhouse.auditing.turns import TokenBytes, Turns
+from packhouse.system.arrays import Bools, Int64s
 
 _LEAST_PROMPT = 8  # tokens before an answer without a header; fewer are no conversation's
 

@@ -22,26 +22,26 @@ from packhouse.addons.audit_any.report import MEANINGS, OF_SPANS, AuditReport, E
 from packhouse.addons.audit_any.token_audit import NUM_SAMPLES, Sample, TokenAudit, audit_token_rows
 from packhouse.api import Version, open_version, prepare_recipe
 from packhouse.auditing.inference import inference_line
-from packhouse.cache.places import CachePlace, check_cache, find_cache
-from packhouse.chain import Prepared
-from packhouse.engine.workspace import Workspace
+from packhouse.cli.summary import quality_lines
 from packhouse.errors import ConfigError
-from packhouse.given import recipe_for, tokenizer_name
-from packhouse.packing.layout import expand_labels
-from packhouse.probes import learn_template
-from packhouse.quarantine import count_reasons, read_quarantined
+from packhouse.pack.layout import expand_labels
 from packhouse.recipe import AuditConfig, Recipe, parse_recipe
 from packhouse.recipe.reading import apply_override, merge_settings
 from packhouse.records.tables import read_table
-from packhouse.runtime.disks import temporary_folder
-from packhouse.runtime.progress import show_progress, start_phase
+from packhouse.run.chain import Prepared
+from packhouse.run.given import recipe_for, tokenizer_name
+from packhouse.run.probes import learn_template
+from packhouse.run.quarantine import count_reasons, read_quarantined
+from packhouse.run.workspace import Workspace
 from packhouse.store import open_version as open_stored
-from packhouse.summary import quality_lines
-from packhouse.tokenization import load_snapshot
-from packhouse.tokenization.of_version import pipeline_of_version
-from packhouse.tokenization.pipeline import Pipeline, read_pipeline
+from packhouse.system.disks import temporary_folder
+from packhouse.system.places import CachePlace, check_cache, find_cache
+from packhouse.system.progress import show_progress, start_phase
+from packhouse.system.wording import by_name
+from packhouse.tokenize import load_snapshot
+from packhouse.tokenize.of_version import pipeline_of_version
+from packhouse.tokenize.pipeline import Pipeline, read_pipeline
 from packhouse.views.tokens import runs_of
-from packhouse.wording import by_name
 
 # What the audit of a preparation calls the same.
 _PREPARED = {

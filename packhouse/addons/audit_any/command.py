@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from packhouse.commands.options import json_option, set_option
-from packhouse.runtime.interrupts import Interrupted
-from packhouse.runtime.progress import show_progress, start_phase
-from packhouse.terminal import console, echo
+from packhouse.cli.options import json_option, set_option
+from packhouse.system.interrupts import Interrupted
+from packhouse.system.progress import show_progress, start_phase
+from packhouse.system.terminal import console, echo
 
 if TYPE_CHECKING:
     from packhouse.addons.audit_any.report import AuditReport

@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 
 from packhouse.addons.audit_any.token_rows import COLUMNS
 from packhouse.errors import ConfigError, SourceError
-from packhouse.runtime.confine import stream_confined
-from packhouse.sources.file_formats import BOM, compression_of
-from packhouse.sources.streams import FileStream
+from packhouse.read.file_formats import BOM, compression_of
+from packhouse.read.streams import FileStream
+from packhouse.system.confine import stream_confined
 
 _KNOWN = (*COLUMNS, "label")
 _BATCH_ROWS = 1000

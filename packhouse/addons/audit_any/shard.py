@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.addons.audit_any.token_audit import audit_token_rows
-from packhouse.arrays import Int64s
 from packhouse.auditing.shard import worst_rows
 from packhouse.auditing.turns import Turns
-from packhouse.packing.layout import expand_labels
+from packhouse.pack.layout import expand_labels
 from packhouse.records.lists import list_array
-from packhouse.tokenization.pipeline import read_pipeline
-from packhouse.tokenization.snapshot import TokenizerSnapshot
+from packhouse.system.arrays import Int64s
+from packhouse.tokenize.pipeline import read_pipeline
+from packhouse.tokenize.snapshot import TokenizerSnapshot
 
 _BATCH_ROWS = 1000
 

@@ -18,12 +18,12 @@ import pyarrow as pa
 
 from packhouse.addons.audit_any.answer_places import AnswerPlaces
 from packhouse.addons.audit_any.token_rows import MASKS, Padding, TokenRows, read_token_rows
-from packhouse.arrays import Bools, Int64s
 from packhouse.auditing.ends import bos_and_unknown
 from packhouse.auditing.tokens import Intervals, Tokens
 from packhouse.auditing.turns import TokenBytes, Turns
-from packhouse.tokenization.pipeline import Pipeline
-from packhouse.tokenization.snapshot import TokenizerSnapshot
+from packhouse.system.arrays import Bools, Int64s
+from packhouse.tokenize.pipeline import Pipeline
+from packhouse.tokenize.snapshot import TokenizerSnapshot
 
 NUM_SAMPLES = 3
 _BEFORE, _AFTER = 40, 24  # tokens of a sample, around the one that is wrong

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.arrays import Bools, Float64s, Int64s
 from packhouse.errors import SourceError
-from packhouse.packing.layout import MASK_COLUMNS, published_schema, to_layout
+from packhouse.pack.layout import MASK_COLUMNS, published_schema, to_layout
+from packhouse.system.arrays import Bools, Float64s, Int64s
 
 Values = Float64s
 

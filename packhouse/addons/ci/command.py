@@ -8,12 +8,12 @@ import click
 
 from packhouse.addons.ci.summary import BUG, CiJob, plan_markdown, summary_json, to_junit
 from packhouse.cli import exit_interrupted
-from packhouse.commands.options import json_option, run_options, set_option
+from packhouse.cli.options import json_option, run_options, set_option
 from packhouse.errors import ConfigError
-from packhouse.runtime.disks import disk_error
-from packhouse.runtime.interrupts import Interrupted, ignore_signals, interruption
-from packhouse.runtime.progress import show_progress, start_phase
-from packhouse.terminal import echo, print_note
+from packhouse.system.disks import disk_error
+from packhouse.system.interrupts import Interrupted, ignore_signals, interruption
+from packhouse.system.progress import show_progress, start_phase
+from packhouse.system.terminal import echo, print_note
 
 
 @click.command()

@@ -5,15 +5,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from packhouse.addons.ci.summary import CiJob, PlanFacts
-from packhouse.cache.places import Mirror, check_cache, find_cache, open_mirror
-from packhouse.chain import prepare
-from packhouse.engine.last_run import touch_last_run
-from packhouse.engine.local_pool import local_runner
-from packhouse.engine.workspace import Workspace
-from packhouse.gates import GateResult
-from packhouse.given import read_recipe
 from packhouse.recipe import Recipe
-from packhouse.refresh import (
+from packhouse.records.gates import GateResult
+from packhouse.registry import function_of_addon
+from packhouse.run.cache.mirrors import Mirror, open_mirror
+from packhouse.run.chain import prepare
+from packhouse.run.given import read_recipe
+from packhouse.run.last_run import touch_last_run
+from packhouse.run.local_pool import local_runner
+from packhouse.run.refresh import (
     Look,
     Planned,
     candidate_recipe,
@@ -22,12 +22,13 @@ from packhouse.refresh import (
     open_current,
     unchanged,
 )
-from packhouse.registry import function_of_addon
-from packhouse.runtime.interrupts import check_interrupted
-from packhouse.runtime.progress import start_phase
-from packhouse.steps.plan import Plan, plan_jobs
-from packhouse.steps.publish import configuration_of
+from packhouse.run.steps.plan import Plan, plan_jobs
+from packhouse.run.steps.publish import configuration_of
+from packhouse.run.workspace import Workspace
 from packhouse.store import OpenVersion
+from packhouse.system.interrupts import check_interrupted
+from packhouse.system.places import check_cache, find_cache
+from packhouse.system.progress import start_phase
 from packhouse.views.diff import changed_settings
 
 

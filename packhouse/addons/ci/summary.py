@@ -8,9 +8,9 @@
     drift        the version is not further from the ref's than the limits
     publish      the version is committed
 
-A gate is passed, failed, or was not reached (`packhouse.gates`). Here is what a job knows of itself
-and how it says that; `job` does the work. That one takes over a second to import, this one does
-not: a signal that comes meanwhile must find something that can write summaries.
+A gate is passed, failed, or was not reached (`packhouse.records.gates`). Here is what a job knows
+of itself and how it says that; `job` does the work. That one takes over a second to import, this
+one does not: a signal that comes meanwhile must find something that can write summaries.
 """
 
 import xml.etree.ElementTree as ET
@@ -19,15 +19,15 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from packhouse.errors import HELD_BACK, ContractError, PackhouseError
-from packhouse.escaping import for_markdown, for_terminal, markdown_code, markdown_table
-from packhouse.gates import GateLog, GateResult, gates_table
+from packhouse.records.gates import GateLog, GateResult, gates_table
 from packhouse.records.ledger import filters_of
-from packhouse.runtime.interrupts import Interrupted
-from packhouse.wording import counted
+from packhouse.system.escaping import for_markdown, for_terminal, markdown_code, markdown_table
+from packhouse.system.interrupts import Interrupted
+from packhouse.system.wording import counted
 
 if TYPE_CHECKING:
-    from packhouse.refresh import Refreshed
-    from packhouse.steps.plan import Estimate
+    from packhouse.run.refresh import Refreshed
+    from packhouse.run.steps.plan import Estimate
 
 GATES = ("plan", "golden", "quarantine", "audit", "schema", "drift", "publish")
 
@@ -183,8 +183,8 @@ def outcome_markdown(
     lines = [f"### packhouse: {for_markdown(message)}", "", *gates_table(gates)]
     prepared = refreshed.prepared if refreshed else None
     if prepared is not None:
-        from packhouse.result import splits_of
-        from packhouse.summary import block_markdown, ledger_block
+        from packhouse.cli.result import splits_of
+        from packhouse.cli.summary import block_markdown, ledger_block
 
         filters = filters_of(prepared.published.sources)
         lines += ["", *block_markdown(ledger_block(prepared.ledger, filters), 4)]
@@ -237,7 +237,7 @@ def summary_json(job: CiJob, gates: Sequence[GateResult]) -> dict[str, object]:
     """Return everything that a program may want to know, as plain JSON."""
     refreshed, result = job.refreshed, None
     if refreshed and refreshed.prepared:
-        from packhouse.result import report_json
+        from packhouse.cli.result import report_json
 
         result = report_json(refreshed.prepared)
     return {

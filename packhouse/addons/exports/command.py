@@ -6,9 +6,9 @@ from pathlib import Path
 import click
 
 from packhouse.addons.exports.writing import FORMATS, export_version
-from packhouse.commands.options import cache_option, json_option
+from packhouse.cli.options import cache_option, json_option
 from packhouse.store.address import open_address
-from packhouse.terminal import echo
+from packhouse.system.terminal import echo
 
 
 @click.command()

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.addons.exports.formats import Batches, write_parquet
-from packhouse.packing.layout import IGNORE_INDEX
-from packhouse.packing.plan import round_up
+from packhouse.pack.layout import IGNORE_INDEX
+from packhouse.pack.plan import round_up
 from packhouse.records.lists import count_up, flat_list, list_array, zero_based
 
 

@@ -36,13 +36,13 @@ from packhouse.errors import ConfigError, VersionNotFoundError
 from packhouse.load.copies import read_rows, verified_file
 from packhouse.load.preferences import preference_columns
 from packhouse.load.versions import cache_folder
-from packhouse.packing.layout import preference_names
+from packhouse.pack.layout import preference_names
 from packhouse.recipe.publish import NO_NPY, ExportFormat, shard_names
-from packhouse.runtime.fingerprint import file_sha256
-from packhouse.steps.files import check_shards, set_name
+from packhouse.run.steps.files import check_shards, set_name
 from packhouse.store import OpenVersion
 from packhouse.store.manifest_schema import ExportSettings
-from packhouse.wording import near_name
+from packhouse.system.fingerprint import file_sha256
+from packhouse.system.wording import near_name
 
 FORMATS: tuple[str, ...] = get_args(ExportFormat)
 """Names that `export_version` takes."""

@@ -15,18 +15,18 @@ import pyarrow as pa
 import yaml
 
 from packhouse.addons.init.files import Look, look_at
-from packhouse.cache.places import default_cache
-from packhouse.commands.options import json_option
-from packhouse.engine.workspace import Workspace
+from packhouse.cli.options import json_option
 from packhouse.errors import ConfigError, SourceError
-from packhouse.escaping import for_terminal
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
 from packhouse.records.split_text import SplitText, factor_note, total
-from packhouse.runtime.progress import show_progress, start_phase
-from packhouse.terminal import console, echo, print_note, print_text
+from packhouse.run.workspace import Workspace
+from packhouse.system.escaping import for_terminal
+from packhouse.system.places import default_cache
+from packhouse.system.progress import show_progress, start_phase
+from packhouse.system.terminal import console, echo, print_note, print_text
+from packhouse.system.wording import counted
 from packhouse.views.samples import rows_with_masks
 from packhouse.views.tokens import coloured, pipeline_of, plain, runs_of
-from packhouse.wording import counted
 
 # Write a recipe with comments that say what was seen and why each setting is there.
 
@@ -178,7 +178,7 @@ def init(
     asked = None if question is None or answer is None else (question, answer)
     with show_progress():
         start_phase("looking at the files")
-        from packhouse.given import data_uri, name_of, pinned, tokenizer_name
+        from packhouse.run.given import data_uri, name_of, pinned, tokenizer_name
 
         looks = [look for item in data for look in look_at(data_uri(item, cache), asked)]
         raw: dict[str, Any] = {
@@ -232,7 +232,7 @@ def init(
 
 def _sources(looks: list[Look]) -> list[dict[str, Any]]:
     """Sources of a recipe, with names of their own where files have the same name."""
-    from packhouse.sources.files import source_name
+    from packhouse.read.files import source_name
 
     names = [source_name(SourceConfig(path=look.path)) for look in looks]
     sources = []
@@ -244,7 +244,7 @@ def _sources(looks: list[Look]) -> list[dict[str, Any]]:
 
 def _template(looks: list[Look], tokenizer: str, cache: Path) -> str:
     """The template for rows of these formats."""
-    from packhouse.foreign import run_tokenizer, usual_template
+    from packhouse.run.foreign import run_tokenizer, usual_template
 
     formats = {look.settings["format"] for look in looks} - {"tokenized"}  # no template writes it
     for alone in ("text", "classification"):
@@ -270,7 +270,7 @@ def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> tuple[pa.Table
     Raises:
         SourceError: none of them passes; says why the first did not.
     """
-    from packhouse.first_rows import try_first_rows
+    from packhouse.run.first_rows import try_first_rows
 
     tokenizers = Workspace(cache=cache).tokenizers
     rows = try_first_rows(recipe, source, tokenizers, max_rows=_SAMPLE_ROWS)
@@ -301,7 +301,7 @@ def _of_lengths(lengths: npt.NDArray[np.integer[Any]], unit: str) -> str:
 
 def _show(look: Look, sample: pa.Table, recipe: Recipe, cache: Path) -> None:
     """Print what was found in a source, and rows of it with trained tokens in green."""
-    from packhouse.tokenization import load_snapshot
+    from packhouse.tokenize import load_snapshot
 
     out = console()
     out.print(f"\n{look.path}", style="bold")

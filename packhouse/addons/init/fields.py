@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from packhouse.sources.base_format import MESSAGE_FIELDS
-from packhouse.sources.chat_messages import SPEAKERS
-from packhouse.sources.extra_fields import PARTS
-from packhouse.sources.row_formats import ROW_FORMATS, row_format_of
-from packhouse.sources.strict import parse_text
-from packhouse.sources.text_formats import TextFields
-from packhouse.sources.transcripts import is_transcript
+from packhouse.read.base_format import MESSAGE_FIELDS
+from packhouse.read.chat_messages import SPEAKERS
+from packhouse.read.extra_fields import PARTS
+from packhouse.read.row_formats import ROW_FORMATS, row_format_of
+from packhouse.read.strict import parse_text
+from packhouse.read.text_formats import TextFields
+from packhouse.read.transcripts import is_transcript
 
 _QUESTION = (
     "question instruction prompt query ask user human problem request input inputs q 问题 提问 问 "

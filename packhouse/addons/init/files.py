@@ -1,7 +1,7 @@
 """Look at the first megabyte of a file: its encoding, its kind, where its rows are, their fields.
 
 What is found is given as settings of a source, and as facts that a person can check. The rows are
-parsed by the readers of `packhouse.sources`; whether the settings are right is for a person to say,
+parsed by the readers of `packhouse.read`; whether the settings are right is for a person to say,
 who is shown rows that were read by them.
 """
 
@@ -24,25 +24,25 @@ from packhouse.addons.init.remedies import (
 )
 from packhouse.addons.init.selections import select_messages
 from packhouse.errors import SourceError
-from packhouse.recipe import SourceConfig
-from packhouse.recipe.source import FileFormat
-from packhouse.sources.decoding import decode_head
-from packhouse.sources.extra_fields import CONVERSATIONAL, bad_answer_remedy, left_out_of
-from packhouse.sources.file_formats import (
+from packhouse.read.decoding import decode_head
+from packhouse.read.extra_fields import CONVERSATIONAL, bad_answer_remedy, left_out_of
+from packhouse.read.file_formats import (
     BOM,
     compression_of,
     format_of,
     format_of_name,
 )
-from packhouse.sources.files import SourceFile, file_errors, find_files, open_file
-from packhouse.sources.json_arrays import find_list
-from packhouse.sources.records import unwrapped
-from packhouse.sources.row_formats import ROW_FORMATS, row_format_of
-from packhouse.sources.shards import HEAD_BYTES, TEXT_FILES
-from packhouse.sources.streams import CHUNK_BYTES, FileStream
-from packhouse.sources.tabular import TABULAR, without_fill
-from packhouse.sources.text_files import Parsing
-from packhouse.wording import counted
+from packhouse.read.files import SourceFile, file_errors, find_files, open_file
+from packhouse.read.json_arrays import find_list
+from packhouse.read.records import unwrapped
+from packhouse.read.row_formats import ROW_FORMATS, row_format_of
+from packhouse.read.shards import HEAD_BYTES, TEXT_FILES
+from packhouse.read.streams import CHUNK_BYTES, FileStream
+from packhouse.read.tabular import TABULAR, without_fill
+from packhouse.read.text_files import Parsing
+from packhouse.recipe import SourceConfig
+from packhouse.recipe.source import FileFormat
+from packhouse.system.wording import counted
 
 # Guess the encoding of text, by whether its letters are those that people write.
 #

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from packhouse.addons.init.fields import shape_of
-from packhouse.sources.chat_messages import SPEAKERS
-from packhouse.sources.extra_fields import PARTS
+from packhouse.read.chat_messages import SPEAKERS
+from packhouse.read.extra_fields import PARTS
 
 _MAX_CHARS = 20_000
 """Of a line that is tried as Python: its parser takes 1,000 times the memory of its text."""

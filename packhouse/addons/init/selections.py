@@ -8,8 +8,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from packhouse.sources.base_format import MESSAGE_FIELDS
-from packhouse.sources.extra_fields import PARTS
+from packhouse.read.base_format import MESSAGE_FIELDS
+from packhouse.read.extra_fields import PARTS
 
 _ANSWERS = (*sorted(PARTS["answer"]), "target", "reply")
 _PROMPTS = (*sorted(PARTS["question"]), "messages", "input")

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packhouse.errors import ConfigError, ConflictError, StoreError, TransientError
-from packhouse.runtime.disks import temporary_folder
 from packhouse.store.read import OpenVersion
+from packhouse.system.disks import temporary_folder
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete

@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from packhouse.cache.steps import LOCK, AnyReceipt, StepStore, is_intact, parse_receipt
 from packhouse.errors import ConfigError, IntegrityError, PackhouseError, StoreError, TransientError
+from packhouse.run.cache.steps import LOCK, AnyReceipt, StepStore, is_intact, parse_receipt
 from packhouse.store.objects import (
     FileBody,
     ObjectNotFoundError,

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from packhouse.errors import ConfigError, TransientError
-from packhouse.packing.layout import records_of
-from packhouse.runtime.disks import temporary_folder
-from packhouse.runtime.extras import import_extra
+from packhouse.pack.layout import records_of
 from packhouse.store.contracts import read_batches
 from packhouse.store.layout import version_folder
 from packhouse.store.read import OpenVersion
+from packhouse.system.disks import temporary_folder
+from packhouse.system.extras import import_extra
 
 COLUMNS = ["record_id", "text", "trained_text", "num_tokens", "num_trained"]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import click
 
 import packhouse
-from packhouse.commands.options import json_option
+from packhouse.cli.options import json_option
 from packhouse.errors import ConfigError, PackhouseError
-from packhouse.runtime.disks import disk_errors
-from packhouse.terminal import echo
+from packhouse.system.disks import disk_errors
+from packhouse.system.terminal import echo
 
 _OWN = Path(__file__).parent / "files"
 _CHECKOUT = Path(packhouse.__file__).parents[1]

@@ -20,13 +20,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.arrays import Int64s
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
-from packhouse.packing.layout import IGNORE_INDEX
-from packhouse.packing.pack_plan import PackPlan
-from packhouse.packing.plan import STRATEGIES, plan_packs
+from packhouse.pack.layout import IGNORE_INDEX
+from packhouse.pack.pack_plan import PackPlan
+from packhouse.pack.plan import STRATEGIES, plan_packs
 from packhouse.records.lists import count_up, list_offsets, one_chunk
-from packhouse.wording import counted
+from packhouse.system.arrays import Int64s
+from packhouse.system.wording import counted
 
 if TYPE_CHECKING:
     import datasets
@@ -110,7 +110,7 @@ def pack_dataset(
         map_kwargs: of `datasets`' `map`, such as `batch_size` and `num_proc`; by default a dataset
             is one batch, and of an `IterableDataset` 1,000 rows are.
         over_length: what happens to rows over `seq_length`; by default that of `strategy`.
-        seed: shuffles packs or rows (`packhouse.packing.plan`); None: longest rows first, or rows
+        seed: shuffles packs or rows (`packhouse.pack.plan`); None: longest rows first, or rows
             as they come.
         balance: packs of a step over all ranks, to cost about the same attention.
         tally: is counted up; with an `IterableDataset`, while it is read.

@@ -1,6 +1,6 @@
 """Prepare data in the trainer's own process: raw rows in, a torch dataset out, in one call.
 
-The same steps as a flow runs (`packhouse.steps`), with the same keys in the same cache: ids,
+The same steps as a flow runs (`packhouse.run.steps`), with the same keys in the same cache: ids,
 labels and packs equal those of a published version of the same recipe, and what a flow did on this
 machine is not done again. Ranks that start at once do the work once, behind a file lock that the
 kernel frees if its holder is killed; where the cache is not shared, each host does it once.
@@ -13,28 +13,28 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
 
-from packhouse.cache.holds import hold_steps
-from packhouse.cache.steps import AnyReceipt
-from packhouse.engine.step import AnyJob, execute
-from packhouse.engine.workspace import Workspace
 from packhouse.errors import (
     ConfigError,
     EmptyDatasetError,
     QuarantineLimitError,
 )
-from packhouse.given import data_uri, tokenizer_name, write_content
 from packhouse.load.dataset import PackedDataset, TokenizedDataset
 from packhouse.load.versions import cache_folder
-from packhouse.quarantine import explain_bad_rows
 from packhouse.recipe import FormatConfig, Recipe, SourceConfig
 from packhouse.records.ledger import check_quarantine, ledger_of
-from packhouse.runtime.disks import disk_errors
-from packhouse.runtime.fingerprint import digest
-from packhouse.steps import gather
-from packhouse.steps.plan import plan_jobs
-from packhouse.templates.prompt_texts import TEXTS, texts_to_jinja
-from packhouse.templates.single_turn import ends_of
-from packhouse.tokenization import load_snapshot
+from packhouse.render.prompt_texts import TEXTS, texts_to_jinja
+from packhouse.render.single_turn import ends_of
+from packhouse.run.cache.holds import hold_steps
+from packhouse.run.cache.steps import AnyReceipt
+from packhouse.run.given import data_uri, tokenizer_name, write_content
+from packhouse.run.quarantine import explain_bad_rows
+from packhouse.run.step import AnyJob, execute
+from packhouse.run.steps import gather
+from packhouse.run.steps.plan import plan_jobs
+from packhouse.run.workspace import Workspace
+from packhouse.system.disks import disk_errors
+from packhouse.system.fingerprint import digest
+from packhouse.tokenize import load_snapshot
 
 Fields = str | Sequence[str | None] | None
 

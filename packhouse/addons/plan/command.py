@@ -9,16 +9,16 @@ import click
 
 from packhouse.addons.plan.estimate import estimate
 from packhouse.addons.plan.explain import explain_plan
-from packhouse.cache.limits import cache_room, in_mb
-from packhouse.commands.options import recipe_options
-from packhouse.engine.workspace import Workspace
-from packhouse.escaping import for_terminal
-from packhouse.given import read_recipe
-from packhouse.sources.files import source_name
-from packhouse.steps import STEPS
-from packhouse.steps.plan import Estimate, bytes_needed, plan_jobs
-from packhouse.terminal import console, echo, print_table, print_text
-from packhouse.wording import counted
+from packhouse.cli.options import recipe_options
+from packhouse.read.files import source_name
+from packhouse.run.cache.limits import cache_room, in_mb
+from packhouse.run.given import read_recipe
+from packhouse.run.steps import STEPS
+from packhouse.run.steps.plan import Estimate, bytes_needed, plan_jobs
+from packhouse.run.workspace import Workspace
+from packhouse.system.escaping import for_terminal
+from packhouse.system.terminal import console, echo, print_table, print_text
+from packhouse.system.wording import counted
 
 
 @click.command()

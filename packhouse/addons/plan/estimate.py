@@ -16,27 +16,27 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.arrays import Bools, Int64s
-from packhouse.cache.places import check_cache, find_cache
-from packhouse.cache.steps import Receipt
-from packhouse.engine.workspace import Workspace
-from packhouse.first_rows import try_first_rows
-from packhouse.given import recipe_for
-from packhouse.packing import apply_over_length, pack_costs, plan_packs, step_imbalance
-from packhouse.packing.other_seq_lens import SeqLenTrial, try_seq_lens
+from packhouse.pack import apply_over_length, pack_costs, plan_packs, step_imbalance
+from packhouse.pack.other_seq_lens import SeqLenTrial, try_seq_lens
+from packhouse.read.files import source_name
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.ledger import filters_of
 from packhouse.records.render_counts import RenderCounts
 from packhouse.records.rows import number_rows
 from packhouse.records.split_text import SplitText, factor_note, total
 from packhouse.records.tables import read_table
-from packhouse.sources.files import source_name
-from packhouse.steps.format import FORMAT, split_text_of
-from packhouse.steps.plan import Estimate, Plan, plan_jobs
-from packhouse.steps.shard_io import ShardCounts, render_counts
-from packhouse.steps.tokenize import TOKENIZE
-from packhouse.steps.validate import VALIDATE
-from packhouse.wording import counted
+from packhouse.run.cache.steps import Receipt
+from packhouse.run.first_rows import try_first_rows
+from packhouse.run.given import recipe_for
+from packhouse.run.steps.format import FORMAT, split_text_of
+from packhouse.run.steps.plan import Estimate, Plan, plan_jobs
+from packhouse.run.steps.shard_io import ShardCounts, render_counts
+from packhouse.run.steps.tokenize import TOKENIZE
+from packhouse.run.steps.validate import VALIDATE
+from packhouse.run.workspace import Workspace
+from packhouse.system.arrays import Bools, Int64s
+from packhouse.system.places import check_cache, find_cache
+from packhouse.system.wording import counted
 
 _Lengths = npt.NDArray[np.integer]
 _BYTES_PER_TOKEN = {"labels": 2.6, "compact": 1.5}  # zstd-1 Parquet, docs/performance.md

@@ -6,17 +6,17 @@ from typing import Any
 
 import click
 
-from packhouse.commands.options import recipe_options
-from packhouse.engine.last_run import changed_parts, load_last_run
-from packhouse.engine.step import AnyJob
-from packhouse.engine.workspace import Workspace
-from packhouse.given import read_recipe
+from packhouse.cli.options import recipe_options
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import ROW_STEPS
-from packhouse.steps import STEPS
-from packhouse.steps.pack import PACK
-from packhouse.steps.plan import Plan, output_jobs, plan_jobs
-from packhouse.terminal import console, echo
+from packhouse.run.given import read_recipe
+from packhouse.run.last_run import changed_parts, load_last_run
+from packhouse.run.step import AnyJob
+from packhouse.run.steps import STEPS
+from packhouse.run.steps.pack import PACK
+from packhouse.run.steps.plan import Plan, output_jobs, plan_jobs
+from packhouse.run.workspace import Workspace
+from packhouse.system.terminal import console, echo
 
 
 @click.command()

@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.arrays import Int64s
 from packhouse.records.lists import string_bytes
+from packhouse.system.arrays import Int64s
 
 # \x{2019}: the typographic apostrophe.
 _APOSTROPHE = r"['\x{2019}]?"

@@ -20,9 +20,9 @@ from packhouse.addons.quality.dirt import has_html, has_invisible, has_mojibake
 from packhouse.addons.quality.language import UNDETERMINED, language
 from packhouse.addons.quality.personal import has_card, has_email, has_phone, has_secret
 from packhouse.addons.quality.repetition import REPETITIVE, repetition
-from packhouse.arrays import Bools, Int64s
 from packhouse.recipe.audit import QUALITY_COUNTERS
 from packhouse.records.messages import FlatMessages
+from packhouse.system.arrays import Bools, Int64s
 
 _NUM_WORST = 5
 _BLOCK = 2**13  # rows looked at together

@@ -10,8 +10,8 @@ from itertools import chain, repeat
 import numpy as np
 import pyarrow as pa
 
-from packhouse.arrays import Bools, Bytes, Float64s, Int64s
 from packhouse.records.lists import string_bytes
+from packhouse.system.arrays import Bools, Bytes, Float64s, Int64s
 
 REPETITIVE = 0.6
 """More than that is counted as repetition: a text said three times has 0.67."""

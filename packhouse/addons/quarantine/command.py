@@ -12,28 +12,28 @@ import pyarrow.compute as pc
 import yaml
 
 from packhouse.addons.quarantine.mending import Retried, check_mended
-from packhouse.commands.options import cache_option, json_option
-from packhouse.engine.workspace import Workspace
+from packhouse.cli.options import cache_option, json_option
 from packhouse.errors import ConfigError, QuarantineLimitError
-from packhouse.escaping import for_terminal
-from packhouse.given import read_recipe
-from packhouse.quarantine import (
+from packhouse.read.lines import lines_of_rows, place_of
+from packhouse.recipe import Recipe
+from packhouse.recipe.reading import is_recipe_path
+from packhouse.records.reasons import QUARANTINE_REASONS
+from packhouse.records.tables import QUARANTINED, read_table
+from packhouse.render import rewrites
+from packhouse.run.given import read_recipe
+from packhouse.run.quarantine import (
     count_reasons,
     count_rows,
     editable,
     read_quarantine_file,
     read_quarantined,
 )
-from packhouse.reasons import QUARANTINE_REASONS
-from packhouse.recipe import Recipe
-from packhouse.recipe.reading import is_recipe_path
-from packhouse.records.tables import QUARANTINED, read_table
-from packhouse.sources.lines import lines_of_rows, place_of
-from packhouse.steps.plan import plan_jobs
+from packhouse.run.steps.plan import plan_jobs
+from packhouse.run.workspace import Workspace
 from packhouse.store.address import open_address
-from packhouse.templates import rewrites
-from packhouse.terminal import echo, print_note, print_text
-from packhouse.wording import counted, near_files, rows_and_records
+from packhouse.system.escaping import for_terminal
+from packhouse.system.terminal import echo, print_note, print_text
+from packhouse.system.wording import counted, near_files, rows_and_records
 
 _TARGET_HELP = (
     "TARGET is a version (STORE/DATASET, with @REF or @VERSION), a quarantine file (.parquet or "

@@ -1,9 +1,9 @@
 """Read bad rows again that were mended in an editor.
 
-A quarantined row keeps its first 64 KiB. `packhouse.quarantine.editable` turns it into a line that
-people can mend: the row itself where it parses, its text where it does not. `check_mended` reads
-mended rows by the very reader of the recipe, as if they stood in a file of their own, renders and
-tokenizes them, and gives back those that pass as JSON Lines which a recipe can add as one more
+A quarantined row keeps its first 64 KiB. `packhouse.run.quarantine.editable` turns it into a line
+that people can mend: the row itself where it parses, its text where it does not. `check_mended`
+reads mended rows by the very reader of the recipe, as if they stood in a file of their own, renders
+and tokenizes them, and gives back those that pass as JSON Lines which a recipe can add as one more
 source. Works on the bad rows of one dataset in memory: a few KB each.
 """
 
@@ -16,13 +16,13 @@ from typing import Any
 import orjson
 
 from packhouse.errors import ConfigError
-from packhouse.foreign import REFUSED, run_template, try_rows
+from packhouse.read import SourceShard, read_shard, scan_source
+from packhouse.read.delimited import parse_delimited
+from packhouse.read.files import source_name
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.tables import read_table
-from packhouse.runtime.disks import temporary_folder
-from packhouse.sources import SourceShard, read_shard, scan_source
-from packhouse.sources.delimited import parse_delimited
-from packhouse.sources.files import source_name
+from packhouse.run.foreign import REFUSED, run_template, try_rows
+from packhouse.system.disks import temporary_folder
 
 _DELIMITERS = {"csv": ",", "csv_semicolon": ";", "tsv": "\t"}
 _REPLACEMENT = "\ufffd"

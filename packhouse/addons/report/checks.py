@@ -9,15 +9,15 @@ from packhouse.addons.report.html import details, figure, section, table
 from packhouse.auditing.gate import check_audit
 from packhouse.auditing.inference import inference_line
 from packhouse.errors import AuditError
-from packhouse.escaping import html_text
-from packhouse.gates import GateResult
-from packhouse.reasons import DROP_REASONS, QUARANTINE_REASONS
 from packhouse.recipe import AuditConfig
 from packhouse.recipe.audit import QUALITY_COUNTERS
+from packhouse.records.gates import GateResult
 from packhouse.records.ledger import Filter, LedgerLine, sum_by_reason, units_of
+from packhouse.records.reasons import DROP_REASONS, QUARANTINE_REASONS
 from packhouse.store.manifest import Manifest
 from packhouse.store.manifest_schema import RowPlace
-from packhouse.wording import counted
+from packhouse.system.escaping import html_text
+from packhouse.system.wording import counted
 
 Measured = Mapping[str, Any]
 

@@ -9,12 +9,12 @@ import click
 from packhouse.addons.report.diff_report import diff_report
 from packhouse.addons.report.recipe_report import recipe_report
 from packhouse.addons.report.version_report import version_report
-from packhouse.commands.options import cache_option, json_option
-from packhouse.engine.workspace import Workspace
-from packhouse.given import read_recipe
+from packhouse.cli.options import cache_option, json_option
 from packhouse.recipe.reading import is_recipe_path
+from packhouse.run.given import read_recipe
+from packhouse.run.workspace import Workspace
 from packhouse.store.address import open_address, open_beside
-from packhouse.terminal import echo
+from packhouse.system.terminal import echo
 
 
 @click.command()

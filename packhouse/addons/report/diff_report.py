@@ -16,18 +16,18 @@ from typing import Any
 from packhouse.addons.report.figures import compare_figure
 from packhouse.addons.report.html import details, figure, header, page, section, table
 from packhouse.addons.report.version_report import measured_of
-from packhouse.escaping import html_text
-from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion
 from packhouse.store.counts import totals_of
 from packhouse.store.manifest import Manifest
-from packhouse.tokenization.of_version import tokenizer_of
-from packhouse.tokenization.pipeline import Pipeline
+from packhouse.system.disks import temporary_folder
+from packhouse.system.escaping import html_text
+from packhouse.system.wording import counted
+from packhouse.tokenize.of_version import tokenizer_of
+from packhouse.tokenize.pipeline import Pipeline
 from packhouse.views import find_records
 from packhouse.views.diff import Change, Diff, diff_versions
 from packhouse.views.samples import label_names, label_text, weights_text
 from packhouse.views.tokens import pipeline_of, token_texts
-from packhouse.wording import counted
 
 _NAMES = ("old", "new")
 _TOKENS = 1500  # of a record

@@ -15,7 +15,7 @@ from importlib.resources import files
 from itertools import zip_longest
 
 from packhouse.addons.report.figures import Figure
-from packhouse.escaping import html_text
+from packhouse.system.escaping import html_text
 
 # The JavaScript that draws charts: Vega, Vega-Lite and Vega-Embed as one file, never fetched.
 #

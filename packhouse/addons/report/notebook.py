@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packhouse.escaping import PAGE_STYLE, html_table, html_text
-from packhouse.packing import PackStatistics
+from packhouse.pack import PackStatistics
 from packhouse.store import OpenVersion
 from packhouse.store.counts import numbers_of
-from packhouse.tokenization.of_version import tokenizer_of
-from packhouse.tokenization.pipeline import Pipeline
+from packhouse.system.escaping import PAGE_STYLE, html_table, html_text
+from packhouse.system.wording import counted
+from packhouse.tokenize.of_version import tokenizer_of
+from packhouse.tokenize.pipeline import Pipeline
 from packhouse.views.samples import (
     PackRecord,
     first_split,
@@ -27,7 +28,6 @@ from packhouse.views.samples import (
     weights_text,
 )
 from packhouse.views.tokens import html_runs, pipeline_of, runs_of
-from packhouse.wording import counted
 
 # The picture of a version: how long its records are, and how full its packs.
 #

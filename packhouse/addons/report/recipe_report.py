@@ -18,21 +18,22 @@ from packhouse.addons.report.html import figure, header, page, preformatted, sec
 from packhouse.addons.report.notebook import Record, cell
 from packhouse.addons.report.sections import samples_section, short_number
 from packhouse.addons.report.version_report import version_report, with_texts
-from packhouse.cache.places import check_cache, find_cache
-from packhouse.engine.workspace import Workspace
 from packhouse.errors import VersionNotFoundError
-from packhouse.escaping import html_text
-from packhouse.first_rows import try_first_rows
-from packhouse.given import recipe_for
-from packhouse.packing.statistics import PackStatistics, length_histogram
+from packhouse.pack.statistics import PackStatistics, length_histogram
+from packhouse.read.files import find_files, source_name
 from packhouse.recipe import Recipe
 from packhouse.registry import function_of_addon
-from packhouse.sources.files import find_files, source_name
-from packhouse.steps.plan import Estimate, Plan, plan_jobs
+from packhouse.run.first_rows import try_first_rows
+from packhouse.run.given import recipe_for
+from packhouse.run.steps.plan import Estimate, Plan, plan_jobs
+from packhouse.run.workspace import Workspace
 from packhouse.store import open_version
-from packhouse.tokenization import fingerprint_tokenizer
-from packhouse.tokenization.loading import find_snapshot
-from packhouse.tokenization.pipeline import Pipeline
+from packhouse.system.escaping import html_text
+from packhouse.system.places import check_cache, find_cache
+from packhouse.system.wording import counted
+from packhouse.tokenize import fingerprint_tokenizer
+from packhouse.tokenize.loading import find_snapshot
+from packhouse.tokenize.pipeline import Pipeline
 from packhouse.views.samples import (
     label_text,
     labels_of,
@@ -41,7 +42,6 @@ from packhouse.views.samples import (
     rows_with_masks,
 )
 from packhouse.views.tokens import pipeline_of
-from packhouse.wording import counted
 
 _SOURCES = 8
 _SHOWN_TOKENS = 4_000  # of a source

@@ -25,13 +25,13 @@ from packhouse.addons.report.html import (
     table,
     tiles,
 )
-from packhouse.escaping import html_text
-from packhouse.packing.other_seq_lens import try_seq_lens
+from packhouse.pack.other_seq_lens import try_seq_lens
 from packhouse.records.ledger import LedgerLine, in_and_out, units_of
 from packhouse.store.counts import totals_of
 from packhouse.store.manifest import PULLED_NAMES, Manifest
+from packhouse.system.escaping import html_text
+from packhouse.system.wording import by_name, counted
 from packhouse.views.samples import is_of_classes
-from packhouse.wording import by_name, counted
 
 # The ledger as a picture: a band of rows from step to step, and what falls out of it.
 

@@ -20,16 +20,16 @@ import pyarrow.compute as pc
 from packhouse.addons.report import checks, sections
 from packhouse.addons.report.html import page
 from packhouse.errors import ConfigError, IntegrityError
-from packhouse.escaping import for_terminal
 from packhouse.recipe import AuditConfig
-from packhouse.runtime.confine import run_confined
-from packhouse.runtime.disks import temporary_folder
 from packhouse.store import OpenVersion
 from packhouse.store.draft import LocalFile, draft_manifest, name_files
 from packhouse.store.manifest import FileEntry, Manifest
-from packhouse.tokenization.loading import find_snapshot
-from packhouse.tokenization.of_version import tokenizer_of
-from packhouse.tokenization.pipeline import Pipeline
+from packhouse.system.confine import run_confined
+from packhouse.system.disks import temporary_folder
+from packhouse.system.escaping import for_terminal
+from packhouse.tokenize.loading import find_snapshot
+from packhouse.tokenize.of_version import tokenizer_of
+from packhouse.tokenize.pipeline import Pipeline
 from packhouse.views.samples import (
     PACK_COLUMNS,
     label_names,

@@ -1,4 +1,4 @@
-"""Read a table of an SQLite or DuckDB file, in the child process of `packhouse.sources.decoding`.
+"""Read a table of an SQLite or DuckDB file, in the child process of `packhouse.read.decoding`.
 
 The child opens a copy of its own, read-only, so nothing is written beside the file, and what the
 parent hashed is what is read. Only tables are read: views, virtual tables and columns that call
@@ -23,9 +23,9 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from packhouse.errors import SourceError
-from packhouse.runtime.duckdb_limits import NO_FILES
-from packhouse.sources.records import fault_column, fault_field
-from packhouse.wording import first_line, near_name
+from packhouse.read.records import fault_column, fault_field
+from packhouse.system.duckdb_limits import NO_FILES
+from packhouse.system.wording import first_line, near_name
 
 DATABASES = {"sqlite": "SQLite", "duckdb": "DuckDB"}
 """File formats that are read here -> their names."""

@@ -11,7 +11,7 @@ import torch
 
 from packhouse.addons.torch.masks import record_starts
 from packhouse.errors import ContractError
-from packhouse.wording import counted
+from packhouse.system.wording import counted
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -15,7 +15,7 @@ import torch
 
 from packhouse.errors import ConfigError
 from packhouse.load.collators import shift_left
-from packhouse.packing.layout import IGNORE_INDEX
+from packhouse.pack.layout import IGNORE_INDEX
 
 Batch = dict[str, Any]
 

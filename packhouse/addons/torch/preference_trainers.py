@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError
-from packhouse.packing.layout import IGNORE_INDEX
+from packhouse.pack.layout import IGNORE_INDEX
 
 if TYPE_CHECKING:
     from datasets import Dataset

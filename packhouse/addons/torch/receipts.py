@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from packhouse.load.global_order import Reader
 from packhouse.load.streaming import StreamingPackedDataset
-from packhouse.runtime.disks import disk_errors, write_whole
+from packhouse.system.disks import disk_errors, write_whole
 
 RECEIPT = "packhouse-receipt.json"
 

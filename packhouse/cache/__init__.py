@@ -1,8 +1,0 @@
-"""The cache of finished steps: losing it costs time, never data.
-
-places.py   which folder, and which mirror
-steps.py    a folder per step and key, its receipt written last
-holds.py    steps that runs hold, which are never removed
-limits.py   what lies there, what may go, and the limits that runs keep by themselves
-mirror.py   finished steps in an object store, for machines without a common disk
-"""

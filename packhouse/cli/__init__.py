@@ -1,0 +1,110 @@
+"""The `packhouse` command: for people who have data, on any machine, without Prefect.
+
+Commands are named in `packhouse/registry.py` and imported when they are called, so that
+`packhouse --help` answers at once. An error of packhouse ends the command with one sentence on
+stderr (or one JSON object, with --json) and the exit code of its class.
+"""
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import shlex
+import sys
+import traceback
+from typing import NoReturn
+
+import click
+
+from packhouse.errors import PackhouseError
+from packhouse.registry import COMMANDS, is_there
+from packhouse.system.escaping import for_terminal
+from packhouse.system.interrupts import Interrupted, handle_signals
+from packhouse.system.terminal import echo, print_note
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name, (module, _) in COMMANDS.items() if is_there(module)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS or not is_there(module := COMMANDS[cmd_name][0]):
+            return None
+        command = getattr(importlib.import_module(module), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except PackhouseError as error:
+            exit_with(error, as_json="--json" in sys.argv)
+        except Interrupted as error:
+            exit_interrupted(error, keeps_steps=False)
+        except click.ClickException as error:  # repeats arguments, which a shell may have expanded
+            of = getattr(error, "ctx", None) or ctx  # the command's own, where it got that far
+            raise click.UsageError(for_terminal(error.format_message()), of) from None
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="packhouse")
+def cli() -> None:
+    """Prepare instruction data as versions of packed tokens; look at, check and fetch them.
+
+    \b
+    packhouse init rows.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
+    packhouse prepare recipe.yaml
+    packhouse show ./store/stanford-alpaca
+    packhouse inspect s3://bucket/store/stanford-alpaca --packs 2
+
+    Every command takes --json. S3 endpoint and credentials come from the usual AWS environment
+    variables and profile.
+    """
+
+
+def exit_with(error: PackhouseError, *, as_json: bool) -> NoReturn:
+    """Print an error as one sentence, or one JSON object, and exit with its class's code."""
+    name = type(error).__name__
+    if as_json:
+        facts = {key: value for key, value in error.facts.items() if _is_plain(value)}
+        echo(json.dumps({"error": name, "message": str(error), **facts}, sort_keys=True))
+    else:
+        print_note(f"{name}: {error}")
+    sys.exit(error.exit_code)
+
+
+def exit_interrupted(error: Interrupted, *, keeps_steps: bool) -> NoReturn:
+    """Say how to go on after a signal, and exit with 130 or 143."""
+    program = click.get_current_context().find_root().command_path
+    kept = "; finished steps are kept" if keeps_steps else ""
+    echo(f"{error}{kept}. To go on, run again:", err=True)
+    echo(f"  {program} {shlex.join(sys.argv[1:])}", err=True)
+    sys.exit(error.exit_code)
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str | int | float | bool | dict | list | None)
+
+
+def own_process() -> None:
+    """Set up a process that belongs to the command: nobody else's code runs in it.
+
+    SIGTERM ends it as Ctrl-C does, so that what it started is stopped, too. At its end Python's
+    collector walks nothing: that takes 0.2 s, with Prefect 0.4 s, for memory that the kernel gets
+    back right after.
+    """
+    handle_signals()
+    os.environ.setdefault("PACKHOUSE_WITHOUT_PANDAS", "1")  # see packhouse.system.without_pandas
+    atexit.register(gc.freeze)
+
+
+def main() -> None:
+    """Run the command line."""
+    own_process()
+    sys.excepthook = lambda *error: echo("".join(traceback.format_exception(*error)), err=True)
+    cli(prog_name="packhouse")

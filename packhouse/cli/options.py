@@ -1,0 +1,62 @@
+"""Options that several commands share."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from packhouse.system.places import default_cache
+
+Decorator = Callable[[Callable[..., object]], Callable[..., object]]
+
+
+def set_option(what: str = "Put a value over the recipe's: --set pack.seq_len=4096.") -> Decorator:
+    """Return --set, which may be given several times."""
+    return click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=what)
+
+
+def cache_option(what: str = "Folder of finished steps.") -> Decorator:
+    """Return --cache, a folder of this machine."""
+    return click.option(
+        "--cache",
+        type=click.Path(path_type=Path),
+        default=default_cache,
+        help=f"{what} [default: PACKHOUSE_CACHE, else the user's]",
+    )
+
+
+def json_option(what: str = "Print JSON.") -> Decorator:
+    """Return --json."""
+    return click.option("--json", "as_json", is_flag=True, help=what)
+
+
+def recipe_options(command: Callable[..., object]) -> Callable[..., object]:
+    """Add RECIPE, --set, --cache and --json."""
+    for decorate in (
+        json_option(),
+        cache_option(),
+        set_option(),
+        click.argument("recipe_path", metavar="RECIPE", type=click.Path()),
+    ):
+        command = decorate(command)
+    return command
+
+
+def run_options(command: Callable[..., object]) -> Callable[..., object]:
+    """Add --cache, which may be a mirror, and --workers."""
+    for decorate in (
+        click.option(
+            "--workers",
+            type=click.IntRange(min=1),
+            default=1,
+            show_default=True,
+            help="Processes of this machine that do the work; the bytes are the same.",
+        ),
+        click.option(
+            "--cache",
+            metavar="PLACE",
+            help="Folder of finished steps, or s3://bucket/prefix to share them between machines.",
+        ),
+    ):
+        command = decorate(command)
+    return command

@@ -1,0 +1,222 @@
+"""`packhouse ls | show | verify | pull`: versions, for people and scripts."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from packhouse.cli.options import json_option
+from packhouse.cli.summary import audit_blocks, ledger_block, print_block
+from packhouse.errors import IntegrityError, VersionNotFoundError
+from packhouse.store.address import open_address, parse_address
+from packhouse.store.layout import is_name
+from packhouse.store.manifest import Manifest
+from packhouse.store.objects import ObjectStore, open_store
+from packhouse.store.read import pull_version, scan_versions, verify_version
+from packhouse.store.refs import scan_refs
+from packhouse.system.escaping import for_terminal
+from packhouse.system.terminal import echo, print_facts, print_note
+from packhouse.system.terminal import print_table as print_rich_table
+from packhouse.system.wording import counted
+
+
+def echo_json(value: object) -> None:
+    """Print JSON with sorted keys."""
+    echo(json.dumps(value, sort_keys=True, indent=2))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table; numbers go to the right."""
+    table = Table(box=None, pad_edge=False)
+    for index, column in enumerate(columns):
+        is_number = all(isinstance(row[index], int) for row in rows) and bool(rows)
+        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(f"{v:,}" if type(v) is int else for_terminal(str(v)) for v in row))
+    print_rich_table(table)
+
+
+@contextmanager
+def warning_of(damaged: Sequence[IntegrityError]) -> Iterator[None]:
+    """Name on stderr what is passed over, with its remedy; after the rest is said, end with 5."""
+    for error in damaged:
+        print_note(f"warning: {error}")
+    yield
+    if damaged:
+        raise click.exceptions.Exit(IntegrityError.exit_code)
+
+
+@click.command()
+@click.argument("place", metavar="ROOT[/DATASET]")
+@json_option()
+def ls(place: str, as_json: bool) -> None:
+    """List the datasets of a store, or the versions and refs of a dataset.
+
+    What is damaged is named, the others are listed, and the exit code is 5.
+
+    \b
+    packhouse ls ./store
+    packhouse ls s3://bucket/store/alpaca
+    """
+    store = open_store(place)
+    folders = set(store.list_folders(""))
+    if not folders and ("://" in store.uri or not Path(store.uri).is_dir()):
+        raise VersionNotFoundError(
+            f"no store and no dataset at '{store.uri}'; give ROOT or ROOT/DATASET, where ROOT is "
+            "the recipe's publish.store"
+        )
+    if folders & {"v", "refs"}:
+        address = parse_address(place)
+        _list_dataset(open_store(address.root), address.dataset, as_json)
+    else:
+        _list_root(store, sorted(folders), as_json)
+
+
+def _list_root(store: ObjectStore, datasets: Sequence[str], as_json: bool) -> None:
+    rows: list[dict[str, Any]] = []
+    all_damaged = []
+    for dataset in filter(is_name, datasets):  # others share the bucket
+        refs, damaged = scan_refs(store, dataset)
+        all_damaged += damaged
+        if refs or damaged or any(True for _ in store.list_folders(f"{dataset}/v/")):
+            rows.append({"dataset": dataset, "refs": {ref.name: ref.version for ref in refs}})
+    lines = [
+        (row["dataset"], "  ".join(f"{name} -> {version}" for name, version in row["refs"].items()))
+        for row in rows
+    ]
+    with warning_of(all_damaged):
+        if as_json:
+            echo_json(rows)
+        else:
+            print_table(("dataset", "refs"), lines)
+
+
+def _list_dataset(store: ObjectStore, dataset: str, as_json: bool) -> None:
+    names: dict[str, list[str]] = {}
+    refs, damaged_refs = scan_refs(store, dataset)
+    for ref in refs:
+        names.setdefault(ref.version, []).append(ref.name)
+    versions, damaged = scan_versions(store, dataset)
+    rows = [_summary(m) | {"refs": names.get(m.version, [])} for m in versions]
+    with warning_of([*damaged_refs, *damaged]):
+        if as_json:
+            echo_json(rows)
+            return
+        columns = ("version", "refs", "splits", "files", "packs", "tokens", "bytes")
+        cells = [
+            [", ".join(v) if isinstance(v := r[c], list) else v for c in columns] for r in rows
+        ]
+        print_table(columns, cells)
+
+
+def _summary(manifest: Manifest) -> dict[str, object]:
+    data = [entry for entry in manifest.files if entry.kind == "data"]
+    return {
+        "version": manifest.version,
+        "manifest_id": manifest.manifest_id,
+        "content_id": manifest.content_id,
+        "splits": manifest.splits(),
+        "files": len(manifest.files),
+        "packs": sum(entry.rows for entry in data),
+        "tokens": sum(entry.tokens for entry in data),
+        "bytes": manifest.num_bytes,
+    }
+
+
+@click.command()
+@click.argument("address", metavar="ROOT/DATASET[@NAME]")
+@json_option()
+def show(address: str, as_json: bool) -> None:
+    """Show a version: its files, counts, lineage and settings. NAME is a ref or a version."""
+    opened = open_address(address)
+    if as_json:
+        echo_json(json.loads(opened.manifest.to_bytes()))
+        return
+    manifest = opened.manifest
+    _print_facts(f"{opened.dataset} {opened.version}", list(_summary(manifest).items()))
+    files = [(e.key, e.rows, e.tokens, e.size) for e in manifest.files]
+    echo()
+    print_table(("file", "rows", "tokens", "bytes"), files)
+    for block in audit_blocks(manifest.audit) if manifest.audit else ():
+        print_block(block)
+    if ledger := manifest.facts.counts.ledger:
+        print_block(ledger_block(ledger, manifest.filters()))
+    for name in ("counts", "lineage", "configuration", "engines", "libraries"):
+        hidden = ("ledger.", "length_histogram") if name == "counts" else ()
+        flat = [
+            line for line in _flat(getattr(manifest, name)) if not any(h in line[0] for h in hidden)
+        ]
+        if flat:
+            echo()
+            _print_facts(name, flat)
+
+
+def _print_facts(title: str, facts: Sequence[tuple[str, object]]) -> None:
+    shown = []
+    for name, value in facts:
+        text = f"{value:,}" if type(value) is int else str(value)
+        if isinstance(value, list):
+            text = ", ".join(map(str, value)) or "none"
+        shown.append((name, text))
+    print_facts(title, shown)
+
+
+def _flat(value: object, prefix: str = "") -> list[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        return [line for k, v in value.items() for line in _flat(v, f"{prefix}.{k}".lstrip("."))]
+    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        return [line for i, v in enumerate(value) for line in _flat(v, f"{prefix}.{i}")]
+    return [(prefix, value)]
+
+
+@click.command()
+@click.argument("address", metavar="ROOT/DATASET[@NAME]")
+@json_option()
+def verify(address: str, as_json: bool) -> None:
+    """Check every byte, schema, count and value of a version, from its store alone."""
+    report = verify_version(open_address(address))
+    if as_json:
+        echo_json(
+            {
+                "version": report.version,
+                "is_intact": report.is_intact,
+                "files": report.num_files,
+                "bytes": report.num_bytes,
+                "packs": report.num_rows,
+                "tokens": report.num_tokens,
+                "problems": list(report.problems),
+            }
+        )
+    else:
+        echo(
+            f"{report.version}: {counted(report.num_files, 'file')}, "
+            f"{counted(report.num_bytes, 'byte')}, {counted(report.num_rows, 'pack')}, "
+            f"{counted(report.num_tokens, 'token')}: {'intact' if report.is_intact else 'DAMAGED'}"
+        )
+        for problem in report.problems:
+            echo(f"  {problem}")
+    if not report.is_intact:
+        raise click.exceptions.Exit(IntegrityError.exit_code)
+
+
+@click.command()
+@click.argument("address", metavar="ROOT/DATASET[@NAME]")
+@click.argument("dest", type=click.Path(file_okay=False))
+@click.option(
+    "--threads", default=8, show_default=True, type=click.IntRange(min=1), help="Files in flight."
+)
+@click.option("--data-only", is_flag=True, help="Leave out records and quarantine.")
+@json_option()
+def pull(address: str, dest: str, threads: int, data_only: bool, as_json: bool) -> None:
+    """Copy a version to folder DEST, in parallel and verified; run again to resume."""
+    opened = open_address(address)
+    kinds = ("data", "card") if data_only else ()
+    folder = pull_version(opened, dest, num_threads=threads, kinds=kinds)
+    if as_json:
+        echo_json(_summary(opened.manifest) | {"folder": str(folder)})
+    else:
+        echo(f"{opened.dataset} {opened.version} -> {folder}")

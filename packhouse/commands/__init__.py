@@ -1,1 +1,0 @@
-"""The subcommands of `packhouse`, one file each; `packhouse.cli` finds them."""

@@ -1,0 +1,57 @@
+"""Packing: a plan over lengths, one gather of tokens, the published layout and its contract.
+
+The data's way: `apply_over_length` on each shard -> `plan_packs` over all lengths of a side ->
+`gather` -> `check_packed` -> `to_layout`.
+"""
+
+from packhouse.pack.gather import GatherTally, gather
+from packhouse.pack.layout import (
+    IGNORE_INDEX,
+    check_packed,
+    expand_labels,
+    expand_weights,
+    position_ids,
+    preference_names,
+    published_schema,
+    supervised_names,
+    to_layout,
+)
+from packhouse.pack.overlength import Admitted, apply_over_length
+from packhouse.pack.pack_plan import (
+    IndexArray,
+    PackPlan,
+    join_plans,
+    pack_costs,
+    step_imbalance,
+)
+from packhouse.pack.plan import STRATEGIES, lower_bound, plan_packs
+from packhouse.pack.statistics import PackStatistics
+
+__all__ = [
+    "IGNORE_INDEX",
+    "STRATEGIES",
+    "VERSION",
+    "Admitted",
+    "GatherTally",
+    "IndexArray",
+    "PackPlan",
+    "PackStatistics",
+    "apply_over_length",
+    "check_packed",
+    "expand_labels",
+    "expand_weights",
+    "gather",
+    "join_plans",
+    "lower_bound",
+    "pack_costs",
+    "plan_packs",
+    "position_ids",
+    "preference_names",
+    "published_schema",
+    "step_imbalance",
+    "supervised_names",
+    "to_layout",
+]
+
+VERSION = 1
+"""Of the engine; part of the step's cache key. Raise it whenever published bytes change."""

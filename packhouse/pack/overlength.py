@@ -1,0 +1,145 @@
+"""Decide, before planning, which records are packed and how many of their tokens.
+
+Works on one shard's TOKENIZED table and touches its small columns only: a few ns a record.
+A record is dropped when it is longer than `seq_len` and the policy says so, and when nothing of it
+would be trained (it would cost compute and, alone in a pack, make the loss NaN). Every drop has a
+reason and is counted in rows and tokens.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from packhouse.errors import SequenceTooLongError
+from packhouse.recipe import PackConfig
+from packhouse.records.lists import read_ranges
+from packhouse.system.arrays import Bools, Bytes, Int32s
+
+# Reason codes of `Admitted.reasons`, by number; 0 is kept. `duplicate` and `near_duplicate`: see
+# `packhouse.pack.dedup`; `sampled_out`: see `packhouse.run.steps.selection`; `contaminated`: a
+# benchmark's.
+REASONS = (
+    "kept",
+    "over_seq_len",
+    "first_turn_too_long",
+    "nothing_trained",
+    "duplicate",
+    "near_duplicate",
+    "sampled_out",
+    "contaminated",
+)
+_KEPT, _OVER_SEQ_LEN, _FIRST_TURN_TOO_LONG, _NOTHING_TRAINED = range(4)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Admitted:
+    """What of one shard is packed."""
+
+    rows: Int32s
+    """Row numbers of the kept records, ascending, in the shard's table."""
+
+    lengths: Int32s
+    """Tokens to take of each kept record, from its first one; shape of `rows`."""
+
+    reasons: Bytes
+    """For every row of the shard, the index into `REASONS` of what happened to it."""
+
+    num_tokens: Int32s
+    """Tokens of every row of the shard before the policy."""
+
+    @property
+    def dropped(self) -> Bools:
+        """Mask over the shard's rows."""
+        return np.asarray(self.reasons != _KEPT)
+
+    def without(self, is_out: Bools, reason: str) -> "Admitted":
+        """Leave out the kept ones of some of the shard's rows."""
+        is_out = is_out & (self.reasons == _KEPT)
+        if not is_out.any():
+            return self
+        stays = ~is_out[self.rows]
+        reasons = np.where(is_out, np.uint8(REASONS.index(reason)), self.reasons)
+        return replace(self, rows=self.rows[stays], lengths=self.lengths[stays], reasons=reasons)
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Rows and tokens in, kept, truncated and dropped by reason; in = the sum of the rest.
+
+        Example:
+            >>> admitted = Admitted(
+            ...     rows=np.array([0]), lengths=np.array([3], dtype=np.int32),
+            ...     reasons=np.array([0, 1], dtype=np.uint8),
+            ...     num_tokens=np.array([5, 9], dtype=np.int32))
+            >>> admitted.counts()["rows"]
+            {'in': 2, 'kept': 1, 'over_seq_len': 1}
+            >>> admitted.counts()["tokens"]
+            {'in': 14, 'kept': 3, 'truncated': 2, 'over_seq_len': 9}
+        """
+        rows = np.bincount(self.reasons, minlength=len(REASONS))
+        tokens = np.bincount(self.reasons, self.num_tokens, minlength=len(REASONS))
+        kept = int(self.lengths.sum(dtype=np.int64))
+        by_rows = {"in": len(self.reasons), "kept": len(self.rows)}
+        by_tokens = {"in": int(tokens.sum()), "kept": kept, "truncated": int(tokens[0]) - kept}
+        for code, reason in enumerate(REASONS[1:], start=1):
+            if rows[code]:
+                by_rows[reason] = int(rows[code])
+                by_tokens[reason] = int(tokens[code])
+        return {"rows": by_rows, "tokens": by_tokens}
+
+
+def apply_over_length(tokenized: pa.Table, config: PackConfig) -> Admitted:
+    """Apply `config.over_length` to one shard.
+
+    - `drop`: records over `seq_len` are left out.
+    - `error`: the first one raises.
+    - `truncate_turns`: the leading tokens up to the last trained range's end that fits are kept. A
+      trained range ends with its turn's end token, so no kept answer is unterminated. Where not
+      even the first one fits, the record is dropped as `first_turn_too_long`.
+
+    Strategy `concat` cuts at pack ends by itself, so nothing is over-long there. Records without a
+    trained range stay where they have a `label` (classification by a head), else they are dropped
+    as `nothing_trained`; so is a record whose only trained token is its first, for a sequence's
+    first token is never trained (it would be predicted from the record before).
+
+    Args:
+        tokenized: a shard, schema `tables.TOKENIZED`.
+        config: `seq_len`, `strategy` and `over_length` are read.
+
+    Raises:
+        SequenceTooLongError: policy `error` and a record over `seq_len`.
+    """
+    num_tokens = np.array(tokenized["num_tokens"].to_numpy(), np.int32)  # lets the mapped shard go
+    ranges = read_ranges(tokenized["trained_ranges"])
+    row = ranges.row_of_each()
+    lengths = num_tokens.copy()
+    reasons = np.zeros(len(lengths), dtype=np.uint8)
+    over = num_tokens > config.seq_len
+    if config.strategy != "concat" and over.any():
+        if config.over_length == "error":
+            columns = ["record_id", "source", "row", "num_tokens"]
+            (first,) = tokenized.select(columns).slice(int(np.argmax(over)), 1).to_pylist()
+            raise SequenceTooLongError(
+                f"record '{first['record_id']}' has {first['num_tokens']:,} tokens, over seq_len "
+                f"{config.seq_len:,} ({first['source']}, row {first['row']:,}). Set "
+                "pack.over_length to 'drop', 'truncate_turns' or 'window', or raise pack.seq_len.",
+                **first,
+                seq_len=config.seq_len,
+            )
+        if config.over_length == "truncate_turns":
+            # seq_len 8, trained ranges end at 5, 8 and 12: 8 tokens are kept.
+            last_end = np.zeros(len(lengths), dtype=np.int32)
+            fits = ranges.ends <= config.seq_len
+            np.maximum.at(last_end, row[fits], ranges.ends[fits])
+            lengths[over] = last_end[over]
+            reasons[over & (lengths == 0)] = _FIRST_TURN_TOO_LONG
+        else:
+            reasons[over] = _OVER_SEQ_LEN
+    # Ranges that train any token but the first, within what is kept.
+    trains = np.minimum(ranges.ends, lengths[row]) > np.maximum(ranges.starts, 1)
+    has_trained = np.zeros(len(lengths), dtype=np.bool_)
+    has_trained[row[trains]] = True
+    has_label = tokenized["label"].is_valid().to_numpy(zero_copy_only=False)
+    untrained = ~has_trained & ~(has_label & (ranges.counts() == 0))
+    reasons[untrained & (reasons == _KEPT)] = _NOTHING_TRAINED
+    kept = np.flatnonzero(reasons == _KEPT).astype(np.int32)
+    return Admitted(kept, lengths[kept], reasons, num_tokens)

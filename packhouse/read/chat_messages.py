@@ -1,0 +1,371 @@
+"""Messages in the forms that files write them in -> turns of a conversation.
+
+Tool calls and tool definitions become JSON text in one form: compact, keys in the file's order
+(templates print them in that order), call arguments as objects where the file wrote these, or text
+in the usual form (`{"a": 1}`), else as text, bare definitions (`{"name": ..., "parameters": ...}`)
+in OpenAI's wrapping.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from packhouse.read.message_weights import (
+    SPANS,
+    WEIGHTS,
+    Pieces,
+    read_weight,
+    weigh_message,
+)
+from packhouse.read.strict import hidden_fault, parse_text
+from packhouse.system.plugins import BadRowError
+
+_Text = str | None
+Turn = tuple[str, str, _Text, _Text, _Text, _Text, _Text, float | None, _Text]
+"""The fields of `tables.MESSAGE`: role, content, context, reasoning, tool_calls, tool_call_id,
+name, weight, part_weights."""
+
+
+def text_turn(role: str, content: str, context: str | None = None) -> Turn:
+    """Return a turn of text alone."""
+    return role, content, context, None, None, None, None, None, None
+
+
+# Role in the file -> role. Any other name is kept, and the rules then refuse the conversation.
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "prompter": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "function_call": "assistant",
+    "tool_call": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+    "function": "tool",
+    "tool_response": "tool",
+}
+SPEAKERS = frozenset(_ROLES)
+"""Names of speakers whose role is known."""
+
+_CALL_ROLES = ("function_call", "tool_call")
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_READ = {"tool_calls", "function_call", "tool_call_id", "name", *_REASONING, *WEIGHTS, *SPANS}
+_READ_BY_SPEAKER = {
+    "role": _READ | {"role", "content"},
+    "from": _READ | {"from", "value"},
+}
+_EMPTY: tuple[object, ...] = (None, "", [], {})
+
+
+class Conversation(NamedTuple):
+    """One conversation of a row."""
+
+    turns: list[Turn]
+    tools: str | None = None
+    """Canonical JSON text."""
+    label: int | None = None
+    unread_fields: frozenset[str] = frozenset()
+    """Fields of messages that hold something and that nobody reads."""
+    num_unanswered: int = 0
+    """Questions of the row that have no answer, and so no conversation."""
+
+
+def read_messages(messages: object, tools: object, system: str | None) -> Conversation:
+    """Read a list of messages, or JSON text that holds one.
+
+    Args:
+        messages: what the row has in its field of messages.
+        tools: tool definitions: a list, its JSON text, or nothing.
+        system: system prompt that stands beside the messages.
+
+    Raises:
+        BadRowError: they are no messages; says which one and why.
+    """
+    if isinstance(messages, str):
+        if messages.lstrip()[:1] != "[":
+            raise BadRowError("type", "the messages are text, and no JSON list")
+        messages, bad = parse_text(messages)
+        if bad is not None:
+            raise BadRowError(bad[0], f"the messages, given as JSON text: {bad[1]}")
+    if not isinstance(messages, list):
+        raise BadRowError("type", f"the messages are {kind_of(messages)}, not a list")
+    turns = [_read_message(message, number) for number, message in enumerate(messages)]
+    if system and not (turns and turns[0][:2] == ("system", system)):
+        turns.insert(0, text_turn("system", system))
+    unread: frozenset[str] = frozenset()
+    for message in messages:
+        if len(message) > 2:
+            known = _READ_BY_SPEAKER["role" if "role" in message else "from"]
+            unread |= {n for n in message if n not in known and message[n] not in _EMPTY}
+    return Conversation(turns, read_tools(tools), None, unread)
+
+
+def rename_messages(
+    messages: object, speaker: str, fields: Mapping[str, str], roles: Mapping[str, str]
+) -> object:
+    """Return messages with the keys and roles that `read_messages` knows.
+
+    Args:
+        messages: a list of messages, or its JSON text; anything else is returned as it is.
+        speaker: `role` or `from`, the form in which they are returned.
+        fields: theirs for `role` and `content`, where they differ.
+        roles: role of each speaker that goes by another name.
+
+    Example:
+        >>> message = {"speaker": "Agent", "text": "Hi"}
+        >>> fields = {"role": "speaker", "content": "text"}
+        >>> rename_messages([message], "role", fields, {"Agent": "assistant"})
+        [{'role': 'assistant', 'content': 'Hi'}]
+
+    A key that a message has under our name as well gives way to the one that `fields` names.
+    """
+    if isinstance(messages, str):
+        messages, _ = parse_text(messages)
+    if not isinstance(messages, list):
+        return messages
+    content = "content" if speaker == "role" else "value"
+    ours = {fields.get("role", speaker): speaker, fields.get("content", content): content}
+    renamed: list[object] = []
+    for message in messages:
+        if isinstance(message, dict):
+            named = {ours[key]: value for key, value in message.items() if key in ours}
+            message = {k: v for k, v in message.items() if k not in ours} | named
+            if isinstance(role := message.get(speaker), str):
+                message[speaker] = roles.get(role, role)
+        renamed.append(message)
+    return renamed
+
+
+def speaker_key(messages: object) -> str | None:
+    """Return the key by which a list of messages names who speaks, None if there is none.
+
+    Example:
+        >>> speaker_key([{"from": "human", "value": "Hi"}])
+        'from'
+    """
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, dict):
+            for key in ("role", "from"):
+                if key in message:
+                    return key
+    return None
+
+
+def kind_of(value: object) -> str:
+    """Return what a value is, in words: `a list`."""
+    kinds = {
+        type(None): "null",
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "text",
+        list: "a list",
+        dict: "an object",
+    }
+    return kinds.get(type(value), type(value).__name__)
+
+
+def _read_message(message: object, number: int) -> Turn:
+    if not isinstance(message, dict):
+        raise BadRowError("type", f"message {number} is {kind_of(message)}, not an object")
+    if "role" in message:
+        raw_role, value = message["role"], message.get("content")
+    elif "from" in message:
+        raw_role, value = message["from"], message.get("value")
+    else:
+        raise BadRowError("fields", f"message {number} has neither 'role' nor 'from'")
+    if type(raw_role) is not str:
+        raise BadRowError("type", f"message {number}: role is {kind_of(raw_role)}, not text")
+    role = _ROLES.get(raw_role, raw_role)
+    # The common case first: text, and nothing but role and content.
+    if type(value) is str and len(message) == 2 and raw_role not in _CALL_ROLES:
+        return role, value, None, None, None, None, None, None, None
+    calls: list[object] = []
+    if message.get("tool_calls") is not None and message["tool_calls"] != []:
+        calls += _read_calls(message["tool_calls"], number)
+    if message.get("function_call"):  # OpenAI's older form: one call, no list
+        calls += _read_calls(message["function_call"], number)
+    if raw_role in _CALL_ROLES:
+        calls, value = _read_calls(value, number), ""
+    said, thought, calls = _read_content(value, calls, number)
+    fields = [_read_reasoning(message, name, number) for name in _REASONING]
+    thought = next(filter(None, fields), thought)
+    content = "".join(text for text, _ in said)
+    reasoning = "".join(text for text, _ in thought)
+    is_text = not calls and not isinstance(value, list)
+    weight, part_weights = weigh_message(
+        message, role, said, thought, is_text=is_text, number=number
+    )
+    return (
+        role,
+        content,
+        None,
+        reasoning or None,
+        orjson.dumps(calls).decode() if calls else None,
+        _optional_text(message, "tool_call_id", number),
+        _optional_text(message, "name", number),
+        weight,
+        part_weights,
+    )
+
+
+def _read_content(
+    value: object, calls: list[object], number: int
+) -> tuple[Pieces, Pieces, list[object]]:
+    """Return text, reasoning and tool calls: `calls`, and those among the content's parts."""
+    if type(value) is str:
+        return [(value, None)], [], calls
+    if value is None and calls:
+        return [], [], calls
+    if not isinstance(value, list):
+        what = "null without tool calls" if value is None else f"{kind_of(value)}, not text"
+        raise BadRowError("type", f"message {number}: content is {what}")
+    pieces: dict[str, Pieces] = {"text": [], "reasoning": []}
+    calls = list(calls)
+    for part in value:
+        kind, text = _read_part(part, number)
+        weight = read_weight(part, number)
+        if kind != "tool_call":
+            pieces[kind].append((text, weight))
+        elif weight is None:
+            calls += _read_calls(text, number)
+        else:
+            raise BadRowError("type", f"message {number}: a part that is no text has a weight")
+    return pieces["text"], pieces["reasoning"], calls
+
+
+def _read_reasoning(message: dict[str, Any], name: str, number: int) -> Pieces:
+    """Return reasoning that stands beside the content, as text or in parts."""
+    value = message.get(name)
+    if not isinstance(value, list):
+        text = _optional_text(message, name, number)
+        return [(text, None)] if text else []
+    said, thought, calls = _read_content(value, [], number)
+    if calls or (said and thought):
+        raise BadRowError("type", f"message {number}: a part of {name} is no text")
+    return said or thought
+
+
+_PART_KINDS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "reasoning": "reasoning",
+    "thinking": "reasoning",
+    "tool_call": "tool_call",
+}
+
+
+def _read_part(part: object, number: int) -> tuple[str, Any]:
+    """Return the kind of a content part, and its text or its tool call."""
+    if type(part) is str:
+        return "text", part
+    if not isinstance(part, dict):
+        what = kind_of(part)
+        raise BadRowError("type", f"message {number}: a content part is {what}, not an object")
+    part_type = part.get("type", "text")
+    kind = _PART_KINDS.get(str(part_type))
+    if kind is None:
+        what = str(part_type)[:40]
+        reason = "media" if re.search("image|audio|video|file", what) else "type"
+        raise BadRowError(reason, f"message {number}: content part of type {what!r}, not text")
+    keys = ("text", "value", "content", part_type)
+    value = next((part[key] for key in keys if isinstance(key, str) and key in part), None)
+    if kind != "tool_call" and type(value) is not str:
+        what = kind_of(value)
+        raise BadRowError("type", f"message {number}: a text part holds {what}, not text")
+    return kind, value
+
+
+def _read_calls(value: object, number: int) -> list[object]:
+    """Return calls in OpenAI's form, from JSON text, one call or a list, in any known form."""
+    if isinstance(value, str):
+        value = parse_field(value, f"message {number}: the tool call")
+    calls: list[object] = []
+    for call in value if isinstance(value, list) else [value]:
+        call = call if isinstance(call, dict) else {}
+        function = call.get("function", call)
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise BadRowError("tool_calls", f"message {number}: a tool call names no function")
+        arguments = function.get("arguments", function.get("parameters", {}))
+        what = f"message {number}: the arguments of a tool call"
+        if isinstance(arguments, str):
+            arguments = _read_arguments(arguments, what)
+        elif not isinstance(arguments, dict):
+            raise BadRowError("tool_calls", f"{what} are {kind_of(arguments)}, not an object")
+        call_id = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+        named = {"name": function["name"], "arguments": arguments}
+        calls.append(call_id | {"type": "function", "function": named})
+    return calls
+
+
+def _read_arguments(text: str, what: str) -> object:
+    """Return an object; a text that is none, or is one written another way, is kept as it is.
+
+    A template that joins texts writes the row's own; others get the object that it says.
+
+    Example:
+        >>> [_read_arguments(text, "") for text in ('{"a": 1}', '{"a":1}', '{"a": ')]
+        [{'a': 1}, '{"a":1}', '{"a": ']
+    """
+    try:
+        value = parse_field(text or "{}", what)
+    except BadRowError as error:
+        if error.reason != "tool_calls":  # JSON, but with a fault such as a key given twice
+            raise
+        return text
+    is_usual = isinstance(value, dict) and json.dumps(value, ensure_ascii=False) == (text or "{}")
+    return value if is_usual else text
+
+
+def read_tools(tools: object) -> str | None:
+    """Return tool definitions in OpenAI's form, which chat templates are written for.
+
+    Example:
+        >>> read_tools([{"name": "add", "parameters": {}}])
+        '[{"type":"function","function":{"name":"add","parameters":{}}}]'
+    """
+    if tools is None or tools in ("", []):
+        return None
+    if isinstance(tools, str):
+        tools = parse_field(tools, "tools", reason="tools")
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise BadRowError("tools", "tools is not a list of objects")
+    definitions = []
+    for tool in tools:
+        if isinstance(tool.get("function"), dict):
+            tool = tool if "type" in tool else {"type": "function", **tool}
+        elif isinstance(tool.get("name"), str):
+            function = {key: value for key, value in tool.items() if key != "type"}
+            tool = {"type": "function", "function": function}
+        definitions.append(tool)
+    return orjson.dumps(definitions).decode() if definitions else None
+
+
+def parse_field(text: str, what: str, reason: str = "tool_calls") -> object:
+    """Parse JSON text of a tool call or of tools, as strictly as a row.
+
+    Raises:
+        BadRowError: `reason` if it is not JSON; else what is wrong, such as `duplicate_key`.
+    """
+    try:
+        value: object = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise BadRowError(reason, f"{what}: not JSON ({error.msg})") from None
+    bad = hidden_fault(text.encode(), value)
+    if bad is not None:
+        raise BadRowError(bad[0], f"{what}: {bad[1]}")
+    return value
+
+
+def _optional_text(message: dict[str, Any], key: str, number: int) -> str | None:
+    value = message.get(key)
+    if not isinstance(value, str | None):
+        raise BadRowError("type", f"message {number}: {key} is {kind_of(value)}, not text")
+    return value or None

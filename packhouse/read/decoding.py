@@ -1,0 +1,334 @@
+"""Decode Parquet, Arrow, XLSX and database files in a child with limits on memory and time.
+
+A page, a dictionary or a run of a few bytes may stand for gigabytes, and what a file says about
+its own sizes may be a lie. So nothing is decoded in the process of a run. A child
+(`packhouse.system.confine`) gets the file's bytes from this process, decodes and checks them, and
+hands over plain batches of a few megabytes. A file that goes over a limit ends in an error that
+names it, and so does one that crashes the decoder.
+
+    56 KB of Parquet, 2,000,000 rows that share one text of 1 MB:
+        1,024 rows do not fit in 1 GiB: the child ends, and the file is refused
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.ipc
+import pyarrow.parquet as pq
+
+from packhouse.errors import SourceError
+from packhouse.read.files import file_errors, open_file
+from packhouse.read.records import WITH_FAULTS
+from packhouse.registry import DECODERS, decoder
+from packhouse.system.confine import stream_confined
+from packhouse.system.confined import at, file_of_parent
+from packhouse.system.wording import first_line
+
+BATCH_BYTES = 8 * 2**20
+"""Decoded bytes of a batch that is handed over, unless one row is larger."""
+
+MAX_ROW_BYTES = 128 * 2**20
+"""Decoded bytes of one row."""
+
+MAX_SHARD_DECODED_BYTES = 4 * 2**30
+"""Decoded bytes of one shard, which is one row group or more."""
+
+MAX_RATIO = 100
+"""Decoded bytes of a shard for each stored byte of its file, as for compressed text..."""
+
+RATIO_FREE_BYTES = 256 * 2**20
+"""... but this many are allowed whatever the size of the file."""
+
+MAX_COLUMNS = 10_000
+"""Columns of a file; a Parquet struct counts as its fields."""
+
+_ROW_BYTES = 256  # of the objects that a row becomes, whatever is in it
+_MAX_DEPTH = 32
+_BATCH_ROWS = 1024
+_NAMES = {"parquet": "Parquet", "arrow": "Arrow", "xlsx": "XLSX"} | {
+    "sqlite": "SQLite",
+    "duckdb": "DuckDB",
+}
+
+
+def decode_head(
+    uri: str, file_format: str, num_rows: int, table: str | None = None
+) -> Iterator[Any]:
+    """Yield a file's facts, then batches of the first rows of its first group that has any.
+
+    At most `num_rows` rows, bad ones among them. The facts are `names` of its columns, and `sizes`,
+    [rows, bytes] of each group. `table` is that of a database.
+
+    Raises:
+        SourceError: the file is damaged, or over a limit, which it names.
+        TransientError: the storage did not answer.
+    """
+    return _decode(uri, partial(_head, uri, file_format, num_rows, table))
+
+
+def decode_rows(
+    uri: str, file_format: str, first: int, end: int, table: str | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows [first, end) of a file in batches of at most `BATCH_BYTES`.
+
+    For the formats `WITH_FAULTS`, the last column says which rows are bad.
+
+    Raises:
+        SourceError: the file is damaged, or over a limit, which it names.
+        TransientError: the storage did not answer.
+    """
+    return _decode(uri, partial(_rows, uri, file_format, first, end, table))
+
+
+def _decode(uri: str, call: Callable[[], Any]) -> Iterator[Any]:
+    with file_errors(uri), open_file(uri) as file:
+        yield from stream_confined(
+            call,
+            what=f"source file '{uri}'",
+            blames=SourceError,
+            remedy="Refused as a decompression bomb; if it is none, write it again with smaller "
+            "row groups and pages, or as JSON Lines",
+            num_bytes=file.seek(0, os.SEEK_END),
+            file=file,
+        )
+
+
+# What follows runs in the child.
+
+
+def _head(uri: str, file_format: str, num_rows: int, table: str | None) -> Iterator[Any]:
+    with _damage(uri, file_format):
+        decoder = _Decoder(uri, file_format, table)
+        sizes = decoder.sizes()
+        names = decoder.schema.names[: -1 if file_format in WITH_FAULTS else None]
+        yield {"names": names, "sizes": sizes}
+        decoder = _Decoder(uri, file_format, table)  # a stream is read once
+        first_rows = next((rows for rows, _ in sizes if rows), 0)
+        for batch in decoder.plain_batches(0, min(num_rows, first_rows)):
+            yield batch.select(range(len(names)))
+
+
+def _rows(
+    uri: str, file_format: str, first: int, end: int, table: str | None
+) -> Iterator[pa.RecordBatch]:
+    with _damage(uri, file_format):
+        decoder = _Decoder(uri, file_format, table)
+        decoder.count(_ROW_BYTES * (end - first))  # before any row of nothing is made
+        decoder.decoded = 0
+        yield from decoder.plain_batches(first, end)
+
+
+@contextmanager
+def _damage(uri: str, file_format: str) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError:
+        raise
+    except (pa.ArrowException, OSError, RecursionError) as damage:
+        what = f"damaged {_NAMES.get(file_format, file_format)}: {first_line(damage, 500)}"
+        raise SourceError(f"source file '{uri}' is {what}", uri=uri) from None
+
+
+class _Decoder:
+    """Reads a file group by group."""
+
+    def __init__(self, uri: str, file_format: str, table: str | None) -> None:
+        self.uri = uri
+        self.is_parquet = file_format == "parquet"
+        self.group = 0
+        self.decoded = 0
+        stored = file_of_parent()
+        ratio_bytes = MAX_RATIO * stored.seek(0, os.SEEK_END)
+        stored.seek(0)
+        if file_format in DECODERS:
+            stored = decoder(file_format)(stored, uri, file_format, table)
+        file = pa.PythonFile(stored, mode="r")
+        self.allowed = min(MAX_SHARD_DECODED_BYTES, max(RATIO_FREE_BYTES, ratio_bytes))
+        self.reader: Any
+        if self.is_parquet:
+            self.reader = pq.ParquetFile(file, pre_buffer=False, buffer_size=2**20)
+            self.schema = self.reader.schema_arrow
+            num_columns = len(self.reader.metadata.schema)
+        else:
+            is_file = file.read(6) == b"ARROW1"
+            file.seek(0)
+            self.reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
+            self.schema = self.reader.schema
+            num_columns = len(self.schema)
+        if num_columns > MAX_COLUMNS:
+            raise self.refusal(
+                f"it has {num_columns:,} columns, over {MAX_COLUMNS:,}; keep those that hold rows"
+            )
+        fields = [field.with_type(self.plain(field.type, field.name)) for field in self.schema]
+        self.plain_schema = pa.schema(fields)
+
+    @property
+    def place(self) -> str:
+        return f"{'row group' if self.is_parquet else 'record batch'} {self.group}"
+
+    def refusal(self, why: str) -> SourceError:
+        return SourceError(f"source file '{self.uri}', {self.place}: {why}", uri=self.uri)
+
+    def plain(self, kind: pa.DataType, column: str, depth: int = 0) -> pa.DataType:
+        """Type in which a value lies once for each row that has it, and in its own bytes."""
+        if depth > _MAX_DEPTH:
+            raise self.refusal(f"column '{column}' nests deeper than {_MAX_DEPTH}")
+
+        def inner(field: pa.Field) -> pa.Field:
+            return field.with_type(self.plain(field.type, column, depth + 1))
+
+        types = pa.types
+        if types.is_dictionary(kind):
+            kind = self.plain(kind.value_type, column, depth + 1)
+            return pa.large_string() if types.is_string(kind) else kind
+        if types.is_string_view(kind):
+            return pa.large_string()
+        if types.is_binary_view(kind):
+            return pa.large_binary()
+        if types.is_struct(kind):
+            return pa.struct([inner(field) for field in kind])
+        if types.is_map(kind):
+            return pa.map_(inner(kind.key_field), inner(kind.item_field))
+        if types.is_list(kind):
+            return pa.list_(inner(kind.value_field))
+        if types.is_large_list(kind):
+            return pa.large_list(inner(kind.value_field))
+        if types.is_fixed_size_list(kind):
+            return pa.list_(inner(kind.value_field), kind.list_size)
+        storage = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+        if storage != kind and self.plain(storage, column, depth + 1) == storage:
+            return kind
+        if storage != kind or types.is_nested(kind) or types.is_run_end_encoded(kind):
+            raise self.refusal(
+                f"column '{column}' has type {str(kind)[:60]}, which is not read; write it as "
+                "plain values, lists or structs"
+            )
+        return kind
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """(rows, uncompressed bytes) of each group."""
+        if self.is_parquet:
+            meta = self.reader.metadata
+            groups = (meta.row_group(i) for i in range(meta.num_row_groups))
+            return [(group.num_rows, group.total_byte_size) for group in groups]
+        return [(batch.num_rows, batch.nbytes) for batch in self.groups()]
+
+    def groups(self) -> Iterator[pa.RecordBatch]:
+        """Record batches of an Arrow file, one by one."""
+        is_stream = isinstance(self.reader, pa.ipc.RecordBatchStreamReader)
+        self.group = 0
+        with suppress(StopIteration):
+            while is_stream or self.group < self.reader.num_record_batches:
+                number = self.group
+                at(self.place)
+                batch = (
+                    self.reader.read_next_batch() if is_stream else self.reader.get_batch(number)
+                )
+                self.check(batch)
+                yield batch
+                self.group += 1
+
+    def check(self, batch: pa.RecordBatch, first: int = 0) -> None:
+        """Refuse a damaged batch; says which text is none. `first`: its first row in the group."""
+        try:
+            batch.validate(full=True)
+        except pa.ArrowInvalid:
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                if column.type not in (pa.string(), pa.large_string()):
+                    continue
+                is_large = column.type == pa.large_string()
+                values = column.view(pa.large_binary() if is_large else pa.binary())
+                values.validate(full=True)  # its offsets
+                for row, value in enumerate(values.to_pylist(), first):
+                    try:
+                        (value or b"").decode()
+                    except UnicodeDecodeError as error:
+                        raise self.refusal(
+                            f"row {row:,} of it, column '{name}': byte 0x{value[error.start]:02x} "
+                            "is not UTF-8; convert the column, or take the row out"
+                        ) from None
+            raise
+
+    def batches(self, first: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Rows [first, end), as they are encoded."""
+        position = 0
+        if not self.is_parquet:
+            for batch in self.groups():
+                if position >= end:
+                    return
+                start = max(first - position, 0)
+                stop = min(end - position, batch.num_rows)
+                for row in range(start, stop, _BATCH_ROWS):
+                    yield batch.slice(row, min(_BATCH_ROWS, stop - row))
+                position += batch.num_rows
+            return
+        for number, (num_rows, size) in enumerate(self.sizes()):
+            self.group = number
+            if first < position + num_rows and position < end:
+                at_once = BATCH_BYTES * num_rows // max(size, 1)  # 1,000 rows of 80 MB: 104
+                row = position
+                at(self.place)
+                for batch in self.reader.iter_batches(
+                    min(max(at_once, 1), _BATCH_ROWS), row_groups=[number], use_threads=False
+                ):
+                    self.check(batch, row - position)
+                    start, stop = max(first - row, 0), min(end - row, batch.num_rows)
+                    if start < stop:
+                        yield batch.slice(start, stop - start)
+                    row += batch.num_rows
+                    if row >= end:
+                        break
+            position += num_rows
+
+    def plain_batches(self, first: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Rows [first, end) in batches of at most `BATCH_BYTES`, as plain values."""
+        for raw in self.batches(first, end):
+            yield from self.small(raw.cast(self.plain_schema))
+
+    def small(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Cut a plain batch until its parts are small; count them."""
+        # 1,024 rows of 30 MB -> two of 15 MB -> four of 7.5 MB.
+        size = _ROW_BYTES * batch.num_rows + sum(map(_decoded_bytes, batch.columns))
+        if size > BATCH_BYTES and batch.num_rows > 1:
+            half = batch.num_rows // 2
+            yield from self.small(batch.slice(0, half))
+            yield from self.small(batch.slice(half))
+            return
+        if size > MAX_ROW_BYTES:
+            raise self.refusal(f"a row has {size:,} decoded bytes, over {MAX_ROW_BYTES:,}")
+        self.count(size)
+        yield batch
+
+    def count(self, size: int) -> None:
+        """Refuse the file when what was read of it comes to too much."""
+        self.decoded += size
+        if self.decoded > self.allowed:
+            raise self.refusal(
+                f"rows read together have over {self.allowed:,} decoded bytes (the limit is "
+                f"{MAX_RATIO} for each stored byte, and at most {MAX_SHARD_DECODED_BYTES:,}): "
+                "refused as a decompression bomb; if it is none, write it with smaller row groups, "
+                "or as JSON Lines"
+            )
+
+
+def _decoded_bytes(array: pa.Array) -> int:
+    """Bytes of the values of a plain array, 8 for each value beside those of its text."""
+    size: int = 8 * len(array)
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return size + _decoded_bytes(array.storage)
+    if pa.types.is_map(kind):
+        entries = pa.list_(pa.struct([kind.key_field, kind.item_field]))
+        return size + _decoded_bytes(array.cast(entries))
+    if pa.types.is_struct(kind):
+        return size + sum(map(_decoded_bytes, array.flatten()))
+    if pa.types.is_nested(kind):
+        return size + _decoded_bytes(array.flatten())
+    if kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
+        return size + (pc.sum(pc.binary_length(array)).as_py() or 0)
+    return max(size, len(array) * kind.byte_width if pa.types.is_fixed_size_binary(kind) else 0)

@@ -1,0 +1,316 @@
+"""Read CSV and TSV: quotes as spreadsheets write them, every record as wide as the header.
+
+A field that starts with a quote runs to the next quote that is not doubled; newlines in it are
+text. In TSV, where many writers quote nothing, a line whose quotes make no sense but whose tabs
+fit is taken literally. A record of another width, a quote that is closed before its field ends,
+control characters or bytes that are not UTF-8 make that record bad, not the file.
+"""
+
+import csv
+import io
+import re
+from collections import Counter
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from packhouse.errors import SourceError
+from packhouse.read.base_format import MESSAGE_FIELDS
+from packhouse.read.decoding import MAX_COLUMNS
+from packhouse.read.json_lines import filled_lines
+from packhouse.read.records import MAX_BAD_ROWS, Failure, Ints, Records, Rows, too_long
+from packhouse.read.text_files import Parsing, TextFile
+
+MAX_RECORDS = 2**22
+"""Records of a shard: each takes 600 bytes of memory, and in `1\\n2\\n...` two of the file."""
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+_QUOTE, _NEWLINE, _RETURN = b'"\n\r'
+csv.field_size_limit(2**29)
+
+
+class CommaFile(TextFile):
+    """CSV: records end at newlines outside quotes; the first one names the columns."""
+
+    delimiter: ClassVar[str] = ","
+
+    def begin(self, *, at_end: bool) -> bool:
+        """Take the header."""
+        head = bytes(self.buffer)
+        ends = record_ends(head, self.delimiter, is_whole=at_end)
+        if not len(ends) and not at_end:
+            self.check_record_size()
+            return False
+        end = int(ends[0]) if len(ends) else len(head)
+        self.header = self._read_header(head[:end])
+        self.skip(end)
+        return True
+
+    def boundary(self, data: bytearray) -> int | None:
+        """Last end of a record within a shard's size, or the first behind it."""
+        if b'"' not in data and (end := data.rfind(b"\n", 0, self.max_shard_bytes) + 1):
+            return end
+        ends = record_ends(data[: self.max_shard_bytes], self.delimiter)
+        if not len(ends):
+            ends = record_ends(data, self.delimiter)
+        within = ends[ends <= self.max_shard_bytes]
+        if len(within):
+            return int(within[-1])
+        return int(ends[0]) if len(ends) else None
+
+    def count(self, size: int, *, is_last: bool) -> int | None:
+        """Records that are not blank lines.
+
+        Raises:
+            SourceError: more than a worker has memory for.
+        """
+        num_records = len(record_spans(self.buffer[:size], self.delimiter))
+        if num_records > MAX_RECORDS:
+            raise SourceError(
+                f"source file '{self.uri}': {size:,} bytes of it are {num_records:,} records, over "
+                f"{MAX_RECORDS:,} in a shard; is it the right file, and is its file_format right? "
+                "If so, lower shard_mb"
+            )
+        return num_records
+
+    def sample(self, head: bytes) -> list[object]:
+        """A row of the header's names, and the first rows if they may hold messages."""
+        if self.header is None:
+            return []
+        rows: list[object] = [dict.fromkeys(self.header, "")]
+        if not MESSAGE_FIELDS.isdisjoint(self.header):  # the texts tell who speaks by which key
+            rows += parse_delimited(head, self.header, self.delimiter, len(head) + 1).rows[1:]
+        return rows
+
+    @classmethod
+    def parse(cls, data: bytes, how: Parsing) -> Records:
+        """Parse all records."""
+        return parse_delimited(data, how.header, cls.delimiter, how.max_row_bytes)
+
+    def _read_header(self, line: bytes) -> tuple[str, ...] | None:
+        if not line.strip():
+            return None
+        try:
+            text = line.decode("utf-8").rstrip("\r\n")
+            names = next(csv.reader([text], delimiter=self.delimiter))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise SourceError(f"source file '{self.uri}': header cannot be read: {error}") from None
+        if len(names) > MAX_COLUMNS:
+            raise SourceError(
+                f"source file '{self.uri}' has {len(names):,} columns, over {MAX_COLUMNS:,}; keep "
+                "those that hold rows"
+            )
+        twice = sorted(name for name, times in Counter(names).items() if times > 1)
+        if twice:
+            raise SourceError(f"source file '{self.uri}': column {twice[0]!r} is named twice")
+        return tuple(names)
+
+
+class SemicolonFile(CommaFile):
+    """CSV as spreadsheets write it where the comma divides whole numbers from their decimals."""
+
+    delimiter = ";"
+
+
+class TabFile(CommaFile):
+    """TSV."""
+
+    delimiter = "\t"
+
+
+def parse_delimited(
+    data: bytes, header: tuple[str, ...], delimiter: str, max_row_bytes: int
+) -> Records:
+    r"""Parse records into dicts keyed by `header`; all values are text.
+
+    Example:
+        >>> parse_delimited(b'1,"a ""b"" c"\r\n2\r\n', ("label", "text"), ",", 2**20).rows
+        [{'label': '1', 'text': 'a "b" c'}]
+    """
+    spans = record_spans(data, delimiter)
+    records = Records(Rows(), np.arange(len(spans)), len(spans), spans=lambda: spans)
+    num_lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
+    if num_lines > len(spans):  # blank lines, or line ends between quotes
+        inside = sum(data.count(b"\n", start, end) for start, end in spans.tolist())
+        num_blank = num_lines - inside - len(spans)
+        if num_blank:
+            records.notes["blank_lines"] = num_blank
+    values = _parse_all(data, spans, len(header), delimiter)
+    widest = int((spans[:, 1] - spans[:, 0]).max(initial=0))
+    if values is None or len(values) != len(spans) or widest > max_row_bytes:
+        values, numbers = [], []
+        for number, (start, end) in enumerate(spans.tolist()):
+            if len(records.failures) > MAX_BAD_ROWS:  # for which the reader refuses the shard
+                break
+            piece = data[start:end]
+            if len(piece) > max_row_bytes:
+                records.failures.append(too_long(number, piece, max_row_bytes))
+                continue
+            parsed = _parse_record(piece, len(header), delimiter)
+            if isinstance(parsed, list):
+                values.append(parsed)
+                numbers.append(number)
+            else:
+                records.failures.append(Failure(number, *parsed))
+        records.numbers = np.array(numbers, np.int64)
+    records.rows = Rows(dict(zip(header, row, strict=True)) for row in values)
+    return records
+
+
+def _parse_all(data: bytes, spans: Ints, width: int, delimiter: str) -> list[list[str]] | None:
+    """Every record at once; None where any is bad."""
+    if len(spans) < data.count(b"\n"):  # leave blank lines out
+        data = b"\n".join(data[start:end] for start, end in spans.tolist())
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    if _CONTROL.search(text) or "\r" in text.replace("\r\n", ""):
+        return None
+    try:
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        rows = [row for row in reader if row]
+    except csv.Error:
+        return None
+    return rows if set(map(len, rows)) <= {width} else None
+
+
+def _parse_record(piece: bytes, width: int, delimiter: str) -> list[str] | tuple[str, str]:
+    try:
+        text = piece.decode("utf-8")
+    except UnicodeDecodeError as bad:
+        byte = piece[bad.start]
+        return "encoding", f"byte 0x{byte:02x} at offset {bad.start} of the row is not UTF-8"
+    if found := _CONTROL.search(text):
+        return "control", f"a raw control character 0x{ord(found[0]):02x} in the row"
+    try:
+        rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        if delimiter == "\t" and text.count("\t") == width - 1 and "\n" not in text:
+            return text.split("\t")  # in TSV without quoting a quote is a letter
+        return "csv", f"not a record: {error}"
+    if len(rows) != 1:
+        return "csv", "not one record: a bare carriage return or an open quote"
+    if len(rows[0]) != width:
+        return "fields", f"{len(rows[0])} fields where the header has {width}"
+    return rows[0]
+
+
+def record_spans(data: bytes | bytearray, delimiter: str) -> Ints:
+    r"""Start and end of each record, line end excluded, blank lines left out.
+
+    Example:
+        >>> record_spans(b'a,b\r\n\n"c\nd",e', ",").tolist()
+        [[0, 3], [6, 13]]
+    """
+    array = np.frombuffer(data, np.uint8)
+    lines = filled_lines(array)
+    if b'"' in data:
+        ends = record_ends(data, delimiter, is_whole=True, blank=False)
+        if not len(ends) or ends[-1] <= lines[-1:, 0].max(initial=-1):
+            ends = np.append(ends, lines[-1:, 1])  # behind the last record there is no newline
+        # A record of several lines begins where its first line does and ends where its last does:
+        # lines [0, 2] [3, 5] [6, 8] with ends 3 and 9 -> records [0, 2] and [3, 8].
+        first = np.searchsorted(lines[:, 0], np.concatenate([[0], ends[:-1]]))
+        spans = np.stack([lines[first, 0], ends - (array[ends - 1] == 0x0A)], axis=1)
+    else:
+        spans = lines
+    spans[:, 1] -= array[spans[:, 1] - 1] == 0x0D
+    return spans[spans[:, 1] > spans[:, 0]]
+
+
+def record_ends(
+    data: bytes | bytearray | memoryview,
+    delimiter: str,
+    *,
+    is_whole: bool = False,
+    blank: bool = True,
+) -> Ints:
+    r"""Offsets just after the newline that ends each complete record of CSV or TSV.
+
+    A quote that begins a field opens it up to the next quote that is not doubled, if the field ends
+    there; newlines between belong to the field. Quotes elsewhere are text (`5" disk`).
+
+    Args:
+        data: bytes from the start of a record.
+        delimiter: one ASCII character.
+        is_whole: nothing follows `data`, so a field still open at its end never closes; its record
+            then ends with its line.
+        blank: whether empty lines count as records.
+
+    Example:
+        >>> record_ends(b'a,"b\nc"\n5" d,e\n"f\ng', ",").tolist()
+        [8, 15]
+        >>> record_ends(b'a,"b\nc"\n5" d,e\n"f\ng', ",", is_whole=True).tolist()
+        [8, 15, 18]
+    """
+    array = np.frombuffer(data, np.uint8)
+    is_end = array == _NEWLINE
+    if not blank:
+        is_end[1:] &= array[:-1] != _NEWLINE
+        is_end[:1] = False
+    newlines = np.flatnonzero(is_end)
+    quotes = np.flatnonzero(array == _QUOTE)
+    if not len(quotes):
+        return newlines + 1
+    if _are_paired(array, quotes, ord(delimiter)):
+        is_outside = np.searchsorted(quotes, newlines) % 2 == 0
+        return np.asarray(newlines[is_outside] + 1, np.int64)
+    fields = _quoted_fields(array, quotes, newlines, ord(delimiter), is_whole)
+    starts, ends = np.array(fields, np.int64).reshape(-1, 2).T
+    last = np.searchsorted(starts, newlines) - 1
+    inside = (last >= 0) & (newlines < ends[np.maximum(last, 0)]) if len(starts) else False
+    return newlines[~(inside | np.zeros(len(newlines), np.bool_))] + 1
+
+
+def _are_paired(array: npt.NDArray[np.uint8], quotes: Ints, delimiter: int) -> bool:
+    """Return True if quotes simply open and close by turns.
+
+    Each that opens begins a field or is the second of a double. A double inside a field closes and
+    opens again, which comes to the same.
+    """
+    if len(quotes) % 2:
+        return False
+    # `a,"b ""c"" d",e` has quotes at 2 5 6 8 9 12: opening 2 6 9, closing 5 8 12. 6 and 9 stand
+    # behind a closing one, so 5 6 and 8 9 are doubles.
+    opening, closing = quotes[::2], quotes[1::2]
+    before = array[np.maximum(opening - 1, 0)]
+    begins = (opening == 0) | (before == delimiter) | (before == _NEWLINE)
+    doubles = np.concatenate([[False], opening[1:] == closing[:-1] + 1])
+    behind = array[np.minimum(closing + 1, len(array) - 1)]
+    ends = (behind == delimiter) | (behind == _NEWLINE) | (behind == _RETURN)
+    ends |= np.concatenate([doubles[1:], [False]])
+    ends[-1:] |= closing[-1:] == len(array) - 1
+    return bool((begins | doubles).all() and ends.all())
+
+
+def _quoted_fields(
+    array: npt.NDArray[np.uint8], quotes: Ints, newlines: Ints, delimiter: int, is_whole: bool
+) -> list[tuple[int, int]]:
+    """Offsets of the opening and closing quote of each quoted field, one after the other."""
+    places = quotes.tolist()
+    before = array[np.maximum(quotes - 1, 0)]
+    begins = (quotes == 0) | (before == delimiter) | (before == _NEWLINE)
+    can_open = begins.tolist()
+    closers = (delimiter, _NEWLINE, _RETURN)
+    fields: list[tuple[int, int]] = []
+    at = 0
+    while at < len(places):
+        if not can_open[at]:
+            at += 1
+            continue
+        closing = at + 1
+        while closing + 1 < len(places) and places[closing + 1] == places[closing] + 1:
+            closing += 2
+        behind = places[closing] + 1 if closing < len(places) else len(array) + 1
+        if behind >= len(array) and not is_whole:  # what follows decides
+            return [*fields, (places[at], len(array))]
+        if behind == len(array) or (behind < len(array) and array[behind] in closers):
+            fields.append((places[at], places[closing]))
+            at = closing + 1
+        else:  # never closed, or text behind the closing quote: go on behind its line
+            line_end = int(np.searchsorted(newlines, places[at]))
+            stop = newlines[line_end] if line_end < len(newlines) else len(array)
+            at = int(np.searchsorted(quotes, stop))
+    return fields

@@ -1,0 +1,469 @@
+"""Read JSON arrays: one row for each element of the file's array.
+
+A parser says what a text means but not where its parts lie, and a file larger than memory must be
+cut before it is parsed. So commas between elements are found in two ways:
+
+- By structure: `json_structure.split_elements`. Broken input stays local where it can.
+- By parsing, in less than half the time (`leading_blocks`): where an array may be cut is guessed
+  and then proven. A piece that parses, put between brackets, is a list of whole elements, and such
+  lists, if none is empty, joined by commas are the list of all their elements, for JSON can be read
+  in one way only.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from packhouse.errors import SourceError
+from packhouse.read.records import Ints, Records, Rows, check_parsed, gc_paused, parse_pieces
+from packhouse.read.text_files import (
+    SAMPLE_ROWS,
+    NotInBlocksError,
+    Parsing,
+    TextFile,
+    parse_sample,
+)
+
+# Find where the elements of a JSON array lie, in one pass over its bytes with numpy.
+#
+# Quotes that are not escaped divide text from syntax, brackets outside text give the depth, and
+# commas at depth 0 divide elements (the idea of simdjson, Langdale and Lemire 2019). About 300
+# MB/s. Broken input stays local where it can: no JSON string may hold a raw newline, so a string
+# left open ends at the end of its line.
+
+
+_QUOTE, _BACKSLASH, _COMMA, _NEWLINE = b'"\\,\n'
+_SPLIT_BYTES = 2**18
+
+
+class Elements(NamedTuple):
+    """Places in the inside of a JSON array (the bytes after its `[`)."""
+
+    commas: Ints
+    """Offsets of the commas between its elements, rising."""
+    end: int | None
+    """Offset of the `]` that closes the array, if it is there."""
+
+
+def split_elements(data: bytes | bytearray | memoryview) -> Elements:
+    r"""Find the commas between the elements of an array, and its end.
+
+    Args:
+        data: bytes after the array's `[`, from the start of an element.
+
+    Returns:
+        Offsets into `data`. After the closing bracket nothing is looked at.
+
+    Example:
+        >>> split_elements(b'{"a": "x,]\\""}, [1, 2], 3] tail')
+        Elements(commas=array([14, 22]), end=25)
+    """
+    state = _State()
+    commas: list[Ints] = []
+    array = np.frombuffer(data, np.uint8)
+    for start in range(0, len(array), _SPLIT_BYTES):
+        found, end = _split_block(array[start : start + _SPLIT_BYTES], state)
+        commas.append(found + start)
+        if end is not None:
+            return Elements(np.concatenate(commas), start + end)
+    return Elements(np.concatenate(commas) if commas else np.zeros(0, np.int64), None)
+
+
+@dataclass(slots=True)
+class _State:
+    """What a block hands on to the next."""
+
+    depth: int = 0
+    in_text: bool = False
+    escapes_next: bool = False
+
+
+def _split_block(block: npt.NDArray[np.uint8], state: _State) -> tuple[Ints, int | None]:
+    quotes = _unescaped_quotes(block, state)
+    folded = block | 0x20  # [ ] become { }
+    opens_or_closes = (folded == 0x7B) | (folded == 0x7D)
+    places = np.flatnonzero(opens_or_closes | (block == _COMMA))
+    places = places[~_in_text(places, quotes, block, state)]
+    # `{"a": 1}, [2], 3` has { } , [ ] , at 0 7 8 10 12 13: depth 1 0 0 1 0 0 behind each, so the
+    # commas at 8 and 13 stand between elements.
+    kinds = folded[places]
+    steps = (kinds == 0x7B).astype(np.int64) - (kinds == 0x7D)
+    depth = state.depth + np.cumsum(steps)
+    state.depth = int(depth[-1]) if len(depth) else state.depth
+    closings = np.flatnonzero(depth < 0)
+    end = int(places[closings[0]]) if len(closings) else None
+    is_comma = (block[places] == _COMMA) & (depth == 0)
+    if end is not None:
+        is_comma &= places < end
+    return places[is_comma].astype(np.int64), end
+
+
+def _unescaped_quotes(block: npt.NDArray[np.uint8], state: _State) -> Ints:
+    """Offsets of the quotes that begin or end a text."""
+    quotes = np.flatnonzero(block == _QUOTE)
+    slashes = np.flatnonzero(block == _BACKSLASH)
+    escaped_first = state.escapes_next
+    state.escapes_next = False
+    if escaped_first:
+        if len(slashes) and slashes[0] == 0:
+            slashes = slashes[1:]
+        elif len(quotes) and quotes[0] == 0:
+            quotes = quotes[1:]
+    if not len(slashes):
+        return quotes
+    # A character is escaped when an odd number of backslashes runs up to it: `"a\"b\\"` has them at
+    # 2 | 5 6, whose runs begin at 0 1 1; 2 and 5 are the first of theirs, so they escape what
+    # follows: the quote at 3, and the backslash at 6. The quotes at 0 and 7 are left.
+    new_run = np.concatenate([[True], np.diff(slashes) != 1])
+    run_starts = np.maximum.accumulate(np.where(new_run, np.arange(len(slashes)), 0))
+    is_odd = (np.arange(len(slashes)) - run_starts) % 2 == 0
+    escaping = slashes[is_odd]
+    state.escapes_next = bool(len(escaping)) and int(escaping[-1]) == len(block) - 1
+    preceded = np.searchsorted(escaping, quotes - 1)
+    preceded[preceded == len(escaping)] = 0
+    if not len(escaping):
+        return quotes
+    plain: Ints = quotes[escaping[preceded] != quotes - 1]
+    return plain
+
+
+def _in_text(
+    places: Ints, quotes: Ints, block: npt.NDArray[np.uint8], state: _State
+) -> npt.NDArray[np.bool_]:
+    # Quotes before each place: an odd number of them, and it lies in a text. In `"a": "b,c", "d`
+    # there are 3 before the comma at 7, and 4 before the one at 10.
+    before = np.searchsorted(quotes, places) + state.in_text
+    newlines = np.flatnonzero(block == _NEWLINE)
+    at_line_start = np.searchsorted(quotes, newlines) + state.in_text
+    if (at_line_start % 2).any():  # a text open at the end of its line: count from line starts
+        starts = np.concatenate([[0], at_line_start])
+        before = before - starts[np.searchsorted(newlines, places)]
+        state.in_text = bool((len(quotes) + state.in_text - at_line_start[-1]) % 2)
+    else:
+        state.in_text = bool((len(quotes) + state.in_text) % 2)
+    inside: npt.NDArray[np.bool_] = before % 2 == 1
+    return inside
+
+
+BLOCK_BYTES = 2**21
+"""Bytes of a block to parse, unless an element is longer: see `json_lines.BLOCK_BYTES`."""
+
+COUNT_BLOCK_BYTES = 2**19
+"""Bytes of a block that is parsed to be counted only."""
+
+_FIRST_BYTES = 2**16
+_KEY_BYTES = 12
+
+
+class ArrayFile(TextFile):
+    """A JSON array: records end at the commas of its first level."""
+
+    counted: tuple[int, int] | None = None
+    """Size of the shard that was parsed to find its end, and its elements."""
+
+    def begin(self, *, at_end: bool) -> bool:
+        """Skip the opening bracket, and what stands before the list of an object's field."""
+        if self.rows_at is not None:
+            start = find_list(bytes(self.buffer[:_FIRST_BYTES]), self.rows_at)
+            if start is None and (at_end or len(self.buffer) >= _FIRST_BYTES):
+                raise SourceError(
+                    f"source file '{self.uri}' does not begin as a JSON object with a list in its "
+                    f"field '{self.rows_at}' (looked at {_FIRST_BYTES:,} bytes); correct rows_at",
+                    uri=self.uri,
+                )
+            self.skip(start or 0)
+            self._skip_space()
+            return start is not None
+        space = len(self.buffer) - len(self.buffer.lstrip())
+        if space == len(self.buffer):
+            return at_end
+        assert self.buffer[space] == ord("["), "the file's format was found by this bracket"
+        self.skip(space + 1)
+        self._skip_space()
+        return True
+
+    def boundary(self, data: bytearray) -> int | None:
+        """Last comma within a shard's size, or the first behind it."""
+        self.counted = last_comma(data, self.max_shard_bytes)
+        if self.counted is not None:
+            return self.counted[0]
+        commas = split_elements(data).commas
+        return int(commas[0]) if len(commas) else None
+
+    def count(self, size: int, *, is_last: bool) -> int | None:
+        """Elements: one more than commas. Nothing needs the last shard's count, so it is saved."""
+        if self.counted is not None and self.counted[0] == size:
+            return self.counted[1]
+        data = self.buffer[:size]
+        if not data.strip():
+            return 0
+        return None if is_last else len(split_elements(data).commas) + 1
+
+    def after_cut(self) -> None:
+        """Skip the dividing comma and the space behind it."""
+        self.counted = None
+        if self.buffer[:1] == b",":
+            self.skip(1)
+            self._skip_space()
+
+    def end_of_file(self) -> None:
+        """Drop the closing bracket; what follows it is no row."""
+        tail = self.buffer.rstrip()
+        if self.rows_at is not None:
+            tail = self._without_rest(tail)
+        if tail.endswith(b"]"):  # whether it is the array's own shows when the shard is parsed
+            self.buffer = tail[:-1].rstrip()
+            if self.buffer.endswith(b","):  # `{...},\n]`: written by hand; no row is missing
+                self.buffer = self.buffer[:-1]
+                self.notes["trailing_commas"] = 1
+            return
+        elements = split_elements(tail)
+        if elements.end is not None and tail[elements.end] == ord("]"):
+            place = self.position + elements.end + 1
+            raise SourceError(
+                f"source file '{self.uri}': text follows the end of the JSON array at byte "
+                f"{place:,}",
+                uri=self.uri,
+                byte_offset=place,
+            )
+        self.notes["truncated_files"] = 1
+
+    def _without_rest(self, tail: bytearray) -> bytearray:
+        """The end of the array, without the fields of the object that come after it."""
+        end = split_elements(tail).end
+        if end is None:
+            return tail
+        with suppress(orjson.JSONDecodeError):
+            if self.rows_at not in orjson.loads(b'{"":[' + tail[end:]):
+                return tail[: end + 1]
+        return tail
+
+    def _skip_space(self) -> None:
+        self.skip(len(self.buffer) - len(self.buffer.lstrip()))
+
+    def sample(self, head: bytes) -> list[object]:
+        """The first elements that are JSON."""
+        text = head.lstrip()[1:]
+        if self.rows_at is not None:
+            text = head[find_list(head, self.rows_at) or 0 :]
+        elements = split_elements(text)
+        end = len(text) if elements.end is None else elements.end
+        bounds = [-1, *elements.commas[:SAMPLE_ROWS].tolist(), end]
+        pieces = [text[before + 1 : comma] for before, comma in pairwise(bounds)]
+        return parse_sample(pieces[:SAMPLE_ROWS])
+
+    @staticmethod
+    def parse(data: bytes, how: Parsing) -> Records:
+        """Parse all elements at once, or one by one where that fails."""
+        return parse_array(data, how.max_row_bytes, f"source file '{how.uri}'", how.num_rows)
+
+    @staticmethod
+    def parse_blocks(data: bytes, how: Parsing) -> Iterator[tuple[int, int, Records]]:
+        """Parse some elements at a time, as long as all is JSON and no element is too long."""
+        try:
+            for start, end, rows in array_blocks(data):
+                records = _check_elements(rows, data[start:end], how.max_row_bytes)
+                if records is None:
+                    raise NotInBlocksError
+                yield start, end, records
+        except orjson.JSONDecodeError:
+            raise NotInBlocksError from None
+
+
+def find_list(data: bytes, field: str) -> int | None:
+    """Offset behind the bracket that opens the list in a field of a JSON object; None: no such one.
+
+    A bracket is the right one if the object parses when it is closed right behind it.
+
+    Example:
+        >>> find_list(b'{"of": {"data": []}, "data": [1, 2]}', "data")
+        30
+    """
+    opening = re.escape(orjson.dumps(field)) + rb"\s*:\s*\["
+    for found in islice(re.finditer(opening, data), 100):
+        with suppress(orjson.JSONDecodeError):
+            if orjson.loads(data[: found.end()] + b"]}").get(field) == []:
+                return found.end()
+    return None
+
+
+def last_comma(data: bytes | bytearray, limit: int) -> tuple[int, int] | None:
+    """Last comma up to `limit` between elements, and how many are before it; None if not found.
+
+    Equal to what `split_elements` says: blocks that parse are whole elements, and what is behind
+    the last of them is looked at for structure.
+    """
+    start = num_elements = 0
+    with gc_paused(), suppress(orjson.JSONDecodeError):
+        for block in leading_blocks(data, limit, COUNT_BLOCK_BYTES):
+            start = block.end + 1
+            num_elements += len(block.rows)
+    commas = split_elements(data[start : limit + 1]).commas
+    if len(commas):
+        return start + int(commas[-1]), num_elements + len(commas)
+    return (start - 1, num_elements) if start else None
+
+
+def parse_array(
+    data: bytes, max_row_bytes: int, where: str, num_rows: int | None = None
+) -> Records:
+    """Parse the inside of a JSON array: elements divided by commas, no brackets around.
+
+    Args:
+        data: from the start of an element to the end of one.
+        max_row_bytes: longer elements fail unparsed.
+        where: the file, for messages.
+        num_rows: how many elements the scan counted, where rows behind are numbered by it.
+
+    Raises:
+        SourceError: the array ends before the data does.
+    """
+    with suppress(orjson.JSONDecodeError), gc_paused():
+        records = _check_elements(orjson.loads(b"[%b]" % data), data, max_row_bytes)
+        if records is not None:
+            return records
+    end = split_elements(data).end
+    if end is not None and data[end] == ord("]"):
+        raise SourceError(f"{where}: text follows the end of the JSON array, {end:,} bytes into it")
+    records = parse_pieces(data, _element_spans(data), max_row_bytes)
+    if _lost_bytes(records) > 0:  # an open bracket or quote may have swallowed sound elements
+        by_layout = parse_pieces(data, spans_by_layout(data), max_row_bytes)
+        # Rows behind this shard are numbered by the scan's count, so another count would move them.
+        if num_rows in (None, by_layout.num_records):
+            records = min(records, by_layout, key=_lost_bytes)
+    return records
+
+
+def _check_elements(rows: list[object], data: bytes, max_row_bytes: int) -> Records | None:
+    """Records of the elements that were parsed from `data`; None if one of them is too long."""
+    if len(data) > max_row_bytes:
+        # Written again without white space and escapes, a row is no longer than before (but for
+        # oddly written numbers). So it had at most its own length plus what all together lost.
+        try:
+            written = [len(orjson.dumps(row)) for row in rows]
+            most = max(written, default=0) + len(data) - sum(written)
+        except orjson.JSONEncodeError:  # a row nests deeper than orjson writes
+            most = len(data)
+        if most > max_row_bytes < int(np.diff(_element_spans(data)).max(initial=0)):
+            return None
+    spans = lambda: _element_spans(data)  # noqa: E731
+    records = Records(Rows(rows), np.arange(len(rows)), len(rows), spans=spans)
+    check_parsed(records, data, data)
+    return records
+
+
+def _element_spans(data: bytes) -> Ints:
+    """Spans of the elements, with the white space around them."""
+    if not data.strip():
+        return np.zeros((0, 2), np.int64)
+    bounds = np.concatenate([[-1], split_elements(data).commas, [len(data)]])
+    return np.stack([bounds[:-1] + 1, bounds[1:]], axis=1)
+
+
+def _lost_bytes(records: Records) -> int:
+    """Bytes of the records that did not become rows, also of those that nobody looked at."""
+    assert records.spans is not None
+    spans = records.spans()
+    sizes = spans[:, 1] - spans[:, 0]
+    return int(sizes.sum() - sizes[records.numbers].sum())
+
+
+def spans_by_layout(data: bytes) -> Ints:
+    r"""Spans of elements by the look of the file: each begins on a line of its own with `{`.
+
+    For arrays whose brackets or quotes cannot be trusted. Of the lines that begin with a brace,
+    those of the least indentation begin elements.
+
+    Example:
+        >>> spans_by_layout(b'{"a": [1},\n {"b": 2},\n {"c": [\n  {}]}').tolist()
+        [[0, 9], [12, 20], [23, 37]]
+    """
+    lines = list(re.finditer(rb"\n([ \t]*)\{", data))
+    least = min((len(line[1]) for line in lines), default=0)
+    starts = [0, *(line.start() + 1 + least for line in lines if len(line[1]) == least)]
+    spans = []
+    for start, end in pairwise([*starts, len(data)]):
+        piece = data[start:end].rstrip().removesuffix(b",")
+        spans.append((start, start + len(piece)))
+    return np.array(spans, np.int64)
+
+
+class Block(NamedTuple):
+    """Whole elements: bytes [start, end) of what was cut; what divides it from the next is left."""
+
+    start: int
+    end: int
+    rows: list[object]
+
+
+def array_blocks(data: bytes) -> Iterator[Block]:
+    r"""Parse the inside of a JSON array block by block.
+
+    Args:
+        data: from the start of an element to the end of one.
+
+    Raises:
+        orjson.JSONDecodeError: this is not JSON; what was yielded before is.
+
+    Example:
+        >>> list(array_blocks(b'{"a": 1}, 2'))
+        [Block(start=0, end=11, rows=[{'a': 1}, 2])]
+    """
+    start = 0
+    for block in leading_blocks(data, len(data), BLOCK_BYTES):
+        yield block
+        start = block.end + 1
+    yield Block(start, len(data), _parse(data, start, len(data)))
+
+
+def leading_blocks(data: bytes | bytearray, stop: int, block_bytes: int) -> Iterator[Block]:
+    """Blocks of at most `block_bytes` up to the last one, which is left: it ends at no comma.
+
+    Raises:
+        orjson.JSONDecodeError: elements before `stop` are not JSON.
+    """
+    dividing = _dividing(data)
+    start, size = 0, block_bytes
+    while start + size < stop:
+        rows = None
+        end = data.rfind(dividing, start, start + size) + 1 if dividing else 0
+        if end:
+            with suppress(orjson.JSONDecodeError):  # fails at a comma inside an element
+                rows = _parse(data, start, end)
+        if rows is None:
+            commas = split_elements(data[start : start + size]).commas
+            if not len(commas):  # of one element that is longer
+                size *= 2
+                continue
+            end = start + int(commas[-1])
+            rows = _parse(data, start, end)
+        yield Block(start, end, rows)
+        start, size = end + 1, block_bytes
+
+
+def _parse(data: bytes | bytearray, start: int, end: int) -> list[object]:
+    rows: list[object] = orjson.loads(b"".join((b"[", data[start:end], b"]")))
+    if not rows and end - start < len(data):  # no element, though there is a comma beside it
+        raise orjson.JSONDecodeError("no element between two commas", "", 0)
+    return rows
+
+
+def _dividing(data: bytes | bytearray) -> bytes:
+    """What stands between the first elements: a brace, a comma, and how the next one begins.
+
+    By the name of their first key elements are told from the objects in them, mostly.
+    """
+    first = bytes(data[:_FIRST_BYTES])
+    commas = split_elements(first).commas
+    if not len(commas):
+        return b""
+    comma = int(commas[0])
+    space = len(first) - comma - 1 - len(first[comma + 1 :].lstrip())
+    return first[comma - 1 : comma + 1 + space + _KEY_BYTES]

@@ -1,0 +1,283 @@
+"""Formats whose rows hold texts in fields: Alpaca and the like, classes, SQuAD.
+
+Read row by row, or column by column, 10 times as fast, as long as all rows of a block hold text in
+these fields.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from packhouse.read.base_format import (
+    Adapted,
+    RowFormat,
+    aliases,
+    check_present,
+    optional,
+    optional_text,
+)
+from packhouse.read.chat_messages import Conversation, Turn, kind_of, text_turn
+from packhouse.read.records import Rows
+from packhouse.read.strict import parse_text
+from packhouse.recipe import SourceConfig
+from packhouse.records.messages import assemble
+from packhouse.system.plugins import BadRowError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFields(RowFormat):
+    """Rows that give each turn in a field of its own: Alpaca and the like, plain texts, labels.
+
+    The answer's reasoning is read where `fields` names its field.
+    """
+
+    turns: tuple[tuple[str, str], ...] = (("user", "question"), ("assistant", "answer"))
+    """(role, our field) of each turn."""
+    context: str = ""
+    """Our field of what the question is about."""
+
+    def read(
+        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
+    ) -> list[Conversation]:
+        """Read the turns, with the system prompt and earlier turns before them."""
+        fields = [ours for _, ours in self.turns]
+        check_present(row, fields, names, config)
+        for ours in fields:
+            if type(row[names[ours]]) is not str:
+                value = row[names[ours]]
+                hint = ""
+                if isinstance(value, list) and value and isinstance(value[0], dict):
+                    hint = "; `packhouse init` looks at the file and proposes how messages are read"
+                raise BadRowError("type", f"{names[ours]} is {kind_of(value)}, not text{hint}")
+        context = optional_text(row, names, self.context) or None
+        reasoning = optional_text(row, names, "reasoning") or None
+        system = optional_text(row, names, "system")
+        texts: list[tuple[str, str, str | None, str | None]] = []
+        if system:
+            texts.append(("system", system, None, None))
+        for question, answer in _read_history(optional(row, names, "history")):
+            texts += [("user", question, None, None), ("assistant", answer, None, None)]
+        for role, ours in self.turns:
+            is_user = role == "user"
+            aside = (context, None) if is_user else (None, reasoning)
+            texts.append((role, row[names[ours]], *aside))
+        label = None
+        if "label" in self.required:
+            check_present(row, ["label"], names, config)
+            label = class_index(row[names["label"]], config.label_names)
+        turns: list[Turn] = [(*text, None, None, None, None, None) for text in texts]
+        return [Conversation(turns, None, label)]
+
+    def read_columns(
+        self, rows: Rows, naming: Mapping[tuple[str, ...], dict[str, str]], config: SourceConfig
+    ) -> Adapted | None:
+        """Read all rows at once; None if a row needs a closer look."""
+        names: dict[str, str] = {}
+        for of_layout in naming.values():
+            if any(names.setdefault(ours, name) != name for ours, name in of_layout.items()):
+                return None  # one field by two names
+            if not self.required.keys() <= of_layout.keys():
+                return None
+        if not names or not rows.are_objects or "system" in names or "history" in names:
+            return None
+        columns = [[row[names[ours]] for row in rows] for _, ours in self.turns]
+        beside = {  # our name of the message's field -> its turn, and the texts of all rows
+            field: (turn, [row.get(names[ours]) for row in rows])
+            for field, ours, turn in (
+                ("context", self.context, 0),
+                ("reasoning", "reasoning", len(columns) - 1),
+            )
+            if ours in names
+        }
+        if not rows.value_types <= {str}:
+            if any(set(map(type, column)) != {str} for column in columns):
+                return None
+            if any(not set(map(type, texts)) <= {str, type(None)} for _, texts in beside.values()):
+                return None
+        labels = None
+        if "label" in self.required:
+            try:
+                labels = _class_indexes([row[names["label"]] for row in rows], config.label_names)
+            except BadRowError:
+                return None
+        # Columns [q1, q2], [a1, a2] -> contents [q1, a1, q2, a2], contexts [c1, None, c2, None],
+        # reasoning [None, r1, None, r2].
+        num_rows, step = len(rows), len(columns)
+        contents = [""] * (num_rows * step)
+        for at, column in enumerate(columns):
+            contents[at::step] = column
+        flat = {"role": [role for role, _ in self.turns] * num_rows, "content": contents}
+        arrays = {name: pa.array(values, pa.string()) for name, values in flat.items()}
+        for field, (turn, texts) in beside.items():
+            spread: list[str | None] = [None] * len(contents)
+            spread[turn::step] = [text or None for text in texts]
+            arrays[field] = pa.array(spread, pa.string())
+        return Adapted(
+            messages=assemble(arrays, np.full(num_rows, step, np.int64)),
+            tools=pa.nulls(num_rows, pa.string()),
+            labels=pa.array([None] * num_rows if labels is None else labels, pa.int64()),
+            origin=np.arange(num_rows),
+        )
+
+
+def _read_history(value: object) -> list[list[str]]:
+    """Earlier turns as [question, answer] pairs."""
+    if value is None or value == "":
+        return []
+    if isinstance(value, str):  # a column of text that holds JSON
+        value, _ = parse_text(value)
+    if not isinstance(value, list):
+        raise BadRowError("type", f"history is {kind_of(value)}, not a list of pairs")
+    for pair in value:
+        is_pair = isinstance(pair, list) and len(pair) == 2
+        if not is_pair or not all(isinstance(text, str) for text in pair):
+            raise BadRowError("type", "history is not a list of [question, answer] pairs of text")
+    return value
+
+
+def _class_indexes(labels: list[object], classes: list[str] | None) -> list[int]:
+    """Class index of each label; each different one is looked at once."""
+    if not set(map(type, labels)) <= {int, str}:
+        raise BadRowError("label", "a label is neither a number nor text")
+    known = {label: class_index(label, classes) for label in set(labels)}
+    return [known[label] for label in labels]
+
+
+def class_index(label: object, classes: list[str] | None) -> int:
+    """Return the index of a class, given as a number, as digits, or as one of `classes`.
+
+    Raises:
+        BadRowError: it is no class.
+    """
+    if type(label) is not int and type(label) is not str:
+        raise BadRowError("label", f"the label is {kind_of(label)}, neither a number nor text")
+    if isinstance(label, str):
+        if classes is not None and label in classes:
+            return classes.index(label)
+        text = label.strip()
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            known = f"not one of {classes}" if classes else "text; set label_names"
+            raise BadRowError("label", f"the label {label[:60]!r} is {known}")
+        label = int(text)
+    if label < 0 or (classes is not None and label >= len(classes)):
+        last = len(classes) - 1 if classes else "..."
+        raise BadRowError("label", f"the label {label} is outside 0 to {last}")
+    if label >= 2**31:
+        raise BadRowError("label", f"the label {label} is no class index")
+    return label
+
+
+@dataclass(frozen=True, kw_only=True)
+class Squad(RowFormat):
+    """Questions about a text, with answers found in it: SQuAD's articles, or a question a row.
+
+    Of several answers the first is read; questions without any (SQuAD 2.0 has them) are left out of
+    an article, and counted as the note `unanswered`.
+    """
+
+    def fits(self, row: object, renamed: Mapping[str, str]) -> bool:
+        """Return True for an article with paragraphs, and for a question with answers."""
+        names = self.names(row, renamed) if isinstance(row, dict) else {}
+        return "paragraphs" in names or {"question", "answers"} <= names.keys()
+
+    def read(
+        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
+    ) -> list[Conversation]:
+        """Read each question that has an answer."""
+        if "paragraphs" in names:
+            return _read_questions(row[names["paragraphs"]], "question", "answers")
+        check_present(row, ("question", "answers"), names, config)
+        paragraph = {"context": row.get(names.get("context", "")), "qas": [row]}
+        return _read_questions([paragraph], names["question"], names["answers"])
+
+
+def _read_questions(paragraphs: object, question: str, answers: str) -> list[Conversation]:
+    """Return a conversation for each question that has an answer.
+
+    Args:
+        paragraphs: `[{"context": text, "qas": [{question: text, answers: ...}]}]`, or its JSON.
+        question: key of the question.
+        answers: key of the answers: `[{"text": ...}]`, `{"text": [...]}` or `[...]`.
+
+    Raises:
+        BadRowError: they are no such paragraphs, or no question has an answer.
+    """
+    if isinstance(paragraphs, str):
+        paragraphs, _ = parse_text(paragraphs)
+    found: list[Conversation] = []
+    num_unanswered = 0
+    for paragraph in paragraphs if isinstance(paragraphs, list) else [paragraphs]:
+        asked = paragraph.get("qas") if isinstance(paragraph, dict) else None
+        if not isinstance(paragraph, dict) or not isinstance(asked, list):
+            raise BadRowError("type", "paragraphs is not a list of objects with a list 'qas'")
+        context = paragraph.get("context")
+        for item in asked:
+            if not isinstance(item, dict) or not isinstance(context, str | None):
+                raise BadRowError("type", "a context is not text, or a question not an object")
+            answer, text = _first_answer(item.get(answers)), item.get(question)
+            if answer is None:
+                num_unanswered += 1
+                continue
+            if not isinstance(text, str) or not isinstance(answer, str):
+                raise BadRowError("type", "a question or an answer is not text")
+            asks = text_turn("user", text, context or None)
+            found.append(Conversation([asks, text_turn("assistant", answer)]))
+    if not found:
+        raise BadRowError("no_assistant", "no question of the row has an answer")
+    found[-1] = found[-1]._replace(num_unanswered=num_unanswered)
+    return found
+
+
+def _first_answer(answers: object) -> object:
+    """The first answer; None if there is none."""
+    if isinstance(answers, str) and answers.lstrip()[:1] in ("[", "{"):
+        answers, _ = parse_text(answers)
+    if isinstance(answers, dict):
+        answers = answers.get("text")
+    first = answers[0] if isinstance(answers, list) and answers else answers
+    if isinstance(first, dict):
+        first = first.get("text")
+    return None if first in ([], "") else first
+
+
+_ASIDE = "system|system_prompt history"
+_REASONING: dict[str, tuple[str, ...]] = {"reasoning": ()}  # by the name that `fields` gives alone
+TEXT_FORMATS: dict[str, RowFormat] = {
+    "alpaca": TextFields(
+        required=aliases("instruction output"),
+        optional=aliases(f"input|context {_ASIDE}") | _REASONING,
+        turns=(("user", "instruction"), ("assistant", "output")),
+        context="input",
+    ),
+    "dolly": TextFields(
+        required=aliases("instruction response"),
+        optional=aliases(f"context|input category {_ASIDE}") | _REASONING,
+        turns=(("user", "instruction"), ("assistant", "response")),
+        context="context",
+    ),
+    "prompt_completion": TextFields(
+        required=aliases("prompt completion|response"),
+        optional=aliases(_ASIDE) | _REASONING,
+        turns=(("user", "prompt"), ("assistant", "completion")),
+    ),
+    "question_answer": TextFields(
+        required=aliases("question|query answer|response|resp"),
+        optional=aliases(f"context|input {_ASIDE}") | _REASONING,
+        turns=(("user", "question"), ("assistant", "answer")),
+        context="context",
+    ),
+    "classification": TextFields(
+        required=aliases("text|sentence|content label"),
+        turns=(("user", "text"),),
+        answers="label",
+    ),
+    "text": TextFields(required=aliases("text"), turns=(("assistant", "text"),), answers="text"),
+    "squad": Squad(
+        required=aliases("paragraphs"),
+        optional=aliases("context question answers title id"),
+    ),
+}
+"""In the order of trial: a format that asks for more comes before one that asks for less."""

@@ -1,0 +1,127 @@
+"""Templates: a validated conversation becomes text, and the spans of it that are trained.
+
+`make_renderer` picks the template of a recipe: constants around contents (`alpaca`,
+`alpaca_newline`, `completion`, `classification`, `sequence_classification`, `text`, `dart-math/qa`
+...), the tokenizer's own chat template (`chat`), `mistral_system`, a Jinja file, or a renderer in
+Python (`harmony`, `mistral`, a plug-in's name). What a template cannot render, or renders without
+all text of the row, goes to quarantine; one whose trained spans cannot be proven is refused as a
+whole.
+"""
+
+from importlib import resources
+from pathlib import Path
+from pkgutil import resolve_name
+
+from packhouse.errors import ConfigError, TemplateError
+from packhouse.recipe import FormatConfig
+from packhouse.recipe.rows import TEMPLATES, is_renderer
+from packhouse.records.excerpts import rewrites
+from packhouse.render.chat import ChatEngine
+from packhouse.render.prompt_texts import dart_math, texts_to_jinja
+from packhouse.render.renderer import Rendered, Renderer
+from packhouse.render.rows import RowRenderer
+from packhouse.render.sandbox import pinned_date
+from packhouse.render.single_turn import SINGLE_TURN, ends_of, make_single_turn
+from packhouse.render.windows import WindowRule
+from packhouse.system.plugins import find_plugin
+from packhouse.tokenize.snapshot import TokenizerSnapshot
+
+__all__ = [
+    "VERSION",
+    "Rendered",
+    "Renderer",
+    "WindowRule",
+    "make_renderer",
+    "rewrites",
+    "writes_prompts",
+]
+
+VERSION = 1
+"""Raised whenever the same row and template give other text or spans than before."""
+
+_PYTHON_ROWS = "packhouse.render.python_renderers:make_rows"
+"""Imported when a recipe names a renderer in Python."""
+
+MAX_ENGINES = 8
+_ENGINES: dict[str, ChatEngine] = {}
+"""What was learnt of chat templates: a process renders many shards with the same."""
+
+
+def make_renderer(
+    config: FormatConfig,
+    snapshot: TokenizerSnapshot,
+    label_names: list[str] | None = None,
+    window: WindowRule | None = None,
+    folder: Path | None = None,
+) -> Renderer:
+    """The renderer of `config.template`.
+
+    Costs next to nothing: a chat template is compiled and probed at the first `render`. A renderer
+    in Python is imported, which may take seconds.
+
+    Args:
+        config: the recipe's format section.
+        snapshot: tokenizer whose control tokens and chat template are used.
+        label_names: text of label 0, 1, ...; what `classification` trains.
+        window: what fits, where conversations that do not are split to windows.
+        folder: of the tokenizer, for renderers in Python that read its files.
+
+    Raises:
+        ConfigError: no such template, a Jinja file that cannot be read, or a bad prompt.
+        TemplateError: the tokenizer lacks what the template needs (EOS, a chat template).
+    """
+    name = config.template
+    if name in SINGLE_TURN:
+        return Renderer(make_single_turn(config, snapshot, label_names), config, window)
+    plugin = find_plugin("renderers", name) if is_renderer(name) else None
+    source, where = _chat_source(name, snapshot, folder) if plugin is None else ("", str(plugin))
+    tokens = snapshot.special_tokens, snapshot.added_tokens, snapshot.stop_tokens
+    today = pinned_date() if "strftime_now" in source else None
+    key = repr((config.model_dump_json(), where, source, snapshot.fingerprint, tokens, today))
+    if key not in _ENGINES:
+        while len(_ENGINES) >= MAX_ENGINES:
+            _ENGINES.pop(next(iter(_ENGINES)), None)
+        if plugin is None:
+            rows = RowRenderer(config, snapshot, source, where)
+        else:
+            rows = resolve_name(_PYTHON_ROWS)(plugin, config, snapshot, folder)
+        _ENGINES[key] = ChatEngine(rows, config)
+    return Renderer(_ENGINES[key], config, window)
+
+
+def writes_prompts(config: FormatConfig, snapshot: TokenizerSnapshot) -> bool:
+    """Return False if the template ignores `add_generation_prompt`.
+
+    Inference then sends no header before an answer: the model writes it, so it is trained.
+    """
+    if config.template in SINGLE_TURN or is_renderer(config.template):
+        return True
+    return "add_generation_prompt" in _chat_source(config.template, snapshot)[0]
+
+
+def _chat_source(
+    name: str, snapshot: TokenizerSnapshot, folder: Path | None = None
+) -> tuple[str, str]:
+    """Jinja source, and what errors call it; `folder` of the tokenizer is for advice."""
+    if name.endswith((".jinja", ".j2")):
+        try:
+            return Path(name).read_text(encoding="utf-8"), f"template '{name}'"
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"format.template '{name}' cannot be read: {error}") from None
+    if name == "mistral_system":
+        source = resources.files(__name__).joinpath("mistral_system.jinja")
+        return source.read_text(encoding="utf-8"), f"template '{name}'"
+    if name in dart_math():
+        return texts_to_jinja(dart_math()[name], ends_of(snapshot, "")), f"template '{name}'"
+    if name != "chat":
+        known = ", ".join(TEMPLATES)
+        raise ConfigError(f"no template '{name}' (known: {known}, or a .jinja or .j2 file)")
+    if not snapshot.chat_template:
+        other = "alpaca, completion or text, or to a Jinja file"
+        if folder is not None and (folder / "tekken.json").is_file():
+            other = "mistral, which writes for tekken.json (pip install 'packhouse[mistral]')"
+        raise TemplateError(
+            f"the tokenizer ({snapshot.class_name}) has no chat template: set format.template to"
+            f" {other}"
+        )
+    return snapshot.chat_template, "the tokenizer's chat template"

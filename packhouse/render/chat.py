@@ -1,0 +1,242 @@
+r"""Chat templates: the tokenizer's own Jinja, or the user's, filled shape by shape.
+
+Text is byte-equal to `apply_chat_template(messages, tools=tools, tokenize=False)`. What the
+template gets is what transformers would give it: dicts with the keys that the row has. A context
+is part of its turn: content + "\n" + context. Arguments of tool calls are parsed, reasoning is
+`reasoning_content`. BOS is the template's business.
+
+The first row of a shape goes through Jinja and shows what the template does with its kind; the
+others are filled in bulk, with tool calls or without. A row whose shape no other row has is
+rendered alone, which costs about twice what transformers takes. A row comes out the same either
+way: of what is new, some rows go through Jinja as well, as a proof.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from packhouse.errors import TemplateError
+from packhouse.recipe import FormatConfig
+from packhouse.records.conversations import DEFAULTS, Conversations
+from packhouse.records.span_weights import weights_column
+from packhouse.records.thinking import has_thinking
+from packhouse.render.chat_messages import parse_given
+from packhouse.render.compiled import CompiledRow, Filling, compile_row
+from packhouse.render.field_columns import FieldColumns, Numbers
+from packhouse.render.results import (
+    TEXTS,
+    Filled,
+    Refusal,
+    RefusedError,
+    Texts,
+    concat_filled,
+    span_lists,
+)
+from packhouse.render.rows import RenderedRecord, RowRenderer
+from packhouse.system.arrays import Int64s
+from packhouse.system.confined import at
+
+MIN_SHAPE_ROWS = 2  # a shape of one row is rendered, and done
+MAX_COMPILED = 4  # rows of a shape to learn from in vain before the rest is rendered one by one
+MAX_SHAPES = 2**12  # that are remembered from one part to the next
+MIN_PROVEN_ROWS = 16  # rows of a compiled template that are worth a proof of its own
+NUM_PROVEN = 8  # compiled templates of each part that are proven, however few their rows
+
+
+class _Known:
+    """Shapes seen so far, and what the template does with each."""
+
+    def __init__(self) -> None:
+        self.numbers = Numbers()
+        self.compiled: dict[bytes, list[CompiledRow]] = {}
+
+
+class ChatEngine:
+    """Renders conversations with one Jinja template."""
+
+    def __init__(self, rows: RowRenderer, config: FormatConfig) -> None:
+        self._rows = rows
+        self._config = config
+        self._known = _Known()
+        self._is_proven = True
+        self._is_checked = False
+
+    @property
+    def stop_tokens(self) -> Mapping[str, str]:
+        """Tokens that end answers, and where each is from; none before the first rows."""
+        is_known = self._is_checked and self._config.train_on != "all"
+        return self._rows.facts.stop_sources if is_known else {}
+
+    def render(self, conversations: Conversations) -> Texts:
+        """Render shape by shape what can be, and all else row by row."""
+        self._check(conversations)
+        part = _Part(self._rows, self._config, conversations, self._known)
+        if self._is_proven:
+            part.fill()
+            if max(len(self._known.compiled), len(self._known.numbers)) > MAX_SHAPES:
+                self._known = _Known()
+        filled = part.filling.filled()
+        if not part.is_proven(filled):  # never seen: then each row goes through Jinja
+            self._is_proven = False
+            part = _Part(self._rows, self._config, conversations, self._known)
+            filled = part.filling.filled()
+        alone = np.ones(conversations.num_rows, np.bool_)
+        alone[filled.rows] = False
+        texts = render_rows(self._rows, conversations, np.flatnonzero(alone))
+        texts.filled = concat_filled([some for some in (filled, texts.filled) if len(some.rows)])
+        texts.notes.update(part.notes)
+        # Rows with an argument that the template never looks up: {"enable_thinkin": true}
+        arguments = Counter(conversations.arguments.drop_null().to_pylist())
+        known = self._rows.template.names | {*DEFAULTS}
+        texts.notes["arguments_not_read"] += sum(
+            n for text, n in arguments.items() if not known.issuperset(json.loads(text))
+        )
+        return texts
+
+    def _check(self, conversations: Conversations) -> None:
+        """Refuse a template that cannot be used, before any row.
+
+        Raises:
+            TemplateError: says why; also if rows have reasoning and the template never writes any.
+        """
+        if not self._is_checked:
+            self._rows.check()
+            self._is_checked = True
+        config = self._config
+        is_whole = config.turns == "whole" or config.train_on == "all"
+        if is_whole or config.thought_end is not None or self._rows.facts.writes_thoughts:
+            return
+        messages = conversations.messages
+        is_lost = (messages.num_bytes("reasoning") > 0) & (conversations.weights > 0)
+        if is_lost.any():
+            first = messages.rows[np.argmax(is_lost)]
+            # Where every prompt opens a thought, an answer without one is refused.
+            strip = "format.reasoning: strip to leave reasoning out, or "
+            raise TemplateError(
+                f"{self._rows.template.where} never writes reasoning, and "
+                f"{conversations.name_of(first)} has some: the model would learn to answer "
+                f"without. Set {'' if self._rows.facts.needs_thought else strip}format.thought_end"
+                r" to the text that goes between reasoning and answer (DeepSeek R1: "
+                r'"\n</think>\n\n")'
+            )
+
+
+class _Part:
+    """A part that is being filled: rows whose shape others have, too; the rest is left."""
+
+    def __init__(
+        self, rows: RowRenderer, config: FormatConfig, conversations: Conversations, known: _Known
+    ) -> None:
+        self._rows, self._config, self._all, self._known = rows, config, conversations, known
+        self._columns = FieldColumns(conversations, known.numbers, form=lambda: rows.form)
+        self._learnt: list[Int64s] = []
+        """Rows of each compiled template that is new."""
+        self.filling = Filling(conversations, self._columns)
+        self.notes: Counter[str] = Counter()
+
+    def fill(self) -> None:
+        """Fill rows shape by shape."""
+        messages = self._all.messages
+        is_odd = messages.has("part_weights")  # parts with weights: spans begin inside of texts
+        if self._config.reasoning == "train_last":  # texts of thoughts decide spans
+            is_odd |= has_thinking(messages)
+        for shape, rows in self._columns.shapes(~messages.any(is_odd)):
+            if len(rows) >= MIN_SHAPE_ROWS:
+                self._fill_shape(self._known.compiled.setdefault(shape, []), rows)
+
+    def _fill_shape(self, known: list[CompiledRow], rows: Int64s) -> None:
+        """Fill what known compiled templates fit, and learn further ones from the rest."""
+        tries = 0
+        for compiled in known:
+            if len(rows):
+                rows = self._fill_fitting(compiled, rows)[1]
+        while len(rows) >= MIN_SHAPE_ROWS and tries < min(MAX_COMPILED, len(rows)):
+            tries += 1
+            found = self._compile(int(rows[tries - 1]))
+            if found is None:
+                continue
+            taken, others = self._fill_fitting(found, rows)
+            if len(taken):
+                known.append(found)
+                self._learnt.append(taken)
+                rows, tries = others, 0
+
+    def _fill_fitting(self, compiled: CompiledRow, rows: Int64s) -> tuple[Int64s, Int64s]:
+        """Fill the rows that fit; returns them and the others."""
+        fitting = compiled.fits(rows, self._columns, self._rows.control_texts)
+        taken = rows[fitting]
+        if len(taken):
+            for record in compiled.records:
+                self.filling.add(record, taken)
+            for name, count in compiled.notes.items():
+                self.notes[name] += count * len(taken)
+        return taken, rows[~fitting]
+
+    def _compile(self, row: int) -> CompiledRow | None:
+        """What the template does with rows like this one; None where only Jinja can tell."""
+        at(self._all.name_of(row))
+        raw, given = next(self._all.messages_of(np.array([row])))
+        try:
+            return compile_row(self._rows.render(raw, parse_given(*given)))
+        except RefusedError:
+            return None
+
+    def is_proven(self, filled: Filled) -> bool:
+        """Return True if rows of new compiled templates come out of Jinja as they were filled."""
+        samples: set[int] = set()
+        for number, rows in enumerate(self._learnt):
+            last, num_samples = len(rows) - 1, 1 if len(rows) < 64 else 4
+            if number < NUM_PROVEN or len(rows) >= MIN_PROVEN_ROWS:
+                # The first row is the one that the template was compiled from. Of 100 rows: 24, 49,
+                # 74 and 99.
+                wanted = range(1, num_samples + 1)
+                samples.update(int(rows[last * sample // num_samples]) for sample in wanted)
+        texts = render_rows(self._rows, self._all, np.array(sorted(samples), np.int64))
+        taken = filled.take(np.flatnonzero(np.isin(filled.rows, list(samples))))
+        return (
+            not texts.refused
+            and np.array_equal(taken.rows, texts.filled.rows)
+            and taken.extents == texts.filled.extents
+            and taken.texts.equals(texts.filled.texts)
+        )
+
+
+def render_rows(renderer: RowRenderer, conversations: Conversations, rows: Int64s) -> Texts:
+    """Render rows one by one."""
+    kept: list[int] = []
+    records: list[RenderedRecord] = []
+    refused: dict[int, Refusal] = {}
+    notes: Counter[str] = Counter()
+    pairs = zip(rows.tolist(), conversations.messages_of(rows), strict=True)
+    for row, (raw, given) in pairs:
+        at(conversations.name_of(row))
+        try:
+            done = renderer.render(raw, parse_given(*given))
+        except RefusedError as error:
+            refused[row] = error.refusal
+            continue
+        notes.update(done.notes)
+        kept += [row] * len(done.records)
+        records += done.records
+    columns = [
+        pa.array([record.rendering.text for record in records], pa.string()),
+        _lists([[(o.start, o.end) for o in each.rendering.occurrences] for each in records]),
+        _lists([[span[:2] for span in record.trained] for record in records]),
+        weights_column(
+            np.array([s.weight for record in records for s in record.trained], np.float32),
+            np.array([len(record.trained) for record in records], np.int64),
+        ),
+    ]
+    extents = [record.extent for record in records]
+    texts = pa.table(columns, schema=TEXTS)
+    filled = Filled(np.array(kept, np.int64), extents if any(extents) else [], texts)
+    return Texts(filled, refused, notes)
+
+
+def _lists(rows: list[list[tuple[int, int]]]) -> pa.Array:
+    flat = np.array([span for row in rows for span in row], dtype=np.int64).reshape(-1, 2)
+    counts = np.array([len(row) for row in rows], dtype=np.int64)
+    return span_lists(flat[:, 0], flat[:, 1], counts)

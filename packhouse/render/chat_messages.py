@@ -1,0 +1,309 @@
+r"""Conversations as a template is given them: what transformers makes of canonical messages.
+
+Dicts with the keys that the row has. A context is part of its turn: content + "\n" + context. Tool
+calls are parsed, arguments that are JSON texts as well; reasoning is `reasoning_content`.
+
+`trace_conversation` puts traced strings in the place of a conversation's texts. The fields are
+found in one fixed order: content, reasoning, then of each call its name, arguments and the function
+as a whole; at last the tool definitions, and the arguments that the row gives the template.
+"""
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from packhouse.render.provenance import DataObject, Field, Path, Trace, value_of
+
+Messages = list[dict[str, Any]]
+_FITS = re.compile(r"[A-Za-z0-9]{9}")
+
+
+class MessageForm(NamedTuple):
+    """What a template wants of messages, beyond what transformers makes of most rows."""
+
+    has_ids: bool = False
+    """Calls and results have ids: Mistral's template refuses them else."""
+    has_function_ids: bool = False
+    """Ids are `functions.NAME:N`, counted through the conversation: `format.call_ids`."""
+    has_text_arguments: bool = False
+    """Arguments of calls are JSON text: DeepSeek's joins them to other text."""
+    has_content_parts: bool = False
+    """A content is a list, `[{"type": "text", "text": "Hi"}]`: templates of vision models."""
+
+    @property
+    def makes_ids(self) -> bool:
+        """Return True if ids are made where rows have none that fit."""
+        return self.has_ids or self.has_function_ids
+
+
+PLAIN = MessageForm()
+
+
+class Given(NamedTuple):
+    """What a template gets beside messages."""
+
+    tools: list[object] | None = None
+    arguments: Mapping[str, Any] = {}
+    """The row's own, such as `enable_thinking` and `documents`."""
+
+
+@lru_cache(maxsize=256)
+def parse_given(tools: str | None, arguments: str | None) -> Given:
+    """Tool definitions and arguments of a row; many rows share theirs. Not to be changed."""
+    given = Given(
+        None if tools is None else json.loads(tools),
+        {} if arguments is None else json.loads(arguments),
+    )
+    assert isinstance(given.tools, list | None)
+    assert isinstance(given.arguments, dict)
+    return given
+
+
+def chat_messages(messages: Messages, form: MessageForm = PLAIN) -> Messages:
+    r"""Canonical messages as transformers hands them to a template.
+
+    Args:
+        messages: canonical: texts, `context` apart, tool calls as JSON text.
+        form: what the template wants beside; `has_content_parts` is for `trace_conversation`.
+
+    Example:
+        >>> chat_messages([{"role": "user", "content": "Sum up:", "context": "Long text"}])
+        [{'role': 'user', 'content': 'Sum up:\nLong text'}]
+    """
+    made: Messages = []
+    for message in messages:
+        chat: dict[str, object] = {}
+        if "reasoning" in message:
+            chat["thinking"] = message["reasoning"]
+        content = message["content"]
+        if message.get("context"):
+            content = f"{content}\n{message['context']}"
+        chat |= {"role": message["role"], "content": content}
+        if "tool_calls" in message:
+            calls = json.loads(message["tool_calls"])
+            chat["tool_calls"] = [parsed_call(call, form.has_text_arguments) for call in calls]
+        chat |= {key: message[key] for key in ("tool_call_id", "name") if key in message}
+        if "reasoning" in message:
+            chat["reasoning_content"] = message["reasoning"]
+        made.append(chat)
+    return with_call_ids(made, form)
+
+
+def in_parts(content: str | None) -> list[dict[str, str]]:
+    """A content as templates of vision models want it."""
+    return [{"type": "text", "text": content}] if content else []
+
+
+def parsed_call(call: Any, has_text_arguments: bool = False) -> object:
+    """A tool call with its function in a dict of its own, and that function's arguments parsed.
+
+    With `has_text_arguments` these are JSON text: {"a": 1} -> '{"a": 1}'.
+    """
+    if not isinstance(call, dict):
+        return call
+    if "function" not in call and "name" in call:
+        function = {key: call[key] for key in ("name", "arguments") if key in call}
+        rest = {key: value for key, value in call.items() if key not in function}
+        call = {"type": "function", **rest, "function": function}
+    function = call.get("function")
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if has_text_arguments and isinstance(arguments, dict):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    elif not has_text_arguments and isinstance(arguments, str):
+        if (arguments := parsed_arguments(arguments)) is None:
+            return call
+    else:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def parsed_arguments(text: str) -> dict[str, object] | None:
+    """The object that arguments are as JSON; None where they are another text."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def function_of(call: object) -> dict[str, object]:
+    """Function of a call or a tool definition; empty where it has none."""
+    function = call.get("function") if isinstance(call, dict) else None
+    return function if isinstance(function, dict) else {}
+
+
+def with_call_ids(messages: Messages, form: MessageForm) -> Messages:
+    """Messages in which each call and each tool result has an id, in a form that wants them.
+
+    Mistral's template refuses calls without an id of nine letters or digits. Most data has no ids,
+    or another API's. An id that fits is kept; else it is made from the old id, or from the call and
+    its place, so that the same row always has the same ids. A result without an id is that of the
+    first call that has none.
+
+    Example:
+        >>> call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+        >>> talk = [{"role": "assistant", "content": "", "tool_calls": [call]},
+        ...     {"role": "tool", "content": "1"}]
+        >>> asked, told = with_call_ids(talk, MessageForm(has_ids=True))
+        >>> asked["tool_calls"][0]["id"] == told["tool_call_id"], len(told["tool_call_id"])
+        (True, 9)
+        >>> with_call_ids(talk, MessageForm(has_function_ids=True))[1]["tool_call_id"]
+        'functions.f:0'
+    """
+    if not form.makes_ids:
+        return messages
+    made: Messages = []
+    waiting: list[tuple[object, str]] = []  # old and new id of calls without a result so far
+    numbers = itertools.count()
+    for at, message in enumerate(messages):
+        if "tool_calls" in message:
+            calls, waiting = list(message["tool_calls"]), []
+            for place, call in enumerate(calls):
+                if not isinstance(call, dict):
+                    continue
+                given = call.get("id")
+                if form.has_function_ids:
+                    own = f"functions.{function_of(call).get('name')}:{next(numbers)}"
+                else:
+                    seed = f"{at}.{place}.{json.dumps(call)}"
+                    own = _fitting(given if isinstance(given, str) else seed)
+                calls[place] = {**call, "id": own}
+                waiting.append((given, own))
+            message = {**message, "tool_calls": calls}
+        elif message["role"] == "tool":
+            given = message.get("tool_call_id")
+            is_known = isinstance(given, str) and not form.has_function_ids
+            of_given = [pair for pair in waiting if given is not None and pair[0] == given]
+            answered = next(iter(of_given or ([] if is_known else waiting)), None)
+            if answered is None:
+                own = _fitting(str(given) if is_known else f"{at}.{message['content']}")
+            else:
+                waiting.remove(answered)
+                own = answered[1]
+            message = {**message, "tool_call_id": own}
+        made.append(message)
+    return made
+
+
+def _fitting(text: str) -> str:
+    return text if _FITS.fullmatch(text) else hashlib.sha256(text.encode()).hexdigest()[:9]
+
+
+def trace_conversation(
+    messages: Messages,
+    given: Given,
+    control: re.Pattern[str],
+    has_content_parts: bool = False,
+) -> tuple[Messages, Given, Trace]:
+    """A conversation whose texts are traced.
+
+    Args:
+        messages: as a template gets them.
+        given: tools and arguments.
+        control: matches control tokens. Keys and lists of a definition are traced only where they
+            hold some. All rows of a shape share them, so they all are traced, or none is.
+        has_content_parts: whether contents become lists of one part.
+    """
+    trace = Trace()
+    copies = [_traced_message(trace, at, message) for at, message in enumerate(messages)]
+    if has_content_parts:
+        for copy in copies:
+            copy["content"] = in_parts(copy["content"])
+    tools = given.tools
+    if tools is not None:
+        tools = [_traced_tool(trace, at, tool, control) for at, tool in enumerate(tools)]
+    arguments = _traced_argument(trace, given.arguments, ("argument",))
+    return copies, Given(tools, arguments), trace
+
+
+def _traced_argument(trace: Trace, value: object, path: Path) -> Any:
+    """An argument with its texts traced; keys, numbers and flags are those of its shape."""
+    if isinstance(value, str) and value:
+        return value_of(Field(trace, -1, "argument", value, path))
+    if isinstance(value, dict):
+        return {key: _traced_argument(trace, item, (*path, key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_traced_argument(trace, item, (*path, at)) for at, item in enumerate(value)]
+    return value
+
+
+def _traced_message(trace: Trace, at: int, message: dict[str, Any]) -> dict[str, Any]:
+    copy = dict(message)
+    for key, kind in (("content", "content"), ("reasoning_content", "thought")):
+        if message.get(key):
+            copy[key] = value_of(Field(trace, at, kind, message[key], (kind, at)))
+    if "reasoning_content" in message:
+        copy["thinking"] = copy["reasoning_content"]
+    for key in ("tool_call_id", "name"):
+        if isinstance(message.get(key), str):
+            copy[key] = value_of(Field(trace, at, "id", message[key], (key, at)))
+    if "tool_calls" in message:
+        calls = enumerate(message["tool_calls"])
+        copy["tool_calls"] = [_traced_call(trace, at, number, call) for number, call in calls]
+    return copy
+
+
+def _traced_call(trace: Trace, at: int, number: int, call: object) -> object:
+    if not isinstance(call, dict):
+        return call
+    copy = dict(call)
+    if isinstance(call.get("id"), str):
+        copy["id"] = value_of(Field(trace, at, "id", call["id"], ("call_id", at, number)))
+    function = call.get("function")
+    if isinstance(function, dict):
+        whole = Field(trace, at, "function", function, ("function", at, number))
+        own = dict(function)
+        for key in ("name", "arguments"):
+            value = function.get(key)
+            if isinstance(value, dict) or (isinstance(value, str) and value):
+                path = (f"call_{key}", at, number)
+                own[key] = value_of(Field(trace, at, "call", value, path, whole))
+        copy["function"] = DataObject(whole, own)
+    return copy
+
+
+def _traced_tool(trace: Trace, at: int, tool: Any, control: re.Pattern[str]) -> object:
+    if not isinstance(tool, dict):
+        return tool
+    whole, function = Field(trace, -1, "tool", tool, ("tool", at)), function_of(tool)
+    # Keys, lists and the like, which are the same in all rows of a shape.
+    shared = [v for k, v in tool.items() if v is not function and not is_field(k, v, False)]
+    shared += [v for k, v in function.items() if not is_field(k, v, True)]
+    if control.search("\0".join([*tool, *function, *strings_in(shared)])):
+        return DataObject(whole)
+    own = _traced_items(tool, whole, ("tool_item", at))
+    if function:
+        part = Field(trace, -1, "tool", function, ("tool_function", at), whole)
+        own["function"] = DataObject(part, _traced_items(function, part, ("function_item", at)))
+    return DataObject(whole, own)
+
+
+def is_field(key: str, value: object, is_function: bool) -> bool:
+    """Return True if rows of a shape may have other values here."""
+    return isinstance(value, str | dict) and (is_function or key not in ("type", "function"))
+
+
+def _traced_items(tool: Mapping[str, object], parent: Field, path: Path) -> dict[str, object]:
+    return {
+        key: value_of(Field(parent.trace, -1, "tool", value, (*path, key), parent))
+        if is_field(key, value, path[0] == "function_item")
+        else value
+        for key, value in tool.items()
+    }
+
+
+def strings_in(value: object) -> Iterator[str]:
+    """Keys and texts of a JSON value, in order."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from strings_in(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from strings_in(item)

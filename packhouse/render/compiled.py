@@ -1,0 +1,272 @@
+"""A template compiled for one shape of conversation, and filled for all its rows at once.
+
+One row of the shape, rendered by Jinja, shows where its fields land and what the template asks of
+them. Every row that answers the same is written by the same constants, 20 to 80 times faster than
+by Jinja.
+
+A row's text is a run of items: constants, and texts of columns. The items of all rows are numbers
+into one pool, so that the texts are one Arrow `take`, and spans are differences of its offsets.
+There is no Python per row, and some 100 us a compiled template, however few its rows.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.records.conversations import Conversations
+from packhouse.records.excerpts import Extent
+from packhouse.records.span_weights import weights_column
+from packhouse.render.field_columns import Column, FieldColumns
+from packhouse.render.predicates import Predicate
+from packhouse.render.provenance import JsonForm, Path, Piece
+from packhouse.render.results import TEXTS, Filled, Trained, concat_filled, span_lists
+from packhouse.render.rows import RenderedRecord, RenderedRow
+from packhouse.system.arrays import Bools, Float32s, Int64s
+
+_IDS = ("name", "tool_call_id", "call_id")
+
+
+class Hole(NamedTuple):
+    """Where a row's own text goes."""
+
+    path: Path
+    form: JsonForm | None = None
+    cut: int = 0
+    """Characters of the JSON that are left out at its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledTemplate:
+    """What a template writes for one record of rows of a shape."""
+
+    items: tuple[str | Hole, ...] = ()
+    """In rendering order."""
+    trained: tuple[Trained, ...] = ()
+    """Half-open ranges of items."""
+    extent: Extent | None = None
+    """What of the row it has; None: all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledRow:
+    """The records of rows of a shape, and the answers that lead there."""
+
+    records: tuple[CompiledTemplate, ...] = ()
+    predicates: tuple[tuple[Path, Predicate], ...] = ()
+    differing: tuple[tuple[Path, Path], ...] = ()
+    """Pairs of texts that must not be equal."""
+    notes: Mapping[str, int] = field(default_factory=dict)
+    """Counts of each row."""
+
+    def fits(self, rows: Int64s, columns: FieldColumns, control: str) -> Bools:
+        """Which rows answer so; those that write control-token text in an id do not."""
+        fitting = np.ones(len(rows), np.bool_)
+        items = [item for record in self.records for item in record.items]
+        ids = [item.path for item in items if isinstance(item, Hole) and item.path[0] in _IDS]
+        is_quiet = Predicate("matches", control, False)
+        for path, predicate in (*self.predicates, *((own, is_quiet) for own in ids)):
+            fitting &= columns.column(path).agrees(predicate)[columns.rows_of(path, rows)]
+        for pair in self.differing:
+            one, other = (
+                columns.column(path).texts.take(columns.rows_of(path, rows)) for path in pair
+            )
+            fitting &= pc.not_equal(one, other).to_numpy(zero_copy_only=False)
+        return fitting
+
+
+def compile_row(row: RenderedRow) -> CompiledRow | None:
+    """What the template does with rows like this one; None where only Jinja can tell.
+
+    What prompts of inference asked of the row counts as well: spans begin where they end.
+    """
+    trace = row.talk.trace
+    records = [record for record in map(_compile_record, row.records) if record is not None]
+    # Rows that answer alike may be written otherwise.
+    if len(records) < len(row.records) or trace.unrecorded:
+        return None
+    paths = {item.path for record in records for item in record.items if isinstance(item, Hole)}
+    for number, tool in enumerate(row.talk.given.tools or ()):
+        ways = ("tool", number), ("tool_function", number), ("function_item", number, "name")
+        if isinstance(tool, dict) and paths.isdisjoint(ways):
+            return None  # whether a tool that is not written is lost depends on its name
+    return CompiledRow(
+        tuple(records),
+        tuple(sorted(trace.predicates, key=repr)),
+        tuple(sorted(trace.differing, key=repr)),
+        dict(row.notes),
+    )
+
+
+def _compile_record(record: RenderedRecord) -> CompiledTemplate | None:
+    # "<u>Hi<e><a>Yo<e>", of which "Yo<e>" is trained: cuts [0, 3, 5, 11, 13, 16], items
+    # ["<u>", Hole(Hi), "<e><a>", Hole(Yo), "<e>"], and items 3 to 5 are trained.
+    text, holes = record.rendering.text, dict[int, tuple[int, Hole]]()
+    for start, part in zip(record.rendering.starts, record.rendering.parts, strict=True):
+        if isinstance(part, Piece):
+            hole = _hole(part)
+            if hole is None:
+                return None
+            holes[start] = start + len(part.text.encode()), hole
+    cuts = {0, len(text), *holes, *(end for end, _ in holes.values())}
+    cuts |= {edge for span in record.trained for edge in span[:2]}
+    items: list[str | Hole] = []
+    for begin, end in pairwise(sorted(cuts)):
+        if begin not in holes:
+            items.append(text[begin:end].decode())
+        elif holes[begin][0] == end:
+            items.append(holes[begin][1])
+        else:
+            return None  # a span begins or ends inside of a text
+    place = {cut: number for number, cut in enumerate(sorted(cuts))}
+    trained = tuple(Trained(place[s.start], place[s.end], s.message) for s in record.trained)
+    return CompiledTemplate(tuple(items), trained, record.extent)
+
+
+def _hole(piece: Piece) -> Hole | None:
+    """Where a piece comes from; None where it is not all of a field."""
+    field, form = piece.field, piece.form
+    if field.path is None or not piece.text:
+        return None
+    if form is None and piece.end - piece.start == len(field.value):
+        return Hole(field.path)
+    if isinstance(form, JsonForm) and piece.end == 1 and piece.cut >= 0:
+        return Hole(field.path, form, piece.cut)
+    return None
+
+
+@dataclass(slots=True)
+class _Pool:
+    """Texts by number: the columns in their order, then the constants."""
+
+    arrays: list[pa.Array] = field(default_factory=list)
+    bases: dict[int, int] = field(default_factory=dict)
+    size: int = 0
+    constants: dict[str, int] = field(default_factory=dict)
+
+    def base(self, column: Column) -> int:
+        """Number of the column's first text."""
+        if id(column) not in self.bases:
+            self.bases[id(column)] = self.size
+            self.arrays.append(column.texts.cast(pa.large_string()))
+            self.size += len(column.texts)
+        return self.bases[id(column)]
+
+    def constant(self, text: str) -> int:
+        """Number of a constant: -1, -2, ... until `take` knows better."""
+        return -1 - self.constants.setdefault(text, len(self.constants))
+
+    def take(self, numbers: Int64s) -> pa.Array:
+        """The texts in a row; changes `numbers`."""
+        # Columns of 5 texts in all: constants -1, -2, ... stand behind them, at 5, 6, ...
+        is_constant = numbers < 0
+        numbers[is_constant] = self.size - 1 - numbers[is_constant]
+        constants = pa.array(list(self.constants), pa.large_string())
+        pool = pa.concat_arrays([*self.arrays, constants])
+        return pool.take(pa.array(numbers))
+
+
+class Filling:
+    """Rows to be written.
+
+    Args:
+        conversations: the part.
+        columns: of it.
+    """
+
+    def __init__(self, conversations: Conversations, columns: FieldColumns) -> None:
+        self._all, self._columns = conversations, columns
+        self._pool = _Pool()
+        self._compiled: list[tuple[CompiledTemplate, Int64s]] = []
+        self._pieces: list[Int64s] = []
+
+    def add(self, compiled: CompiledTemplate, rows: Int64s) -> None:
+        """Rows that a compiled template writes; those of a row's records in their order."""
+        pieces = np.empty((len(rows), len(compiled.items)), np.int64)
+        for at, item in enumerate(compiled.items):
+            if isinstance(item, Hole):
+                base = self._pool.base(self._columns.column(*item))
+                pieces[:, at] = self._columns.rows_of(item.path, rows) + base
+            else:
+                pieces[:, at] = self._pool.constant(item)
+        self._compiled.append((compiled, rows))
+        self._pieces.append(pieces)
+
+    def filled(self) -> Filled:
+        """All records, in the order of their rows."""
+        if not any(len(rows) for _, rows in self._compiled):
+            return concat_filled([])
+        # Rows [1 4] have 3 items each and row 2 has 2: counts [3 3 2], order [0 2 1]; the items of
+        # the three rows begin at [0 3 5] once they are in order, and those of rows [1 4 2] at
+        # [0 5 3].
+        rows = np.concatenate([rows for _, rows in self._compiled])
+        order = np.argsort(rows, kind="stable")
+        counts = np.concatenate([np.full(*own.shape) for own in self._pieces])
+        flat = np.concatenate([own.ravel() for own in self._pieces])
+        lists = pa.ListArray.from_arrays(np.append(0, np.cumsum(counts)).astype(np.int32), flat)
+        pieces = self._pool.take(np.array(lists.take(pa.array(order)).flatten()))
+        offsets = np.frombuffer(pieces.buffers()[1], np.int64)[pieces.offset :][: len(pieces) + 1]
+        starts = np.append(0, np.cumsum(counts[order]))
+        bounds = offsets[starts]
+        assert bounds[-1] < 2**31, "parts are of bounded size"
+        text = pa.StringArray.from_buffers(
+            len(counts), pa.py_buffer(bounds.astype(np.int32)), pieces.buffers()[2]
+        )
+        firsts = np.empty(len(rows), np.int64)
+        firsts[order] = starts[:-1]
+        content = span_lists(*self._spans(firsts, offsets, _edges_of_content))
+        begins, ends, counts = self._spans(firsts, offsets, _edges_of_trained)
+        trained = span_lists(begins, ends, counts)
+        num_trained = trained.value_lengths().to_numpy()
+        weights = weights_column(self._weights()[ends > begins], num_trained)
+        spans = [each.take(pa.array(order)) for each in (content, trained, weights)]
+        extents = list[Extent | None]()
+        if any(compiled.extent for compiled, _ in self._compiled):
+            every = [each.extent for each, rows in self._compiled for _ in range(len(rows))]
+            extents = [every[place] for place in order.tolist()]
+        return Filled(rows[order], extents, pa.table([text, *spans], schema=TEXTS))
+
+    def _spans(
+        self, firsts: Int64s, offsets: Int64s, edges_of: Callable[[CompiledTemplate], list[int]]
+    ) -> list[Int64s]:
+        """Bytes from and to which ranges of items reach in their rows, and how many each row has.
+
+        Args:
+            firsts: number of the first item of each row, in the order in which rows were added.
+            offsets: of the items, in bytes of all texts.
+            edges_of: first item of each range, and the one after its last.
+        """
+        found, counts, at = [np.zeros((0, 2), np.int64)], list[Int64s](), 0
+        for compiled, rows in self._compiled:
+            first, edges = firsts[at : at + len(rows), None], edges_of(compiled)
+            at += len(rows)
+            reached = offsets[first + np.array(edges, np.int64)] - offsets[first]
+            found.append(reached.reshape(-1, 2))
+            counts.append(np.full(len(rows), len(edges) // 2))
+        return [*np.concatenate(found).T, np.concatenate(counts)]
+
+    def _weights(self) -> Float32s:
+        """Of each trained range of items of each record."""
+        weights = list[Float32s]()
+        for compiled, rows in self._compiled:
+            own = [self._all.weights_of(span.message, rows) for span in compiled.trained]
+            weights.append(np.array(own, np.float32).reshape(len(own), len(rows)).T.ravel())
+        return np.concatenate(weights)
+
+
+def _edges_of_trained(compiled: CompiledTemplate) -> list[int]:
+    return [edge for span in compiled.trained for edge in span[:2]]
+
+
+def _edges_of_content(compiled: CompiledTemplate) -> list[int]:
+    # Items "<u>", hole, "<e>", hole: contents are items 1 and 3, from 1 to 2 and from 3 to 4.
+    return [
+        edge
+        for at, item in enumerate(compiled.items)
+        if isinstance(item, Hole) and item.path[0] not in _IDS
+        for edge in (at, at + 1)
+    ]

@@ -1,0 +1,316 @@
+"""A part's conversations by shape, and the texts of their fields as columns.
+
+Rows of a shape have the same roles, keys and kinds of fields in every message, call, tool
+definition and document, the same arguments beside documents, and are trained in the same messages:
+they differ in the texts of their fields alone, and a template may treat them all alike. Columns are
+made when they are asked for: contents and thoughts are columns of all messages, names and arguments
+columns of all calls.
+"""
+
+import json
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from functools import cached_property
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.records.conversations import Conversations
+from packhouse.records.messages import num_bytes
+from packhouse.render.chat_messages import (
+    MessageForm,
+    function_of,
+    is_field,
+    parsed_call,
+    with_call_ids,
+)
+from packhouse.render.predicates import Predicate, answers
+from packhouse.render.provenance import JsonForm, Path, encoder
+from packhouse.system.arrays import Bools, Int64s
+
+_OF_CALLS = ("function", "call_name", "call_arguments", "call_id")
+_OF_TOOLS = ("tool", "tool_function", "tool_item", "function_item")
+
+
+class Column:
+    """Texts (type string, none null), and what was asked of them."""
+
+    def __init__(self, texts: pa.Array) -> None:
+        self.texts = pc.fill_null(texts, "") if texts.null_count else texts
+        self._answers: dict[Predicate, Bools] = {}
+
+    def agrees(self, predicate: Predicate) -> Bools:
+        """Which texts give the answer that the predicate holds."""
+        if predicate not in self._answers:
+            self._answers[predicate] = answers(predicate, self.texts) == predicate.answer
+        return self._answers[predicate]
+
+
+class Numbers(dict[Hashable, int]):
+    """Numbers shapes from 1 on, first seen first; as long as the template is used."""
+
+    def __missing__(self, shape: Hashable) -> int:
+        # Parts may be rendered by several threads: setdefault is atomic, so no shape has two
+        # numbers, and iter(count) no number two shapes.
+        return self.setdefault(shape, next(self._next))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = iter(range(1, 2**40))
+
+
+class FieldColumns:
+    """Shapes and texts of a part.
+
+    Args:
+        conversations: the part.
+        numbers: of the shapes of calls and definitions.
+        form: how messages with tool calls are given to the template.
+        labels: text of each row's label.
+    """
+
+    def __init__(
+        self,
+        conversations: Conversations,
+        numbers: Numbers,
+        *,
+        form: Callable[[], MessageForm] = MessageForm,
+        labels: pa.Array | None = None,
+    ) -> None:
+        self._all, self._form, self._labels = conversations, form, labels
+        self._columns: dict[Hashable, Column] = {}
+        self._parse_calls(numbers)
+        self._parse_tools(numbers)
+        self._parse_arguments(numbers)
+
+    def _parse_calls(self, numbers: Numbers) -> None:
+        texts = self._all.messages["tool_calls"]
+        self._calls: list[object] = []
+        self._functions: list[dict[str, object]] = []  # of each call
+        self._call_shapes: Int64s = np.zeros(len(texts), np.int64)  # of each message; 0: none
+        self._call_starts: Int64s = np.zeros(len(texts) + 1, np.int64)
+        if texts.null_count == len(texts):
+            return
+        has_text_arguments = self._form().has_text_arguments
+        holders = np.flatnonzero(texts.is_valid())
+        counts = np.zeros(len(texts), np.int64)
+        for at, parsed in zip(holders.tolist(), _parsed(texts.drop_null()), strict=True):
+            calls = [parsed_call(call, has_text_arguments) for call in parsed]
+            functions = [function_of(call) for call in calls]
+            self._calls += calls
+            self._functions += functions
+            counts[at] = len(calls)
+            shapes = map(_shape, calls, functions, repeat(_is_call_field))
+            self._call_shapes[at] = numbers[tuple(shapes)]
+        np.cumsum(counts, out=self._call_starts[1:])
+
+    def _parse_tools(self, numbers: Numbers) -> None:
+        """Parse definitions; rows of equal ones share them."""
+        encoded = pc.dictionary_encode(self._all.tools)
+        parsed = _parsed(encoded.dictionary)
+        functions = [[function_of(tool) for tool in tools] for tools in parsed]
+        shapes = [
+            numbers[("tools", *map(_shape, tools, own, repeat(is_field)))]
+            for tools, own in zip(parsed, functions, strict=True)
+        ]
+        # Two definitions of 1 and 3 tools: starts [0 1 4]. Rows without any have code 2, and
+        # behind it begins nothing.
+        codes = encoded.indices.fill_null(len(parsed)).to_numpy()
+        starts = np.append(0, np.cumsum([len(tools) for tools in parsed], dtype=np.int64))
+        self._tools: list[object] = [tool for tools in parsed for tool in tools]
+        self._tool_functions = [function for own in functions for function in own]
+        self._tool_starts: Int64s = starts[codes]
+        self._tool_shapes: Int64s = np.array([*shapes, 0], np.int64)[codes]
+
+    def _parse_arguments(self, numbers: Numbers) -> None:
+        """Parse arguments; rows of a shape share all but the texts of documents."""
+        encoded = pc.dictionary_encode(self._all.arguments)
+        self._arguments: list[Any] = [json.loads(t) for t in encoded.dictionary.to_pylist()]
+        shapes = [
+            numbers[
+                "arguments",
+                json.dumps({key: value for key, value in own.items() if key != "documents"}),
+                _argument_shape(own.get("documents")),
+            ]
+            for own in self._arguments
+        ]
+        self._arguments.append({})
+        self._argument_of: Int64s = encoded.indices.fill_null(len(shapes)).to_numpy()
+        self._argument_shapes: Int64s = np.array([*shapes, 0], np.int64)[self._argument_of]
+
+    def shapes(self, wanted: Bools) -> Iterator[tuple[bytes, Int64s]]:
+        """Yield each shape with the (ascending) numbers of its rows that are wanted."""
+        messages = self._all.messages
+        flags = [num_bytes(self._joined_content) > 0, messages.num_bytes("reasoning") > 0]
+        flags += map(messages.has, ("reasoning", "tool_call_id", "name", "tool_calls"))
+        # An integer a message: bits 0 to 5 role and training, 6 to 11 which fields it has, from 16
+        # on the number of its calls' shape.
+        codes = self._all.codes()
+        for bit, flag in enumerate(flags):
+            codes |= flag.astype(np.int64) << (6 + bit)
+        codes |= self._call_shapes << 16
+        of_rows = self._tool_shapes | self._argument_shapes << 32
+        yield from self._all.group(codes, of_rows, wanted)
+
+    def rows_of(self, path: Path, rows: Int64s) -> Int64s:
+        """Where the texts of a field are in its column, for each of the rows."""
+        # ("call_name", 2, 0) is the name of the first call of message 2. Of a row whose messages
+        # begin at 5, that is message 7 of all; the calls of that one begin at _call_starts[7].
+        kind, number = path[:2] if len(path) > 1 else (path[0], 0)
+        if kind == "label":
+            return rows
+        if kind == "argument":
+            return self._argument_of[rows]
+        if kind in _OF_TOOLS:
+            return np.asarray(self._tool_starts[rows] + number)
+        messages = self._all.starts[rows] + number
+        if kind in _OF_CALLS:
+            return np.asarray(self._call_starts[messages] + path[2])
+        return np.asarray(messages)
+
+    def column(self, path: Path, form: JsonForm | None = None, cut: int = 0) -> Column:
+        """Column of a field, as it is written: as JSON without its last `cut` characters."""
+        which = path[1:] if path[0] == "argument" else path[2:] if path[0] in _OF_TOOLS else ()
+        key = path[0], which, form, cut
+        if key not in self._columns:
+            if form is None:
+                texts = self._text(path[0], *key[1])
+            else:
+                values, write = self._values(path[0], *key[1]), encoder(form)
+                written = [write(v if isinstance(v, dict) else {}) for v in values]
+                texts = pa.array([text[: len(text) - cut] for text in written], pa.string())
+            self._columns[key] = Column(texts)
+        return self._columns[key]
+
+    def _text(self, kind: str, *key: object) -> pa.Array:
+        """All texts of a kind of field."""
+        messages = self._all.messages
+        if kind == "content":
+            return self._joined_content
+        if kind == "thought":
+            return messages["reasoning"]
+        if kind == "label":
+            return self._labels
+        if kind in ("call_id", "tool_call_id") and self._form().makes_ids:
+            return self._made_ids[kind == "call_id"]
+        if kind in messages.values.type.names:  # ids and names; contexts by themselves
+            return messages[kind]
+        if kind == "text":
+            return messages["content"]
+        found = self._values(kind, *key)
+        return pa.array([v if isinstance(v, str) else "" for v in found], pa.string())
+
+    def _values(self, kind: str, *key: Any) -> list[Any]:
+        """Values of all calls or tool definitions of the part."""
+        if kind == "argument":
+            return [_item_at(own, key) for own in self._arguments]
+        if kind == "call_id":
+            return [call.get("id") if isinstance(call, dict) else None for call in self._calls]
+        if kind == "function":
+            return self._functions
+        if kind in _OF_CALLS:
+            return [own.get(kind.removeprefix("call_")) for own in self._functions]
+        if kind == "tool":
+            return self._tools
+        if kind == "tool_function":
+            return self._tool_functions
+        owners = self._tools if kind == "tool_item" else self._tool_functions
+        return [own.get(key[0]) if isinstance(own, dict) else None for own in owners]
+
+    @cached_property
+    def _joined_content(self) -> pa.Array:
+        r"""Contents; where a message has a context, content + "\\n" + context."""
+        content, context = self._all.messages["content"], self._all.context
+        if context.null_count == len(context):
+            return content
+        return pc.coalesce(pc.binary_join_element_wise(content, context, "\n"), content)
+
+    @cached_property
+    def _made_ids(self) -> tuple[pa.Array, pa.Array]:
+        """Ids of tool results, one a message, and of calls, one a call."""
+        flat = self._all.messages
+        has_calls, given = flat.has("tool_calls"), flat["tool_call_id"].to_pylist()
+        of_results = [text or "" for text in given]
+        of_calls: list[str] = [""] * len(self._calls)
+        for row in np.flatnonzero(flat.any(has_calls | flat.is_role("tool"))).tolist():
+            start, end = flat.offsets[row : row + 2].tolist()
+            roles = flat["role"][start:end].to_pylist()
+            contents = self._joined_content[start:end].to_pylist()
+            messages: list[dict[str, object]] = [
+                {"role": role, "content": content, "tool_call_id": own}
+                for role, content, own in zip(roles, contents, given[start:end], strict=True)
+            ]
+            bounds = self._call_starts[start : end + 1].tolist()
+            for at in np.flatnonzero(has_calls[start:end]).tolist():
+                messages[at]["tool_calls"] = self._calls[bounds[at] : bounds[at + 1]]
+            for at, message in enumerate(with_call_ids(messages, self._form())):
+                of_results[start + at] = message["tool_call_id"] or ""
+                for number, call in enumerate(message.get("tool_calls", ()), bounds[at]):
+                    of_calls[number] = call["id"] if isinstance(call, dict) else ""
+        return pa.array(of_results, pa.string()), pa.array(of_calls, pa.string())
+
+
+def _parsed(texts: pa.Array) -> list[Any]:
+    """What `json.loads` makes of each text; by orjson, which is four times as fast.
+
+    Example:
+        >>> _parsed(pa.array(['{"a": 1}', "[-12345678901234567890]", "[NaN]"]))
+        [{'a': 1}, [-12345678901234567890], [nan]]
+    """
+    # orjson makes floats of integers of over 64 bits, which have 19 digits and more.
+    is_long = pc.match_substring_regex(texts, "[0-9]{19}").to_pylist()
+    parsed: list[Any] = []
+    for text, has_long in zip(texts.to_pylist(), is_long, strict=True):
+        try:
+            parsed.append(json.loads(text) if has_long else orjson.loads(text))
+        except orjson.JSONDecodeError:  # NaN, half a surrogate pair, nested over 1,024 deep
+            parsed.append(json.loads(text))
+    return parsed
+
+
+def _item_at(value: Any, path: Iterable[object]) -> object:
+    """An item of a JSON value; None where it has none there."""
+    for key in path:
+        try:
+            value = value[key]
+        except (LookupError, TypeError):
+            return None
+    return value
+
+
+def _argument_shape(value: object) -> Hashable:
+    """All of a value but its texts, of which it is kept whether they are empty."""
+    if isinstance(value, str):
+        return bool(value)
+    if isinstance(value, dict):
+        return "{", *((key, _argument_shape(item)) for key, item in value.items())
+    if isinstance(value, list):
+        return "[", *map(_argument_shape, value)
+    return json.dumps(value)
+
+
+def _is_call_field(key: str, value: object, is_function: bool) -> bool:
+    """Return True for the id of a call, and the name and arguments of its function."""
+    if not is_function:
+        return key == "id" and type(value) is str
+    return key in ("name", "arguments") and bool(value) and isinstance(value, str | dict)
+
+
+def _shape(
+    whole: object, function: Mapping[str, object], is_own: Callable[[str, object, bool], bool]
+) -> Hashable:
+    """Keys of a call or a definition, kinds of their values, and all but a row's own values.
+
+    {"id": "a", "function": {"name": "f"}}  ->  ("id", "function", 0, "name", str, dict, str)
+    """
+    if not isinstance(whole, dict):
+        return json.dumps(whole)
+    rest = [v for k, v in whole.items() if v is not function and not is_own(k, v, False)]
+    rest += [v for k, v in function.items() if not is_own(k, v, True)]
+    values = (*whole.values(), *function.values())
+    kinds = [type(value) if value else repr(value) for value in values]
+    same = (value if isinstance(value, str) else json.dumps(value) for value in rest)
+    return (*whole, 0, *function, *kinds, *same)

@@ -1,0 +1,190 @@
+"""Kinds of answers in one rendering: what decides how a template writes an answer, and where it is.
+
+In a row of 5,000 answers one of each kind is rendered by itself, and the others are like it. So the
+cost grows with the text that is written, not with the square of the number of answers.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from packhouse.render.predicates import Predicate, answers
+from packhouse.render.rendering import Conversation, Rendering
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One trained answer, as inference sees it."""
+
+    message: int
+    prompt: Rendering
+    completion: Rendering
+    """From the end of the prompt on; what follows the stop token is not trained."""
+    end: int
+    """Bytes of the completion up to and with its stop token."""
+    stop: bytes
+    """That token."""
+    trained: list[tuple[int, int]]
+    """Ranges of the completion: all of it, or what generation blocks leave of it."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How the answers of a kind differ from the rendering that has all of them."""
+
+    skipped: int
+    """Bytes after the answer before, which its closing stands for."""
+    header: bytes
+    """What the prompt ends with, after its last text."""
+    opening: bytes
+    """What the completion begins with, before the answer's first text."""
+    closing: bytes
+    stop: bytes
+    notes: Counter[str]
+    """What each answer of the kind counts for."""
+
+
+class Place(NamedTuple):
+    """Where a message is, in bytes of the whole rendering."""
+
+    before: int
+    """End of the last text before it."""
+    first: int
+    last: int
+    """Its texts are between the two; of a message without text both are `before`."""
+    after: int
+    """Where the next text begins."""
+    has_text: bool
+
+
+class Kinds:
+    """The messages of a rendering by what decides how a template writes them.
+
+    That is: what the messages around one have and what the template asked of their texts, what
+    kinds of messages come before it, and the template's own text around it. Messages are looked at
+    in their order; those that are left out belong to what is around the others.
+
+    Args:
+        whole: the rendering.
+        talk: its conversation.
+        thinking: of each message, whether its exchange has a thought.
+    """
+
+    def __init__(self, whole: Rendering, talk: Conversation, thinking: Sequence[bool]) -> None:
+        self._whole, self._thinking = whole, thinking
+        self.end = 0
+        """Where the message before ends in the whole rendering."""
+        self._talk = talk
+        self._num_questions = -1
+        self._seen: dict[object, None] = {}
+        """Signs of the messages so far, in the order in which each was seen last: of two switches
+        in the text, the later one counts."""
+        self._num_seen = 0
+        self._before: object = None
+        self._own: list[list[int]] = [[] for _ in talk.messages]
+        for number, occurrence in enumerate(whole.occurrences):
+            if 0 <= occurrence.field.message < len(self._own):
+                self._own[occurrence.field.message].append(number)
+        # Of each message: the first text of any message after it. Texts of messages 0 0 1 3, four
+        # messages: own [[0, 1], [2], [], [3]], following [2, 3, 3, 4].
+        self._following = [following := len(whole.occurrences)] * len(self._own)
+        for number in reversed(range(len(self._own))):
+            self._following[number] = following
+            following = min([following, *self._own[number][:1]])
+
+    def place(self, number: int) -> Place | None:
+        """Return where a message is; None where that is not certain.
+
+        Other text is between its own, or it has none and comes after another one without.
+        """
+        found, own, behind = self._whole.occurrences, self._own[number], self._following[number]
+        first, after = (own[0], own[-1] + 1) if own else (behind, behind)
+        stop = found[after].start if after < len(found) else len(self._whole.text)
+        before = found[first - 1].end if first else 0
+        if own:
+            is_whole = own[-1] - own[0] + 1 == len(own)
+            ends = found[own[0]].start, found[own[-1]].end
+            return Place(before, *ends, stop, has_text=True) if is_whole else None
+        if number and not self._own[number - 1]:
+            return None
+        return Place(before, before, before, stop, has_text=False)
+
+    def key(self, number: int) -> object:
+        """What messages of a kind have in common; None for one that has no place."""
+        place = self.place(number)
+        if place is None:
+            return None
+        around = tuple(self._signs()[max(number - 2, 0) : number + 1])
+        shape = self._whole.shape
+        gaps = shape[place.before : place.first], shape[place.last : place.after]
+        return (self._before, around, self._thinking[number], tuple(self._seen), gaps)
+
+    def _signs(self) -> list[object]:
+        """Of each message: its role, its keys, and what its texts answer to all that was asked.
+
+        A prompt may ask its last message what the whole rendering asked of no other one.
+        """
+        trace = self._talk.trace
+        if trace.num_questions != self._num_questions:
+            self._num_questions = trace.num_questions
+            asked: list[set[object]] = [set() for _ in self._talk.messages]
+            questions = {(path[0], each.kind, each.argument) for path, each in trace.predicates}
+            for kind, question, argument in questions:
+                key = "reasoning_content" if kind == "thought" else kind
+                if key in ("content", "reasoning_content", "name", "tool_call_id"):
+                    texts = [message.get(key) or "" for message in self._talk.messages]
+                    own = answers(Predicate(question, argument, True), pa.array(texts, pa.string()))
+                    for of_message, answer in zip(asked, own.tolist(), strict=True):
+                        of_message.add((kind, question, argument, answer))
+            for message, other in trace.unrecorded:
+                if message >= 0:
+                    asked[message].add(other)
+            self._of_messages: list[object] = [
+                (message["role"], *sorted(key for key in message if message[key]), frozenset(own))
+                for message, own in zip(self._talk.messages, asked, strict=True)
+            ]
+        return self._of_messages
+
+    def advance(self, number: int) -> None:
+        """Go on to the messages after this one."""
+        place, key = self.place(number), self.key(number)
+        self._before = key[1:3] if isinstance(key, tuple) else None
+        for sign in self._signs()[self._num_seen : number + 1]:
+            self._seen.pop(sign, None)
+            self._seen[sign] = None
+        self._num_seen = number + 1
+        self.end = place.last if place else self.end
+
+    def compare(self, done: int, joined: Rendering, turn: Turn, notes: Counter[str]) -> Kind | None:
+        """Return what an answer that was rendered alone shows of its kind; None: of no other.
+
+        Args:
+            done: bytes of the record so far.
+            joined: the record so far and the rest of the answer's prompt.
+            turn: the answer.
+            notes: what it counts for.
+        """
+        place, completion = self.place(turn.message), turn.completion
+        texts = completion.own(turn.message)
+        found = [self._whole.occurrences[at] for at in self._own[turn.message]]
+        is_same = [o.characters for o in found] == [o.characters for o in texts]
+        if place is None or not texts or not is_same or not joined.occurrences:
+            return None
+        first, last = texts[0].start, texts[-1].end
+        between = joined.text[done : joined.end]
+        shown = self._whole.text[self.end : place.before]
+        is_written = self._whole.text[place.first : place.last] == completion.text[first:last]
+        if not is_written or not shown.endswith(between):
+            return None
+        return Kind(
+            len(shown) - len(between),
+            joined.tail,
+            completion.text[:first],
+            completion.text[last : turn.end],
+            turn.stop,
+            notes,
+        )

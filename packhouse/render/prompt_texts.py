@@ -1,0 +1,71 @@
+"""Templates of constant texts around questions and answers, under dart-math's names for them.
+
+`{sys_prompt}{query_prompt}QUESTION{prompt_after_query}{resp_prompt}{prompt_before_resp}ANSWER{EOS}`:
+the prompt loses spaces at its end, since the first token of an answer has its space in itself.
+`delim` parts further turns.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from packhouse.errors import ConfigError
+from packhouse.render.single_turn import Ends
+
+TEXTS = (
+    "sys_prompt",
+    "query_prompt",
+    "prompt_after_query",
+    "resp_prompt",
+    "prompt_before_resp",
+    "delim",
+)
+"""Names of the texts, in the order of a prompt."""
+
+
+@cache
+def dart_math() -> dict[str, dict[str, str]]:
+    """Texts of dart-math's templates, by the name that a recipe gives them.
+
+    Compared with dart-math's PROMPT_TEMPLATE_ID2DICT.
+    """
+    file = resources.files(__name__.rpartition(".")[0]).joinpath("dart_math.json")
+    texts = json.loads(file.read_text(encoding="utf-8"))
+    return {f"dart-math/{name}": own for name, own in texts.items()}
+
+
+def texts_to_jinja(texts: Mapping[str, Any], ends: Ends) -> str:
+    """Return the chat template that writes constant texts around the turns of a conversation.
+
+    Args:
+        texts: by names of `TEXTS`, those that are not empty; `id` and `model_ids` say nothing.
+        ends: what begins a text of the tokenizer. A BOS that the texts begin with stands once.
+
+    Raises:
+        ConfigError: another name, or a value that is no text.
+    """
+    for name, value in texts.items():
+        if name not in ("id", "model_ids") and not (name in TEXTS and isinstance(value, str)):
+            raise ConfigError(
+                f"prompt_template has {name!r}: {value!r}; it takes texts named {', '.join(TEXTS)}"
+            )
+    text = {name: texts.get(name, "") for name in TEXTS}
+    opening = text["sys_prompt"]
+    begins = opening or text["query_prompt"]
+    if not begins.startswith(ends.bos or "\0"):
+        opening = ends.bos + (ends.space if not begins.startswith(" ") else "") + opening
+    behind = "".join(text[name] for name in TEXTS[2:5]).rstrip(" ")
+    constants = opening, text["query_prompt"], behind, text["delim"]
+    opening, query, behind, delim = (json.dumps(own, ensure_ascii=False) for own in constants)
+    return (
+        f"{{{{ {opening} }}}}{{% for message in messages %}}"
+        "{% if message.role == 'user' %}"
+        f"{{% if not loop.first %}}{{{{ {delim} }}}}{{% endif %}}"
+        f"{{{{ {query} }}}}{{{{ message.content }}}}{{{{ {behind} }}}}"
+        "{% elif message.role == 'assistant' %}"
+        "{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}"
+        "{% else %}{{ raise_exception('this template has no place for ' ~ message.role) }}"
+        "{% endif %}{% endfor %}"
+    )

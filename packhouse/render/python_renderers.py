@@ -1,0 +1,337 @@
+r"""Renderers in Python: packages that write conversations for models without a Jinja template.
+
+Such a renderer returns text and nothing else. Where the row's own texts are in it is found by
+rendering twice: once as it is, once with a placeholder word for each text. The words are then
+replaced by the texts, as they are, stripped or written as JSON:
+
+    row             user "Hi ", assistant "Hi"
+    with words      <|user|>Qz0000000<|end|><|assistant|>Qz0000001<|end|>
+    as it is        <|user|>Hi<|end|><|assistant|>Hi<|end|>
+    found           "Hi" of "Hi ", "Hi"
+
+A row is refused unless exactly one way of replacing gives the text that was rendered directly. So
+control-token text in a content stays text, and no span is guessed. The price is two renderings of
+each prompt; rows are rendered one by one, since nothing is known of what the code asks of a text.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from packhouse.errors import PluginError, TemplateError
+from packhouse.recipe import FormatConfig
+from packhouse.records.conversations import DEFAULTS
+from packhouse.render.chat_messages import strings_in
+from packhouse.render.provenance import (
+    Field,
+    JsonForm,
+    Part,
+    Piece,
+    TracedText,
+    encoder,
+    fields_in,
+    plain,
+    traced,
+)
+from packhouse.render.results import RefusedError
+from packhouse.render.rows import RowRenderer
+from packhouse.system.confined import limited
+from packhouse.system.plugins import Plugin
+from packhouse.tokenize.snapshot import TokenizerSnapshot
+
+_PREFIXES = [first + second for first in "QZXJ" for second in "zxqj"]
+_TRIMMED = (None, "\n", " ")  # what renderers strip: white space, line breaks, spaces
+_JSON_FORMS = [
+    JsonForm(is_ascii, None, separators)
+    for separators in (None, (",", ":"))
+    for is_ascii in (False, True)
+]
+
+
+def make_rows(
+    plugin: Plugin, config: FormatConfig, snapshot: TokenizerSnapshot, folder: Path | None
+) -> RowRenderer:
+    """Make what renders rows with a renderer in Python.
+
+    Args:
+        plugin: the renderer.
+        config: the recipe's format section.
+        snapshot: tokenizer whose control tokens are used.
+        folder: of the tokenizer.
+
+    Raises:
+        PluginError: the plug-in cannot be loaded, or is no renderer.
+        TemplateError: the renderer and the recipe or the tokenizer do not fit.
+    """
+    control = RowRenderer(config, snapshot, "", "").control
+    own = {k: v for k, v in config.chat_template_kwargs.items() if k not in DEFAULTS}
+    template = PythonRenderer(plugin, folder, control, own)
+    unknown = sorted({*template.stop_tokens} - {*snapshot.added_tokens})
+    if unknown:
+        raise TemplateError(
+            f"{plugin} stops at {unknown[0]!r}, which is no control token of the tokenizer: give "
+            "the tokenizer of the model that it writes for"
+        )
+    stops = dict.fromkeys(template.stop_tokens, str(plugin))
+    rows = RowRenderer(config, replace(snapshot, stop_tokens=stops), "", template.where)
+    rows.template = template
+    return rows
+
+
+class PythonRenderer:
+    """A template whose text a plug-in writes.
+
+    Args:
+        plugin: an object or module with `render` and `stop_tokens`, or a class or function that
+            makes one from the tokenizer's folder.
+        folder: of the tokenizer.
+        control: matches control tokens.
+        arguments: of the recipe.
+
+    Raises:
+        PluginError: the plug-in cannot be loaded, or is no renderer.
+        TemplateError: it reads no argument of such a name.
+    """
+
+    has_generation = False
+    numbers = frozenset[str]()
+
+    def __init__(
+        self,
+        plugin: Plugin,
+        folder: Path | None,
+        control: re.Pattern[str],
+        arguments: Mapping[str, object] = {},
+    ) -> None:
+        self.where = str(plugin)
+        self._plugin, self._control, self._arguments = plugin, control, arguments
+        made = plugin.load()
+        if isinstance(made, type | FunctionType):
+            with plugin.named_in_errors(f" on tokenizer folder '{folder}'"):
+                made = made(folder)
+        write, stops = getattr(made, "render", None), getattr(made, "stop_tokens", None)
+        if not callable(write) or isinstance(stops, str | None) or not stops:
+            raise PluginError(
+                f"{plugin} is no renderer: it needs a function `render` and `stop_tokens`, a list "
+                "of control tokens",
+                plugin=plugin.name,
+            )
+        self._write_text: Callable[..., object] = write
+        self.stop_tokens = tuple(stops)
+        """Control tokens at which the model stops."""
+        self.names = frozenset(getattr(made, "arguments", ()))
+        """Arguments that it reads; a row's others are not handed on."""
+        unread = sorted(set(arguments) - self.names)
+        if unread:
+            known = ", ".join(sorted(self.names)) or "no argument"
+            raise TemplateError(
+                f"{plugin} does not read {unread[0][:60]!r} of format.chat_template_kwargs; it "
+                f"reads {known}. Fix the name, or remove it"
+            )
+
+    def render(
+        self,
+        messages: Sequence[object],
+        tools: Sequence[object] | None = None,
+        arguments: Mapping[str, object] = {},
+        *,
+        is_prompt: bool = False,
+    ) -> str:
+        """Return the text of a conversation; `ChatTemplate.render` says what the arguments are.
+
+        Raises:
+            RefusedError: the plug-in refuses the row, or its texts cannot be found in the text.
+            PluginError: it returns no text.
+        """
+        given = {**self._arguments, **arguments}
+        read = {name: value for name, value in given.items() if name in self.names}
+        own, shared = _walk((read, tools), str.__str__)
+        self._check_control("\0".join(strings_in([own, shared])), "a tool or argument")
+
+        def write(texts: Callable[[TracedText], str]) -> str:
+            named = None if tools is None else [_with_name(tool, texts) for tool in tools]
+            rewritten = [_walk(message, texts) for message in messages]
+            return self._write(rewritten, named, dict(own), is_prompt)
+
+        direct = write(str.__str__)
+        prefix = next((each for each in _PREFIXES if each not in direct), None)
+        if prefix is None:
+            raise RefusedError("template", f"the row has too many words such as {_PREFIXES[0]}")
+        results = {
+            field
+            for message in messages
+            if isinstance(message, dict) and message.get("role") == "tool"
+            for field in fields_in(message.get("content"))
+            if _as_json(field)
+        }
+        words = _Words(prefix, self._check_control)
+        marked = write(words)
+        if not words.fields:
+            return direct
+        parts = _fill(marked, direct, words)
+        if parts is None and results:  # Mistral parses a tool's result, and writes it as JSON
+            words = _Words(prefix, self._check_control, results)
+            parts = _fill(write(words), direct, words)
+        if parts is None:
+            raise RefusedError(
+                "template",
+                f"{self.where} writes other text, or the same in several ways, when the row's texts"
+                " are replaced by words: no spans can be proven. Put reasoning into a field of its"
+                " own (reasoning_content), or take the row out",
+            )
+        for part in parts:
+            if isinstance(part, Piece) and part.form is None:
+                part.field.is_stripped |= part.end - part.start < len(part.field.value)
+        return traced(parts)
+
+    def _write(self, messages: object, tools: object, arguments: object, is_prompt: bool) -> str:
+        try:
+            with limited():
+                text = self._write_text(messages, tools, arguments, is_prompt)
+            str(text).encode()  # half of a character cannot be stored
+        except MemoryError:
+            raise
+        except RecursionError:
+            raise RefusedError("template_limit", f"{self.where}: recursion too deep") from None
+        except Exception as error:  # code of others may raise anything
+            said = f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
+            raise RefusedError("template", f"{self.where} refuses the row: {said[:300]}") from None
+        if not isinstance(text, str):
+            raise PluginError(
+                f"{self._plugin} returned a {type(text).__name__}, not a text",
+                plugin=self._plugin.name,
+            )
+        return text
+
+    def _check_control(self, text: str, place: str) -> None:
+        noise = self._control.search(text)
+        if noise is not None:
+            raise RefusedError("template", f"control-token text {noise.group()!r} in {place}")
+
+
+class _Words:
+    """Gives each text of a row a word of its own, always the same.
+
+    Ids, and texts of white space alone, stay as they are.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        check_control: Callable[[str, str], None],
+        results: set[Field] | frozenset[Field] = frozenset(),
+    ) -> None:
+        self.pattern = re.compile(rf'({prefix}[0-9]{{7}}|"{prefix}r[0-9]{{7}}")')
+        self.fields: dict[str, Field] = {}
+        self.results = results
+        """Results of tools that are replaced by a JSON string, whose quotes belong to the word."""
+        self._words: dict[Field, str] = {}
+        self._prefix, self._check_control = prefix, check_control
+
+    def __call__(self, text: TracedText) -> str:
+        (field,) = fields_in(text)
+        value: str = field.value
+        field.trace.unrecorded.add((field.message, "rendered in Python"))
+        if field.kind == "id":
+            self._check_control(value, "an id or name")
+            return value
+        if not value.strip():
+            field.is_stripped = True
+            return value
+        number = f"{len(self._words):07d}"
+        new = f'"{self._prefix}r{number}"' if field in self.results else self._prefix + number
+        word = self._words.setdefault(field, new)
+        self.fields[word] = field
+        return word
+
+
+def _walk(value: Any, texts: Callable[[TracedText], str]) -> Any:
+    """A copy of a value, in which each text of the row is what `texts` makes of it."""
+    if isinstance(value, TracedText):
+        return texts(value)
+    if isinstance(value, dict):
+        items = list(value.items())  # opens a `DataObject`
+        for key in sorted((key for key, _ in items), key=str.__str__):
+            _walk(key, texts)  # words sort as the keys do, for renderers that sort them
+        return {_walk(key, texts): _walk(item, texts) for key, item in items}
+    if isinstance(value, list | tuple):
+        return [_walk(item, texts) for item in value]
+    return value
+
+
+def _with_name(tool: Any, texts: Callable[[TracedText], str]) -> Any:
+    """A copy of a tool definition, in which its name is what `texts` makes of it.
+
+    The rest is constant: schemas have words with a meaning. The name shows where the tool is.
+    """
+    copy = _walk(tool, str.__str__)
+    if isinstance(tool, dict):
+        is_nested = isinstance(tool.get("function"), dict)
+        name = (tool["function"] if is_nested else tool).get("name")
+        if isinstance(name, TracedText):
+            (copy["function"] if is_nested else copy)["name"] = texts(name)
+    return copy
+
+
+def _fill(marked: str, direct: str, words: _Words) -> list[Part] | None:
+    """Parts of the direct rendering, by the one with words; None unless there is one way."""
+    # Ways to write the beginning, by where it ends; None: there are several. A way is
+    # (the way before, its last part).
+    ways: dict[int, Any] = {0: ()}
+    for number, text in enumerate(words.pattern.split(marked)):
+        field = words.fields.get(text) if number % 2 else None
+        options: Sequence[Part] = [text]
+        if field is not None:
+            options = list(_options(field, is_result=field in words.results))
+        longer: dict[int, Any] = {}
+        for at, way in ways.items():
+            for part in options:
+                if direct.startswith(plain(part), at):
+                    end = at + len(plain(part))
+                    longer[end] = None if way is None or end in longer else (way, part)
+        ways = longer
+    way = ways.get(len(direct))
+    if way is None:
+        return None
+    parts: list[Part] = []
+    while way:
+        way, part = way
+        parts.append(part)
+    return parts[::-1]
+
+
+def _options(field: Field, *, is_result: bool) -> Iterator[Piece]:
+    """Ways to write a text, each other characters."""
+    value: str = field.value
+    seen = set[str]()
+
+    def new(text: str, first: int, last: int, form: JsonForm | str | None) -> Iterator[Piece]:
+        if text not in seen:
+            seen.add(text)
+            yield Piece(text, field, first, last, form)
+
+    if is_result:
+        for form in _JSON_FORMS:
+            yield from new(encoder(form)(json.loads(value)), 0, len(value), form)
+        return
+    ranges = [(0, len(value))]
+    for chars in _TRIMMED:
+        first, last = len(value) - len(value.lstrip(chars)), len(value.rstrip(chars))
+        ranges += [(first, last), (first, len(value)), (0, last)]
+    for first, last in ranges:
+        yield from new(value[first:last], first, last, None)
+    for first, last in ranges:
+        for form in _JSON_FORMS[:2]:
+            yield from new(encoder(form)(value[first:last])[1:-1], first, last, "string")
+
+
+def _as_json(field: Field) -> bool:
+    """Return True if a text is JSON, and no JSON string."""
+    try:
+        return not isinstance(json.loads(field.value), str)
+    except ValueError:
+        return False

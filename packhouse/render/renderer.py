@@ -1,0 +1,200 @@
+"""From a validated table to a formatted one: what every template shares.
+
+An engine renders what its template can and refuses the rest, row by row, with a reason.
+Nothing is dropped: rows in = rows formatted + rows quarantined, asserted here. Tables are rendered
+in parts of bounded size, so memory is a few times `PART_BYTES` whatever the table.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.recipe import FormatConfig
+from packhouse.records.conversations import Conversations
+from packhouse.records.excerpts import rewrites, take_records
+from packhouse.records.messages import FlatMessages
+from packhouse.records.tables import FORMATTED, QUARANTINED, VALIDATED, refused_rows
+from packhouse.records.thinking import strip_thinking
+from packhouse.render.chat import ChatEngine
+from packhouse.render.results import TEXTS, Filled, Texts
+from packhouse.render.single_turn import SingleTurnEngine
+from packhouse.render.windows import WindowRule, split_to_windows
+from packhouse.system.arrays import Int64s
+
+PART_BYTES = 128 * 2**20
+PART_ROWS = 2**18
+TURN_FACTOR = 4  # about how much larger a part may become as records of single turns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rendered:
+    """The outcome of `Renderer.render`."""
+
+    formatted: pa.Table = field(default_factory=FORMATTED.empty_table)
+    """Schema FORMATTED, in the order of the input."""
+    quarantined: pa.Table = field(default_factory=QUARANTINED.empty_table)
+    """Schema QUARANTINED; the step puts in the bytes of the rows."""
+    notes: Mapping[str, int] = field(default_factory=dict)
+    """Counts worth knowing that are no errors, such as `reasoning_not_rendered`."""
+    examples: pa.Table = field(default_factory=VALIDATED.empty_table)
+    """Schema VALIDATED: the conversations that were rendered (or refused), row by row; other than
+    those that came in where thinking was stripped or rows were split."""
+    stop_tokens: Mapping[str, str] = field(default_factory=dict)
+    """Tokens that end answers, and where each is from."""
+    added: Mapping[str, int] = field(default_factory=dict)
+    """Rows beyond one for each that came in, by reason: `turns`, `windows`."""
+
+
+class Renderer:
+    """Renders conversations with one template; made by `make_renderer`.
+
+    Output depends on the row alone: neither the table's size nor the other rows change it.
+    """
+
+    def __init__(
+        self,
+        engine: ChatEngine | SingleTurnEngine,
+        config: FormatConfig,
+        window: WindowRule | None = None,
+    ) -> None:
+        self._engine = engine
+        self._config = config
+        self._window = window
+
+    def render(self, table: pa.Table) -> Rendered:
+        """Render a VALIDATED table.
+
+        Returns:
+            Formatted and quarantined rows; together as many as came in and were added.
+
+        Raises:
+            TemplateError: the template itself cannot be used or proven, whatever the row.
+        """
+        factor = TURN_FACTOR if rewrites(self._config) else 1
+        num_parts = max(factor * table.nbytes // PART_BYTES, table.num_rows // PART_ROWS) + 1
+        step = max(-(-table.num_rows // num_parts), 1)
+        done = [Rendered()]
+        for start in range(0, table.num_rows, step):
+            done += self._render_part(table.slice(start, step))
+        rendered = Rendered(
+            formatted=pa.concat_tables(each.formatted for each in done),
+            quarantined=pa.concat_tables(each.quarantined for each in done),
+            examples=pa.concat_tables(each.examples for each in done),
+            notes=_total(each.notes for each in done),
+            added=_total(each.added for each in done),
+            stop_tokens=self._engine.stop_tokens,
+        )
+        num_out = rendered.formatted.num_rows + rendered.quarantined.num_rows
+        assert num_out == table.num_rows + sum(rendered.added.values())
+        return rendered
+
+    def _render_part(self, part: pa.Table) -> Iterator[Rendered]:
+        part, faults = strip_thinking(part, self._config)
+        whole = part
+        if faults:  # answers whose thinking leaves nothing, or does not end
+            is_bad = np.isin(np.arange(part.num_rows), list(faults))
+            bad = refused_rows(part, faults, "format")
+            yield Rendered(quarantined=bad, examples=part.filter(pa.array(is_bad)))
+            part = part.filter(pa.array(~is_bad))
+        added = Counter[str]()
+        records, texts = self._records(part)
+        over = self._over(records, texts)
+        if len(over):
+            windows, origin = self._windows(part.take(pa.array(over)))
+            added["windows"] = windows.num_rows - len(over)
+            part = _replaced(part, over, windows, origin)
+            records, texts = self._records(part)
+        rows = texts.filled.rows
+        formatted = _formatted(records, texts.filled)
+        added["turns"] = int(np.count_nonzero(np.diff(rows) == 0))  # rows are ascending
+        notes = texts.notes + Counter(windowed_rows=len(over))
+        if added["turns"] and self._window is None:
+            notes.update(_split_bytes(whole, formatted))
+        examples, refused = records, np.array(sorted(texts.refused), np.int64)
+        if len(refused):
+            order = np.argsort(np.concatenate([rows, refused]), kind="stable")
+            bad = part.take(pa.array(refused))
+            examples = pa.concat_tables([records, bad]).unify_dictionaries().take(pa.array(order))
+        yield Rendered(
+            formatted=formatted,
+            quarantined=refused_rows(part, texts.refused, "format"),
+            examples=examples,
+            notes=notes,
+            added=added,
+        )
+
+    def _over(self, records: pa.Table, texts: Texts) -> Int64s:
+        """Rows with a record that is too long."""
+        rows = texts.filled.rows
+        if self._window is None or not len(rows):
+            return rows[:0]
+        return np.unique(rows[self._window.over(_formatted(records, texts.filled))])
+
+    def _records(self, part: pa.Table) -> tuple[pa.Table, Texts]:
+        """Conversation and text of each record."""
+        conversations = Conversations.from_table(part, self._config)
+        texts = self._engine.render(conversations)
+        filled = texts.filled
+        if filled.extents:
+            # The recipe's system turn, which counts in the extents, is no message of the row.
+            own = FlatMessages.of(part["messages"])
+            added = conversations.messages.counts - own.counts
+            extents = [
+                extent and extent.without_first(count)
+                for extent, count in zip(filled.extents, added[filled.rows].tolist(), strict=True)
+            ]
+            return take_records(part, filled.rows, extents, self._config), texts
+        is_same = len(filled.rows) == part.num_rows
+        return (part if is_same else part.take(pa.array(filled.rows))), texts
+
+    def _windows(self, over: pa.Table) -> tuple[pa.Table, np.ndarray]:
+        """Windows of conversations that are too long, and the row that each comes from."""
+
+        def fits(talks: pa.Table) -> np.ndarray:
+            records, texts = self._records(talks)
+            fitting = np.setdiff1d(texts.filled.rows, self._over(records, texts))
+            return np.isin(np.arange(talks.num_rows), fitting)
+
+        return split_to_windows(over, self._config, fits)
+
+
+def _split_bytes(part: pa.Table, formatted: pa.Table) -> dict[str, int]:
+    """Bytes of the records of rows that were split, and of one rendering for each such row.
+
+    The record of a row's last answer holds the conversation up to there, so it stands for that
+    rendering. Message trees, whose paths share a row, are left out.
+    """
+    rows, counts = np.unique(part["row"].to_numpy(), return_counts=True)
+    texts = pa.table({"row": formatted["row"], "size": pc.binary_length(formatted["text"])})
+    sums = texts.group_by("row").aggregate([("size", name) for name in ("count", "sum", "max")])
+    is_split = pc.greater(sums["size_count"], 1)
+    is_alone = pc.is_in(sums["row"], value_set=pa.array(rows[counts == 1]))
+    split = sums.filter(pc.and_(is_split, is_alone))
+    return {
+        "split_bytes": pc.sum(split["size_sum"]).as_py() or 0,
+        "whole_bytes": pc.sum(split["size_max"]).as_py() or 0,
+    }
+
+
+def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    return dict(sorted(sum(map(Counter, counts), Counter[str]()).items()))
+
+
+def _replaced(part: pa.Table, rows: np.ndarray, windows: pa.Table, origin: np.ndarray) -> pa.Table:
+    """The part with some of its rows replaced by their windows, in order."""
+    # Row 1 of 3 becomes two windows: places [0, 2, 1, 1] sort to [row 0, window, window, row 2].
+    kept = np.setdiff1d(np.arange(part.num_rows), rows)
+    places = np.concatenate([kept, rows[origin]])
+    whole = pa.concat_tables([part.take(pa.array(kept)), windows]).unify_dictionaries()
+    return whole.take(pa.array(np.argsort(places, kind="stable"))).combine_chunks()
+
+
+def _formatted(records: pa.Table, filled: Filled) -> pa.Table:
+    columns = [
+        filled.texts[name] if name in TEXTS.names else records[name] for name in FORMATTED.names
+    ]
+    return pa.table(columns, schema=FORMATTED)

@@ -1,0 +1,109 @@
+"""What rendering gives: texts with their spans as columns, and rows that were refused."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from packhouse.records.excerpts import Extent
+from packhouse.records.tables import FORMATTED
+from packhouse.system.arrays import Int64s
+
+SPANS = FORMATTED.field("content_spans").type
+_COLUMNS = ("text", "content_spans", "trained_spans", "span_weights")
+TEXTS = pa.schema([FORMATTED.field(name) for name in _COLUMNS])
+"""Schema of what rendering adds to rows."""
+
+
+class Refusal(NamedTuple):
+    """Why a row cannot be rendered: a code for machines, a sentence for people."""
+
+    reason: str
+    detail: str
+
+
+class RefusedError(Exception):
+    """Raised and caught inside this package when one row is refused."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.refusal = Refusal(reason, detail)
+
+
+def shown(text: bytes) -> str:
+    """Return a piece of a text for a message; it may begin and end within a character."""
+    return repr(text.decode(errors="ignore"))
+
+
+class Trained(NamedTuple):
+    """A trained span in bytes of the text."""
+
+    start: int
+    end: int
+    message: int
+    """The one whose weight it has; of several that are one span, any. -1: none, but the row's."""
+    weight: float = 1.0
+    """Of a row that is rendered alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Records: the number of each one's row (ascending), and text and spans in the same order."""
+
+    rows: Int64s
+    extents: list[Extent | None]
+    """Empty where each has all of its row."""
+    texts: pa.Table
+    """Schema TEXTS."""
+
+    def take(self, places: Int64s) -> "Filled":
+        """Return the records at these places."""
+        extents = [self.extents[at] for at in places.tolist()] if self.extents else []
+        texts = self.texts.take(pa.array(places))
+        return Filled(self.rows[places], extents if any(extents) else [], texts)
+
+
+@dataclass(slots=True)
+class Texts:
+    """What an engine made of a part: rendered rows (ascending), refused rows, counts."""
+
+    filled: Filled
+    refused: dict[int, Refusal]
+    notes: Counter[str] = field(default_factory=Counter)
+
+
+def span_lists(begins: Int64s, ends: Int64s, counts: Int64s) -> pa.Array:
+    """Lists of spans, `counts[i]` for row i, the empty spans left out.
+
+    Example:
+        >>> spans = np.array([[0, 4], [4, 4], [2, 5]])  # two of row 0, one of row 1
+        >>> span_lists(spans[:, 0], spans[:, 1], np.array([2, 1])).to_pylist()
+        [[{'start': 0, 'end': 4}], [{'start': 2, 'end': 5}]]
+    """
+    kept = ends > begins
+    if not kept.all():
+        total = np.append(0, np.cumsum(kept))
+        counts = np.diff(total[np.append(0, np.cumsum(counts))])
+        begins, ends = begins[kept], ends[kept]
+    spans = pa.StructArray.from_arrays(
+        [pa.array(begins.astype(np.int32)), pa.array(ends.astype(np.int32))],
+        fields=list(SPANS.value_type),
+    )
+    offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), spans, type=SPANS)
+
+
+def concat_filled(parts: Sequence[Filled]) -> Filled:
+    """Put parts together, in the order of row numbers."""
+    if len(parts) == 1:
+        return parts[0]
+    parts = [Filled(np.zeros(0, np.int64), [], TEXTS.empty_table()), *parts]
+    rows = np.concatenate([part.rows for part in parts])
+    extents = list[Extent | None]()
+    if any(part.extents for part in parts):
+        extents = [own for part in parts for own in part.extents or [None] * len(part.rows)]
+    texts = pa.concat_tables([part.texts for part in parts]).combine_chunks()
+    return Filled(rows, extents, texts).take(np.argsort(rows, kind="stable"))

@@ -1,0 +1,273 @@
+"""One conversation through Jinja: text, spans of contents, trained spans, and nothing lost.
+
+A row whose spans cannot be shown, or some of whose text the template leaves out, is refused.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import NamedTuple
+
+import orjson
+
+from packhouse.errors import ConfigError, TemplateError
+from packhouse.recipe import FormatConfig
+from packhouse.records.conversations import DEFAULTS
+from packhouse.records.excerpts import Extent
+from packhouse.render.chat_messages import (
+    PLAIN,
+    Given,
+    MessageForm,
+    Messages,
+    chat_messages,
+    in_parts,
+)
+from packhouse.render.losses import check_row
+from packhouse.render.predicates import any_of
+from packhouse.render.rendering import Conversation, Rendering, Template
+from packhouse.render.results import RefusedError, Trained
+from packhouse.render.sandbox import ChatTemplate
+from packhouse.render.template_facts import ANSWER, PROBE, QUESTION, TemplateFacts, learn_facts
+from packhouse.render.trained_spans import (
+    add_other_turns,
+    all_spans,
+    other_spans,
+    weigh_spans,
+)
+from packhouse.render.turns import Answers, Record
+from packhouse.tokenize.snapshot import TokenizerSnapshot
+
+_ALWAYS = ("messages", "add_generation_prompt", "raise_exception", "strftime_now", "namespace")
+
+
+class RenderedRecord(NamedTuple):
+    """One record of a row."""
+
+    rendering: Rendering
+    trained: list[Trained]
+    """Ascending and disjoint; there is at least one."""
+    extent: Extent | None
+    """What of the row it has; None: all of it."""
+
+    @property
+    def content(self) -> list[tuple[int, int]]:
+        """Spans of contents, ascending."""
+        return [(o.start, o.end) for o in self.rendering.occurrences]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedRow:
+    """One conversation as text."""
+
+    talk: Conversation
+    records: list[RenderedRecord]
+    notes: Counter[str]
+
+
+class RowRenderer:
+    """Renders single conversations with one Jinja template.
+
+    Args:
+        config: the recipe's format section.
+        snapshot: of the tokenizer: control tokens, and what templates may ask for.
+        source: Jinja source.
+        where: what errors call the template.
+    """
+
+    def __init__(
+        self, config: FormatConfig, snapshot: TokenizerSnapshot, source: str, where: str
+    ) -> None:
+        self._config = config
+        self._template_args = (source, dict(snapshot.special_tokens), where)
+        tokens = {*snapshot.added_tokens, *snapshot.special_tokens.values()} - {""}
+        longest_first = sorted(tokens, key=lambda token: (-len(token), token))
+        pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
+        self.control, self.control_bytes = re.compile(pattern), re.compile(pattern.encode())
+        self.control_texts = any_of(tokens)
+        self._stops = dict.fromkeys(config.stop_tokens, "format.stop_tokens") or dict(
+            snapshot.stop_tokens
+        )
+        unknown = sorted(set(config.stop_tokens) - tokens)
+        if unknown:
+            raise ConfigError(
+                f"format.stop_tokens: {unknown[0]!r} is no control token of the tokenizer; take "
+                "one of its added tokens"
+            )
+
+    @cached_property
+    def template(self) -> Template:
+        """The compiled template; of a renderer in Python, that (`packhouse.renderers`)."""
+        source, tokens, where = self._template_args
+        arguments = self._config.chat_template_kwargs
+        # `tools` and `documents` are put into the rows that have none: they are text like theirs.
+        own = {name: value for name, value in arguments.items() if name not in DEFAULTS}
+        template = ChatTemplate(source, tokens, where=where, arguments=own)
+        unread = sorted(set(own) - template.names)
+        if unread:
+            known = sorted(template.names - {*_ALWAYS, *tokens, *DEFAULTS})[:20]
+            raise TemplateError(
+                f"{where} does not read {unread[0][:60]!r} of format.chat_template_kwargs; it "
+                f"reads {', '.join(name[:60] for name in known) or 'no argument'}. Mend the name, "
+                "or take it out"
+            )
+        return template
+
+    @cached_property
+    def facts(self) -> TemplateFacts:
+        """What probes show of the template.
+
+        Raises:
+            TemplateError: it cannot be used.
+        """
+        set_arguments, template = self._config.chat_template_kwargs, self.template
+        others = {*_ALWAYS, *self._template_args[1], *DEFAULTS, *template.numbers}
+        return learn_facts(
+            self._probe,
+            where=template.where,
+            arguments=template.names - others,
+            is_set=lambda name: name in set_arguments,
+            stop_tokens=self._stops,
+            control=self.control_bytes,
+        )
+
+    def check(self) -> None:
+        """Refuse a template that cannot be used, before any row.
+
+        Raises:
+            TemplateError: says why.
+        """
+        if self._config.train_on == "all":
+            _ = self.template
+            return
+        _ = self.facts
+        raw = [{**QUESTION[0], "weight": 0.0}, {**ANSWER[0], "weight": 1.0}]
+        if self.facts.opens_thought:
+            raw[1]["reasoning"] = PROBE[2]
+        try:
+            self.render(raw, Given(None, self._probe_arguments))
+        except RefusedError as error:
+            if error.refusal.reason not in ("no_reasoning", "thought_lost"):
+                raise TemplateError(f"{self.template.where}: {error.refusal.detail}") from None
+
+    def _probe(
+        self, messages: Messages, arguments: Mapping[str, object] = {}, is_prompt: bool = False
+    ) -> Rendering:
+        given = Given(None, {**self._probe_arguments, **arguments})
+        talk = Conversation(self.template, messages, given, self.control, self.has_content_parts)
+        done = talk.prefix(len(messages), is_prompt=is_prompt)
+        return replace(done, occurrences=[o for o in done.occurrences if o.field.message >= 0])
+
+    @cached_property
+    def _probe_arguments(self) -> dict[str, object]:
+        """What probes need beside messages: documents, where the template fails without any.
+
+        Rows have to bring them, or the recipe.
+        """
+        documents: dict[str, object] = {"documents": [{"title": "Therefore", "text": "Likewise"}]}
+        for own in ({}, documents):
+            with suppress(RefusedError):
+                self.template.render(QUESTION, arguments=own)
+                return own
+        return {}
+
+    @cached_property
+    def has_content_parts(self) -> bool:
+        """Return True if the template writes contents as lists of parts, but not as texts."""
+        texts, talk = PROBE[:2], [*QUESTION, *ANSWER]
+        parts = MessageForm(has_content_parts=True)
+        return not self._writes(texts, talk, PLAIN) and bool(self._writes(texts, talk, parts))
+
+    @cached_property
+    def form(self) -> MessageForm:
+        """The first form of messages with tool calls in which the template loses no text.
+
+        Most take the first. Where none will do, the first that the template does not refuse.
+        """
+        function = {"name": PROBE[3], "arguments": {"a": "Therefore"}}
+        called = orjson.dumps([{"type": "function", "function": function}]).decode()
+        talk: Messages = [
+            *QUESTION,
+            {"role": "assistant", "content": "", "tool_calls": called},
+            {"role": "tool", "content": PROBE[1]},
+            {"role": "assistant", "content": PROBE[2]},
+        ]
+        is_numbered = self._config.call_ids is not None
+        forms = [
+            MessageForm(ids and not is_numbered, is_numbered, text, self.has_content_parts)
+            for text, ids in product((False, True), repeat=2)
+        ]
+        writes = [self._writes((*PROBE, "Therefore"), talk, form) for form in forms]
+        return next(
+            (forms[writes.index(answer)] for answer in (True, False) if answer in writes), forms[0]
+        )
+
+    def _writes(self, texts: Sequence[str], talk: Messages, form: MessageForm) -> bool | None:
+        """Return True if all texts are in the rendering; None where the template refuses it."""
+        messages = chat_messages(talk, form)
+        if form.has_content_parts:
+            for message in messages:
+                message["content"] = in_parts(message["content"])
+        try:
+            written = self.template.render(messages, arguments=self._probe_arguments)
+        except RefusedError:
+            return None
+        return all(text in written for text in texts)
+
+    def render(self, raw: Messages, given: Given) -> RenderedRow:
+        """Render the records of a row.
+
+        Args:
+            raw: canonical messages, each with the weight decided for it.
+            given: tools and arguments.
+
+        Raises:
+            RefusedError: the template refuses the row, loses text of it or shows no spans.
+        """
+        if not raw:
+            raise RefusedError("template", "the conversation has no message")
+        messages = chat_messages(raw, self.form)
+        is_stripped = self._config.reasoning == "strip"
+        talk = Conversation(
+            self.template, messages, given, self.control, self.has_content_parts, is_stripped
+        )
+        weights = [message["weight"] for message in raw]
+        if not any(weights):
+            raise RefusedError("nothing_trained", "no turn of the conversation is trained")
+        config, control = self._config, self.control_bytes
+        answers = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
+        others = [n for n, weight in enumerate(weights) if weight > 0 and n not in answers]
+        is_whole = config.turns == "whole" or config.train_on == "all" or not answers
+        if is_whole:
+            record = Record(talk.rendering, num_messages=len(raw))
+            notes = check_row(talk, [record.rendering], len(raw), {*answers, *others})
+            if config.train_on == "all":
+                record.spans = all_spans(raw, talk, config, control)
+            else:
+                if answers:
+                    rule = Answers(raw, talk, config, self.facts, control)
+                    record = rule.whole_record(answers)
+                record.spans = sorted([*record.spans, *other_spans(talk, others, control)])
+            records = [record]
+        else:
+            rule = Answers(raw, talk, config, self.facts, control)
+            records = rule.records(answers)
+            written, last = [record.rendering for record in records], records[-1].num_messages
+            notes = rule.notes + check_row(talk, written, last, {*answers, *others})
+            add_other_turns(records, talk, other_spans(talk, others, control))
+        done: list[RenderedRecord] = []
+        for record in records:
+            trained = weigh_spans(record, raw, talk, config)
+            is_row = is_whole or (record.num_messages == len(raw) and record.turns == answers)
+            extent = None
+            if not is_row:
+                awaits = rule.awaits_thought(record)
+                extent = Extent(record.num_messages, (*record.turns, *others), awaits)
+            if trained:
+                done.append(RenderedRecord(record.rendering, trained, extent))
+        if not done:
+            raise RefusedError("nothing_trained", "no turn of the conversation is trained")
+        return RenderedRow(talk, done, notes)

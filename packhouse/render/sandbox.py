@@ -1,0 +1,369 @@
+"""Chat templates in Jinja's sandbox, set up as transformers does.
+
+A chat template is code that arrives with a tokenizer. The immutable sandbox keeps it from the
+interpreter; the child process that renders (`packhouse.system.confine`) keeps it from the machine.
+
+What differs from transformers: filters and globals that are random or that no template needs
+(`random`, `lipsum`, `batch`, `slice`, `wordwrap`, `urlize`) do not exist, and `strftime_now` gives
+one date for the whole run (SOURCE_DATE_EPOCH where it is set), so that a run over midnight is
+consistent and a build can be repeated.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.filters import make_attrgetter
+from jinja2.meta import find_undeclared_variables
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+from markupsafe import Markup, escape
+
+from packhouse.errors import TemplateError
+from packhouse.render.provenance import (
+    BLOCK_EDGES,
+    UNPROVEN,
+    DataObject,
+    JsonForm,
+    TracedText,
+    as_text,
+    forget,
+    is_traced,
+    join_texts,
+    parts_of,
+    rewriting,
+    rewritten,
+    to_json,
+    traced,
+)
+from packhouse.render.results import RefusedError
+from packhouse.system.confined import at, limited
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}`: what the assistant generates."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        assert isinstance(self.environment, _Sandbox), "extensions are given to no other"
+        self.environment.has_generation = True
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("generation")
+        return nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def generation(self, caller: Callable[[], str]) -> str:
+        begin, end = BLOCK_EDGES
+        return traced((begin, *parts_of(caller()), end))
+
+
+class _Operators(NodeTransformer):
+    """Turns operators that no method of a string sees into filters: `a ~ b`, `a in b`."""
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return nodes.Filter(nodes.List(node.nodes), "_joined", [], [], None, None)
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        if not any(operand.op in ("in", "notin") for operand in node.ops):
+            return node
+        if len(node.ops) > 1:
+            raise jinja2.TemplateSyntaxError("`in` within a chain of comparisons", node.lineno)
+        found = nodes.Filter(node.expr, "_in", [node.ops[0].expr], [], None, None)
+        return found if node.ops[0].op == "in" else nodes.Not(found)
+
+    def visit_ScopedEvalContextModifier(self, node: nodes.Node) -> nodes.Node:
+        raise jinja2.TemplateSyntaxError("a chat template escapes nothing", node.lineno)
+
+
+@jinja2.pass_context  # keeps Jinja from calling it once, when it compiles
+def _joined(context: object, items: Sequence[object]) -> str:
+    """`a ~ b`."""
+    return join_texts("", items)
+
+
+def _is_in(value: Any, container: Any) -> bool:
+    """`value in container`."""
+    # `'x' in content` asks a `TracedText`, which records it; `content in 'abc'` asks a constant.
+    if isinstance(value, TracedText) and type(container) is str:
+        forget(value, "in")
+    return value in container
+
+
+@jinja2.pass_environment
+def _join(
+    environment: jinja2.Environment, items: Any, separator: str = "", attribute: Any = None
+) -> str:
+    if attribute is not None:
+        items = map(make_attrgetter(environment, attribute), items)
+    return join_texts(as_text(separator), items)
+
+
+def _replace(text: object, old: object, new: object, count: int | None = None) -> str:
+    # Traced even if it is a constant: `'Hello NAME' | replace('NAME', content)`.
+    whole = traced(parts_of(as_text(text)))
+    return whole.replace(as_text(old), as_text(new), -1 if count is None else count)
+
+
+class _Safe(TracedText):
+    """A text of the row behind `safe`: what is added to it is escaped, which is not followed."""
+
+    def __add__(self, other: str) -> TracedText:
+        return super().__add__(_unescaped(other))
+
+    def __radd__(self, other: str) -> TracedText:
+        return super().__radd__(_unescaped(other))
+
+
+def _unescaped(text: str) -> str:
+    if escape(text) != text:
+        raise UNPROVEN
+    return text
+
+
+def _safe(value: object) -> str:
+    text = as_text(value)
+    if not is_traced(text):
+        return Markup(text)
+    safe = _Safe(text)
+    safe._parts = parts_of(text)
+    return safe
+
+
+_TEXT_METHODS = {name for name in dir(str) if name[0] != "_"} - {"format", "format_map"}
+_DICT_METHODS = frozenset(dir(dict))
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """The environment, in which texts keep their provenance."""
+
+    intercepted_binops = frozenset(["*", "**", "%"])  # run with a row, not when it is compiled
+
+    has_generation = False
+    """True if a template has generation blocks."""
+
+    @staticmethod
+    def concat(pieces: Iterable[object]) -> str:
+        """Join what a macro or a block writes."""
+        return join_texts("", pieces)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        fitted: nodes.Template = _Operators().visit(super()._parse(source, name, filename))
+        fitted.set_environment(self)
+        return fitted
+
+    def getattr(self, obj: object, attribute: str) -> object:
+        """Look up `obj.attribute`; what templates ask for most needs no further checks."""
+        if isinstance(obj, str) and attribute in _TEXT_METHODS:
+            return getattr(obj, attribute)
+        if isinstance(obj, dict) and attribute not in _DICT_METHODS and attribute in obj:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+    def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> object:
+        """Call; methods of constants see the provenance of their arguments."""
+        # `', '.join(names)` is a method of a constant, which knows nothing of what it joins.
+        owner = getattr(called, "__self__", None)
+        if type(owner) is str and (called.__name__ == "join" or is_traced((args, kwargs))):
+            called = getattr(traced((owner,)), called.__name__)
+        return super().call(context, called, *args, **kwargs)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> object:
+        """Compute `left % right` and the like."""
+        result = super().call_binop(context, operator, left, right)
+        return rewritten(result, left, right) if operator == "%" else result
+
+    def wrap_str_format(self, value: Any) -> Callable[..., Any] | None:
+        """Format, by the sandbox's own formatter."""
+        wrapped = super().wrap_str_format(value)
+        return wrapped and rewriting(wrapped, value.__self__)
+
+
+class _PlainNamespace(Namespace):
+    """A namespace without underscore names, which lead into the interpreter."""
+
+    def __init__(self, /, *args: Any, **kwargs: object) -> None:  # namespace(self=1) is one
+        super().__init__()
+        for name, value in dict(*args, **kwargs).items():
+            self[name] = value
+
+    def __setitem__(self, name: str, value: object) -> None:
+        if str(name).startswith("_"):
+            raise SecurityError(f"a namespace has no place for '{name}'")
+        super().__setitem__(name, value)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    pair = separators and (separators[0], separators[1])
+    text = to_json(value, JsonForm(ensure_ascii, indent, pair, sort_keys))
+    return as_text(rewritten(text, indent, separators))
+
+
+_UNWANTED_FILTERS = ("random", "batch", "slice", "wordwrap", "urlize", "format", "pprint")
+# These use methods of texts, or hand on what they are given.
+_TRANSPARENT_FILTERS = frozenset(
+    "length count list first last items map select selectattr reject rejectattr default d "
+    "dictsort sort reverse unique min max sum groupby attr".split()
+)
+_OWN_FILTERS = {
+    "trim": lambda text, chars=None: as_text(text).strip(chars),
+    "tojson": _tojson,
+    "join": _join,
+    "replace": _replace,
+    "safe": _safe,
+    "string": as_text,
+    "_joined": _joined,
+    "_in": _is_in,
+}
+
+
+def _make_environment(today: datetime) -> _Sandbox:
+    environment = _Sandbox(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, jinja2.ext.loopcontrols],
+        finalize=as_text,
+    )
+    for name in _UNWANTED_FILTERS:
+        del environment.filters[name]
+    for name in environment.filters.keys() - _TRANSPARENT_FILTERS:
+        environment.filters[name] = rewriting(environment.filters[name])
+    environment.filters |= _OWN_FILTERS
+    environment.tests["in"] = _is_in
+    del environment.globals["lipsum"]
+    environment.globals["namespace"] = _PlainNamespace
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = rewriting(today.strftime)
+    return environment
+
+
+def pinned_date() -> datetime:
+    """Today at midnight, or SOURCE_DATE_EPOCH (UTC) where builds have to repeat."""
+    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    if epoch is not None:
+        return datetime.fromtimestamp(int(epoch), UTC)
+    return datetime.now().replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+@lru_cache(maxsize=16)
+def _compile(
+    source: str, today: datetime
+) -> tuple[jinja2.Template, bool, frozenset[str], frozenset[str]]:
+    """A template, whether it has generation blocks, the names that it looks up, and its numbers.
+
+    Some 10 to 30 ms, once a process.
+    """
+    environment = _make_environment(today)
+    template = environment.from_string(source)
+    tree = environment.parse(source)
+    names = frozenset(find_undeclared_variables(tree))
+    return template, environment.has_generation, names, numbers_in(tree)
+
+
+def numbers_in(tree: nodes.Template) -> frozenset[str]:
+    """Names that a template compares with numbers: `thinking_budget == 0` holds for False, too."""
+    return frozenset(
+        name.name
+        for compared in tree.find_all(nodes.Compare)
+        if any(type(each.value) in (int, float) for each in compared.find_all(nodes.Const))
+        for name in compared.find_all(nodes.Name)
+    )
+
+
+class ChatTemplate:
+    """A compiled chat template.
+
+    Args:
+        source: Jinja source.
+        special_tokens: `bos_token`, `eos_token`, ... as the template sees them.
+        where: what errors call the template.
+        arguments: further ones, such as `enable_thinking`.
+
+    Raises:
+        TemplateError: the source is not a template.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        where: str,
+        arguments: Mapping[str, object] = {},
+    ) -> None:
+        self.where = where
+        self.num_rendered = 0
+        """Messages that were given to it so far: the work done."""
+        self._arguments = {"documents": None, **special_tokens, **arguments}
+        try:
+            with limited():
+                at("while it is compiled")
+                compiled = _compile(source, pinned_date())
+                self._template, self.has_generation, self.names, self.numbers = compiled
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(f"{where}, line {error.lineno}: {error.message}") from None
+        except RecursionError:
+            raise TemplateError(f"{where}: nested too deeply to compile") from None
+
+    def render(
+        self,
+        messages: Sequence[object],
+        tools: Sequence[object] | None = None,
+        arguments: Mapping[str, object] = {},
+        *,
+        is_prompt: bool = False,
+    ) -> str:
+        """The text of one conversation, equal to `apply_chat_template(..., tokenize=False)`.
+
+        Args:
+            messages: as a template gets them; their texts may be `TracedText`.
+            tools: parsed tool definitions.
+            arguments: the row's own; they go before the recipe's.
+            is_prompt: whether to add the generation prompt.
+
+        Raises:
+            RefusedError: the template refuses the conversation or fails on it.
+            MemoryError: it needs more than this process may use.
+        """
+        self.num_rendered += len(messages)
+        try:
+            with limited():
+                pieces = self._template.generate(
+                    messages=messages,
+                    tools=tools,
+                    add_generation_prompt=is_prompt,
+                    **{**self._arguments, **arguments},
+                )
+                text = join_texts("", pieces)
+            str.encode(text)  # half of a character cannot be stored
+            return text
+        except RecursionError:
+            raise RefusedError("template_limit", f"{self.where}: recursion too deep") from None
+        except (MemoryError, RefusedError):
+            raise
+        except Exception as error:
+            kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
+            said = f"{kind}{error}".encode(errors="backslashreplace").decode()
+            for ours, name in ((TracedText, "str"), (DataObject, "dict")):
+                said = said.replace(f"{ours.__module__}.{ours.__name__}", name)
+            raise RefusedError("template", f"{self.where} refuses the row: {said}") from None

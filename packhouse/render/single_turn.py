@@ -1,0 +1,310 @@
+r"""Templates that are a few constants around the contents: no Jinja, one Arrow join per shape.
+
+    alpaca          preamble, "### Instruction:", "### Input:", "### Response:", answer, EOS
+    alpaca_newline  the same with a line break behind "### Response:"
+    completion      prompt, answer, EOS
+    classification  prompt with the text in it, the label's text, EOS
+    sequence_classification   the text between CLS and SEP (or BOS and EOS); nothing is trained
+    text            the text, EOS; all of it is trained
+
+Each begins with BOS where the tokenizer begins with it, so that the ids are those that
+`tokenizer(prompt)` gives at inference. A trained span is an answer and its EOS; every trained
+answer has one. What a template has no place for (tools, reasoning, further turns) is
+refused, never left out. 52,000 Alpaca rows take about 0.1 s.
+
+Alpaca beyond Stanford's two texts: further turns repeat the blocks after the EOS of the answer,
+parted by an empty line, without the preamble; a system prompt takes the preamble's place.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.errors import ConfigError, TemplateError
+from packhouse.recipe import FormatConfig
+from packhouse.recipe.rows import CHAT_TEMPLATES, TEMPLATES
+from packhouse.records.conversations import Conversations, Shape, make_shape
+from packhouse.render.compiled import CompiledTemplate, Filling, Hole
+from packhouse.render.field_columns import FieldColumns, Numbers
+from packhouse.render.results import Refusal, Texts, Trained
+from packhouse.tokenize.encoders import load_tokenizer
+from packhouse.tokenize.pipeline import read_pipeline
+from packhouse.tokenize.snapshot import TokenizerSnapshot
+
+# The two texts of Stanford Alpaca (PROMPT_DICT in its train.py), without the blocks.
+PREAMBLE = (
+    "Below is an instruction that describes a task. "
+    "Write a response that appropriately completes the request."
+)
+PREAMBLE_WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further "
+    "context. Write a response that appropriately completes the request."
+)
+# Ends with a line break: a label's first token would swallow a space, and then not be trained.
+DEFAULT_PROMPT = "{text}\nLabel:\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Text that begins and ends a rendering."""
+
+    bos: str
+    eos: str
+    space: str = ""
+    """A space that goes between BOS and a text that begins with none, where the tokenizer puts one
+    before the first word: Mistral v0.3 encodes "Below" alone as "_Below", but "<s>Below" as
+    "<s>", "Below". With "<s> Below" the ids are those of the text alone."""
+
+
+@dataclass(slots=True)
+class SingleTurnEngine:
+    """Renders each shape with what `build` makes for it."""
+
+    build: Callable[[Shape, Ends], CompiledTemplate | Refusal]
+    ends: Ends
+    label_names: list[str] | None = None
+    needs_label: bool = False
+    stop_tokens: Mapping[str, str] = field(default_factory=dict)
+
+    def render(self, conversations: Conversations) -> Texts:
+        """Fill every shape; refuse the shapes, and the labels, that the template cannot express."""
+        refused: dict[int, Refusal] = {}
+        labels, usable = self._labels(conversations, refused)
+        refused |= dict.fromkeys(np.flatnonzero(~conversations.is_plain).tolist(), _RICH)
+        usable = usable & conversations.is_plain
+        columns = FieldColumns(conversations, Numbers(), labels=labels)
+        filling = Filling(conversations, columns)
+        codes = conversations.codes(with_context=True)
+        for key, rows in conversations.group(codes, np.zeros(len(usable), np.int64), usable):
+            shape = make_shape(np.frombuffer(key, np.int64)[:-1])
+            if self.label_names and len(shape) == 2:
+                shape = shape[:1]
+            compiled = self.build(shape, self.ends)
+            if isinstance(compiled, Refusal):
+                refused.update(dict.fromkeys(rows.tolist(), compiled))
+                continue
+            # Items ["<s>", " ", Hole(text), "</s>"]: the text begins behind BOS and the space.
+            first = next(n for n, item in enumerate(compiled.items) if isinstance(item, Hole))
+            opening = "".join(map(str, compiled.items[:first]))
+            if self.ends.space and opening == self.ends.bos + self.ends.space:
+                # A text that begins with a space gets no other one.
+                texts = conversations.messages["content"].take(pa.array(conversations.starts[rows]))
+                is_spaced = pc.starts_with(texts, " ").to_numpy(zero_copy_only=False)
+                unspaced = self.build(shape, replace(self.ends, space=""))
+                assert isinstance(unspaced, CompiledTemplate)
+                filling.add(unspaced, rows[is_spaced])
+                rows = rows[~is_spaced]
+            filling.add(compiled, rows)
+        return Texts(filling.filled(), refused, Counter())
+
+    def _labels(
+        self, conversations: Conversations, refused: dict[int, Refusal]
+    ) -> tuple[pa.Array | None, np.ndarray]:
+        """Text of every row's label, and which rows have what the template needs of labels."""
+        if not self.needs_label:
+            return None, np.ones(conversations.num_rows, dtype=bool)
+        given = conversations.label.is_valid().to_numpy(zero_copy_only=False)
+        refused |= dict.fromkeys(np.flatnonzero(~given).tolist(), _UNLABELLED)
+        if self.label_names is None:
+            return None, given
+        number = pc.fill_null(conversations.label, 0).to_numpy()
+        known = (number >= 0) & (number < len(self.label_names))
+        for row in np.flatnonzero(given & ~known).tolist():
+            refused[row] = Refusal(
+                "label", f"label {number[row]} is not in 0..{len(self.label_names) - 1}"
+            )
+        names = pa.array(self.label_names, pa.string())
+        texts = names.take(pa.array(np.where(known, number, 0)))
+        return texts, given & known
+
+
+_RICH = Refusal(
+    "template",
+    "tools, documents, arguments, tool calls, reasoning, names or weights of parts need the `chat` "
+    "template",
+)
+_UNLABELLED = Refusal("template", "the row has no label")
+_NOTHING = Refusal("nothing_trained", "no turn of the conversation is trained")
+
+
+class _Pieces:
+    """Items of a compiled template, and which message each belongs to."""
+
+    def __init__(self, ends: Ends, preamble: str = "") -> None:
+        self.items: list[str | Hole] = [ends.bos]
+        if preamble:
+            self.items.append(ends.space + preamble)
+        self._space = [] if preamble or not ends.space else [ends.space]
+        self._places: list[tuple[int, int, int, int]] = []
+
+    def add(self, message: int, header: list[str | Hole], body: list[str | Hole]) -> None:
+        """Append a message (-1: a label's text) as what comes before it and what is its own."""
+        if header:
+            header = [*self._space, *header]
+        else:  # the token of the first word begins with the space, so both are trained or neither
+            body = [*self._space, *body]
+        self._space = []
+        begin, own = len(self.items), len(self.items) + len(header)
+        self.items += [*header, *body]
+        self._places.append((message, begin, own, len(self.items)))
+
+    def compiled(self, shape: Shape, config: FormatConfig) -> CompiledTemplate | Refusal:
+        """What the template writes, by the weights of the shape's messages."""
+        with_headers = config.train_on == "all"
+        is_whole = with_headers and not config.never_train
+        if is_whole and all(turn.is_trained and not turn.is_scaled for turn in shape):
+            return CompiledTemplate(tuple(self.items), (Trained(0, len(self.items), 0),))
+        trained = [
+            Trained(begin if with_headers else own, end, message)
+            for message, begin, own, end in self._places
+            if (
+                shape[message].is_trained if message >= 0 else "assistant" not in config.never_train
+            )
+        ]
+        return CompiledTemplate(tuple(self.items), tuple(trained)) if trained else _NOTHING
+
+
+def _alpaca(shape: Shape, ends: Ends, config: FormatConfig) -> CompiledTemplate | Refusal:
+    system, turns = _split_system(shape)
+    roles = [turn.role for turn in turns]
+    if not turns or roles != (["user", "assistant"] * len(turns))[: len(turns)]:
+        wants = f"{config.template} needs user and assistant in turn, got {_names(shape)}"
+        return Refusal("template", wants)
+    if any(turn.has_context for turn in shape if turn.role != "user"):
+        return Refusal("template", f"{config.template} has a place for context in user turns only")
+    response = "\n\n### Response:" + "\n" * (config.template == "alpaca_newline")
+    preamble = PREAMBLE_WITH_INPUT if turns[0].has_context else PREAMBLE
+    pieces = _Pieces(ends, "" if system else preamble)
+    if system:
+        pieces.add(0, [], [Hole(("text", 0))])
+    for number, turn in enumerate(turns, start=system):
+        if turn.role == "user":
+            body: list[str | Hole] = [Hole(("text", number))]
+            if turn.has_context:
+                body += ["\n\n### Input:\n", Hole(("context", number))]
+            pieces.add(number, ["\n\n### Instruction:\n"], body)
+        else:
+            pieces.add(number, [response], [Hole(("text", number)), ends.eos])
+    return pieces.compiled(shape, config)
+
+
+def _completion(shape: Shape, ends: Ends, config: FormatConfig) -> CompiledTemplate | Refusal:
+    system, turns = _split_system(shape)
+    roles = [turn.role for turn in turns]
+    if roles not in (["user", "assistant"], ["assistant"]):
+        return Refusal("template", f"completion has one prompt and answer, got {_names(shape)}")
+    pieces = _Pieces(ends)
+    if system:
+        pieces.add(0, [], [Hole(("text", 0)), "\n"])
+    for number, _ in enumerate(turns[:-1], start=system):
+        pieces.add(number, [], _whole(shape, number))
+    answer = len(shape) - 1
+    pieces.add(answer, [], [Hole(("text", answer)), ends.eos])
+    return pieces.compiled(shape, config)
+
+
+def _classification(
+    shape: Shape, ends: Ends, config: FormatConfig, prompt: str, named: bool
+) -> CompiledTemplate | Refusal:
+    wanted = ["user"] if named else ["user", "assistant"]
+    if [turn.role for turn in shape] != wanted:
+        return Refusal("template", f"classification has one text and label, got {_names(shape)}")
+    before, _, after = prompt.partition("{text}")
+    pieces = _Pieces(ends)
+    pieces.add(0, [before], [*_whole(shape, 0), after])
+    message, answer = (-1, Hole(("label",))) if named else (1, Hole(("text", 1)))
+    pieces.add(message, [], [answer, ends.eos])
+    return pieces.compiled(shape, config)
+
+
+def _sequence_classification(shape: Shape, ends: Ends) -> CompiledTemplate | Refusal:
+    if not shape or shape[0].role != "user" or len(shape) > 2:
+        return Refusal("template", f"sequence_classification has one text, got {_names(shape)}")
+    return CompiledTemplate((ends.bos, ends.space, *_whole(shape, 0), ends.eos))
+
+
+def _text(shape: Shape, ends: Ends) -> CompiledTemplate | Refusal:
+    if len(shape) != 1 or shape[0].role not in ("user", "assistant"):
+        return Refusal("template", f"text has one message, got {_names(shape)}")
+    if not shape[0].is_trained:
+        return _NOTHING
+    items = [ends.bos, ends.space, *_whole(shape, 0), ends.eos]
+    return CompiledTemplate(tuple(items), (Trained(0, len(items), 0),))
+
+
+def _whole(shape: Shape, message: int) -> list[str | Hole]:
+    if shape[message].has_context:
+        return [Hole(("text", message)), "\n", Hole(("context", message))]
+    return [Hole(("text", message))]
+
+
+def _split_system(shape: Shape) -> tuple[int, Shape]:
+    has_system = bool(shape) and shape[0].role == "system"
+    return int(has_system), shape[int(has_system) :]
+
+
+def _names(shape: Shape) -> str:
+    roles = [turn.role for turn in shape]
+    return ", ".join(roles[:6]) + (", ..." if len(roles) > 6 else "") if roles else "no message"
+
+
+SINGLE_TURN = tuple(n for n in TEMPLATES if not n.startswith((*CHAT_TEMPLATES, "dart-math/")))
+
+
+def make_single_turn(
+    config: FormatConfig, snapshot: TokenizerSnapshot, label_names: list[str] | None
+) -> SingleTurnEngine:
+    """The engine of one of SINGLE_TURN.
+
+    Raises:
+        TemplateError: the template trains an end of text and the tokenizer has no EOS token.
+        ConfigError: the classification prompt does not hold `{text}` exactly once.
+    """
+    name, tokens = config.template, snapshot.special_tokens
+    eos = tokens.get("eos_token", "")
+    if name == "sequence_classification":
+        ends = Ends(tokens.get("cls_token", ""), tokens.get("sep_token", ""))
+        ends = ends if ends.bos and ends.eos else ends_of(snapshot, eos)
+        return SingleTurnEngine(_sequence_classification, ends, needs_label=True)
+    if not eos:
+        raise TemplateError(
+            f"template '{name}' ends answers with EOS, and the tokenizer"
+            f" ({snapshot.class_name}) has none: without it a model never learns to stop."
+            " Set eos_token in its tokenizer_config.json, or use `sequence_classification`."
+        )
+    ends = ends_of(snapshot, eos)
+    if name == "text":
+        return SingleTurnEngine(_text, ends)
+    if name != "classification":
+        build = _completion if name == "completion" else _alpaca
+        return SingleTurnEngine(lambda shape, ends: build(shape, ends, config), ends)
+    prompt = DEFAULT_PROMPT if config.prompt is None else config.prompt
+    if prompt.count("{text}") != 1:
+        raise ConfigError(f"format.prompt must hold {{text}} exactly once, got {prompt!r}")
+    named = label_names is not None
+    return SingleTurnEngine(
+        lambda shape, ends: _classification(shape, ends, config, prompt, named),
+        ends,
+        label_names,
+        needs_label=named,
+    )
+
+
+def ends_of(snapshot: TokenizerSnapshot, eos: str) -> Ends:
+    """What begins and ends a text, so that its ids are those of the tokenizer with its BOS."""
+    if not snapshot.adds_bos:
+        return Ends("", eos)
+    bos = snapshot.special_tokens.get("bos_token") or snapshot.special_tokens.get("cls_token") or ""
+    if not read_pipeline(snapshot.backend).has_word_marks:
+        return Ends(bos, eos)
+    tokenizer = load_tokenizer(snapshot.backend)
+    alone, behind, spaced = (
+        tokenizer.encode(text, add_special_tokens=False).ids
+        for text in ("Below", f"{bos}Below", f"{bos} Below")
+    )
+    is_kept_by_space = behind[1:] != alone and spaced[1:] == alone
+    return Ends(bos, eos, " " if is_kept_by_space else "")

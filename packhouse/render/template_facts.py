@@ -1,0 +1,216 @@
+"""What probe conversations show of a chat template: stop tokens, thinking switch, lost reasoning.
+
+Probes are plain words, rendered once for each template. No model family is known by name.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from packhouse.errors import TemplateError
+from packhouse.render.chat_messages import Messages
+from packhouse.render.rendering import Rendering
+from packhouse.render.results import RefusedError, shown
+
+PROBE = ("Perhaps", "Certainly", "Otherwise", "Naturally")
+PROBE_THOUGHT = "Presumably"
+
+
+class Switch(NamedTuple):
+    """An argument that changes the generation header: whether the model thinks first."""
+
+    name: str
+    thinking: object
+    plain: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateFacts:
+    """What a template does, whatever the row."""
+
+    stops: frozenset[bytes]
+    """Tokens at which generation stops."""
+    stop_sources: Mapping[str, str]
+    """Where each is from: `format.stop_tokens`, a file of the model, or `template`."""
+    switch: Switch | None
+    """None: there is none, or `chat_template_kwargs` sets it."""
+    opening: bytes
+    """What opens an answer after a question: the generation prompt."""
+    opens_thought: bool
+    """True if the prompt always ends within a thought."""
+    opened: bytes
+    """What the prompt ends with and a plain answer is not written after: `<think>\\n`."""
+    writes_thoughts: bool
+    """True if reasoning is written in the last answer."""
+    needs_thought: bool
+    """True if every prompt opens a thought that a plain answer does not close."""
+
+
+Probe = Callable[..., Rendering]
+"""(messages, arguments, is_prompt) -> rendering.
+
+Raises:
+    RefusedError: the template refuses the conversation.
+"""
+
+Arguments = Mapping[str, object]
+_Tried = Callable[..., Rendering | None]
+"""As `Probe`; None where the template refuses the conversation."""
+
+QUESTION: Messages = [{"role": "user", "content": PROBE[0]}]
+ANSWER: Messages = [{"role": "assistant", "content": PROBE[1]}]
+_THOUGHT: Messages = [{**ANSWER[0], "reasoning_content": PROBE_THOUGHT, "thinking": PROBE_THOUGHT}]
+_FUNCTION = {"name": PROBE[3], "arguments": {"a": PROBE[3]}}
+_CALLS = [{"type": "function", "id": "call00000", "function": _FUNCTION}]
+_CALL: Messages = [
+    {"role": "assistant", "content": "", "tool_calls": _CALLS},
+    {"role": "tool", "content": PROBE[2], "tool_call_id": "call00000", "name": PROBE[3]},
+]
+
+
+def learn_facts(
+    render: Probe,
+    *,
+    where: str,
+    arguments: Iterable[str],
+    is_set: Callable[[str], bool],
+    stop_tokens: Mapping[str, str],
+    control: re.Pattern[bytes],
+) -> TemplateFacts:
+    """Learn what a template does from probe conversations.
+
+    Args:
+        render: renders them.
+        where: what errors call the template.
+        arguments: names that the template looks up, beside what every template gets.
+        is_set: says of an argument whether the recipe sets it.
+        stop_tokens: tokens at which generation stops, and where each is from.
+        control: matches control tokens.
+
+    Raises:
+        TemplateError: it refuses a question and an answer, or writes no control token after it.
+    """
+    try:
+        answered = render([*QUESTION, *ANSWER])
+    except RefusedError as error:
+        said = error.refusal.detail.removeprefix(where).lstrip(": ")
+        raise TemplateError(
+            f"{where} refuses a conversation of one user and one assistant turn, or rewrites it "
+            f"(it says: {said})"
+        ) from None
+    if [o.field.message for o in answered.occurrences] != [0, 1]:
+        raise TemplateError(f"{where} does not write each content once and in order")
+
+    def tried(messages: Messages, *how: object) -> Rendering | None:
+        with suppress(RefusedError):
+            return render(messages, *how)
+        return None
+
+    sources = _stops(tried, answered, stop_tokens, control, where)
+    switch = _find_switch(tried, sorted(arguments))
+    free = None if switch is None or is_set(switch.name) else switch
+    thinking = {free.name: free.thinking} if free else {}
+    prompt, question = tried(QUESTION, {}, True), tried(QUESTION)
+    tail = prompt.tail if prompt else b""
+    header = answered.text[answered.occurrences[0].end : answered.occurrences[1].start]
+    opened = tail.removeprefix(header) if tail.startswith(header) else b""
+    opens_thought = switch is None and _opens_thought(tried)
+    ends_in_thought = tail.rfind(b"<think>") > tail.rfind(b"</think>") and b"</think>" not in header
+    return TemplateFacts(
+        stops=frozenset(token.encode() for token in sources),
+        stop_sources=sources,
+        switch=free,
+        opening=tail.removeprefix(question.tail) if question else b"",
+        opens_thought=opens_thought,
+        opened=opened,
+        writes_thoughts=any(
+            (done := tried([*QUESTION, answer], thinking)) and PROBE_THOUGHT.encode() in done.text
+            for answer in (_THOUGHT[0], {**_THOUGHT[0], "tool_calls": _CALLS})
+        ),
+        needs_thought=switch is None and (opens_thought or bool(opened) or ends_in_thought),
+    )
+
+
+def _stops(
+    tried: _Tried,
+    answered: Rendering,
+    given: Mapping[str, str],
+    control: re.Pattern[bytes],
+    where: str,
+) -> dict[str, str]:
+    """Stop tokens with their sources."""
+
+    def after(*messages: Messages) -> list[str]:
+        """Control tokens between the first answer and the next text."""
+        rendering = tried([message for each in messages for message in each])
+        own = rendering.own(1) if rendering else []
+        if not rendering or not own:
+            return []
+        following = [o.start for o in rendering.occurrences if o.start >= own[-1].end]
+        stop = min(following, default=len(rendering.text))
+        return [m.group().decode() for m in rendering.controls(control, own[-1].end, stop)]
+
+    last, asked = after(QUESTION, ANSWER), after(QUESTION, ANSWER, QUESTION)
+    if any(token in given for token in [*last, *asked]):
+        return dict(given)
+    if "format.stop_tokens" in given.values():
+        raise TemplateError(
+            f"{where} ends answers with {' and '.join(map(repr, last)) or 'no control token'}, and "
+            f"not with {', '.join(map(repr, given))} as format.stop_tokens says. Name the token "
+            "that the template writes, or take format.stop_tokens out"
+        )
+    # A chat format on a base checkpoint: `<|im_end|>` ends each answer, and EOS is another token.
+    longer = [QUESTION, ANSWER, QUESTION, ANSWER]
+    inner = after(*longer)
+    if last and inner[:1] != last[:1] and tried([message for each in longer for message in each]):
+        raise TemplateError(
+            f"{where} ends the last answer with {last[0]!r}, but"
+            f" {inner[0] if inner else 'no control token'!r} follows the one before it, and no"
+            " stop token of the model's files does. Name the tokens that stop the model in"
+            " format.stop_tokens"
+        )
+    if not last:
+        header = f", set format.stop_tokens: [{asked[0]!r}]" if asked else ""
+        raise TemplateError(
+            f"{where} writes no control token of the tokenizer after an assistant turn (but"
+            f" {shown(answered.tail[:40])}): a model trained on it never learns to stop. Use a"
+            f" template that ends each turn{header}, or set format.train_on: all and"
+            " audit.max_unterminated_turns: 1 to train without an end"
+        )
+    return {last[0]: "template"}
+
+
+def _find_switch(tried: _Tried, names: Iterable[str]) -> Switch | None:
+    """The first argument, in the order of names, that changes the header of an answer."""
+    for name in names:
+        for messages in (QUESTION, [*QUESTION, *_CALL]):
+            on, off = (tried(messages, {name: value}, True) for value in (True, False))
+            if on and off and on.tail != off.tail:
+                fits = [_thinks_with(tried, {name: value}) for value in (True, False)]
+                is_reversed = fits == [False, True]
+                return Switch(name, not is_reversed, is_reversed)
+    return None
+
+
+def _thinks_with(tried: _Tried, arguments: Arguments) -> bool:
+    """Return True if an answer with reasoning follows the prompt that these arguments give."""
+    prompt, finished = tried(QUESTION, arguments, True), tried([*QUESTION, *_THOUGHT], arguments)
+    return PROBE_THOUGHT.encode() in _completion(prompt, finished)
+
+
+def _opens_thought(tried: _Tried) -> bool:
+    """Return True if a thought begins right where the prompt ends, and a plain answer does not."""
+    prompt = tried(QUESTION, {}, True)
+    finished = (tried([*QUESTION, *answer]) for answer in (_THOUGHT, ANSWER))
+    thought, plain = (_completion(prompt, each).lstrip() for each in finished)
+    is_plain = plain.startswith(PROBE[1].encode())
+    return thought.startswith(PROBE_THOUGHT.encode()) and not is_plain
+
+
+def _completion(prompt: Rendering | None, finished: Rendering | None) -> bytes:
+    """What follows a prompt in a finished conversation; empty where that begins otherwise."""
+    if not prompt or not finished or not finished.text.startswith(prompt.text):
+        return b""
+    return finished.text[len(prompt.text) :]

@@ -1,0 +1,212 @@
+"""Spans of a record, with their weights; and the spans of rows that are rendered whole.
+
+The rule for answers is in `packhouse.render.turns`. Here is what does not follow it: whole
+renderings (`turns: whole`, `train_on: all`), turns of other roles that a row gives a weight, and
+the weights of parts and of reasoning, which cut spans:
+
+    "Let me see. " (weight 0) and "Four."  ->  "Four.<|im_end|>"
+
+What a template writes around the parts (the end token) weighs what the message weighs.
+"""
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, groupby
+from typing import Any
+
+from packhouse.recipe import FormatConfig
+from packhouse.records.thinking import thought_spans
+from packhouse.render.chat_messages import Messages
+from packhouse.render.losses import is_thought
+from packhouse.render.message_bounds import message_bounds
+from packhouse.render.provenance import UNPROVEN
+from packhouse.render.rendering import Conversation, Occurrence
+from packhouse.render.results import RefusedError, Trained
+from packhouse.render.turns import Record
+
+Range = tuple[int, int, float]
+"""Bytes from, to, and the factor of their weight."""
+
+
+def other_spans(
+    talk: Conversation, others: Sequence[int], control: re.Pattern[bytes]
+) -> list[Trained]:
+    """Return where messages of other roles than the assistant are in the whole rendering.
+
+    From their text to the end of what closes them; their headers are not trained.
+
+    Raises:
+        RefusedError: a span cannot be shown.
+    """
+    bounds = message_bounds(talk, control) if others else []
+    return [Trained(bounds[number].text, bounds[number].end, number) for number in others]
+
+
+def add_other_turns(
+    records: Sequence[Record], talk: Conversation, spans: Sequence[Trained]
+) -> None:
+    """Train turns of other roles, each in the first record that has it as the whole rendering has.
+
+    Args:
+        records: of the conversation; changed.
+        talk: the conversation.
+        spans: of the turns, in the whole rendering.
+
+    Raises:
+        RefusedError: no record has a turn so.
+    """
+    text = talk.rendering.text
+    for span in spans:
+        for record in records:
+            if span.message < record.num_messages and record.rendering.text.startswith(
+                text[: span.end]
+            ):
+                record.spans = sorted([*record.spans, span])
+                record.turns = sorted([*record.turns, span.message])
+                break
+        else:
+            raise RefusedError(
+                "template",
+                f"message {span.message} ({talk.roles[span.message]}) is trained, and no record has"
+                " it as the rendering of all messages does. Set format.turns: whole",
+            )
+
+
+def all_spans(
+    raw: Messages, talk: Conversation, config: FormatConfig, control: re.Pattern[bytes]
+) -> list[Trained]:
+    """Return the spans of `train_on: all`: whole messages, headers included.
+
+    Those of weight 1 that touch are one span, but for those with weights of their parts. The
+    opening before the first text belongs to no message.
+
+    Raises:
+        RefusedError: a span cannot be shown.
+    """
+    weights = [message["weight"] for message in raw]
+    apart = {at for at, message in enumerate(raw) if "part_weights" in message}
+    if not (config.never_train or apart) and all(w == 1 for w in weights):
+        return [Trained(0, len(talk.rendering.text), 0)]
+    bounds, trained = message_bounds(talk, control), list[Trained]()
+    for number, weight in enumerate(weights):
+        is_headless = number == 0 or bounds[number].has_tools
+        start = bounds[number].text if is_headless else bounds[number - 1].end
+        last = trained[-1] if trained and apart.isdisjoint((number, number - 1)) else None
+        if last is not None and last.end == start and weights[last.message] == weight == 1:
+            trained[-1] = last._replace(end=bounds[number].end)
+        elif weight > 0:
+            trained.append(Trained(start, bounds[number].end, number))
+    return trained
+
+
+def weigh_spans(
+    record: Record, raw: Messages, talk: Conversation, config: FormatConfig
+) -> list[Trained]:
+    """Return the spans of a record with their weights, cut where these change.
+
+    Args:
+        record: spans of whole turns.
+        raw: canonical messages, each with the weight decided for it.
+        talk: the conversation.
+        config: of `reasoning: train_last`, thoughts before the last user turn are not trained.
+
+    Raises:
+        RefusedError: the template rewrites a text that has parts.
+    """
+    # Roles s u a u a: the last user turn is the 2nd from the end, so 5 - 1 - 1 = 3 are before it.
+    is_last = config.reasoning == "train_last" and "user" in talk.roles
+    num_earlier = len(raw) - 1 - talk.roles[::-1].index("user") if is_last else 0
+    found, text = record.rendering.occurrences, record.rendering.text
+    starts = [occurrence.start for occurrence in found]
+    weighed: list[Trained] = []
+    for span in record.spans:
+        number, message = span.message, raw[span.message]
+        pieces = [span._replace(weight=message["weight"])]
+        if number < num_earlier and message["role"] == "assistant":
+            own = found[bisect_left(starts, span.start) : bisect_left(starts, span.end)]
+            calls = talk.messages[number].get("tool_calls", [])
+            pieces = _cut(pieces, _thoughts_in(span, text, own, calls))
+        if "part_weights" in message:
+            pieces = _cut(pieces, _parts_in(number, message, text, record.rendering.own(number)))
+        weighed += pieces
+    return weighed
+
+
+def _cut(spans: list[Trained], ranges: Sequence[Range]) -> list[Trained]:
+    """Spans in pieces of one weight; those of weight 0 are left out.
+
+    (0, 90) with (0, 20, 0.0) and (40, 50, 0.5)  ->  (20, 40), (40, 50) of half the weight, (50, 90)
+    """
+    cut: list[Trained] = []
+    for span in spans:
+        at, pieces = span.start, list[Range]()
+        for begin, stop, factor in ranges:
+            begin, stop = max(begin, at), min(stop, span.end)
+            if begin < stop:
+                pieces += [(at, begin, 1.0), (begin, stop, factor)]
+                at = stop
+        pieces.append((at, span.end, 1.0))
+        filled = (piece for piece in pieces if piece[0] < piece[1])
+        for factor, run in groupby(filled, lambda piece: piece[2]):  # neighbours of one weight
+            (begin, stop, _), *rest = run
+            end = rest[-1][1] if rest else stop
+            if factor:
+                cut.append(span._replace(start=begin, end=end, weight=span.weight * factor))
+    return cut
+
+
+def _parts_in(
+    number: int, message: Mapping[str, Any], text: bytes, written: Sequence[Occurrence]
+) -> list[Range]:
+    """Where the parts of a message stand in the rendering; see `part_weights` in MESSAGE."""
+    parts = json.loads(message["part_weights"])
+    ends = list(accumulate(size for size, _ in parts))
+    sizes = {"content": len(message["content"]), "thought": len(message.get("reasoning", ""))}
+    begins = {"content": ends[-1] - sizes["content"], "thought": 0}
+    ranges: list[Range] = []
+    for own in written:
+        kind, said = own.field.kind, str(own.field.value)
+        if kind not in begins or (kind == "thought" and not begins["content"]):
+            continue
+        is_same = len(said) == sizes[kind] and begins["content"] in (0, sizes["thought"])
+        if not is_same or text[own.start : own.end] != said[own.first : own.last].encode():
+            raise RefusedError(
+                "template",
+                f"the parts of message {number} have weights of their own, and it is not written "
+                "as it stands. Give the message one weight",
+            )
+        # Parts of 13 and 5 characters end at [13, 18]: of the content "Let me see. Four." those
+        # are characters 0 to 13 and 13 to 18, wherever it stands in the rendering.
+        at = own.start
+        for (size, factor), end in zip(parts, ends, strict=True):
+            first = max(end - size - begins[kind], own.first)
+            part = said[first : max(min(end - begins[kind], own.last), first)].encode()
+            ranges.append((at, at + len(part), 1.0 if factor is None else factor))
+            at += len(part)
+    return ranges
+
+
+def _thoughts_in(
+    turn: Trained, text: bytes, own: list[Occurrence], calls: Sequence[object]
+) -> list[Range]:
+    """Where a turn thinks: between tags, and in texts of fields that are written otherwise.
+
+    Tags within calls and reasoning fields open and close nothing.
+
+    Raises:
+        RefusedError: a call quotes a tag, and where the template writes it cannot be shown.
+    """
+    in_calls = [o for o in own if o.field.kind in ("call", "function")]
+    if not in_calls and "think>" in json.dumps(calls):
+        raise UNPROVEN
+    start, blanked = turn.start, bytearray(text[turn.start : turn.end])
+    for o in own:
+        if o.field.kind in ("call", "function", "thought"):
+            blanked[o.start - start : o.end - start] = bytes(o.end - o.start)
+    ranges = [(start + a, start + b, 0.0) for a, b in thought_spans(bytes(blanked))]
+    for o in own:
+        if is_thought(o) and not any(a <= o.start < b for a, b, _ in ranges):
+            ranges.append((o.start, o.end, 0.0))
+    return sorted(ranges)

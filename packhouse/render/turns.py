@@ -1,0 +1,715 @@
+r"""The rule for what is trained: answers as inference asks for them, and as the model writes them.
+
+    prompt      <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n
+    completion                                                         Hello!<|im_end|>
+
+The prompt `P` is what the template writes for the messages before the answer with
+`add_generation_prompt`. The completion `C` is what it writes for the answer after that prompt, up
+to the first stop token after the answer's own text. Where the template writes the stop token only
+as the next turn's header (GLM), one more message is rendered to see it.
+
+Templates that rewrite history (Qwen3 drops earlier reasoning) give a conversation several records:
+an answer joins the record before it if `P` continues that record, else it starts a new one. So
+every answer is trained after the prompt that it will have.
+
+Each answer costs two renderings of the messages up to it. In long rows (over `MAX_PROVEN` answers)
+one is proven for each kind of answer, and the last one against the whole record: the cost then
+grows with the text that is written.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from packhouse.recipe import FormatConfig
+from packhouse.render.chat_messages import Messages, function_of
+from packhouse.render.kinds import Kind, Kinds, Place, Turn
+from packhouse.render.losses import check_answer, is_thought
+from packhouse.render.predicates import Predicate
+from packhouse.render.provenance import Piece
+from packhouse.render.rendering import (
+    Conversation,
+    Rendering,
+    join_renderings,
+    read_parts,
+)
+from packhouse.render.results import RefusedError, Trained, shown
+from packhouse.render.template_facts import TemplateFacts
+
+PROBE_NAME = "Likewise"
+PROBE_CALL = [
+    {"type": "function", "id": "call00000", "function": {"name": PROBE_NAME, "arguments": {}}}
+]
+PROBE_TEXT = "Therefore"
+NOT_TRAINED = 'set "weight": 0 in that message to leave it untrained'
+MAX_BYTES = 2**26  # of the records of one row
+MAX_PROVEN = 16  # answers of a row of which each is rendered; in longer rows, one of each kind
+
+
+@dataclass
+class Record:
+    """One text: a prompt, and the completions that follow one another in it."""
+
+    rendering: Rendering
+    end: int = 0
+    """Bytes up to and with the stop token of its last answer."""
+    stop: bytes = b""
+    """That token."""
+    spans: list[Trained] = field(default_factory=list)
+    num_messages: int = 0
+    """Messages of the row that it has."""
+    turns: list[int] = field(default_factory=list)
+    """Messages that it trains."""
+
+
+class Closing(NamedTuple):
+    """What the template writes after an answer's last text."""
+
+    rendering: Rendering
+    size: int
+    """Bytes up to and with the stop token."""
+    stop: bytes
+
+    @property
+    def text(self) -> bytes:
+        """Up to and with the stop token."""
+        return self.rendering.text[: self.size]
+
+
+class Answers:
+    """The answers of a conversation.
+
+    Args:
+        raw: canonical messages.
+        talk: the conversation.
+        config: the recipe's format section.
+        facts: what probes showed of the template.
+        control: matches control tokens.
+    """
+
+    def __init__(
+        self,
+        raw: Messages,
+        talk: Conversation,
+        config: FormatConfig,
+        facts: TemplateFacts,
+        control: re.Pattern[bytes],
+    ) -> None:
+        self._raw, self._talk, self._config = raw, talk, config
+        self._facts, self._control = facts, control
+        self.notes = Counter[str]()
+        self._thinks = [self._has_thought(number) for number in range(len(raw))]
+        self._exchange = exchanges(talk.roles)
+        self._thinking = {
+            self._exchange[number] for number, thinks in enumerate(self._thinks) if thinks
+        }
+
+    # Records.
+
+    def records(self, wanted: Sequence[int]) -> list[Record]:
+        """Return the records of the conversation; counts of what is worth a note are in `notes`.
+
+        Args:
+            wanted: numbers of the answers that are trained, ascending; at least one.
+
+        Raises:
+            RefusedError: an answer cannot be trained as inference would have it.
+        """
+        can_join = self._config.turns != "alone"
+        if len(wanted) > MAX_PROVEN and can_join:
+            if (long := self._long_record(wanted)) is not None:
+                return [long]
+            self.notes.clear()
+        made: list[Record] = []
+        for number in wanted:
+            turn = self._turn(number)
+            self.notes.update(turn.notes)
+            joined = self._join(made[-1], turn.prompt) if made and can_join else None
+            if joined is None:
+                made.append(Record(joined := turn.prompt))
+            record, start = made[-1], len(joined.text)
+            record.rendering = joined + turn.completion
+            record.end, record.stop = start + turn.end, turn.stop
+            record.spans += [Trained(start + a, start + b, number) for a, b in turn.trained]
+            record.turns.append(number)
+            record.num_messages = number + 1
+            self._talk.num_written = sum(each.num_messages for each in made)
+            if sum(len(each.rendering.text) for each in made) > MAX_BYTES:
+                raise RefusedError(
+                    "template_limit",
+                    f"the {len(wanted):,} answers need {len(made):,} records and more, which hold "
+                    f"over {MAX_BYTES >> 20} MiB: the template rewrites the history before each. "
+                    "Set format.turns: whole, or split the conversation before it is read",
+                )
+        self._extend(made[-1])
+        return made
+
+    def _extend(self, last: Record) -> None:
+        """Append the messages after the last trained answer where these change nothing before."""
+        if last.num_messages == len(self._raw):
+            return
+        with suppress(RefusedError):
+            whole = self._talk.prefix(len(self._raw), self._arguments(len(self._raw) - 1)[0][0])
+            if whole.text.startswith(last.rendering.text[: last.end]):
+                last.rendering, last.num_messages = whole, len(self._raw)
+
+    def _join(self, record: Record, prompt: Rendering) -> Rendering | None:
+        """The record so far and what the prompt adds to it; None: the prompt is another text."""
+        done = record.rendering.text[: record.end]
+        if prompt.text.startswith(done):
+            return prompt
+        if self._config.turns != "joined":
+            return None
+        written = [o for o in record.rendering.occurrences if o.end <= record.end]
+        others = prompt.occurrences[: len(written)]
+        is_same = [o.characters for o in written] == [o.characters for o in others]
+        if not is_same or not written:
+            return None
+        begin, closing = others[-1].end, done[written[-1].end :]
+        size = self._closing_in_history(prompt, begin, closing, record.stop)
+        if size is None:
+            return None
+        self.notes["rewritten_prompts"] += 1
+        added = prompt.between(begin + size, len(prompt.text))
+        return record.rendering.between(0, record.end) + added
+
+    def _closing_in_history(
+        self, rendering: Rendering, begin: int, closing: bytes, stop: bytes
+    ) -> int | None:
+        """Bytes after an answer that stand for its closing in a longer text; None: not shown.
+
+        `<|return|>` became `<|end|>`: the control token that ends all turns of others as well.
+
+        Args:
+            rendering: of more messages.
+            begin: where the answer's last text ends in it.
+            closing: how the answer closes, up to and with its stop token.
+            stop: that token.
+        """
+        found, roles = rendering.occurrences, self._talk.roles
+        end = next((o.start for o in found if o.start >= begin), len(rendering.text))
+        gap = rendering.text[begin:end]
+        if gap.startswith(closing):
+            return len(closing)
+        match = next(rendering.controls(self._control, begin, end), None)
+        if match is None:
+            return None
+        enders = list[bytes]()
+        edges = [*(o.start for o in found[1:]), len(rendering.text)]
+        for own, edge in zip(found, edges, strict=True):
+            number = own.field.message
+            if number >= 0 and roles[number] in ("system", "user"):
+                token = next(rendering.controls(self._control, own.end, edge), None)
+                enders.append(token.group() if token else b"")
+        before = closing.removesuffix(stop)
+        if {*enders} == {match.group()} and gap[: match.start() - begin] == before:
+            return match.end() - begin
+        if gap.startswith(before) and self._control.search(before):
+            return len(before)  # "<|end|>\n" without the EOS that ends the last turn
+        return None
+
+    # Many answers: one of each kind is rendered.
+
+    def _long_record(self, wanted: Sequence[int]) -> Record | None:
+        """The one record of a row of many answers; None where each has to be rendered.
+
+        The prompt of the last answer has all other answers. Those of a kind differ from it in the
+        same way: in header and closing. The first of each kind shows how, and the last answer is
+        compared with the whole record.
+        """
+        try:
+            arguments = self._arguments(wanted[-1])[0][0]
+            whole = self._talk.prefix(wanted[-1], arguments, is_prompt=True)
+        except RefusedError:
+            return None
+        kinds = self._kinds(whole)
+        known = dict[object, Kind]()
+        record = Record(whole)
+        pieces: list[Rendering | bytes] = []
+        for number in wanted:
+            place, key = kinds.place(number), kinds.key(number)
+            kind = known.get(key)
+            if kind is not None and place is not None and number != wanted[-1]:
+                head = whole.between(kinds.end + kind.skipped, place.before)
+                body = whole.between(place.first, place.last)
+                start = record.end + len(head.text) + len(kind.header)
+                end = start + len(kind.opening) + len(body.text) + len(kind.closing)
+                pieces += [head, kind.header + kind.opening, body, kind.closing]
+                record.stop = kind.stop
+                self.notes.update(kind.notes)
+            else:
+                turn, before = self._turn(number), self.notes.copy()
+                record.rendering = join_renderings(pieces)
+                joined = self._join(record, turn.prompt) if pieces else turn.prompt
+                self.notes.update(turn.notes)
+                if joined is None or turn.trained != [(0, turn.end)]:
+                    return None
+                if number != wanted[-1]:
+                    kind = kinds.compare(record.end, joined, turn, self.notes - before)
+                    if kind is None:
+                        return None
+                    known[key] = kind
+                start = len(joined.text)
+                end = start + turn.end
+                last = number == wanted[-1]
+                pieces = [joined, turn.completion if last else turn.completion.between(0, turn.end)]
+                record.stop = turn.stop
+            record.spans.append(Trained(start, end, number))
+            record.turns.append(number)
+            record.end, record.num_messages = end, number + 1
+            kinds.advance(number)
+            self._talk.num_written = number
+        record.rendering = join_renderings(pieces)
+        self._extend(record)
+        return record
+
+    def _kinds(self, whole: Rendering) -> Kinds:
+        return Kinds(whole, self._talk, [at in self._thinking for at in self._exchange])
+
+    # One rendering of all messages: `turns: whole`.
+
+    def whole_record(self, wanted: Sequence[int]) -> Record:
+        """Return the rendering of all messages with its answers, one of each kind measured.
+
+        An answer is trained from the end of its prompt to the stop token; where history has another
+        token in its place (`<|end|>` for `<|return|>`), to that one.
+
+        Raises:
+            RefusedError: where one begins or ends cannot be shown.
+        """
+        whole, spans = self._talk.rendering, list[Trained]()
+        last = len(self._raw) - 1
+        if wanted[-1] == last and (own := whole.own(last)):
+            ending = self._closing(last, {}, whole, at := own[-1].end)
+            if not whole.text.startswith(ending.text, at):  # GLM's is the header of the next turn
+                longer = whole.between(0, at) + ending.rendering
+                whole = replace(longer, generation=whole.generation)
+        kinds, known = self._kinds(whole), dict[object, tuple[int, int]]()
+        for number in wanted:
+            place, key = kinds.place(number), kinds.key(number)
+            if place is None:
+                raise RefusedError(
+                    "template",
+                    f"message {number} (assistant) has no text to be found by, or is torn by other "
+                    f"text. Set format.turns: joined, or {NOT_TRAINED}",
+                )
+            if key not in known:
+                known[key] = self._measure(number, whole, place)
+            header, closing = known[key]
+            start = place.before + header
+            end = max(place.last, start) + closing
+            ranges = in_blocks(number, whole, start, end) if whole.generation else [(start, end)]
+            spans += [Trained(a, b, number) for a, b in ranges]
+            kinds.advance(number)
+        return Record(whole, spans=spans, num_messages=len(self._raw), turns=[*wanted])
+
+    def _measure(self, number: int, whole: Rendering, place: Place) -> tuple[int, int]:
+        """Bytes of the gap before an answer that its prompt ends with, and of its closing."""
+        finished = self._talk.prefix(number + 1)
+        prompt = self._prompt(number, {}, finished)
+        gap = whole.text[place.before : place.first if place.has_text else place.after]
+        before = next((o for o in reversed(whole.occurrences) if o.end == place.before), None)
+        last = prompt.occurrences[-1] if prompt.occurrences else None
+        is_same = (before and before.characters) == (last and last.characters)
+        # The prompt may open something more, as `<think>`: it is not in this rendering.
+        if not is_same or not (gap.startswith(prompt.tail) or prompt.tail.startswith(gap)):
+            raise RefusedError(
+                "template",
+                f"the prompt before message {number} (assistant) is not how the rendering begins: "
+                f"{shown(prompt.tail[-40:])} against {shown(gap[-40:])}. Set format.turns: joined, "
+                f"or {NOT_TRAINED}",
+            )
+        header = min(len(prompt.tail), len(gap))
+        own = finished.own(number)
+        closing = self._closing(number, {}, finished, own[-1].end if own else finished.end + header)
+        at = max(place.last, place.before + header)
+        size = self._closing_in_history(whole, at, closing.text, closing.stop)
+        if size is None:
+            rest = shown(whole.text[at : place.after][:40])
+            raise RefusedError(
+                "no_stop",
+                f"no stop token follows message {number} (assistant) in the rendering of all "
+                f"messages, but {rest}. Set format.turns: joined, or {NOT_TRAINED}",
+            )
+        *_, last_token = whole.controls(self._control, at, at + size)
+        return header, last_token.end() - at
+
+    # Arguments: the thinking switch.
+
+    def _has_thought(self, number: int) -> bool:
+        message = self._raw[number]
+        if message["role"] != "assistant":
+            return False
+        if message.get("reasoning"):
+            return True
+        content = message["content"] or ""
+        is_tagged = "</think>" in content
+        facts = self._facts
+        if content and (facts.switch or facts.opens_thought or facts.opened):
+            # It decides what this row becomes: other rows of its shape may have none.
+            question = Predicate("contains", "</think>", is_tagged)
+            self._talk.trace.predicates.add((("content", number), question))
+        return is_tagged
+
+    def _arguments(self, number: int) -> list[tuple[dict[str, object], bool | None]]:
+        """Arguments to try for an answer, and whether they ask for a thought (None: no switch)."""
+        switch = self._facts.switch
+        if switch is None or switch.name in self._talk.given.arguments:
+            return [({}, None)]
+        on, off = {switch.name: switch.thinking}, {switch.name: switch.plain}
+        if self._exchange[number] in self._thinking:
+            return [(on, True), (off, False)]
+        return [(off, False)]
+
+    def awaits_thought(self, record: Record) -> bool:
+        """Return True if a prompt of a record asks for reasoning that only later messages have."""
+        if not any(asks for _, asks in self._arguments(record.turns[-1])):
+            return False
+        asked, shown_messages = self._exchange[record.turns[-1]], range(record.num_messages)
+        return not any(self._thinks[n] and self._exchange[n] == asked for n in shown_messages)
+
+    # One answer.
+
+    def _turn(self, number: int) -> Turn:
+        """The prompt and the completion of one answer.
+
+        Raises:
+            RefusedError: it has none.
+        """
+        refused: RefusedError | None = None
+        for arguments, thinks in self._arguments(number):
+            try:
+                turn = self._turn_with(number, arguments)
+            except RefusedError as error:
+                refused = refused or error
+                if self._thinks[number]:  # a thought needs the prompt that asks for it
+                    break
+                continue
+            notes = list(turn.notes)
+            if thinks is not None:
+                notes.append("thinking_turns" if thinks else "plain_turns")
+            if refused is not None:
+                notes.append("turns_without_thought")
+            return replace(turn, notes=tuple(notes))
+        assert refused is not None
+        raise refused
+
+    def _turn_with(self, number: int, arguments: Mapping[str, object]) -> Turn:
+        finished = self._talk.prefix(number + 1, arguments)
+        prompt = self._prompt(number, arguments, finished)
+        start = self._start(number, prompt, finished)
+        own_end = max([start or 0, *(o.end for o in finished.own(number, start or 0))])
+        closing = self._closing(number, arguments, finished, own_end)
+        body: Rendering | None = None
+        notes: tuple[str, ...] = ()
+        if start is not None:
+            body = finished.between(start, own_end)
+            if check_answer(self._talk, number, body):  # it leaves out a thought
+                body = self._borrowed(number, arguments, prompt)
+                notes = ("borrowed_thoughts",) if body else ()
+        if body is None:
+            body = self._with_thought_end(number, prompt, finished)
+            start = None
+        if check_answer(self._talk, number, body):
+            raise RefusedError(
+                "thought_lost",
+                f"message {number} (assistant) has reasoning in a field and in its text, and the "
+                "template leaves the latter out. Put all of it into the field (reasoning_content), "
+                f"or {NOT_TRAINED}",
+            )
+        # Templates that write no reasoning (Nemotron Nano v2) open a thought before plain answers.
+        in_thought = prompt.tail.rfind(b"<think>") > prompt.tail.rfind(b"</think>")
+        is_unclosed = in_thought and b"</think>" not in body.text
+        if is_unclosed or (self._facts.opens_thought and not self._thinks[number]):
+            raise self._no_reasoning(number, prompt.tail[-20:])
+        if in_thought and self._thinks[number] and not self._raw[number].get("reasoning"):
+            self._check_tagged(number, body)
+        inside = [m for m in body.controls(self._control) if m.group() in self._facts.stops]
+        if inside:
+            raise self._stop_inside(number, body, inside, closing.stop)
+        end = len(body.text) + closing.size
+        trained = [(0, end)]
+        if finished.generation and start is not None and not notes:
+            blocks = in_blocks(number, finished, start, start + end)
+            trained = [(a - start, b - start) for a, b in blocks]
+        completion = body + closing.rendering
+        return Turn(number, prompt, completion, end, closing.stop, trained, notes)
+
+    def _prompt(
+        self, number: int, arguments: Mapping[str, object], finished: Rendering
+    ) -> Rendering:
+        if number:
+            return self._talk.prefix(number, arguments, is_prompt=True)
+        # No message comes before the first answer. Where the template refuses an empty
+        # conversation, `whole` begins it after the header that follows a question.
+        with suppress(RefusedError):
+            empty = self._talk.prefix(0, arguments, is_prompt=True)
+            if finished.text.startswith(empty.text):
+                return empty
+        own = finished.own(0)
+        opening = self._facts.opening
+        at = finished.text.rfind(opening, 0, own[0].start if own else len(finished.text))
+        if self._config.turns == "whole" and opening and at >= 0:
+            return finished.between(0, at + len(opening))
+        raise RefusedError(
+            "starts_with_assistant",
+            "message 0 (assistant) has no prompt: the template writes none before the first"
+            f" message. Put the question in front, or {NOT_TRAINED}",
+        )
+
+    def _start(self, number: int, prompt: Rendering, finished: Rendering) -> int | None:
+        """Where the completion begins in `finished`; None: the prompt opens a lost thought.
+
+        Raises:
+            RefusedError: the prompt does not lead to the answer.
+        """
+        if finished.text.startswith(prompt.text):
+            return len(prompt.text)
+        own = finished.own(number)
+        if self._raw[number].get("reasoning") and not any(map(is_thought, own)):
+            return None
+        last = prompt.occurrences[-1] if prompt.occurrences else None
+        same = [o.end for o in finished.occurrences if last and o.characters == last.characters]
+        tail, gap, opened = prompt.tail, b"", self._facts.opened
+        if same:
+            first = own[0].start if own else len(finished.text)
+            gap = finished.text[same[-1] : max(first, same[-1])]
+            if finished.text.startswith(tail, same[-1]):
+                return same[-1] + len(tail)
+            if opened and gap.startswith(tail.removesuffix(opened)) and tail.endswith(opened):
+                if self._thinks[number]:
+                    return None
+                raise self._no_reasoning(number, opened)
+        raise RefusedError(
+            "template",
+            f"the prompt before message {number} (assistant) does not lead to it: the prompt ends "
+            f"in {shown(tail[-40:])}, the conversation goes on with {shown(gap[-40:])}. Give"
+            f" format.template a Jinja file that writes both alike, or {NOT_TRAINED}",
+        )
+
+    def _with_thought_end(self, number: int, prompt: Rendering, finished: Rendering) -> Rendering:
+        """Reasoning, `format.thought_end` and the answer, for templates that drop reasoning."""
+        end, thinks = self._config.thought_end, self._raw[number].get("reasoning")
+        if end is None or not thinks:
+            advice = (
+                "Set format.thought_end to the text between reasoning and answer"
+                if thinks
+                else "Put the reasoning into a separate field (reasoning_content) and set "
+                "format.thought_end"
+            )
+            raise RefusedError(
+                "thought_lost",
+                f"the template leaves out the reasoning of message {number} (assistant). {advice}"
+                f", {'' if self._facts.needs_thought else 'format.reasoning: strip, '}or "
+                f"{NOT_TRAINED}",
+            )
+        own = [o for o in finished.own(number) if o.field.kind != "thought"]
+        first = own[0].start if own else 0
+        if own and own[0].field.kind != "content":  # a call, with what the template opens it by
+            before = max((o.end for o in finished.occurrences if o.end <= first), default=0)
+            headers = [prompt.tail, prompt.tail.removesuffix(self._facts.opened)]
+            gap = finished.text[before:first]
+            header = next((each for each in headers if gap.startswith(each)), None)
+            if header is None:
+                raise RefusedError(
+                    "thought_lost",
+                    f"the template leaves out the reasoning of message {number} (assistant), and "
+                    f"where its call begins cannot be shown. Set format.reasoning: strip, or "
+                    f"{NOT_TRAINED}",
+                )
+            # "\n</think>\n\n<tool_call>": some close an empty thought, which `thought_end` does.
+            opening = gap[len(header) :]
+            if (closing := end.strip().encode()) and closing in opening:
+                opening = opening.rpartition(closing)[2].lstrip()
+            first -= len(opening)
+        answer = finished.between(first, own[-1].end) if own else read_parts([])
+        fields = self._talk.trace.fields
+        thought = next(f for f in fields if f.kind == "thought" and f.message == number)
+        reasoning = read_parts([Piece(thought.value, thought, 0, len(thought.value))])
+        return join_renderings([reasoning, end.encode(), answer])
+
+    def _borrowed(
+        self, number: int, arguments: Mapping[str, object], prompt: Rendering
+    ) -> Rendering | None:
+        """The answer's texts as the template writes them with a call: some keep thoughts there."""
+        if "tool_calls" in self._raw[number]:
+            return None
+        try:
+            called = self._talk.prefix(number + 1, arguments, calls=PROBE_CALL)
+            start = self._start(number, prompt, called)
+        except RefusedError:
+            return None
+        own = called.own(number, start or 0)
+        if start is None or not own:
+            return None
+        body = called.between(start, own[-1].end)
+        constants = b"".join(part.encode() for part in body.parts if isinstance(part, str))
+        if PROBE_NAME.encode() in constants:  # the call stands between the texts
+            return None
+        return None if check_answer(self._talk, number, body) else body
+
+    def _check_tagged(self, number: int, body: Rendering) -> None:
+        """Refuse a thought in tags that is opened again after a prompt that has opened one.
+
+        Raises:
+            RefusedError: `<think>` comes twice, or the template closes the thought before the text.
+        """
+        pattern = r"\A[ \t\r\n]*<think>"
+        is_opened = bool(re.search(pattern, self._raw[number]["content"] or ""))
+        question = Predicate("matches", pattern, is_opened)
+        self._talk.trace.predicates.add((("content", number), question))
+        first = min((o.start for o in body.occurrences), default=0)
+        if body.text.lstrip().startswith(b"<think>") or b"</think>" in body.text[:first]:
+            raise RefusedError(
+                "thought_lost",
+                f"the prompt before message {number} (assistant) opens a thought, and the template "
+                "writes the one in its text as another. Put the reasoning into a separate field "
+                "(reasoning_content), with format.thought_end if the template does not write that "
+                "field, or set format.reasoning: strip",
+            )
+
+    def _no_reasoning(self, number: int, opened: bytes) -> RefusedError:
+        end = "" if self._facts.writes_thoughts else " and set format.thought_end"
+        return RefusedError(
+            "no_reasoning",
+            f"the prompt before message {number} (assistant) opens a thought ({shown(opened)})"
+            f", and the message has none. Give it reasoning{end}, give format.template a Jinja file"
+            f" whose prompt opens none, or {NOT_TRAINED}",
+        )
+
+    def _stop_inside(
+        self, number: int, body: Rendering, inside: Sequence[re.Match[bytes]], last: bytes
+    ) -> RefusedError:
+        """The error of an answer that contains stop tokens, and how to get rid of the first."""
+        found, at = body.occurrences, inside[0].start()
+        before = next((o for o in reversed(found) if o.end <= at), None)
+        after = next((o for o in found if o.start >= at), None)
+        others = {stop.decode() for stop in self._facts.stops} - {
+            m.group().decode() for m in inside
+        }
+        if last.decode() in others:
+            remedy = f"Set format.stop_tokens: {json.dumps(sorted(others))}"
+        elif before and is_thought(before) and not self._facts.needs_thought:
+            remedy = "Set format.reasoning: strip"
+        elif before and after and after.field.kind in ("call", "function"):
+            remedy = "Put what follows it into a separate message"
+        else:
+            remedy = "Give format.template a Jinja file that writes it at the end alone"
+        return RefusedError(
+            "stop_inside",
+            f"the template writes the stop token {inside[0].group().decode()!r} inside message "
+            f"{number} (assistant): the model would stop there. {remedy}, or {NOT_TRAINED}",
+        )
+
+    # The end of an answer.
+
+    def _closing(
+        self, number: int, arguments: Mapping[str, object], finished: Rendering, at: int
+    ) -> Closing:
+        """What the template writes after the answer's last own text, which ends at byte `at`.
+
+        Raises:
+            RefusedError: no stop token follows it.
+        """
+        rest = finished.between(at, len(finished.text))
+        following = [*rest.controls(self._control)]
+        for match in following:
+            if match.group() in self._facts.stops:
+                return Closing(rest, match.end(), match.group())
+        calls = self._raw[number].get("tool_calls") and self._talk.messages[number]["tool_calls"]
+        probes: Messages = [{"role": "user", "content": PROBE_TEXT}]
+        if calls:
+            probes = [_probe_result(call) for call in calls]
+        with suppress(RefusedError):
+            longer = self._talk.prefix(number + 1, arguments, then=probes)
+            next_start = min((o.start for o in longer.own(number + 1)), default=0)
+            own_end = max([o.end for o in longer.own(number)], default=0)
+            if not own_end and longer.text.startswith(finished.text[:at]):  # it has no text
+                own_end = at
+            gap = longer.between(own_end, next_start)
+            controls = [*gap.controls(self._control)]
+            following += controls
+            stop = next((m for m in controls if m.group() in self._facts.stops), None)
+            is_same = gap.text.startswith(rest.text.rstrip(b"\n")) or not rest.text.strip()
+            if stop is not None and is_same:
+                return Closing(gap.between(0, stop.end()), stop.end(), stop.group())
+        known = sorted(stop.decode() for stop in self._facts.stops)
+        others = [m.group().decode() for m in following if m.group() not in self._facts.stops]
+        remedy = "Give format.template a Jinja file that ends the message"
+        if others:
+            remedy = f"Set format.stop_tokens: {json.dumps([*known, others[0]])}"
+        raise RefusedError(
+            "no_stop",
+            f"no stop token ({', '.join(known)}) follows message {number} (assistant), but "
+            f"{shown(rest.text[:40])}. {remedy}, or {NOT_TRAINED}",
+        )
+
+
+def _probe_result(call: Any) -> dict[str, Any]:
+    own: dict[str, Any] = {"role": "tool", "content": PROBE_TEXT}
+    if isinstance(call, dict) and call.get("id"):
+        own["tool_call_id"] = call["id"]
+    if name := function_of(call).get("name"):
+        own["name"] = name
+    return own
+
+
+def exchanges(roles: Sequence[str]) -> list[int]:
+    """Number the exchanges of a conversation: a user turn and all up to the next.
+
+    Example:
+        >>> exchanges(["system", "user", "assistant", "user", "assistant"])
+        [0, 1, 1, 2, 2]
+    """
+    return list(accumulate(int(role == "user") for role in roles))
+
+
+def merge_touching(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join ranges that touch.
+
+    Example:
+        >>> merge_touching([(0, 3), (3, 5), (6, 7)])
+        [(0, 5), (6, 7)]
+    """
+    merged: list[tuple[int, int]] = []
+    for start, end in ranges:
+        if merged and merged[-1][1] == start:
+            start = merged.pop()[0]
+        merged.append((start, end))
+    return merged
+
+
+def in_blocks(number: int, rendering: Rendering, start: int, end: int) -> list[tuple[int, int]]:
+    """What a template's generation blocks leave of an answer.
+
+    All of it where a block has all of its texts: a header or a stop token that the tags leave out
+    is generated as well. Else what is in blocks, and the stop token.
+
+    Args:
+        number: of the answer.
+        rendering: has the blocks.
+        start: where the completion begins in it.
+        end: after its stop token, which the rendering may not have.
+
+    Raises:
+        RefusedError: no block has the last text of the answer.
+    """
+    own = rendering.own(number, start)
+    first, last = (own[0].start, own[-1].end) if own else (start, start)
+    blocks = [(max(a, start), min(b, end)) for a, b in rendering.generation]
+    blocks = merge_touching([(a, b) for a, b in blocks if a < b])
+    if not blocks or blocks[-1][1] < last or (own and blocks[-1][0] >= last):
+        raise RefusedError(
+            "template",
+            f"message {number} (assistant) does not end in a generation block of the template. Put"
+            " {% generation %} right after the assistant's header and {% endgeneration %} right"
+            " after the end token, or take the tags out",
+        )
+    if len(blocks) == 1 and blocks[0][0] <= first:
+        return [(start, end)]
+    return [*blocks[:-1], (blocks[-1][0], end)]

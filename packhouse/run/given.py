@@ -1,0 +1,326 @@
+"""What people give - a recipe, data, a tokenizer - as a run needs it: files, folders and names.
+
+Rows and tokenizers that are objects of this process are written to the cache, under names by their
+content: the same rows are the same version, wherever they came from.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+from pydantic import BaseModel
+
+from packhouse.errors import ConfigError, TokenizerError
+from packhouse.recipe import Recipe, SourceConfig, load_recipe, parse_recipe
+from packhouse.recipe.reading import (
+    apply_override,
+    changes_data,
+    is_recipe_path,
+    merge_settings,
+)
+from packhouse.system.disks import disk_errors
+from packhouse.tokenize import fingerprint_tokenizer
+from packhouse.tokenize.names import pin_tokenizer
+
+# `data/train.jsonl` is a file, even where it does not exist.
+_DATASET_ID = re.compile(
+    r"[\w.-]{1,96}/(?!.*\.(?:jsonl?|ndjson|csv|tsv|txt|xlsx|parquet|arrow|gz|zst|bz2|xz|zip)$)[\w.-]{1,96}"
+)
+_SPEAKER = {"role", "from"}
+"""Keys by which a message names who speaks."""
+
+
+def read_recipe(
+    path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str, object] | None = None
+) -> Recipe:
+    """Read a recipe, and pin the name of its tokenizer to the commit that it stands for now.
+
+    Raises:
+        ConfigError: see `load_recipe`.
+        TokenizerError: there is no such tokenizer.
+    """
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no torch: as it should be
+    return pinned(load_recipe(path, overrides, settings))
+
+
+def pinned(recipe: Recipe) -> Recipe:
+    """Return the recipe with `org/name@<commit>` where its tokenizer is `org/name`."""
+    return recipe.model_copy(update={"tokenizer": pin_tokenizer(recipe.tokenizer)})
+
+
+def data_uri(data: object, cache: Path) -> str:
+    """Return where data lies: a path or address as it is, a dataset's id, or a file in the cache.
+
+    Args:
+        data: a file, folder, glob, address (`s3://`, ...); a dataset of the Hub (`org/name`,
+            if there is no folder `org` here); or rows: a `datasets.Dataset`, a pandas or polars
+            frame, an Arrow table, a list of dicts or of conversations.
+        cache: rows are written below it.
+
+    Raises:
+        ConfigError: none of these, or rows that JSON or Parquet cannot hold.
+        DiskError: the rows cannot be written.
+    """
+    if isinstance(data, str | Path):
+        uri = str(data)
+        if not uri:
+            raise ConfigError("data is an empty path; give a file or a folder")
+        is_id = _DATASET_ID.fullmatch(uri) and not Path(uri).parent.exists()
+        return f"hf://datasets/{uri}" if is_id else uri
+    name = "rows.jsonl" if isinstance(data, list | tuple) else "rows.parquet"
+    return write_content(cache, name, _writer_of(data))
+
+
+def is_rows(data: object) -> bool:
+    """Return True for a list of rows: dicts, or conversations that are lists of messages.
+
+    Example:
+        >>> is_rows([{"text": "a"}]), is_rows([[{"role": "user", "content": "a"}]])
+        (True, True)
+        >>> is_rows(["a.jsonl", {"path": "b.jsonl", "format": "chat"}]), is_rows([])
+        (False, False)
+    """
+    return isinstance(data, list | tuple) and bool(data) and all(map(_is_row, data))
+
+
+def is_settings(data: object) -> bool:
+    """Return True for the settings of a source: a dict with a path."""
+    return isinstance(data, dict) and "path" in data and set(data) <= set(SourceConfig.model_fields)
+
+
+def _is_row(row: Any) -> bool:
+    if isinstance(row, dict):
+        return not is_settings(row)
+    is_list = isinstance(row, list) and bool(row)
+    return is_list and all(isinstance(m, dict) and not _SPEAKER.isdisjoint(m) for m in row)
+
+
+def _writer_of(data: Any) -> Callable[[str], object]:
+    """The function that writes rows to a path."""
+    if is_rows(data):
+        lines = b"".join(_json_line(row, number) for number, row in enumerate(data))
+        return lambda path: Path(path).write_bytes(lines)
+    if isinstance(data, pa.Table):
+        import pyarrow.parquet as pq
+
+        return _arrow_errors(data, lambda path: pq.write_table(data, path))
+    library = type(data).__module__.partition(".")[0]
+    if not isinstance(data, type):
+        if library == "datasets" and hasattr(data, "to_parquet"):
+            return _arrow_errors(data, _without_bar(data.to_parquet))
+        if library == "pandas" and hasattr(data, "to_parquet"):
+            is_named = any(name is not None for name in data.index.names)  # else mere row numbers
+            return _arrow_errors(data, lambda path: data.to_parquet(path, index=is_named))
+        for name in ("write_parquet", "to_parquet"):  # polars; whatever else can
+            if hasattr(data, name):
+                return _arrow_errors(data, getattr(data, name))
+    hint = ""
+    if isinstance(data, dict) and any(hasattr(split, "to_parquet") for split in data.values()):
+        hint = f"; of a dict of splits give one: data[{next(iter(data))!r:.40}]"
+    elif hasattr(data, "collect"):
+        hint = "; of a lazy frame give `data.collect()`"
+    raise ConfigError(
+        f"data of type {type(data).__name__} holds no rows; give a path, a list of dicts, a "
+        f"datasets.Dataset, a pandas or polars frame, or an Arrow table{hint}"
+    )
+
+
+def _json_line(row: object, number: int) -> bytes:
+    try:
+        return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError as error:
+        raise ConfigError(
+            f"row {number} of the list cannot be written as JSON ({error}); give text, numbers, "
+            "true, false, None, lists and dicts with keys of text"
+        ) from None
+
+
+def _arrow_errors(data: object, write: Callable[[str], Any]) -> Callable[[str], object]:
+    def checked(path: str) -> None:
+        try:
+            write(path)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            said = " ".join(map(str, error.args))[:200]
+            raise ConfigError(
+                f"rows of the {type(data).__name__} cannot be written as Parquet ({said}); give "
+                "each column one type and a name of its own"
+            ) from None
+
+    return checked
+
+
+def _without_bar(write: Callable[[str], Any]) -> Callable[[str], object]:
+    """Writing by `datasets` without its bar: the run has one of its own."""
+    from datasets import utils
+
+    def silent(path: str) -> None:
+        is_shown = not utils.are_progress_bars_disabled()
+        utils.disable_progress_bars()
+        try:
+            write(path)
+        finally:
+            if is_shown:
+                utils.enable_progress_bars()
+
+    return silent
+
+
+def tokenizer_name(tokenizer: object, cache: Path) -> str:
+    """Return a folder or a pinned name; a tokenizer object is saved to the cache first.
+
+    Raises:
+        TokenizerError: no such folder and no such name, or an object that is no tokenizer.
+        DiskError: the object cannot be saved.
+    """
+    if isinstance(tokenizer, str | Path):
+        return pin_tokenizer(os.path.expanduser(tokenizer))  # noqa: PTH111 - `org/name` stays text
+    if isinstance(tokenizer, type) or not hasattr(tokenizer, "save_pretrained"):
+        raise TokenizerError(
+            f"an object of type {type(tokenizer).__name__} is no tokenizer; give a folder, a "
+            "name of the Hub (`org/name`) or a tokenizer of transformers; "
+            "`PreTrainedTokenizerFast(tokenizer_object=...)` makes one of a tokenizers.Tokenizer"
+        )
+    return str(_kept(cache, tokenizer.save_pretrained, fingerprint_tokenizer))
+
+
+def write_content(cache: Path, name: str, write: Callable[[str], Any]) -> str:
+    """Write a file to a folder named by its content, and return its path."""
+
+    def digest(folder: str) -> str:
+        with (Path(folder) / name).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    return str(_kept(cache, lambda folder: write(f"{folder}/{name}"), digest) / name)
+
+
+def _kept(cache: Path, write: Callable[[str], Any], content_of: Callable[[str], str]) -> Path:
+    """Fill a folder and move it to where its content belongs.
+
+    One that lies there already, maybe from another process, stays if it still has that content.
+    """
+    staged = cache / "given" / f".{uuid.uuid4().hex}"
+    with disk_errors(cache):
+        staged.mkdir(parents=True)
+        try:
+            write(str(staged))
+            place = cache / "given" / content_of(str(staged))
+            if not _has_content(place, content_of):
+                shutil.rmtree(place, ignore_errors=True)
+                try:
+                    staged.rename(place)
+                except OSError:
+                    if not _has_content(place, content_of):  # else another process was quicker
+                        raise
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+    return place
+
+
+def _has_content(place: Path, content_of: Callable[[str], str]) -> bool:
+    try:
+        return content_of(str(place)) == place.name
+    except (OSError, TokenizerError):
+        return False
+
+
+def recipe_for(
+    data: Any,
+    *,
+    tokenizer: object = None,
+    seq_len: int | None = None,
+    store: str | Path | None = None,
+    dataset: str | None = None,
+    cache: Path,
+    settings: Mapping[str, object],
+    overrides: Sequence[str] = (),
+) -> Recipe:
+    """Return the recipe of what was given to `prepare`; rows in memory are written to the cache.
+
+    Arguments are those of `prepare`; `overrides` (`section.key=value`) go over `settings`. Where
+    they change what a given recipe makes, `publish.move_ref` is false unless they say it, too.
+
+    Raises:
+        ConfigError: a setting that no recipe has, or no tokenizer.
+        TokenizerError: there is no such tokenizer.
+    """
+    for key, section, given_too in (("seq_len", "pack", seq_len), ("store", "publish", store)):
+        if given_too is not None and key in _keys_of(settings.get(section)):
+            raise ConfigError(f"{key} is given twice, as {key}= and in {section}=; give it once")
+    over: dict[str, Any] = {
+        "dataset": dataset,
+        "tokenizer": None if tokenizer is None else tokenizer_name(tokenizer, cache),
+        "pack": {} if seq_len is None else {"seq_len": seq_len},
+        "publish": {} if store is None else {"store": str(store)},
+    }
+    if os.path.isdir(over["tokenizer"] or ""):  # noqa: PTH112 - a Path raises on long names
+        over["tokenizer"] = str(Path(over["tokenizer"]).absolute())  # not of the recipe's folder
+    is_recipe = isinstance(data, Recipe) or is_recipe_path(data)
+    put = [*merge_settings({}, over), *merge_settings({}, settings), *overrides]
+    if is_recipe and changes_data(put):
+        over["publish"]["move_ref"] = False
+    merge_settings(over, settings)
+    if is_recipe_path(data):
+        return read_recipe(data, overrides, over)
+    raw = _raw_recipe(data, cache, settings)
+    merge_settings(raw, over)
+    for override in overrides:
+        apply_override(raw, override)
+    if not raw.get("tokenizer"):
+        raise ConfigError("no tokenizer; give a name of the Hub (`org/name`) or a folder")
+    return pinned(parse_recipe(raw, where="prepare"))
+
+
+def _raw_recipe(data: Any, cache: Path, settings: Mapping[str, object]) -> dict[str, object]:
+    """A recipe's mapping of what was given, before settings go over it."""
+    if isinstance(data, Recipe):
+        return data.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    if "sources" in settings:
+        raise ConfigError("data and sources= both name rows; give all of them as data: a list")
+    several = isinstance(data, list | tuple) and not is_rows(data)
+    given = list(data) if several else [data]
+    if not given:
+        raise ConfigError("data is an empty list; give rows, or at least one file")
+    if several and any(map(_is_row, given)):
+        number = next(number for number, each in enumerate(given) if not _is_row(each))
+        raise ConfigError(
+            f"item {number} of the list is {type(given[number]).__name__}, no row as others are; "
+            "give rows alone, or files and their settings alone"
+        )
+    sources = [_source(each, cache) for each in given]
+    in_memory = [s for s in sources if Path(s["path"]).is_relative_to(cache / "given")]
+    if len(in_memory) > 1:  # their files in the cache are all called `rows`
+        for number, source in enumerate(in_memory, 1):
+            source.setdefault("name", f"rows-{number}")
+    return {"dataset": name_of(given[0]), "sources": sources}
+
+
+def _keys_of(section: object) -> Mapping[str, object]:
+    """What a section sets, given as a mapping or as one of the recipe's models."""
+    if isinstance(section, BaseModel):
+        return section.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _source(data: Any, cache: Path) -> dict[str, Any]:
+    if isinstance(data, SourceConfig):
+        return data.model_dump(mode="json", exclude_unset=True)
+    if is_settings(data):
+        return {**data, "path": data_uri(data["path"], cache)}
+    return {"path": data_uri(data, cache)}
+
+
+def name_of(data: object) -> str:
+    """A dataset's name from its first file: `My Data.v2.jsonl.gz` -> `my-data`."""
+    if isinstance(data, SourceConfig | dict):
+        data = data.path if isinstance(data, SourceConfig) else data.get("path")
+    if not isinstance(data, str | Path):
+        return "dataset"
+    stem = re.split(r"[\\/]", str(data).rstrip("/"))[-1].partition(".")[0].lower()
+    return re.sub(r"[^a-z0-9_]+", "-", stem).strip("-_")[:64] or "dataset"

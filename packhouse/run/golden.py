@@ -1,0 +1,292 @@
+"""Golden conversations: what a recipe must make of them, pinned by its owner, checked every build.
+
+A file holds conversations with the text, ids and trained tokens that were looked at once and found
+right (of one that becomes several examples or windows, of each, in `examples`). Before any step
+runs they go through the recipe's own renderer and tokenizer; whatever comes out otherwise stops the
+build and is shown. A dozen costs the load of the tokenizer, 0.2 to 0.5 s.
+
+    {"name": "...", "messages": [{"role": "user", "content": "Hi"}, ...], "text": "<|im_start|>...",
+     "input_ids": [1, 85, ...], "trained": [[12, 15]], "trained_text": ["Hello.<|im_end|>"]}
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import yaml
+
+from packhouse.errors import AuditError, ConfigError
+from packhouse.read.files import source_name
+from packhouse.recipe import Recipe
+from packhouse.records.gates import GateResult
+from packhouse.records.identity import conversation_ids
+from packhouse.records.messages import Answers, role_violations
+from packhouse.records.tables import CONVERSATION, FORMATTED, MESSAGE, VALIDATED
+from packhouse.render import make_renderer
+from packhouse.run.foreign import cuts_prompts, make_window_rule, run_template
+from packhouse.system.wording import counted
+from packhouse.tokenize import load_snapshot, tokenize_table
+from packhouse.tokenize.names import tokenizer_folder
+
+GIVEN = ("name", "source", "messages", "tools", "arguments", "weight", "label")
+"""What a conversation is; all else in the file is what must come of it."""
+
+_PINNED = ("text", "input_ids", "trained", "trained_text", "weights")
+_EXAMPLES = "examples"
+_CONTEXT = 40
+_OTHER_BREAKS = "\r\x85\u2028\u2029"  # YAML folds them, but for those in double quotes
+
+
+def check_golden(recipe: Recipe, tokenizers: Path | None = None) -> GateResult:
+    """Check the recipe's golden conversations, if it has any.
+
+    Args:
+        recipe: with `golden`, the path of the file.
+        tokenizers: folder of tokenizer snapshots.
+
+    Returns:
+        Passed, or not reached if the recipe has no golden conversations.
+
+    Raises:
+        AuditError: one came out otherwise; shows where.
+        ConfigError: the file cannot be read or holds something else.
+    """
+    if recipe.golden is None:
+        detail = "the recipe pins no conversations"
+        return GateResult(name="golden", outcome="not reached", detail=detail)
+    try:
+        golden = read_golden(recipe.golden)
+    except ConfigError as error:
+        error.facts["gates"] = (GateResult(name="golden", outcome="failed", detail=str(error)),)
+        raise
+    made = pin(golden, recipe, tokenizers)
+    faults = [
+        f"conversation {number} ({item.get('name', 'no name')}): {fault}"
+        for number, (item, new) in enumerate(zip(golden, made, strict=True))
+        if (fault := _difference(item, new)) is not None
+    ]
+    total = len(golden)
+    if not faults:
+        detail = f"{counted(total, 'conversation')} came out as pinned"
+        return GateResult(
+            name="golden", outcome="passed", value=0, limit=0, total=total, detail=detail
+        )
+    more = f"\n  ... and {len(faults) - 3} more" if len(faults) > 3 else ""
+    text = (
+        f"{len(faults)} of {total} golden conversations in '{recipe.golden}' came out "
+        "otherwise:\n  " + "\n  ".join(faults[:3]) + f"{more}\nIf that is meant, look at them "
+        "and accept them with `packhouse golden write RECIPE`"
+    )
+    result = GateResult(
+        name="golden", outcome="failed", value=len(faults), limit=0, total=total, detail=text
+    )
+    raise AuditError(text, differences=faults, gates=(result,))
+
+
+def read_golden(path: str | Path) -> list[dict[str, object]]:
+    """Read a file of golden conversations, JSON Lines or YAML.
+
+    Raises:
+        ConfigError: no such file, or something else in it.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+        if path.suffix in (".yaml", ".yml"):
+            items = yaml.safe_load(data)
+        else:
+            items = [orjson.loads(line) for line in data.split(b"\n") if line.strip()]
+    except OSError as error:
+        raise ConfigError(f"golden file '{path}' cannot be read: {error}") from None
+    except (yaml.YAMLError, orjson.JSONDecodeError) as error:
+        raise ConfigError(f"golden file '{path}' does not parse: {error}") from None
+    if not isinstance(items, list) or not items:
+        raise ConfigError(f"golden file '{path}' holds no list of conversations")
+    for number, item in enumerate(items):
+        _check_form(item, f"golden file '{path}', conversation {number}")
+    return items
+
+
+def write_golden(path: Path, items: Sequence[Mapping[str, object]]) -> None:
+    """Write pinned conversations as YAML or, by the name's ending, JSON Lines."""
+    if path.suffix in (".yaml", ".yml"):
+        text = yaml.dump(
+            list(items), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
+        )
+        path.write_text(text, encoding="utf-8")
+    else:
+        path.write_bytes(b"".join(orjson.dumps(item) + b"\n" for item in items))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Texts as blocks and ids on one line, so that people can read them."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+    def represent_text(self, data: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in data else None
+        if any(c in data for c in _OTHER_BREAKS):
+            style = '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+    def represent_items(self, data: Sequence[object]) -> yaml.SequenceNode:
+        is_flat = all(isinstance(item, int) for item in data)
+        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=is_flat)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+_Dumper.add_representer(list, _Dumper.represent_items)
+
+
+def pin(
+    items: Sequence[Mapping[str, object]], recipe: Recipe, tokenizers: Path | None = None
+) -> list[dict[str, Any]]:
+    """Make of conversations what the recipe makes of them.
+
+    Returns:
+        The items with `text`, `input_ids`, `trained` (ranges of tokens), `trained_text` and, where
+        one is not 1, `weights` (of the ranges); with `refused` in place of these where a step
+        quarantined one; with `examples`, a list of these, where one became several.
+    """
+    made: list[dict[str, object]] = run_template(partial(_pin, items, recipe, tokenizers), recipe)
+    return made
+
+
+def _pin(
+    items: Sequence[Mapping[str, Any]], recipe: Recipe, tokenizers: Path | None
+) -> list[dict[str, object]]:
+    snapshot = load_snapshot(recipe.tokenizer, tokenizers, recipe.tokenize.pipeline)
+    config = recipe.tokenize.model_copy(update={"encoder": "hf"})  # which makes the same ids
+    window = make_window_rule(recipe, snapshot, tokenizers)
+    folder = tokenizer_folder(recipe.tokenizer)
+    made: dict[int, list[dict[str, object]]] = {number: [] for number in range(len(items))}
+    names = {source_name(source): source.label_names for source in recipe.sources}
+    default = source_name(recipe.sources[0])
+    for source, group in itertools.groupby(
+        sorted(range(len(items)), key=lambda i: items[i].get("source", default)),
+        key=lambda i: items[i].get("source", default),
+    ):
+        labels = names.get(source.split("/")[0])
+        renderer = make_renderer(recipe.format, snapshot, labels, window, folder)
+        rendered = renderer.render(_validated(items, list(group)))
+        # Items 0 and 2 of this source, of which 2 became two examples: origin [0 2 2]. They are
+        # called 0, 1, 2 while they are tokenized, so that each of them is told apart.
+        origin = rendered.formatted["row"].to_pylist()
+        at = rendered.formatted.schema.get_field_index("row")
+        numbers = pa.array(range(len(origin)), pa.int64())  # an item may be several rows
+        numbered = rendered.formatted.set_column(at, FORMATTED.field("row"), numbers)
+        tokenized = tokenize_table(
+            numbered, snapshot, config, tokenizers, cut_at_spans=cuts_prompts(recipe)
+        )
+        texts = numbered.to_pylist()
+        for row in tokenized.tokenized.to_pylist():
+            made[origin[row["row"]]].append(_pinned(texts[row["row"]], row))
+        for row in tokenized.quarantined.to_pylist():
+            made[origin[row["row"]]].append(_refused(row))
+        for row in rendered.quarantined.to_pylist():
+            made[row["row"]].append(_refused(row))
+    return [
+        {key: item[key] for key in GIVEN if item.get(key) is not None}
+        | (made[number][0] if len(made[number]) == 1 else {_EXAMPLES: made[number]})
+        for number, item in enumerate(items)
+    ]
+
+
+def _refused(row: Mapping[str, object]) -> dict[str, object]:
+    return {"refused": f"{row['reason']}: {row['detail']}"}
+
+
+def _check_form(item: object, where: str) -> None:
+    if not isinstance(item, dict) or not isinstance(item.get("messages"), list):
+        raise ConfigError(f"{where} has no list of messages")
+    known = {*GIVEN, *_PINNED, _EXAMPLES, "refused"}
+    unknown = sorted(item.keys() - known)
+    if unknown:
+        raise ConfigError(f"{where} has an unknown key '{unknown[0]}'; known: {sorted(known)}")
+    for at, message in enumerate(item["messages"]):
+        is_object = isinstance(message, dict)
+        unknown = sorted(message.keys() - {f.name for f in MESSAGE}) if is_object else ["?"]
+        if unknown:
+            names = ", ".join(f.name for f in MESSAGE)
+            raise ConfigError(f"{where}, message {at}: '{unknown[0]}' is none of {names}")
+    try:
+        messages = pa.array([item["messages"]], CONVERSATION)
+        messages.validate(full=True)
+    except (pa.ArrowException, TypeError) as error:
+        raise ConfigError(f"{where}: {error}") from None
+    answers: Answers = "label" if item.get("label") is not None else "required"
+    if len(item["messages"]) == 1 and item.get("label") is None:
+        answers = "text"
+    violations = role_violations(messages, allow_ends_on_user=True, answers=answers)
+    for reason, detail in violations.values():
+        raise ConfigError(f"{where}: {detail} ({reason})")
+
+
+def _validated(items: Sequence[Mapping[str, object]], numbers: list[int]) -> pa.Table:
+    """The items as the validate step would hand them on; `row` is their number."""
+    messages = pa.array([items[i]["messages"] for i in numbers], CONVERSATION)
+    tools, arguments, weights, labels = (
+        pa.array([items[i].get(name) for i in numbers], VALIDATED.field(name).type)
+        for name in ("tools", "arguments", "weight", "label")
+    )
+    ids = conversation_ids(messages, tools, labels, arguments, weights)
+    source = pa.array(["golden"] * len(numbers)).dictionary_encode()
+    rows = pa.array(numbers, pa.int64())
+    columns = [ids, source, rows, messages, tools, arguments, weights, labels, ids]
+    return pa.table(columns, schema=VALIDATED)
+
+
+def _pinned(formatted: Mapping[str, Any], tokenized: Mapping[str, Any]) -> dict[str, object]:
+    data = formatted["text"].encode()
+    spans = formatted["trained_spans"]
+    weights = tokenized["range_weights"]
+    return {
+        "text": formatted["text"],
+        "input_ids": tokenized["input_ids"],
+        "trained": [[span["start"], span["end"]] for span in tokenized["trained_ranges"]],
+        "trained_text": [data[span["start"] : span["end"]].decode() for span in spans],
+        **({} if weights is None else {"weights": weights}),
+    }
+
+
+def _difference(item: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    """The first difference, for people; None if what is pinned came out."""
+    if _EXAMPLES in item or _EXAMPLES in new:
+        return _difference_of_examples(item.get(_EXAMPLES, [item]), new.get(_EXAMPLES, [new]))
+    if "refused" in new or "refused" in item:
+        was, now = item.get("refused", "accepted"), new.get("refused", "accepted")
+        return None if was == now else f"was {was}, now {now}"
+    if all(name not in item for name in _PINNED):
+        return "nothing is pinned: no text, input_ids or trained"
+    return next(_differences(item, new), None)
+
+
+def _difference_of_examples(items: object, made: Sequence[Mapping[str, object]]) -> str | None:
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        return f"`{_EXAMPLES}` is no list of what must come out"
+    if len(items) != len(made):
+        return f"was {counted(len(items), 'example')}, now {len(made)}"
+    for number, (item, new) in enumerate(zip(items, made, strict=True)):
+        fault = _difference(item, new)
+        if fault is not None:
+            return f"example {number}: {fault}"
+    return None
+
+
+def _differences(item: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    for name in (name for name in _PINNED if name in item and item[name] != new.get(name)):
+        was, now = item[name], new.get(name, [])
+        at = next((i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), None)
+        at = min(len(was), len(now)) if at is None else at
+        if name == "text":
+            low = max(0, at - 10)
+            cut = slice(low, low + _CONTEXT)
+            yield f"text differs at character {at}:\n    - {was[cut]!r}\n    + {now[cut]!r}"
+        else:
+            cut = slice(max(0, at - 2), at + 3)
+            yield f"{name} differ at [{at}]:\n    - {was[cut]}\n    + {now[cut]}"

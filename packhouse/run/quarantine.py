@@ -1,0 +1,217 @@
+"""Bad rows of a run or a version: read, counted, and named in the error of a run that they stop."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import pyarrow as pa
+
+from packhouse.errors import ConfigError, IntegrityError, PackhouseError
+from packhouse.read.files import source_name
+from packhouse.read.json_lines import parse_lines
+from packhouse.read.lines import lines_of_rows, place_of
+from packhouse.read.row_formats import row_format_of
+from packhouse.recipe import Recipe
+from packhouse.records.reasons import QUARANTINE_REASONS, WITH_REMEDY
+from packhouse.records.tables import QUARANTINED, read_table
+from packhouse.store import OpenVersion
+from packhouse.store.contracts import read_batches
+from packhouse.system.confine import stream_confined
+from packhouse.system.disks import temporary_folder
+
+_MOST_FILES = 200
+"""Files of bad rows that are opened for samples; counts are always of all rows."""
+_MOST_ROWS = 1000
+_MOST_DETAIL = 240
+
+
+def count_reasons(table: pa.Table, num_samples: int = 3) -> list[dict[str, Any]]:
+    """Count bad rows and their bad records by step and reason, most frequent first, with samples.
+
+    Args:
+        table: schema `tables.QUARANTINED`.
+        num_samples: rows named for each reason, the first in order of source and row.
+
+    Example:
+        >>> from packhouse.records.tables import QUARANTINED
+        >>> row = {"source": "a/a.jsonl", "row": 7, "byte_offset": 90, "step": "validate",
+        ...        "reason": "json", "detail": "not JSON", "raw": b"{", "raw_size": 1,
+        ...        "raw_sha256": ""}
+        >>> (line,) = count_reasons(pa.Table.from_pylist([row], QUARANTINED))
+        >>> line["step"], line["reason"], line["rows"], line["records"], line["samples"]
+        ('validate', 'json', 1, 1, [{'source': 'a/a.jsonl', 'row': 7, 'byte_offset': 90, ...}])
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    rows: dict[tuple[str, str], set[tuple[str, int]]] = defaultdict(set)
+    samples: dict[tuple[str, str], list[dict[str, object]]] = defaultdict(list)
+    wanted = table.select(["step", "reason", "source", "row", "byte_offset", "detail"])
+    for row in sorted(wanted.to_pylist(), key=lambda row: (row["source"], row["row"])):
+        key = row.pop("step"), row.pop("reason")
+        counts[key] += 1
+        rows[key].add((row["source"], row["row"]))
+        if len(samples[key]) < num_samples:
+            samples[key].append(row)
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [
+        {
+            "step": key[0],
+            "reason": key[1],
+            "rows": len(rows[key]),
+            "records": records,
+            "samples": samples[key],
+        }
+        for key, records in ordered
+    ]
+
+
+def count_rows(table: pa.Table) -> int:
+    """Count the rows that have one bad record or more."""
+    return int(table.group_by(["source", "row"]).aggregate([]).num_rows)
+
+
+def read_quarantined(opened: OpenVersion) -> pa.Table:
+    """Read the quarantined rows of a published version, schema `tables.QUARANTINED`."""
+    with temporary_folder("quarantine") as folder:
+        parts = [
+            read_quarantine_file(opened.fetch(entry, folder / f"{number}.parquet"))
+            for number, entry in enumerate(opened.files("quarantine"))
+        ]
+    return pa.concat_tables([QUARANTINED.empty_table(), *parts])
+
+
+def read_quarantine_file(path: Path) -> pa.Table:
+    """Read a file of quarantined rows, Parquet or Arrow.
+
+    Raises:
+        ConfigError: the file holds something else.
+    """
+    call, size = partial(_read_file, path), path.stat().st_size
+    # In a child: some kilobytes of a file may stand for gigabytes.
+    found = stream_confined(call, what=f"file '{path.name}'", blames=ConfigError, num_bytes=size)
+    return pa.Table.from_batches(list(found), QUARANTINED)
+
+
+def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
+    try:
+        for batch in read_batches(path):
+            yield batch.select(QUARANTINED.names).cast(QUARANTINED)
+    # Not `pa.ArrowException`: memory that runs out is one, and is no fault of the file.
+    except (pa.ArrowNotImplementedError, IntegrityError, KeyError, ValueError) as error:
+        raise ConfigError(f"'{path}' is no quarantine file: {error}") from None
+
+
+def editable(row: Mapping[str, Any]) -> dict[str, object]:
+    """Turn a quarantined row into a line to mend.
+
+    `raw` is the row itself where its bytes parse as one, else their text; bytes that are not UTF-8
+    show as U+FFFD, which has to be replaced. `is_cut` says that the end is missing.
+
+    Example:
+        >>> row = {"source": "a/a.jsonl", "row": 7, "step": "validate", "reason": "fields",
+        ...        "detail": "no field 'output'", "raw": b'{"instruction": "Hi"}', "raw_size": 21}
+        >>> editable(row)["raw"]
+        {'instruction': 'Hi'}
+        >>> editable(row | {"raw": b'{"instruction": "Hi",}', "raw_size": 22})["raw"]
+        '{"instruction": "Hi",}'
+    """
+    names = ("source", "row", "step", "reason", "detail")
+    line = {name: row[name] for name in (*names, "raw_sha256") if name in row}
+    if row["raw_size"] > len(row["raw"]):
+        return line | {"raw": row["raw"].decode("utf-8", "replace"), "is_cut": True}
+    records = parse_lines(row["raw"].replace(b"\n", b" "), max(row["raw_size"], 1))
+    # Of an object with a key twice, or a number that no float holds, parsing would lose a part.
+    is_whole = not records.failures and len(records.rows) == 1
+    return line | {
+        "raw": records.rows[0] if is_whole else row["raw"].decode("utf-8", "replace"),
+    }
+
+
+def likely_causes(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> list[str]:
+    """Say what is probably wrong with the sources of bad rows: they have another format's shape.
+
+    Args:
+        rows: quarantined rows, with the columns of `tables.QUARANTINED`.
+        recipe: what they were read for.
+
+    Returns:
+        A sentence for each source of which most rows look like another format than the recipe's,
+        or are text of another encoding.
+
+    Example:
+        >>> source = {"path": "a.jsonl", "format": "alpaca"}
+        >>> recipe = Recipe.model_validate({"dataset": "d", "tokenizer": "t", "sources": [source]})
+        >>> row = {"source": "a/a.jsonl", "row": 0, "step": "validate", "reason": "fields",
+        ...        "detail": "no field 'output'", "raw": b'{"question": "1+1?", "answer": "2"}'}
+        >>> likely_causes([row | {"raw_size": len(row["raw"])}], recipe)
+        ["rows of 'a' look like `question_answer`, and the recipe reads them as `alpaca`: try ..."]
+    """
+    shapes: dict[str, Counter[str | None]] = defaultdict(Counter)
+    reasons: dict[str, Counter[str]] = defaultdict(Counter)
+    sources = {source_name(source): source for source in recipe.sources}
+    for row in rows:
+        name = row["source"].partition("/")[0]
+        if name in sources:
+            reasons[name][row["reason"]] += 1
+            shapes[name][row_format_of(editable(row)["raw"], sources[name].fields)] += 1
+    causes = []
+    for name, counts in sorted(shapes.items()):
+        if reasons[name].most_common(1)[0][0] == "encoding" and sources[name].encoding == "utf-8":
+            causes.append(f"the text of '{name}' is not UTF-8: `packhouse init` finds its encoding")
+        found, wanted = counts.most_common(1)[0][0], sources[name].format
+        if found is not None and wanted not in (found, "auto", "mixed"):
+            causes.append(
+                f"rows of '{name}' look like `{found}`, and the recipe reads them as `{wanted}`: "
+                f"try `format: {found}`"
+            )
+    return causes
+
+
+def read_bad_rows(files: Iterable[Path]) -> pa.Table | None:
+    """Read the first bad rows of the first files; None if there are none on this machine.
+
+    A run's files may lie on another worker.
+    """
+    tables = []
+    for file in islice(files, _MOST_FILES):
+        with suppress(OSError, pa.ArrowException):
+            tables.append(read_table(file).slice(0, _MOST_ROWS))
+    return pa.concat_tables(tables) if tables else None
+
+
+def explain_bad_rows(
+    error: PackhouseError, files: Sequence[Path], recipe: Recipe, target: str = "RECIPE"
+) -> PackhouseError:
+    """Return a refusal that also says where a bad row stands, what is wrong, and what to type.
+
+    The command line, the page of a run and the summaries of a CI job all print this sentence.
+
+    Args:
+        error: of `check_quarantine`.
+        files: the quarantined rows; they become its fact `places`.
+        recipe: what the rows were read for.
+        target: what `packhouse quarantine show` is to look at.
+    """
+    bad = read_bad_rows(files)
+    if bad is None:
+        return error
+    line = count_reasons(bad)[0]
+    sample = line["samples"][0]
+    place = place_of(sample, lines_of_rows([sample], recipe.sources))
+    causes = "".join(f"; {cause}" for cause in likely_causes(bad.to_pylist(), recipe))
+    has_remedy = line["reason"] in WITH_REMEDY
+    most = 4 * _MOST_DETAIL if has_remedy else _MOST_DETAIL
+    detail = shorten(sample["detail"], most, placeholder="...")
+    known = None if has_remedy else QUARANTINE_REASONS[line["step"]].get(line["reason"])
+    helps = f"; remedy: {known.remedy}" if known and not causes else causes
+    more = f"first '{line['reason']}': {place}, {detail}{helps}"
+    gates = tuple(replace(gate, detail=f"{gate.detail}; {more}") for gate in error.gates)
+    return type(error)(
+        f"{error}; {more}; to see them: `packhouse quarantine show {target}`",
+        **error.facts | {"gates": gates, "places": [str(file) for file in files]},
+    )

@@ -1,0 +1,291 @@
+"""audit: what the tokens of a shard, of gathered packs, of all records would teach.
+
+One job looks at one thing: a shard from its row to its tokens, the prompts of its answers, the
+texts of its rows, the packs of one output shard, or repetition among all records. An appended file
+costs its own shard here, too, and a better audit does not tokenize anything again. Publish adds
+them up.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from packhouse import auditing
+from packhouse.auditing import (
+    audit_packs,
+    audit_records,
+    audit_shard,
+    combine,
+    combine_checks,
+    combine_inference,
+    run_check,
+)
+from packhouse.auditing.inference import has_prompts
+from packhouse.auditing.turns import TokenBytes
+from packhouse.recipe import Recipe
+from packhouse.records.pairs import split_sides
+from packhouse.records.tables import read_table
+from packhouse.registry import function_of_addon
+from packhouse.run.foreign import REJECTED, check_prompts, run_template
+from packhouse.run.probes import learn_template
+from packhouse.run.step import Job, Step, Work
+from packhouse.run.steps.benchmarks import BENCHMARKS, load_benchmarks
+from packhouse.run.steps.format import FORMAT, FormatParameters, conversations
+from packhouse.run.steps.gather import GATHER, PackRange
+from packhouse.run.steps.pack import PACK, PackParameters
+from packhouse.run.steps.records import read_records
+from packhouse.run.steps.tokenize import TOKENIZE, TokenizeParameters
+from packhouse.run.steps.validate import VALIDATE, ValidateParameters
+from packhouse.system.plugins import find_plugin, plugin_key
+from packhouse.tokenize import load_snapshot
+from packhouse.tokenize.pipeline import read_pipeline
+
+_BATCH_PACKS = 256
+
+Of = Literal["shard", "inference", "quality", "packs", "records", "check"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditParameters:
+    """What one job looks at."""
+
+    of: Of
+    label_names: list[str] | None = None
+    """Of the shard's source; the key of format covers them."""
+    check: str | None = None
+    """Name of the plug-in that looks at the rows of a shard."""
+    languages: Sequence[str] = ()
+    """Of the recipe: where it names some, the languages of answers are counted."""
+    date: str | None = None
+    """The day that texts were made at, if the template prints it; the key of format covers it."""
+
+    def to_json(self) -> dict[str, object]:
+        """Return what decides the findings."""
+        plugin = {} if self.check is None else plugin_key("checks", self.check, ())
+        return {"of": self.of, **plugin, **_language_key(self.languages)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditFacts:
+    """What was found, and in what."""
+
+    of: Of
+    found: dict[str, object]
+    """Counts and worst rows, as plain JSON; see `packhouse.auditing`."""
+
+
+def checks_of(recipe: Recipe) -> dict[str, object]:
+    """Return what names the checks of plug-ins, and quality counters; empty without any."""
+    names = sorted(set(recipe.audit.checks))
+    checks = {"checks": [plugin_key("checks", name, ()) for name in names]} if names else {}
+    quality = recipe.audit.quality
+    return checks | ({"quality": True, **_language_key(quality.languages)} if quality else {})
+
+
+def _language_key(languages: Sequence[str]) -> dict[str, object]:
+    """Return what decides how languages of answers are counted; empty where none are."""
+    key: dict[str, object] = function_of_addon("language_key")(languages) if languages else {}
+    return key
+
+
+def jobs(
+    validate: Sequence[Job[ValidateParameters]],
+    format_: Sequence[Job[FormatParameters]],
+    tokenize: Sequence[Job[TokenizeParameters]],
+    pack: Job[PackParameters],
+    recipe: Recipe,
+) -> Iterator[Job[AuditParameters]]:
+    """Yield the jobs that look at shards, and at all records."""
+    for validated, formatted, tokenized in zip(validate, format_, tokenize, strict=True):
+        yield AUDIT.job(
+            AuditParameters(of="shard", label_names=validated.parameters.source.label_names),
+            inputs=[tokenized.ref],
+            also_reads=[validated.ref, formatted.ref],
+            label=tokenized.label,
+            size=validated.size,
+        )
+        is_given = validated.parameters.shard.row_format == "tokenized"
+        if has_prompts(recipe.format) and not is_given:
+            yield AUDIT.job(
+                AuditParameters(of="inference", date=formatted.parameters.date),
+                inputs=[tokenized.ref],
+                also_reads=[validated.ref, formatted.ref],
+                label=f"prompts of {tokenized.label}",
+                size=validated.size,
+            )
+    config = recipe.audit
+    quality = config.quality
+    if quality:
+        parameters = AuditParameters(of="quality", languages=quality.languages)
+        for job in validate:
+            yield AUDIT.job(parameters, [job.ref], label=f"quality of {job.label}", size=job.size)
+    for name, job in product(sorted(set(config.checks)), validate):
+        parameters = AuditParameters(of="check", check=name)
+        yield AUDIT.job(parameters, [job.ref], label=f"{name} in {job.label}", size=job.size)
+    yield AUDIT.job(AuditParameters(of="records"), [pack.ref], label="records")
+
+
+def pack_jobs(gathered: Sequence[Job[PackRange]]) -> tuple[Job[AuditParameters], ...]:
+    """Return the jobs that look at gathered packs."""
+    parameters = AuditParameters(of="packs")
+    return tuple(
+        AUDIT.job(parameters, [job.ref], label=job.label, size=job.size) for job in gathered
+    )
+
+
+def compute(work: Work[AuditParameters], folder: Path) -> AuditFacts:
+    """Return what was found; no file is written."""
+    of = work.parameters.of
+    return AuditFacts(of=of, found=_KINDS[of](work))
+
+
+def _shard(work: Work[AuditParameters]) -> dict[str, object]:
+    validated, formatted = work.input(VALIDATE), work.input(FORMAT)
+    texts = read_table(formatted.path("formatted.arrow"))
+    tokenized = read_table(work.input(TOKENIZE).path("tokenized.arrow"))
+    snapshot = load_snapshot(
+        work.recipe.tokenizer, work.workspace.tokenizers, work.recipe.tokenize.pipeline
+    )
+    if "tokens.arrow" in validated.files:  # ids were given
+        pipeline = read_pipeline(snapshot.backend)
+        turns, _ = learn_template(work.recipe, snapshot, pipeline, work.workspace.tokenizers)
+        found: dict[str, object] = function_of_addon("audit_given")(tokenized, snapshot, turns)
+        return found
+    sides = [(conversations(validated, formatted), texts, tokenized)]
+    if REJECTED in formatted.files:
+        chosen, rejected = split_sides(tokenized)
+        others = (read_table(each.path(REJECTED)) for each in (validated, formatted))
+        sides = [(*sides[0][:2], chosen), (*others, rejected)]
+    return audit_shard(sides, snapshot, work.recipe.format, work.parameters.label_names)
+
+
+def _inference(work: Work[AuditParameters]) -> dict[str, object]:
+    validated, formatted = work.input(VALIDATE), work.input(FORMAT)
+    rejected = None
+    # Where rows were rewritten, what the rejected sides were rendered from is not kept.
+    if REJECTED in formatted.files and work.recipe.format.reasoning != "strip":
+        rejected = validated.path(REJECTED), formatted.path(REJECTED)
+    is_rewritten = "examples.arrow" in formatted.files
+    call = partial(
+        check_prompts,
+        formatted.path("examples.arrow") if is_rewritten else validated.path("validated.arrow"),
+        formatted.path("formatted.arrow"),
+        work.input(TOKENIZE).path("tokenized.arrow"),
+        rejected,
+        work.recipe,
+        work.parameters.date,
+        work.workspace.tokenizers,
+    )
+    found: dict[str, object] = run_template(call, work.recipe, work.job.size)
+    return {"source": validated.facts.origin.source, **found}
+
+
+def _quality(work: Work[AuditParameters]) -> dict[str, object]:
+    table = read_table(work.input(VALIDATE).path("validated.arrow"))
+    count_quality = function_of_addon("count_quality")
+    found: dict[str, object] = count_quality(table, languages=bool(work.parameters.languages))
+    return found
+
+
+def _packs(work: Work[AuditParameters]) -> dict[str, int]:
+    table = read_table(work.input(GATHER).path("packs.arrow"))
+    snapshot = load_snapshot(
+        work.recipe.tokenizer, work.workspace.tokenizers, work.recipe.tokenize.pipeline
+    )
+    tokens = TokenBytes.of(read_pipeline(snapshot.backend))
+    return audit_packs(table.to_batches(_BATCH_PACKS), tokens.is_control, tokens.is_blank)
+
+
+def _records(work: Work[AuditParameters]) -> dict[str, object]:
+    packed = work.input(PACK)
+
+    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        return read_records(packed, work.workspace, columns=columns)
+
+    found = audit_records(read, packed.facts.rows_in)
+    policy = work.recipe.dedup.near
+    if policy != "ignore":
+        assert packed.facts.dedup is not None
+        near = packed.facts.dedup.near
+        found["near_duplicates"] = near.rows - near.dropped
+        if policy != "keep":
+            found["both_sides"] += near.on_both_sides
+    return found
+
+
+def _check(work: Work[AuditParameters]) -> dict[str, object]:
+    assert work.parameters.check is not None
+    plugin = find_plugin("checks", work.parameters.check)
+    return run_check(plugin, read_table(work.input(VALIDATE).path("validated.arrow")))
+
+
+_KINDS: dict[Of, Callable[[Work[AuditParameters]], dict[str, Any]]] = {
+    "shard": _shard,
+    "inference": _inference,
+    "quality": _quality,
+    "packs": _packs,
+    "records": _records,
+    "check": _check,
+}
+
+
+AUDIT = Step(
+    name="audit",
+    title="What would the tokens of a shard, of packs, of all records teach?",
+    version=f"1.{auditing.VERSION}",
+    libraries=("numpy", "pyarrow"),
+    facts=AuditFacts,
+    compute=compute,
+)
+
+
+def combine_audits(work: Work[Any]) -> dict[str, object]:
+    """Add up all audits that the publish job reads.
+
+    Returns:
+        Plain JSON: `dataset` and `sources` (counts), `packs`, `worst` (rows by finding).
+    """
+    found: dict[Of, list[dict[str, Any]]] = {of: [] for of in _KINDS}
+    for receipt in work.inputs(AUDIT):
+        found[receipt.facts.of].append(receipt.facts.found)
+    shards = zip(work.inputs(VALIDATE), work.inputs(TOKENIZE), found["shard"], strict=True)
+    combined = combine(
+        [(old.facts.origin.source, audited, new.facts.notes) for old, new, audited in shards]
+    )
+    packs: Counter[str] = Counter()
+    for counts in found["packs"]:
+        packs.update(counts)
+    if work.recipe.pack.strategy == "concat" or work.recipe.format.train_on == "all":
+        packs["cut_sequences"] = 0  # it cuts on purpose; or trains what stands behind end tokens
+    combined["packs"] = dict(packs)
+    (repetition,) = found["records"]  # one job looks at the records of all shards
+    for name in ("duplicates", "prompt_groups", "prompt_group_records", "both_sides"):
+        combined["dataset"][name] = repetition[name]
+    if "near_duplicates" in repetition:
+        combined["dataset"]["near_duplicates"] = repetition["near_duplicates"]
+    for source, number in repetition["sources"].items():
+        combined["sources"][source]["duplicates"] = number
+    if repetition["worst"]:
+        combined["worst"]["duplicates"] = repetition["worst"]
+    if work.recipe.audit.benchmarks:
+        matched = [receipt.facts.found for receipt in work.inputs(BENCHMARKS)]
+        benchmarks = load_benchmarks(work.recipe, work.parameters.benchmarks)
+        add_up = function_of_addon("combine_contamination")
+        combined["contamination"] = add_up(matched, benchmarks)
+        combined["contamination"]["on_match"] = work.recipe.audit.on_match
+    if found["inference"]:
+        combined["inference"] = combine_inference(found["inference"])
+    named = [receipt.facts.origin.source for receipt in work.inputs(VALIDATE)]
+    if quality := work.recipe.audit.quality:
+        combined["quality"] = function_of_addon("combine_quality")(
+            list(zip(named, found["quality"], strict=True)), quality.languages
+        )
+    if found["check"]:
+        combined["checks"] = combine_checks(found["check"])
+    return combined

@@ -1,0 +1,306 @@
+"""format: conversations -> text with its trained spans.
+
+Beside it, shard by shard, `FINGERPRINTS` describes the conversations by what makes them equal or
+alike, where the recipe asks for it: pack compares these. They have a key of their own, so they are
+made once for all tokenizers and pack sizes, and an appended file costs its own shard.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from packhouse import render, tokenize
+from packhouse.errors import ConfigError, ContractError
+from packhouse.pack import dedup
+from packhouse.read import SourceShard
+from packhouse.read.files import source_name
+from packhouse.recipe import DedupConfig, FormatConfig, Recipe, TokenizeConfig
+from packhouse.recipe.rows import TEMPLATES, is_renderer
+from packhouse.records.pairs import both_sides
+from packhouse.records.rows import num_rows
+from packhouse.records.split_text import SplitText, total
+from packhouse.records.tables import read_table, write_table
+from packhouse.render import rewrites
+from packhouse.render.sandbox import pinned_date
+from packhouse.run.cache.steps import Receipt
+from packhouse.run.foreign import REJECTED, cuts_windows, render_shard, run_template
+from packhouse.run.step import Job, Ref, Step, Work, execute
+from packhouse.run.steps.benchmarks import benchmark_job
+from packhouse.run.steps.shard_io import ShardCounts, take_refused
+from packhouse.run.steps.validate import VALIDATE, ValidateFacts, ValidateParameters
+from packhouse.system.plugins import plugin_key, plugin_names
+from packhouse.system.wording import near_files, near_name
+from packhouse.tokenize.given import text_of_given
+from packhouse.tokenize.loading import check_unchanged
+from packhouse.tokenize.names import tokenizer_folder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FormatParameters:
+    """How a shard of conversations becomes text."""
+
+    shard: SourceShard
+    """Where the raw bytes of a refused row are read again; the key of validate covers it."""
+    format: FormatConfig
+    template: str
+    """Its name, or the sha256 of its file."""
+    date: str | None
+    """The day that the template may print, if it can: the text of another day is another text."""
+    label_names: list[str] | None
+    tokenizer: str
+    """Fingerprint: of its chat template and control tokens."""
+    seq_len: int | None
+    """Tokens of a window; None where conversations are not cut."""
+    tokenize: TokenizeConfig
+    """How the tokens of windows are counted. Its `pipeline` may decide whether BOS is added."""
+    benchmarks: Mapping[str, object]
+    """As `benchmarks_of` says; they are looked for beside this step, and decide no byte of it."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON that goes into the key."""
+        parts: dict[str, Any] = {
+            "format": self.format.model_dump(mode="json", exclude={"template"}),
+            "template": self.template,
+            "date": self.date,
+            "label_names": self.label_names,
+            "tokenizer": self.tokenizer,
+            "pipeline": self.tokenize.pipeline,
+        }
+        if is_renderer(self.template):
+            parts |= plugin_key("renderers", self.template, ())
+        if self.seq_len is not None:
+            parts["window"] = {
+                "seq_len": self.seq_len,
+                "tokenize": self.tokenize.model_dump(mode="json", exclude={"encoder"}),
+                "engine": f"1.{tokenize.VERSION}",
+            }
+        return parts
+
+
+def job(
+    recipe: Recipe,
+    tokenizer: str,
+    validated: Job[ValidateParameters],
+    benchmarks: Mapping[str, object],
+) -> Job[FormatParameters]:
+    """Return the job that renders a validated shard; `tokenizer` is a fingerprint."""
+    parameters = validated.parameters
+    return FORMAT.job(
+        FormatParameters(
+            shard=parameters.shard,
+            format=recipe.format,
+            template=_template_identity(recipe.format.template),
+            date=_date_of(recipe),
+            label_names=parameters.source.label_names,
+            tokenizer=tokenizer,
+            seq_len=recipe.pack.seq_len if cuts_windows(recipe) else None,
+            tokenize=recipe.tokenize,
+            benchmarks=benchmarks,
+        ),
+        inputs=[validated.ref],
+        label=validated.label,
+        size=validated.size,
+    )
+
+
+def _date_of(recipe: Recipe) -> str | None:
+    template = recipe.format.template
+    folder = tokenizer_folder(recipe.tokenizer)
+    is_file = template.endswith((".jinja", ".j2"))
+    names = [Path(template)] if is_file else [folder / "chat_template.jinja"]
+    if template == "chat":
+        names.append(folder / "tokenizer_config.json")
+    if any(name.is_file() and b"strftime_now" in name.read_bytes() for name in names):
+        return pinned_date().date().isoformat()
+    return None
+
+
+def _template_identity(template: str) -> str:
+    if not template.endswith((".jinja", ".j2")):
+        if template not in TEMPLATES and not is_renderer(template):
+            known = (*TEMPLATES, *plugin_names("renderers"))
+            raise ConfigError(
+                f"format.template: there is no '{template}'{near_name(template, known)}; it is "
+                f"one of {', '.join(known)}, or a .jinja or .j2 file"
+            )
+        return template
+    path = Path(template)
+    if not path.is_file():
+        near = near_files(template, ".jinja", ".j2")
+        raise ConfigError(
+            f"format.template: no file at '{template}'{near or ';'} "
+            f"{'Built' if near else 'built'} in are {', '.join(TEMPLATES)}"
+        )
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:
+    """Write `formatted.arrow`, and `quarantined.arrow` where a template refuses a row.
+
+    Of pairs, `rejected.arrow` has the texts of the other sides, row by row; a pair of which one
+    side is refused is refused whole.
+
+    Where records are not the rows that came in (rows are split, or reasoning is stripped),
+    `examples.arrow` has the conversation of each record: the audit and deduplication compare the
+    text with these.
+    """
+    parameters, recipe = work.parameters, work.recipe
+    validated = work.input(VALIDATE)
+    path = validated.path("validated.arrow")
+    rows_in = validated.facts.rows_out
+    if parameters.shard.row_format == "tokenized":  # no template writes what is there
+        write_table(folder / "formatted.arrow", text_of_given(read_table(path)))
+        return ShardCounts(rows_in=rows_in, rows_out=rows_in, notes={})
+    tokenizers = work.workspace.tokenizers
+    call = partial(render_shard, path, recipe, parameters.label_names, tokenizers, folder)
+    reply = run_template(call, recipe, max(work.job.size, path.stat().st_size))
+    check_unchanged(recipe.tokenizer, parameters.tokenizer)
+    if _template_identity(recipe.format.template) != parameters.template:
+        raise ConfigError(
+            f"format.template '{recipe.format.template}' changed while the run worked with it; "
+            "what was made since is not kept. Run again"
+        )
+    formatted = read_table(folder / "formatted.arrow")
+    rows_out = formatted.num_rows
+    bad = take_refused(folder, parameters.shard, recipe.validate_, [validated])
+    put_out = rows_out + sum(bad["quarantined"].values())
+    if put_out != rows_in + sum(reply["added"].values()):
+        raise ContractError(f"format took {rows_in:,} rows, put out {put_out:,}")
+    return ShardCounts(
+        rows_in=rows_in,
+        rows_out=rows_out,
+        added=reply["added"],
+        **bad,
+        notes=dict(sorted(reply["notes"].items())),
+        stop_tokens=reply["stop_tokens"],
+        rows_rendered=num_rows(formatted),
+    )
+
+
+def _beside(work: Work[FormatParameters], formatted: Receipt[ShardCounts]) -> Receipt[ShardCounts]:
+    """Look for repeats and benchmarks here, where shards are parallel, if the recipe does."""
+    (validated,) = work.job.inputs
+    if work.parameters.benchmarks:
+        search = benchmark_job(work.parameters.benchmarks, validated, work.job.label)
+        execute(search, work.recipe, work.workspace)
+    if dedup.needs_fingerprints(work.recipe.dedup):
+        job = fingerprint_job(work.recipe, validated, work.job.ref, work.job.label)
+        execute(job, work.recipe, work.workspace)
+    return formatted
+
+
+FORMAT = Step(
+    name="format",
+    title="Conversations in, text with its trained spans out.",
+    version=f"1.{render.VERSION}",
+    libraries=("jinja2", "pyarrow"),
+    facts=ShardCounts,
+    compute=compute,
+    contracts={
+        "formatted.arrow": "formatted",
+        "rejected.arrow": "formatted",
+        "examples.arrow": "validated",
+        "quarantined.arrow": "quarantined",
+    },
+    then=_beside,
+)
+
+
+def split_text_of(
+    formatted: Iterable[Receipt[ShardCounts]], *, is_split: bool = False
+) -> SplitText:
+    """Return the sum over shards; reads the lengths of texts if a row of any of them was split.
+
+    Args:
+        formatted: of the format step.
+        is_split: whether rows of other shards were split.
+    """
+    receipts = list(formatted)
+    if not is_split and not any(each.facts.notes.get("split_bytes") for each in receipts):
+        return SplitText()
+    names = ("formatted.arrow", REJECTED)
+    return total(
+        SplitText.of(
+            [read_table(each.path(name)) for name in names if name in each.files], each.facts.notes
+        )
+        for each in receipts
+    )
+
+
+def conversations(
+    validated: Receipt[ValidateFacts],
+    formatted: Receipt[ShardCounts],
+    *,
+    whole_pairs: bool = False,
+) -> pa.Table:
+    """Return the conversations that the texts of a shard are renderings of.
+
+    Of pairs these are the chosen ones; with `whole_pairs`, each has the messages of both sides.
+    """
+    if "examples.arrow" in formatted.files:
+        return read_table(formatted.path("examples.arrow"))
+    table = read_table(validated.path("validated.arrow"))
+    if whole_pairs and REJECTED in validated.files:
+        return both_sides(table, read_table(validated.path(REJECTED)))
+    return table
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FingerprintParameters:
+    """What makes conversations equal or alike."""
+
+    dedup: DedupConfig
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON that goes into the key, without the policies."""
+        is_near = self.dedup.near != "ignore"
+        names = {"near_unit", "near_ngram", "near_permutations"} if is_near else set()
+        settings = {"is_near": is_near, **self.dedup.model_dump(mode="json", include=names)}
+        return {"dedup": settings, **dedup.near_libraries(self.dedup)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FingerprintFacts:
+    """How many conversations were described."""
+
+    rows: int
+
+
+def fingerprint_job(
+    recipe: Recipe, validated: Ref, formatted: Ref, label: str = ""
+) -> Job[FingerprintParameters]:
+    """Return the job that describes the conversations of a shard, as they were rendered."""
+    is_rewritten = cuts_windows(recipe) or rewrites(recipe.format)  # `examples.arrow` may have them
+    decides, other = (formatted, validated) if is_rewritten else (validated, formatted)
+    return FINGERPRINTS.job(
+        FingerprintParameters(dedup=recipe.dedup),
+        inputs=[decides],
+        also_reads=[other],
+        label=label,
+    )
+
+
+def _describe(work: Work[FingerprintParameters], folder: Path) -> FingerprintFacts:
+    """Write `fingerprints.arrow`, a row for each conversation, or for each pair of them."""
+    rows = conversations(work.input(VALIDATE), work.input(FORMAT), whole_pairs=True)
+    sources = rows["source"].unique().to_pylist()  # one, whose settings are in validate's key
+    names = {source_name(source): source.label_names for source in work.recipe.sources}
+    label_names = names.get(sources[0].partition("/")[0]) if sources else None
+    table = dedup.fingerprint_table(rows, work.parameters.dedup, label_names)
+    write_table(folder / "fingerprints.arrow", table)
+    return FingerprintFacts(rows=rows.num_rows)
+
+
+FINGERPRINTS = Step(
+    name="fingerprints",
+    title="Conversations in, what makes them equal or alike out.",
+    version=f"1.{dedup.VERSION}",
+    libraries=("numpy", "pyarrow"),
+    facts=FingerprintFacts,
+    compute=_describe,
+)

@@ -1,0 +1,400 @@
+"""publish: written files -> an immutable version in the store.
+
+The files are there already, one job each (`packhouse.run.steps.files`); this step adds up what they
+and the steps before say of the version. Committing is repeated at every run, so that a version
+deleted from the store or published to another one is published again without work.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from packhouse.auditing import check_audit
+from packhouse.errors import PackhouseError
+from packhouse.pack import PackStatistics
+from packhouse.pack.dedup import DedupFacts
+from packhouse.read.reshaping import expression_libraries
+from packhouse.recipe import PublishConfig, Recipe
+from packhouse.recipe.model import plugins_of
+from packhouse.records.gates import GateOutcome, GateResult
+from packhouse.records.ledger import LedgerLine, ledger_of
+from packhouse.records.render_counts import RenderCounts
+from packhouse.registry import function_of_addon, has_function
+from packhouse.run.cache.steps import Receipt
+from packhouse.run.foreign import decode, run_tokenizer
+from packhouse.run.step import AnyStep, Job, Step, Work
+from packhouse.run.steps.audit import AUDIT, combine_audits
+from packhouse.run.steps.eval_side import SplitCounts
+from packhouse.run.steps.files import FILE_SETTINGS, FILES, export_key, local_files
+from packhouse.run.steps.format import FORMAT
+from packhouse.run.steps.gather import GATHER
+from packhouse.run.steps.pack import PACK, SIDES, Side, mix_of
+from packhouse.run.steps.shard_io import render_counts
+from packhouse.run.steps.split import SPLIT, SideCounts, SplitParameters
+from packhouse.run.steps.tokenize import TOKENIZE, TokenizerFacts
+from packhouse.run.steps.validate import VALIDATE
+from packhouse.store import (
+    LocalFile,
+    OpenVersion,
+    load_ref,
+    open_store,
+    open_version,
+    publish_version,
+)
+from packhouse.store.evolution import Drift, Gate
+from packhouse.system.fingerprint import digest, library_versions
+from packhouse.tokenize import load_snapshot
+from packhouse.tokenize.loading import check_unchanged, fingerprinted_bytes
+from packhouse.tokenize.names import is_hub_name
+
+STEPS_BEFORE: tuple[AnyStep, ...] = (
+    *(VALIDATE, FORMAT, TOKENIZE, PACK),
+    *(GATHER, SPLIT, AUDIT, FILES),
+)
+"""The steps whose work is published."""
+
+_REPORT = "report.html"
+_VERSION = "1"
+ENGINE_VERSIONS = {step.name: step.version for step in STEPS_BEFORE} | {"publish": _VERSION}
+"""Version of each step; the manifest lists them, and they are part of a version's id."""
+
+ALL_LIBRARIES = sorted(
+    {name for step in STEPS_BEFORE for name in step.libraries} | {"tokenizers", "transformers"}
+)
+"""Every library whose version is part of a version's id; the manifest lists them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishParameters:
+    """What decides a version beside the keys of the steps before."""
+
+    dataset: str
+    publish: PublishConfig
+    benchmarks: Mapping[str, object]
+    """As `audit.benchmarks_of` and `checks_of` say: what is found of them is published."""
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON that goes into the key: how files are made, not where they go."""
+        files = self.publish.model_dump(mode="json", include=set(FILE_SETTINGS))
+        if self.publish.exports:
+            files["exports"] = [export_key(each) for each in self.publish.exports]
+        return {
+            "publish": files,
+            "dataset": self.dataset,
+            "engines": ENGINE_VERSIONS,
+            **self.benchmarks,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishFacts:
+    """What a version holds."""
+
+    content_id: str
+    """Hash of the logical rows: of the content of each data file, in order."""
+    ledger: tuple[LedgerLine, ...]
+    statistics: Mapping[Side, PackStatistics]
+    sides: Mapping[Side, SideCounts]
+    rendering: RenderCounts
+    """How rows became records."""
+    mixed: Mapping[str, Mapping[str, int]]
+    """Records and tokens by source; see `mixing.source_counts`."""
+    dedup: DedupFacts | None
+    split: SplitCounts | None
+    sources: tuple[dict[str, Any], ...]
+    """Where the rows of each shard came from, as plain JSON."""
+    tokenizer: TokenizerFacts
+    encoders: tuple[dict[str, object], ...]
+    """Each different report of a tokenize job once, in order of first use."""
+    audit: dict[str, Any]
+    """All audits added up, as plain JSON; see `audit.combine_audits`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published(PublishFacts):
+    """What a version holds, and what came of publishing it in this run."""
+
+    version: str
+    created: bool
+    """False where the version was there already."""
+    ref: str
+    ref_version: str | None
+    """The version that the ref points to now."""
+    held_back: tuple[str, ...]
+    """Why the ref did not move to this version; empty if it did, or need not."""
+    is_ref_left: bool
+    """True where the ref stays at another version because of `publish.move_ref`."""
+    gates: tuple[GateResult, ...]
+    """Results of the gates `audit`, `schema` and `drift`."""
+    mirrors: Mapping[str, str]
+    """Where else it was brought -> what it is called there."""
+    quarantine: str | None
+    """URI of the file of bad rows."""
+
+
+def job(
+    recipe: Recipe, split: Job[SplitParameters], benchmarks: Mapping[str, object]
+) -> Job[PublishParameters]:
+    """Return the job that publishes; what it reads is added when the packs are planned.
+
+    Its key is final: the id of the version is known before any work is done.
+    """
+    parameters = PublishParameters(
+        dataset=recipe.dataset, publish=recipe.publish, benchmarks=benchmarks
+    )
+    return PUBLISH.job(parameters, inputs=[split.ref])
+
+
+def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:
+    """Say what the version holds; nothing is visible yet.
+
+    Raises:
+        ContractError: the ledger of the steps before does not add up.
+    """
+    packed, split = work.input(PACK), work.input(SPLIT)
+    validated, tokenized = work.inputs(VALIDATE), work.inputs(TOKENIZE)
+    receipts = [*validated, *work.inputs(FORMAT), *tokenized, packed, split]
+    data = [each.facts for each in work.inputs(FILES) if each.facts.content is not None]
+    encoders: list[dict[str, object]] = []
+    for receipt in tokenized:
+        if receipt.facts.encoder not in encoders:
+            encoders.append(receipt.facts.encoder)
+    tallies: dict[Side, Counter[str]] = {side: Counter() for side in SIDES}
+    for gathered in work.inputs(GATHER):
+        tallies[gathered.facts.packs.side].update(asdict(gathered.facts.tally))
+    facts = PublishFacts(
+        content_id=digest([[each.files[0].split, each.content] for each in data]),
+        ledger=tuple(ledger_of(receipts)),
+        statistics={
+            # What the plan knew, and what all gathers counted: the `num_` fields.
+            side: PackStatistics(**{**asdict(packed.facts.sides[side].statistics), **tallies[side]})
+            for side in SIDES
+        },
+        sides=split.facts.sides,
+        rendering=render_counts(work.inputs(FORMAT)),
+        mixed=packed.facts.sources,
+        dedup=packed.facts.dedup,
+        split=packed.facts.split,
+        sources=tuple(receipt.facts.lineage() for receipt in validated),
+        tokenizer=tokenized[0].facts.tokenizer,
+        encoders=tuple(encoders),
+        audit=combine_audits(work),
+    )
+    if work.recipe.publish.report and has_function("unpublished_report"):
+        html = function_of_addon("unpublished_report")(
+            work.recipe.dataset,
+            work.job.key[:16],
+            local_files(work.inputs(FILES)),
+            _manifest_facts(facts, work.recipe),
+            work.workspace.tokenizers,
+        )
+        (folder / _REPORT).write_text(html, encoding="utf-8")
+    return facts
+
+
+def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Receipt[PublishFacts]:
+    """Publish the written files, or find that they are; then move the ref.
+
+    Runs every time, cached or not, so that a version deleted from the store or published to another
+    one is published again without work, and the audit is checked against today's limits. The facts
+    of the receipt are `Published` then. An error has the results of its gates as its fact `gates`.
+
+    Raises:
+        AuditError: a limit is passed; nothing was written to the store.
+        ConflictError: the store holds other bytes under the same inputs.
+        StoreRefusedError: the store cannot guard a publication.
+    """
+    recipe, config, facts = work.recipe, work.recipe.publish, receipt.facts
+    audited = check_audit(facts.audit, recipe.audit)
+    files = local_files(work.inputs(FILES))
+    if config.report and _REPORT in receipt.files:
+        sha256 = receipt.files[_REPORT].sha256
+        files.append(LocalFile(receipt.path(_REPORT), "all", sha256=sha256, kind="report"))
+    store = open_store(config.store)
+    # Where the ref is to stay; None: it moves, or there is none yet.
+    at = None if config.move_ref else load_ref(store, recipe.dataset, config.ref)
+    try:
+        published = publish_version(
+            store,
+            recipe.dataset,
+            work.job.key[:16],
+            files,
+            _manifest_facts(facts, recipe),
+            ref=None if at else config.ref,
+            gate=_gate(config),
+            tokenizer=partial(_tokenizer_bytes, recipe.tokenizer, facts.tokenizer.fingerprint)
+            if config.keep_tokenizer
+            else None,
+        )
+    except PackhouseError as error:
+        refused = [_schema_gate(error.changes, str(error))] if "changes" in error.facts else []
+        error.facts["gates"] = (*audited, *refused)
+        raise
+    opened = open_version(store, recipe.dataset, published.version)
+    bad = [e.key for e in published.manifest.files if e.kind == "quarantine"]
+    root = f"{config.store.rstrip('/')}/{recipe.dataset}/v/{published.version}"
+    return replace(
+        receipt,
+        cached=receipt.cached and not published.created,
+        facts=Published(
+            **{each.name: getattr(facts, each.name) for each in fields(PublishFacts)},
+            version=published.version,
+            created=published.created,
+            ref=config.ref,
+            ref_version=ref.version if (ref := at or published.ref) else None,
+            held_back=published.held_back,
+            is_ref_left=at is not None and at.version != published.version,
+            gates=(*audited, *ref_gates(config, config.ref, published.drift, published.breaking)),
+            mirrors={uri: _copy_elsewhere(opened, uri, recipe) for uri in config.also},
+            quarantine=f"{root}/{bad[0]}" if bad else None,
+        ),
+    )
+
+
+def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, object]:
+    """Return what the manifest says beside its files, as plain JSON."""
+    counts: dict[str, object] = {
+        "rendering": asdict(facts.rendering),
+        "ledger": [line.to_json() for line in facts.ledger],
+        "statistics": {side: each.to_dict() for side, each in facts.statistics.items()},
+        "sides": {side: asdict(each) for side, each in facts.sides.items()},
+        "sources": facts.mixed,
+    }
+    if facts.dedup is not None:
+        counts["dedup"] = facts.dedup.to_json()
+    if facts.split is not None:
+        counts["split"] = asdict(facts.split)
+    tokenizer = asdict(facts.tokenizer)
+    tokenizer["class"] = tokenizer.pop("class_name")
+    sql = {name for source in recipe.sources for name in expression_libraries(source)}
+    # A name is no part of what the version is: the same files from a folder are the same version.
+    name = {"tokenizer": recipe.tokenizer} if is_hub_name(recipe.tokenizer) else {}
+    limits = recipe.audit.model_dump(
+        mode="json", exclude_defaults=True, exclude={"benchmarks", "benchmark_ngram", "checks"}
+    )
+    return {
+        "content_id": facts.content_id,
+        "counts": counts,
+        "audit": facts.audit,
+        "lineage": {"sources": facts.sources, "tokenizer": tokenizer},
+        "configuration": configuration_of(recipe),
+        "engines": dict(ENGINE_VERSIONS),
+        "libraries": library_versions([*ALL_LIBRARIES, *sql])
+        | {plugin.distribution or plugin.name: plugin.version for plugin in plugins_of(recipe)},
+        "provenance": {
+            "encoders": facts.encoders,
+            **name,
+            **({"limits": limits} if limits else {}),
+        },
+    }
+
+
+def _tokenizer_bytes(tokenizer: str, fingerprint: str) -> bytes:
+    """Return what the store keeps of a tokenizer.
+
+    Raises:
+        TokenizerError: it is another one now than the version was made with.
+    """
+    check_unchanged(tokenizer, fingerprint)
+    return fingerprinted_bytes(tokenizer)
+
+
+def _gate(config: PublishConfig) -> Gate:
+    return Gate(
+        allow_breaking=config.allow_breaking_schema,
+        max_lengths=config.max_length_drift,
+        max_sources=config.max_source_drift,
+        max_quarantined=config.max_quarantine_drift,
+        max_trained=config.max_trained_drift,
+    )
+
+
+def _schema_gate(changes: Sequence[str], detail: str) -> GateResult:
+    outcome: GateOutcome = "failed" if changes else "passed"
+    return GateResult(name="schema", outcome=outcome, value=len(changes), limit=0, detail=detail)
+
+
+def ref_gates(
+    limits: PublishConfig, ref: str, drift: Drift | None, breaking: Sequence[str]
+) -> list[GateResult]:
+    """Check what a version must keep to before readers of a ref get it.
+
+    Args:
+        limits: of the recipe.
+        ref: name of the ref.
+        drift: distance from the version that the ref points to; None if it points to no other.
+        breaking: changes that would break readers of that version.
+    """
+    if drift is None:
+        detail = f"'{ref}' has no other version to compare with"
+        return [
+            GateResult(name=name, outcome="not reached", detail=detail)
+            for name in ("schema", "drift")
+        ]
+    if limits.allow_breaking_schema:
+        detail = "publish.allow_breaking_schema is set"
+        schema = GateResult(name="schema", outcome="not reached", detail=detail)
+    else:
+        schema = _schema_gate(breaking, "; ".join(breaking))
+    return [schema, *drift.results(_gate(limits))]
+
+
+def configuration_of(recipe: Recipe) -> dict[str, object]:
+    """Return the recipe without what differs by machine: paths, store, ref, encoder."""
+    decides = {*FILE_SETTINGS, *(["exports"] if recipe.publish.exports else [])}
+    mix = mix_of(recipe)
+    audit = {name: getattr(recipe.audit, name) for name in ("on_match", "benchmark_ngram")}
+    drops = recipe.audit.benchmarks and recipe.audit.on_match != "stop"
+    settings: dict[str, object] = recipe.model_dump(
+        mode="json",
+        by_alias=True,
+        exclude={
+            "shard_mb": True,
+            "sources": True,  # lineage has them by file, whatever order and grouping
+            "tokenizer": True,
+            "tokenize": {"encoder"},
+            "publish": set(PublishConfig.model_fields) - decides,
+            "audit": True,
+            "golden": True,
+            "validate_": {"max_quarantined"},
+        },
+    )
+    return settings | ({"mix": mix} if mix else {}) | ({"audit": audit} if drops else {})
+
+
+def _copy_elsewhere(opened: OpenVersion, uri: str, recipe: Recipe) -> str:
+    """Bring a version to `hf://datasets/ORG/NAME` or `wandb://PROJECT`; return its name there.
+
+    The Hub gets one commit, and none if it holds the version already; W&B gets a run with an
+    artifact each time, whose equal contents it stores once.
+
+    Raises:
+        ConfigError: W&B is not installed.
+        StoreError: the target refused.
+        TransientError: the target cannot be reached.
+    """
+    if uri.startswith("hf://"):
+        return str(function_of_addon("mirror_to_hub")(opened, uri))
+    assert uri.startswith("wandb://"), uri  # the recipe admits no other
+    load = partial(load_snapshot, recipe.tokenizer, pipeline=recipe.tokenize.pipeline)
+
+    def as_text(ids: Sequence[int]) -> str:
+        return str(run_tokenizer(partial(decode, load, [ids]), recipe.tokenizer)[0])
+
+    project, _, files = uri.removeprefix("wandb://").partition("?")
+    log_to_wandb = function_of_addon("log_to_wandb")
+    return str(log_to_wandb(opened, project, decode=as_text, files=bool(files))["artifact"])
+
+
+PUBLISH = Step(
+    name="publish",
+    title="Publish the packs as an immutable version.",
+    version=_VERSION,
+    libraries=tuple(ALL_LIBRARIES),
+    facts=PublishFacts,
+    compute=compute,
+    then=commit,
+)

@@ -1,0 +1,118 @@
+"""tokenize: text -> token ids with their trained ranges."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import pyarrow.compute as pc
+from pydantic import Field
+
+from packhouse import tokenize
+from packhouse.errors import ContractError
+from packhouse.read import SourceShard
+from packhouse.recipe import Recipe, TokenizeConfig
+from packhouse.records.tables import read_table
+from packhouse.run.foreign import run_tokenizer, tokenize_shard
+from packhouse.run.step import Job, Step, Work
+from packhouse.run.steps.format import FORMAT, FormatParameters
+from packhouse.run.steps.shard_io import ShardCounts, take_refused
+from packhouse.run.steps.validate import VALIDATE
+from packhouse.tokenize.loading import check_unchanged, tokenizer_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizeParameters:
+    """How a shard of texts becomes ids."""
+
+    shard: SourceShard
+    """Where the raw bytes of a refused row are read again; the key of validate covers it."""
+    tokenize: TokenizeConfig
+    tokenizer: str
+    """Its fingerprint."""
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON that goes into the key; both encoders give the same ids."""
+        return {
+            "tokenize": self.tokenize.model_dump(mode="json", exclude={"encoder"}),
+            "tokenizer": self.tokenizer,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizerFacts:
+    """Which tokenizer made the ids."""
+
+    fingerprint: str
+    class_name: Annotated[str, Field(alias="class")]
+    vocab_size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizeFacts(ShardCounts):
+    """What came of a shard of texts."""
+
+    trained_tokens: int
+    encoder: dict[str, object]
+    """Which encoder was used and why, as plain JSON."""
+    tokenizer: TokenizerFacts
+
+
+def job(
+    recipe: Recipe, tokenizer: str, formatted: Job[FormatParameters]
+) -> Job[TokenizeParameters]:
+    """Return the job that tokenizes a rendered shard; `tokenizer` is a fingerprint."""
+    parameters = formatted.parameters
+    return TOKENIZE.job(
+        TokenizeParameters(shard=parameters.shard, tokenize=recipe.tokenize, tokenizer=tokenizer),
+        inputs=[formatted.ref],
+        also_reads=formatted.inputs,  # validate: its bad rows, and ids that came with the rows
+        label=formatted.label,
+        size=formatted.size,
+    )
+
+
+def compute(work: Work[TokenizeParameters], folder: Path) -> TokenizeFacts:
+    """Write `tokenized.arrow`, and `quarantined.arrow` where nothing of a row is trained.
+
+    Rows that were tokenized before keep their ids.
+    """
+    parameters, tokenizer = work.parameters, work.recipe.tokenizer
+    validated, formatted = work.input(VALIDATE), work.input(FORMAT)
+    path = formatted.path("formatted.arrow")
+    tokens = None
+    if parameters.shard.row_format == "tokenized":
+        tokens = validated.path("tokens.arrow")
+    call = partial(tokenize_shard, path, work.recipe, work.workspace.tokenizers, folder, tokens)
+    reply = run_tokenizer(call, tokenizer, path.stat().st_size + tokenizer_bytes(tokenizer))
+    check_unchanged(tokenizer, parameters.tokenizer)
+    table, rows_in = read_table(folder / "tokenized.arrow"), formatted.facts.rows_out
+    bad = take_refused(folder, parameters.shard, work.recipe.validate_, [validated, formatted])
+    put_out = table.num_rows + sum(bad["quarantined"].values())
+    if put_out != rows_in:
+        raise ContractError(f"tokenize took {rows_in:,} rows, put out {put_out:,}")
+    return TokenizeFacts(
+        rows_in=rows_in,
+        rows_out=table.num_rows,
+        **bad,
+        notes=dict(sorted(reply["notes"].items())),
+        tokens_out=pc.sum(table["num_tokens"]).as_py() or 0,
+        trained_tokens=pc.sum(table["num_trained"]).as_py() or 0,
+        encoder=reply["encoder"],
+        tokenizer=TokenizerFacts(
+            fingerprint=reply["tokenizer"]["fingerprint"],
+            class_name=reply["tokenizer"]["class"],
+            vocab_size=reply["tokenizer"]["vocab_size"],
+        ),
+    )
+
+
+TOKENIZE = Step(
+    name="tokenize",
+    title="Text in, ids with their trained ranges out.",
+    version=f"1.{tokenize.VERSION}",
+    libraries=("numpy", "pyarrow"),
+    facts=TokenizeFacts,
+    compute=compute,
+    contracts={"tokenized.arrow": "tokenized", "quarantined.arrow": "quarantined"},
+)

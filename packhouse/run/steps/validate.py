@@ -1,0 +1,225 @@
+"""validate: one shard of raw rows -> conversations, and rows that are not."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import get_args
+
+import pyarrow as pa
+
+from packhouse import read
+from packhouse.errors import ConfigError
+from packhouse.read import SourceShard, read_shard, scan_source, with_raw_rows
+from packhouse.read.reshaping import expression_key
+from packhouse.read.shards import MAX_SHARD_BYTES
+from packhouse.recipe import MIXING, Recipe, SourceConfig, ValidateConfig
+from packhouse.recipe.rows import PipelineChoice
+from packhouse.recipe.source import RowFormatName
+from packhouse.records import messages
+from packhouse.records.identity import GroupBy
+from packhouse.records.ledger import Filter, filters_of
+from packhouse.records.tables import write_table
+from packhouse.run.cache.steps import AnyReceipt
+from packhouse.run.step import Job, Step, Work
+from packhouse.run.steps.shard_io import ShardCounts, write_quarantined, write_with_reasons
+from packhouse.system.confine import start_early
+from packhouse.system.escaping import for_terminal
+from packhouse.system.plugins import plugin_key
+from packhouse.tokenize import load_snapshot
+from packhouse.tokenize.given import GIVEN_VERSION, read_given
+from packhouse.tokenize.loading import check_unchanged
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidateParameters:
+    """Which rows to read, and how."""
+
+    shard: SourceShard
+    source: SourceConfig
+    rules: ValidateConfig
+    group_by: GroupBy
+    tokenizer: str | None = None
+    """Fingerprint of the tokenizer that the rows' ids are of, where rows are tokenized."""
+    pipeline: PipelineChoice | None = None
+    """`tokenize.pipeline`, where rows are tokenized."""
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON that goes into the key: the rows of the shard, not their path."""
+        return {
+            "shard": self.shard.identity(),
+            "source": self.source.model_dump(mode="json", exclude={"path", *MIXING}),
+            "validate": self.rules.model_dump(mode="json", exclude={"max_quarantined"}),
+            "group_by": self.group_by,
+            **expression_key(self.source),
+            **plugin_key("row_formats", self.source.format, get_args(RowFormatName)),
+            "python": list(sys.version_info[:2]),  # its Unicode tables normalise group keys
+            **({"given": [self.tokenizer, GIVEN_VERSION]} if self.tokenizer else {}),
+            **({"pipeline": self.pipeline} if self.pipeline else {}),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """Where the rows of a shard come from."""
+
+    file: str
+    """`source/name`."""
+    row_start: int
+    sha256: str
+    settings: dict[str, object]
+    """Of the source, as plain JSON."""
+    is_tokenized: bool = False
+    """True if its rows came with their ids."""
+
+    @property
+    def source(self) -> str:
+        """Name of the source."""
+        return self.file.split("/")[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidateFacts(ShardCounts):
+    """What came of a shard of raw rows."""
+
+    extra_fields: Mapping[str, int]
+    """Rows by name of a field that no format reads."""
+    origin: Origin
+    filtered: Mapping[str, int] = field(default_factory=dict)
+    """Rows by the expression that left them out, where `where` is a list of several."""
+
+    def lineage(self) -> dict[str, object]:
+        """Return what the manifest says of the shard."""
+        facts = {**asdict(self.origin), "rows": self.rows_in}
+        if self.dropped:
+            facts["dropped"] = dict(self.dropped)
+        if self.filtered:
+            facts["filtered"] = dict(self.filtered)
+        if not self.origin.is_tokenized:  # manifests of other sources stay as they were
+            del facts["is_tokenized"]
+        return facts | ({"unused_fields": self.extra_fields} if self.extra_fields else {})
+
+
+def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
+    """Scan the sources; yield a job for each shard, in the order of files, not of the recipe.
+
+    `tokenizer` is a fingerprint.
+    """
+    size = shard_bytes(recipe)
+    scanned = [(source, scan_source(source, size)) for source in recipe.sources]
+    _refuse_same_names(scanned)
+    pairs = [(shard, source) for source, shards in scanned for shard in shards]
+    pairs.sort(key=lambda pair: (pair[0].file, pair[0].byte_start))
+    for shard, source in pairs:
+        yield VALIDATE.job(
+            ValidateParameters(
+                shard=shard,
+                source=source,
+                rules=recipe.validate_,
+                group_by=recipe.split.group_by,
+                tokenizer=tokenizer if shard.row_format == "tokenized" else None,
+                pipeline=recipe.tokenize.pipeline if shard.row_format == "tokenized" else None,
+            ),
+            inputs=[],
+            label=for_terminal(f"{shard.file} from byte {shard.byte_start:,}"),
+            size=shard.byte_end - shard.byte_start,
+        )
+
+
+def shard_bytes(recipe: Recipe) -> int:
+    """Return how many raw bytes a shard has at most: `shard_mb` of the recipe, or the usual."""
+    return MAX_SHARD_BYTES if recipe.shard_mb is None else recipe.shard_mb * 2**20
+
+
+def filters_of_run(receipts: Iterable[AnyReceipt]) -> list[Filter]:
+    """Return what each expression of `where` left out, by source; of receipts of any steps."""
+    facts = (receipt.facts for receipt in receipts)
+    return filters_of(each.lineage() for each in facts if isinstance(each, ValidateFacts))
+
+
+def may_drop(parameters: ValidateParameters) -> bool:
+    """Return True if rows of a shard may be left out before they are records."""
+    return bool(parameters.source.filters) or parameters.shard.row_format == "oasst_flat"
+
+
+def _refuse_same_names(scanned: list[tuple[SourceConfig, list[SourceShard]]]) -> None:
+    """Lineage says `source/file`; two files of one name would make it ambiguous."""
+    owner: dict[str, tuple[int, str]] = {}
+    for number, (_, shards) in enumerate(scanned):
+        for file, uri in sorted({(shard.file, shard.uri) for shard in shards}):
+            first = owner.setdefault(file, (number, uri))
+            if first == (number, uri):
+                continue
+            if first[1] == uri:
+                raise ConfigError(
+                    f"'{uri}' is in two sources: its rows would count twice; if that is meant, or "
+                    "`where` gives each other rows, give each source a `name` of its own",
+                    uri=uri,
+                )
+            raise ConfigError(
+                f"'{uri}' and '{first[1]}' are both called '{file}' in lineage; "
+                "give each source a `name` of its own",
+                file=file,
+            )
+
+
+def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
+    """Write `validated.arrow`; `quarantined.arrow` and `dropped.arrow` where rows are.
+
+    Of pairs, `rejected.arrow` has the other sides; where the rows are tokenized, `tokens.arrow` has
+    what tokenize passes on.
+    """
+    start_early()  # format comes next
+    parameters = work.parameters
+    rows = read_shard(parameters.shard, parameters.source, parameters.rules, parameters.group_by)
+    if parameters.tokenizer is not None:
+        snapshot = load_snapshot(
+            work.recipe.tokenizer, work.workspace.tokenizers, parameters.pipeline
+        )
+        token_rows = read_given(rows.validated, snapshot)
+        bad = with_raw_rows(token_rows.quarantined, parameters.shard, parameters.rules)
+        quarantined = pa.concat_tables([rows.quarantined, bad]).sort_by("row")
+        rows = replace(rows, validated=token_rows.conversations, quarantined=quarantined)
+        write_table(folder / "tokens.arrow", token_rows.tokenized)
+        check_unchanged(work.recipe.tokenizer, parameters.tokenizer)
+    rows.write(folder)
+    by_expression = Counter(rows.dropped["detail"].to_pylist())
+    return ValidateFacts(
+        rows_in=rows.num_records,  # what was read, not what came out: the ledger compares
+        rows_out=rows.validated.num_rows,
+        added={"extra_paths": rows.extra_paths} if rows.extra_paths else {},
+        **write_quarantined(folder, rows.quarantined),
+        dropped=write_with_reasons(folder / "dropped.arrow", rows.dropped),
+        notes=dict(sorted(rows.notes.items())),
+        extra_fields=rows.extra_fields,
+        filtered={
+            text: by_expression[text] for text in parameters.source.filters if by_expression[text]
+        }
+        if len(parameters.source.filters) > 1
+        else {},
+        origin=Origin(
+            file=parameters.shard.file,
+            row_start=parameters.shard.row_start,
+            sha256=parameters.shard.sha256,
+            settings=parameters.source.model_dump(mode="json", exclude={"path", "name", *MIXING}),
+            is_tokenized=parameters.tokenizer is not None,
+        ),
+    )
+
+
+VALIDATE = Step(
+    name="validate",
+    title="Raw rows in, conversations and quarantined rows out.",
+    version=f"1.{read.VERSION}.{messages.VERSION}",
+    libraries=("numpy", "orjson", "pyarrow"),
+    facts=ValidateFacts,
+    compute=compute,
+    contracts={
+        "validated.arrow": "validated",
+        "tokens.arrow": "tokenized",
+        "rejected.arrow": "validated",
+        "quarantined.arrow": "quarantined",
+        "dropped.arrow": "dropped",
+    },
+)

@@ -1,0 +1,50 @@
+"""Content keys: the same inputs give the same key in every process, and nothing else does.
+
+A key is the sha256 of canonical JSON (sorted keys, no spaces, no sets, no floats that differ by
+spelling). Each step says what goes into its keys (`packhouse.run.step`); this module only
+hashes.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+
+def canonical_json(value: object) -> bytes:
+    """Return the one JSON spelling of a value; raises TypeError on sets and other unordered things.
+
+    Example:
+        >>> canonical_json({"b": 1, "a": [True, None]})
+        b'{"a":[true,null],"b":1}'
+    """
+    text = json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+    return text.encode("utf-8")
+
+
+def digest(value: object) -> str:
+    """Return the sha256 of a value's canonical JSON, as 64 hex digits."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file's bytes, as 64 hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@cache
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "absent"
+
+
+def library_versions(distributions: Iterable[str]) -> dict[str, str]:
+    """Return installed versions by distribution name, without importing any of them."""
+    return {name: _version(name) for name in sorted(distributions)}

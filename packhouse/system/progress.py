@@ -1,0 +1,266 @@
+"""Progress of a run: what it is doing, how far it is, and a line for each step that is done.
+
+    importing Prefect                     4.1 s
+    planning                              0.2 s
+    1/9 validate        52,002 rows       1.3 s
+     tokenize ---------------                 50% 0:00:03 0:00:03
+
+The last line is a bar, in a terminal and in a notebook; the lines above it stay. Elsewhere a phase
+also says when it begins, so that a log shows what a run waits for. All goes to stderr: stdout stays
+clean for `--json`. Warnings that packhouse logs stand between these lines. Other displays ask
+`current_step`.
+
+A step's total is its number of jobs. Library code calls `advance(0.1)` where it has done a tenth
+of a job; it neither knows nor cares who watches. A bar appears once its step has run for a second
+(pulsing until the first job or part of one is done).
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock, Timer
+from typing import Any
+
+from typing_extensions import override
+
+from packhouse.system.notebook import NotebookProgress, is_notebook
+from packhouse.system.terminal import console, echo
+
+_APPEARS_AFTER_S = 1.0
+
+
+class _Step:
+    """The step that runs: how many of its jobs are done, in parts too; and its bar, if one shows.
+
+    A bar is hidden for a second, then drawn by rich until the step ends.
+    """
+
+    def __init__(self, name: str, total: float, display: Any) -> None:
+        self.name, self.total, self.done = name, total, 0.0
+        self.began = time.monotonic()
+        self.lock = Lock()
+        self.display = display
+        if display is not None:
+            self.task = display.add_task(name, total=None, visible=False)
+            show = partial(display.update, self.task, visible=True)
+            self.timer = Timer(_APPEARS_AFTER_S, show)
+            self.timer.daemon = True
+            self.timer.start()
+
+    def move_to(self, done: float) -> None:
+        with self.lock:
+            self.done = max(self.done, min(done, self.total))
+            if self.display is not None:
+                self.display.update(self.task, completed=self.done, total=self.total)
+
+    def close(self) -> None:
+        if self.display is not None:
+            self.timer.cancel()
+            self.display.remove_task(self.task)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CurrentStep:
+    """How far the running step is."""
+
+    name: str
+    share: float
+    """Of its jobs that are done, in [0, 1]."""
+    num_jobs: int
+    seconds: float
+    """Since it began."""
+
+
+class _Run:
+    """What runs at a time is one step of it."""
+
+    step: _Step | None = None
+    after_first_job: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """What a run does before its first step."""
+
+    text: str
+    began: float
+    task: Any
+    """Of the display, if there is one."""
+
+
+_display: Any = None
+"""Of rich in a terminal, `NotebookProgress` in a notebook."""
+_is_shown = False
+_phase: _Phase | None = None
+_forward: Callable[[float], None] | None = None
+_of_process = _Run()
+_own: ContextVar[_Run] = ContextVar("own")
+
+
+def _current() -> _Run:
+    return _own.get(_of_process)
+
+
+def current_step() -> CurrentStep | None:
+    """Return how far the running step is; None between steps."""
+    step = _current().step
+    if step is None:
+        return None
+    return CurrentStep(
+        name=step.name,
+        share=step.done / step.total if step.total else 1.0,
+        num_jobs=int(step.total),
+        seconds=time.monotonic() - step.began,
+    )
+
+
+@contextmanager
+def show_progress(*, is_terminal: bool | None = None) -> Iterator[None]:
+    """Show on stderr how far the run is while the block runs, with bars in a terminal."""
+    global _display, _is_shown, _phase
+    _is_shown = True
+    warnings, log = _Warnings(logging.WARNING), logging.getLogger("packhouse")
+    log.addHandler(warnings)
+    try:
+        is_drawn = sys.stderr.isatty() if is_terminal is None else is_terminal
+        if is_drawn or is_notebook():
+            with _rich_progress() if is_drawn else NotebookProgress() as _display:
+                yield
+                _end_phase()
+        else:
+            yield
+            _end_phase()
+    finally:
+        log.removeHandler(warnings)
+        _display, _is_shown, _phase = None, False, None
+
+
+class _Warnings(logging.Handler):
+    """Shows what is logged on lines that stay."""
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        _print_line(record.getMessage())
+
+
+def say(text: str, seconds: float) -> None:
+    """Show what is done and how long it took, on a line that stays."""
+    if not _is_shown:
+        return
+    _print_line(f"{text:<34} {seconds:>8.1f} s")
+
+
+def _print_line(line: str) -> None:
+    if _display is not None:
+        _display.console.print(line, markup=False, highlight=False)
+    else:
+        echo(line, err=True)
+
+
+def start_phase(text: str) -> None:
+    """Show what the run is doing now, until the next phase or the first step begins."""
+    global _phase
+    _end_phase()
+    if not _is_shown:
+        return
+    task = None
+    if _display is not None:
+        task = _display.add_task(text, total=None)
+    else:
+        echo(f"{text} ...", err=True)
+    _phase = _Phase(text, time.monotonic(), task)
+
+
+def _end_phase() -> None:
+    global _phase
+    if _phase is None:
+        return
+    if _display is not None:
+        _display.remove_task(_phase.task)
+    say(_phase.text, time.monotonic() - _phase.began)
+    _phase = None
+
+
+@contextmanager
+def own_progress() -> Iterator[None]:
+    """Keep the steps of this run apart from those of others in the process while the block runs."""
+    token = _own.set(_Run())
+    try:
+        yield
+    finally:
+        _own.reset(token)
+
+
+@contextmanager
+def step_progress(name: str, num_jobs: int) -> Iterator[None]:
+    """Count the jobs of a step while the block runs."""
+    _end_phase()
+    run = _current()
+    run.step = step = _Step(name, num_jobs, _display)
+    try:
+        yield
+    finally:
+        step.close()
+        run.step = None
+
+
+def advance(fraction: float) -> None:
+    """Say that `fraction` more of a job of the running step is done."""
+    if _forward is not None:
+        _forward(fraction)
+    step = _current().step
+    if step is not None:
+        step.move_to(step.done + fraction)
+
+
+def forward(say: Callable[[float], None]) -> None:
+    """Give what `advance` is told to a function: in a child, whose steps are its parent's."""
+    global _forward
+    _forward = say
+
+
+def job_done(num_done: int) -> None:
+    """Say that `num_done` jobs of the running step are done by now, cached ones included."""
+    run = _current()
+    if run.step is not None:
+        run.step.move_to(num_done)
+    if num_done and (call := run.after_first_job):
+        run.after_first_job = None
+        call()
+
+
+@contextmanager
+def after_first_job(call: Callable[[], None]) -> Iterator[None]:
+    """Do a call as soon as a job of the step that runs in the block is done, whatever runs it."""
+    run = _current()
+    run.after_first_job = call
+    try:
+        yield
+    finally:
+        run.after_first_job = None
+
+
+def _rich_progress() -> Any:
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description:>9}"),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console(stderr=True),
+        transient=True,
+    )

@@ -1,0 +1,134 @@
+"""The way to a terminal and to logs: what they are sent holds nothing that a terminal acts on.
+
+Commands print with `echo` and `console` alone (a test holds them to it), so that no command can
+forget to escape a row, a file name or a string of a manifest.
+"""
+
+import logging
+import os
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+from typing_extensions import override
+
+from packhouse.system.escaping import for_terminal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_PIPE_WIDTH = 2000
+
+
+def echo(text: str = "", *, err: bool = False) -> None:
+    """Print lines of text."""
+    click.echo(for_terminal(text, keep_lines=True), err=err)
+
+
+def console(*, stderr: bool = False, soft_wrap: bool = True) -> "Console":
+    """Return a rich console that takes no markup from text and escapes what it draws."""
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class Escaping(Console):
+        @override
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterator[Segment]:
+            for text, style, control in super().render(renderable, options):
+                if not control:
+                    text = for_terminal(text, keep_lines=True)
+                yield Segment(text, style, control)
+
+    return Escaping(stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False)
+
+
+def page(blocks: Iterator[object]) -> None:
+    """Print what rich can draw, block by block; on a terminal in a pager, which asks for more."""
+    out = console()
+    if not (out.is_terminal and sys.stdin.isatty()):
+        for block in blocks:
+            out.print(block, end="")
+        return
+
+    def lines() -> Iterator[str]:
+        for block in blocks:
+            with out.capture() as held:
+                out.print(block, end="")
+            yield held.get()
+
+    os.environ.setdefault("LESS", "FRX")  # colours; and no pager for what fits on the screen
+    click.echo_via_pager(lines(), color=True)
+
+
+def print_table(table: "Table") -> None:
+    """Print a rich table, as wide as the terminal; a pipe gets whole lines without end spaces."""
+    out = console(soft_wrap=False)
+    if out.is_terminal:
+        out.print(table)
+        return
+    out.width = out.width if "COLUMNS" in os.environ else _PIPE_WIDTH
+    with out.capture() as held:
+        out.print(table)
+    echo("\n".join(line.rstrip() for line in held.get().rstrip("\n").split("\n")))
+
+
+def print_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
+    """Print names and values in two columns; what has no room stands under its name, unbroken."""
+    out = console()
+    is_wide = not out.is_terminal and "COLUMNS" not in os.environ
+    width = _PIPE_WIDTH if is_wide else out.width
+    known = [(for_terminal(name), for_terminal(value)) for name, value in facts]
+    column = max((len(name) for name, _ in known if len(name) <= width // 2), default=0) + 2
+    if title:
+        out.print(title, style="bold")
+    for name, value in known:
+        if len(name) < column and column + len(value) <= width:
+            echo(f"{name:<{column}}{value}")
+        else:
+            echo(name)
+            print_text(value, 4)
+
+
+def print_text(text: str, indent: int = 0, *, err: bool = False) -> None:
+    """Print a paragraph; a terminal breaks it between words, a pipe gets it as one line."""
+    out = console(stderr=err)
+    text = for_terminal(text)
+    if not out.is_terminal and (err or "COLUMNS" not in os.environ):
+        echo(" " * indent + text, err=err)
+        return
+    lines = textwrap.wrap(
+        text,
+        max(out.width, 40),
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    echo("\n".join(lines), err=err)
+
+
+def print_note(text: str) -> None:
+    """Print an error, a warning or a note on stderr, its lines broken as those of `print_text`."""
+    for number, line in enumerate(text.split("\n")):
+        print_text(line, 2 if number else 0, err=True)
+
+
+class EscapedRecord(logging.LogRecord):
+    """A log record whose message and traceback hold nothing that a terminal acts on.
+
+    Lines behind the first are indented: no message can pass itself off as another one.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.exc_info and self.exc_info[0]:
+            said = logging.Formatter().formatException(self.exc_info)
+            self.exc_text = for_terminal(said, keep_lines=True)
+
+    @override
+    def getMessage(self) -> str:
+        return for_terminal(super().getMessage(), keep_lines=True).replace("\n", "\n    ")

@@ -1,0 +1,14 @@
+"""Text and trained spans to ids and trained ranges, and what a tokenizer is."""
+
+from packhouse.tokenize.loading import fingerprint_tokenizer, load_snapshot
+from packhouse.tokenize.snapshot import TokenizerSnapshot
+from packhouse.tokenize.tokenizing import VERSION, Tokenized, tokenize_table
+
+__all__ = [
+    "VERSION",
+    "Tokenized",
+    "TokenizerSnapshot",
+    "fingerprint_tokenizer",
+    "load_snapshot",
+    "tokenize_table",
+]

@@ -1,0 +1,220 @@
+"""Arrow strings in, ids out: HF `tokenizers`, the reference, and whatever reproduces it faster.
+
+An encoder takes whole texts, recognises added tokens in them and adds none of its own.
+HF encodes 2 to 3 MB/s a core; see `packhouse.tokenize.gate` for when another one is used.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from itertools import chain
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from packhouse.records.lists import list_offsets, string_bytes, zero_based
+from packhouse.system.arrays import Bytes, Int32s, Int64s
+from packhouse.system.confined import limited
+from packhouse.system.interrupts import check_interrupted
+from packhouse.system.progress import advance
+from packhouse.tokenize.memo import memo
+from packhouse.tokenize.snapshot import TokenizerSnapshot
+
+if TYPE_CHECKING:
+    import gigatoken
+    from tokenizers import Encoding, Tokenizer
+
+Ids = tuple[Int32s, Int64s]
+"""Ids of all texts behind one another, and where each text's begin: shape [num_texts + 1]."""
+
+_MATRIX_CELLS = 2**20  # cells of 4 bytes; about a third of them are filled
+_CHUNK_BYTES = 2**20  # an HF `Encoding` takes about 100 bytes per token
+
+
+class EncoderError(Exception):
+    """A fast encoder cannot read a tokenizer or failed on a text; HF takes its place."""
+
+
+class Encoder(Protocol):
+    """Turns texts into ids exactly as the tokenizer with `add_special_tokens=False` does."""
+
+    @property
+    def name(self) -> str:
+        """Package of the encoder."""
+
+    @property
+    def version(self) -> str:
+        """Version of that package."""
+
+    @property
+    def is_reference(self) -> bool:
+        """True for HF itself, which needs no check."""
+
+    def encode(self, texts: pa.StringArray) -> Ids:
+        """Encode texts; the ids are those of HF `tokenizers`."""
+
+
+class HFEncoder:
+    """The reference: `tokenizers` itself.
+
+    Example:
+        >>> from tokenizers import Tokenizer, models
+        >>> encoder = HFEncoder(Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])))
+        >>> ids, offsets = encoder.encode(pa.array(["abb", "", "a"]))
+        >>> ids.tolist(), offsets.tolist()
+        ([2, 1, 0], [0, 2, 2, 3])
+    """
+
+    name = "tokenizers"
+    is_reference = True
+
+    def __init__(self, tokenizer: "Tokenizer") -> None:
+        self.version = version("tokenizers")
+        self._tokenizer = tokenizer
+
+    def encode(self, texts: pa.StringArray) -> Ids:
+        """Encode texts in chunks of 1 MiB, so that HF's objects stay few."""
+        parts = [np.zeros(0, np.int32)]
+        lengths = [np.zeros(1, np.int64)]
+        for start, end in chunks_of(texts, _CHUNK_BYTES):
+            batch = texts[start:end].to_pylist()
+            with limited(int(text_bases(texts[start:end])[-1])):
+                rows = [e.ids for e in self._encode(batch)]
+            if end - start < len(texts):  # not for a sample
+                advance((end - start) / len(texts))
+            lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
+            parts.append(np.fromiter(chain.from_iterable(rows), np.int32, lengths[-1].sum()))
+        return np.concatenate(parts), np.cumsum(np.concatenate(lengths))
+
+    def _encode(self, batch: list[str]) -> "list[Encoding]":
+        return self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+
+
+class GigatokenEncoder:
+    """Byte-level and SentencePiece BPE about 60 times as fast as HF, where it passes the gate.
+
+    Takes padded matrices from gigatoken (its flat arrays import awkward: 0.5 s) and cuts the
+    padding off, so a batch is bounded by the size of its matrix.
+    """
+
+    name = "gigatoken"
+    is_reference = False
+
+    def __init__(self, tokenizer: "gigatoken.Tokenizer") -> None:
+        self.version = version("gigatoken")
+        self._tokenizer = tokenizer
+
+    @staticmethod
+    @memo
+    def load(backend: str) -> "GigatokenEncoder":
+        """Load a pipeline (Qwen: 0.4 s), once per process.
+
+        Raises:
+            EncoderError: gigatoken does not support it.
+        """
+        import gigatoken
+
+        with _as_encoder_error("cannot read this tokenizer"):
+            return GigatokenEncoder(gigatoken.Tokenizer.from_json(backend))
+
+    def encode(self, texts: pa.StringArray) -> Ids:
+        """Encode texts.
+
+        Raises:
+            EncoderError: gigatoken failed on one of them.
+        """
+        import gigatoken
+
+        parts = [np.zeros(0, np.int32)]
+        lengths = [np.zeros(1, np.int64)]
+        binary = texts.cast(pa.binary())
+        for start, end in _matrix_chunks(texts):
+            source = gigatoken.BytesSource(binary[start:end].to_pylist())
+            with _as_encoder_error("failed"):
+                matrix, widths = self._tokenizer.encode_batch_padded(source, 0)
+            # Rows of 2 and 1 ids in 2 columns: [[1 1] [1 0]]; row by row these are the ids.
+            filled = np.arange(matrix.shape[1]) < widths[:, None]
+            parts.append(matrix[filled].view(np.int32))
+            lengths.append(widths)
+        return np.concatenate(parts), np.cumsum(np.concatenate(lengths))
+
+
+@contextmanager
+def _as_encoder_error(what: str) -> Iterator[None]:
+    """Turn whatever gigatoken raises, a panic of its Rust code too, into our error."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        check_interrupted()  # numpy's C API panics where a signal meets its first import
+        first_line = str(error).strip().split("\n")[0]
+        raise EncoderError(f"gigatoken {version('gigatoken')} {what}: {first_line}") from error
+
+
+def _matrix_chunks(texts: pa.StringArray) -> Iterator[tuple[int, int]]:
+    """Cut into row ranges whose longest text times their number of rows is bounded.
+
+    Padded to as many tokens as the longest text has bytes, a range takes at most 4 MiB.
+    """
+    start, longest = 0, 1
+    for row, width in enumerate(np.diff(list_offsets(texts)).tolist()):
+        longest = max(longest, width)
+        if (row + 1 - start) * longest > _MATRIX_CELLS and row > start:
+            yield start, row
+            start, longest = row, max(width, 1)
+    if start < len(texts):
+        yield start, len(texts)
+
+
+@memo
+def load_tokenizer(backend: str) -> "Tokenizer":
+    """Load a pipeline with `tokenizers` (Qwen: 0.4 s), once per process.
+
+    It has no post-processor: none adds ids here, but some move offsets past leading spaces.
+    """
+    from tokenizers import Tokenizer
+
+    return bare(Tokenizer.from_str(backend))
+
+
+def bare(tokenizer: "Tokenizer") -> "Tokenizer":
+    """Strip what is no part of the text's own ids, as `load_tokenizer` does."""
+    tokenizer.post_processor = None
+    tokenizer.encode_special_tokens = False
+    return tokenizer
+
+
+def hf_encoder(snapshot: TokenizerSnapshot) -> HFEncoder:
+    """Load the reference encoder of a tokenizer, once per process."""
+    return HFEncoder(load_tokenizer(snapshot.backend))
+
+
+def text_bases(texts: pa.StringArray) -> Int64s:
+    """Where each text begins in the bytes of all of them, from 0; shape [num_texts + 1]."""
+    offsets = list_offsets(texts).astype(np.int64)
+    return np.asarray(offsets - offsets[0])
+
+
+def text_bytes(texts: pa.StringArray) -> Bytes:
+    """All bytes of texts, behind one another; not copied."""
+    return zero_based(*string_bytes(texts))[0]
+
+
+def chunks_of(texts: pa.StringArray, max_bytes: int) -> list[tuple[int, int]]:
+    """Cut texts into row ranges of at most `max_bytes`, or of one row where that is longer.
+
+    Example:
+        >>> chunks_of(pa.array(["aa", "bb", "cccccc", "d"]), max_bytes=4)
+        [(0, 2), (2, 3), (3, 4)]
+    """
+    offsets = text_bases(texts)
+    chunks = []
+    start = 0
+    while start < len(texts):
+        end = int(np.searchsorted(offsets, offsets[start] + max_bytes, "right")) - 1
+        end = max(end, start + 1)
+        chunks.append((start, end))
+        start = end
+    return chunks

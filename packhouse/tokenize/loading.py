@@ -1,0 +1,532 @@
+"""Read a tokenizer's folder into a snapshot, with transformers once and never again.
+
+The class that `AutoTokenizer` picks can change ids, so transformers has to read the folder; it
+costs one to four seconds of import. What it found is kept as JSON under the fingerprint of the
+files, with its own digest; later processes read that (0.02 s) and need only `tokenizers`.
+A kept file whose digest does not match is built again, never trusted.
+
+Some classes build a pipeline of their own from the vocabulary of tokenizer.json and ignore the
+rest of that file, so a wrong `tokenizer_class` silently gives other ids than the model was trained
+with. Both are compared when a snapshot is built (Qwen: 0.5 s), by their ids: the JSON differs for
+correct classes too.
+"""
+
+import hashlib
+import json
+import os
+import textwrap
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import lru_cache, partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import orjson
+
+from packhouse.errors import TokenizerError
+from packhouse.recipe.rows import PipelineChoice
+from packhouse.system.checked_files import read_checked, write_checked
+from packhouse.system.confine import run_confined
+from packhouse.system.confined import at, limited
+from packhouse.system.disks import temporary_folder
+from packhouse.system.wording import near_files
+from packhouse.tokenize.corpus import short_texts
+from packhouse.tokenize.encoders import bare, load_tokenizer
+from packhouse.tokenize.names import TOKENIZER_FILES, tokenizer_folder
+from packhouse.tokenize.pipeline import MAX_IDS, Pipeline, read_pipeline
+from packhouse.tokenize.snapshot import TokenizerSnapshot
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+
+_VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "tekken.json")
+_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token")
+GENERATION_CONFIG = "generation_config.json"
+_SNAPSHOT_FORMAT = 2
+
+MEMORY_PER_BYTE = 32
+"""What a child may take for each byte of the tokenizer's files and of the texts it works on."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A snapshot and what was found when it was built."""
+
+    snapshot: TokenizerSnapshot
+    difference: str | None
+    """How the ids of the class differ from those of tokenizer.json; None if they do not."""
+
+
+# Shards are formatted by threads of one process, and a first `import transformers` in two threads
+# at once fails: its lazy module is half made when the second one looks.
+_LOADING = threading.Lock()
+_IN_PROCESS: dict[tuple[str, Path | None, bool], _Known] = {}
+
+
+def fingerprint_tokenizer(folder: str | Path) -> str:
+    """Identity of a tokenizer: sha256 over its files and the libraries that read them.
+
+    Reads and hashes the files (Qwen: 11 MB, 0.03 s), again if any changed; imports no library.
+
+    Args:
+        folder: what `save_pretrained` wrote, or a pinned name (`pin_tokenizer`). Other files in
+            it, such as weights, do not count.
+
+    Returns:
+        64 hex digits. The same files give the same digits in any folder.
+
+    Raises:
+        TokenizerError: no such folder, or no tokenizer in it.
+    """
+    if "://" in str(folder):
+        raise TokenizerError(
+            "a tokenizer cannot be an address (`scheme://`); give a local folder, or a name of the "
+            "Hugging Face Hub (`org/name`); download others and give their folder"
+        )
+    files = _tokenizer_files(tokenizer_folder(folder))
+    return _digest(tuple((file, _state(file)) for file in files))
+
+
+def check_unchanged(tokenizer: str, fingerprint: str) -> None:
+    """Fail if a tokenizer is another one than it was when the run was planned.
+
+    Raises:
+        TokenizerError: its files changed.
+    """
+    if fingerprint_tokenizer(tokenizer) != fingerprint:
+        raise TokenizerError(
+            f"tokenizer '{tokenizer}' changed while the run worked with it; what was made since is "
+            "not kept. Run again"
+        )
+
+
+def _state(file: Path) -> tuple[int, ...]:
+    """What changes whenever a file's bytes do."""
+    state = file.stat()
+    return state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+
+
+@lru_cache(maxsize=4)
+def _digest(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
+    digest = hashlib.sha256()
+    for piece in _pieces([file for file, _ in files]):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _pieces(files: Sequence[Path]) -> Iterator[bytes]:
+    """All that a fingerprint is made of."""
+    for library in ("transformers", "tokenizers"):
+        yield f"{library}={version(library)}\n".encode()
+    for file in files:
+        content = file.read_bytes()
+        yield f"{file.name} {len(content)}\n".encode()
+        yield content
+
+
+def fingerprinted_bytes(folder: str | Path) -> bytes:
+    """Return the bytes whose sha256 is the fingerprint, files included: what a store keeps.
+
+    Raises:
+        TokenizerError: as `fingerprint_tokenizer`.
+    """
+    return b"".join(_pieces(_tokenizer_files(tokenizer_folder(folder))))
+
+
+def load_snapshot(
+    folder: str | Path, cache: Path | None = None, pipeline: PipelineChoice | None = None
+) -> TokenizerSnapshot:
+    """Read a tokenizer's folder, offline and without remote code.
+
+    Args:
+        folder: what `save_pretrained` wrote, or a pinned name (`pin_tokenizer`).
+        cache: folder to keep the snapshot in; None keeps it for this process only.
+        pipeline: `tokenize.pipeline`: whose pipeline to take, that of tokenizer.json (`file`) or of
+            the class that it loads as (`class`). Where no ids matter, `class` refuses nothing.
+
+    Raises:
+        TokenizerError: no tokenizer there, a broken file (named), no fast tokenizer, one whose
+            ids are random (BPE dropout), or one whose class gives other ids than tokenizer.json
+            while `pipeline` is None.
+    """
+    fingerprint = fingerprint_tokenizer(folder)
+    of_file = pipeline == "file"
+    file = _kept_file(cache, fingerprint, of_file=of_file) if cache else None
+    key = fingerprint, file, of_file
+    with _LOADING:
+        if key not in _IN_PROCESS:
+            where = tokenizer_folder(folder)
+            _IN_PROCESS[key] = _read_or_build(where, fingerprint, file, of_file=of_file)
+        known = _IN_PROCESS[key]
+    if known.difference is not None and pipeline is None:
+        raise TokenizerError(
+            f"tokenizer '{folder}' {known.difference}. Use the pipeline that inference uses: that "
+            "of tokenizer.json with `--set tokenize.pipeline=file`, or that of the class with "
+            "`--set tokenize.pipeline=class` (in a recipe: `tokenize: {pipeline: file}`)",
+            folder=str(folder),
+        )
+    return known.snapshot
+
+
+def find_snapshot(
+    fingerprint: str, cache: Path, pipeline: PipelineChoice | None = None
+) -> TokenizerSnapshot | None:
+    """Return the snapshot that `load_snapshot` kept in `cache` under a fingerprint, if any."""
+    known = _read_kept(_kept_file(cache, fingerprint, of_file=pipeline == "file"), fingerprint)
+    return known.snapshot if known else None
+
+
+def _kept_file(cache: Path, fingerprint: str, *, of_file: bool) -> Path:
+    return cache / f"tokenizer-{fingerprint}{'-file' if of_file else ''}.json"
+
+
+def _read_or_build(folder: Path, fingerprint: str, file: Path | None, *, of_file: bool) -> _Known:
+    kept = _read_kept(file, fingerprint) if file else None
+    if kept is not None:
+        return kept
+    num_bytes = tokenizer_bytes(folder)
+    # transformers reads other files too (`additional_chat_templates/`, `tokenizer.model.v3`), which
+    # the fingerprint does not know: here it finds only those that it does.
+    with temporary_folder("tokenizer") as known:
+        for each in _tokenizer_files(folder):
+            (known / each.name).symlink_to(each.absolute())
+        fields = run_confined(
+            partial(_build, folder, fingerprint, known, of_file=of_file),
+            what=f"tokenizer '{folder}'",
+            blames=TokenizerError,
+            num_bytes=num_bytes,
+            more_memory=num_bytes * MEMORY_PER_BYTE,
+        )
+    if file is not None:
+        write_checked(file, {"format": _SNAPSHOT_FORMAT, **fields})
+    difference = fields.pop("difference")
+    return _Known(TokenizerSnapshot(**fields), difference)
+
+
+def _build(folder: Path, fingerprint: str, known: Path, *, of_file: bool) -> dict[str, object]:
+    """Fields of the snapshot and the difference, as they are kept.
+
+    `known` links to the files of `folder` that the fingerprint knows.
+    """
+    with limited(tokenizer_bytes(folder)):
+        at("while it is loaded")
+        tokenizer = _load_with_transformers(folder, known)
+        engine = tokenizer.backend_tokenizer
+        engine.no_truncation()  # `tokenizer(text)` ignores what tokenizer.json says of these
+        engine.no_padding()
+        by_file = _pipeline_of_file(folder, known, engine)
+        if of_file and by_file is None:
+            raise TokenizerError(
+                f"tokenizer '{folder}' has no tokenizer.json, and tokenize.pipeline is file; "
+                "remove that setting",
+                folder=str(folder),
+            )
+        snapshot = _snapshot_of(tokenizer, fingerprint, folder, by_file if of_file else None)
+        difference = None
+        if of_file and by_file is not None:
+            engine = by_file
+        elif by_file is not None:
+            texts = short_texts(read_pipeline(snapshot.backend))
+            difference = _difference(texts, bare(engine), bare(by_file), snapshot.class_name)
+    load_tokenizer.keep(snapshot.backend, bare(engine))  # loading it again takes 0.4 s
+    fields = {name: getattr(snapshot, name) for name in TokenizerSnapshot.__slots__}
+    return {**fields, "difference": difference}
+
+
+def _pipeline_of_file(folder: Path, known: Path, engine: "Tokenizer") -> "Tokenizer | None":
+    """Load tokenizer.json alone, with the tokens that tokenizer_config.json adds; None without it.
+
+    These tokens are the tokenizer's under both pipelines: templates write them.
+    """
+    from tokenizers import Tokenizer
+
+    file = known / "tokenizer.json"
+    if not file.is_file():
+        return None
+    try:
+        by_file = Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises plain Exception or ValueError
+        raise TokenizerError(
+            f"tokenizer '{folder}' does not load: {file.name}: {error}", folder=str(folder)
+        ) from error
+    by_file.no_truncation()
+    by_file.no_padding()
+    own = {token.content for token in by_file.get_added_tokens_decoder().values()}
+    for _, token in sorted(engine.get_added_tokens_decoder().items()):
+        if token.content not in own:
+            add = by_file.add_special_tokens if token.special else by_file.add_tokens
+            add([token])
+    return by_file
+
+
+def _difference(
+    texts: list[str], engine: "Tokenizer", by_file: "Tokenizer", class_name: str
+) -> str | None:
+    """Say how ids of the class's pipeline differ from those of tokenizer.json; None if nowhere."""
+    if engine.to_str() == by_file.to_str():  # a class that takes the file as it is
+        return None
+    ours, theirs = (
+        [encoding.ids for encoding in each.encode_batch_fast(texts, add_special_tokens=False)]
+        for each in (engine, by_file)
+    )
+    pairs = zip(texts, ours, theirs, strict=True)
+    differing = [(text, a, b) for text, a, b in pairs if a != b]
+    if not differing:
+        return None
+    plain = [each for each in differing if each[0].isascii() and each[0].isprintable()]
+    text, a, b = min(plain or differing, key=lambda each: len(each[0]))
+    same = [x == y for x, y in zip(a, b, strict=False)]
+    at = same.index(False) if False in same else len(same)
+    return (
+        f"loads as {class_name}, which gives other ids than its tokenizer.json for "
+        f"{len(differing):,} of {len(texts):,} test texts: {text[:40]!r} has {a[at : at + 4]} "
+        f"instead of {b[at : at + 4]} from token {at} on"
+    )
+
+
+def tokenizer_bytes(folder: str | Path) -> int:
+    """Size of a tokenizer's files, which decides how much memory its child may take."""
+    return sum(file.stat().st_size for file in _tokenizer_files(tokenizer_folder(folder)))
+
+
+def _tokenizer_files(folder: Path) -> list[Path]:
+    if not os.path.isdir(folder):  # noqa: PTH112 - `Path.is_dir` raises if the name is too long
+        near = near_files(folder)
+        raise TokenizerError(
+            f"no tokenizer folder at '{str(folder)[:200]}'{near + ' Or' if near else ';'} give the "
+            "folder that `tokenizer.save_pretrained(folder)` wrote, or a name of the Hub such as "
+            "`Qwen/Qwen2.5-0.5B-Instruct`",
+            folder=str(folder),
+        )
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    files = [file for file in files if _matches(file.name, TOKENIZER_FILES)]
+    if not any(_matches(file.name, _VOCABULARIES) for file in files):
+        found = ", ".join(file.name for file in files) or "no tokenizer file"
+        raise TokenizerError(
+            f"no vocabulary in tokenizer folder '{folder}' ({found}); it needs tokenizer.json, "
+            "vocab.json + merges.txt, vocab.txt, tokenizer.model or tekken.json",
+            folder=str(folder),
+        )
+    return files
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def _load_with_transformers(folder: Path, known: Path) -> "PreTrainedTokenizerFast":
+    from transformers import AutoTokenizer
+
+    _check_names_no_file(folder)
+    names = {file.name for file in known.iterdir()}
+    try:
+        if "tekken.json" in names and names.isdisjoint({"tokenizer.json", "tokenizer_config.json"}):
+            return _load_tekken(known)
+        # Otherwise a folder with tekken.json loads as a class without a pipeline as soon as
+        # mistral-common is installed, even if it has tokenizer.json.
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            str(known), local_files_only=True, trust_remote_code=False, mistral_format=False
+        )
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever transformers and tokenizers raise: the file is at fault
+        raise TokenizerError(
+            f"tokenizer '{folder}' does not load: {_broken_file(folder, known, error)}",
+            folder=str(folder),
+        ) from error
+    if not tokenizer.is_fast:
+        raise TokenizerError(
+            f"tokenizer '{folder}' loads as {type(tokenizer).__name__}, which has no fast "
+            "tokenizer; save it with tokenizer.json (`AutoTokenizer...save_pretrained`)",
+            folder=str(folder),
+        )
+    return tokenizer
+
+
+def _load_tekken(known: Path) -> "PreTrainedTokenizerFast":
+    """Convert tekken.json; `AutoTokenizer` gives the same ids, but no BOS and no EOS."""
+    from transformers.integrations.mistral import convert_tekken_tokenizer
+
+    file = known / "chat_template.jinja"
+    template = file.read_text("utf-8") if file.is_file() else None
+    # Without a template transformers asks mistral-common for one, if that is installed.
+    tokenizer: Any = convert_tekken_tokenizer(str(known / "tekken.json"), template or "")
+    tokenizer.chat_template = template
+    return cast("PreTrainedTokenizerFast", tokenizer)
+
+
+def _check_names_no_file(folder: Path) -> None:
+    """Refuse a config by which transformers would read a vocabulary from any other file.
+
+    Raises:
+        TokenizerError: `fast_tokenizer_files` names one, in the folder or outside of it.
+    """
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):  # it does not load, which is said then
+        return
+    usual = ["tokenizer.json"]
+    if isinstance(config, dict) and config.get("fast_tokenizer_files", usual) != usual:
+        raise TokenizerError(
+            f"tokenizer '{folder}': its tokenizer_config.json names another file for its "
+            "vocabulary (fast_tokenizer_files); remove that key and keep the file as "
+            "tokenizer.json",
+            folder=str(folder),
+        )
+
+
+def _broken_file(folder: Path, known: Path, error: Exception) -> str:
+    """Name the file that does not parse, or all of them with what the library said."""
+    for file in _tokenizer_files(folder):
+        content = file.read_bytes()
+        if not content:
+            return f"{file.name} is empty"
+        if content.startswith(b"version https://git-lfs"):
+            return f"{file.name} is a Git LFS pointer, not the file; run `git lfs pull`"
+        if file.suffix == ".json":
+            problem = _json_problem(file.name, content)
+            if problem:
+                return problem
+    reason = _unloadable(folder)
+    if reason:
+        return reason
+    names = ", ".join(file.name for file in _tokenizer_files(folder))
+    said = str(error).replace(str(known), str(folder))
+    said = textwrap.shorten(said, 400, placeholder=" ...")
+    return f"{type(error).__name__}: {said} (files: {names})"
+
+
+def _unloadable(folder: Path) -> str | None:
+    """What transformers says in many lines, in one."""
+    file = folder / "tokenizer_config.json"
+    config = orjson.loads(file.read_bytes()) if file.is_file() else None
+    if config is not None and not isinstance(config, dict):
+        return f"{file.name} holds a {type(config).__name__}, not an object"
+    if config and "auto_map" in config:
+        return (
+            f"{file.name} asks for code of its own (auto_map), which packhouse never runs; save "
+            "it as a fast tokenizer, with tokenizer.json"
+        )
+    if any((folder / name).is_file() for name in ("tokenizer.json", "tekken.json")):
+        return None
+    if (folder / "vocab.json").is_file() and not (folder / "merges.txt").is_file():
+        return "merges.txt is missing beside vocab.json (or give tokenizer.json)"
+    if config is None and not (folder / "config.json").is_file():
+        return f"{file.name} is missing, which names the tokenizer's class (or give tokenizer.json)"
+    return _unknown_class(config or {})
+
+
+def _unknown_class(config: Mapping[str, object]) -> str | None:
+    import transformers
+
+    name = config.get("tokenizer_class")
+    if name is None or (isinstance(name, str) and hasattr(transformers, name)):
+        return None
+    return (
+        f"tokenizer_config.json names the class {name!r}, which transformers "
+        f"{version('transformers')} does not have; give tokenizer.json"
+    )
+
+
+def _json_problem(name: str, content: bytes) -> str | None:
+    try:
+        orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        return f"{name}, line {error.lineno}, column {error.colno}: {error.msg}"
+    if name == "tokenizer.json":
+        from tokenizers import Tokenizer
+
+        try:
+            Tokenizer.from_buffer(content)
+        except Exception as error:  # tokenizers raises plain Exception or ValueError
+            return f"{name}: {error}"
+    return None
+
+
+def _snapshot_of(
+    tokenizer: "PreTrainedTokenizerFast",
+    fingerprint: str,
+    folder: Path,
+    by_file: "Tokenizer | None",
+) -> TokenizerSnapshot:
+    """Read a loaded tokenizer; `by_file` gives the ids instead of its class, if it is there."""
+    engine = tokenizer.backend_tokenizer if by_file is None else by_file
+    backend = engine.to_str()
+    pipeline = read_pipeline(backend)
+    if pipeline.model_size < engine.get_vocab_size(with_added_tokens=False):
+        raise TokenizerError(
+            f"tokenizer '{folder}': `tokenizers` cannot write its vocabulary, since tokenizer.json "
+            f"gives a token an id of {2**32 - 1:,} or so; ids must be under {MAX_IDS:,}. Number "
+            "the tokens from 0 on",
+            folder=str(folder),
+            limit=MAX_IDS,
+        )
+    if pipeline.dropout:
+        raise TokenizerError(
+            f"tokenizer '{folder}' has BPE dropout {pipeline.dropout}: its ids are random; "
+            "set model.dropout to null in tokenizer.json",
+            folder=str(folder),
+        )
+    first_ids = (tokenizer("a")["input_ids"] if by_file is None else by_file.encode("a").ids)[:1]
+    special = {name: getattr(tokenizer, name, None) for name in _SPECIAL}
+    return TokenizerSnapshot(
+        fingerprint=fingerprint,
+        class_name=type(tokenizer).__name__,
+        backend=backend,
+        vocab_size=len(pipeline.is_added),
+        added_tokens={token.text: token.id for token in pipeline.added},
+        special_tokens={name: str(text) for name, text in special.items() if text is not None},
+        adds_bos=first_ids[0] in (tokenizer.bos_token_id, tokenizer.cls_token_id),
+        chat_template=_chat_template(getattr(tokenizer, "chat_template", None), folder),
+        pipeline="class" if by_file is None else "file",
+        stop_tokens=dict.fromkeys(_generation_stops(folder, pipeline), GENERATION_CONFIG),
+    )
+
+
+def _generation_stops(folder: Path, pipeline: Pipeline) -> list[str]:
+    """Texts of the tokens that `generation_config.json` names, of those that a text can hold.
+
+    Only added tokens can: the text of another entry of the vocabulary may be encoded otherwise.
+    Many files name ids that the tokenizer does not have (padding of the embedding), so these count
+    for nothing.
+    """
+    file = folder / GENERATION_CONFIG
+    if not file.is_file():
+        return []
+    problem = _json_problem(file.name, file.read_bytes())
+    config = None if problem else json.loads(file.read_bytes())
+    if not problem and not isinstance(config, dict):
+        problem = f"{file.name} holds a {type(config).__name__}, not an object"
+    stops = config.get("eos_token_id") if isinstance(config, dict) else None
+    ids = stops if isinstance(stops, list) else [] if stops is None else [stops]
+    if any(type(index) is not int for index in ids):
+        problem = f"{file.name}: eos_token_id must be an id or a list of ids, got {stops!r:.100}"
+    if problem:
+        raise TokenizerError(f"tokenizer '{folder}' does not load: {problem}", folder=str(folder))
+    texts = {token.id: token.text for token in pipeline.added}
+    return [texts[index] for index in ids if index in texts]
+
+
+def _chat_template(stated: object, folder: Path) -> str | None:
+    template = stated.get("default") if isinstance(stated, dict) else stated
+    if template is not None and not isinstance(template, str):
+        raise TokenizerError(
+            f"tokenizer '{folder}': chat_template in tokenizer_config.json must be text, got "
+            f"{template!r}; put the Jinja source there or in chat_template.jinja",
+            folder=str(folder),
+        )
+    return template
+
+
+def _read_kept(file: Path, fingerprint: str) -> _Known | None:
+    fields = read_checked(file)
+    if fields is None or fields.pop("format") != _SNAPSHOT_FORMAT:
+        return None
+    difference = fields.pop("difference")
+    is_it = fields["fingerprint"] == fingerprint
+    return _Known(TokenizerSnapshot(**fields), difference) if is_it else None

@@ -53,7 +53,7 @@ def test_a_project_has_a_cache_of_its_own_if_it_has_steps_in_it(tmp_path, monkey
     assert find_cache().folder == tmp_path / "user" / "packhouse"
     Path(".packhouse/demo-store").mkdir(parents=True)  # a store is no cache
     assert find_cache().folder == tmp_path / "user" / "packhouse"
-    Path(".packhouse/run/steps").mkdir()
+    Path(".packhouse/steps").mkdir()
     assert find_cache().folder == Path(".packhouse")
     assert find_cache(str(tmp_path / "told")).folder == tmp_path / "told"
 

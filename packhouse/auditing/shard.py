@@ -228,6 +228,7 @@ def _turns(
     openers = np.setdiff1d(headers, end_ids)
     first = tokens.range_starts
     leaks = np.isin(tokens.ids[first], openers) & is_exact & ~tokens.holds_content(first, first)
+    leaks &= ~_are_opened(tokens, end_ids)
     if are_headers_trained:  # where the text says so
         leaks &= tokens.is_misplaced[tokens.range_rows]
     if config.train_on == "all" or config.template == "text":
@@ -239,6 +240,18 @@ def _turns(
         "leaked_headers": np.bincount(rows[leaks], minlength=num_rows),
         "double_ends": double_ends(tokens, end_ids),
     }
+
+
+def _are_opened(tokens: Tokens, end_ids: Int32s) -> Bools:
+    r"""Ranges that begin behind a header: the model itself writes what their first token opens.
+
+    `<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>` is a header, `<|im_end|>\n` is none.
+    """
+    index = np.searchsorted(tokens.control, tokens.range_starts) - 1
+    before = np.append(tokens.control, 0)[index]
+    is_own = (index >= 0) & (before >= tokens.offsets[tokens.range_rows])
+    has_text = tokens.holds_content(np.minimum(before, tokens.range_starts), tokens.range_starts)
+    return np.asarray(is_own & ~has_text & ~np.isin(tokens.ids[before], end_ids))
 
 
 def _are_short(
@@ -256,6 +269,8 @@ def _are_short(
     is_short &= np.isin(tokens.ids[behind], end_ids) & tokens.is_exact[tokens.range_rows]
     between = np.minimum(tokens.range_ends, behind)
     is_short &= ~tokens.holds_content(between, behind)
+    # Not where EOS ends the text, too: Phi-3 with the EOS `<|end|>` writes "<|end|>\n<|end|>".
+    is_short &= tokens.ids[tokens.range_ends - 1] != tokens.ids[behind]
     others = num_trained(messages, config, of_assistant=False)
     is_short &= (others == 0)[tokens.range_rows]
     return np.asarray(is_short)

@@ -74,6 +74,29 @@ def thought_spans(text: bytes) -> list[tuple[int, int]]:
     return [(a - text.endswith(b" ", 0, a), b - text.endswith(b" ", a, b)) for a, b in edges]
 
 
+def tag_spans(content: str, *, is_opened: bool = False) -> list[tuple[int, int]]:
+    """Characters of the tags of the thought that an answer begins with; empty if there is none.
+
+    Args:
+        content: of the answer.
+        is_opened: whether the prompt before it ends with `<think>`.
+
+    Example:
+        >>> tag_spans("<think>a</think> Hello"), tag_spans("Write <think> and </think> here")
+        ([(0, 7), (8, 16)], [])
+        >>> tag_spans("a</think> Hello", is_opened=True)
+        [(1, 9)]
+    """
+    close = content.find("</think>")
+    begin = len(content) - len(content.lstrip())
+    if close < 0:
+        return []
+    if content.startswith("<think>", begin):
+        return [(begin, begin + 7), (close, close + 8)]
+    is_thought = is_opened and "<think>" not in content[:close]
+    return [(close, close + 8)] if is_thought else []
+
+
 def strip_thinking(
     table: pa.Table, config: FormatConfig
 ) -> tuple[pa.Table, dict[int, tuple[str, str]]]:

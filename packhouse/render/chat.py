@@ -113,14 +113,21 @@ class ChatEngine:
         is_lost = (messages.num_bytes("reasoning") > 0) & (conversations.weights > 0)
         if is_lost.any():
             first = messages.rows[np.argmax(is_lost)]
-            # Where every prompt opens a thought, an answer without one is refused.
-            strip = "format.reasoning: strip to leave reasoning out, or "
+            # Where every prompt opens a thought, an answer without one is refused. Where none opens
+            # one, nothing would begin a thought that format.thought_end closes.
+            strip = "set format.reasoning: strip to leave reasoning out"
+            other = (
+                "set format.thought_end to the text that goes between reasoning and answer "
+                r'(DeepSeek R1: "\n</think>\n\n")'
+                if self._rows.facts.can_open_thought
+                else "put it into the message's text between the tags that the model writes, such "
+                "as <think> and </think>"
+            )
+            advice = other if self._rows.facts.needs_thought else f"{strip}, or {other}"
             raise TemplateError(
                 f"{self._rows.template.where} never writes reasoning, and "
                 f"{conversations.name_of(first)} has some: the model would learn to answer "
-                f"without. Set {'' if self._rows.facts.needs_thought else strip}format.thought_end"
-                r" to the text that goes between reasoning and answer (DeepSeek R1: "
-                r'"\n</think>\n\n")'
+                f"without. {advice[0].upper()}{advice[1:]}"
             )
 
 
@@ -223,7 +230,7 @@ def render_rows(renderer: RowRenderer, conversations: Conversations, rows: Int64
         records += done.records
     columns = [
         pa.array([record.rendering.text for record in records], pa.string()),
-        _lists([[(o.start, o.end) for o in each.rendering.occurrences] for each in records]),
+        _lists([each.content for each in records]),
         _lists([[span[:2] for span in record.trained] for record in records]),
         weights_column(
             np.array([s.weight for record in records for s in record.trained], np.float32),

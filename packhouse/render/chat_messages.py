@@ -88,7 +88,7 @@ def chat_messages(messages: Messages, form: MessageForm = PLAIN) -> Messages:
             chat["tool_calls"] = [parsed_call(call, form.has_text_arguments) for call in calls]
         chat |= {key: message[key] for key in ("tool_call_id", "name") if key in message}
         if "reasoning" in message:
-            chat["reasoning_content"] = message["reasoning"]
+            chat["reasoning_content"] = chat["reasoning"] = message["reasoning"]
         made.append(chat)
     return with_call_ids(made, form)
 
@@ -237,7 +237,7 @@ def _traced_message(trace: Trace, at: int, message: dict[str, Any]) -> dict[str,
         if message.get(key):
             copy[key] = value_of(Field(trace, at, kind, message[key], (kind, at)))
     if "reasoning_content" in message:
-        copy["thinking"] = copy["reasoning_content"]
+        copy["thinking"] = copy["reasoning"] = copy["reasoning_content"]
     for key in ("tool_call_id", "name"):
         if isinstance(message.get(key), str):
             copy[key] = value_of(Field(trace, at, "id", message[key], (key, at)))

@@ -30,6 +30,8 @@ class Turn:
     trained: list[tuple[int, int]]
     """Ranges of the completion: all of it, or what generation blocks leave of it."""
     notes: tuple[str, ...] = ()
+    thinks: bool | None = None
+    """Whether its prompt asks for a thought; None: the template has no switch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Kind:
     """What the completion begins with, before the answer's first text."""
     closing: bytes
     stop: bytes
+    thinks: bool | None
     notes: Counter[str]
     """What each answer of the kind counts for."""
 
@@ -186,5 +189,6 @@ class Kinds:
             completion.text[:first],
             completion.text[last : turn.end],
             turn.stop,
+            turn.thinks,
             notes,
         )

@@ -18,6 +18,7 @@ from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import DEFAULTS
 from packhouse.records.excerpts import Extent
+from packhouse.records.thinking import tag_spans
 from packhouse.render.chat_messages import (
     PLAIN,
     Given,
@@ -27,7 +28,7 @@ from packhouse.render.chat_messages import (
     in_parts,
 )
 from packhouse.render.losses import check_row
-from packhouse.render.predicates import any_of
+from packhouse.render.predicates import Predicate, any_of
 from packhouse.render.rendering import Conversation, Rendering, Template
 from packhouse.render.results import RefusedError, Trained
 from packhouse.render.sandbox import ChatTemplate
@@ -41,6 +42,11 @@ from packhouse.render.trained_spans import (
 from packhouse.render.turns import Answers, Record
 from packhouse.tokenize.snapshot import TokenizerSnapshot
 
+_PARAMETERS = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "description": "Therefore"}},
+    "required": ["a"],
+}
 _ALWAYS = ("messages", "add_generation_prompt", "raise_exception", "strftime_now", "namespace")
 
 
@@ -52,11 +58,8 @@ class RenderedRecord(NamedTuple):
     """Ascending and disjoint; there is at least one."""
     extent: Extent | None
     """What of the row it has; None: all of it."""
-
-    @property
-    def content(self) -> list[tuple[int, int]]:
-        """Spans of contents, ascending."""
-        return [(o.start, o.end) for o in self.rendering.occurrences]
+    content: list[tuple[int, int]]
+    """Spans of the row's own texts, ascending, in which a control token is text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,7 @@ class RowRenderer:
         if self.facts.opens_thought:
             raw[1]["reasoning"] = PROBE[2]
         try:
-            self.render(raw, Given(None, self._probe_arguments))
+            self.render(raw, self._probe_given)
         except RefusedError as error:
             if error.refusal.reason not in ("no_reasoning", "thought_lost"):
                 raise TemplateError(f"{self.template.where}: {error.refusal.detail}") from None
@@ -156,23 +159,26 @@ class RowRenderer:
     def _probe(
         self, messages: Messages, arguments: Mapping[str, object] = {}, is_prompt: bool = False
     ) -> Rendering:
-        given = Given(None, {**self._probe_arguments, **arguments})
+        tools, needed = self._probe_given
+        given = Given(tools, {**needed, **arguments})
         talk = Conversation(self.template, messages, given, self.control, self.has_content_parts)
         done = talk.prefix(len(messages), is_prompt=is_prompt)
         return replace(done, occurrences=[o for o in done.occurrences if o.field.message >= 0])
 
     @cached_property
-    def _probe_arguments(self) -> dict[str, object]:
-        """What probes need beside messages: documents, where the template fails without any.
+    def _probe_given(self) -> Given:
+        """What probes need beside messages: documents or tools, where the template fails without.
 
         Rows have to bring them, or the recipe.
         """
         documents: dict[str, object] = {"documents": [{"title": "Therefore", "text": "Likewise"}]}
-        for own in ({}, documents):
+        function = {"name": "therefore", "description": "Likewise", "parameters": _PARAMETERS}
+        tools: list[object] = [{"type": "function", "function": function}]
+        for given in (Given(), Given(None, documents), Given(tools)):
             with suppress(RefusedError):
-                self.template.render(QUESTION, arguments=own)
-                return own
-        return {}
+                self.template.render(QUESTION, given.tools, given.arguments)
+                return given
+        return Given()
 
     @cached_property
     def has_content_parts(self) -> bool:
@@ -205,6 +211,41 @@ class RowRenderer:
             (forms[writes.index(answer)] for answer in (True, False) if answer in writes), forms[0]
         )
 
+    @cached_property
+    def _has_tags(self) -> bool:
+        """Return True if `<think>` and `</think>` are tokens of the tokenizer."""
+        return all(self.control.fullmatch(tag) for tag in ("<think>", "</think>"))
+
+    def _content_spans(self, rendering: Rendering, talk: Conversation) -> list[tuple[int, int]]:
+        """Spans of the row's own texts without the tags of thoughts that answers begin with.
+
+        The model writes the tags as tokens, wherever the template takes them from.
+        """
+        spans = list[tuple[int, int]]()
+        for own in rendering.occurrences:
+            start, value = own.start, own.field.value
+            is_answer = own.field.kind == "content" and talk.roles[own.field.message] == "assistant"
+            if is_answer and self._has_tags:
+                before = rendering.text[max(start - 16, 0) : start].rstrip()
+                tags = tag_spans(value, is_opened=before.endswith(b"<think>"))
+                for first, last in tags:
+                    if own.first <= first and last <= own.last:
+                        at = own.start + len(value[own.first : first].encode())
+                        spans.append((start, at))
+                        start = at + last - first
+            spans.append((start, own.end))
+        return [span for span in spans if span[0] < span[1]]
+
+    def _ask_for_tags(self, talk: Conversation) -> None:
+        """Note that rows whose answers have tags are written otherwise than those without."""
+        for number, message in enumerate(talk.messages):
+            if self._has_tags and message["role"] == "assistant" and message.get("content"):
+                is_tagged = "</think>" in message["content"]
+                question = Predicate("contains", "</think>", is_tagged)
+                talk.trace.predicates.add((("content", number), question))
+                if is_tagged:
+                    talk.trace.unrecorded.add((number, "tags of a thought"))
+
     def _writes(self, texts: Sequence[str], talk: Messages, form: MessageForm) -> bool | None:
         """Return True if all texts are in the rendering; None where the template refuses it."""
         messages = chat_messages(talk, form)
@@ -212,7 +253,7 @@ class RowRenderer:
             for message in messages:
                 message["content"] = in_parts(message["content"])
         try:
-            written = self.template.render(messages, arguments=self._probe_arguments)
+            written = self.template.render(messages, *self._probe_given)
         except RefusedError:
             return None
         return all(text in written for text in texts)
@@ -234,6 +275,7 @@ class RowRenderer:
         talk = Conversation(
             self.template, messages, given, self.control, self.has_content_parts, is_stripped
         )
+        self._ask_for_tags(talk)
         weights = [message["weight"] for message in raw]
         if not any(weights):
             raise RefusedError("nothing_trained", "no turn of the conversation is trained")
@@ -267,7 +309,8 @@ class RowRenderer:
                 awaits = rule.awaits_thought(record)
                 extent = Extent(record.num_messages, (*record.turns, *others), awaits)
             if trained:
-                done.append(RenderedRecord(record.rendering, trained, extent))
+                content = self._content_spans(record.rendering, talk)
+                done.append(RenderedRecord(record.rendering, trained, extent, content))
         if not done:
             raise RefusedError("nothing_trained", "no turn of the conversation is trained")
         return RenderedRow(talk, done, notes)

@@ -46,6 +46,8 @@ class TemplateFacts:
     """True if reasoning is written in the last answer."""
     needs_thought: bool
     """True if every prompt opens a thought that a plain answer does not close."""
+    can_open_thought: bool
+    """True if the prompt for thinking opens a thought, which `format.thought_end` can close."""
 
 
 Probe = Callable[..., Rendering]
@@ -61,7 +63,9 @@ _Tried = Callable[..., Rendering | None]
 
 QUESTION: Messages = [{"role": "user", "content": PROBE[0]}]
 ANSWER: Messages = [{"role": "assistant", "content": PROBE[1]}]
-_THOUGHT: Messages = [{**ANSWER[0], "reasoning_content": PROBE_THOUGHT, "thinking": PROBE_THOUGHT}]
+_THOUGHT: Messages = [
+    {**ANSWER[0], **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), PROBE_THOUGHT)}
+]
 _FUNCTION = {"name": PROBE[3], "arguments": {"a": PROBE[3]}}
 _CALLS = [{"type": "function", "id": "call00000", "function": _FUNCTION}]
 _CALL: Messages = [
@@ -117,7 +121,11 @@ def learn_facts(
     header = answered.text[answered.occurrences[0].end : answered.occurrences[1].start]
     opened = tail.removeprefix(header) if tail.startswith(header) else b""
     opens_thought = switch is None and _opens_thought(tried)
-    ends_in_thought = tail.rfind(b"<think>") > tail.rfind(b"</think>") and b"</think>" not in header
+    ends_in_thought = ends_in_tag(tail) and b"</think>" not in header
+    asking = tried(QUESTION, thinking, True)
+    plain = tried(QUESTION, {free.name: free.plain}, True) if free else None
+    is_other = asking and plain and not plain.tail.startswith(asking.tail)
+    asks = bool(asking and ends_in_tag(asking.tail)) or bool(is_other)
     return TemplateFacts(
         stops=frozenset(token.encode() for token in sources),
         stop_sources=sources,
@@ -130,7 +138,13 @@ def learn_facts(
             for answer in (_THOUGHT[0], {**_THOUGHT[0], "tool_calls": _CALLS})
         ),
         needs_thought=switch is None and (opens_thought or bool(opened) or ends_in_thought),
+        can_open_thought=opens_thought or bool(opened) or asks,
     )
+
+
+def ends_in_tag(text: bytes) -> bool:
+    """Return True if a text ends within `<think>`."""
+    return text.rfind(b"<think>") > text.rfind(b"</think>")
 
 
 def _stops(
@@ -179,7 +193,7 @@ def _stops(
             f" template that ends each turn{header}, or set format.train_on: all and"
             " audit.max_unterminated_turns: 1 to train without an end"
         )
-    return {last[0]: "template"}
+    return {**given, last[0]: "template"}
 
 
 def _find_switch(tried: _Tried, names: Iterable[str]) -> Switch | None:

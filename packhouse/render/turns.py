@@ -39,7 +39,7 @@ from packhouse.render.rendering import (
     read_parts,
 )
 from packhouse.render.results import RefusedError, Trained, shown
-from packhouse.render.template_facts import TemplateFacts
+from packhouse.render.template_facts import TemplateFacts, ends_in_tag
 
 PROBE_NAME = "Likewise"
 PROBE_CALL = [
@@ -65,6 +65,8 @@ class Record:
     """Messages of the row that it has."""
     turns: list[int] = field(default_factory=list)
     """Messages that it trains."""
+    thinks: bool | None = None
+    """Whether the prompt of its last answer asks for a thought; see `Turn`."""
 
 
 class Closing(NamedTuple):
@@ -129,10 +131,11 @@ class Answers:
         for number in wanted:
             turn = self._turn(number)
             self.notes.update(turn.notes)
-            joined = self._join(made[-1], turn.prompt) if made and can_join else None
+            joined = self._join(made[-1], turn) if made and can_join else None
             if joined is None:
                 made.append(Record(joined := turn.prompt))
             record, start = made[-1], len(joined.text)
+            record.thinks = turn.thinks
             record.rendering = joined + turn.completion
             record.end, record.stop = start + turn.end, turn.stop
             record.spans += [Trained(start + a, start + b, number) for a, b in turn.trained]
@@ -158,12 +161,16 @@ class Answers:
             if whole.text.startswith(last.rendering.text[: last.end]):
                 last.rendering, last.num_messages = whole, len(self._raw)
 
-    def _join(self, record: Record, prompt: Rendering) -> Rendering | None:
-        """The record so far and what the prompt adds to it; None: the prompt is another text."""
-        done = record.rendering.text[: record.end]
+    def _join(self, record: Record, turn: Turn) -> Rendering | None:
+        """The record so far and what the prompt adds to it; None: the prompt is another text.
+
+        Where the switch is turned, only an exact continuation joins: SmolLM3's system turn says
+        whether to think, so the prompt before would say the opposite of what is trained.
+        """
+        prompt, done = turn.prompt, record.rendering.text[: record.end]
         if prompt.text.startswith(done):
             return prompt
-        if self._config.turns != "joined":
+        if self._config.turns != "joined" or turn.thinks != record.thinks:
             return None
         written = [o for o in record.rendering.occurrences if o.end <= record.end]
         others = prompt.occurrences[: len(written)]
@@ -240,12 +247,13 @@ class Answers:
                 start = record.end + len(head.text) + len(kind.header)
                 end = start + len(kind.opening) + len(body.text) + len(kind.closing)
                 pieces += [head, kind.header + kind.opening, body, kind.closing]
-                record.stop = kind.stop
+                record.stop, record.thinks = kind.stop, kind.thinks
                 self.notes.update(kind.notes)
             else:
                 turn, before = self._turn(number), self.notes.copy()
                 record.rendering = join_renderings(pieces)
-                joined = self._join(record, turn.prompt) if pieces else turn.prompt
+                joined = self._join(record, turn) if pieces else turn.prompt
+                record.thinks = turn.thinks
                 self.notes.update(turn.notes)
                 if joined is None or turn.trained != [(0, turn.end)]:
                     return None
@@ -395,7 +403,7 @@ class Answers:
                 notes.append("thinking_turns" if thinks else "plain_turns")
             if refused is not None:
                 notes.append("turns_without_thought")
-            return replace(turn, notes=tuple(notes))
+            return replace(turn, notes=tuple(notes), thinks=thinks)
         assert refused is not None
         raise refused
 
@@ -412,6 +420,9 @@ class Answers:
             if check_answer(self._talk, number, body):  # it leaves out a thought
                 body = self._borrowed(number, arguments, prompt)
                 notes = ("borrowed_thoughts",) if body else ()
+        else:  # a final answer may take thoughts out of the history that its prompt still has
+            body = self._borrowed(number, arguments, prompt)
+            notes = ("borrowed_thoughts",) if body else ()
         if body is None:
             body = self._with_thought_end(number, prompt, finished)
             start = None
@@ -423,7 +434,7 @@ class Answers:
                 f"or {NOT_TRAINED}",
             )
         # Templates that write no reasoning (Nemotron Nano v2) open a thought before plain answers.
-        in_thought = prompt.tail.rfind(b"<think>") > prompt.tail.rfind(b"</think>")
+        in_thought = ends_in_tag(prompt.tail)
         is_unclosed = in_thought and b"</think>" not in body.text
         if is_unclosed or (self._facts.opens_thought and not self._thinks[number]):
             raise self._no_reasoning(number, prompt.tail[-20:])
@@ -495,18 +506,23 @@ class Answers:
     def _with_thought_end(self, number: int, prompt: Rendering, finished: Rendering) -> Rendering:
         """Reasoning, `format.thought_end` and the answer, for templates that drop reasoning."""
         end, thinks = self._config.thought_end, self._raw[number].get("reasoning")
-        if end is None or not thinks:
-            advice = (
-                "Set format.thought_end to the text between reasoning and answer"
-                if thinks
-                else "Put the reasoning into a separate field (reasoning_content) and set "
-                "format.thought_end"
-            )
+        strip = "" if self._facts.needs_thought else "Set format.reasoning: strip, or "
+        if end is None or not thinks or not self._opens_thought(number, prompt):
+            advice = "Set format.thought_end to the text between reasoning and answer, or "
+            if not thinks:
+                advice = (
+                    "Put the reasoning into a separate field (reasoning_content) and set "
+                    "format.thought_end, or "
+                )
+            elif not self._opens_thought(number, prompt):  # nothing would begin the thought
+                advice = (
+                    "Put it into the message's text between the tags that the model writes, "
+                    "<think> and </think>, or "
+                )
             raise RefusedError(
                 "thought_lost",
                 f"the template leaves out the reasoning of message {number} (assistant). {advice}"
-                f", {'' if self._facts.needs_thought else 'format.reasoning: strip, '}or "
-                f"{NOT_TRAINED}",
+                f"{strip.replace('Set', 'set')}{NOT_TRAINED}",
             )
         own = [o for o in finished.own(number) if o.field.kind != "thought"]
         first = own[0].start if own else 0
@@ -519,8 +535,8 @@ class Answers:
                 raise RefusedError(
                     "thought_lost",
                     f"the template leaves out the reasoning of message {number} (assistant), and "
-                    f"where its call begins cannot be shown. Set format.reasoning: strip, or "
-                    f"{NOT_TRAINED}",
+                    f"where its call begins cannot be shown. {strip}"
+                    f"{NOT_TRAINED if strip else NOT_TRAINED.capitalize()}",
                 )
             # "\n</think>\n\n<tool_call>": some close an empty thought, which `thought_end` does.
             opening = gap[len(header) :]
@@ -532,6 +548,20 @@ class Answers:
         thought = next(f for f in fields if f.kind == "thought" and f.message == number)
         reasoning = read_parts([Piece(thought.value, thought, 0, len(thought.value))])
         return join_renderings([reasoning, end.encode(), answer])
+
+    def _opens_thought(self, number: int, prompt: Rendering) -> bool:
+        """Return True if the prompt opens a thought, which `format.thought_end` can close."""
+        facts, tail = self._facts, prompt.tail
+        if facts.opens_thought or ends_in_tag(tail):
+            return True
+        if facts.opened and tail.endswith(facts.opened):
+            return True
+        if facts.switch is None:
+            return False
+        with suppress(RefusedError):
+            plain = {facts.switch.name: facts.switch.plain}
+            return not self._talk.prefix(number, plain, is_prompt=True).tail.startswith(tail)
+        return False
 
     def _borrowed(
         self, number: int, arguments: Mapping[str, object], prompt: Rendering

@@ -359,9 +359,7 @@ def test_slime_330_each_answer_follows_the_prompt_of_inference(load_tokenizer):
 def test_reasoning_that_a_template_never_writes_stops_the_run(name, load_tokenizer):
     snapshot = snapshot_of(load_tokenizer(name))
     table = make_table([TWO, THINKING])
-    said = (
-        r"never writes reasoning, and toy/rows.jsonl row 1 .* format.reasoning: strip .*thought_end"
-    )
+    said = r"never writes reasoning, and toy/rows.jsonl row 1 .* format.reasoning: strip .*the tags"
     for turns in ("joined", "exact", "alone"):
         with pytest.raises(TemplateError, match=said):
             make_renderer(FormatConfig(turns=turns), snapshot).render(table)

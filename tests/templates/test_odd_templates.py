@@ -182,3 +182,104 @@ def test_a_row_whose_records_are_too_large_together_is_refused(monkeypatch):
     out = render_chat(THINKING + "{# again #}", [talk])
     assert out.quarantined["reason"].to_pylist() == ["template_limit"]
     assert "Set format.turns: whole" in out.quarantined["detail"][0].as_py()
+
+
+TURN = "{% for m in messages %}<|user|>{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+PROMPT = "{% if add_generation_prompt %}<|user|>assistant: {% endif %}"
+TAGS = TOKENS | {"<think>": 5, "</think>": 6}
+
+
+def test_tags_of_an_answer_s_thought_are_tokens_and_no_text():
+    texts = ("<think>\nHm.\n</think>\n\n2.", "Say <think> and </think>.", "2.", "3.")
+    talks = [[("user", "<think>Two?</think>"), ("assistant", text)] for text in texts]
+    out = render_chat(TURN + PROMPT, talks, added_tokens=TAGS)
+
+    assert pieces(out.formatted, "content_spans") == [
+        ["<think>Two?</think>", "\nHm.\n", "\n\n2."],
+        *[["<think>Two?</think>", text] for text in texts[1:]],
+    ]
+    plain = render_chat(TURN + PROMPT, talks, added_tokens=TOKENS)
+    assert pieces(plain.formatted, "content_spans")[0][1] == texts[0]
+
+
+def test_a_tag_closes_the_thought_that_the_prompt_opened():
+    opened = PROMPT.replace("assistant: ", "assistant: <think>")
+    turn = TURN.replace(
+        "{{ m.content }}", "{{ '<think>' * (m.role == 'assistant') }}{{ m.content }}"
+    )
+    out = render_chat(
+        turn + opened, [[("user", "Two?"), ("assistant", "Hm.</think>2.")]], added_tokens=TAGS
+    )
+
+    assert pieces(out.formatted, "content_spans") == [["Two?", "Hm.", "2."]]
+    assert pieces(out.formatted) == [["Hm.</think>2.</s>"]]
+
+
+def test_no_thought_is_ended_that_nothing_began():
+    thought = {"role": "assistant", "content": "2.", "reasoning": "Hm."}
+    config = {"thought_end": "\n</think>\n\n"}
+    out = render_chat(
+        TURN + PROMPT, [[("user", "Two?"), thought]], config=config, added_tokens=TAGS
+    )
+
+    assert out.quarantined["reason"].to_pylist() == ["thought_lost"]
+    assert "between the tags" in out.quarantined["detail"][0].as_py()
+
+
+def test_a_thought_that_a_final_answer_takes_out_of_history_is_trained_as_before_a_call():
+    template = (  # as Kimi K2-Thinking: thoughts stay up to the last answer without a call
+        "{% set ns = namespace(last=-1) %}{% for m in messages %}"
+        "{% if m.role == 'assistant' and not m.tool_calls %}{% set ns.last = loop.index0 %}{% endif %}"
+        "{% endfor %}{% for m in messages %}<|user|>{{ m.role }}: {% if m.role == 'assistant' %}"
+        "<think>{{ m.reasoning_content if loop.index0 > ns.last }}</think>{% endif %}{{ m.content }}"
+        "{% for call in m.tool_calls or [] %}[{{ call.function.name }} "
+        "{{ call.function.arguments | tojson }}]{% endfor %}</s>{% endfor %}" + PROMPT
+    )
+    call = json.dumps(
+        [{"type": "function", "function": {"name": "look", "arguments": {"at": "a"}}}]
+    )
+    asked = {"role": "assistant", "content": "", "reasoning": "I look.", "tool_calls": call}
+    told = {"role": "assistant", "content": "Sun.", "reasoning": "It says so."}
+    talk = [("user", "Rome?"), asked, ("tool", "Sunny"), told]
+    out = render_chat(template, [talk], added_tokens=TAGS)
+
+    assert pieces(out.formatted) == [
+        ['<think>I look.</think>[look {"at": "a"}]</s>', "<think>It says so.</think>Sun.</s>"]
+    ]
+
+
+def test_stop_tokens_of_the_files_end_calls_where_the_template_ends_answers_with_another():
+    template = (
+        "{% for m in messages %}<|user|>{{ m.role }}: {{ m.content }}"
+        "{% for call in m.tool_calls or [] %}{{ call.function.name }}"
+        "{{ call.function.arguments | tojson }}<|model|>{% endfor %}"
+        "{% if not m.tool_calls %}<|system|>{% endif %}{% endfor %}" + PROMPT
+    )
+    call = json.dumps(
+        [{"type": "function", "function": {"name": "look", "arguments": {"at": "a"}}}]
+    )
+    asked = {"role": "assistant", "content": "", "tool_calls": call}
+    talk = [("user", "Rome?"), asked, ("tool", "Sunny"), ("assistant", "Sun.")]
+    stops = {"<|model|>": "generation_config.json", "</s>": "tokenizer"}
+    out = render_chat(template, [talk], added_tokens=TOKENS, stop_tokens=stops)
+
+    assert pieces(out.formatted) == [['look{"at": "a"}<|model|>', "Sun.<|system|>"]]
+
+
+def test_reasoning_is_read_by_the_names_of_all_clients():
+    for name in ("reasoning", "reasoning_content", "thinking"):
+        turn = TURN.replace("{{ m.content }}", f"{{{{ m.{name} or '' }}}}{{{{ m.content }}}}")
+        thought = {"role": "assistant", "content": "2.", "reasoning": "Hm."}
+        out = render_chat(turn + PROMPT, [[("user", "Two?"), thought]], added_tokens=TOKENS)
+        assert pieces(out.formatted) == [["Hm.2.</s>"]]
+
+
+def test_a_template_for_tools_alone_is_tried_with_tools():
+    needs = "{% if not tools %}{{ raise_exception('no tools') }}{% endif %}{{ tools | tojson }}"
+    function = {"name": "look", "description": "Look.", "parameters": {}}
+    tools = json.dumps([{"type": "function", "function": function}])
+    talk = [("user", "Two?"), ("assistant", "2.")]
+    out = render_chat(needs + TURN + PROMPT, [talk, talk], tools=[tools, None], added_tokens=TOKENS)
+
+    assert pieces(out.formatted) == [["2.</s>"]]
+    assert out.quarantined["reason"].to_pylist() == ["template"]

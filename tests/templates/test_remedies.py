@@ -284,8 +284,8 @@ CASES = {
         "thought_lost",
         GEMMA4,
         THOUGHT,
-        "format.thought_end",
-        {"thought_end": "<channel|>"},
+        "between the tags that the model writes",
+        {"messages": TAGGED},
     ),
     "every prompt opens a thought": Case(
         "no_reasoning",

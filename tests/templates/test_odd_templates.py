@@ -229,9 +229,11 @@ def test_no_thought_is_ended_that_nothing_began():
 def test_a_thought_that_a_final_answer_takes_out_of_history_is_trained_as_before_a_call():
     template = (  # as Kimi K2-Thinking: thoughts stay up to the last answer without a call
         "{% set ns = namespace(last=-1) %}{% for m in messages %}"
-        "{% if m.role == 'assistant' and not m.tool_calls %}{% set ns.last = loop.index0 %}{% endif %}"
+        "{% if m.role == 'assistant' and not m.tool_calls %}{% set ns.last = loop.index0 %}"
+        "{% endif %}"
         "{% endfor %}{% for m in messages %}<|user|>{{ m.role }}: {% if m.role == 'assistant' %}"
-        "<think>{{ m.reasoning_content if loop.index0 > ns.last }}</think>{% endif %}{{ m.content }}"
+        "<think>{{ m.reasoning_content if loop.index0 > ns.last }}</think>{% endif %}"
+        "{{ m.content }}"
         "{% for call in m.tool_calls or [] %}[{{ call.function.name }} "
         "{{ call.function.arguments | tojson }}]{% endfor %}</s>{% endfor %}" + PROMPT
     )

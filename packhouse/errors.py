@@ -68,7 +68,7 @@ class PackhouseError(Exception):
 
     exit_code = 1
 
-    def __init__(self, message: str, **facts: Any) -> None:
+    def __init__(self, message: str, /, **facts: Any) -> None:
         message = for_terminal(message, keep_lines=True)  # it may repeat a row or a file's name
         super().__init__(message)
         self.message = message

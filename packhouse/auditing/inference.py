@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,15 +37,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.auditing.plain_template import PlainTemplate, PromptError
-from packhouse.recipe import FormatConfig
+from packhouse.recipe import FormatConfig, Recipe
 from packhouse.recipe.rows import CHAT_TEMPLATES, is_renderer
 from packhouse.records.lists import one_chunk
 from packhouse.records.messages import FlatMessages
+from packhouse.records.pairs import split_sides
+from packhouse.records.tables import read_table
 from packhouse.records.thinking import has_thinking
 from packhouse.render.chat_messages import Messages
 from packhouse.system.arrays import Bools, Float32s, Int64s
-from packhouse.system.confined import at
 from packhouse.system.wording import counted
+from packhouse.system.worker import at
+from packhouse.tokenize.loading import load_snapshot
 from packhouse.tokenize.snapshot import TokenizerSnapshot
 
 MAX_RECORDS = 2_000
@@ -143,6 +147,39 @@ _COUNTS = (
     "completions_stopped",
     "partly_trained",
 )
+
+
+def check_prompts(
+    conversations: Path,
+    formatted: Path,
+    tokenized: Path,
+    rejected: tuple[Path, Path] | None,
+    recipe: Recipe,
+    date: str | None,
+    cache: Path | None,
+) -> dict[str, object]:
+    """Compare the answers of a shard with the prompts of inference.
+
+    Args:
+        conversations: those that were rendered: `examples.arrow` or `validated.arrow`.
+        formatted: their texts.
+        tokenized: their tokens.
+        rejected: of pairs, conversations and texts of the rejected sides.
+        recipe: of the run.
+        date: the day that the texts were made at; None where the template prints none.
+        cache: folder of tokenizer snapshots.
+    """
+    snapshot = load_snapshot(recipe.tokenizer, cache, recipe.tokenize.pipeline)
+    tokens = read_table(tokenized)
+    sides = [InferenceSide(read_table(conversations), read_table(formatted), tokens)]
+    if rejected is not None:
+        chosen, other = split_sides(tokens)
+        sides = [
+            InferenceSide(sides[0].conversations, sides[0].formatted, chosen),
+            InferenceSide(read_table(rejected[0]), read_table(rejected[1]), other),
+        ]
+    allows_control = recipe.tokenize.control_text == "allow"
+    return audit_inference(sides, snapshot, recipe.format, date=date, allows_control=allows_control)
 
 
 def audit_inference(

@@ -2,7 +2,7 @@
 
 It shares nothing with the environment of `packhouse.render`, which makes texts and masks, so
 that a fault there is seen. A template that comes here has rendered these very rows under the
-stricter rules of that sandbox, and is in the same kind of confined process.
+stricter rules of that sandbox, and runs in the same kind of worker.
 """
 
 import json
@@ -24,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from packhouse.recipe import FormatConfig
 from packhouse.render.chat_messages import MessageForm, Messages, chat_messages, in_parts
 from packhouse.render.sandbox import numbers_in
-from packhouse.system.confined import limited
+from packhouse.system.worker import limited
 from packhouse.tokenize.snapshot import TokenizerSnapshot
 
 _TEXT = ("Perhaps", "Certainly", "Otherwise", "Naturally", "Therefore")

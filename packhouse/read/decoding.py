@@ -1,13 +1,13 @@
-"""Decode Parquet, Arrow, XLSX and database files in a child with limits on memory and time.
+"""Decode Parquet, Arrow, XLSX and database files in a worker with limits on memory and time.
 
 A page, a dictionary or a run of a few bytes may stand for gigabytes, and what a file says about
-its own sizes may be a lie. So nothing is decoded in the process of a run. A child
-(`packhouse.system.confine`) gets the file's bytes from this process, decodes and checks them, and
+its own sizes may be a lie. So nothing is decoded in the process of a run. A worker
+(`packhouse.system.worker`) gets the file's bytes from this process, decodes and checks them, and
 hands over plain batches of a few megabytes. A file that goes over a limit ends in an error that
 names it, and so does one that crashes the decoder.
 
     56 KB of Parquet, 2,000,000 rows that share one text of 1 MB:
-        1,024 rows do not fit in 1 GiB: the child ends, and the file is refused
+        1,024 rows do not fit in 1 GiB: the worker ends, and the file is refused
 """
 
 import os
@@ -25,9 +25,8 @@ from packhouse.errors import SourceError
 from packhouse.read.files import file_errors, open_file
 from packhouse.read.records import WITH_FAULTS
 from packhouse.registry import DECODERS, decoder
-from packhouse.system.confine import stream_confined
-from packhouse.system.confined import at, file_of_parent
 from packhouse.system.wording import first_line
+from packhouse.system.worker import at, file_of_parent, stream_from_worker
 
 BATCH_BYTES = 8 * 2**20
 """Decoded bytes of a batch that is handed over, unless one row is larger."""
@@ -87,7 +86,7 @@ def decode_rows(
 
 def _decode(uri: str, call: Callable[[], Any]) -> Iterator[Any]:
     with file_errors(uri), open_file(uri) as file:
-        yield from stream_confined(
+        yield from stream_from_worker(
             call,
             what=f"source file '{uri}'",
             blames=SourceError,
@@ -98,7 +97,7 @@ def _decode(uri: str, call: Callable[[], Any]) -> Iterator[Any]:
         )
 
 
-# What follows runs in the child.
+# What follows runs in the worker.
 
 
 def _head(uri: str, file_format: str, num_rows: int, table: str | None) -> Iterator[Any]:

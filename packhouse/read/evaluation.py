@@ -1,8 +1,8 @@
-"""Evaluate the expressions of a source's `where` and `select` in DuckDB, in a child process.
+"""Evaluate the expressions of a source's `where` and `select` in DuckDB, in a worker process.
 
 Each expression is a column of its own query over the rows at hand. DuckDB has no way to files,
-network, extensions or settings here, one thread, and a limit on memory; the child is limited by the
-kernel (`packhouse.system.confine`). What a row gives depends on that row alone, so it does not
+network, extensions or settings here, one thread, and a limit on memory; the kernel limits the
+worker (`packhouse.system.worker`). What a row gives depends on that row alone, so it does not
 matter which rows are evaluated together: where an expression fails on some, these are found by
 `TRY`, and the others go on.
 """
@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 from packhouse.errors import ConfigError, SourceError
 from packhouse.records.lists import one_chunk
 from packhouse.registry import TEXT_FUNCTIONS, is_there
-from packhouse.system.confined import at
 from packhouse.system.duckdb_limits import NO_FILES
 from packhouse.system.wording import counted, first_line
+from packhouse.system.worker import at
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 from packhouse.system.wording import near_name
 
-# What the expressions of a source's `where` and `select` may be; checked in a child process.
+# What the expressions of a source's `where` and `select` may be; checked in a worker process.
 #
 # An expression may come from a form in the browser. DuckDB parses it, and its tree is held against
 # lists of what is allowed: constants, columns, operators, CASE, casts, lambdas, and the functions
@@ -259,7 +259,7 @@ MAX_FAILED = 10_000
 
 _ROWS = '"packhouse rows"'
 _VALUE = '"packhouse value"'
-_MEMORY = "768MB"  # below that of the child, so that DuckDB says so first
+_MEMORY = "768MB"  # below that of the worker, so that DuckDB says so first
 _MAX_GROWTH = 16  # bytes of results for each byte of rows
 _FREE_BYTES = 2**26  # results of this size are always allowed
 _SETTINGS: dict[str, Any] = {**NO_FILES, "memory_limit": _MEMORY, "threads": "1"}

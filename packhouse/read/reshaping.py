@@ -2,7 +2,7 @@
 
 Expressions see the fields of the file, under its names. Their columns have one type in all files of
 a source (`packhouse.read.kinds`), found when the source is scanned, so what a row gives does not
-depend on its shard. The expressions are evaluated in a child process
+depend on its shard. The expressions are evaluated in a worker process
 (`packhouse.read.evaluation`); a field that is only renamed goes around it and stays as it is.
 """
 
@@ -22,9 +22,9 @@ from packhouse.read.records import Rows
 from packhouse.read.tabular import without_fill
 from packhouse.recipe import SourceConfig
 from packhouse.registry import TEXT_FUNCTIONS_VERSION
-from packhouse.system.confine import stream_confined
 from packhouse.system.fingerprint import library_versions
 from packhouse.system.wording import near_name
+from packhouse.system.worker import stream_from_worker
 
 _SHOWN = 30
 _WHERE = "where"
@@ -112,7 +112,7 @@ def check_types(config: SourceConfig, columns: Mapping[str, Kind]) -> None:
     """
     where, select = _evaluated(config)
     try:
-        _confined(config, partial(bind, where, select, _table([], columns)), 0)
+        _in_worker(config, partial(bind, where, select, _table([], columns)), 0)
     except ConfigError as error:
         typed = ((name, kind) for name, kind in columns.items() if kind != _RENAMED)
         types = ", ".join(f"{name} {shown_kind(kind)}" for name, kind in typed)
@@ -140,7 +140,7 @@ def reshape(rows: Sequence[Any], config: SourceConfig, columns: Mapping[str, Kin
     if object_rows and (where or select):
         table = _table(object_rows, columns)
         call = partial(evaluate, where, select, table)
-        found, *batches = _confined(config, call, table.nbytes)
+        found, *batches = _in_worker(config, call, table.nbytes)
         kept, filtered, failed = found["kept"], found["filtered"], found["failed"]
         selected = batches[0] if batches else selected
     of_kept = [object_rows[place] for place in kept]
@@ -215,14 +215,16 @@ def _parsed(config: SourceConfig) -> list[tuple[str, str, dict[str, Any]]]:
 @cache
 def _analysed(source: str, texts: tuple[str, ...]) -> list[dict[str, Any]]:
     call = partial(analyse, list(texts))
-    (found,) = stream_confined(call, what=f"expressions of source '{source}'", blames=ConfigError)
+    (found,) = stream_from_worker(
+        call, what=f"expressions of source '{source}'", blames=ConfigError
+    )
     return list(found)
 
 
-def _confined(config: SourceConfig, call: Callable[[], Any], num_bytes: int) -> list[Any]:
-    """Do a call of `packhouse.read.evaluation` in a child."""
+def _in_worker(config: SourceConfig, call: Callable[[], Any], num_bytes: int) -> list[Any]:
+    """Do a call of `packhouse.read.evaluation` in a worker."""
     return list(
-        stream_confined(
+        stream_from_worker(
             call,
             what=f"expressions of source '{source_name(config)}'",
             blames=SourceError,

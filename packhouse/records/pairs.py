@@ -31,6 +31,9 @@ from packhouse.records.lists import (
 from packhouse.records.tables import PACKED, QUARANTINED, TOKENIZED, VALIDATED
 from packhouse.system.arrays import Bools
 
+REJECTED = "rejected.arrow"
+"""The other sides of `validated.arrow` or of `formatted.arrow`, row by row."""
+
 Faults = dict[int, tuple[str, str]]
 """Row of a table -> reason code and a sentence."""
 

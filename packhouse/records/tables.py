@@ -155,6 +155,10 @@ def read_table(path: Path) -> pa.Table:
         return pa.ipc.open_file(source.read_buffer()).read_all()
 
 
+REFUSED = "refused.arrow"
+"""Rows that a template or tokenizer refused; their raw bytes are in the source, not here."""
+
+
 def refused_rows(table: pa.Table, faults: Mapping[int, tuple[str, str]], step: str) -> pa.Table:
     """Return the faulty rows of a table for quarantine, schema QUARANTINED, in its order.
 

@@ -37,7 +37,7 @@ from packhouse.render.results import (
 )
 from packhouse.render.rows import RenderedRecord, RowRenderer
 from packhouse.system.arrays import Int64s
-from packhouse.system.confined import at
+from packhouse.system.worker import at
 
 MIN_SHAPE_ROWS = 2  # a shape of one row is rendered, and done
 MAX_COMPILED = 4  # rows of a shape to learn from in vain before the rest is rendered one by one

@@ -39,8 +39,8 @@ from packhouse.render.provenance import (
 )
 from packhouse.render.results import RefusedError
 from packhouse.render.rows import RowRenderer
-from packhouse.system.confined import limited
 from packhouse.system.plugins import Plugin
+from packhouse.system.worker import limited
 from packhouse.tokenize.snapshot import TokenizerSnapshot
 
 _PREFIXES = [first + second for first in "QZXJ" for second in "zxqj"]

@@ -1,7 +1,7 @@
 """Chat templates in Jinja's sandbox, set up as transformers does.
 
 A chat template is code that arrives with a tokenizer. The immutable sandbox keeps it from the
-interpreter; the child process that renders (`packhouse.system.confine`) keeps it from the machine.
+interpreter; the worker process that renders (`packhouse.system.worker`) keeps it from the machine.
 
 What differs from transformers: filters and globals that are random or that no template needs
 (`random`, `lipsum`, `batch`, `slice`, `wordwrap`, `urlize`) do not exist, and `strftime_now` gives
@@ -45,7 +45,7 @@ from packhouse.render.provenance import (
     traced,
 )
 from packhouse.render.results import RefusedError
-from packhouse.system.confined import at, limited
+from packhouse.system.worker import at, limited
 
 
 class _Generation(jinja2.ext.Extension):

@@ -5,12 +5,14 @@ from functools import partial
 from pathlib import Path
 
 from packhouse.auditing.inference import has_prompts
+from packhouse.auditing.plain_template import PlainTemplate
 from packhouse.auditing.turns import PROBES, TokenBytes, Turns, learn_turns
 from packhouse.errors import TemplateError
 from packhouse.recipe import Recipe
-from packhouse.run.foreign import answer_edges, run_template
+from packhouse.render.sandbox import pinned_date
+from packhouse.render.shards import run_template
 from packhouse.run.golden import pin
-from packhouse.tokenize import TokenizerSnapshot
+from packhouse.tokenize import TokenizerSnapshot, load_snapshot
 from packhouse.tokenize.pipeline import Pipeline
 
 
@@ -47,7 +49,7 @@ def learn_template(
         notes.append(f"prompts and headers were not looked at: {error}")
     turns = learn_turns(rendered, table, *ids)
     if rendered and has_prompts(recipe.format):
-        edges = run_template(partial(answer_edges, recipe, tokenizers), recipe)
+        edges = run_template(partial(_answer_edges, recipe, tokenizers), recipe)
         added = snapshot.added_tokens
         turns = replace(
             turns,
@@ -55,3 +57,10 @@ def learn_template(
             stop_ids=frozenset(added[text] for text in edges["stops"] if text in added),
         )
     return turns, notes
+
+
+def _answer_edges(recipe: Recipe, cache: Path | None) -> dict[str, list[str]]:
+    """In a worker: return what opens answers at inference, and the tokens that end them."""
+    snapshot = load_snapshot(recipe.tokenizer, cache, recipe.tokenize.pipeline)
+    template = PlainTemplate(recipe.format, snapshot, pinned_date().isoformat())
+    return {"opens": template.openings(), "stops": list(template.stop_tokens)}

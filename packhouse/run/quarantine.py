@@ -22,8 +22,8 @@ from packhouse.records.reasons import QUARANTINE_REASONS, WITH_REMEDY
 from packhouse.records.tables import QUARANTINED, read_table
 from packhouse.store import OpenVersion
 from packhouse.store.contracts import read_batches
-from packhouse.system.confine import stream_confined
 from packhouse.system.disks import temporary_folder
+from packhouse.system.worker import stream_from_worker
 
 _MOST_FILES = 200
 """Files of bad rows that are opened for samples; counts are always of all rows."""
@@ -92,8 +92,8 @@ def read_quarantine_file(path: Path) -> pa.Table:
         ConfigError: the file holds something else.
     """
     call, size = partial(_read_file, path), path.stat().st_size
-    # In a child: some kilobytes of a file may stand for gigabytes.
-    found = stream_confined(call, what=f"file '{path.name}'", blames=ConfigError, num_bytes=size)
+    # In a worker: some kilobytes of a file may stand for gigabytes.
+    found = stream_from_worker(call, what=f"file '{path.name}'", blames=ConfigError, num_bytes=size)
     return pa.Table.from_batches(list(found), QUARANTINED)
 
 

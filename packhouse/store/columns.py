@@ -11,7 +11,7 @@ says the size of the object, which must be the manifest's, and its tag, which mu
 the footer's rows must be the manifest's; and readers check the checksum of each page (CRC32,
 `contracts.read_batches`). A hole that is read all the same is an error: zeros are no page.
 
-The footer is a stranger's: it is parsed in a confined child, and what it says is bounded by the
+The footer is a stranger's: it is parsed in a worker, and what it says is bounded by the
 size of the file before anything is asked for.
 """
 
@@ -30,8 +30,7 @@ from packhouse.store.manifest import FileEntry
 from packhouse.store.objects import ObjectNotFoundError, ObjectStore
 from packhouse.store.protocol import ask, in_parallel, run
 from packhouse.store.read import OpenVersion
-from packhouse.system.confine import stream_confined
-from packhouse.system.confined import at
+from packhouse.system.worker import at, stream_from_worker
 
 _WHOLE_BYTES = 2**18  # a smaller file is fetched whole, and its digest is checked
 _TAIL_BYTES = 2**16  # where the footer is looked for: it has about 100 bytes a column and row group
@@ -74,7 +73,7 @@ def fetch_columns(
     ]
     in_parallel(_Copy.begin, copies, _THREADS)
     sparse = [copy for copy in copies if not copy.is_whole]
-    found = stream_confined(
+    found = stream_from_worker(
         partial(
             _find_columns,
             [(c.path, stored_names(wanted[c.entry.kind]), c.entry.rows) for c in sparse],
@@ -199,7 +198,7 @@ def _parts(pieces: Sequence[Any], limit: int) -> Iterator[tuple[int, int]]:
 def _find_columns(
     files: Sequence[tuple[Path, list[str], int]],
 ) -> Iterator[list[tuple[int, int]]]:
-    """In a child: say where the columns of each file lie, as bytes [start, end).
+    """In a worker: say where the columns of each file lie, as bytes [start, end).
 
     Args:
         files: copies that hold their footers; names of columns; rows by the manifest.

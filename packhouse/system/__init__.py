@@ -1,1 +1,1 @@
-"""What a run stands on: child processes with limits, memory, disks, signals, progress, keys."""
+"""What a run stands on: worker processes with limits, memory, disks, signals, progress, keys."""

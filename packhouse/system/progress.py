@@ -219,7 +219,7 @@ def advance(fraction: float) -> None:
 
 
 def forward(say: Callable[[float], None]) -> None:
-    """Give what `advance` is told to a function: in a child, whose steps are its parent's."""
+    """Give what `advance` is told to a function: in a worker, whose steps are its parent's."""
     global _forward
     _forward = say
 

@@ -1,8 +1,8 @@
 """Text and trained spans to ids and trained ranges, and what a tokenizer is."""
 
-from packhouse.tokenize.loading import fingerprint_tokenizer, load_snapshot
+from packhouse.tokenize.loading import fingerprint_tokenizer, load_snapshot, run_tokenizer
 from packhouse.tokenize.snapshot import TokenizerSnapshot
-from packhouse.tokenize.tokenizing import VERSION, Tokenized, tokenize_table
+from packhouse.tokenize.tokenizing import VERSION, Tokenized, tokenize_shard, tokenize_table
 
 __all__ = [
     "VERSION",
@@ -10,5 +10,7 @@ __all__ = [
     "TokenizerSnapshot",
     "fingerprint_tokenizer",
     "load_snapshot",
+    "run_tokenizer",
+    "tokenize_shard",
     "tokenize_table",
 ]

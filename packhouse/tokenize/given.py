@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.records.lists import flat_list, list_array, ranges_array, string_bytes, zero_based
+from packhouse.records.lists import list_array, ranges_array, string_bytes, zero_based
 from packhouse.records.messages import FlatMessages
 from packhouse.records.span_weights import weights_column
 from packhouse.records.tables import FORMATTED, QUARANTINED, TOKENIZED, refused_rows
@@ -18,7 +18,6 @@ from packhouse.system.arrays import Int32s, Int64s
 from packhouse.tokenize.pipeline import read_pipeline
 from packhouse.tokenize.snapshot import TokenizerSnapshot
 from packhouse.tokenize.texts import decode_lists
-from packhouse.tokenize.tokenizing import Tokenized
 
 GIVEN_VERSION = 1
 """Rises whenever the same ids would give other tables."""
@@ -80,19 +79,6 @@ def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
         flat.replace(content=texts).put_into(validated),
         pa.Table.from_arrays(arrays, schema=TOKENIZED),
         QUARANTINED.empty_table(),
-    )
-
-
-def pass_tokens(tokenized: pa.Table, snapshot: TokenizerSnapshot) -> Tokenized:
-    """Return records whose ids are given as the result of tokenizing them."""
-    unk_id = read_pipeline(snapshot.backend).unk_id
-    ids, _ = flat_list(tokenized["input_ids"])
-    num_unknown = 0 if unk_id is None else int((ids == unk_id).sum())
-    return Tokenized(
-        tokenized,
-        QUARANTINED.empty_table(),
-        {"unk_tokens": num_unknown} if num_unknown else {},
-        {"name": "none", "version": str(GIVEN_VERSION), "gate": "ids are given", "sample_size": 0},
     )
 
 

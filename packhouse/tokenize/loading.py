@@ -16,7 +16,7 @@ import json
 import os
 import textwrap
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import lru_cache, partial
@@ -29,10 +29,9 @@ import orjson
 from packhouse.errors import TokenizerError
 from packhouse.recipe.rows import PipelineChoice
 from packhouse.system.checked_files import read_checked, write_checked
-from packhouse.system.confine import run_confined
-from packhouse.system.confined import at, limited
 from packhouse.system.disks import temporary_folder
 from packhouse.system.wording import near_files
+from packhouse.system.worker import at, limited, run_in_worker
 from packhouse.tokenize.corpus import short_texts
 from packhouse.tokenize.encoders import bare, load_tokenizer
 from packhouse.tokenize.names import TOKENIZER_FILES, tokenizer_folder
@@ -50,7 +49,7 @@ GENERATION_CONFIG = "generation_config.json"
 _SNAPSHOT_FORMAT = 2
 
 MEMORY_PER_BYTE = 32
-"""What a child may take for each byte of the tokenizer's files and of the texts it works on."""
+"""What a worker may take for each byte of the tokenizer's files and of the texts it works on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +65,17 @@ class _Known:
 # at once fails: its lazy module is half made when the second one looks.
 _LOADING = threading.Lock()
 _IN_PROCESS: dict[tuple[str, Path | None, bool], _Known] = {}
+
+
+def run_tokenizer(call: Callable[[], Any], tokenizer: str, num_bytes: int = 0) -> Any:
+    """Do a call in a worker that tokenizes `num_bytes` of text."""
+    return run_in_worker(
+        call,
+        what=f"tokenizer '{tokenizer}'",
+        blames=TokenizerError,
+        num_bytes=num_bytes,
+        more_memory=num_bytes * MEMORY_PER_BYTE,
+    )
 
 
 def fingerprint_tokenizer(folder: str | Path) -> str:
@@ -189,19 +199,13 @@ def _read_or_build(folder: Path, fingerprint: str, file: Path | None, *, of_file
     kept = _read_kept(file, fingerprint) if file else None
     if kept is not None:
         return kept
-    num_bytes = tokenizer_bytes(folder)
     # transformers reads other files too (`additional_chat_templates/`, `tokenizer.model.v3`), which
     # the fingerprint does not know: here it finds only those that it does.
     with temporary_folder("tokenizer") as known:
         for each in _tokenizer_files(folder):
             (known / each.name).symlink_to(each.absolute())
-        fields = run_confined(
-            partial(_build, folder, fingerprint, known, of_file=of_file),
-            what=f"tokenizer '{folder}'",
-            blames=TokenizerError,
-            num_bytes=num_bytes,
-            more_memory=num_bytes * MEMORY_PER_BYTE,
-        )
+        call = partial(_build, folder, fingerprint, known, of_file=of_file)
+        fields = run_tokenizer(call, str(folder), tokenizer_bytes(folder))
     if file is not None:
         write_checked(file, {"format": _SNAPSHOT_FORMAT, **fields})
     difference = fields.pop("difference")
@@ -290,7 +294,7 @@ def _difference(
 
 
 def tokenizer_bytes(folder: str | Path) -> int:
-    """Size of a tokenizer's files, which decides how much memory its child may take."""
+    """Size of a tokenizer's files, which decides how much memory its worker may take."""
     return sum(file.stat().st_size for file in _tokenizer_files(tokenizer_folder(folder)))
 
 

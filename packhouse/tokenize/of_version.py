@@ -16,7 +16,7 @@ from packhouse.tokenize.loading import find_snapshot, load_snapshot
 from packhouse.tokenize.snapshot import TokenizerSnapshot
 
 LoadSnapshot = Callable[[], TokenizerSnapshot | None]
-"""Loads a tokenizer from this machine's disk; it can be pickled, for a child process."""
+"""Loads a tokenizer from this machine's disk; it can be pickled, for a worker process."""
 
 
 def tokenizer_of(opened: OpenVersion, tokenizers: Path) -> LoadSnapshot | None:

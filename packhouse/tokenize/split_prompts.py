@@ -25,6 +25,8 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from packhouse.recipe import Recipe
+from packhouse.recipe.rows import CHAT_TEMPLATES, TEMPLATES
 from packhouse.system.arrays import Bools, Int64s
 from packhouse.tokenize.control_text import encode_plain
 from packhouse.tokenize.encoders import load_tokenizer, text_bases, text_bytes
@@ -34,6 +36,17 @@ from packhouse.tokenize.pipeline import read_pipeline
 from packhouse.tokenize.spans import Spans, are_crossed, prompt_ends
 
 _BEFORE, _AFTER = 8, 4  # bytes around the end of a prompt
+
+
+def cuts_prompts(recipe: Recipe) -> bool:
+    """Return True if prompts are encoded apart where a token crosses their end.
+
+    That is so where a prompt at inference is rendered by a chat template, which ends with the
+    header of the answer; other templates say how to write the border themselves.
+    """
+    config = recipe.format
+    is_chat = config.template not in set(TEMPLATES) - set(CHAT_TEMPLATES)
+    return is_chat and config.turns != "whole" and config.train_on != "all"
 
 
 def split_prompts(

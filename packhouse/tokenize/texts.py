@@ -1,5 +1,7 @@
 """Token ids of many records -> their texts, at once."""
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,3 +40,13 @@ def _joined(ids: pa.LargeListArray, table: pa.BinaryArray) -> pa.LargeStringArra
     except pa.ArrowInvalid:
         texts = (one.decode("utf-8", "replace") for one in joined.to_pylist())
         return pa.array(texts, pa.large_string())
+
+
+def decode(
+    load: Callable[[], TokenizerSnapshot | None], rows: Sequence[Sequence[int]]
+) -> list[str]:
+    """Text of each row of ids, control tokens included."""
+    snapshot = load()
+    assert snapshot is not None, "the caller loaded it before"
+    tokenizer = load_tokenizer(snapshot.backend)
+    return [tokenizer.decode(list(ids), skip_special_tokens=False) for ids in rows]

@@ -18,13 +18,21 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from packhouse.recipe import TokenizeConfig
-from packhouse.records.lists import list_array, ranges_array
+from packhouse.recipe import Recipe, TokenizeConfig
+from packhouse.records.lists import flat_list, list_array, ranges_array
+from packhouse.records.pairs import REJECTED, check_answers, join_sides, keep_both
 from packhouse.records.span_weights import flat_weights, weights_column
-from packhouse.records.tables import QUARANTINED, TOKENIZED, refused_rows
+from packhouse.records.tables import (
+    QUARANTINED,
+    REFUSED,
+    TOKENIZED,
+    read_table,
+    refused_rows,
+    write_table,
+)
 from packhouse.system.arrays import Int64s
-from packhouse.system.confined import at, limited
 from packhouse.system.progress import advance
+from packhouse.system.worker import at, limited
 from packhouse.tokenize.control_text import find_forged, with_plain_contents
 from packhouse.tokenize.encoders import (
     Encoder,
@@ -34,11 +42,13 @@ from packhouse.tokenize.encoders import (
     text_bases,
 )
 from packhouse.tokenize.gate import choose_encoder, find_unicode_drift, refuse_fast
+from packhouse.tokenize.given import GIVEN_VERSION
+from packhouse.tokenize.loading import load_snapshot
 from packhouse.tokenize.offsets import EncodedRow, EncodedRows, byte_ranges, locate_by_widths
 from packhouse.tokenize.pipeline import read_pipeline
 from packhouse.tokenize.snapshot import TokenizerSnapshot
 from packhouse.tokenize.spans import Spans, TrainedRanges, train_ranges
-from packhouse.tokenize.split_prompts import split_prompts
+from packhouse.tokenize.split_prompts import cuts_prompts, split_prompts
 
 # Encode rows and say which bytes each token covers; HF has the last word on doubtful rows.
 #
@@ -135,6 +145,44 @@ class Tokenized:
     rows that a fast encoder is not trusted with."""
 
 
+def tokenize_shard(
+    formatted: Path, recipe: Recipe, cache: Path | None, folder: Path, given: Path | None = None
+) -> dict[str, object]:
+    """Write `tokenized.arrow` and `refused.arrow`; both sides of a pair become one record.
+
+    `given` holds ids that rows came with.
+    """
+    snapshot = load_snapshot(recipe.tokenizer, cache, recipe.tokenize.pipeline)
+    options = {"cut_at_spans": cuts_prompts(recipe)}
+    if given is None:
+        result = tokenize_table(read_table(formatted), snapshot, recipe.tokenize, cache, **options)
+    else:
+        result = pass_tokens(read_table(given), snapshot)
+    tokenized, refused, notes = result.tokenized, result.quarantined, Counter(result.notes)
+    if recipe.preferences == "pairs":
+        rejected_texts = read_table(formatted.with_name(REJECTED))
+        other = tokenize_table(rejected_texts, snapshot, recipe.tokenize, cache, **options)
+        both = (refused, other.quarantined)
+        chosen, rejected, refused = keep_both(tokenized, other.tokenized, both)
+        tokenized, faults = join_sides(chosen, rejected)
+        bad = refused_rows(chosen, faults, "tokenize")
+        refused = pa.concat_tables([refused, bad]).sort_by("row")
+        notes.update(other.notes)
+    elif recipe.preferences:
+        faults = check_answers(tokenized)
+        bad = refused_rows(tokenized, faults, "tokenize")
+        refused = pa.concat_tables([refused, bad]).sort_by("row")
+        tokenized = tokenized.take(np.setdiff1d(np.arange(tokenized.num_rows), list(faults)))
+    write_table(folder / "tokenized.arrow", tokenized)
+    write_table(folder / REFUSED, refused)
+    tokenizer = {
+        "fingerprint": snapshot.fingerprint,
+        "class": snapshot.class_name,
+        "vocab_size": snapshot.vocab_size,
+    }
+    return {"notes": dict(notes), "encoder": result.encoder, "tokenizer": tokenizer}
+
+
 def tokenize_table(
     formatted: pa.Table,
     snapshot: TokenizerSnapshot,
@@ -168,6 +216,19 @@ def tokenize_table(
         quarantined=pa.concat_tables([QUARANTINED.empty_table(), *slices.quarantined]),
         notes={name: count for name, count in sorted(slices.notes.items()) if count},
         encoder={**choice.report(), "rows_by_hf": slices.by_hf},
+    )
+
+
+def pass_tokens(tokenized: pa.Table, snapshot: TokenizerSnapshot) -> Tokenized:
+    """Return records whose ids are given as the result of tokenizing them."""
+    unk_id = read_pipeline(snapshot.backend).unk_id
+    ids, _ = flat_list(tokenized["input_ids"])
+    num_unknown = 0 if unk_id is None else int((ids == unk_id).sum())
+    return Tokenized(
+        tokenized,
+        QUARANTINED.empty_table(),
+        {"unk_tokens": num_unknown} if num_unknown else {},
+        {"name": "none", "version": str(GIVEN_VERSION), "gate": "ids are given", "sample_size": 0},
     )
 
 

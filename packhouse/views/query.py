@@ -1,6 +1,6 @@
-"""Ask a version in SQL: DuckDB over its views, in a child process without files and network.
+"""Ask a version in SQL: DuckDB over its views, in a worker process without files and network.
 
-Versions come from anywhere, so their files are read, and the question is run, in a confined child.
+Versions come from anywhere, so their files are read, and the question is run, in a worker.
 Only the columns that a question names are fetched (`packhouse.store.columns`), and `text` the
 tokenizer.
 """
@@ -25,9 +25,9 @@ from packhouse.registry import TEXT_FUNCTIONS
 from packhouse.store.columns import fetch_columns
 from packhouse.store.read import OpenVersion, scan_versions
 from packhouse.store.refs import scan_refs
-from packhouse.system.confine import stream_confined
 from packhouse.system.disks import temporary_folder
 from packhouse.system.duckdb_limits import NO_FILES
+from packhouse.system.worker import stream_from_worker
 from packhouse.tokenize.loading import MEMORY_PER_BYTE
 from packhouse.tokenize.of_version import tokenizer_of
 from packhouse.views.tables import COLUMNS, ON_REQUEST, Tables, columns_of_files
@@ -53,7 +53,7 @@ def ask(opened: OpenVersion, query: str, tokenizers: Path) -> pa.Table:
     words = _words(query)
     views = [name for name in COLUMNS if name in words]
     every = {column for view in views for column in COLUMNS[view]}
-    (parsed,) = stream_confined(
+    (parsed,) = stream_from_worker(
         partial(_parse, query), what="the query", blames=ConfigError, remedy="Make it simpler"
     )
     columns = (every - ON_REQUEST if parsed["is_of_rows"] else set()) | (every & words)
@@ -155,7 +155,7 @@ def _asked(
             load=load,
             record_ids=question.only.get("record_id"),
         )
-        answer = stream_confined(
+        answer = stream_from_worker(
             partial(_answer, question, tables),
             what="the query" if question.query else f"the files of {opened.dataset}",
             blames=ConfigError if question.query else IntegrityError,
@@ -228,7 +228,7 @@ def _versions(opened: OpenVersion) -> list[dict[str, Any]]:
 
 
 def _answer(question: _Question, tables: Tables) -> Iterator[pa.RecordBatch]:
-    """In a child: run the query over the views it names, or read the one view."""
+    """In a worker: run the query over the views it names, or read the one view."""
     if question.query is None:
         found = tables.view(question.views[0])
         for name, value in question.only.items():
@@ -267,7 +267,7 @@ def _batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
 
 
 def _parse(query: str) -> dict[str, bool]:
-    """In a child: say whether a query means columns that it does not name.
+    """In a worker: say whether a query means columns that it does not name.
 
     Raises:
         ConfigError: several statements, another statement, or no SQL.

@@ -16,9 +16,9 @@ from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.lists import list_offsets
 from packhouse.store import OpenVersion
 from packhouse.store.manifest import Manifest
-from packhouse.system.confine import run_confined
 from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import for_terminal
+from packhouse.system.worker import run_in_worker
 from packhouse.views.tables import Tables
 from packhouse.views.tokens import trained_ranges
 
@@ -73,7 +73,7 @@ def read_packs(
                     columns=PACK_COLUMNS,
                     checks_packs=True,
                 )
-                rows = run_confined(  # some kilobytes of a file may stand for gigabytes
+                rows = run_in_worker(  # some kilobytes of a file may stand for gigabytes
                     partial(_read_rows, tables, low - first, high - low),
                     what=f"file '{entry.key}'",
                     blames=IntegrityError,
@@ -97,7 +97,7 @@ def read_pack(opened: OpenVersion, split: str, number: int) -> dict[str, Any]:
 
 
 def _read_rows(tables: Tables, start: int, count: int) -> list[dict[str, Any]]:
-    """In a child: packs [start, start + count) of a file."""
+    """In a worker: packs [start, start + count) of a file."""
     rows: list[dict[str, Any]] = []
     first = 0
     for part in tables.parts("packs"):

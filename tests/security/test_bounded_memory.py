@@ -18,7 +18,7 @@ import pytest
 
 from packhouse.errors import SourceError
 from packhouse.read import decoding, text_files
-from packhouse.system import confined
+from packhouse.system import worker
 
 MIB = 2**20
 
@@ -331,8 +331,8 @@ def test_decoders_have_a_limit_of_time_and_no_credentials(
 
 
 def slow_rows(*_: Any) -> Iterator[pa.RecordBatch]:
-    """In a child: what it sees of its parent's secrets, and then nothing for ever."""
+    """In a worker: what it sees of its parent's secrets, and then nothing for ever."""
     yield pa.record_batch({"environment": [[v for v in os.environ.values() if v == "canary"]]})
-    confined.at("row group 7")
+    worker.at("row group 7")
     while True:
         pass

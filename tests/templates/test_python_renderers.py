@@ -28,7 +28,7 @@ from packhouse.run.chain import prepare
 from packhouse.run.local_pool import LocalRunner
 from packhouse.run.workspace import Workspace
 from packhouse.store import open_version
-from packhouse.system import confine, plugins
+from packhouse.system import plugins, worker
 from packhouse.tokenize import load_snapshot, tokenize_table
 from tests.templates.toys import make_snapshot, make_table, pieces
 
@@ -83,7 +83,7 @@ class Toys:
 @pytest.fixture
 def toys(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    confine._end_idle()  # a child that waits from an earlier test does not know the folder
+    worker._end_idle()  # a worker that waits from an earlier test does not know the folder
     return Toys(tmp_path / "site")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from packhouse.errors import TemplateError
 from packhouse.render.sandbox import ChatTemplate
-from packhouse.system import confine
+from packhouse.system import worker
 from tests.templates.toys import CHATML, render_chat
 
 HI = [("user", "hi"), ("assistant", "hello")]
@@ -19,20 +19,19 @@ MAPPED_KB = 200 * 2**10  # libraries and files, which are mapped and shared
 
 
 def render_hostile(hostile: str) -> list[str]:
-    """In a child: the reasons for which the row was refused."""
+    """In a worker: the reasons for which the row was refused."""
     out = render_chat(ON_ROW + hostile + "{% endif %}" + CHATML, [HI])
     return out.quarantined["reason"].to_pylist()
 
 
-def in_child(call):
-    return confine.run_confined(call, what="template 'toy'", blames=TemplateError)
+def in_worker(call):
+    return worker.run_in_worker(call, what="template 'toy'", blames=TemplateError)
 
 
 @pytest.fixture
 def peaks(monkeypatch):
-    """Peak memory in KB of each child that ends from now on."""
-    while confine._idle:
-        confine._idle.pop().end(patience_s=10)
+    """Peak memory in KB of each worker that ends from now on."""
+    worker._end_idle()
     peaks = []
 
     def try_wait(process, flags):
@@ -73,16 +72,16 @@ def peaks(monkeypatch):
     ],
 )
 def test_memory_of_a_template_ends_where_the_kernel_says(hostile, peaks, monkeypatch):
-    monkeypatch.setenv(confine.MEMORY_MB, "256")
+    monkeypatch.setenv(worker.MEMORY_MB, "256")
 
     with pytest.raises(TemplateError, match="needs more memory than the 256 MB") as caught:
-        in_child(partial(render_hostile, hostile))
+        in_worker(partial(render_hostile, hostile))
 
-    limit, _ = in_child(partial(resource.getrlimit, resource.RLIMIT_DATA))
+    limit, _ = in_worker(partial(resource.getrlimit, resource.RLIMIT_DATA))
     assert caught.value.limit_mb == 256
-    assert f"set {confine.MEMORY_MB} above 256" in str(caught.value)
+    assert f"set {worker.MEMORY_MB} above 256" in str(caught.value)
     assert len(peaks) == 1
-    # A child's peak counts from its fork, when it is as large as this process.
+    # A worker's peak counts from its fork, when it is as large as this process.
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert peaks[0] < max(limit // 2**10 + MAPPED_KB, own + 1)
 
@@ -100,22 +99,22 @@ def test_memory_of_a_template_ends_where_the_kernel_says(hostile, peaks, monkeyp
     ],
 )
 def test_time_of_a_template_ends_where_the_kernel_says(hostile, monkeypatch):
-    monkeypatch.setenv(confine.SECONDS, "1")
+    monkeypatch.setenv(worker.SECONDS, "1")
 
     with pytest.raises(TemplateError, match="more CPU time than the 1 s") as caught:
-        in_child(partial(render_hostile, hostile))
+        in_worker(partial(render_hostile, hostile))
 
-    assert f"set {confine.SECONDS} above 1" in str(caught.value)
+    assert f"set {worker.SECONDS} above 1" in str(caught.value)
 
 
 def test_the_error_names_the_row():
     with pytest.raises(TemplateError, match=r"template 'toy', toy/rows\.jsonl row 0: needs"):
-        in_child(partial(render_hostile, "{{ 'a' * 10 ** 12 }}"))
+        in_worker(partial(render_hostile, "{{ 'a' * 10 ** 12 }}"))
 
 
 @pytest.mark.parametrize("hostile", ["{{ '\\ud800' }}", "{{ raise_exception('\\ud800') }}"])
 def test_half_a_character_refuses_the_row_and_is_shown(hostile):
-    (row,) = in_child(partial(refusals, hostile))
+    (row,) = in_worker(partial(refusals, hostile))
 
     assert row[0] == "template"
     assert "\\ud800" in row[1]
@@ -123,14 +122,14 @@ def test_half_a_character_refuses_the_row_and_is_shown(hostile):
 
 
 def refusals(hostile: str) -> list[list[str]]:
-    """In a child: reason and detail of each refused row."""
+    """In a worker: reason and detail of each refused row."""
     out = render_chat(ON_ROW + hostile + "{% endif %}" + CHATML, [HI]).quarantined
     return [[row["reason"], row["detail"]] for row in out.to_pylist()]
 
 
 def test_an_error_after_the_template_was_compiled_does_not_name_its_compilation():
     with pytest.raises(TemplateError) as caught:
-        in_child(partial(compile_and_fail, CHATML))
+        in_worker(partial(compile_and_fail, CHATML))
     assert "while it is compiled" not in str(caught.value)
 
 
@@ -141,10 +140,10 @@ def compile_and_fail(source: str) -> None:
 
 def test_after_an_attack_an_honest_template_renders_as_in_this_process():
     with pytest.raises(TemplateError):
-        in_child(partial(render_hostile, "{{ 'a' * 10 ** 12 }}"))
+        in_worker(partial(render_hostile, "{{ 'a' * 10 ** 12 }}"))
 
     text = render_chat(CHATML, [HI]).formatted["text"].to_pylist()
-    assert in_child(partial(render_honest, CHATML)) == text
+    assert in_worker(partial(render_honest, CHATML)) == text
 
 
 def render_honest(template: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Hostile tokenizers: their memory, time and panics end a child, never the run's process."""
+"""Hostile tokenizers: their memory, time and panics end a worker, never the run's process."""
 
 import shutil
 from functools import partial
@@ -8,9 +8,8 @@ import orjson
 import pytest
 
 from packhouse.errors import TokenizerError
-from packhouse.run.foreign import run_tokenizer
-from packhouse.system import confine
-from packhouse.tokenize import load_snapshot
+from packhouse.system import worker
+from packhouse.tokenize import load_snapshot, run_tokenizer
 
 DEMO = Path(__file__).parents[2] / "deployments/demo"
 
@@ -18,7 +17,7 @@ TEXT = "a" * 20_000 + " c"
 
 
 def encode(backend: str, text: str) -> int:
-    """In a child: the number of tokens."""
+    """In a worker: the number of tokens."""
     from tokenizers import Tokenizer
 
     return len(Tokenizer.from_str(backend).encode(text).ids)
@@ -36,7 +35,7 @@ def hostile_tokenizer(folder: Path, **parts: object) -> Path:
 
 
 def test_a_replace_bomb_ends_when_a_text_is_encoded(tmp_path, monkeypatch):
-    monkeypatch.setenv(confine.MEMORY_MB, "512")
+    monkeypatch.setenv(worker.MEMORY_MB, "512")
     folder = hostile_tokenizer(tmp_path / "t", normalizer=replace("a" * 1_000_000))
     backend = load_snapshot(folder).backend
 
@@ -45,7 +44,7 @@ def test_a_replace_bomb_ends_when_a_text_is_encoded(tmp_path, monkeypatch):
 
 
 def test_a_replace_bomb_ends_when_the_tokenizer_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setenv(confine.MEMORY_MB, "512")
+    monkeypatch.setenv(worker.MEMORY_MB, "512")
     bomb = {"type": "Sequence", "normalizers": [replace("a" * 3000)] * 3}
     folder = hostile_tokenizer(tmp_path / "t", normalizer=bomb)
 

@@ -14,10 +14,10 @@ import packhouse
 from packhouse.recipe import TokenizeConfig
 from packhouse.recipe.reading import load_recipe
 from packhouse.records.tables import FORMATTED
-from packhouse.run.foreign import cuts_prompts
 from packhouse.run.golden import pin
 from packhouse.tokenize import gate, tokenize_table
 from packhouse.tokenize.pipeline import read_pipeline
+from packhouse.tokenize.split_prompts import cuts_prompts
 from tests.tokenization.conftest import snapshot_of, train_metaspace
 
 HF = TokenizeConfig(encoder="hf")

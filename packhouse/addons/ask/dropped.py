@@ -18,7 +18,6 @@ from packhouse.read.files import source_name
 from packhouse.recipe import Recipe, ValidateConfig
 from packhouse.recipe.reading import load_recipe
 from packhouse.records.tables import read_table
-from packhouse.run.foreign import decode, run_tokenizer
 from packhouse.run.last_run import load_last_run
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import shard_bytes
@@ -28,7 +27,9 @@ from packhouse.store.address import open_address
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo, print_note, print_text
 from packhouse.system.wording import counted
+from packhouse.tokenize import run_tokenizer
 from packhouse.tokenize.of_version import tokenizer_of
+from packhouse.tokenize.texts import decode
 from packhouse.views import read_view
 
 _COLUMNS = ("source", "row", "record_id", "reason", "detail", "repeats")

@@ -1,6 +1,6 @@
 """Rows that another tool tokenized, wherever they lie: files, folders, datasets, lists of dicts.
 
-Files are decoded in a child process: some kilobytes of Parquet may stand for gigabytes.
+Files are decoded in a worker process: some kilobytes of Parquet may stand for gigabytes.
 """
 
 import json
@@ -19,7 +19,7 @@ from packhouse.addons.audit_any.token_rows import COLUMNS
 from packhouse.errors import ConfigError, SourceError
 from packhouse.read.file_formats import BOM, compression_of
 from packhouse.read.streams import FileStream
-from packhouse.system.confine import stream_confined
+from packhouse.system.worker import stream_from_worker
 
 _KNOWN = (*COLUMNS, "label")
 _BATCH_ROWS = 1000
@@ -59,7 +59,7 @@ def _with_ids(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _read(data: Any) -> Iterable[pa.RecordBatch]:
     if isinstance(data, str | Path):
-        return chain.from_iterable(map(_read_confined, _files(Path(data))))
+        return chain.from_iterable(map(_read_in_worker, _files(Path(data))))
     if isinstance(data, list | tuple) and data and all(isinstance(d, str | Path) for d in data):
         return chain.from_iterable(map(_read, data))
     if isinstance(data, pa.Table):
@@ -154,10 +154,10 @@ def _ending(path: Path) -> str:
     return Path(name).suffix
 
 
-def _read_confined(path: Path) -> Iterator[pa.RecordBatch]:
+def _read_in_worker(path: Path) -> Iterator[pa.RecordBatch]:
     size = path.stat().st_size
     expanded = size * (_EXPANDED if path.name.lower().endswith(_COMPRESSED) else 1)
-    return stream_confined(
+    return stream_from_worker(
         partial(_read_file, path),
         what=f"file '{path}'",
         blames=SourceError,
@@ -167,7 +167,7 @@ def _read_confined(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
-    """In a child: rows of a file; one batch without `input_ids` where it has none."""
+    """In a worker: rows of a file; one batch without `input_ids` where it has none."""
     with path.open("rb") as file:
         head = file.read(8)
     try:

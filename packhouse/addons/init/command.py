@@ -244,7 +244,8 @@ def _sources(looks: list[Look]) -> list[dict[str, Any]]:
 
 def _template(looks: list[Look], tokenizer: str, cache: Path) -> str:
     """The template for rows of these formats."""
-    from packhouse.run.foreign import run_tokenizer, usual_template
+    from packhouse.render.shards import usual_template
+    from packhouse.tokenize import run_tokenizer
 
     formats = {look.settings["format"] for look in looks} - {"tokenized"}  # no template writes it
     for alone in ("text", "classification"):

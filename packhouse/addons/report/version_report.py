@@ -24,9 +24,9 @@ from packhouse.recipe import AuditConfig
 from packhouse.store import OpenVersion
 from packhouse.store.draft import LocalFile, draft_manifest, name_files
 from packhouse.store.manifest import FileEntry, Manifest
-from packhouse.system.confine import run_confined
 from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import for_terminal
+from packhouse.system.worker import run_in_worker
 from packhouse.tokenize.loading import find_snapshot
 from packhouse.tokenize.of_version import tokenizer_of
 from packhouse.tokenize.pipeline import Pipeline
@@ -43,7 +43,7 @@ from packhouse.views.tokens import pipeline_of, special_tokens, token_texts
 
 # What a report asks of the views of a version, and what no view says: runs of trained tokens.
 #
-# All of it is read in one child with limits, for a store may be a stranger's. Views are read in
+# All of it is read in one worker with limits, for a store may be a stranger's. Views are read in
 # parts: what is held is counts, a few rows, and one part. Masks and samples come from the packs:
 # the first 16 million tokens of each split, which packing has shuffled; the report says when that
 # is not all.
@@ -347,7 +347,7 @@ def report_of(
 
 
 def measured_of(manifest: Manifest, fetch: Fetch, samples: int = 0) -> dict[str, Any]:
-    """Return what `measure` finds in the files of a version, read in a child with limits.
+    """Return what `measure` finds in the files of a version, read in a worker with limits.
 
     Args:
         manifest: of the version.
@@ -372,7 +372,7 @@ def measured_of(manifest: Manifest, fetch: Fetch, samples: int = 0) -> dict[str,
         files.setdefault(entry.kind, []).append((fetch(entry), entry.split))
         num_bytes += entry.size
     tables = Tables(files=files, manifest=replace(manifest, files=()), columns=())
-    measured: dict[str, Any] = run_confined(  # some kilobytes of a file may stand for gigabytes
+    measured: dict[str, Any] = run_in_worker(  # some kilobytes of a file may stand for gigabytes
         partial(measure, tables, dict(sorted(packs.items(), reverse=True)), samples),
         what=f"version '{manifest.version}'",
         blames=IntegrityError,

@@ -1,9 +1,9 @@
-"""Read a table of an SQLite or DuckDB file, in the child process of `packhouse.read.decoding`.
+"""Read a table of an SQLite or DuckDB file, in the worker process of `packhouse.read.decoding`.
 
-The child opens a copy of its own, read-only, so nothing is written beside the file, and what the
+The worker opens a copy of its own, read-only, so nothing is written beside the file, and what the
 parent hashed is what is read. Only tables are read: views, virtual tables and columns that call
 functions would run what a stranger wrote. Rows come in the order of their rowid (SQLite's tables
-without one: of their primary key), and become an Arrow file in the child's temporary folder.
+without one: of their primary key), and become an Arrow file in the worker's temporary folder.
 
 SQLite gives each value a type of its own. A column of whole numbers is int64; of numbers, float64,
 which has 53 bits; of bytes, bytes; of text and anything, text. Its dates and booleans are the text

@@ -1,4 +1,4 @@
-"""Read XLSX and ODS workbooks as tables of text, in the child of `packhouse.read.decoding`.
+"""Read XLSX and ODS workbooks as tables of text, in the worker of `packhouse.read.decoding`.
 
 The first row that holds anything names the columns, as in CSV. All sheets that hold rows are read,
 one after the other, and must have the same columns. Values are text, as CSV would have them:

@@ -26,13 +26,13 @@ from packhouse.auditing import (
     combine_inference,
     run_check,
 )
-from packhouse.auditing.inference import has_prompts
+from packhouse.auditing.inference import check_prompts, has_prompts
 from packhouse.auditing.turns import TokenBytes
 from packhouse.recipe import Recipe
-from packhouse.records.pairs import split_sides
+from packhouse.records.pairs import REJECTED, split_sides
 from packhouse.records.tables import read_table
 from packhouse.registry import function_of_addon
-from packhouse.run.foreign import REJECTED, check_prompts, run_template
+from packhouse.render.shards import run_template
 from packhouse.run.probes import learn_template
 from packhouse.run.step import Job, Step, Work
 from packhouse.run.steps.benchmarks import BENCHMARKS, load_benchmarks

@@ -17,11 +17,10 @@ from packhouse import auditing
 from packhouse.read import scan_source
 from packhouse.recipe import MIXING, Recipe
 from packhouse.records.lists import one_chunk
-from packhouse.records.pairs import both_sides
+from packhouse.records.pairs import REJECTED, both_sides
 from packhouse.records.tables import read_table, write_table
 from packhouse.registry import function_of_addon
 from packhouse.run.cache.steps import Receipt
-from packhouse.run.foreign import REJECTED
 from packhouse.run.step import Job, Ref, Step, Work, execute
 from packhouse.run.steps.validate import VALIDATE
 from packhouse.system.arrays import Bools

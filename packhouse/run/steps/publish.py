@@ -24,7 +24,6 @@ from packhouse.records.ledger import LedgerLine, ledger_of
 from packhouse.records.render_counts import RenderCounts
 from packhouse.registry import function_of_addon, has_function
 from packhouse.run.cache.steps import Receipt
-from packhouse.run.foreign import decode, run_tokenizer
 from packhouse.run.step import AnyStep, Job, Step, Work
 from packhouse.run.steps.audit import AUDIT, combine_audits
 from packhouse.run.steps.eval_side import SplitCounts
@@ -46,9 +45,10 @@ from packhouse.store import (
 )
 from packhouse.store.evolution import Drift, Gate
 from packhouse.system.fingerprint import digest, library_versions
-from packhouse.tokenize import load_snapshot
+from packhouse.tokenize import load_snapshot, run_tokenizer
 from packhouse.tokenize.loading import check_unchanged, fingerprinted_bytes
 from packhouse.tokenize.names import is_hub_name
+from packhouse.tokenize.texts import decode
 
 STEPS_BEFORE: tuple[AnyStep, ...] = (
     *(VALIDATE, FORMAT, TOKENIZE, PACK),

@@ -13,9 +13,8 @@ from packhouse.read import SourceShard, with_raw_rows
 from packhouse.recipe import ValidateConfig
 from packhouse.records.ledger import RowCounts
 from packhouse.records.render_counts import RenderCounts
-from packhouse.records.tables import read_table, write_table
+from packhouse.records.tables import REFUSED, read_table, write_table
 from packhouse.run.cache.steps import Receipt
-from packhouse.run.foreign import REFUSED
 
 QUARANTINE = "quarantined.arrow"
 """Bad rows of a shard, in the folder of the step that refused them."""
@@ -71,7 +70,7 @@ class MappedTables(Sequence[pa.Table]):
 def take_refused(
     folder: Path, shard: SourceShard, rules: ValidateConfig, before: Sequence[Receipt[ShardCounts]]
 ) -> dict[str, Any]:
-    """Give the rows that a child refused their raw bytes; write and count them.
+    """Give the rows that a worker refused their raw bytes; write and count them.
 
     Args:
         folder: of the step.

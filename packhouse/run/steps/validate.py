@@ -24,9 +24,9 @@ from packhouse.records.tables import write_table
 from packhouse.run.cache.steps import AnyReceipt
 from packhouse.run.step import Job, Step, Work
 from packhouse.run.steps.shard_io import ShardCounts, write_quarantined, write_with_reasons
-from packhouse.system.confine import start_early
 from packhouse.system.escaping import for_terminal
 from packhouse.system.plugins import plugin_key
+from packhouse.system.worker import start_early
 from packhouse.tokenize import load_snapshot
 from packhouse.tokenize.given import GIVEN_VERSION, read_given
 from packhouse.tokenize.loading import check_unchanged
@@ -170,7 +170,7 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
     Of pairs, `rejected.arrow` has the other sides; where the rows are tokenized, `tokens.arrow` has
     what tokenize passes on.
     """
-    start_early()  # format comes next
+    start_early("packhouse.render.shards")  # format comes next
     parameters = work.parameters
     rows = read_shard(parameters.shard, parameters.source, parameters.rules, parameters.group_by)
     if parameters.tokenizer is not None:

@@ -11,20 +11,18 @@ It is a join of the views `contents` and `records` of both; their data files are
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import reduce
-from typing import Any
+from functools import partial
+from typing import Any, TypedDict
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from packhouse.errors import ContractError
+from packhouse.errors import ContractError, IntegrityError
 from packhouse.store.manifest import Manifest
 from packhouse.store.read import OpenVersion
+from packhouse.system.disks import temporary_folder
 from packhouse.system.wording import counted
-from packhouse.views.contents import CONTENTS
-from packhouse.views.locating import sum_before
-from packhouse.views.query import read_view
+from packhouse.system.worker import run_in_worker
+from packhouse.tokenize.loading import MEMORY_PER_BYTE
+from packhouse.views.files import VersionFiles
+from packhouse.views.query import MEMORY, Question, fetch_files, open_views, read
 
 _MAX_EXAMPLES = 5
 
@@ -170,132 +168,158 @@ def _by_file(lineage: Mapping[str, Any]) -> dict[str, Any]:
     return {**lineage, "sources": sources}
 
 
+_CONTENTS = """
+WITH rows AS (
+  SELECT
+    record_id, source || ' row ' || row AS place, outcome,
+    row_number() OVER (PARTITION BY source, row ORDER BY number) AS number,
+    number + CASE WHEN outcome = 'kept' THEN 0 ELSE 2**61::BIGINT END AS first
+  FROM files.records
+)
+FROM contents FULL JOIN (
+  SELECT
+    record_id, arg_min(place, first) AS place, arg_min(number, first) AS number,
+    arg_min(outcome, first) AS outcome
+  FROM rows GROUP BY record_id
+) USING (record_id)
+"""
+"""What the packs of a version hold of each record, with its row: of rows of equal content the first
+one that is kept. `number` is the record's among those of the row. Columns of packs are null for a
+record that is in none, those of rows for one that has none."""
+
+_EDITED = """
+CREATE TABLE edited AS
+WITH unknown AS (
+  SELECT *, row_number() OVER (PARTITION BY "place new" ORDER BY "number new", record_id) AS nth
+  FROM pairs WHERE copies IS NULL AND "copies new" IS NOT NULL AND place IS NULL
+), gone AS (
+  SELECT *, row_number() OVER (PARTITION BY place ORDER BY number, record_id) AS nth
+  FROM pairs WHERE copies IS NOT NULL AND "copies new" IS NULL AND "place new" IS NULL
+)
+SELECT gone.record_id AS old_id, unknown.record_id AS new_id, unknown."number new" AS number
+FROM unknown JOIN gone ON gone.place = unknown."place new" AND gone.nth = unknown.nth
+"""
+"""Records of one row that only one of the versions has, paired in their order: of a row's windows
+a b c and a x c, b is paired with x. A row of a duplicate is no pair: its content is in both."""
+
+_EXAMPLES_OF_EDITED = f"""
+SELECT old, new
+FROM edited JOIN pairs old ON old.record_id = old_id JOIN pairs new ON new.record_id = new_id
+ORDER BY edited.number, new_id LIMIT {_MAX_EXAMPLES}
+"""
+
+_IS_ALONE = "record_id NOT IN (SELECT unnest([old_id, new_id]) FROM edited)"
+_KINDS = {
+    "added": f'copies IS NULL AND "copies new" IS NOT NULL AND {_IS_ALONE}',
+    "removed": f'copies IS NOT NULL AND "copies new" IS NULL AND {_IS_ALONE}',
+    "changed_tokens": 'ids_digest <> "ids_digest new"',
+    "changed_masks": 'mask_digest <> "mask_digest new" AND ids_digest = "ids_digest new"',
+    "changed_weights": 'weights_digest <> "weights_digest new" AND ids_digest = "ids_digest new" '
+    'AND mask_digest = "mask_digest new"',
+    "copies": 'copies <> "copies new"',
+    "moved": 'split <> "split new"',
+    "same": 'ids_digest = "ids_digest new" AND mask_digest = "mask_digest new" '
+    'AND weights_digest = "weights_digest new" AND copies = "copies new" AND split = "split new"',
+}
+
+
 def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
-    try:
-        read = [_records(version) for version in (old, new)]
-        before, after = (_contents(*each) for each in zip((old, new), read, strict=True))
-    except ContractError:
-        return None
-    both = before.join(after, "record_id", join_type="full outer", right_suffix=" new")
-    both = both.sort_by("record_id")
-    is_old, is_new = both["copies"].is_valid(), both["copies new"].is_valid()
-    is_other = {  # false where one of the versions has no such record
-        name: pc.fill_null(pc.not_equal(both[name], both[f"{name} new"]), False)
-        for name in ("ids_digest", "mask_digest", "weights_digest", "copies", "split")
-    }
-    added, removed = pc.and_not(is_new, is_old), pc.and_not(is_old, is_new)
-    # A row of a duplicate is no pair: its content is there in both versions.
-    unknown = both.filter(pc.and_(added, both["place"].is_null()))
-    gone = both.filter(pc.and_(removed, both["place new"].is_null()))
-    olds, news = _numbered(gone, ""), _numbered(unknown, " new")
-    edited = [(new_id, olds[key]) for key, new_id in news.items() if key in olds]
-    paired = pa.array([name for pair in edited for name in pair], pa.string())
-    is_alone = pc.invert(pc.is_in(both["record_id"], paired))
-    groups = {
-        "added": both.filter(pc.and_(added, is_alone)),
-        "removed": both.filter(pc.and_(removed, is_alone)),
-        "changed_tokens": both.filter(is_other["ids_digest"]),
-        "changed_masks": both.filter(
-            pc.and_not(is_other["mask_digest"], is_other["ids_digest"]),
-        ),
-        "changed_weights": both.filter(
-            pc.and_not(
-                is_other["weights_digest"], pc.or_(is_other["ids_digest"], is_other["mask_digest"])
-            ),
-        ),
-        "copies": both.filter(is_other["copies"]),
-        "moved": both.filter(is_other["split"]),
-    }
-    shown = {name: rows.slice(0, _MAX_EXAMPLES).to_pylist() for name, rows in groups.items()}
-    _set_outcomes(old, "outcome", shown["added"], *read)
-    _set_outcomes(new, "outcome new", shown["removed"], *read[::-1])
+    with temporary_folder("diff") as folder:
+        question = Question(query=_CONTENTS)
+        before, size = fetch_files(old, question, folder / "old")
+        after, more = fetch_files(new, question, folder / "new")
+        memory = MEMORY + (size + more) * MEMORY_PER_BYTE
+        try:
+            found: _Found = run_in_worker(
+                partial(_compare, before, after, memory),
+                what=f"the files of {old.dataset} and {new.dataset}",
+                blames=IntegrityError,
+                num_bytes=size + more,
+                more_memory=memory,
+            )
+        except ContractError:
+            return None
+    shown, pairs = found["shown"], found["pairs"]
+    _set_outcomes(old, new, "outcome", shown["added"])
+    _set_outcomes(new, old, "outcome new", shown["removed"])
     examples = {
         name: [_change(name, row, row) for row in rows] for name, rows in shown.items() if rows
     }
-    if edited:
-        named = pa.array([name for pair in edited[:_MAX_EXAMPLES] for name in pair])
-        found = both.filter(pc.is_in(both["record_id"], named)).to_pylist()
-        rows = {row["record_id"]: row for row in found}
-        pairs = ((rows[old_id], rows[new_id]) for new_id, old_id in edited[:_MAX_EXAMPLES])
+    if pairs:
         examples["edited"] = [_change("edited", *pair) for pair in pairs]
-    same = pc.and_not(pc.and_(is_old, is_new), reduce(pc.or_, is_other.values()))
-    return RecordDiff(
-        **{f"num_{name}": rows.num_rows for name, rows in groups.items()},
-        num_edited=len(edited),
-        num_same=pc.sum(same).as_py() or 0,
-        examples=examples,
-    )
+    return RecordDiff(**found["numbers"], examples=examples)
 
 
-def _records(opened: OpenVersion) -> pa.Table:
-    """Return each record of the sources: its id, place, number in its row, and outcome."""
-    read = read_view(opened, "records", ("record_id", "source", "row", "outcome"))
-    record_id, source, row, outcome = (read[name].cast(pa.string()) for name in read.column_names)
-    place = pc.binary_join_element_wise(source, "row", row, " ").combine_chunks()
-    # Places a b b: numbers 0, 0, 1.
-    codes = place.dictionary_encode().indices.to_numpy().astype(np.int64)
-    number = sum_before(codes, np.ones_like(codes))
-    names = ["record_id", "place", "number", "outcome"]
-    return pa.table([record_id, place, pa.array(number), outcome], names)
+class _Found(TypedDict):
+    numbers: dict[str, int]
+    shown: dict[str, list[dict[str, Any]]]
+    """The first records of each kind."""
+    pairs: list[list[dict[str, Any]]]
+    """Of edited rows, the record that is gone and the new one."""
 
 
-def _contents(opened: OpenVersion, rows: pa.Table) -> pa.Table:
-    """Join what the packs hold of each record with its first row and what became of that row.
+def _compare(before: VersionFiles, after: VersionFiles, memory: int) -> _Found:
+    """In a worker: join the contents of two versions."""
+    with open_views(before, memory=memory) as views:
+        old = views.rows(_CONTENTS)
+    with open_views(after, memory=memory) as views:
+        new = views.rows(_CONTENTS)
+        # Columns of the new version are `place new`, ...; `record_id` is that of both.
+        new = new.rename_columns([n if n == "record_id" else f"{n} new" for n in new.column_names])
+        views.database.register("old", old)
+        views.database.register("new", new)
+        views.database.execute("CREATE TABLE pairs AS FROM old FULL JOIN new USING (record_id)")
+        views.database.execute(_EDITED)
 
-    Columns of packs are null for a record that is in none, those of rows for one that has none.
-    """
-    contents = read_view(opened, "contents", CONTENTS.names)
-    rows = rows.append_column("is_late", pc.not_equal(rows["outcome"], "kept"))
-    rows = rows.sort_by("is_late")  # a kept row first; stable
-    firsts = [(name, "first") for name in ("place", "number", "outcome")]
-    found = rows.group_by("record_id", use_threads=False).aggregate(firsts)
-    found = found.rename_columns([name.removesuffix("_first") for name in found.column_names])
-    return contents.join(found, "record_id", join_type="full outer")
+        def rows(query: str) -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = views.database.sql(query).to_arrow_table().to_pylist()
+            return found
+
+        counts = ", ".join(f"count(*) FILTER ({each}) AS num_{n}" for n, each in _KINDS.items())
+        (numbers,) = rows(
+            f"SELECT {counts}, (SELECT count(*) FROM edited) AS num_edited FROM pairs"
+        )
+        first = f"ORDER BY record_id LIMIT {_MAX_EXAMPLES}"
+        shown = {n: rows(f"FROM pairs WHERE {each} {first}") for n, each in _KINDS.items()}
+        del shown["same"]
+        pairs = [[row["old"], row["new"]] for row in rows(_EXAMPLES_OF_EDITED)]
+    return {"numbers": numbers, "shown": shown, "pairs": pairs}
 
 
-def _numbered(changed: pa.Table, end: str) -> dict[tuple[str, int], str]:
-    """Ids of records by place and number, so that those of a row are paired in their order.
-
-    Of a row's windows a b c and a x c, b is paired with x: a and c are no changed records.
-    """
-    by_place: Counter[str] = Counter()
-    found = {}
-    for row in changed.sort_by(f"number{end}").to_pylist():
-        if place := row[f"place{end}"]:
-            found[place, by_place[place]] = row["record_id"]
-            by_place[place] += 1
-    return found
+_PLACE = "source || ' row ' || row"
+_NUM_RECORDS = f"SELECT {_PLACE} AS place, count(*) AS number FROM records "
+_NUM_RECORDS += f"WHERE {_PLACE} IN (SELECT unnest(?)) GROUP BY place"
+_LEFT_OUT = f"SELECT {_PLACE} AS place, reason, detail FROM (SELECT source, row, reason, detail "
+_LEFT_OUT += "FROM dropped UNION ALL SELECT source, row, reason, detail FROM quarantine) "
+_LEFT_OUT += f"WHERE {_PLACE} IN (SELECT unnest(?))"
 
 
 def _set_outcomes(
-    opened: OpenVersion, name: str, records: list[dict[str, Any]], rows: pa.Table, others: pa.Table
+    opened: OpenVersion, other: OpenVersion, name: str, records: list[dict[str, Any]]
 ) -> None:
     """Say of examples that are no records of a version why.
 
     Args:
         opened: the version.
+        other: that which has them.
         name: of the column that says it.
-        records: examples; all of the other version.
-        rows: of the version.
-        others: rows of the other one.
+        records: examples.
     """
     wanted = {row["place"] or row["place new"] for row in records if not row[name]} - {None}
-    chosen = pa.array([*wanted], pa.string())
+    if not wanted:
+        return
     num_records, num_others = (
-        Counter(each["place"].filter(pc.is_in(each["place"], chosen)).to_pylist())
-        for each in (rows, others)
+        {row["place"]: row["number"] for row in read(each, _NUM_RECORDS, [[*wanted]]).to_pylist()}
+        for each in (opened, other)
     )
     said = {
-        place: "split to fewer records" if number < num_others[place] else "equal to another record"
+        place: "split to fewer records"
+        if number < num_others.get(place, 0)
+        else "equal to another record"
         for place, number in num_records.items()
     }
-    for view in ("dropped", "quarantine") if wanted else ():
-        left = read_view(opened, view, ("source", "row", "reason", "detail"))
-        row = pc.cast(left["row"], pa.string())
-        place = pc.binary_join_element_wise(left["source"].cast(pa.string()), "row", row, " ")
-        found = left.append_column("place", place)
-        for each in found.filter(pc.is_in(place, chosen)).to_pylist():
-            said[each["place"]] = f"{each['reason']}: {each['detail']}".removesuffix(": ")
+    for row in read(opened, _LEFT_OUT, [[*wanted]]).to_pylist():
+        said[row["place"]] = f"{row['reason']}: {row['detail']}".removesuffix(": ")
     for row in records:
         row[name] = row[name] or said.get(row["place"] or row["place new"])
 

@@ -1,41 +1,65 @@
-"""Ask a version in SQL: DuckDB over its views, in a worker process without files and network.
+"""A version as a DuckDB database: views in SQL (`views.sql`) over tables of its files.
 
-Versions come from anywhere, so their files are read, and the question is run, in a worker.
-Only the columns that a question names are fetched (`packhouse.store.columns`), and `text` the
-tokenizer.
+A question is asked twice, in a worker process without files and network, for versions and questions
+come from anywhere. First of tables without rows: the plan names the columns that it takes. These
+alone are fetched (`packhouse.store.columns`), and the same plan runs over them.
+
+    ask "select avg(num_trained) from packs" -> packs:num_trained -> labels, seq_lengths of `data`
 """
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from packhouse.errors import ConfigError, IntegrityError
+from packhouse.errors import ConfigError, IntegrityError, PackhouseError
 from packhouse.read.evaluation import add_text_functions, check_text_function
 from packhouse.records.ledger import units_of
+from packhouse.records.lists import one_chunk
 from packhouse.registry import TEXT_FUNCTIONS
 from packhouse.store.columns import fetch_columns
+from packhouse.store.manifest import Manifest
 from packhouse.store.read import OpenVersion, scan_versions
 from packhouse.store.refs import scan_refs
 from packhouse.system.disks import temporary_folder
 from packhouse.system.duckdb_limits import NO_FILES
-from packhouse.system.worker import stream_from_worker
+from packhouse.system.worker import run_in_worker, stream_from_worker
 from packhouse.tokenize.loading import MEMORY_PER_BYTE
-from packhouse.tokenize.of_version import tokenizer_of
-from packhouse.views.tables import COLUMNS, ON_REQUEST, Tables, columns_of_files
+from packhouse.tokenize.of_version import LoadSnapshot, tokenizer_of
+from packhouse.tokenize.texts import decode_lists
+from packhouse.views.files import TABLES, FileTable, VersionFiles, columns_of_files
 
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+VIEWS = ("records", "packs", "contents", "quarantine", "dropped", "ledger", "audit", "versions")
+
+_ON_REQUEST = {
+    *("text", "input_ids", "trained", "loss_weights"),
+    *("record_ids", "seq_lengths", "raw"),
+}
+"""Columns that a view has only where a question needs them: `*` gives none of tokens and text."""
+
+_FACTS: Mapping[str, Mapping[str, pa.DataType]] = {
+    "ledger": dict.fromkeys(("step", "event", "reason"), pa.string())
+    | {"number": pa.int64(), "unit": pa.string(), "tokens": pa.int64()},
+    "audit": {"source": pa.string(), "name": pa.string(), "value": pa.int64()},
+    "versions": dict.fromkeys(("version", "refs"), pa.string())
+    | dict.fromkeys(("packs", "tokens", "bytes"), pa.int64())
+    | dict.fromkeys(("content_id", "manifest_id"), pa.string()),
+}
+"""Views of what the manifest says."""
+
+MEMORY = 2**30
+"""Bytes that a database may take, beside 32 for each byte of files."""
 _CANDIDATES = 3
 """Signatures of a function that an error names."""
-
-_SETTINGS: dict[str, Any] = {**NO_FILES, "memory_limit": "1GB", "threads": "2"}
 
 
 def ask(opened: OpenVersion, query: str, tokenizers: Path) -> pa.Table:
@@ -43,23 +67,55 @@ def ask(opened: OpenVersion, query: str, tokenizers: Path) -> pa.Table:
 
     Args:
         opened: the version.
-        query: SQL of DuckDB, over the views of `packhouse.views.tables.COLUMNS`.
+        query: SQL of DuckDB, over `VIEWS`.
         tokenizers: folder of tokenizers in the cache.
 
     Raises:
         ConfigError: the query does not run.
         IntegrityError: a file of the version is damaged.
     """
-    words = _words(query)
-    views = [name for name in COLUMNS if name in words]
-    every = {column for view in views for column in COLUMNS[view]}
-    (parsed,) = stream_from_worker(
-        partial(_parse, query), what="the query", blames=ConfigError, remedy="Make it simpler"
-    )
-    columns = (every - ON_REQUEST if parsed["is_of_rows"] else set()) | (every & words)
-    question = _Question(query=query, views=views)
-    answer = _asked(opened, question, columns, tokenizers)
+    answer = _answered(opened, Question(query=query, is_ours=False), tokenizers)
     return answer.rename_columns(_apart(answer.column_names))
+
+
+def read(
+    opened: OpenVersion,
+    query: str,
+    values: Sequence[Any] = (),
+    tokenizers: Path | None = None,
+) -> pa.Table:
+    """Answer a question of packhouse's own.
+
+    Args:
+        opened: the version.
+        query: one SELECT over `VIEWS`.
+        values: of its parameters, `?`.
+        tokenizers: folder of tokenizers in the cache; `text` alone needs it.
+
+    Raises:
+        ContractError: packs have no record ids, and the question needs them.
+        IntegrityError: a file of the version is damaged.
+    """
+    return _answered(opened, Question(query=query, values=(*values,)), tokenizers)
+
+
+def find_records(opened: OpenVersion, record_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Return `input_ids`, `trained`, `loss_weights` and `label` of a few records of the packs.
+
+    Lists are those of one copy, whole where `concat` cuts it; both sides of a pair behind one
+    another.
+
+    Raises:
+        IntegrityError: a file of the version is damaged.
+    """
+    if not record_ids:
+        return {}
+    query = (
+        "SELECT record_id, input_ids, trained, loss_weights, label FROM records "
+        "WHERE record_id IN (SELECT unnest(?)) AND input_ids IS NOT NULL"
+    )
+    rows = read(opened, query, [sorted(record_ids)]).to_pylist()
+    return {row.pop("record_id"): row for row in rows}
 
 
 def _apart(names: Sequence[str]) -> list[str]:
@@ -76,111 +132,267 @@ def _apart(names: Sequence[str]) -> list[str]:
     return apart
 
 
-def read_view(
-    opened: OpenVersion,
-    view: str,
-    columns: Sequence[str],
-    tokenizers: Path | None = None,
-    *,
-    only: Mapping[str, Any] = MappingProxyType({}),
-    limit: int | None = None,
-) -> pa.Table:
-    """Read some columns of one view, without SQL and DuckDB.
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A query over the views, and what it needs beside files."""
 
-    Args:
-        opened: the version.
-        view: its name.
-        columns: which; those of `only` are read too.
-        tokenizers: folder of tokenizers in the cache; `text` alone needs it.
-        only: rows with these values alone; of `record_id`, with one of these ids; of `text`, rows
-            that hold this value, and of `source/` those of all its files.
-        limit: rows at most.
+    query: str
+    values: tuple[Any, ...] = ()
+    """Of its parameters."""
+    is_ours: bool = True
+    """False: a user's, who is to blame where it does not run."""
+    facts: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Rows of the views that are no files."""
+    load: LoadSnapshot | None = None
+    """Loads the tokenizer; None where text is not asked for."""
 
-    Raises:
-        IntegrityError: a file of the version is damaged.
-    """
-    every = {*columns, *(name.rstrip("/") for name in only)}
-    question = _Question(views=[view], only=dict(only), limit=limit)
-    found = _asked(opened, question, every, tokenizers)
-    return found.select(list(columns))
-
-
-def find_records(opened: OpenVersion, record_ids: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Return `input_ids`, `trained`, `loss_weights` and `label` of a few records of the packs.
-
-    Lists are those of one copy, whole where `concat` cuts it; both sides of a pair behind one
-    another.
-
-    Raises:
-        IntegrityError: a file of the version is damaged.
-    """
-    if not record_ids:
-        return {}
-    columns = ("record_id", "input_ids", "trained", "loss_weights", "label")
-    only = {"record_id": sorted(record_ids)}
-    rows = read_view(opened, "records", columns, only=only).to_pylist()
-    return {row.pop("record_id"): row for row in rows if row["input_ids"] is not None}
+    @property
+    def blames(self) -> type[PackhouseError]:
+        """Raised where it does not run."""
+        return IntegrityError if self.is_ours else ConfigError
 
 
 def _words(query: str) -> set[str]:
     return set(re.findall(r"[a-z_0-9]+", query.lower()))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Question:
-    views: list[str]
-    query: str | None = None
-    only: dict[str, Any] = field(default_factory=dict)
-    limit: int | None = None
-
-
-def _asked(
-    opened: OpenVersion,
-    question: _Question,
-    columns: Collection[str],
-    tokenizers: Path | None,
-) -> pa.Table:
-    load = tokenizer_of(opened, tokenizers) if tokenizers and "text" in columns else None
-    wanted: dict[str, set[str]] = {}
-    for view in question.views:
-        for kind, names in columns_of_files(view, columns).items():
-            wanted.setdefault(kind, set()).update(names)
+def _answered(opened: OpenVersion, question: Question, tokenizers: Path | None) -> pa.Table:
     with temporary_folder("sql") as folder:
-        fetched = fetch_columns(opened, wanted, folder)
-        tables = Tables(
-            files=fetched.files,
-            manifest=replace(opened.manifest, files=()),  # 200,000 of them take a second
-            columns=columns,
-            facts=_facts(opened, question.views),
-            load=load,
-            record_ids=question.only.get("record_id"),
-        )
+        files, num_bytes = fetch_files(opened, question, folder)
+        words = _words(question.query)
+        load = None
+        if tokenizers is not None and "text" in words:
+            load = tokenizer_of(opened, tokenizers)
+        question = replace(question, facts=_facts(opened, words), load=load)
+        memory = MEMORY + num_bytes * MEMORY_PER_BYTE
         answer = stream_from_worker(
-            partial(_answer, question, tables),
-            what="the query" if question.query else f"the files of {opened.dataset}",
-            blames=ConfigError if question.query else IntegrityError,
+            partial(_answer, question, files, memory),
+            what=f"the files of {opened.dataset}" if question.is_ours else "the query",
+            blames=question.blames,
             remedy="Ask for less: fewer rows, no text",
-            num_bytes=fetched.num_bytes,
-            more_memory=2**30 + fetched.num_bytes * MEMORY_PER_BYTE,
+            num_bytes=num_bytes,
+            more_memory=memory,
         )
         return pa.Table.from_batches(list(answer))
 
 
-def _facts(opened: OpenVersion, views: list[str]) -> dict[str, list[dict[str, Any]]]:
+def fetch_files(opened: OpenVersion, question: Question, folder: Path) -> tuple[VersionFiles, int]:
+    """Fetch the columns that a question takes; return the files, and how many bytes they took.
+
+    Raises:
+        ConfigError: a user's query does not run.
+        IntegrityError: a file of the version is damaged.
+    """
+    manifest = replace(opened.manifest, files=())  # 200,000 of them take a second to be sent
+    taken: dict[str, list[str]] = run_in_worker(
+        partial(_plan, question, manifest), what="the query", blames=question.blames
+    )
+    wanted: dict[str, set[str]] = {}
+    for table, columns in taken.items():
+        kind, names = columns_of_files(table, columns)
+        wanted.setdefault(kind, set()).update(names)
+    fetched = fetch_columns(opened, wanted, folder)
+    return VersionFiles(files=fetched.files, manifest=manifest, taken=taken), fetched.num_bytes
+
+
+def _plan(question: Question, manifest: Manifest) -> dict[str, list[str]]:
+    """In a worker: return the columns of tables that a question takes.
+
+    Raises:
+        ConfigError: it is several statements, another statement, or no SQL, or names what is not.
+    """
+    for name in TEXT_FUNCTIONS.keys() & _words(question.query):
+        check_text_function(name)
+    with open_views(VersionFiles(files={}, manifest=manifest), question) as views:
+        return views.columns_taken(question.query, question.values)
+
+
+def _answer(question: Question, files: VersionFiles, memory: int) -> Iterator[pa.RecordBatch]:
+    """In a worker: answer a question; at least one batch, so that an empty answer has columns."""
+    with open_views(files, question, memory) as views:
+        answer = views.rows(question.query, question.values)
+    yield from answer.to_batches(max_chunksize=2**16) or [
+        pa.RecordBatch.from_pylist([], answer.schema)
+    ]
+
+
+@contextmanager
+def open_views(
+    files: VersionFiles, question: Question | None = None, memory: int = MEMORY
+) -> Iterator["Views"]:
+    """In a worker: open a database with the views of a version.
+
+    Args:
+        files: of the version.
+        question: what else it is made of than files; None: nothing.
+        memory: bytes that the database may take.
+    """
+    import duckdb
+
+    settings: dict[str, Any] = {**NO_FILES, "memory_limit": f"{memory}B", "threads": "2"}
+    with duckdb.connect(":memory:", config=settings) as database:
+        yield Views(database, files, question or Question(query=""))
+
+
+class Views:
+    """The views of a version in a database; a context of `open_views`."""
+
+    def __init__(
+        self, database: "DuckDBPyConnection", files: VersionFiles, question: Question
+    ) -> None:
+        self.database, self.files, self.question = database, files, question
+        self.errors: list[BaseException] = []
+        """What our own code raised within DuckDB, which would tell its text alone."""
+        self.tables = {
+            name: FileTable(name=name, files=files, errors=self.errors) for name in TABLES
+        }
+        add_text_functions(database)
+        # DuckDB takes "arrow" for a type of functions, and its stubs do not know it.
+        add: Any = database.create_function
+        add("decode_ids", self._decode_ids, ["INTEGER[]"], "VARCHAR", type="arrow")
+        add("decode_bytes", _decode_bytes, ["BLOB"], "VARCHAR", type="arrow")
+        num_sides = 2 if files.manifest.preferences == "pairs" else 1
+        database.execute(f"CREATE MACRO seq_len() AS {files.seq_len}::BIGINT")
+        database.execute(f"CREATE MACRO num_sides() AS {num_sides}")
+        database.execute("CREATE SCHEMA files; CREATE SCHEMA whole")
+        for name, table in self.tables.items():
+            database.register(f"files_{name}", table)
+            named = ", ".join(f'"{name}:{column}" AS {column}' for column in TABLES[name])
+            database.execute(f"CREATE VIEW files.{name} AS SELECT {named} FROM files_{name}")
+        for name, kinds in _FACTS.items():
+            rows = question.facts.get(name, [])
+            facts = pa.Table.from_pylist(rows, pa.schema([*kinds.items()]))
+            database.register(f"facts_{name}", facts)
+        database.execute(Path(__file__).with_name("views.sql").read_text())
+        self._show(_ON_REQUEST)
+        database.execute("SET python_enable_replacements = false")
+        database.execute("SET lock_configuration = true")
+
+    def _show(self, left_out: Collection[str]) -> None:
+        """Make the views that questions name: without some columns, so that `*` gives none."""
+        for view in VIEWS:
+            shown = [name for name in self._columns(view) if name not in left_out]
+            of = "whole" if view != "records" or _ON_REQUEST & {*shown} else "files"
+            select = f"SELECT {', '.join(shown)} FROM {of}.{view}"
+            self.database.execute(f"CREATE OR REPLACE VIEW {view} AS {select}")
+
+    def rows(self, query: str, values: Sequence[Any] = ()) -> pa.Table:
+        """Answer a SELECT.
+
+        Raises:
+            ConfigError: a user's query does not run.
+            ContractError: packs have no record ids, or break the rules.
+            IntegrityError: a file is not what such a file holds; or our own query does not run.
+        """
+        taken = self.columns_taken(query, values)
+        assert self.files.taken in (None, taken), f"{taken} is read, not all of it was fetched"
+        for name, table in self.tables.items():
+            table.columns = taken.get(name, ())
+        with self._errors_named():
+            return self.database.sql(query, params=[*values] or None).to_arrow_table()
+
+    def columns_taken(self, query: str, values: Sequence[Any] = ()) -> dict[str, list[str]]:
+        """Read in the plan of a SELECT which columns of tables it scans.
+
+        Raises:
+            ConfigError: it is several statements, another statement, or no SQL; or `rows`.
+        """
+        import duckdb
+
+        try:
+            kinds = [each.type for each in self.database.extract_statements(query)]
+        except duckdb.Error as error:
+            raise ConfigError(f"the query is no SQL: {_first_line(error)}") from None
+        if kinds != [duckdb.StatementType.SELECT]:
+            raise ConfigError(
+                "a question is one SELECT: a version never changes. Give a single statement that "
+                "begins with SELECT, WITH or FROM"
+            )
+        with self._errors_named():
+            explain = f"EXPLAIN (FORMAT json) {query}", [*values] or None
+            try:
+                ((_, plan),) = self.database.execute(*explain).fetchall()
+            except duckdb.BinderException:  # maybe for want of text and tokens
+                self._show(_ON_REQUEST - _words(query))
+                ((_, plan),) = self.database.execute(*explain).fetchall()
+        taken: dict[str, list[str]] = {}
+        for table, column in sorted({*re.findall(r"\b([a-z]+):([a-z_0-9]+)", plan)}):
+            if column in TABLES.get(table, ()):
+                taken.setdefault(table, []).append(column)
+        return taken
+
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        import duckdb
+
+        try:
+            yield
+        except duckdb.Error as error:
+            if self.errors:
+                raise self.errors[0] from None
+            raise self.question.blames(self._explained(error)) from None
+
+    def _explained(self, error: Exception) -> str:
+        """Say what is wrong in a line or two: DuckDB's first line, and what there is."""
+        first, *rest = str(error).split("\n")
+        said = f"the query does not run: {_first_line(error)}"
+        if first.startswith("Catalog Error: Table"):
+            names = ", ".join(VIEWS)
+            return f"{said}\nThere are {names}; `packhouse sql --help` says what they hold."
+        if "Referenced" in first or "does not have a column" in first:
+            named = [view for view in VIEWS if view in _words(self.question.query)]
+            there = (f"{view} has {', '.join(self._columns(view))}" for view in named)
+            return "\n".join([said, *there])
+        meant = [line for line in rest if line.startswith("Did you mean")]
+        takes = [line.strip().partition(" -> ")[0] for line in rest if " -> " in line]
+        if takes:
+            more = ", ..." * (len(takes) > _CANDIDATES)
+            shown = ", ".join(takes[:_CANDIDATES]).replace('"', "").replace(", /)", ")")
+            meant = [f"It is called as {shown}{more}"]
+        return "\n".join([said, *meant[:1]])
+
+    def _columns(self, view: str) -> list[str]:
+        return [row[0] for row in self.database.execute(f"DESCRIBE whole.{view}").fetchall()]
+
+    def _decode_ids(self, ids: pa.ChunkedArray | pa.Array) -> pa.Array:
+        try:
+            snapshot = self.question.load() if self.question.load else None
+            if snapshot is None:
+                raise ConfigError(
+                    "text needs the version's tokenizer, which neither the cache nor the store "
+                    "has; ask for input_ids instead"
+                )
+            lists = one_chunk(ids).cast(pa.large_list(pa.int32()))
+            return decode_lists(lists, snapshot).cast(pa.string())
+        except (PackhouseError, MemoryError) as error:
+            self.errors.append(error)
+            raise
+
+
+def _decode_bytes(raw: pa.ChunkedArray | pa.Array) -> pa.Array:
+    return pa.array([each.decode("utf-8", "replace") for each in raw.to_pylist()], pa.string())
+
+
+def _first_line(error: Exception) -> str:
+    line = str(error).split("\n")[0]
+    return line.partition("Error: ")[2] or line
+
+
+def _facts(opened: OpenVersion, words: Collection[str]) -> dict[str, list[dict[str, Any]]]:
     manifest = opened.manifest
     facts: dict[str, list[dict[str, Any]]] = {}
-    if "ledger" in views:
+    if "ledger" in words:
         ledger = manifest.counts.get("ledger", [])
         units = units_of(manifest.facts.counts.ledger)
         facts["ledger"] = [line for step in ledger for line in _ledger_lines(step, units)]
-    if "audit" in views and manifest.audit:
+    if "audit" in words and manifest.audit:
         found = {None: manifest.audit["dataset"], **manifest.audit["sources"]}
         facts["audit"] = [
             {"source": source, "name": name, "value": value}
             for source, counts in found.items()
             for name, value in counts.items()
         ]
-    if "versions" in views:
+    if "versions" in words:
         facts["versions"] = _versions(opened)
     return facts
 
@@ -225,109 +437,3 @@ def _versions(opened: OpenVersion) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _answer(question: _Question, tables: Tables) -> Iterator[pa.RecordBatch]:
-    """In a worker: run the query over the views it names, or read the one view."""
-    if question.query is None:
-        found = tables.view(question.views[0])
-        for name, value in question.only.items():
-            if name == "record_id":
-                found = found.filter(pc.is_in(found[name], pa.array(value, pa.string())))
-            elif name == "text":
-                found = found.filter(pc.match_substring(found[name], value))
-            elif name == "source/":
-                found = found.filter(pc.starts_with(found["source"], f"{value}/"))
-            else:
-                found = found.filter(pc.equal(found[name], value))
-        yield from _batches(found.slice(0, question.limit).combine_chunks())
-        return
-    import duckdb
-
-    database = duckdb.connect(":memory:", config=_SETTINGS)
-    for name in TEXT_FUNCTIONS.keys() & _words(question.query):
-        check_text_function(name)
-    add_text_functions(database)
-    database.execute("SET python_enable_replacements = false")
-    database.execute("SET lock_configuration = true")
-    for name in question.views:
-        database.register(name, tables.view(name))
-    try:
-        answer = database.sql(question.query).to_arrow_table()
-    except duckdb.Error as error:
-        raise ConfigError(_explained(error, question.views)) from None
-    yield from _batches(answer)
-
-
-def _batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yield at least one batch, so that the columns of an empty table are said too."""
-    yield from table.to_batches(max_chunksize=2**16) or [
-        pa.RecordBatch.from_pylist([], table.schema)
-    ]
-
-
-def _parse(query: str) -> dict[str, bool]:
-    """In a worker: say whether a query means columns that it does not name.
-
-    Raises:
-        ConfigError: several statements, another statement, or no SQL.
-    """
-    import duckdb
-
-    connection = duckdb.connect(":memory:", config=_SETTINGS)
-    ((text,),) = connection.execute("select json_serialize_sql(?)", [query]).fetchall()
-    parsed = orjson.loads(text)
-    if parsed["error"] and parsed["error_type"] != "not implemented":
-        raise ConfigError(f"the query is no SQL: {parsed['error_message']}")
-    if parsed["error"] or len(parsed["statements"]) != 1:
-        raise ConfigError(
-            "a question is one SELECT: a version never changes. Give a single statement that "
-            "begins with SELECT, WITH or FROM"
-        )
-    return {"is_of_rows": _is_of_rows(parsed["statements"])}
-
-
-def _is_of_rows(tree: Any) -> bool:
-    """Return True if a query may mean columns that it does not name; `count(*)` means none.
-
-    By `*`, `columns(...)` and `#1`; by a table that is taken for a value, as in
-    `count(distinct records)`; where its columns get other names; in a natural join.
-    """
-    nodes, rest = [], [tree]
-    while rest:
-        value = rest.pop()
-        if isinstance(value, dict):
-            nodes.append(value)
-        rest += (
-            value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
-        )
-    tables = [node for node in nodes if node.get("type") == "BASE_TABLE"]
-    names = {str(node[key]).lower() for node in tables for key in ("alias", "table_name")}
-    return any(
-        node.get("class") in ("STAR", "POSITIONAL_REFERENCE")
-        or node.get("ref_type") == "NATURAL"
-        or node.get("type") in ("SHOW_REF", "PIVOT", "TABLE_FUNCTION")
-        or (node.get("type") == "BASE_TABLE" and node["column_name_alias"])
-        or (node.get("class") == "COLUMN_REF" and node["column_names"][-1].lower() in names)
-        for node in nodes
-    )
-
-
-def _explained(error: Exception, views: Sequence[str]) -> str:
-    """What is wrong with a query, in a line or two: DuckDB's first line, and what there is."""
-    first, *rest = str(error).split("\n")
-    said = f"the query does not run: {first.partition('Error: ')[2] or first}"
-    if first.startswith("Catalog Error: Table"):
-        return (
-            f"{said}\nThere are {', '.join(COLUMNS)}; `packhouse sql --help` says what they hold."
-        )
-    if "Referenced" in first or "does not have a column" in first:
-        there = (f"{view} has {', '.join(COLUMNS[view])}" for view in views)
-        return "\n".join([said, *there])
-    meant = [line for line in rest if line.startswith("Did you mean")]
-    takes = [line.strip().partition(" -> ")[0] for line in rest if " -> " in line]
-    if takes:
-        more = ", ..." * (len(takes) > _CANDIDATES)
-        shown = ", ".join(takes[:_CANDIDATES]).replace('"', "").replace(", /)", ")")
-        meant = [f"It is called as {shown}{more}"]
-    return "\n".join([said, *meant[:1]])

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.pack.layout import trained_tokens
@@ -19,17 +20,11 @@ from packhouse.store.manifest import Manifest
 from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import for_terminal
 from packhouse.system.worker import run_in_worker
-from packhouse.views.tables import Tables
+from packhouse.views.files import TABLES, FileTable, VersionFiles
 from packhouse.views.tokens import trained_ranges
 
 MAX_RECORD_TOKENS = 3_000
 """Tokens of a record that a page shows."""
-
-PACK_COLUMNS = (
-    *("num_tokens", "num_records", "record_ids", "seq_lengths", "label"),
-    *("input_ids", "trained", "loss_weights"),
-)
-"""Of the view `packs`: all that shows one."""
 
 
 def first_split(opened: OpenVersion) -> str:
@@ -52,8 +47,8 @@ def read_packs(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (number, row) of `count` packs behind `skip`; fetches only the files that hold them.
 
-    A row is one of the view `packs`, with its lists: `trained` is a mask of its tokens, whichever
-    layout the files have.
+    A row is one of the table `packs`: `trained` is a mask of its tokens, whichever layout the files
+    have.
 
     Raises:
         ConfigError: there is no such split, or `skip` is beyond its last pack.
@@ -67,14 +62,13 @@ def read_packs(
         if low < high:
             with temporary_folder("inspect") as folder:  # gone before a reader may stop listening
                 path = opened.fetch(entry, folder / Path(entry.key).name)
-                tables = Tables(
+                files = VersionFiles(
                     files={"data": [(path, split)]},
                     manifest=replace(opened.manifest, files=()),
-                    columns=PACK_COLUMNS,
                     checks_packs=True,
                 )
                 rows = run_in_worker(  # some kilobytes of a file may stand for gigabytes
-                    partial(_read_rows, tables, low - first, high - low),
+                    partial(_read_rows, files, low - first, high - low),
                     what=f"file '{entry.key}'",
                     blames=IntegrityError,
                     num_bytes=entry.size,
@@ -96,11 +90,11 @@ def read_pack(opened: OpenVersion, split: str, number: int) -> dict[str, Any]:
     return row
 
 
-def _read_rows(tables: Tables, start: int, count: int) -> list[dict[str, Any]]:
+def _read_rows(files: VersionFiles, start: int, count: int) -> list[dict[str, Any]]:
     """In a worker: packs [start, start + count) of a file."""
     rows: list[dict[str, Any]] = []
     first = 0
-    for part in tables.parts("packs"):
+    for part in each_packs(files):
         low, high = max(start - first, 0), min(start + count - first, part.num_rows)
         if low < high:
             rows += part.slice(low, high - low).to_pylist()
@@ -108,6 +102,21 @@ def _read_rows(tables: Tables, start: int, count: int) -> list[dict[str, Any]]:
         if first >= start + count:
             break
     return rows
+
+
+def each_packs(files: VersionFiles) -> Iterator[pa.Table]:
+    """In a worker: yield packs with all columns of the table `packs`, and `num_records`.
+
+    A part holds 2 million tokens.
+
+    Raises:
+        ContractError: packs break the rules.
+        IntegrityError: a file is damaged.
+    """
+    num_sides = 2 if files.manifest.preferences == "pairs" else 1
+    for batch in FileTable(name="packs", files=files, columns=[*TABLES["packs"]]).batches():
+        num_records = pa.chunked_array([pc.divide(batch["num_sequences"], num_sides)])
+        yield pa.Table.from_batches([batch]).append_column("num_records", num_records)
 
 
 def rows_with_masks(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
@@ -146,7 +155,7 @@ def records_in(
     """Yield the sequences of a pack, in order.
 
     Args:
-        row: of the view `packs`.
+        row: of `packs`.
         preferences: as the manifest has them.
         labels: what they are called, of `label_names`.
 

@@ -23,7 +23,7 @@ from packhouse.recipe import AuditConfig, load_recipe
 from packhouse.records.tables import PACKED
 from packhouse.run.chain import prepare
 from packhouse.run.local_pool import LocalRunner
-from packhouse.run.steps.records import RECORDS
+from packhouse.run.steps.records import LINEAGE
 from packhouse.run.workspace import Workspace
 from packhouse.store import open_version
 from tests.audit.conftest import DEMO
@@ -189,7 +189,7 @@ def test_openrlhf_1089_eval_rows_that_are_training_rows():
 
 def repetition(rows):
     """Read in batches of two, since what repeats may be far apart."""
-    table = pa.Table.from_pylist(rows, RECORDS)
+    table = pa.Table.from_pylist(rows, LINEAGE)
     return audit_records(lambda columns: table.select(columns).to_batches(2), len(rows))
 
 

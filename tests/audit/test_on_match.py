@@ -7,7 +7,7 @@ import yaml
 
 from packhouse.errors import AuditError, ConfigError
 from packhouse.store import open_version
-from packhouse.views import read_view
+from packhouse.views import read
 from tests.audit.test_audit_gate import Project
 
 QUESTION = "A farmer has 17 sheep and all but nine die. How many are left?"
@@ -51,7 +51,7 @@ def test_matching_rows_are_left_out_counted_and_listed(project):
     assert {row["repeats"] for row in rows} == {"exam/exam.jsonl row 0"}
     assert all(row["times"] == 0 < row["num_tokens"] for row in rows)
     opened = open_version(published.store, "sums")
-    dropped = read_view(opened, "dropped", ["detail"], project.folder).to_pylist()
+    dropped = read(opened, "SELECT detail FROM dropped").to_pylist()
     assert dropped == [{"detail": "shares words with exam/exam.jsonl row 0"}] * 3
     manifest = opened.manifest
     found = manifest.audit["contamination"]

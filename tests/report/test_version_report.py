@@ -28,7 +28,7 @@ from packhouse.system.escaping import for_terminal
 from packhouse.tokenize.encoders import load_tokenizer
 from packhouse.tokenize.loading import load_snapshot
 from packhouse.tokenize.pipeline import read_pipeline
-from packhouse.views.tables import Tables
+from packhouse.views.files import VersionFiles
 from packhouse.views.tokens import Run, plain, runs_of, token_texts
 from tests.report.conftest import TOKENIZER, Made
 
@@ -173,8 +173,9 @@ def test_masks_are_counted_by_record_and_by_answer_in_both_layouts(tmp_path: Pat
         batch = pa.record_batch([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
         pq.write_table(pa.table(batch), tmp_path / "x.parquet")
         files = {"data": [(tmp_path / "x.parquet", "train")]}
-        tables = Tables(files=files, manifest=manifest, columns=())
-        found = measure(tables, {"train": 1}, 100)["splits"]["train"]
+        found = measure(VersionFiles(files=files, manifest=manifest), {"train": 1}, 100)["splits"][
+            "train"
+        ]
         assert found["read_tokens"] == 8
         assert found["trained"] == [(2, 1), (3, 1)]
         assert found["turns"][:3] == [[4, 2], [1, 1], [0, 0]]

@@ -21,7 +21,7 @@ from packhouse.store import LocalFile, OpenVersion, columns, open_version, publi
 from packhouse.store.columns import fetch_columns
 from packhouse.store.local import LocalStore
 from packhouse.store.objects import ObjectStore, Part
-from packhouse.views import read_view
+from packhouse.views import read
 from tests.store.versions import FACTS, pack_file
 
 ROWS = 40_000
@@ -128,10 +128,10 @@ def test_a_question_answers_the_same_from_columns_as_from_whole_files(
     publish, content, monkeypatch
 ):
     opened = publish(content)
-    names = ["source", "outcome", "num_tokens"]
-    sparse = read_view(opened, "records", names)
+    query = "SELECT source, outcome, num_tokens FROM records"
+    sparse = read(opened, query)
     monkeypatch.setattr(columns, "_WHOLE_BYTES", 2**40)
-    whole = read_view(opened, "records", names)
+    whole = read(opened, query)
     assert sparse.equals(whole)
     assert sparse.num_rows == ROWS
 
@@ -150,7 +150,7 @@ def test_small_files_are_fetched_whole_with_their_digest(publish, asked, content
 
 def test_large_columns_are_read_in_parts_that_memory_holds(publish, asked, content, monkeypatch):
     monkeypatch.setattr(columns, "_PART_BYTES", 100_000)
-    found = read_view(publish(content), "records", ["record_id"])
+    found = read(publish(content), "SELECT record_id FROM records")
     assert max(length for _, length in asked) == 100_000
     assert found["record_id"].to_pylist() == records()["record_id"].to_pylist()
 
@@ -161,7 +161,7 @@ def test_a_footer_longer_than_the_tail_is_fetched_to_its_beginning(publish, aske
     content = written.getvalue()
     footer = int.from_bytes(content[-8:-4], "little") + 8
     assert footer > TAIL
-    found = read_view(publish(content), "records", ["outcome"])
+    found = read(publish(content), "SELECT outcome FROM records")
     assert asked[:2] == [(len(content) - TAIL, TAIL), (len(content) - footer, footer - TAIL)]
     assert found["outcome"].to_pylist() == ["kept", "duplicate"] * (ROWS // 2)
 
@@ -173,14 +173,14 @@ def test_a_damaged_page_of_a_column_asked_for_names_the_file(publish, content):
     damaged[end - 9] ^= 1
     place(opened).write_bytes(damaged)
     with pytest.raises(IntegrityError, match=r"'all-00000-of-00001-\w+\.parquet' cannot be"):
-        read_view(opened, "records", ["num_tokens"])
-    assert read_view(opened, "records", ["outcome"]).num_rows == ROWS
+        read(opened, "SELECT num_tokens FROM records")
+    assert read(opened, "SELECT outcome FROM records").num_rows == ROWS
 
 
 def test_no_damaged_bit_gives_another_answer(publish, content):
     """Of what no checksum covers, too: the footer, and the headers of pages."""
     opened = publish(content)
-    due = read_view(opened, "records", ["outcome", "num_tokens"])
+    due = read(opened, "SELECT outcome, num_tokens FROM records")
     footer = len(content) - int.from_bytes(content[-8:-4], "little") - 8
     places = list(range(footer, len(content)))
     for start, _ in chunks(content, "outcome", "num_tokens"):
@@ -192,7 +192,7 @@ def test_no_damaged_bit_gives_another_answer(publish, content):
         damaged[at] ^= 1 << chosen.randrange(8)
         place(opened).write_bytes(damaged)
         try:
-            assert read_view(opened, "records", ["outcome", "num_tokens"]).equals(due), at
+            assert read(opened, "SELECT outcome, num_tokens FROM records").equals(due), at
         except IntegrityError:
             refused += 1
     assert 30 < refused < 80  # statistics, names of writers and other columns are not read
@@ -217,7 +217,7 @@ def test_an_object_that_changes_while_it_is_read_is_an_error(
     monkeypatch.setattr(LocalStore, "get_range", changed)
     monkeypatch.setattr(columns, "_THREADS", 1)
     with pytest.raises(IntegrityError, match=message):
-        read_view(opened, "records", ["num_tokens"])
+        read(opened, "SELECT num_tokens FROM records")
 
 
 def test_a_store_that_gives_less_than_it_was_asked_for_is_named(publish, content, monkeypatch):
@@ -228,7 +228,7 @@ def test_a_store_that_gives_less_than_it_was_asked_for_is_named(publish, content
 
     monkeypatch.setattr(LocalStore, "get_range", short)
     with pytest.raises(IntegrityError, match="gave 4 of the 65,536 bytes it was asked for"):
-        read_view(opened, "records", ["num_tokens"])
+        read(opened, "SELECT num_tokens FROM records")
 
 
 def test_a_disk_that_cannot_take_a_copy_is_named_and_nothing_is_left(publish, content, tmp_path):
@@ -253,7 +253,7 @@ def test_an_object_that_is_gone_is_named(publish, content):
     opened = publish(content)
     place(opened).unlink()
     with pytest.raises(VersionNotFoundError, match="is gone"):
-        read_view(opened, "records", ["num_tokens"])
+        read(opened, "SELECT num_tokens FROM records")
 
 
 def with_footer(body: bytes, footer: pq.FileMetaData) -> bytes:
@@ -270,14 +270,14 @@ def test_footers_that_lie_are_refused_before_anything_is_asked_for(
     beyond = with_footer(content[:300_000], footer)
     opened = publish(beyond)
     with pytest.raises(IntegrityError, match="lies at"):
-        read_view(opened, "records", ["num_tokens"])
+        read(opened, "SELECT num_tokens FROM records")
     assert asked == [(len(beyond) - TAIL, TAIL)]
 
 
 def test_footers_of_other_rows_are_refused(publish, content):
     opened = publish(content, ROWS - 1)
     with pytest.raises(IntegrityError, match="40,000 rows, and the manifest says 39,999"):
-        read_view(opened, "records", ["num_tokens"])
+        read(opened, "SELECT num_tokens FROM records")
 
 
 def test_a_million_pieces_or_overlapping_ones_cost_no_more_than_the_file(publish, asked, content):
@@ -286,7 +286,7 @@ def test_a_million_pieces_or_overlapping_ones_cost_no_more_than_the_file(publish
         footer.append_row_groups(footer)  # 4, 8, ... 256 row groups, all of the same bytes
     twice = with_footer(content, footer)
     opened = publish(twice, ROWS * 64)
-    assert read_view(opened, "records", ["num_tokens"]).num_rows == ROWS * 64
+    assert read(opened, "SELECT num_tokens FROM records").num_rows == ROWS * 64
     lengths = [length for start, length in asked]
     assert sum(lengths) < len(twice) / 2
     assert len(lengths) < 10
@@ -302,7 +302,7 @@ def test_more_pieces_than_a_file_has_are_refused(publish, asked, content, monkey
     content = with_footer(small.getvalue(), footer)
     opened = publish(content, 2**17)
     with pytest.raises(IntegrityError, match="131,072 row groups of 1 columns"):
-        read_view(opened, "records", ["num_tokens"])
+        read(opened, "SELECT num_tokens FROM records")
     assert len(asked) == 2 + len(content) // 2**23  # the tail, and the rest of the footer
 
 
@@ -310,7 +310,7 @@ def test_more_pieces_than_a_file_has_are_refused(publish, asked, content, monkey
 def test_an_end_that_is_no_footer_is_refused(publish, asked, content, end):
     opened = publish(content[:-8] + end)
     with pytest.raises(IntegrityError, match="does not end with a footer of Parquet"):
-        read_view(opened, "records", ["num_tokens"])
+        read(opened, "SELECT num_tokens FROM records")
     assert asked == [(len(content) - TAIL, TAIL)]
 
 
@@ -321,9 +321,9 @@ def test_footers_are_parsed_in_the_child_alone(publish, content, monkeypatch):
     monkeypatch.setattr(pq, "read_metadata", parsed)
     monkeypatch.setattr(pq, "ParquetFile", parsed)
     opened = publish(content)
-    assert read_view(opened, "records", ["num_tokens"]).num_rows == ROWS
+    assert read(opened, "SELECT num_tokens FROM records").num_rows == ROWS
     noise = bytearray(content)
     noise[-3000:-8] = random.Random(0).randbytes(2992)
     place(opened).write_bytes(noise)
     with pytest.raises(PackhouseError):
-        read_view(opened, "records", ["num_tokens"])
+        read(opened, "SELECT num_tokens FROM records")

@@ -76,10 +76,13 @@ def test_a_question_reads_the_columns_that_it_needs_and_no_others(server, made, 
         found = read("select avg(fill) from packs")
         assert set(found) == {"manifest", "data"}
         assert_read(found, "data", "seq_lengths")
-        found = read("select sum(pack) from records")
+        found = read("select sum(pack), avg(num_trained) from records")
+        assert set(found) == {"manifest", "records"}
+        assert_read(found, "records", "pack", "num_trained")
+        found = read("select sum(len(input_ids)) from records")
         assert set(found) == {"manifest", "data", "records"}
-        assert_read(found, "data", "seq_lengths", "record_ids")
-        assert_read(found, "records", "record_id", "num_tokens", "times")
+        assert columns["data", "input_ids"] < found["data"]
+        assert found["data"] < sizes["data"] - columns["data", "labels"] / 2
         found = read("select * from ledger")
         assert set(found) == {"manifest"}
 

@@ -2,7 +2,7 @@ import pyarrow as pa
 import pytest
 
 from packhouse.store import open_store, open_version, publish_version
-from packhouse.views import read_view
+from packhouse.views import read
 from packhouse.views.diff import diff_versions
 from tests.store.versions import FACTS, INT32S, pack_file, pack_table, write_file
 
@@ -80,9 +80,10 @@ def test_both_layouts_give_the_same_traces(store, tmp_path):
     publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "prod")
     publish_version(store, "tiny", "bbbb", [write_file(tmp_path, compact, "c")], FACTS, "latest")
 
-    names = ("record_id", "num_tokens", "num_trained", "ids_digest", "mask_digest")
+    names = "record_id, num_tokens, num_trained, ids_digest, mask_digest"
     labels, spans = (
-        read_view(open_version(store, "tiny", n), "contents", names) for n in ("prod", "latest")
+        read(open_version(store, "tiny", n), f"SELECT {names} FROM contents")
+        for n in ("prod", "latest")
     )
     assert labels == spans
     assert labels.to_pylist()[0] | {"ids_digest": "", "mask_digest": ""} == {

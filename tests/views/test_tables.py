@@ -13,7 +13,8 @@ from packhouse.store import open_store, open_version, publish_version
 from packhouse.store.manifest import Manifest
 from packhouse.views import find_records
 from packhouse.views.diff import diff_versions
-from packhouse.views.tables import COLUMNS, Tables
+from packhouse.views.files import TABLES, FileTable, VersionFiles
+from packhouse.views.query import open_views
 from tests.report.conftest import TOKENIZER
 from tests.store.versions import FACTS, pack_table, write_file
 
@@ -41,12 +42,14 @@ def test_parts_are_the_view_whatever_the_batches(tmp_path):
     paths = [tmp_path / name for name in ("0.parquet", "1.parquet")]
     pq.write_table(pack_table(), paths[0], row_group_size=1)
     pq.write_table(pack_table(9), paths[1])
-    files = {"data": [(path, "train") for path in paths]}
-    columns = [name for name in COLUMNS["packs"] if name != "text"]
-    tables = Tables(files=files, manifest=MANIFEST, columns=columns)
-    rows = tables.view("packs").to_pylist()
+    files = VersionFiles(files={"data": [(path, "train") for path in paths]}, manifest=MANIFEST)
+    parts = FileTable(name="packs", files=files, columns=[*TABLES["packs"]]).batches()
+    with open_views(files) as views:
+        rows = views.rows("SELECT * EXCLUDE (text) FROM whole.packs").to_pylist()
+        again = "SELECT count(*) AS n FROM packs a JOIN packs b USING (pack)"
+        assert views.rows(again).to_pylist() == [{"n": 4}]  # each scan reads the files anew
 
-    assert [part.num_rows for part in tables.parts("packs")] == [1, 1, 2]
+    assert [part.num_rows for part in parts] == [1, 1, 2]
     assert [row["pack"] for row in rows] == [0, 1, 2, 3]
     assert rows[2] == {
         **{"split": "train", "pack": 2, "num_records": 2, "num_tokens": 5, "num_trained": 2},
@@ -62,18 +65,74 @@ def test_checked_packs_keep_to_the_contract_and_others_are_read_as_far_as_asked(
         dataset="tiny", vid="0000", generation=0, files=(), configuration={"pack": {"seq_len": 4}}
     )
     files = {"data": [(tmp_path / "x.parquet", "train")]}
-    tables = Tables(files=files, manifest=short, columns=["num_tokens"])
-    assert tables.view("packs")["num_tokens"].to_pylist() == [5, 2]
-    held = Tables(files=files, manifest=short, columns=["num_tokens"], checks_packs=True)
-    with pytest.raises(ContractError, match="has 5 tokens, over seq_len 4"):
-        held.view("packs")
+    query = "SELECT num_tokens FROM packs"
+    with open_views(VersionFiles(files=files, manifest=short)) as views:
+        assert views.rows(query)["num_tokens"].to_pylist() == [5, 2]
+    held = VersionFiles(files=files, manifest=short, checks_packs=True)
+    with (
+        pytest.raises(ContractError, match="has 5 tokens, over seq_len 4"),
+        open_views(held) as views,
+    ):
+        views.rows(query)
 
 
 def test_a_version_without_a_kind_of_file_has_the_view_all_the_same():
-    for view in ("records", "packs", "contents", "quarantine", "dropped"):
-        columns = [name for name in COLUMNS[view] if name != "text"]
-        empty = Tables(files={}, manifest=MANIFEST, columns=columns).view(view)
-        assert (empty.num_rows, empty.column_names) == (0, columns)
+    with open_views(VersionFiles(files={}, manifest=MANIFEST)) as views:
+        for view in ("records", "packs", "contents", "quarantine", "dropped"):
+            found = views.rows(f"FROM {view}")
+            assert found.num_rows == 0
+            assert len(found.column_names) > 5
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pack": {"seq_len": 64, "strategy": "concat"}},
+        {"pack": {"seq_len": 64, "strategy": "concat"}, "split": {"eval_fraction": 0.4}},
+        {"pack": {"seq_len": 64, "over_length": "truncate_turns"}},
+        {"pack": {"seq_len": 512, "strategy": "next_fit"}, "publish": {"layout": "compact"}},
+        {"pack": {"seq_len": 96, "over_length": "window"}, "dedup": {"exact": "drop"}},
+    ],
+    ids=["concat", "concat, eval", "cut", "compact", "windows"],
+)
+def test_places_of_records_are_those_of_the_packs(tmp_path, settings):
+    """Each record twice, some of equal content: the columns say what the packs hold there."""
+    turns = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": "a b c"}]
+    many = [turns[0], {**turns[1], "weight": 0.5}, turns[0], {**turns[1], "content": "d " * 50}]
+    rows = [{"messages": messages} for messages in (turns, many, turns, [*many, *turns], many[:2])]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources = [{"path": str(tmp_path / "rows.jsonl"), "weight": 2}]
+    store = {"store": str(tmp_path / "store"), **settings.pop("publish", {})}
+    limits = (
+        "untrained_packs",
+        "untrained_rows",
+        "unterminated_turns",
+        "duplicates",
+        "cut_sequences",
+    )
+    audit = {f"max_{name}": 1 for name in limits} | {"min_answer_coverage": 0}
+    version = prepared(tmp_path, rows, sources=sources, publish=store, audit=audit, **settings)
+    found = version.sql("select * from records where outcome = 'kept'").to_pylist()
+    query = "select split, pack, record_ids, seq_lengths, trained, loss_weights from packs"
+    packs = {(row["split"], row["pack"]): row for row in version.sql(query).to_pylist()}
+    places = set()
+    for row in found:
+        pack, at, left = row["pack"], row["position"], row["num_tokens"]
+        places.add((row["split"], pack, at))
+        trained = weight = 0
+        while left:
+            held = packs[row["split"], pack]
+            starts = [sum(held["seq_lengths"][:n]) for n in range(len(held["seq_lengths"]))]
+            number = starts.index(at)
+            assert held["record_ids"][number] == row["record_id"]
+            size = held["seq_lengths"][number]
+            trained += sum(held["trained"][at : at + size])
+            weight += sum(held["loss_weights"][at : at + size])
+            pack, at, left = pack + 1, 0, left - size
+        assert (row["num_trained"], row["total_weight"]) == (trained, weight)
+    assert len(places) == len(found) > 0
+    gone = version.sql("select pack, num_trained from records where times = 0").to_pylist()
+    assert all(row == {"pack": None, "num_trained": None} for row in gone)
 
 
 def test_weights_and_verdicts_of_records_are_those_of_their_rows(tmp_path):

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 import numpy as np
-import pyarrow.compute as pc
 
 from packhouse.cli.options import cache_option, json_option
 from packhouse.errors import ConfigError, PackhouseError
@@ -30,9 +29,8 @@ from packhouse.system.wording import counted
 from packhouse.tokenize import run_tokenizer
 from packhouse.tokenize.of_version import tokenizer_of
 from packhouse.tokenize.texts import decode
-from packhouse.views import read_view
+from packhouse.views import read
 
-_COLUMNS = ("source", "row", "record_id", "reason", "detail", "repeats")
 _TEXT = 400
 """Characters of a text that are printed; --json has all."""
 _ANY_SIZE = ValidateConfig(max_row_bytes=2**31)
@@ -75,7 +73,7 @@ def dropped(
     packhouse dropped ./store/alpaca --recipe recipe.yaml --json
     """
     opened, workspace = open_address(target), Workspace(cache=cache)
-    rows = _dropped_rows(opened, workspace, reason, source)
+    rows = _dropped_rows(opened, reason, source)
     groups = {name: number for name, number in Counter(r["reason"] for r in rows).most_common()}
     shown: Rows = rows
     if limit and not as_json:
@@ -112,26 +110,22 @@ def _print(row: dict[str, Any]) -> None:
         print_text(text if len(text) <= _TEXT else f"{text[: _TEXT - 4]} ...", 4)
 
 
-def _dropped_rows(
-    opened: OpenVersion, workspace: Workspace, reason: str | None, source: str | None
-) -> Rows:
+def _dropped_rows(opened: OpenVersion, reason: str | None, source: str | None) -> Rows:
     """Return what was dropped, without texts.
 
     Raises:
         ConfigError: nothing is dropped for such a reason.
     """
-    table = read_view(opened, "dropped", _COLUMNS, workspace.tokenizers)
-    if reason:
-        reasons = pc.unique(table["reason"]).to_pylist()
-        table = table.filter(pc.equal(table["reason"], reason))
-        if not table.num_rows:
+    of_source = "? IS NULL OR ? IN (source, split_part(source, '/', 1))"
+    query = f"FROM dropped WHERE (? IS NULL OR reason = ?) AND ({of_source})"
+    rows: Rows = read(opened, query, [reason, reason, source, source]).to_pylist()
+    if reason and not rows:
+        found = read(opened, "SELECT reason, count(*) FROM dropped GROUP BY reason").to_pylist()
+        reasons = [row["reason"] for row in found]
+        if reason not in reasons:
             others = f", but for {', '.join(reasons)}" if reasons else ""
             raise ConfigError(f"nothing was dropped for '{reason}'{others}")
-    return [
-        row
-        for row in table.to_pylist()
-        if not source or source in (row["source"], row["source"].partition("/")[0])
-    ]
+    return rows
 
 
 def _add_texts(rows: Rows, opened: OpenVersion, workspace: Workspace) -> None:

@@ -27,6 +27,7 @@ from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import console, echo, page, print_note
 from packhouse.system.wording import counted
 from packhouse.tokenize.pipeline import Pipeline
+from packhouse.views import read
 from packhouse.views.samples import (
     check_split,
     first_split,
@@ -48,6 +49,9 @@ from packhouse.views.tokens import (
     runs_of,
     token_texts,
 )
+
+SOURCE = "split_part(source, '/', 1)"
+"""Name of the source of a record: `chats` of `chats/chats.jsonl`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,24 +251,22 @@ def _runs_json(runs: Iterable[Run], first: int = 0) -> list[dict[str, Any]]:
 def _of_version(
     opened: OpenVersion, wanted: _Wanted, split: str | None, cache: Path
 ) -> list[dict[str, Any]]:
-    from packhouse.views import read_view
-
     if split is not None:
         check_split(opened, split)
-    columns = ["source", "row", "record_id", "split", "pack", "position", "label"]
-    columns += ["input_ids", "trained", "loss_weights"]
-    only = {
-        "record_id": wanted.record and [wanted.record],
-        "row": wanted.row,
-        "text": wanted.grep,
-        "split": split,
+    conditions = {
+        "record_id = ?": wanted.record,
+        "row = ?": wanted.row,
+        "contains(text, ?)": wanted.grep,
+        "split = ?": split,
+        f"{'source' if '/' in (wanted.source or '') else SOURCE} = ?": wanted.source,
     }
-    only = {name: value for name, value in only.items() if value is not None}
-    only["outcome"] = "kept"
-    if wanted.source:
-        only["source" if "/" in wanted.source else "source/"] = wanted.source
-    tokenizers = Workspace(cache=cache).tokenizers
-    table = read_view(opened, "records", columns, tokenizers, only=only, limit=wanted.limit + 1)
+    given = {where: value for where, value in conditions.items() if value is not None}
+    where = " AND ".join(["outcome = 'kept'", *given])
+    query = (
+        "SELECT source, row, record_id, split, pack, position, label, input_ids, trained, "
+        f"loss_weights FROM records WHERE {where} LIMIT {wanted.limit + 1}"
+    )
+    table = read(opened, query, [*given.values()], Workspace(cache=cache).tokenizers)
     wanted.note_more(table.num_rows)
     rows = [row for row in table.slice(0, wanted.limit).to_pylist() if row["input_ids"] is not None]
     labels = label_names(opened.manifest)

@@ -6,17 +6,15 @@ from typing import Any
 
 import click
 import numpy as np
-import pyarrow.compute as pc
 
 from packhouse.cli.options import cache_option, json_option
 from packhouse.errors import ConfigError
-from packhouse.run.workspace import Workspace
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo
 from packhouse.system.wording import counted
-from packhouse.views import read_view
+from packhouse.views import read
 from packhouse.views.samples import (
     first_split,
     is_of_classes,
@@ -67,12 +65,12 @@ def trace(
     packhouse trace ./store/demo --pack 12 --token 345
     packhouse trace ./store/demo --file instructions.jsonl --line 18
     """
-    opened, tokenizers = open_address(target), Workspace(cache=cache).tokenizers
+    opened = open_address(target)
     if pack is not None and token is not None:
-        found = [_of_token(opened, split or first_split(opened), pack, token, tokenizers)]
+        found = [_of_token(opened, split or first_split(opened), pack, token)]
     elif file is not None and (line is not None or row is not None):
         number = row if row is not None else (line or 1) - 1
-        found = _of_row(opened, file, number, tokenizers)
+        found = _of_row(opened, file, number)
     else:
         raise click.UsageError("give --pack and --token, or --file and --line (or --row)")
     for number, each in enumerate(found):
@@ -88,9 +86,7 @@ def trace(
                 echo(f"{name:{width}}  {f'{value:,}' if type(value) is int else text}")
 
 
-def _of_token(
-    opened: OpenVersion, split: str, pack: int, token: int, tokenizers: Path
-) -> dict[str, Any]:
+def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[str, Any]:
     row = read_pack(opened, split, pack)
     if token >= len(row["input_ids"]):
         has = f"it has {len(row['input_ids']):,} tokens, from 0"
@@ -103,8 +99,8 @@ def _of_token(
     )
     is_paired = preferences == "pairs"
     mask = np.asarray(row["trained"][start:end], np.bool_)
-    columns, only = ("source", "row", "outcome", "num_tokens"), {"record_id": [record_id]}
-    places = read_view(opened, "records", columns, tokenizers, only=only).to_pylist()
+    query = "SELECT source, row, outcome, num_tokens FROM records WHERE record_id = ?"
+    places = read(opened, query, [record_id]).to_pylist()
     kept = [p for p in places if p["outcome"] == "kept"] or places
     size = end - start
     is_part = bool(kept) and not is_paired and size < kept[0]["num_tokens"]
@@ -153,13 +149,15 @@ def _of_token(
 
 def _tokens_before(opened: OpenVersion, split: str, pack: int, record_id: str) -> int:
     """Tokens of a record in the packs before this one: `concat` cuts records at pack ends."""
-    columns = ("record_ids", "seq_lengths")
-    packs = read_view(opened, "packs", columns, only={"split": split}, limit=pack)
-    names, lengths = (pc.list_flatten(packs[name]) for name in columns)
-    return int(pc.sum(lengths.filter(pc.equal(names, record_id))).as_py() or 0)
+    query = (
+        "SELECT coalesce(sum(n), 0)::BIGINT AS n FROM ("
+        "SELECT unnest(record_ids) AS record_id, unnest(seq_lengths) AS n FROM packs "
+        "WHERE split = ? AND pack < ?) WHERE record_id = ?"
+    )
+    return int(read(opened, query, [split, pack, record_id])["n"][0].as_py())
 
 
-def _of_row(opened: OpenVersion, file: str, row: int, tokenizers: Path) -> list[dict[str, Any]]:
+def _of_row(opened: OpenVersion, file: str, row: int) -> list[dict[str, Any]]:
     """Where a row went: into packs, out of the data, or to the quarantine."""
     files = {str(each.get("file", "")) for each in opened.manifest.lineage.get("sources", ())}
     # `faq.jsonl`, or a path that ends so, may be in two sources; `team/faq.jsonl` is in one.
@@ -169,13 +167,15 @@ def _of_row(opened: OpenVersion, file: str, row: int, tokenizers: Path) -> list[
         if name.endswith(f"/{file}") or file.endswith(f"/{name.partition('/')[2]}")
     }
 
-    def read(view: str, *columns: str) -> list[dict[str, Any]]:
-        rows = read_view(opened, view, ("source", "row", *columns), tokenizers, only={"row": row})
-        return [each for each in rows.to_pylist() if each["source"] in chosen]
+    def read_row(view: str, columns: str) -> list[dict[str, Any]]:
+        query = (
+            f"SELECT source, row, {columns} FROM {view} WHERE row = ? AND list_contains(?, source)"
+        )
+        rows: list[dict[str, Any]] = read(opened, query, [row, sorted(chosen)]).to_pylist()
+        return rows
 
-    columns = ("record_id", "split", "outcome", "num_tokens", "times", "pack", "position")
-    found = read("records", *columns)
-    for why in read("dropped", "record_id", "reason", "detail"):
+    found = read_row("records", "record_id, split, outcome, num_tokens, times, pack, position")
+    for why in read_row("dropped", "record_id, reason, detail"):
         dropped = [
             record
             for record in found
@@ -188,7 +188,7 @@ def _of_row(opened: OpenVersion, file: str, row: int, tokenizers: Path) -> list[
         if not dropped:
             row_itself = {name: value for name, value in why.items() if value is not None}
             found.append({**row_itself, "outcome": why["reason"]})
-    for bad in read("quarantine", "step", "reason", "detail"):
+    for bad in read_row("quarantine", "step, reason, detail"):
         found.append({**bad, "outcome": "quarantined"})
     if not found:
         raise ConfigError(

@@ -30,20 +30,21 @@ from packhouse.system.worker import run_in_worker
 from packhouse.tokenize.loading import find_snapshot
 from packhouse.tokenize.of_version import tokenizer_of
 from packhouse.tokenize.pipeline import Pipeline
+from packhouse.views.files import VersionFiles
+from packhouse.views.query import Views, open_views
 from packhouse.views.samples import (
-    PACK_COLUMNS,
+    each_packs,
     label_names,
     label_text,
     page_record,
     records_in,
     weight_runs,
 )
-from packhouse.views.tables import Tables
 from packhouse.views.tokens import pipeline_of, special_tokens, token_texts
 
 # What a report asks of the views of a version, and what no view says: runs of trained tokens.
 #
-# All of it is read in one worker with limits, for a store may be a stranger's. Views are read in
+# All of it is read in one child with limits, for a store may be a stranger's. Packs are read in
 # parts: what is held is counts, a few rows, and one part. Masks and samples come from the packs:
 # the first 16 million tokens of each split, which packing has shuffled; the report says when that
 # is not all.
@@ -55,7 +56,6 @@ _PACKS = 40  # of a split, at most
 _PACK_TOKENS = 16_000
 _EXAMPLES = 3  # rows of each reason
 _MOST_TEXT = 400  # characters of a bad row
-_TOO_LONG = pa.array(["over_seq_len", "first_turn_too_long"])  # outcomes
 _BINS = 20  # of the share of a pack that is tokens, and of a record that is trained
 _TURNS = 12
 
@@ -66,11 +66,11 @@ Ints = npt.NDArray[np.int64]
 Samples = list[dict[str, Any]]
 
 
-def measure(tables: Tables, num_packs: Mapping[str, int], num_shown: int) -> dict[str, Any]:
+def measure(files: VersionFiles, num_packs: Mapping[str, int], num_shown: int) -> dict[str, Any]:
     """Ask the views and return plain JSON.
 
     Args:
-        tables: of the version; columns are named here.
+        files: of the version.
         num_packs: splits whose packs are read, with how many there are in the files.
         num_shown: tokens of samples, about.
 
@@ -89,92 +89,113 @@ def measure(tables: Tables, num_packs: Mapping[str, int], num_shown: int) -> dic
     """
     sequences: list[pa.Table] = []
     splits = {
-        name: _read_split(tables, name, number, num_shown // len(num_packs), sequences)
+        name: _read_split(files, name, number, num_shown // len(num_packs), sequences)
         for name, number in num_packs.items()
     }
-    samples = [sample for split in splits.values() for sample in split["samples"]]
-    dropped = _examples(tables, "dropped", ["reason"], ["source", "row", "detail"])
-    columns = ["source", "row", "detail", "raw", "raw_size"]
-    bad = _examples(tables, "quarantine", ["step", "reason"], columns)
-    return {
-        **_read_records(tables, samples, sequences),
-        "dropped": {reason: rows for (reason,), rows in sorted(dropped.items())},
-        "quarantine": [
-            {"step": step, "reason": reason, "examples": rows}
-            for (step, reason), rows in sorted(bad.items())
-        ],
-        "splits": splits,
-    }
+    with open_views(files) as views:
+        _add_places(views, [sample for split in splits.values() for sample in split["samples"]])
+        packed = pa.concat_tables([_SEQUENCES.empty_table(), *sequences])
+        views.database.register("packed", packed)
+
+        def lists(query: str) -> list[list[Any]]:
+            return [[*row.values()] for row in views.rows(query).to_pylist()]
+
+        dropped: dict[str, Samples] = {}
+        for row in _cut(views.rows(_DROPPED)):
+            dropped.setdefault(row.pop("reason"), []).append(row)
+        bad: dict[tuple[str, str], Samples] = {}
+        for row in _cut(views.rows(_BAD)):
+            bad.setdefault((row.pop("step"), row.pop("reason")), []).append(row)
+        return {
+            "trained": lists(_TRAINED),
+            "lengths": lists(_LENGTHS),
+            "too_long": lists(_TOO_LONG),
+            "dropped": dropped,
+            "quarantine": [
+                {"step": step, "reason": reason, "examples": rows}
+                for (step, reason), rows in bad.items()
+            ],
+            "splits": splits,
+        }
 
 
-def _read_records(
-    tables: Tables, samples: Samples, sequences: Sequence[pa.Table]
-) -> dict[str, Any]:
-    """Count lengths, and put the place of each shown record and the source of each sequence in."""
+_LENGTHS = """
+SELECT split_part(source, '/', 1) AS source, split, num_tokens, sum(times)::BIGINT AS records
+FROM records WHERE times > 0 GROUP BY ALL ORDER BY ALL
+"""
+
+_TOO_LONG = """
+SELECT split, num_tokens, count(*) AS records FROM records
+WHERE outcome IN ('over_seq_len', 'first_turn_too_long') GROUP BY ALL ORDER BY ALL
+"""
+
+_TRAINED = """
+WITH own AS (
+  SELECT record_id, sum(tokens) AS tokens, sum(trained) AS trained FROM packed GROUP BY record_id
+)
+SELECT
+  split_part(r.source, '/', 1) AS source, sum(tokens / greatest(r.num_tokens, 1)) AS copies,
+  sum(tokens)::BIGINT AS tokens, sum(trained)::BIGINT AS trained
+FROM own LEFT JOIN (
+  SELECT record_id, arg_min(source, number) AS source, arg_min(num_tokens, number) AS num_tokens
+  FROM files.records WHERE times > 0 AND record_id IN (SELECT record_id FROM own) GROUP BY record_id
+) r USING (record_id)
+GROUP BY ALL ORDER BY source NULLS LAST
+"""
+
+_PLACES = """
+SELECT record_id, arg_min(source || ':' || row, number) AS place FROM files.records
+WHERE times > 0 AND record_id IN (SELECT unnest(?)) GROUP BY record_id
+"""
+
+# The first rows of each reason; no others are held, nor decoded.
+_DROPPED = f"""
+SELECT reason, row.source, row.row, row.detail FROM (
+  SELECT reason, unnest(arg_min(left_out, number, {_EXAMPLES})) AS row
+  FROM files.left_out GROUP BY reason)
+ORDER BY reason, row.number
+"""
+
+_BAD = f"""
+SELECT step, reason, row.source, row.row, row.detail, decode_bytes(row.raw) AS raw, row.raw_size
+FROM (
+  SELECT step, reason, unnest(arg_min(quarantine, number, {_EXAMPLES})) AS row
+  FROM files.quarantine GROUP BY step, reason)
+ORDER BY step, reason, row.number
+"""
+
+
+def _cut(rows: pa.Table) -> Samples:
+    return [
+        {name: v[:_MOST_TEXT] if name in ("detail", "raw") else v for name, v in row.items()}
+        for row in rows.to_pylist()
+    ]
+
+
+def _add_places(views: Views, samples: Samples) -> None:
+    """Say of each record that is shown which row it is."""
     shown: dict[str, Samples] = {}  # copies of a record, and both sides of a pair
     for record in (record for sample in samples for record in sample["records"]):
         shown.setdefault(record["id"], []).append(record)
-    wanted = pa.array(sorted(shown), pa.string())
-    counts: Counter[tuple[str, str, int]] = Counter()
-    too_long: Counter[tuple[str, int]] = Counter()
-    packed = pa.concat_tables([_SEQUENCES.empty_table(), *sequences]).group_by("record_id")
-    packed = packed.aggregate([(name, "sum") for name in _COUNTED])
-    sources, sizes = pa.nulls(packed.num_rows, pa.string()), pa.nulls(packed.num_rows, pa.int64())
-    columns = ("record_id", "source", "row", "split", "outcome", "num_tokens", "times")
-    for part in replace(tables, columns=columns).parts("records"):
-        groups = part.group_by(["source", "split", "num_tokens"]).aggregate([("times", "sum")])
-        for row in groups.filter(pc.greater(groups["times_sum"], 0)).to_pylist():
-            name = row["source"].partition("/")[0]
-            counts[name, row["split"], row["num_tokens"]] += row["times_sum"]
-        own = part.filter(pc.greater(part["times"], 0))
-        found = pc.index_in(packed["record_id"], own["record_id"].combine_chunks())
-        sources = pc.coalesce(sources, own["source"].take(found))
-        sizes = pc.coalesce(sizes, own["num_tokens"].take(found))
-        over = part.filter(pc.is_in(part["outcome"], _TOO_LONG)).select(["split", "num_tokens"])
-        too_long.update((row["split"], row["num_tokens"]) for row in over.to_pylist())
-        for row in own.filter(pc.is_in(own["record_id"], wanted)).to_pylist():
-            for record in shown[row["record_id"]]:
-                record.setdefault("place", f"{row['source']}:{row['row']}")
-    names = pc.list_element(pc.split_pattern(sources, "/", max_splits=1), 0)
-    of_one = pc.max_element_wise(sizes, 1)  # a store's files may say anything
-    copies = pc.divide(pc.cast(packed["tokens_sum"], pa.float64()), of_one)
-    packed = packed.append_column("source", names).append_column("copies", copies)
-    counted = ("copies", *(f"{name}_sum" for name in _COUNTED))
-    trained = packed.group_by("source").aggregate([(name, "sum") for name in counted])
-    return {
-        "trained": [[*row.values()] for row in trained.sort_by("source").to_pylist()],
-        "lengths": [[*key, number] for key, number in sorted(counts.items())],
-        "too_long": [[*key, number] for key, number in sorted(too_long.items())],
-    }
-
-
-def _examples(
-    tables: Tables, view: str, keys: list[str], columns: list[str]
-) -> dict[tuple[str, ...], Samples]:
-    """Return the first rows of each combination of values of a view."""
-    found: dict[tuple[str, ...], Samples] = {}
-    asked = replace(tables, columns=(*keys, *columns), most_of_each=_EXAMPLES)
-    for row in asked.view(view).to_pylist():
-        row |= {name: row[name][:_MOST_TEXT] for name in ("detail", "raw") if name in row}
-        found.setdefault(tuple(row.pop(key) for key in keys), []).append(row)
-    return found
+    for row in views.rows(_PLACES, [sorted(shown)]).to_pylist():
+        for record in shown[row["record_id"]]:
+            record["place"] = row["place"]
 
 
 def _read_split(
-    tables: Tables, split: str, num_packs: int, num_shown: int, sequences: list[pa.Table]
+    files: VersionFiles, split: str, num_packs: int, num_shown: int, sequences: list[pa.Table]
 ) -> dict[str, Any]:
     """Masks and fill of the packs that are read, and samples evenly among them.
 
     Appends their sequences to `sequences`.
     """
-    preferences, labels = tables.manifest.preferences, label_names(tables.manifest)
-    files = [(path, name) for path, name in tables.files.get("data", []) if name == split]
-    packs = replace(tables, files={"data": files}, columns=PACK_COLUMNS, checks_packs=True)
-    tally = _Tally(tables.seq_len, labels, sequences)
+    preferences, labels = files.manifest.preferences, label_names(files.manifest)
+    own = [(path, name) for path, name in files.files.get("data", []) if name == split]
+    tally = _Tally(files.seq_len, labels, sequences)
     seen = tokens = shown = 0
     samples: Samples = []
     step = 1
-    for part in packs.parts("packs"):
+    for part in each_packs(replace(files, files={"data": own}, checks_packs=True)):
         if not part.num_rows:
             continue
         if not seen:  # packs are alike in length: as many as the room for samples holds
@@ -371,9 +392,9 @@ def measured_of(manifest: Manifest, fetch: Fetch, samples: int = 0) -> dict[str,
             continue
         files.setdefault(entry.kind, []).append((fetch(entry), entry.split))
         num_bytes += entry.size
-    tables = Tables(files=files, manifest=replace(manifest, files=()), columns=())
+    version_files = VersionFiles(files=files, manifest=replace(manifest, files=()))
     measured: dict[str, Any] = run_in_worker(  # some kilobytes of a file may stand for gigabytes
-        partial(measure, tables, dict(sorted(packs.items(), reverse=True)), samples),
+        partial(measure, version_files, dict(sorted(packs.items(), reverse=True)), samples),
         what=f"version '{manifest.version}'",
         blames=IntegrityError,
         num_bytes=num_bytes,

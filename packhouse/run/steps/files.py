@@ -31,7 +31,7 @@ from packhouse.run.steps.data_files import ContentHash, FileCut, cut_files, writ
 from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.gather import GATHER, PackRange
 from packhouse.run.steps.pack import PACK, PackFacts, PackParameters, PlannedSide, Side
-from packhouse.run.steps.records import RECORDS, read_records
+from packhouse.run.steps.records import RECORDS, read_placed
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import VALIDATE, may_drop
 from packhouse.store.draft import LocalFile
@@ -390,10 +390,10 @@ def _write_exports(
 def _write_records(
     work: Work[FilesParameters], parameters: RecordsParameters, folder: Path
 ) -> FilesFacts:
-    """Write lineage: a row for each record, with its raw row, its split and its outcome."""
+    """Write lineage: a row for each record, with its raw row, its outcome and its place."""
     packed, rows = work.input(PACK), (parameters.first, parameters.last)
     name = f"records-{parameters.number:05d}.parquet"
-    batches = read_records(packed, work.workspace, rows, block=_ROWS_PER_GROUP)
+    batches = read_placed(packed, work.workspace, rows, _ROWS_PER_GROUP)
     tables = (pa.Table.from_batches([batch]) for batch in batches)
     _write_parquet(folder / name, RECORDS, tables, _ROWS_PER_GROUP)
     return FilesFacts(

@@ -1,0 +1,313 @@
+"""Files of a version as tables that DuckDB scans: each scan is a stream, a batch in memory.
+
+Files are read by `read_batches`, not by DuckDB: Arrow checks the CRC32 of each page, DuckDB does
+not (of 30 flipped bits, 18 gave another answer), and Arrow and JSON Lines files are read as well.
+Each batch is checked while it passes: nulls, numbers below 0, lists whose lengths do not fit.
+
+Of `data` files there are two tables, both made of one batch without copying a token:
+
+    batch       seq_lengths [3 2] [4], input_ids [a a a b b] [c c c c]
+    packs       a row a pack:      num_tokens 5, 4
+    sequences   a row a sequence:  pack 0 0 1, position 0 3 0, num_tokens 3 2 4
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.errors import ContractError, IntegrityError, PackhouseError
+from packhouse.pack.layout import trained_tokens
+from packhouse.store.contracts import check_rows, read_batches
+from packhouse.store.manifest import Manifest
+
+_MOST_TOKENS = 2**62
+_ROWS = 2**16  # of lineage in a batch
+_BAD_ROWS = 2**8  # each may hold 64 KiB
+
+_TEXT, _NUMBER = pa.string(), pa.int64()
+_OF_TOKENS = {
+    "input_ids": pa.list_(pa.int32()),
+    "trained": pa.list_(pa.bool_()),
+    "loss_weights": pa.list_(pa.float32()),
+}
+_OF_BOTH = {
+    **{"split": _TEXT, "pack": _NUMBER, "num_tokens": _NUMBER, "num_trained": _NUMBER},
+    **{"total_weight": pa.float64(), "label": _NUMBER},
+    **_OF_TOKENS,
+}
+
+TABLES: Mapping[str, Mapping[str, pa.DataType]] = {
+    "records": {
+        "number": _NUMBER,
+        **{"record_id": _TEXT, "source": _TEXT, "row": _NUMBER, "group_key": _TEXT},
+        **{"split": _TEXT, "outcome": _TEXT, "num_tokens": _NUMBER, "times": _NUMBER},
+        **{"repeats": _TEXT, "num_trained": _NUMBER, "total_weight": pa.float64()},
+        **{"label": _NUMBER, "pack": _NUMBER, "position": _NUMBER},
+    },
+    "dropped": {
+        "number": _NUMBER,
+        **{"source": _TEXT, "row": _NUMBER, "reason": _TEXT, "detail": _TEXT},
+    },
+    "quarantine": {
+        "number": _NUMBER,
+        **{"source": _TEXT, "row": _NUMBER, "byte_offset": _NUMBER, "step": _TEXT},
+        **{"reason": _TEXT, "detail": _TEXT, "raw_size": _NUMBER, "raw_sha256": _TEXT},
+        "raw": pa.binary(),
+    },
+    "packs": {
+        **_OF_BOTH,
+        "num_sequences": _NUMBER,
+        **{"record_ids": pa.list_(_TEXT), "seq_lengths": pa.list_(_NUMBER)},
+    },
+    "sequences": {"start": _NUMBER, **_OF_BOTH, "record_id": _TEXT, "position": _NUMBER},
+}
+"""Tables and their columns. `number` counts the rows of all files of a kind, `start` the tokens of
+all packs before a sequence. `trained` is a mask in both layouts of packs, and `loss_weights` are 1
+where packs have none."""
+
+_MAY_BE_NULL = {
+    "repeats",
+    "num_trained",
+    "total_weight",
+    "label",
+    "pack",
+    "position",
+    "byte_offset",
+}
+_MASK = ("labels", "trained_ranges")  # a file has one of them
+_FILE_COLUMNS = {  # what columns of packs and sequences are made of, beside `seq_lengths`
+    **{"record_id": ("record_ids",), "record_ids": ("record_ids",), "label": ("label",)},
+    **{"input_ids": ("input_ids",), "trained": _MASK, "num_trained": _MASK},
+    **{"loss_weights": (*_MASK, "loss_weights"), "total_weight": (*_MASK, "loss_weights")},
+}
+
+
+def columns_of_files(table: str, columns: Collection[str]) -> tuple[str, list[str]]:
+    """Return the kind of files that a table is made of, and which columns of them.
+
+    Example:
+        >>> columns_of_files("records", ["number", "row"])
+        ('records', ['row'])
+        >>> columns_of_files("packs", ["num_trained"])
+        ('data', ['labels', 'seq_lengths', 'trained_ranges'])
+    """
+    if table in ("packs", "sequences"):
+        named = {each for name in columns for each in _FILE_COLUMNS.get(name, ())}
+        return "data", sorted({"seq_lengths", *named})
+    return table, sorted({*columns} - {"number"}) or ["source"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionFiles:
+    """Files of a version on this disk."""
+
+    files: Mapping[str, list[tuple[Path, str]]]
+    """Path and split of each file in published order, by kind."""
+    manifest: Manifest
+    """Of the version; its files may be left out."""
+    taken: Mapping[str, list[str]] | None = None
+    """Columns of tables that were fetched; None: all."""
+    checks_packs: bool = False
+    """True: packs are read whole and checked as `verify` does; else as far as they are read."""
+
+    @property
+    def seq_len(self) -> int:
+        """Of a pack; 1 where the version does not say."""
+        return int(self.manifest.configuration.get("pack", {}).get("seq_len") or 1)
+
+
+@dataclass(kw_only=True)
+class FileTable:
+    """A table over files; each scan of it reads them anew."""
+
+    name: str
+    """One of `TABLES`."""
+    files: VersionFiles
+    columns: Collection[str] = ()
+    """Those that are read; the others are null."""
+    errors: list[BaseException] = field(default_factory=list)
+    """What ended a scan."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Begin a scan, by Arrow's PyCapsule interface; columns are named `TABLE:COLUMN`."""
+        kinds = TABLES[self.name].items()
+        schema = pa.schema([(f"{self.name}:{name}", kind) for name, kind in kinds])
+        named = (pa.RecordBatch.from_arrays(b.columns, schema=schema) for b in self.batches())
+        reader = pa.RecordBatchReader.from_batches(schema, named)
+        return reader.__arrow_c_stream__(requested_schema)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Read the table.
+
+        Raises:
+            ContractError: packs have no record ids, or break the rules.
+            IntegrityError: a file is not what such a file holds.
+        """
+        kinds = TABLES[self.name]
+        kind, columns = columns_of_files(self.name, self.columns)
+        made = self._packed(columns) if kind == "data" else self._rows(columns)
+        try:
+            for num_rows, arrays in made:
+                yield pa.RecordBatch.from_pydict(
+                    {
+                        name: arrays[name].cast(of)
+                        if name in arrays and name in self.columns
+                        else pa.nulls(num_rows, of)
+                        for name, of in kinds.items()
+                    },
+                    schema=pa.schema([*kinds.items()]),
+                )
+        except (PackhouseError, MemoryError) as error:
+            self.errors.append(error)
+            raise
+        except (pa.ArrowException, KeyError, OSError) as error:
+            damage = IntegrityError(f"the files of '{kind}' cannot be read: {error}")
+            self.errors.append(damage)
+            raise damage from None
+
+    def _rows(self, columns: list[str]) -> Iterator[tuple[int, dict[str, pa.Array]]]:
+        first, tokens = 0, 0.0
+        max_rows = _BAD_ROWS if "raw" in columns else _ROWS
+        for path, _ in self.files.files.get(self.name, []):
+            for batch in read_batches(path, columns, max_rows=max_rows):
+                made = {name: self._checked(name, batch[name]) for name in columns}
+                if {"num_tokens", "times"} <= made.keys():
+                    sizes, times = (
+                        made[name].to_numpy().astype(np.float64) for name in ("num_tokens", "times")
+                    )
+                    tokens += float(sizes @ times)
+                    if tokens >= _MOST_TOKENS:
+                        raise IntegrityError(
+                            "the files of 'records' count over 2**62 tokens in column 'times'"
+                        )
+                made["number"] = pa.array(np.arange(first, first + batch.num_rows))
+                yield batch.num_rows, made
+                first += batch.num_rows
+
+    def _checked(self, name: str, column: pa.Array) -> pa.Array:
+        """Return a column as runs write it: numbers from 0, texts; nulls only where they may be."""
+        column = column.cast(TABLES[self.name][name])
+        if column.null_count and name not in _MAY_BE_NULL:
+            raise IntegrityError(f"the files of '{self.name}' hold nulls in column '{name}'")
+        if column.type == _NUMBER and (pc.min(column).as_py() or 0) < 0:
+            raise IntegrityError(
+                f"the files of '{self.name}' hold a number below 0 in column '{name}'"
+            )
+        return column
+
+    def _packed(self, columns: list[str]) -> Iterator[tuple[int, dict[str, pa.Array]]]:
+        first: dict[str, int] = {}
+        before = 0
+        for path, split in self.files.files.get("data", []):
+            start = first.get(split, 0)
+            for batch in read_batches(path, None if self.files.checks_packs else columns):
+                if self.files.checks_packs:
+                    check_rows(batch, start, self.files.manifest)
+                if "record_ids" in columns and "record_ids" not in batch.schema.names:
+                    raise ContractError(f"'{path.name}' has no record_ids")
+                try:
+                    packs = _Packs(batch, columns)
+                    yield packs.rows(split, start, before, of_packs=self.name == "packs")
+                except MemoryError:  # of Arrow, too
+                    raise
+                except (KeyError, ValueError, IndexError, TypeError, pa.ArrowException) as error:
+                    raise IntegrityError(
+                        f"'{path.name}' holds no packs of records: {type(error).__name__}"
+                    ) from None
+                start += batch.num_rows
+                before += int(packs.edges[-1])
+            first[split] = start
+
+
+class _Packs:
+    """A batch of packs as flat arrays; of what was not read, zeros or nothing."""
+
+    def __init__(self, batch: pa.RecordBatch, columns: Collection[str]) -> None:
+        """Read the columns that are named and there.
+
+        Raises:
+            ValueError: lengths do not add up.
+        """
+        self.batch = batch
+        self.lengths = _flat(batch, "seq_lengths").astype(np.int64)
+        counts = pc.list_value_length(batch["seq_lengths"]).to_numpy(zero_copy_only=False)
+        self.sequences = np.concatenate([[0], np.cumsum(counts)])
+        """First sequence of each pack, and the end of the last one."""
+        if (self.lengths < 0).any():
+            raise ValueError("a length below 0")
+        # Lengths [3 2 | 3] of two packs: sequences [0 2 3], edges [0 3 5 8].
+        self.edges = np.concatenate([[0], np.cumsum(self.lengths)])
+        names = {*columns} & {*batch.schema.names}
+        self.record_ids = pa.nulls(len(self.lengths), _TEXT)
+        if "record_ids" in names:
+            self.record_ids = batch["record_ids"].flatten().cast(_TEXT)
+            per_pack = pc.list_value_length(batch["record_ids"]).to_numpy(zero_copy_only=False)
+            if not np.array_equal(per_pack, counts) or self.record_ids.null_count:
+                raise ValueError("not one id for each sequence")
+        self.label = batch["label"] if "label" in names else pa.nulls(batch.num_rows)
+        self.of_tokens: dict[str, npt.NDArray[Any]] = {}
+        if "input_ids" in names:
+            self.of_tokens["input_ids"] = _flat(batch, "input_ids").astype(np.int32)
+        if {*_MASK} & names:
+            mask = trained_tokens(batch, self.edges[self.sequences])
+            self.of_tokens["trained"] = mask
+            weights = mask.astype(np.float32)
+            if "loss_weights" in names:
+                weights = _flat(batch, "loss_weights")
+            self.of_tokens["loss_weights"] = weights
+        if any(len(values) != self.edges[-1] for values in self.of_tokens.values()):
+            raise ValueError("lengths do not add up")
+
+    def rows(
+        self, split: str, first: int, before: int, *, of_packs: bool
+    ) -> tuple[int, dict[str, pa.Array]]:
+        """Return how many rows there are, and their columns as far as they were read.
+
+        Args:
+            split: of the file.
+            first: number of the first pack in its split.
+            before: tokens of the packs before.
+            of_packs: True: a row is a pack; else a sequence.
+        """
+        num_packs = len(self.sequences) - 1
+        pack = np.arange(num_packs)
+        edges = self.edges[self.sequences] if of_packs else self.edges
+        if not of_packs:
+            pack = np.repeat(pack, np.diff(self.sequences))
+        num_rows = len(pack)
+        made = {
+            "split": pa.DictionaryArray.from_arrays(np.zeros(num_rows, np.int32), [split]),
+            "pack": pa.array(pack + first),
+            "num_tokens": pa.array(np.diff(edges)),
+            "label": self.label.take(pa.array(pack)),
+        }
+        if of_packs:
+            made["num_sequences"] = pa.array(np.diff(self.sequences))
+            made["record_ids"] = _lists(self.sequences, self.record_ids)
+            made["seq_lengths"] = _lists(self.sequences, self.lengths)
+        else:
+            made["start"] = pa.array(edges[:-1] + before)
+            made["record_id"] = self.record_ids
+            made["position"] = pa.array(edges[:-1] - self.edges[self.sequences][pack])
+        for name, values in self.of_tokens.items():
+            made[name] = _lists(edges, values)
+        for name, of in (("num_trained", "trained"), ("total_weight", "loss_weights")):
+            if of in self.of_tokens:
+                kind = np.int64 if of == "trained" else np.float64
+                sums = np.concatenate([[0], np.cumsum(self.of_tokens[of], dtype=kind)])
+                made[name] = pa.array(sums[edges[1:]] - sums[edges[:-1]])
+        return num_rows, made
+
+
+def _flat(batch: pa.RecordBatch, name: str) -> npt.NDArray[Any]:
+    return np.asarray(batch[name].flatten().to_numpy(zero_copy_only=False))
+
+
+def _lists(edges: npt.NDArray[Any], values: Any) -> pa.ListArray:
+    return pa.ListArray.from_arrays(pa.array(edges, pa.int32()), pa.array(values))

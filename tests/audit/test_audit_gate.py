@@ -322,3 +322,32 @@ def test_a_source_listed_twice_is_stopped(project):
     project.path.write_text(yaml.safe_dump(recipe))
     with pytest.raises(AuditError, match=r"40 of 80 \(50.00%, over 30.00%\) rows repeat"):
         project.prepare()
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        # As Phi-3 with the EOS `<|end|>`: the template ends turns, and EOS ends the text again.
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% else %}<|im_end|>{% endif %}",
+        # As Command A: its system turn names the token that answers begin with.
+        "<|im_start|>system\nAnswer behind <|endoftext|><|im_end|>\n{% for m in messages %}"
+        "<|im_start|>{{ m.role }}\n{{ '<|endoftext|>' if m.role == 'assistant' }}{{ m.content }}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    ],
+    ids=["ends twice", "names the first token"],
+)
+def test_right_turns_are_neither_cut_nor_begun_too_early(template, tmp_path):
+    (tmp_path / "own.jinja").write_text(template)
+    talk = [{"role": "user", "content": "Two?"}, {"role": "assistant", "content": "2."}]
+    made = packhouse.prepare(
+        [{"messages": talk}],
+        tokenizer=str(DEMO / "tokenizer"),
+        dataset="toy",
+        seq_len=64,
+        format={"template": str(tmp_path / "own.jinja")},
+        store=tmp_path / "store",
+        cache=tmp_path / "cache",
+        progress=False,
+    )
+    assert made.statistics["train"]["num_trained"] > 1

@@ -654,15 +654,14 @@ def _splits(of: Family, thoughts: Outcome) -> str:
     split = "at a question after a thought" if len(thoughts.records) > 1 else "never"
     if thoughts.reason or outcome(of, "chat2").reason:
         return split
-    exact = {
-        shape: len(outcome(of, shape, "exact").records) for shape in ("chat2", "mixed", "tools")
-    }
+    if len(outcome(of, "mixed").records) > 1:
+        starts = "where thinking starts"
+        split = starts if split == "never" else f"{split}, {starts}"
+    exact = {shape: len(outcome(of, shape, "exact").records) for shape in ("chat2", "tools")}
     if exact["tools"] > 1:
         return f"{split}; `exact`: at each answer"
     if exact["chat2"] > 1:
         return f"{split}; `exact`: at each question"
-    if exact["mixed"] > 1:
-        return f"{split}; `exact`: where thinking starts"
     return split
 
 

@@ -5,7 +5,7 @@
     python -m bench.simulate --costs costs.json  # of bench.shard_costs, in place of those below
 
 A discrete-event simulation of the chain as it is run: steps one after another, each of so many
-tasks (`packhouse.run.grouping`), handed out one by one by the flow's process to workers that
+tasks (`packhouse.run.local_pool`), handed out one by one by the flow's process to workers that
 read and write a store of bounded bandwidth, take longer for some shards than for others, and die.
 What a dead worker did is done again from the task's first unfinished job. The same arguments and
 seed give the same table on every machine; nothing is measured while it runs.
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-TASKS_PER_WORKER = 4  # as packhouse.run.grouping
+TASKS_PER_WORKER = 4  # as packhouse.run.local_pool
 GATHER_TOKENS = (2**24, 2**27)
 MOST_GATHERED = 1024
 

@@ -1,6 +1,6 @@
 """The steps of the chain as Prefect tasks, in the order in which data passes through them.
 
-A task run does a group of neighbouring jobs of one step (`packhouse.run.grouping`). All nine
+A task run does a group of neighbouring jobs of one step (`packhouse.run.local_pool`). All nine
 tasks do the same: look for each job's result in the step store, and compute it where it is missing.
 What a step computes, and what its task is called, is said in `packhouse.run.steps`.
 """
@@ -16,7 +16,7 @@ from prefect.states import Completed
 import schemas
 from packhouse.recipe import Recipe
 from packhouse.run.cache.steps import AnyReceipt
-from packhouse.run.grouping import JobGroup
+from packhouse.run.local_pool import JobGroup
 from packhouse.run.step import AnyStep, execute
 from packhouse.run.steps import STEPS
 from packhouse.run.workspace import Workspace

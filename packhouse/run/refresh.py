@@ -36,7 +36,7 @@ from packhouse.run.workspace import Workspace
 from packhouse.store import Drift, OpenVersion, load_ref, open_store, open_version, set_ref
 from packhouse.store.evolution import breaking_changes, measure_drift
 from packhouse.store.manifest import changed_manifest
-from packhouse.system.checked_files import read_checked, write_checked
+from packhouse.system.disks import read_checked, write_checked
 from packhouse.system.fingerprint import digest, library_versions
 from packhouse.tokenize import fingerprint_tokenizer
 from packhouse.views.diff import Diff, diff_versions

@@ -1,7 +1,8 @@
-"""Say in one sentence that a disk is full, out of inodes or read-only, and what to do about it."""
+"""Files that are seen whole or not at all, and errors of disks in one sentence with what helps."""
 
 import errno
 import fcntl
+import hashlib
 import os
 import shutil
 import tempfile
@@ -11,8 +12,31 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import orjson
 
 from packhouse.errors import DiskError
+
+
+def write_checked(file: Path, content: dict[str, Any]) -> None:
+    """Write digest and content beside their final name, then move them there at once."""
+    body = orjson.dumps(content)
+    digest = hashlib.sha256(body).hexdigest().encode()
+    write_whole(file, digest + b"\n" + body)
+
+
+def read_checked(file: Path) -> dict[str, Any] | None:
+    """Read what `write_checked` wrote, or None if it is not there as it was written."""
+    try:
+        digest, _, body = file.read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    if hashlib.sha256(body).hexdigest().encode() != digest:
+        return None
+    content: dict[str, Any] = orjson.loads(body)
+    return content
+
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OF_DISKS = (*_FULL, errno.EROFS)

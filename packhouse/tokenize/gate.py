@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from packhouse.errors import TokenizerError
 from packhouse.system.arrays import Bools
-from packhouse.system.checked_files import read_checked, write_checked
+from packhouse.system.disks import read_checked, write_checked
 from packhouse.tokenize.corpus import CORPUS_VERSION, adversarial_texts, sample_texts
 from packhouse.tokenize.encoders import (
     Encoder,

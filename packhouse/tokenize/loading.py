@@ -28,8 +28,7 @@ import orjson
 
 from packhouse.errors import TokenizerError
 from packhouse.recipe.rows import PipelineChoice
-from packhouse.system.checked_files import read_checked, write_checked
-from packhouse.system.disks import temporary_folder
+from packhouse.system.disks import read_checked, temporary_folder, write_checked
 from packhouse.system.wording import near_files
 from packhouse.system.worker import at, limited, run_in_worker
 from packhouse.tokenize.corpus import short_texts

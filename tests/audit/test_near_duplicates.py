@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from packhouse.addons.near_dedup import bands_for, find_near
 from packhouse.errors import ConfigError
 from packhouse.pack.dedup import FINGERPRINTS, fingerprint_table, near_libraries
-from packhouse.pack.dedup.policy import _drop_in_order
-from packhouse.pack.dedup.units import merged
+from packhouse.pack.dedup.policy import _drop_in_order, merged
 from packhouse.read import read_shard, scan_source
 from packhouse.recipe import DedupConfig, SourceConfig, ValidateConfig
 from packhouse.records.rows import number_rows

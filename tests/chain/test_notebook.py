@@ -10,8 +10,15 @@ from typing import Any
 import pytest
 
 import packhouse
-from packhouse.system.notebook import NotebookProgress, is_notebook
-from packhouse.system.progress import job_done, say, show_progress, start_phase, step_progress
+from packhouse.system.progress import (
+    NotebookProgress,
+    is_notebook,
+    job_done,
+    say,
+    show_progress,
+    start_phase,
+    step_progress,
+)
 
 DEMO = "deployments/demo/tokenizer"
 

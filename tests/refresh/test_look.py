@@ -11,7 +11,7 @@ from packhouse.recipe import load_recipe
 from packhouse.run import refresh
 from packhouse.run.refresh import planned_version
 from packhouse.run.steps.plan import plan_jobs
-from packhouse.system.checked_files import read_checked, write_checked
+from packhouse.system.disks import read_checked, write_checked
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
 

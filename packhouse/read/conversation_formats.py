@@ -1,8 +1,9 @@
 """Formats whose rows hold conversations: messages, trees of messages, transcripts."""
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from packhouse.read.base_format import (
     Found,
@@ -20,13 +21,207 @@ from packhouse.read.chat_messages import (
     speaker_key,
     text_turn,
 )
-from packhouse.read.message_trees import Said, build_trees, tree_paths
 from packhouse.read.preference_formats import PREFERENCE_FORMATS
 from packhouse.read.records import Rows
 from packhouse.read.strict import parse_text
-from packhouse.read.transcripts import is_transcript, read_transcript
 from packhouse.recipe import SourceConfig
 from packhouse.system.plugins import BadRowError
+
+_FORMS = (
+    re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):"),  # Anthropic's hh-rlhf
+    re.compile(r"(?:\A\s*|\s*)### (Human|Assistant):"),  # Guanaco
+)
+_ROLES = {"Human": "user", "Assistant": "assistant"}
+
+
+def is_transcript(value: object) -> bool:
+    r"""Return True for text that begins with a human's turn, and has an assistant's.
+
+    Example:
+        >>> is_transcript("\n\nHuman: Hi\n\nAssistant: Hello"), is_transcript("Human: Hi")
+        (True, False)
+    """
+    form = _form_of(value) if isinstance(value, str) else None
+    if form is None:
+        return False
+    speakers = form.findall(str(value))
+    return speakers[0] == "Human" and "Assistant" in speakers
+
+
+def read_transcript(text: str) -> list[tuple[str, str]]:
+    r"""Return (role, content) of each turn, without the white space around contents.
+
+    Raises:
+        BadRowError: the text does not begin with a speaker.
+
+    Example:
+        >>> read_transcript("\n\nHuman: Hi\n\nYou?\n\nAssistant: Hello ")
+        [('user', 'Hi\n\nYou?'), ('assistant', 'Hello')]
+    """
+    form = _form_of(text)
+    if form is None:
+        raise BadRowError("transcript", "the text does not begin with `Human:` or `Assistant:`")
+    _, *parts = form.split(text)
+    return [(_ROLES[s], c.strip()) for s, c in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def _form_of(text: str) -> re.Pattern[str] | None:
+    for form in _FORMS:
+        if (found := form.search(text)) and not text[: found.start()].strip():
+            return form
+    return None
+
+
+class Said(NamedTuple):
+    """A message on a path."""
+
+    role: str
+    text: str
+    message: dict[str, Any]
+
+
+def tree_paths(root: dict[str, Any], which: Literal["best", "all"]) -> list[list[Said]]:
+    """Return the best path from the prompt to an answer, or all, best first.
+
+    A path ends at an assistant's message. Siblings are ordered by `rank` (0 is best; unranked ones
+    come after, in the file's order); deleted messages are left out with all that answers them.
+
+    Args:
+        root: a message with `role`, `text` and maybe `rank`, `deleted` and `replies`.
+        which: of the paths.
+
+    Raises:
+        BadRowError: a message is none, or no answer is left.
+
+    Example:
+        >>> def say(role, text, *replies):
+        ...     return {"role": role, "text": text, "replies": [*replies]}
+        >>> unanswered = say("assistant", "2", say("prompter", "And 2+2?"))
+        >>> root = say("prompter", "1+1?", unanswered, say("assistant", "Two."))
+        >>> [[said.text for said in path] for path in tree_paths(root, "all")]
+        [['1+1?', '2'], ['1+1?', 'Two.']]
+    """
+    found: list[list[Said]] = []
+    stack: list[tuple[dict[str, Any], list[Said]]] = [(root, [])]
+    while stack and not (found and which == "best"):
+        message, path = stack.pop()
+        if message.get("deleted"):
+            continue
+        role, text = message.get("role"), message.get("text")
+        if not isinstance(role, str) or not isinstance(text, str):
+            raise BadRowError("type", "role or text of a message in the tree is not text")
+        path = [*path, Said("user" if role == "prompter" else role, text, message)]
+        replies = [reply for reply in _replies(message) if not reply.get("deleted")]
+        if not replies:
+            path = path if path[-1].role == "assistant" else path[:-1]
+            if path and (not found or _turns(path) != _turns(found[-1])):
+                found.append(path)
+        stack += [(reply, path) for reply in reversed(replies)]
+    if not found:
+        raise BadRowError("no_assistant", "the tree holds no answer that is not deleted")
+    return found
+
+
+def _turns(path: Sequence[Said]) -> list[tuple[str, str]]:
+    return [(said.role, said.text) for said in path]
+
+
+def _replies(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """Replies to a message, best first."""
+    replies = message.get("replies")
+    if replies is None:
+        return []
+    if isinstance(replies, str):  # a column of text that holds JSON
+        replies, _ = parse_text(replies)
+    if not isinstance(replies, list) or not all(isinstance(reply, dict) for reply in replies):
+        raise BadRowError("type", "replies is not a list of objects")
+
+    def rank(reply: dict[str, Any]) -> float:
+        value = reply.get("rank")
+        return value if isinstance(value, int | float) else float("inf")
+
+    return sorted(replies, key=rank)
+
+
+def build_trees(
+    rows: Sequence[Any], names_of: Callable[[Any], Mapping[str, str]]
+) -> tuple[list[dict[str, Any]], list[tuple[int, str, str]]]:
+    """Put trees together from rows that name the message which they answer.
+
+    Rows may come in any order. A message whose parent is no row of the file is an orphan, as is
+    what answers it.
+
+    Args:
+        rows: parsed rows of a whole file.
+        names_of: our field -> the row's field, of a row.
+
+    Returns:
+        The roots, with `row`, the index of their row, in every message; and (index, reason, detail)
+        of rows that are no messages, or of no tree.
+
+    Example:
+        >>> rows = [
+        ...     {"id": "b", "parent": "a", "text": "Hi", "role": "assistant"},
+        ...     {"id": "a", "parent": None, "text": "Hello", "role": "prompter"},
+        ... ]
+        >>> names = {"message_id": "id", "parent_id": "parent", "text": "text", "role": "role"}
+        >>> (root,), _ = build_trees(rows, lambda row: names)
+        >>> root["text"], root["replies"][0]["text"]
+        ('Hello', 'Hi')
+    """
+    roots: list[dict[str, Any]] = []
+    failures: list[tuple[int, str, str]] = []
+    messages: dict[str, dict[str, Any]] = {}
+    for index, row in enumerate(rows):
+        try:
+            if not isinstance(row, dict):
+                raise BadRowError("not_an_object", f"the row is {kind_of(row)}, not an object")
+            message = _message(row, names_of(row), index)
+            if message["message_id"] in messages:
+                shown = repr(message["message_id"][:60])
+                raise BadRowError("tree", f"a row before it has {shown} as message_id, too")
+        except BadRowError as bad:
+            failures.append((index, bad.reason, bad.detail))
+            continue
+        messages[message["message_id"]] = message
+    for message in messages.values():
+        parent = message["parent_id"]
+        if not parent:
+            roots.append(message)
+        elif parent in messages:
+            messages[parent]["replies"].append(message)
+    # What is not reached from a root is an orphan, answers one, or answers itself in a circle.
+    reached: set[str] = set()
+    stack = list(roots)
+    while stack:
+        message = stack.pop()
+        reached.add(message["message_id"])
+        stack += message["replies"]
+    for name, message in messages.items():
+        if name not in reached:
+            is_there = message["parent_id"] in messages
+            why = "an orphan, or itself" if is_there else "no row of the file"
+            failures.append((message["row"], "orphan", f"its parent is {why}"))
+    return roots, failures
+
+
+def _message(row: dict[str, Any], names: Mapping[str, str], index: int) -> dict[str, Any]:
+    for ours in ("message_id", "parent_id", "text", "role"):
+        if ours not in names:
+            raise BadRowError("fields", f"no field {ours!r}")
+    message = {ours: row[name] for ours, name in names.items()}
+    for ours in ("message_id", "text", "role"):
+        if not isinstance(message[ours], str):
+            raise BadRowError("type", f"{names[ours]} is {kind_of(message[ours])}, not text")
+    if not isinstance(message["parent_id"], str | None):
+        raise BadRowError("type", f"{names['parent_id']} is neither text nor null")
+    if message["role"] not in ("prompter", "assistant", "user", "system"):
+        raise BadRowError("unknown_role", f"role {message['role'][:40]!r}")
+    if isinstance(message.get("deleted"), str):  # of CSV
+        message["deleted"] = message["deleted"].lower() in ("true", "1")
+    if isinstance(rank := message.get("rank"), str):
+        message["rank"] = float(rank) if rank.replace(".", "", 1).isdecimal() else None
+    return message | {"replies": [], "row": index}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +335,7 @@ class FlatMessages(RowFormat):
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript(RowFormat):
-    """Rows with a conversation in one text; see `packhouse.read.transcripts`."""
+    """Rows with a conversation in one text; see `packhouse.read.conversation_formats`."""
 
     def fits(self, row: object, renamed: Mapping[str, str]) -> bool:
         """Return True if a field that is named for it holds one.

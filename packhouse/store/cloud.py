@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from typing_extensions import override
 
 from packhouse.errors import ConfigError, TransientError
-from packhouse.store.answers import error_of_answer
 from packhouse.store.layout import PROBES
 from packhouse.store.objects import (
     MAX_GET_BYTES,
@@ -37,6 +36,7 @@ from packhouse.store.objects import (
     Part,
     PreconditionFailedError,
     check_key,
+    error_of_answer,
 )
 from packhouse.system.wording import first_line
 

@@ -22,7 +22,6 @@ from typing import Any
 from typing_extensions import override
 
 from packhouse.errors import ConfigError, StoreError, TransientError
-from packhouse.store.answers import error_of_answer
 from packhouse.store.objects import (
     MAX_GET_BYTES,
     Blob,
@@ -33,6 +32,7 @@ from packhouse.store.objects import (
     Part,
     PreconditionFailedError,
     check_key,
+    error_of_answer,
 )
 from packhouse.system.extras import import_extra
 

@@ -1,6 +1,8 @@
 """Fixtures that all tests share, and what holds for all of them."""
 
+import gc
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,32 @@ settings.load_profile("packhouse")
 # when threads end fails there. Some tests fork, or use a DataLoader's workers. The list of what is
 # called then is private to `threading`: nothing public empties it.
 os.register_at_fork(after_in_child=threading._threading_atexits.clear)  # type: ignore[attr-defined]
+
+
+# In a process that has the tests and libraries of all files, a full collection takes 1 to 3 s, and
+# a trainer of transformers calls for one in each `train()`. What is imported never becomes garbage.
+_num_modules_frozen = 0
+
+
+def _freeze_modules() -> None:
+    """Take what is there out of later collections, if many modules came since the last time."""
+    global _num_modules_frozen
+    if len(sys.modules) > _num_modules_frozen + 100:
+        gc.collect()
+        gc.freeze()
+        _num_modules_frozen = len(sys.modules)
+
+
+def pytest_collection_finish() -> None:
+    _freeze_modules()
+
+
+def pytest_runtest_setup() -> None:
+    _freeze_modules()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # libraries in C++ report what is left at the end of a process as leaks
 
 
 @pytest.fixture(scope="session", autouse=True)

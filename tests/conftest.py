@@ -60,6 +60,20 @@ def no_cache_in_the_real_home(tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_folder_of_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what is read of a tokenizer for all caches of this process: 1 s or more, each time.
+
+    Other processes, and tests that name a folder of tokenizers themselves, have their own.
+    """
+    from packhouse.run.workspace import Workspace
+
+    folder = tmp_path_factory.mktemp("tokenizers")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Workspace, "tokenizers", property(lambda _: folder))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def servers_log_no_error() -> Iterator[None]:
     """Fail a test that left an error in the log of a running server or worker."""

@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 import subprocess
 import zipfile
 from collections.abc import Callable
@@ -440,17 +439,8 @@ class Project:
         return found
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One working directory for all: the process that reads files is used again in the same one."""
-    return tmp_path_factory.mktemp("home")
-
-
 @pytest.fixture
 def project(home: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    for path in home.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    monkeypatch.chdir(home)
     monkeypatch.setenv("PACKHOUSE_CACHE", str(home / "cache"))
     return Project(home)
 

@@ -1,6 +1,7 @@
 """Renderers in Python: where the row's texts are in the text of a plug-in, and what is refused."""
 
 import base64
+import functools
 import importlib
 import itertools
 import json
@@ -520,9 +521,13 @@ def test_mistral_needs_tekken_json(shared):
 @pytest.fixture(scope="module", params=["tekken_240718.json", "tekken_240911.json"])
 def tekken(request, tmp_path_factory):
     common = pytest.importorskip("mistral_common", reason="mistral-common is not installed")
+    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+
     folder = tmp_path_factory.mktemp("tekken")
     (folder / "tekken.json").symlink_to(Path(common.__path__[0]) / "data" / request.param)
-    return folder
+    with pytest.MonkeyPatch.context() as patch:  # reading a file takes 2 s, for each of two modes
+        patch.setattr(MistralTokenizer, "from_file", functools.cache(MistralTokenizer.from_file))
+        yield folder
 
 
 def test_a_folder_with_tekken_names_the_renderer_for_it(tekken):

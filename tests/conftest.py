@@ -1,6 +1,8 @@
 """Fixtures that all tests share, and what holds for all of them."""
 
+import gc
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,12 +25,52 @@ settings.load_profile("packhouse")
 os.register_at_fork(after_in_child=threading._threading_atexits.clear)  # type: ignore[attr-defined]
 
 
+# In a process that has the tests and libraries of all files, a full collection takes 1 to 3 s, and
+# a trainer of transformers calls for one in each `train()`. What is imported never becomes garbage.
+_num_modules_frozen = 0
+
+
+def _freeze_modules() -> None:
+    """Take what is there out of later collections, if many modules came since the last time."""
+    global _num_modules_frozen
+    if len(sys.modules) > _num_modules_frozen + 100:
+        gc.collect()
+        gc.freeze()
+        _num_modules_frozen = len(sys.modules)
+
+
+def pytest_collection_finish() -> None:
+    _freeze_modules()
+
+
+def pytest_runtest_setup() -> None:
+    _freeze_modules()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # libraries in C++ report what is left at the end of a process as leaks
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_cache_in_the_real_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Put the user's cache of finished steps, where no test names another, into a temporary one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("user-cache")))
         patch.delenv("PACKHOUSE_CACHE", raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_folder_of_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what is read of a tokenizer for all caches of this process: 1 s or more, each time.
+
+    Other processes, and tests that name a folder of tokenizers themselves, have their own.
+    """
+    from packhouse.run.workspace import Workspace
+
+    folder = tmp_path_factory.mktemp("tokenizers")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Workspace, "tokenizers", property(lambda _: folder))
         yield
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from packhouse.errors import EmptyDatasetError
 from packhouse.store import open_version
+from packhouse.tokenize import load_snapshot
+from tests.chain.conftest import Project
 from tests.chain.killed_run import SMALL
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,11 +28,23 @@ def small(monkeypatch):
 
 @pytest.fixture
 def recipe(project):
-    """A recipe file of its own, for other processes."""
+    """A recipe file of its own, for other processes; what they would read of its tokenizer."""
     project.recipe()
     path = project.root / "recipe.yaml"
     path.write_text(path.read_text() + f"publish: {{store: {project.root / 'store'}}}\n")
+    load_snapshot(project.recipe().tokenizer, project.cache / "tokenizers")
     return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Files of a run that nobody killed."""
+    project = Project(tmp_path_factory.mktemp("undisturbed"))
+    project.write_rows(range(60))
+    with pytest.MonkeyPatch.context() as patch:
+        for (module, name), value in SMALL.items():
+            patch.setattr(module, name, value)
+        return published(project, project.prepare())
 
 
 def start(recipe, cache, step="pack", nth=1, when="never"):
@@ -66,7 +80,7 @@ def receipts_in(cache):
     ],
 )
 def test_a_run_that_was_killed_goes_on_without_doing_finished_jobs_again(
-    project, recipe, small, step, nth, when
+    project, recipe, small, undisturbed, step, nth, when
 ):
     killed = start(recipe, project.cache, step, nth, when)
     _, errors = killed.communicate(timeout=600)
@@ -80,11 +94,7 @@ def test_a_run_that_was_killed_goes_on_without_doing_finished_jobs_again(
     assert sum(receipt.step == step for receipt in resumed.receipts) >= nth
     after = receipts_in(project.cache)
     assert {name: after[name] for name in done} == done
-    bytes_ = published(project, resumed)
-    project.cache = project.root / "another"
-    again = project.prepare(f"publish.store={project.root / 'other'}")
-    other = project.root / "other" / "sums" / "v" / again.version
-    assert {n: (other / n).read_bytes() for n in bytes_} == bytes_
+    assert published(project, resumed) == undisturbed
     assert not list((project.root / "cache" / "steps" / "tmp").glob("*"))
 
 
@@ -178,10 +188,10 @@ def test_all_rows_too_long_is_an_error_before_any_gather(project):
     assert not (project.cache / "steps" / "gather").exists()
 
 
-def test_hundreds_of_tiny_files_need_no_file_descriptor_each(project):
+def test_many_tiny_files_need_no_file_descriptor_each(project):
     folder = project.root / "many"
     folder.mkdir()
-    for number in range(300):
+    for number in range(120):
         row = {"instruction": f"Say {number}.", "output": f"{number}, as you wish."}
         (folder / f"{number:05d}.jsonl").write_text(json.dumps(row) + "\n")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -192,8 +202,8 @@ def test_hundreds_of_tiny_files_need_no_file_descriptor_each(project):
         prepared = project.prepare(f"sources=[{{path: {folder}, format: alpaca}}]")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert prepared.ledger[-1].rows_out == 300
-    assert sum(receipt.step == "tokenize" for receipt in prepared.receipts) == 300
+    assert prepared.ledger[-1].rows_out == 120
+    assert sum(receipt.step == "tokenize" for receipt in prepared.receipts) == 120
 
 
 def test_another_shard_size_is_another_version_of_the_same_files(project):

@@ -134,16 +134,16 @@ def peak_mb(shared: Path, folder: Path, source: Path) -> float:
 
 def test_memory_stays_under_a_gigabyte_and_does_not_grow_with_the_source(shared, tmp_path):
     rows = json.loads((shared / "data" / "alpaca_data.json").read_bytes())
-    large = tmp_path / "ten_times.json"
+    large = tmp_path / "four_times.json"
     with large.open("w") as file:
         file.write("[")
-        for copy in range(10):  # no two rows are equal
+        for copy in range(4):  # no two rows are equal
             for row in rows:
                 row = {**row, "output": f"{row['output']} [{copy}]" if row["output"] else ""}
                 file.write(("" if file.tell() == 1 else ",\n") + json.dumps(row))
         file.write("]")
     small_mb = peak_mb(shared, tmp_path / "one", shared / "data" / "alpaca_data.json")
-    large_mb = peak_mb(shared, tmp_path / "ten", large)
+    large_mb = peak_mb(shared, tmp_path / "four", large)
 
     assert small_mb < 1024
-    assert large_mb < 2 * small_mb
+    assert large_mb < 1.5 * small_mb  # 331 and 428 MB: the rows as objects would take 240 MB more

@@ -440,10 +440,9 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
-    return Project(tmp_path)
+def project(home: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(home / "cache"))
+    return Project(home)
 
 
 def check(found: list[Talk], expected: list[Talk]) -> None:

@@ -25,23 +25,22 @@ BAD = [
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch):
+def desk(home):
     """A folder with a recipe whose sources hold bad rows, its cache and store."""
-    monkeypatch.chdir(tmp_path)
     lines = [orjson.dumps(row) for row in GOOD]
     lines += [row if isinstance(row, bytes) else row.encode() for row in BAD]
-    (tmp_path / "rows.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-    (tmp_path / "labels.tsv").write_text("sentence\tlabel\nfine film\t1\nawful\tx\nno label\n")
+    (home / "rows.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    (home / "labels.tsv").write_text("sentence\tlabel\nfine film\t1\nawful\tx\nno label\n")
     recipe = {
         "dataset": "birds",
         "sources": [{"path": "rows.jsonl", "format": "alpaca"}],
         "tokenizer": str(DEMO / "tokenizer"),
         "format": {"template": "alpaca"},
         "validate": {"max_quarantined": 0.5},
-        "publish": {"store": str(tmp_path / "store")},
+        "publish": {"store": str(home / "store")},
     }
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    return tmp_path
+    (home / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return home
 
 
 def run_recipe(folder, *overrides):

@@ -28,13 +28,42 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture
-def place(tmp_path, cache):
+def place(tmp_path):
     """A copy of the demo's sources, a store, and a recipe over them."""
-    for name in ("chats.jsonl", "instructions.jsonl"):
-        shutil.copy(DEMO / name, tmp_path / name)
-    shutil.copytree(DEMO / "tokenizer", tmp_path / "tokenizer")
-    shutil.copy(DEMO / "recipe.yaml", tmp_path / "recipe.yaml")
-    return tmp_path
+    return make_place(tmp_path)
+
+
+def make_place(folder):
+    for name in ("chats.jsonl", "instructions.jsonl", "recipe.yaml"):
+        shutil.copy(DEMO / name, folder / name)
+    shutil.copytree(DEMO / "tokenizer", folder / "tokenizer")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stores(cache, tmp_path_factory):
+    """Stores after one refresh, and after another with one more row: a flow run takes a second."""
+    place, kept = make_place(tmp_path_factory.mktemp("first")), tmp_path_factory.mktemp("stores")
+    for name in ("one", "two"):
+        assert refresh(place, cache).is_completed()
+        shutil.copytree(place / "store", kept / name / "store")
+        add_row(place)
+    return kept
+
+
+@pytest.fixture
+def first(place, stores):
+    """The one version that is in the store."""
+    shutil.copytree(stores / "one" / "store", place / "store")
+    return ref(place)
+
+
+@pytest.fixture
+def both(place, stores):
+    """The first version, and the second at `latest`, which has the row that was added."""
+    shutil.copytree(stores / "two" / "store", place / "store")
+    add_row(place)
+    return ref(stores / "one"), ref(place)
 
 
 def recipe_of(place, *overrides):
@@ -97,15 +126,13 @@ def test_a_refresh_publishes_then_does_nothing_until_a_source_changes(place, cac
     assert "| drift.sources | passed | 0.11% |  |  |" in page
 
 
-def test_with_approval_the_ref_stays_until_someone_promotes(place, cache):
+def test_with_approval_the_ref_stays_until_someone_promotes(place, cache, first):
     from flows.promote import promote
 
-    refresh(place, cache)
-    before = ref(place)
     add_row(place)
     waiting = refresh(place, cache, approval=True).result()
     assert waiting.outcome == "waiting"
-    assert (ref(place), ref(place, "latest.candidate")) == (before, waiting.version)
+    assert (ref(place), ref(place, "latest.candidate")) == (first, waiting.version)
     page = newest("demo-refresh")
     assert "## To promote it" in page
     assert f"packhouse ref set {place}/store/demo latest {waiting.version}" in page
@@ -114,7 +141,7 @@ def test_with_approval_the_ref_stays_until_someone_promotes(place, cache):
     assert again.message == f"nothing changed: {waiting.version} still waits for approval"
 
     state = promote(str(place / "store"), "demo", return_state=True)
-    assert state.message == f"'latest' of demo: {before} -> {waiting.version}"
+    assert state.message == f"'latest' of demo: {first} -> {waiting.version}"
     assert ref(place) == waiting.version
     assert refresh(place, cache, approval=True).result().outcome == "unchanged"
 
@@ -124,9 +151,7 @@ def test_the_first_version_waits_for_approval_too(place, cache):
     assert (waiting.outcome, ref(place)) == ("waiting", None)
 
 
-def test_a_drifted_version_is_published_and_its_ref_held(place, cache):
-    refresh(place, cache)
-    before = ref(place)
+def test_a_drifted_version_is_published_and_its_ref_held(place, cache, first):
     rows = (place / "chats.jsonl").read_text().splitlines()
     (place / "chats.jsonl").write_text("\n".join(rows[:20]) + "\n")
     state = refresh(place, cache, "publish.max_source_drift=0.05")
@@ -134,7 +159,7 @@ def test_a_drifted_version_is_published_and_its_ref_held(place, cache):
     assert (state.type.value, state.name) == ("COMPLETED", "Held")
     assert held.outcome == "held"
     assert "drift of sources" in held.message
-    assert ref(place) == before
+    assert ref(place) == first
     page = newest("demo-refresh")
     assert "To promote it" in page
     reason = f"drift of sources is {held.change.drift.sources:.4f}, over 0.0500"
@@ -144,10 +169,9 @@ def test_a_drifted_version_is_published_and_its_ref_held(place, cache):
     assert reason in newest("demo-version")
 
 
-def test_a_prepared_version_whose_ref_is_held_is_shown_as_held(place, cache):
+def test_a_prepared_version_whose_ref_is_held_is_shown_as_held(place, cache, first):
     from flows.prepare import prepare
 
-    refresh(place, cache)
     rows = (place / "chats.jsonl").read_text().splitlines()
     (place / "chats.jsonl").write_text("\n".join(rows[:20]) + "\n")
     recipe = recipe_of(place, "publish.max_source_drift=0.05")
@@ -160,14 +184,9 @@ def test_a_prepared_version_whose_ref_is_held_is_shown_as_held(place, cache):
     assert f"packhouse ref set {place / 'store'}/demo latest {state.result().version}" in page
 
 
-def test_sources_that_went_back_leave_the_ref_and_say_how_to_move_it(place, cache):
-    refresh(place, cache)
-    first = ref(place)
-    whole = (place / "instructions.jsonl").read_bytes()
-    add_row(place)
-    refresh(place, cache)
-    second = ref(place)
-    (place / "instructions.jsonl").write_bytes(whole)
+def test_sources_that_went_back_leave_the_ref_and_say_how_to_move_it(place, cache, both):
+    first, second = both
+    shutil.copy(DEMO / "instructions.jsonl", place / "instructions.jsonl")
     back = refresh(place, cache).result()
     assert back.outcome == "held"
     assert back.message.startswith(
@@ -176,14 +195,10 @@ def test_sources_that_went_back_leave_the_ref_and_say_how_to_move_it(place, cach
     )
 
 
-def test_a_refresh_after_a_rollback_says_what_happened_and_leaves_the_ref(place, cache):
+def test_a_refresh_after_a_rollback_says_what_happened_and_leaves_the_ref(place, cache, both):
     from flows.rollback import rollback
 
-    refresh(place, cache)
-    first = ref(place)
-    add_row(place)
-    refresh(place, cache)
-    second = ref(place)
+    first, second = both
     rollback(str(place / "store"), "demo")
     nightly = refresh(place, cache).result()
     assert (nightly.outcome, ref(place)) == ("held", first)
@@ -195,19 +210,17 @@ def test_a_refresh_after_a_rollback_says_what_happened_and_leaves_the_ref(place,
 
 
 def test_a_candidate_too_far_from_what_readers_have_is_held_and_announced(
-    place, cache, monkeypatch
+    place, cache, first, monkeypatch
 ):
     said = []
     monkeypatch.setattr("tasks.events.emit_event", lambda name, **facts: said.append((name, facts)))
-    refresh(place, cache)
-    before = ref(place)
     rows = (place / "instructions.jsonl").read_bytes().splitlines(keepends=True)
     (place / "instructions.jsonl").write_bytes(b"".join(rows[:40]))
     for _ in range(2):  # the second time nothing changed
         state = refresh(place, cache, "publish.max_source_drift=0.01", approval=True)
         assert (state.name, state.result().outcome) == ("Held", "held")
         assert "'latest' stays: drift of sources is 0.3853, over 0.0100" in state.message
-        assert ref(place) == before
+        assert ref(place) == first
         assert ref(place, "latest.candidate") == state.result().version
         page = newest("demo-refresh")
         assert "| drift.sources | **FAILED** | 38.53% | at most 1.00% | drift of sources is" in page
@@ -215,15 +228,13 @@ def test_a_candidate_too_far_from_what_readers_have_is_held_and_announced(
     assert payload["reasons"] == ["drift of sources is 0.3853, over 0.0100"]
 
 
-def test_a_refused_refresh_says_why_and_leaves_the_ref(place, cache):
-    refresh(place, cache)
-    before = ref(place)
+def test_a_refused_refresh_says_why_and_leaves_the_ref(place, cache, first):
     add_row(place)
     state = refresh(place, cache, "audit.max_duplicates=0")
     assert state.is_failed()
     with pytest.raises(AuditError):
         state.result()
-    assert ref(place) == before
+    assert ref(place) == first
     page = newest("demo-refused")
     assert "refused by its audit gate" in page
     assert "max_duplicates" in page
@@ -304,16 +315,12 @@ def test_the_pages_of_a_version_hold_ledger_audit_sources_and_a_picture(place, c
 
 
 def test_rollback_goes_back_and_once_only_however_often_the_move_is_retried(
-    place, cache, monkeypatch
+    place, cache, both, monkeypatch
 ):
     from flows.rollback import rollback
     from tasks import versions
 
-    refresh(place, cache)
-    first = ref(place)
-    add_row(place)
-    refresh(place, cache)
-    second = ref(place)
+    first, second = both
     moves = []
     real = versions.set_ref
 
@@ -334,21 +341,16 @@ def test_rollback_goes_back_and_once_only_however_often_the_move_is_retried(
         rollback(str(place / "store"), "demo", steps=9)
 
 
-def test_promote_refuses_when_the_ref_is_elsewhere(place, cache):
+def test_promote_refuses_when_the_ref_is_elsewhere(place, cache, both):
     from flows.promote import promote
 
-    refresh(place, cache)
-    version = ref(place)
-    add_row(place)
-    refresh(place, cache)
     with pytest.raises(ConflictError, match="look again"):
-        promote(str(place / "store"), "demo", version, expected=version)
+        promote(str(place / "store"), "demo", both[0], expected=both[0])
 
 
-def test_verify_reads_every_byte_of_all_datasets_and_fails_on_one_flipped(place, cache):
+def test_verify_reads_every_byte_of_all_datasets_and_fails_on_one_flipped(place, cache, first):
     from flows.verify import verify
 
-    refresh(place, cache)
     refresh(place, cache, "dataset=other")
     store = place / "store"
     state = verify(str(store), return_state=True)
@@ -369,10 +371,9 @@ def test_verify_reads_every_byte_of_all_datasets_and_fails_on_one_flipped(place,
     assert [(row["dataset"], row["intact"]) for row in rows] == [("demo", "yes"), ("other", "NO")]
 
 
-def test_gc_shows_first_and_deletes_when_told(place, cache):
+def test_gc_shows_first_and_deletes_when_told(place, cache, first):
     from flows.collect_garbage import gc
 
-    refresh(place, cache)
     store = place / "store"
     dead = store / "demo" / "v" / "abcd1234.g0" / "data" / "train-00000-of-00001-0.parquet"
     dead.parent.mkdir(parents=True)
@@ -430,7 +431,7 @@ FLOWS = {
 
 
 @pytest.mark.parametrize("task", FLOWS)
-def test_every_flow_retries_a_hiccup_and_nothing_else(task, place, cache, monkeypatch):
+def test_every_flow_retries_a_hiccup_and_nothing_else(task, place, cache, both, monkeypatch):
     from flows.collect_garbage import gc
     from flows.promote import promote
     from flows.refresh import refresh as refresh_flow
@@ -438,9 +439,6 @@ def test_every_flow_retries_a_hiccup_and_nothing_else(task, place, cache, monkey
     from flows.verify import verify
     from tasks import versions
 
-    refresh(place, cache)
-    add_row(place)
-    refresh(place, cache)
     store, calls = str(place / "store"), []
     runs = {
         "refresh": lambda: refresh_flow(recipe_of(place), cache=str(cache), return_state=True),

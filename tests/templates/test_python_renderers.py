@@ -1,6 +1,7 @@
 """Renderers in Python: where the row's texts are in the text of a plug-in, and what is refused."""
 
 import base64
+import functools
 import importlib
 import itertools
 import json
@@ -33,6 +34,7 @@ from packhouse.tokenize import load_snapshot, tokenize_table
 from tests.templates.toys import make_snapshot, make_table, pieces
 
 ROOT = Path(__file__).resolve().parents[2]
+TOKENIZER = ROOT / "deployments" / "demo" / "tokenizer"
 PAGE = (ROOT / "docs" / "how-to" / "renderers.md").read_text("utf-8")
 TOY = """
     import json
@@ -308,7 +310,7 @@ def recipe(tmp_path):
         settings = {
             "dataset": "toys",
             "sources": [{"path": "talks.jsonl"}],
-            "tokenizer": str(ROOT / "deployments" / "demo" / "tokenizer"),
+            "tokenizer": str(TOKENIZER),
             "format": {"template": template, **format},
             "publish": {"store": str(tmp_path / "store")},
         }
@@ -361,9 +363,10 @@ def test_a_renderer_of_packhouse_names_the_extra_that_it_needs(monkeypatch):
 # Real libraries, vocabularies and rows.
 
 FILES = [
-    ("glaive_toolcall_en_demo.json", "sharegpt", 40),
-    ("reason_tool_use_demo_50.jsonl", "chat", 50),
+    ("glaive_toolcall_en_demo.json", "sharegpt", 16),
+    ("reason_tool_use_demo_50.jsonl", "chat", 20),
 ]
+"""Rows with calls and with reasoning: a library takes 0.1 s for all the prompts of one."""
 
 
 def real_rows(shared: Path, file: str, form: str, number: int) -> Any:
@@ -518,9 +521,13 @@ def test_mistral_needs_tekken_json(shared):
 @pytest.fixture(scope="module", params=["tekken_240718.json", "tekken_240911.json"])
 def tekken(request, tmp_path_factory):
     common = pytest.importorskip("mistral_common", reason="mistral-common is not installed")
+    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+
     folder = tmp_path_factory.mktemp("tekken")
     (folder / "tekken.json").symlink_to(Path(common.__path__[0]) / "data" / request.param)
-    return folder
+    with pytest.MonkeyPatch.context() as patch:  # reading a file takes 2 s, for each of two modes
+        patch.setattr(MistralTokenizer, "from_file", functools.cache(MistralTokenizer.from_file))
+        yield folder
 
 
 def test_a_folder_with_tekken_names_the_renderer_for_it(tekken):
@@ -556,20 +563,20 @@ def test_mistral_writes_real_rows_with_the_ids_of_its_library(tekken, shared):
 
 
 @pytest.fixture
-def deepseek(toys, shared, tmp_path):
-    """The plug-in of the page, and a stand-in for DeepSeek V4's tokenizer."""
+def deepseek(toys, tmp_path):
+    """The plug-in of the page, and a stand-in for DeepSeek V4's tokenizer, of 4,096 tokens."""
     pytest.importorskip("renderers", reason="renderers is not installed")
     from transformers import AutoTokenizer
 
     code = PAGE.partition("```python\n")[2].partition("```")[0]
     toys.install(code, "deepseek_v4", ":DeepSeekV4")
-    tokenizer = AutoTokenizer.from_pretrained(shared / "tokenizers" / "qwen3")
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     names = ("latest_reminder", "action", "query", "authority", "domain", "title", "read_url")
     begin, end, *others = (
         f"<\uff5c{name}\uff5c>"
         for name in ("begin\u2581of\u2581sentence", "end\u2581of\u2581sentence", "User", *names)
     )
-    extra = [*others, "<\uff5cAssistant\uff5c>", "\uff5cDSML\uff5c"]
+    extra = [*others, "<\uff5cAssistant\uff5c>", "\uff5cDSML\uff5c", "<think>", "</think>"]
     tokenizer.add_special_tokens(
         {"bos_token": begin, "eos_token": end, "extra_special_tokens": extra}
     )
@@ -633,9 +640,7 @@ SAMPLED = {
 
 
 @pytest.mark.parametrize("family", SAMPLED)
-def test_a_thought_and_a_call_of_a_family_without_a_template_at_hand(
-    family, toys, shared, tmp_path
-):
+def test_a_thought_and_a_call_of_a_family_without_a_template_at_hand(family, toys, tmp_path):
     pytest.importorskip("renderers", reason="renderers is not installed")
     from transformers import AutoTokenizer
 
@@ -643,7 +648,7 @@ def test_a_thought_and_a_call_of_a_family_without_a_template_at_hand(
     code = PAGE.partition("```python\n")[2].partition("```")[0]
     code = code.replace('("<\uff5cend\u2581of\u2581sentence\uff5c>",)', repr((*stops.split(),)))
     toys.install(code.replace("DeepSeekV4", family), "thinker", f":{family}")
-    tokenizer = AutoTokenizer.from_pretrained(shared / "tokenizers" / "qwen3")
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     extra = {"extra_special_tokens": others.split() + stops.split()}
     tokenizer.add_special_tokens({"eos_token": stops.split()[0], **extra})
     tokenizer.chat_template = None

@@ -31,8 +31,8 @@ from packhouse.read.chat_messages import (
     speaker_key,
     text_turn,
 )
-from packhouse.read.conversation_formats import is_transcript, read_transcript
 from packhouse.read.strict import parse_text
+from packhouse.read.transcripts import is_transcript, read_transcript
 from packhouse.recipe import SourceConfig
 from packhouse.system.plugins import BadRowError
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from packhouse.read.base_format import MESSAGE_FIELDS
 from packhouse.read.chat_messages import SPEAKERS
-from packhouse.read.conversation_formats import is_transcript
 from packhouse.read.extra_fields import PARTS
 from packhouse.read.row_formats import ROW_FORMATS, row_format_of
 from packhouse.read.strict import parse_text
 from packhouse.read.text_formats import TextFields
+from packhouse.read.transcripts import is_transcript
 
 _QUESTION = (
     "question instruction prompt query ask user human problem request input inputs q 问题 提问 问 "

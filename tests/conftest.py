@@ -74,6 +74,15 @@ def one_folder_of_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield
 
 
+@pytest.fixture
+def own_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each cache keep its own tokenizers again, for tests of one that is not there."""
+    from packhouse.run.workspace import Workspace
+
+    folder = property(lambda workspace: workspace.cache / "tokenizers")
+    monkeypatch.setattr(Workspace, "tokenizers", folder)
+
+
 @pytest.fixture(autouse=True)
 def servers_log_no_error() -> Iterator[None]:
     """Fail a test that left an error in the log of a running server or worker."""

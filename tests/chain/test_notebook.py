@@ -87,6 +87,7 @@ def test_a_recipe_shows_what_a_run_would_make(
     assert "not tried: source file" in html
 
 
+@pytest.mark.usefixtures("own_tokenizers")
 def test_without_the_tokenizer_ids_are_shown(tmp_path: Path) -> None:
     version = prepared(tmp_path, rows_with("one"))
     (tmp_path / "empty").mkdir()

@@ -104,7 +104,7 @@ def test_a_folder_that_holds_something_is_refused(project, python):
 
 NOT_IN_THE_BASE = {
     *("prefect", "torch", "boto3", "botocore", "s3fs", "adlfs", "gcsfs", "obstore"),
-    *("duckdb", "polars", "pandera", "wandb", "dask", "ray"),
+    *("polars", "pandera", "wandb", "dask", "ray"),
 }
 
 THREE_LINES = """
@@ -140,7 +140,7 @@ def test_the_base_is_light(fresh):
     assert not names & NOT_IN_THE_BASE
     assert len(names) < 56
     files = [file for file in site.rglob("*") if file.suffix != ".pyc" and file.is_file()]
-    assert sum(file.stat().st_size for file in files) < 460e6  # pip and setuptools are 20 of them
+    assert sum(file.stat().st_size for file in files) < 540e6  # pip and setuptools are 20 of them
 
 
 def test_three_lines_in_a_fresh_environment(fresh, tmp_path):

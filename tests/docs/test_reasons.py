@@ -11,9 +11,9 @@ from packhouse.records.thinking import REASONS as OF_THINKING
 
 PACKAGE = Path(__file__).parents[2] / "packhouse"
 FOLDERS = {
-    "validate": ("sources", "addons/tables"),
-    "format": ("templates", "renderers"),
-    "tokenize": ("tokenization",),
+    "validate": ("read", "addons/tables"),
+    "format": ("render",),
+    "tokenize": ("tokenize",),
 }
 ERRORS = {"BadRowError", "RefusedError", "Refusal"}
 OF_DROPPED_ROWS = {"filtered", "joined", "other_path"}  # before they are records
@@ -49,7 +49,7 @@ def codes(path: Path) -> set[str]:
 
 def test_every_code_of_quarantined_rows_is_explained():
     # Ids that rows came with are held against the tokenizer before anything is tokenized.
-    of_ids = PACKAGE / "tokenization" / "given.py"
+    of_ids = PACKAGE / "tokenize" / "given.py"
     elsewhere = {"validate": {*OF_MESSAGES, *codes(of_ids)}, "format": {*OF_THINKING}}
     for step, folders in FOLDERS.items():
         given = elsewhere.get(step, set())

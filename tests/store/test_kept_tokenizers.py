@@ -68,6 +68,7 @@ def test_another_machine_shows_text_from_the_store_alone(tmp_path, shared):
     assert done.stderr == ""
 
 
+@pytest.mark.usefixtures("own_tokenizers")
 def test_a_switch_leaves_it_out_and_changes_no_id(tmp_path):
     private = publish(tmp_path, tmp_path / "private", publish={"keep_tokenizer": False})
     open_one = publish(tmp_path, tmp_path / "open")

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import signal
 import subprocess
 from functools import partial
 
@@ -43,7 +44,12 @@ def peaks(monkeypatch):
             peaks.append(usage.ru_maxrss)
         return pid, status
 
+    def kill(process):  # as `Popen.kill`, which reaps a process that has just ended
+        if process.returncode is None:
+            os.kill(process.pid, signal.SIGKILL)
+
     monkeypatch.setattr(subprocess.Popen, "_try_wait", try_wait)
+    monkeypatch.setattr(subprocess.Popen, "kill", kill)
     return peaks
 
 

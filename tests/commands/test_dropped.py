@@ -13,6 +13,8 @@ from click.testing import CliRunner
 from packhouse.api import prepare
 from packhouse.cli import cli
 
+pytestmark = pytest.mark.usefixtures("own_tokenizers")  # other caches ask the store for them
+
 TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
 
 

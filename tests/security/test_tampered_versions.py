@@ -24,6 +24,8 @@ from packhouse.store import open_version
 from tests.security.test_escaping import ACTIVE
 from tests.store.versions import forged
 
+pytestmark = pytest.mark.usefixtures("own_tokenizers")  # other caches ask the store for them
+
 TOKENIZER = Path(packhouse.__file__).parents[1] / "deployments" / "demo" / "tokenizer"
 
 Read = Callable[[str], Any]

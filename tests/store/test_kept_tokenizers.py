@@ -16,6 +16,8 @@ from packhouse.store.tokenizers import fetch_tokenizer, keep_tokenizer
 from packhouse.tokenize.loading import fingerprint_tokenizer, fingerprinted_bytes
 from packhouse.tokenize.of_version import tokenizer_of
 
+pytestmark = pytest.mark.usefixtures("own_tokenizers")  # other caches ask the store for them
+
 TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
 ROWS = [{"instruction": f"Say {n}.", "output": f"It is {n}!"} for n in range(20)]
 
@@ -68,7 +70,6 @@ def test_another_machine_shows_text_from_the_store_alone(tmp_path, shared):
     assert done.stderr == ""
 
 
-@pytest.mark.usefixtures("own_tokenizers")
 def test_a_switch_leaves_it_out_and_changes_no_id(tmp_path):
     private = publish(tmp_path, tmp_path / "private", publish={"keep_tokenizer": False})
     open_one = publish(tmp_path, tmp_path / "open")

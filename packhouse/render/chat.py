@@ -36,6 +36,7 @@ from packhouse.render.results import (
     span_lists,
 )
 from packhouse.render.rows import RenderedRecord, RowRenderer
+from packhouse.render.template_facts import IN_TAGS
 from packhouse.system.arrays import Int64s
 from packhouse.system.worker import at
 
@@ -120,8 +121,7 @@ class ChatEngine:
                 "set format.thought_end to the text that goes between reasoning and answer "
                 r'(DeepSeek R1: "\n</think>\n\n")'
                 if self._rows.facts.can_open_thought
-                else "put it into the message's text between the tags that the model writes, such "
-                "as <think> and </think>"
+                else IN_TAGS
             )
             advice = other if self._rows.facts.needs_thought else f"{strip}, or {other}"
             raise TemplateError(

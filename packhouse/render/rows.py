@@ -221,10 +221,10 @@ class RowRenderer:
 
         The model writes the tags as tokens, wherever the template takes them from.
         """
-        spans = list[tuple[int, int]]()
+        spans, roles = list[tuple[int, int]](), talk.roles
         for own in rendering.occurrences:
             start, value = own.start, own.field.value
-            is_answer = own.field.kind == "content" and talk.roles[own.field.message] == "assistant"
+            is_answer = own.field.kind == "content" and roles[own.field.message] == "assistant"
             if is_answer and self._has_tags:
                 before = rendering.text[max(start - 16, 0) : start].rstrip()
                 tags = tag_spans(value, is_opened=before.endswith(b"<think>"))
@@ -238,8 +238,8 @@ class RowRenderer:
 
     def _ask_for_tags(self, talk: Conversation) -> None:
         """Note that rows whose answers have tags are written otherwise than those without."""
-        for number, message in enumerate(talk.messages):
-            if self._has_tags and message["role"] == "assistant" and message.get("content"):
+        for number, message in enumerate(talk.messages if self._has_tags else ()):
+            if message["role"] == "assistant" and message.get("content"):
                 is_tagged = "</think>" in message["content"]
                 question = Predicate("contains", "</think>", is_tagged)
                 talk.trace.predicates.add((("content", number), question))

@@ -16,6 +16,11 @@ from packhouse.render.results import RefusedError, shown
 
 PROBE = ("Perhaps", "Certainly", "Otherwise", "Naturally")
 PROBE_THOUGHT = "Presumably"
+IN_TAGS = (
+    "put it into the message's text between the tags that the model writes, such as <think> and "
+    "</think>"
+)
+"""What helps where a template writes no reasoning and its prompt opens no thought."""
 
 
 class Switch(NamedTuple):

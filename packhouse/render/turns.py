@@ -39,7 +39,7 @@ from packhouse.render.rendering import (
     read_parts,
 )
 from packhouse.render.results import RefusedError, Trained, shown
-from packhouse.render.template_facts import TemplateFacts, ends_in_tag
+from packhouse.render.template_facts import IN_TAGS, TemplateFacts, ends_in_tag
 
 PROBE_NAME = "Likewise"
 PROBE_CALL = [
@@ -506,24 +506,17 @@ class Answers:
     def _with_thought_end(self, number: int, prompt: Rendering, finished: Rendering) -> Rendering:
         """Reasoning, `format.thought_end` and the answer, for templates that drop reasoning."""
         end, thinks = self._config.thought_end, self._raw[number].get("reasoning")
-        strip = "" if self._facts.needs_thought else "Set format.reasoning: strip, or "
-        if end is None or not thinks or not self._opens_thought(number, prompt):
-            advice = "Set format.thought_end to the text between reasoning and answer, or "
-            if not thinks:
-                advice = (
-                    "Put the reasoning into a separate field (reasoning_content) and set "
-                    "format.thought_end, or "
-                )
-            elif not self._opens_thought(number, prompt):  # nothing would begin the thought
-                advice = (
-                    "Put it into the message's text between the tags that the model writes, "
-                    "<think> and </think>, or "
-                )
-            raise RefusedError(
-                "thought_lost",
-                f"the template leaves out the reasoning of message {number} (assistant). {advice}"
-                f"{strip.replace('Set', 'set')}{NOT_TRAINED}",
-            )
+        opens = self._opens_thought(number, prompt)
+        remedies = [] if self._facts.needs_thought else ["set format.reasoning: strip"]
+        remedies.append(NOT_TRAINED)
+        if end is None or not thinks or not opens:
+            if opens and thinks:
+                best = ["set format.thought_end to the text between reasoning and answer"]
+            elif opens:
+                best = ["put it into a field (reasoning_content) and set format.thought_end"]
+            else:  # nothing would begin the thought that `thought_end` ends
+                best = [IN_TAGS] if thinks else []
+            raise self._thought_lost(number, "", [*best, *remedies])
         own = [o for o in finished.own(number) if o.field.kind != "thought"]
         first = own[0].start if own else 0
         if own and own[0].field.kind != "content":  # a call, with what the template opens it by
@@ -532,12 +525,8 @@ class Answers:
             gap = finished.text[before:first]
             header = next((each for each in headers if gap.startswith(each)), None)
             if header is None:
-                raise RefusedError(
-                    "thought_lost",
-                    f"the template leaves out the reasoning of message {number} (assistant), and "
-                    f"where its call begins cannot be shown. {strip}"
-                    f"{NOT_TRAINED if strip else NOT_TRAINED.capitalize()}",
-                )
+                unknown = ", and where its call begins cannot be shown"
+                raise self._thought_lost(number, unknown, remedies)
             # "\n</think>\n\n<tool_call>": some close an empty thought, which `thought_end` does.
             opening = gap[len(header) :]
             if (closing := end.strip().encode()) and closing in opening:
@@ -548,6 +537,14 @@ class Answers:
         thought = next(f for f in fields if f.kind == "thought" and f.message == number)
         reasoning = read_parts([Piece(thought.value, thought, 0, len(thought.value))])
         return join_renderings([reasoning, end.encode(), answer])
+
+    def _thought_lost(self, number: int, more: str, remedies: Sequence[str]) -> RefusedError:
+        advice = ", or ".join(remedies)
+        return RefusedError(
+            "thought_lost",
+            f"the template leaves out the reasoning of message {number} (assistant){more}. "
+            f"{advice[0].upper()}{advice[1:]}",
+        )
 
     def _opens_thought(self, number: int, prompt: Rendering) -> bool:
         """Return True if the prompt opens a thought, which `format.thought_end` can close."""

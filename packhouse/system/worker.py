@@ -402,7 +402,10 @@ def serve(connection: int, mark: int) -> None:
     base = _data_bytes()
     with suppress(queue.Empty):
         while _data_bytes() <= base + _KEPT_BYTES:
-            served.do(pickle.loads(served.received.get(timeout=_IDLE_S)))  # noqa: S301 - of our parent
+            task = served.received.get(timeout=_IDLE_S)
+            # A pickle that our parent made, and nobody else can write to this socket: calls are
+            # functions with arguments, which JSON cannot hold. Replies are never unpickled.
+            served.do(pickle.loads(task))  # noqa: S301
     os._exit(0)
 
 

@@ -449,8 +449,8 @@ def ask(call):
 thread = threading.Thread(target=ask, args=[partial(time.sleep, 3)])
 thread.start()
 while not worker._living:
-    time.sleep(0.01)
-time.sleep(1)
+    time.sleep(0.01)  # until the thread has started its worker
+time.sleep(1)  # the worker has begun its call of 3 s: the fork comes in the middle of it
 fork = os.fork()
 if not fork:
     os._exit(7)

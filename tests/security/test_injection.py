@@ -196,8 +196,8 @@ def test_a_file_name_cannot_pass_for_lines_of_a_command(tmp_path: Path) -> None:
     cache = ("--cache", tmp_path / "cache")
     call("prepare", recipe, "--set", f"publish.store={tmp_path / 'store'}", *cache)
     for code, *words in (
-        (0, "trace", place, "--pack", "0", "--token", "3", *cache),
-        (0, "trace", place, "--file", tmp_path / "a\nfaked: 1.jsonl", "--row", "1", *cache),
+        (0, "trace", place, "--pack", "0", "--token", "3"),
+        (0, "trace", place, "--file", tmp_path / "a\nfaked: 1.jsonl", "--row", "1"),
         (0, "inspect", place, "--row", "1", *cache),
         (0, "inspect", recipe, "--row", "1", *cache),
         (0, "quarantine", "show", place),

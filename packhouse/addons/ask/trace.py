@@ -1,13 +1,12 @@
 """`packhouse trace VERSION`: from a token to its row, and from a row to its place in the packs."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
-from packhouse.cli.options import cache_option, json_option
+from packhouse.cli.options import json_option
 from packhouse.errors import ConfigError
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
@@ -43,7 +42,6 @@ _RULES = {
 @click.option("--file", help="A file of a source: faq.jsonl, source/faq.jsonl, or its path.")
 @click.option("--line", type=click.IntRange(min=1), help="Line of a JSON Lines file, from 1.")
 @click.option("--row", type=click.IntRange(min=0), help="Row of a file of any format, from 0.")
-@cache_option("Folder of tokenizers and finished steps.")
 @json_option()
 def trace(
     target: str,
@@ -53,7 +51,6 @@ def trace(
     file: str | None,
     line: int | None,
     row: int | None,
-    cache: Path,
     as_json: bool,
 ) -> None:
     """Say from which row a token comes and why it is trained; or where a row went.

@@ -44,7 +44,7 @@ from packhouse.views.tokens import pipeline_of, special_tokens, token_texts
 
 # What a report asks of the views of a version, and what no view says: runs of trained tokens.
 #
-# All of it is read in one child with limits, for a store may be a stranger's. Packs are read in
+# All of it is read in one worker with limits, for a store may be a stranger's. Packs are read in
 # parts: what is held is counts, a few rows, and one part. Masks and samples come from the packs:
 # the first 16 million tokens of each split, which packing has shuffled; the report says when that
 # is not all.

@@ -93,7 +93,7 @@ FUNCTIONS = {
     "combine_quality": "packhouse.addons.quality.counting",
     "language_key": "packhouse.addons.quality.language",
     "refuse_unsaved": "packhouse.addons.tables.databases",
-    "audit_given": "packhouse.addons.audit_any.shard",
+    "audit_given": "packhouse.addons.audit_any.token_audit",
     "unpublished_report": "packhouse.addons.report.version_report",
     "version_report": "packhouse.addons.report.version_report",
     "version_cell": "packhouse.addons.report.notebook",

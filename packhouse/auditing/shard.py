@@ -21,27 +21,38 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.auditing.ends import bos_and_unknown, double_ends
-from packhouse.auditing.second_look import ends_blank, has_no_end
-from packhouse.auditing.tokens import Intervals, Tokens
+from packhouse.auditing.tokens import Ids, Intervals, PlacedTokens, bos_and_unknown, double_ends
 from packhouse.recipe import FormatConfig
 from packhouse.records.lists import one_chunk
 from packhouse.records.messages import FlatMessages, num_bytes
 from packhouse.records.thinking import has_thinking, without_thinking
 from packhouse.render import writes_prompts
-from packhouse.system.arrays import Bools, Int32s, Int64s
+from packhouse.system.arrays import Bools, Int64s
 from packhouse.tokenize.pipeline import read_pipeline
 from packhouse.tokenize.snapshot import TokenizerSnapshot
 
+NUM_WORST = 5
+"""Rows that are named for each finding."""
+
+SLICE_TOKENS = 2**20
+"""Tokens looked at together; it bounds memory to about 100 MB."""
+
+Side = tuple[pa.Table, pa.Table, pa.Table]
+"""Conversations, texts and tokens of the same rows."""
+
+_WITHOUT_TURNS = ("text", "classification", "sequence_classification")
 _TAGS = re.compile(r"\s*</?think>\s*")
+_MAX_TAIL = 8  # tokens
 
 
 def answer_bytes(
+    flat: FlatMessages,
     validated: pa.Table,
     formatted: pa.Table,
     config: FormatConfig,
@@ -52,7 +63,6 @@ def answer_bytes(
     White space at a content's ends is not due, since templates strip it; neither is thinking that
     the recipe leaves out, or the template, as Qwen3's does with earlier turns.
     """
-    flat = FlatMessages.of(validated["messages"])
     is_answer = flat.is_role("assistant")
     is_trained = flat.decide_weights(config) > 0
     is_own = is_trained | is_answer
@@ -64,19 +74,18 @@ def answer_bytes(
     own = flat.num_bytes("content") + flat.num_bytes("reasoning")
     own += 2 * flat.num_bytes("tool_calls")  # room for another way to write the same JSON
     own += 2 * flat.num_bytes("context")
-    labels = _label_bytes(one_chunk(validated["label"]), label_names)
+    labels = np.zeros(len(flat.counts), np.int64)
+    if label_names:
+        # Names of 3 and 5 bytes, labels [1 null 0]: bytes [5 0 3].
+        sizes = np.array([*(len(name.strip().encode()) for name in label_names), 0], np.int64)
+        numbers = pc.fill_null(one_chunk(validated["label"]), len(label_names))
+        labels = sizes[numbers.to_numpy()]
     own = flat.sums(np.where(is_own, own, 0)) + labels
     # Definitions of tools stand in the system turn.
     tools = 2 * num_bytes(one_chunk(validated["tools"]))
     tools += 2 * num_bytes(one_chunk(validated["arguments"]))
     own += np.where(flat.any(is_trained & flat.is_role("system")), tools, 0)
     return flat.sums(due) + labels, own
-
-
-def num_trained(flat: FlatMessages, config: FormatConfig, *, of_assistant: bool) -> Int64s:
-    """Messages of each row that are to be trained: the assistant's, or all of the other roles."""
-    is_trained = flat.decide_weights(config) > 0
-    return flat.sums(is_trained & (flat.is_role("assistant") == of_assistant))
 
 
 def _unsaid_bytes(flat: FlatMessages, texts: pa.StringArray, config: FormatConfig) -> Int64s:
@@ -115,26 +124,6 @@ def _untrained_parts(flat: FlatMessages) -> Int64s:
             untrained[message] += len(part.encode()) if factor == 0 else 0
             at += size
     return untrained
-
-
-def _label_bytes(labels: pa.Array, names: Sequence[str] | None) -> Int64s:
-    if not names or labels.null_count == len(labels):
-        return np.zeros(len(labels), np.int64)
-    sizes = np.array([*(len(name.strip().encode()) for name in names), 0], np.int64)
-    return np.asarray(sizes[pc.fill_null(labels, len(names)).to_numpy()])
-
-
-NUM_WORST = 5
-"""Rows that are named for each finding."""
-
-SLICE_TOKENS = 2**20
-"""Tokens looked at together; it bounds memory to about 100 MB."""
-
-_WITHOUT_TURNS = ("text", "classification", "sequence_classification")
-
-
-Side = tuple[pa.Table, pa.Table, pa.Table]
-"""Conversations, texts and tokens of the same rows."""
 
 
 def audit_shard(
@@ -190,48 +179,53 @@ def _audit_side(
     validated, formatted, tokenized = side
     found: dict[str, list[Int64s]] = {}
     pipeline = read_pipeline(snapshot.backend)
+    are_headers_trained = config.turns != "whole" and not writes_prompts(config, snapshot)
     places = [_places(table, tokenized) for table in (validated, formatted)]
     for start, stop in _slices(tokenized):
         part = tokenized.slice(start, stop - start)
-        earlier = [
-            _rows(table, place, start, stop)
+        rows, texts = (
+            table.slice(start, stop - start) if place is None else table.take(place[start:stop])
             for table, place in zip((validated, formatted), places, strict=True)
-        ]
-        tokens = Tokens.of(earlier[1], part, pipeline)
-        due, own = answer_bytes(earlier[0], earlier[1], config, label_names)
-        messages = FlatMessages.of(earlier[0]["messages"])
+        )
+        tokens = PlacedTokens.of(texts, part, pipeline)
+        messages = FlatMessages.of(rows["messages"])
+        due, own = answer_bytes(messages, rows, texts, config, label_names)
+        num_ranges = tokens.per_row(tokens.range_rows)
+        is_trained, is_answer = messages.decide_weights(config) > 0, messages.is_role("assistant")
+        # Answers of each row that are to be trained and have no range.
+        num_absent = np.maximum(messages.sums(is_trained & is_answer) - num_ranges, 0)
+        num_absent[num_ranges == 0] = 0
+        if config.train_on == "all" or config.template in _WITHOUT_TURNS:
+            num_absent[:] = 0
         # What the findings are shares of; turns that should be trained and are not count, too.
-        num_absent = int(_num_absent(tokens, config, messages).sum())
         counts["tokens"] += len(tokens.ids)
         counts["trained_tokens"] += int((tokens.range_ends - tokens.range_starts).sum())
-        counts["turns"] += len(tokens.range_starts) + num_absent
+        counts["turns"] += len(tokens.range_starts) + int(num_absent.sum())
         counts["answer_bytes"] += int(due[tokens.is_exact].sum())
-        findings = _findings(tokens, due, own, snapshot, config, messages, part)
+        # A class label for a model's head is no text, so nothing of such a row is due.
+        has_label = part["label"].is_valid().to_numpy()
+        due[has_label & (num_ranges == 0)] = 0
+        ends = _find_ends(tokens, messages)
+        others = messages.sums(is_trained & ~is_answer)
+        is_ended = _are_ended(tokens, ends, config, messages, others > 0)
+        is_leak = _are_leaked(tokens, ends)
+        if are_headers_trained:  # where the text says so
+            is_leak &= tokens.is_misplaced[tokens.range_rows]
+        if config.train_on == "all" or config.template == "text":
+            is_leak[:] = False
+        findings = {
+            **_coverage(tokens, due, own, config),
+            "unterminated_turns": tokens.per_row(tokens.range_rows[~is_ended]) + num_absent,
+            "leaked_headers": tokens.per_row(tokens.range_rows[is_leak]),
+            "double_ends": double_ends(tokens, ends.ids),
+            **bos_and_unknown(tokens, snapshot),
+            "untrained_rows": ((num_ranges == 0) & ~has_label).astype(np.int64),
+            "misplaced_rows": tokens.is_misplaced.astype(np.int64),
+            "unlocated_rows": (~tokens.is_exact).astype(np.int64),
+        }
         for name, numbers in findings.items():
             found.setdefault(name, []).append(numbers)
     return {name: np.concatenate(parts) for name, parts in found.items()}
-
-
-def _findings(
-    tokens: Tokens,
-    due: Int64s,
-    own: Int64s,
-    snapshot: TokenizerSnapshot,
-    config: FormatConfig,
-    messages: FlatMessages,
-    tokenized: pa.Table,
-) -> dict[str, Int64s]:
-    """Each finding, as a number per row."""
-    are_headers_trained = config.turns != "whole" and not writes_prompts(config, snapshot)
-    is_idle = (tokens.ranges_per_row == 0) & _is_null(tokenized["label"])
-    return {
-        **_coverage(tokens, due, own, config, tokenized),
-        **_turns(tokens, config, messages, are_headers_trained=are_headers_trained),
-        **bos_and_unknown(tokens, snapshot),
-        "untrained_rows": is_idle.astype(np.int64),
-        "misplaced_rows": tokens.is_misplaced.astype(np.int64),
-        "unlocated_rows": (~tokens.is_exact).astype(np.int64),
-    }
 
 
 def worst_rows(table: pa.Table, values: Int64s) -> list[dict[str, object]]:
@@ -252,10 +246,6 @@ def _places(table: pa.Table, tokenized: pa.Table) -> pa.Array | None:
     return pc.index_in(ids, value_set=one_chunk(table["record_id"]))
 
 
-def _rows(table: pa.Table, places: pa.Array | None, start: int, stop: int) -> pa.Table:
-    return table.slice(start, stop - start) if places is None else table.take(places[start:stop])
-
-
 def _slices(tokenized: pa.Table) -> list[tuple[int, int]]:
     """Row ranges of about SLICE_TOKENS tokens each.
 
@@ -269,7 +259,7 @@ def _slices(tokenized: pa.Table) -> list[tuple[int, int]]:
 
 
 def _coverage(
-    tokens: Tokens, due: Int64s, own: Int64s, config: FormatConfig, tokenized: pa.Table
+    tokens: PlacedTokens, due: Int64s, own: Int64s, config: FormatConfig
 ) -> dict[str, Int64s]:
     """Bytes of each row's answers that are not trained, and of its prompts that are."""
     first, last = tokens.range_starts, tokens.range_ends - 1
@@ -278,23 +268,30 @@ def _coverage(
     of_spans = trained.within(tokens.content_starts, tokens.content_ends)
     # Trained bytes [0 12 7] of three contents, two of row 0 and one of row 1: [12 7].
     covered = np.diff(np.append(0, np.cumsum(of_spans))[tokens.content_offsets])
-    # A class label for a model's head is no text, so nothing of such a row is due.
-    is_due = tokens.is_exact & ((tokens.ranges_per_row > 0) | _is_null(tokenized["label"]))
-    missing = np.where(is_due, np.maximum(due - covered, 0), 0)
+    missing = np.where(tokens.is_exact, np.maximum(due - covered, 0), 0)
     surplus = np.where(tokens.is_exact, np.maximum(covered - own, 0), 0)
     if config.train_on == "all" and "system" not in config.never_train:
         surplus[:] = 0  # all is trained, tool definitions, too
     return {"untrained_answer_bytes": missing, "trained_prompt_bytes": surplus}
 
 
-def _turns(
-    tokens: Tokens, config: FormatConfig, messages: FlatMessages, *, are_headers_trained: bool
-) -> dict[str, Int64s]:
-    """Per row: trained turns without a trained end token, and turns whose header is trained."""
-    num_rows = len(tokens.offsets) - 1
+class _Ends(NamedTuple):
+    """Control tokens at the end of trained ranges, and at the beginning of turns."""
+
+    last: Int64s
+    """The last control token before the end of each range; -1: there is none before it at all."""
+    is_ended: Bools
+    """Ranges in which that token is, and behind which no content is."""
+    ids: Ids
+    """Ids of such tokens."""
+    headers: Ids
+    """Ids of control tokens before a row's first content: what opens its first turn."""
+
+
+def _find_ends(tokens: PlacedTokens, messages: FlatMessages) -> _Ends:
+    """Find the tokens that end trained turns, and those that open turns."""
     is_exact = tokens.is_exact[tokens.range_rows]
-    # The last control token before the end of each range. Control tokens at [2 7], ranges that end
-    # at [2 5 8]: [-1 2 7]; -1: there is none before it at all.
+    # Control tokens at [2 7], ranges that end at [2 5 8]: [-1 2 7].
     index = np.searchsorted(tokens.control, tokens.range_ends, "left") - 1
     last = np.where(index < 0, -1, np.append(tokens.control, -1)[index])
     is_ended = last >= tokens.range_starts
@@ -302,107 +299,124 @@ def _turns(
     content_after = tokens.holds_content(at, tokens.range_ends - 1)
     is_ended &= np.where(is_exact, ~content_after, last == tokens.range_ends - 1)
     # What is content, and so no end, is known of exact rows alone.
-    end_ids = np.unique(tokens.ids[last[is_ended & (is_exact if is_exact.any() else True)]])
-    headers = _header_ids(tokens, messages)
-    is_ended &= ~_are_short(tokens, end_ids, config, messages)
-    goes_on = _goes_on(tokens, np.union1d(headers, end_ids))
-    if config.reasoning != "train_last":  # in rows with weights of parts, too
-        goes_on &= messages.any(messages.has("part_weights"))[tokens.range_rows]
-    is_ended |= goes_on
-    for number in np.flatnonzero(~is_ended).tolist():
-        is_ended[number] = ends_blank(tokens, number, int(last[number])) or has_no_end(
-            tokens, number, messages
-        )
-    openers = np.setdiff1d(headers, end_ids)
-    first = tokens.range_starts
-    leaks = np.isin(tokens.ids[first], openers) & is_exact & ~tokens.holds_content(first, first)
-    leaks &= ~_are_opened(tokens, end_ids)
-    if are_headers_trained:  # where the text says so
-        leaks &= tokens.is_misplaced[tokens.range_rows]
-    if config.train_on == "all" or config.template == "text":
-        leaks[:] = False
-    rows = tokens.range_rows
-    return {
-        "unterminated_turns": np.bincount(rows[~is_ended], minlength=num_rows)
-        + _num_absent(tokens, config, messages),
-        "leaked_headers": np.bincount(rows[leaks], minlength=num_rows),
-        "double_ends": double_ends(tokens, end_ids),
-    }
-
-
-def _are_opened(tokens: Tokens, end_ids: Int32s) -> Bools:
-    r"""Ranges that begin behind a header: the model itself writes what their first token opens.
-
-    `<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>` is a header, `<|im_end|>\n` is none.
-    """
-    index = np.searchsorted(tokens.control, tokens.range_starts) - 1
-    before = np.append(tokens.control, 0)[index]
-    is_own = (index >= 0) & (before >= tokens.offsets[tokens.range_rows])
-    has_text = tokens.holds_content(np.minimum(before, tokens.range_starts), tokens.range_starts)
-    return np.asarray(is_own & ~has_text & ~np.isin(tokens.ids[before], end_ids))
-
-
-def _are_short(
-    tokens: Tokens,
-    end_ids: Int32s,
-    config: FormatConfig,
-    messages: FlatMessages,
-) -> Bools:
-    """Ranges that stop at a control token and before the one that ends turns: `</tool_call>`."""
-    control = tokens.control[~tokens.are_content(tokens.control, tokens.control)]
-    index = np.searchsorted(control, tokens.range_ends)
-    following = np.append(control, len(tokens.ids))[index]
-    is_short = following < tokens.offsets[tokens.range_rows + 1]
-    behind = np.minimum(following, len(tokens.ids) - 1)
-    is_short &= np.isin(tokens.ids[behind], end_ids) & tokens.is_exact[tokens.range_rows]
-    between = np.minimum(tokens.range_ends, behind)
-    is_short &= ~tokens.holds_content(between, behind)
-    # Not where EOS ends the text, too: Phi-3 with the EOS `<|end|>` writes "<|end|>\n<|end|>".
-    is_short &= tokens.ids[tokens.range_ends - 1] != tokens.ids[behind]
-    others = num_trained(messages, config, of_assistant=False)
-    is_short &= (others == 0)[tokens.range_rows]
-    return np.asarray(is_short)
-
-
-def _num_absent(tokens: Tokens, config: FormatConfig, messages: FlatMessages) -> Int64s:
-    """Answers of each row that are to be trained and have no range."""
-    if config.train_on == "all" or config.template in _WITHOUT_TURNS:
-        return np.zeros(len(messages.counts), np.int64)
-    absent = num_trained(messages, config, of_assistant=True) - tokens.ranges_per_row
-    return np.where(tokens.ranges_per_row > 0, np.maximum(absent, 0), 0)
-
-
-def _goes_on(tokens: Tokens, turn_boundaries: np.ndarray) -> Bools:
-    """Ranges that are followed by another one of the same turn: a thought within is left out."""
-    goes_on = np.zeros(len(tokens.range_rows), np.bool_)
-    places = tokens.control[np.isin(tokens.ids[tokens.control], turn_boundaries)]
-    places = places[~tokens.are_content(places, places)]
-    # Ranges [5, 9) and [12, 20): no boundary between 9 and 12, so the first one's turn goes on.
-    seen = np.searchsorted(places, np.stack([tokens.range_ends[:-1], tokens.range_starts[1:]]))
-    goes_on[:-1] = (seen[0] == seen[1]) & (tokens.range_rows[:-1] == tokens.range_rows[1:])
-    return goes_on
-
-
-def _header_ids(tokens: Tokens, messages: FlatMessages) -> Int32s:
-    """Ids of control tokens before a row's first content: what opens its first turn.
-
-    Of rows whose first message has a text: before another one's, tokens of that turn may stand.
-    """
+    ends = tokens.ids[last[is_ended & (is_exact if is_exact.any() else True)]]
+    # Of rows whose first message has a text: before another one's, tokens of that turn may stand.
     counts = np.diff(tokens.content_offsets)
     first = messages["content"].take(pa.array(messages.offsets[:-1]))
     has_text = num_bytes(pc.utf8_trim_whitespace(first)) > 0
     filled = np.flatnonzero((counts > 0) & has_text)
-    if not len(filled):
-        return np.zeros(0, np.int32)
     first_content = np.full(len(counts), -1, np.int64)
-    first_content[filled] = np.minimum.reduceat(
-        tokens.content_starts, tokens.content_offsets[:-1][filled]
-    )
-    control = tokens.control
-    row = tokens.row_of(control)
-    before = (tokens.starts[control] < first_content[row]) & tokens.is_exact[row]
-    return np.unique(tokens.ids[control[before]])
+    if len(filled):
+        first_content[filled] = np.minimum.reduceat(
+            tokens.content_starts, tokens.content_offsets[:-1][filled]
+        )
+    row = tokens.row_of(tokens.control)
+    before = (tokens.starts[tokens.control] < first_content[row]) & tokens.is_exact[row]
+    return _Ends(last, is_ended, np.unique(ends), np.unique(tokens.ids[tokens.control[before]]))
 
 
-def _is_null(column: pa.ChunkedArray) -> Bools:
-    return np.asarray(one_chunk(column).is_null().to_numpy(zero_copy_only=False), np.bool_)
+def _are_ended(
+    tokens: PlacedTokens,
+    ends: _Ends,
+    config: FormatConfig,
+    messages: FlatMessages,
+    trains_others: Bools,
+) -> Bools:
+    """Ranges that end with a token that ends turns, or need none.
+
+    Args:
+        tokens: of all rows.
+        ends: of these.
+        config: which turns are trained.
+        messages: of each row.
+        trains_others: rows in which turns that are not the assistant's are trained.
+    """
+    rows, control = tokens.range_rows, tokens.control
+    control = control[~tokens.are_content(control, control)]
+    index = np.searchsorted(control, tokens.range_ends)
+    # Short are ranges that stop at a control token and before the one that ends turns:
+    # `</tool_call>`. Not where EOS ends the text, too: Phi-3 with the EOS `<|end|>` writes
+    # "<|end|>\n<|end|>".
+    following = np.append(control, len(tokens.ids))[index]
+    is_short = following < tokens.offsets[rows + 1]
+    following = np.minimum(following, len(tokens.ids) - 1)
+    is_short &= np.isin(tokens.ids[following], ends.ids) & tokens.is_exact[rows]
+    is_short &= ~tokens.holds_content(np.minimum(tokens.range_ends, following), following)
+    is_short &= tokens.ids[tokens.range_ends - 1] != tokens.ids[following]
+    is_ended = ends.is_ended & ~(is_short & ~trains_others[rows])
+    # Ranges [5, 9) and [12, 20) of a row, no end and no header between 9 and 12: the first one's
+    # turn goes on, and a thought within is left out.
+    edges = control[np.isin(tokens.ids[control], np.union1d(ends.headers, ends.ids))]
+    seen = np.searchsorted(edges, np.stack([tokens.range_ends[:-1], tokens.range_starts[1:]]))
+    goes_on = np.append((seen[0] == seen[1]) & (rows[:-1] == rows[1:]), False)[: len(rows)]
+    if config.reasoning != "train_last":  # in rows with weights of parts, too
+        goes_on &= messages.any(messages.has("part_weights"))[rows]
+    is_ended |= goes_on
+    # Sound rows have none left, but where whole kinds of turns have no end of their own.
+    for number in np.flatnonzero(~is_ended).tolist():
+        is_ended[number] = _ends_blank(tokens, number, int(ends.last[number])) or _has_no_end(
+            tokens, number, messages
+        )
+    return is_ended
+
+
+def _ends_blank(tokens: PlacedTokens, at: int, control: int) -> bool:
+    r"""Return True if nothing but white space follows the last control token of a range.
+
+    For rows whose tokens do not spell their text, as where a tokenizer normalises: what is content
+    is not known there, but a line break behind `<|im_end|>` is the template's.
+    """
+    start, end = int(tokens.range_starts[at]), int(tokens.range_ends[at])
+    known = tokens.pipeline.token_bytes
+    is_exact = tokens.is_exact[tokens.range_rows[at]]
+    if is_exact or known is None or control < start or end - control > _MAX_TAIL:
+        return False
+    tail = known.take(pa.array(tokens.ids[control + 1 : end]))
+    return not b"".join(tail.to_pylist()).strip()
+
+
+def _has_no_end(tokens: PlacedTokens, at: int, messages: FlatMessages) -> bool:
+    """Return True if a range ends with a message that is not the assistant's and has no end.
+
+    So does Mistral's system turn, which stands in the user's: the template writes no control token
+    between it and the next content.
+    """
+    row = int(tokens.range_rows[at])
+    own = slice(*tokens.content_offsets[row : row + 2])
+    starts, ends = tokens.content_starts[own], tokens.content_ends[own]
+    start, end = tokens.starts[tokens.range_starts[at]], tokens.ends[tokens.range_ends[at] - 1]
+    inside = np.flatnonzero((starts >= start) & (starts < end))
+    if not tokens.is_exact[row] or not len(inside) or inside[-1] + 1 == len(starts):
+        return False
+    span = int(inside[-1])
+    control = tokens.starts[tokens.control]
+    has_end = ((control >= ends[span]) & (control < starts[span + 1])).any()
+    turns = messages.values[slice(*messages.offsets[row : row + 2])].to_pylist()
+    said = [
+        f"{each['content']}\n{each['context']}" if each["context"] else each["content"]
+        for each in turns
+    ]
+    role, message = "assistant", 0
+    for text in tokens.contents_of(row)[: span + 1]:  # those that are messages as they are
+        places = range(message, len(said))
+        found = next((n for n in places if said[n].strip() == text.strip()), None)
+        role = "assistant" if found is None else turns[found]["role"]
+        message = message if found is None else found + 1
+    return role != "assistant" and not has_end
+
+
+def _are_leaked(tokens: PlacedTokens, ends: _Ends) -> Bools:
+    r"""Ranges that begin with a token that opens turns.
+
+    Not those behind a header: the model itself writes what their first token opens.
+    `<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>` is a header, `<|im_end|>\n` is none.
+    """
+    first, rows = tokens.range_starts, tokens.range_rows
+    index = np.searchsorted(tokens.control, first) - 1
+    before = np.append(tokens.control, 0)[index]
+    is_opened = (index >= 0) & (before >= tokens.offsets[rows])
+    is_opened &= ~tokens.holds_content(np.minimum(before, first), first)
+    is_opened &= ~np.isin(tokens.ids[before], ends.ids)
+    is_leak = np.isin(tokens.ids[first], np.setdiff1d(ends.headers, ends.ids))
+    is_leak &= tokens.is_exact[rows] & ~tokens.holds_content(first, first)
+    return np.asarray(is_leak & ~is_opened)

@@ -1,33 +1,72 @@
-"""Tokens of many rows behind one another, where they lie in the texts, and where contents do."""
+"""Tokens of many rows behind one another, and the checks that need nothing but their ids.
 
+`Tokens` are what both audits look at: that of a shard, which knows the texts (`PlacedTokens`), and
+that of anyone's data (`packhouse.addons.audit_any`), which has ids and masks alone.
+"""
+
+import re
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+from typing_extensions import override
 
 from packhouse.records.lists import Ranges, flat_list, one_chunk, read_ranges, zero_based
-from packhouse.system.arrays import Bools, Bytes, Int32s, Int64s
+from packhouse.system.arrays import Bools, Bytes, Int64s
 from packhouse.tokenize.encoders import text_bases, text_bytes
 from packhouse.tokenize.offsets import EncodedRows, locate_by_widths
 from packhouse.tokenize.pipeline import Pipeline
+from packhouse.tokenize.snapshot import TokenizerSnapshot
 from packhouse.tokenize.spans import Spans, train_ranges
 
+Ids: TypeAlias = npt.NDArray[np.integer]
 
-@dataclass(frozen=True, slots=True, eq=False)
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Tokens:
-    """All rows' tokens and trained ranges behind one another, and where they lie in the texts."""
+    """Tokens and trained ranges of all rows; of their texts nothing is known."""
 
-    ids: Int32s
+    ids: Ids
     offsets: Int64s
+    """Where each row begins, and the end of all, shape [num_rows + 1]."""
+    range_starts: Int64s
+    range_ends: Int64s
+    pipeline: Pipeline
+
+    @cached_property
+    def range_rows(self) -> Int64s:
+        """Row of each trained range."""
+        return self.row_of(self.range_starts)
+
+    @cached_property
+    def control(self) -> Int64s:
+        """Places of control tokens."""
+        return np.flatnonzero(self.pipeline.is_control.take(self.ids))
+
+    def row_of(self, places: Int64s) -> Int64s:
+        """Row of the tokens at some places."""
+        return np.searchsorted(self.offsets, places, "right") - 1
+
+    def per_row(self, rows: Int64s) -> Int64s:
+        """How often each row is among some."""
+        return np.bincount(rows, minlength=len(self.offsets) - 1)
+
+    def are_content(self, first: Int64s, last: Int64s) -> Bools:
+        """Return, for each range of tokens (`last` included), if it is known to hold content."""
+        return np.zeros(len(first), np.bool_)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlacedTokens(Tokens):
+    """Tokens of rows whose texts are known, where they lie in these, and where contents do."""
+
     starts: Int64s
     ends: Int64s
     is_exact: Bools
     """Rows whose tokens spell their text; of the others, bytes are not known."""
-    control: Int64s
-    """Places of control tokens."""
-    range_starts: Int64s
-    range_ends: Int64s
-    range_rows: Int64s
     is_misplaced: Bools
     """Rows whose trained ranges are not the tokens that begin in their text's trained spans."""
     content: "Intervals"
@@ -38,15 +77,9 @@ class Tokens:
     """Bytes of the texts of all rows."""
     bases: Int64s
     """Where each row's text begins in `data`, shape [num_rows + 1]."""
-    pipeline: Pipeline
-
-    @property
-    def ranges_per_row(self) -> Int64s:
-        """How many trained ranges each row has."""
-        return np.bincount(self.range_rows, minlength=len(self.offsets) - 1)
 
     @classmethod
-    def of(cls, formatted: pa.Table, tokenized: pa.Table, pipeline: Pipeline) -> "Tokens":
+    def of(cls, formatted: pa.Table, tokenized: pa.Table, pipeline: Pipeline) -> "PlacedTokens":
         """Place the tokens of rows in their texts."""
         texts = one_chunk(formatted["text"])
         ids, narrow = zero_based(*flat_list(tokenized["input_ids"]))
@@ -58,13 +91,12 @@ class Tokens:
         return cls(
             ids=ids,
             offsets=offsets,
+            range_starts=ranges.starts + offsets[rows],
+            range_ends=ranges.ends + offsets[rows],
+            pipeline=pipeline,
             starts=placed.starts,
             ends=placed.ends,
             is_exact=placed.is_exact,
-            control=np.flatnonzero(pipeline.is_control.take(ids)),
-            range_starts=ranges.starts + offsets[rows],
-            range_ends=ranges.ends + offsets[rows],
-            range_rows=rows,
             is_misplaced=_are_misplaced(ranges, placed, formatted),
             content=Intervals.of(spans.starts, spans.ends),
             content_starts=spans.starts,
@@ -72,20 +104,25 @@ class Tokens:
             content_offsets=spans.offsets,
             data=text_bytes(texts),
             bases=text_bases(texts),
-            pipeline=pipeline,
         )
-
-    def row_of(self, places: Int64s) -> Int64s:
-        """Row of the tokens at some places."""
-        return np.searchsorted(self.offsets, places, "right") - 1
 
     def holds_content(self, first: Int64s, last: Int64s) -> Bools:
         """Return, for each range of tokens (`last` included), if content lies in its bytes."""
         return np.asarray(self.content.within(self.starts[first], self.ends[last]) > 0)
 
+    @override
     def are_content(self, first: Int64s, last: Int64s) -> Bools:
-        """Return, for each range of tokens (`last` included), if it is known to hold content."""
         return self.holds_content(first, last) & self.is_exact[self.row_of(first)]
+
+    def contents_of(self, row: int) -> list[str]:
+        """Texts of the contents of a row."""
+        own = slice(*self.content_offsets[row : row + 2])
+        spans = zip(self.content_starts[own], self.content_ends[own], strict=True)
+        return [self.data[start:end].tobytes().decode() for start, end in spans]
+
+    def text_of(self, row: int) -> bytes:
+        """Text of a row."""
+        return self.data[self.bases[row] : self.bases[row + 1]].tobytes()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,17 +167,74 @@ class Intervals:
 def _are_misplaced(ranges: Ranges, placed: EncodedRows, formatted: pa.Table) -> Bools:
     spans = Spans.of(one_chunk(formatted["trained_spans"]), one_chunk(formatted["text"]))
     due = train_ranges(placed, spans)
-    differs = np.diff(ranges.offsets) != np.diff(due.offsets)
-    rows = np.repeat(np.arange(len(differs)), np.diff(due.offsets))
-    rows = rows[~differs[rows]]
-    kept = [
-        values[np.repeat(~differs, np.diff(offsets))]
-        for values, offsets in (
-            (ranges.starts, ranges.offsets),
-            (ranges.ends, ranges.offsets),
-            (due.starts, due.offsets),
-            (due.ends, due.offsets),
-        )
-    ]
-    differs[rows[(kept[0] != kept[2]) | (kept[1] != kept[3])]] = True
+    num_due = np.diff(due.offsets)
+    differs = ranges.counts() != num_due
+    own, others = np.repeat(~differs, ranges.counts()), np.repeat(~differs, num_due)
+    rows = np.repeat(np.arange(len(differs)), num_due)[others]
+    is_other = ranges.starts[own] != due.starts[others]
+    is_other |= ranges.ends[own] != due.ends[others]
+    differs[rows[is_other]] = True
     return np.asarray(differs & placed.is_exact)
+
+
+def blank_tokens(pipeline: Pipeline) -> Bools:
+    """Return which ids are nothing but white space, shape [vocab_size]."""
+    if pipeline.token_bytes is None:
+        return np.zeros(len(pipeline.is_control), np.bool_)
+    is_blank = np.array([not text.strip() for text in pipeline.token_bytes.to_pylist()], np.bool_)
+    return is_blank & ~pipeline.is_control
+
+
+def bos_and_unknown(tokens: Tokens, snapshot: TokenizerSnapshot) -> dict[str, Int64s]:
+    """Return of each row: is a BOS double, is BOS missing, and how many tokens are unknown."""
+    num_rows = len(tokens.offsets) - 1
+    named = snapshot.special_tokens
+    bos_text = named.get("bos_token") or named.get("cls_token") or ""
+    bos = snapshot.added_tokens.get(bos_text, -1)
+    eos = snapshot.added_tokens.get(named.get("eos_token") or named.get("sep_token") or "", -1)
+    double = missing = unknown = np.zeros(num_rows, np.int64)
+    if bos >= 0:
+        places = tokens.control[tokens.ids[tokens.control] == bos]
+        rows = tokens.row_of(places)
+        is_first = places == tokens.offsets[rows]
+        # A BOS that the template writes is due: ChatML's may open every turn. One right behind
+        # another is not: [BOS, BOS, a, BOS, b] has one double.
+        is_double = ~is_first & (tokens.ids[places - 1] == bos)
+        is_double &= ~tokens.are_content(places, places)
+        if bos == eos:  # then it ends turns, and only a second one right behind the first is double
+            is_double &= places == tokens.offsets[rows] + 1
+        double = np.minimum(tokens.per_row(rows[is_double]), 1)
+        if isinstance(tokens, PlacedTokens):  # of rows that are not exact, places say nothing
+            for row in np.unique(rows[~tokens.is_exact[rows]]).tolist():
+                num_written = max(tokens.text_of(row).count(bos_text.encode()), 1)
+                double[row] |= np.count_nonzero(rows == row) > num_written
+        if snapshot.adds_bos:
+            missing = 1 - tokens.per_row(rows[is_first])
+    unk = tokens.pipeline.unk_id
+    if unk is not None and unk not in (bos, eos):
+        unknown = tokens.per_row(tokens.row_of(np.flatnonzero(tokens.ids == unk)))
+    return {"double_bos": double, "missing_bos": missing, "unknown_tokens": unknown}
+
+
+def double_ends(tokens: PlacedTokens, end_ids: Ids) -> Int64s:
+    """Return 1 for each row with an end token behind the same one, neither of them content."""
+    ends = tokens.control[np.isin(tokens.ids[tokens.control], end_ids)]
+    first, second = ends[:-1], ends[1:]
+    rows = tokens.row_of(second)
+    is_double = (second == first + 1) & (tokens.ids[first] == tokens.ids[second])
+    is_double &= tokens.row_of(first) == rows
+    is_double &= ~tokens.are_content(first, second)
+    # In rows that are not exact, as many pairs are right as overlap contents of the text.
+    names = {token.id: token.text for token in tokens.pipeline.added}
+    left: dict[tuple[int, bytes], int] = {}
+    for number in np.flatnonzero(is_double & ~tokens.is_exact[rows]).tolist():
+        row, pair = int(rows[number]), names[int(tokens.ids[first[number]])].encode() * 2
+        if (row, pair) not in left:
+            found = re.finditer(b"(?=" + re.escape(pair) + b")", tokens.text_of(row))
+            places = tokens.bases[row] + np.array([match.start() for match in found], np.int64)
+            left[row, pair] = int(
+                np.count_nonzero(tokens.content.within(places, places + len(pair)))
+            )
+        left[row, pair] -= 1
+        is_double[number] = left[row, pair] < 0
+    return np.minimum(tokens.per_row(rows[is_double]), 1)

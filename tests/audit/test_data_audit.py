@@ -217,7 +217,7 @@ def test_padding_of_rows_without_a_mask_is_not_said_to_be_trained(
 
 
 def test_an_end_token_that_pads_too_ends_an_answer_once() -> None:
-    from packhouse.addons.audit_any.token_rows import Padding
+    from packhouse.addons.audit_any.rows import Padding
 
     def places(pad: Padding, ids: list[int], trained: list[int]) -> list[int]:
         return pad.places(np.array(ids), np.array(trained, np.bool_)).astype(int).tolist()

@@ -17,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.addons.audit_any.reading import token_batches
 from packhouse.addons.audit_any.report import MEANINGS, OF_SPANS, AuditReport, Example, make_report
+from packhouse.addons.audit_any.rows import token_batches
 from packhouse.addons.audit_any.token_audit import NUM_SAMPLES, Sample, TokenAudit, audit_token_rows
+from packhouse.addons.audit_any.turns import learn_turns
 from packhouse.api import Version, open_version, prepare_recipe
 from packhouse.auditing.inference import inference_line
 from packhouse.cli.summary import quality_lines
@@ -30,7 +31,6 @@ from packhouse.recipe.reading import apply_override, merge_settings
 from packhouse.records.tables import read_table
 from packhouse.run.chain import Prepared
 from packhouse.run.given import recipe_for, tokenizer_name
-from packhouse.run.probes import learn_template
 from packhouse.run.quarantine import count_reasons, read_quarantined
 from packhouse.run.workspace import Workspace
 from packhouse.store import open_version as open_stored
@@ -120,9 +120,8 @@ def audit(
         pipeline = read_pipeline(snapshot.backend)
         start_phase("learning the template")
         has_template = template is not None or snapshot.chat_template is not None
-        turns, notes = learn_template(
-            recipe if has_template else None, snapshot, pipeline, tokenizers
-        )
+        known = recipe if has_template else None
+        turns, notes = learn_turns(known, snapshot, pipeline, tokenizers)
         start_phase("auditing rows")
         found = audit_token_rows(batches, snapshot, turns, pipeline)
     if turns.answer_opens and not found.has_turns and found.counts["records"]:

@@ -9,26 +9,32 @@ Memory: 16 bytes for each record, to find duplicates.
 
 import hashlib
 import re
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from packhouse.addons.audit_any.answer_places import AnswerPlaces
-from packhouse.addons.audit_any.token_rows import MASKS, Padding, TokenRows, read_token_rows
-from packhouse.auditing.ends import bos_and_unknown
-from packhouse.auditing.tokens import Intervals, Tokens
-from packhouse.auditing.turns import TokenBytes, Turns
+from packhouse.addons.audit_any.rows import MASKS, Padding, TokenRows, read_token_rows
+from packhouse.addons.audit_any.turns import TokenBytes, Turns, learn_turns
+from packhouse.auditing.shard import worst_rows
+from packhouse.auditing.tokens import Ids, bos_and_unknown
+from packhouse.pack.layout import expand_labels
+from packhouse.recipe import Recipe
+from packhouse.records.lists import list_array
 from packhouse.system.arrays import Bools, Int64s
-from packhouse.tokenize.pipeline import Pipeline
+from packhouse.tokenize.pipeline import Pipeline, read_pipeline
 from packhouse.tokenize.snapshot import TokenizerSnapshot
 
 NUM_SAMPLES = 3
 _BEFORE, _AFTER = 40, 24  # tokens of a sample, around the one that is wrong
 _MOST = 0.9  # of all rows
 _PREFIX = 8  # tokens that records begin with, where no template says how they do
+_LEAST_PROMPT = 8  # tokens before an answer without a header; fewer are no conversation's
+_BATCH_ROWS = 1000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +44,7 @@ class Sample:
     row: int
     token: int
     """Its place in the row's tokens."""
-    ids: Int64s
+    ids: Ids
     trained: Bools
 
 
@@ -74,6 +80,14 @@ def audit_token_rows(
     return scan.finish()
 
 
+@dataclass(slots=True)
+class _Found:
+    """Places that were found, of which some are shown."""
+
+    number: int = 0
+    samples: list[Sample] = field(default_factory=list)
+
+
 class _Scan:
     def __init__(self, snapshot: TokenizerSnapshot, turns: Turns, pipeline: Pipeline) -> None:
         self.snapshot, self.turns, self.pipeline = snapshot, turns, pipeline
@@ -91,264 +105,201 @@ class _Scan:
             else tag.encode()
             for tag in ("<think>", "</think>")
         )
-        self.found = TokenAudit()
+        self.counts: Counter[str] = Counter()
+        self.found: defaultdict[Hashable, _Found] = defaultdict(_Found)
+        """Of each finding; and what is one only if others are not: `unended` and `several` with the
+        length of their rows, `cut` and `other` begins of records, `unmasked` rows."""
         self.seen: set[bytes] = set()
-        self.unended: dict[int, tuple[int, list[Sample]]] = {}
-        self.several: dict[int, tuple[int, list[Sample]]] = {}
         self.lengths: Counter[int] = Counter()
-        self.cut: tuple[int, list[Sample]] = (0, [])
-        self.other: tuple[int, list[Sample]] = (0, [])
+        self.has_turns = self.names_mask = False
         self.num_alike = 0
-        self.unmasked: tuple[int, list[Sample]] = (0, [])
-        self.names_mask = False
         self.prefix: bytes | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
-        rows = read_token_rows(batch, self.found.counts["rows"], self.pad)
-        counts = self.found.counts
+        counts = self.counts
+        rows = read_token_rows(batch, counts["rows"], self.pad, self.pipeline)
         counts["rows"] += rows.num_rows
         counts["records"] += len(rows.rows)
         counts["tokens"] += len(rows.ids)
         counts["trained_tokens"] += int(rows.trained.sum())
         known = rows.ids[rows.trained & (rows.ids < len(self.table.widths))]
         counts["trained_bytes"] += int(self.table.widths[known].sum())
-        longest = max([counts["longest_row"], *rows.row_lengths.tolist()])
-        counts["longest_row"] = longest
-        joined = rows.faults.get("joined", [])
-        unmasked = np.array([token for _, token in rows.faults.get("unmasked", [])], np.int64)
-        self.unmasked = self._more(self.unmasked, rows, unmasked)
+        counts["longest_row"] = max([counts["longest_row"], *rows.row_lengths.tolist()])
         self.names_mask |= not MASKS.isdisjoint(batch.schema.names)
         for name, faults in rows.faults.items():
-            if name not in ("joined", "unmasked"):
-                self._note(rows, name, [token for _, token in faults], [r for r, _ in faults])
-        size = len(self.table.texts)
-        is_strange = rows.ids >= size
-        if is_strange.any():  # of another tokenizer: the rest of these rows says nothing
-            where = np.flatnonzero(is_strange)
-            self._note(rows, "foreign_ids", *_first_of_each(self._record_of(rows, where), where))
-            rows.ids[is_strange] = 0
-        records = np.arange(len(rows.rows))
-        if not len(records):
+            found = self.found[name]
+            found.number += len(faults)
+            kept = faults[: max(NUM_SAMPLES - len(found.samples), 0)]
+            found.samples += [self._sample(rows, place, number) for number, place in kept]
+        is_strange = rows.ids >= len(self.table.texts)
+        # Of another tokenizer: the rest of these rows says nothing.
+        self._note(rows, "foreign_ids", np.flatnonzero(is_strange))
+        rows.ids[is_strange] = 0
+        if not len(rows.rows):
             return
-        trained = np.add.reduceat(rows.trained.astype(np.int64), rows.starts[:-1])
-        has_label = np.zeros(rows.num_rows, np.bool_)
+        trained = np.add.reduceat(rows.trained.astype(np.int64), rows.offsets[:-1])
+        is_idle = trained == 0
         if "label" in batch.schema.names:  # a class for a model's head is what such a row teaches
-            has_label = np.asarray(batch["label"].is_valid())
-        idle = np.flatnonzero(trained == 0)
-        idle = idle[~has_label[rows.rows[idle] - rows.rows[0]]] if has_label.any() else idle
-        self._note(rows, "untrained", rows.starts[idle])
-        self._ends(rows)
+            is_idle &= ~np.asarray(batch["label"].is_valid())[rows.rows - rows.rows[0]]
+        self._note(rows, "untrained", rows.offsets[:-1][is_idle])
+        if self.turns.end_ids:
+            self._ends(rows)
         self._several(rows)
-        self._bos(rows)
+        of_bos = bos_and_unknown(rows, self.snapshot)
+        for name in ("double_bos", "missing_bos"):
+            self._note(rows, name, rows.offsets[:-1][of_bos[name] > 0])
+        counts["unknown_tokens"] += int(of_bos["unknown_tokens"].sum())
         self._duplicates(rows)
         if self.pipeline.token_bytes is not None:
-            self._turns(rows, joined)
+            self._turns(rows)
 
-    def _record_of(self, rows: TokenRows, places: Int64s) -> Int64s:
-        return np.searchsorted(rows.starts, places, "right") - 1
+    def _note(self, rows: TokenRows, name: Hashable, places: Int64s) -> None:
+        """Count a finding once for each record with one of the places, and keep the first."""
+        places = _first_of_each(rows.row_of(places), places)
+        found = self.found[name]
+        found.number += len(places)
+        for place in places[: max(NUM_SAMPLES - len(found.samples), 0)].tolist():
+            found.samples.append(self._sample(rows, place))
 
-    def _note(
-        self,
-        rows: TokenRows,
-        name: str,
-        places: Int64s | list[int],
-        numbers: list[int] | None = None,
-    ) -> None:
-        """Count a finding once for each place, and keep the first as samples."""
-        self.found.counts[name] += len(places)
-        kept = self.found.samples.setdefault(name, [])
-        for index, place in enumerate(places[: NUM_SAMPLES - len(kept)]):
-            kept.append(self._sample(rows, int(place), numbers[index] if numbers else None))
-
-    def _sample(self, rows: TokenRows, place: int, number: int | None = None) -> Sample:
+    def _sample(self, rows: TokenRows, place: int, number: int = 0) -> Sample:
         if place < 0 or not len(rows.ids):
-            return Sample(number or 0, 0, rows.ids[:0], rows.trained[:0])
-        record = int(self._record_of(rows, np.array([place]))[0])
+            return Sample(number, 0, rows.ids[:0], rows.trained[:0])
+        record = int(rows.row_of(np.array([place]))[0])
         row = int(rows.rows[record])
-        own = rows.starts[:-1][rows.rows == row]
-        low, high = int(own[0]), int(own[0] + rows.row_lengths[record])
+        low = int(rows.offsets[:-1][rows.rows == row][0])
+        high = low + int(rows.row_lengths[record])
         window = slice(max(low, place - _BEFORE), min(high, place + _AFTER))
         return Sample(row, place - low, rows.ids[window].copy(), rows.trained[window].copy())
 
     def _ends(self, rows: TokenRows) -> None:
         """Runs of trained tokens that do not end with a stop token, and why."""
-        if not self.turns.end_ids:
-            return
-        begins, stops = rows.runs()
+        begins, stops = rows.range_starts, rows.range_ends
         ends = np.flatnonzero(self.is_end[rows.ids])
         blanks = np.append(0, np.cumsum(~self.table.is_blank[rows.ids]))
-        record_ends = rows.starts[self._record_of(rows, begins) + 1]
+        record_ends = rows.offsets[rows.range_rows + 1]
         # Run [5, 9), end tokens at [8 14]: the last one before 9 is 8, and no word is behind it, so
         # the run is ended. Run [5, 9) with [3 11]: 11 ends it, and is not trained.
         before = np.searchsorted(ends, stops) - 1
         last = np.where(before < 0, -1, np.append(ends, -1)[before])
         is_ended = (last >= begins) & (blanks[stops] == blanks[np.maximum(last, 0) + 1])
-        is_whole = (begins == rows.starts[self._record_of(rows, begins)]) & (stops == record_ends)
+        is_whole = (begins == rows.offsets[rows.range_rows]) & (stops == record_ends)
         past = is_ended & (last < stops - 1) & ~is_whole  # rows that are trained whole have no ends
-        self._note(rows, "past_stops", *_first_of_each(
-            self._record_of(rows, begins[past]), last[past] + 1))  # fmt: skip
+        self._note(rows, "past_stops", last[past] + 1)
         if self.turns.stop_ids:
             is_stopped = np.isin(rows.ids[stops - 1], list(self.turns.stop_ids))
-            other = is_ended & ~past & ~is_whole & ~is_stopped
-            self._note(rows, "other_ends", *_first_of_each(
-                self._record_of(rows, begins[other]), stops[other] - 1))  # fmt: skip
+            self._note(rows, "other_ends", stops[is_ended & ~past & ~is_whole & ~is_stopped] - 1)
             is_ended |= is_stopped
         following = np.append(ends, len(rows.ids))[np.searchsorted(ends, stops)]
         next_run = np.append(begins[1:], len(rows.ids))
         has_end = ~is_ended & (following < record_ends) & (following < next_run)
-        self._note(rows, "untrained_ends", *_first_of_each(
-            self._record_of(rows, begins[has_end]), following[has_end]))  # fmt: skip
-        goes_on = next_run < record_ends
-        lacks = np.flatnonzero(~is_ended & ~has_end & ~goes_on)
-        is_last = rows.is_last[self._record_of(rows, begins[lacks])] & (
-            stops[lacks] == record_ends[lacks]
-        )
-        for run, at_end in zip(lacks.tolist(), is_last.tolist(), strict=True):
-            place = int(stops[run]) - 1
-            record = int(self._record_of(rows, np.array([place]))[0])
-            length = int(rows.row_lengths[record]) if at_end else -1
-            number, kept = self.unended.get(length, (0, []))
-            if len(kept) < NUM_SAMPLES:
-                kept.append(self._sample(rows, place))
-            self.unended[length] = number + 1, kept
+        self._note(rows, "untrained_ends", following[has_end])
+        lacks = ~is_ended & ~has_end & (next_run >= record_ends)
+        at_end = rows.is_last[rows.range_rows] & (stops == record_ends)
+        lengths = np.where(at_end, rows.row_lengths[rows.range_rows], -1)
+        for length in dict.fromkeys(lengths[lacks].tolist()):
+            self._note(rows, ("unended", length), stops[lacks & (lengths == length)] - 1)
 
     def _several(self, rows: TokenRows) -> None:
         """Count rows, and those of one record with several end tokens and none last, by length."""
         self.lengths.update(rows.row_lengths[rows.is_last].tolist())
         ends = np.flatnonzero(self.is_end[rows.ids])
-        record, first, number = np.unique(
-            self._record_of(rows, ends), return_index=True, return_counts=True
-        )
+        record, first, number = np.unique(rows.row_of(ends), return_index=True, return_counts=True)
         # Rows that say they are one record, with over 2 end tokens and words behind the last one:
         # conversations that were joined, and cut at a length.
-        is_one = rows.row_lengths[record] == np.diff(rows.starts)[record]
+        lengths = rows.row_lengths[record]
         words = np.append(0, np.cumsum(~self.table.is_blank[rows.ids]))
-        is_cut = words[ends[first + number - 1] + 1] < words[rows.starts[record + 1]]
-        for at in np.flatnonzero(is_one & is_cut & (number > 2)).tolist():
-            length = int(rows.row_lengths[record[at]])
-            count, kept = self.several.get(length, (0, []))
-            if len(kept) < NUM_SAMPLES:
-                kept.append(self._sample(rows, int(ends[first[at]]) + 1))
-            self.several[length] = count + 1, kept
-
-    def _bos(self, rows: TokenRows) -> None:
-        counts = bos_and_unknown(_as_tokens(rows, self.pipeline), self.snapshot)
-        for name in ("double_bos", "missing_bos"):
-            self._note(rows, name, rows.starts[:-1][np.flatnonzero(counts[name])])
-        self.found.counts["unknown_tokens"] += int(counts["unknown_tokens"].sum())
+        is_cut = words[ends[first + number - 1] + 1] < words[rows.offsets[record + 1]]
+        is_cut &= (lengths == np.diff(rows.offsets)[record]) & (number > 2)
+        for length in dict.fromkeys(lengths[is_cut].tolist()):
+            self._note(rows, ("several", length), ends[first[is_cut & (lengths == length)]] + 1)
 
     def _duplicates(self, rows: TokenRows) -> None:
         again = []
-        for start, end in zip(rows.starts[:-1].tolist(), rows.starts[1:].tolist(), strict=True):
+        for start, end in zip(rows.offsets[:-1].tolist(), rows.offsets[1:].tolist(), strict=True):
             digest = hashlib.blake2b(rows.ids[start:end].tobytes(), digest_size=16)
             digest.update(rows.trained[start:end].tobytes())
             if digest.digest() in self.seen:
                 again.append(start)
             self.seen.add(digest.digest())
-        self._note(rows, "duplicates", again)
+        self._note(rows, "duplicates", np.array(again, np.int64))
 
-    def _turns(self, rows: TokenRows, joined: list[tuple[int, int]]) -> None:
-        ids = rows.ids.tolist()
-        data = self.table.join(ids)
+    def _turns(self, rows: TokenRows) -> None:
+        data = self.table.join(rows.ids.tolist())
         edges = np.append(0, np.cumsum(self.table.widths[rows.ids]))
-        self._leaks(rows, data, edges, joined)
-        self._spans(rows, data, edges)
+        self._leaks(rows, data, edges)
+        if self.turns.generation_opens:
+            self._spans(rows, data, edges)
         if not self.turns.answer_opens:
             return
         answers = AnswerPlaces.of(rows, data, edges, self.turns, self.table)
-        cut = answers.cut_prompts(rows.runs()[0], self.bos_id)
-        self.cut = self._more(self.cut, rows, cut)
+        cut = answers.cut_prompts(self.bos_id)
+        self._note(rows, "cut", cut)
         if not len(answers.headers):
             return
-        self.found.has_turns = True
+        self.has_turns = True
         other, num_alike = answers.begin_otherwise(self.bos_id)
-        self.other = self._more(self.other, rows, np.setdiff1d(other, cut))
+        self._note(rows, "other", np.setdiff1d(other, cut))
         self.num_alike += num_alike
-        late = answers.untrained_starts(self.thought_tags)
-        self._note(rows, "untrained_starts", *_first_of_each(self._record_of(rows, late), late))
-        is_header = _cover(answers.headers, answers.begins, len(ids))
-        is_answer = _cover(answers.begins, answers.stops, len(ids))
+        self._note(rows, "untrained_starts", answers.untrained_starts(self.thought_tags))
+        is_header = _cover(answers.headers, answers.begins, len(rows.ids))
+        is_answer = _cover(answers.begins, answers.stops, len(rows.ids))
         looked_at = np.zeros(len(rows.rows), np.bool_)
         looked_at[answers.records] = True
         wrong = rows.trained & ~self.table.is_blank[rows.ids] & ~is_answer
-        wrong &= np.repeat(looked_at, np.diff(rows.starts))
-        prompts = self.table.widths[rows.ids[wrong & ~is_header]]
-        self.found.counts["trained_prompt_bytes"] += int(prompts.sum())
-        for name, where in (
-            ("trained_headers", np.flatnonzero(wrong & is_header)),
-            ("trained_prompts", np.flatnonzero(wrong & ~is_header)),
-        ):
-            self._note(rows, name, *_first_of_each(self._record_of(rows, where), where))
+        wrong &= np.repeat(looked_at, np.diff(rows.offsets))
+        prompts = np.flatnonzero(wrong & ~is_header)
+        self.counts["trained_prompt_bytes"] += int(self.table.widths[rows.ids[prompts]].sum())
+        self._note(rows, "trained_headers", np.flatnonzero(wrong & is_header))
+        self._note(rows, "trained_prompts", prompts)
 
     def _spans(self, rows: TokenRows, data: bytes, edges: Int64s) -> None:
         """Count trained spans that begin and end as inference does."""
-        opens = self.turns.generation_opens
-        if not opens:
-            return
-        begins, stops = rows.runs()
+        begins, stops, counts = rows.range_starts, rows.range_ends, self.counts
         is_stop = np.isin(rows.ids, list(self.turns.stop_ids))
         # Stop tokens at [2 5], spans [1, 3) and [4, 8): before their last tokens they have [0 1].
         before = np.append(0, np.cumsum(is_stop))
-        places = zip(
-            edges[rows.starts[self._record_of(rows, begins)]].tolist(),
-            edges[begins].tolist(),
-            strict=True,
-        )
-        counts = self.found.counts
+        records = edges[rows.offsets[rows.range_rows]].tolist()
+        places = zip(records, edges[begins].tolist(), strict=True)
         counts["spans"] += len(begins)
         counts["spans_stopped"] += int(is_stop[stops - 1].sum())
         counts["spans_of_one_stop"] += int((before[stops - 1] == before[begins]).sum())
+        opens = self.turns.generation_opens
         counts["spans_after_header"] += sum(data.endswith(opens, *place) for place in places)
 
-    def _more(
-        self, found: tuple[int, list[Sample]], rows: TokenRows, places: Int64s
-    ) -> tuple[int, list[Sample]]:
-        number, kept = found
-        some = [self._sample(rows, at) for at in places[: NUM_SAMPLES - len(kept)].tolist()]
-        return number + len(places), kept + some
-
-    def _leaks(
-        self, rows: TokenRows, data: bytes, edges: Int64s, joined: list[tuple[int, int]]
-    ) -> None:
+    def _leaks(self, rows: TokenRows, data: bytes, edges: Int64s) -> None:
         """Rows in which a record begins where no boundary is, or whose attention mask joins all."""
-        places = [np.array([token for _, token in joined], np.int64)]
-        places.append(np.flatnonzero(rows.ids == self.bos_id))
-        for text in (self.turns.system_opens, self._common_begin(rows)):
-            if text:
-                found = [match.start() for match in re.finditer(re.escape(text), data)]
-                index = np.searchsorted(edges, np.array(found, np.int64))
-                places.append(index[index < len(rows.ids)])
-        places.append(self._after_ends(rows, data, edges))
+        is_bos = np.flatnonzero(rows.ids == self.bos_id)
+        joined = np.array([token for _, token in rows.joined], np.int64)
+        places = [joined, is_bos, self._after_ends(rows, data, edges)]
+        for text in filter(None, (self.turns.system_opens, self._common_begin(rows))):
+            found = [match.start() for match in re.finditer(re.escape(text), data)]
+            index = np.searchsorted(edges, np.array(found, np.int64))
+            places.append(index[index < len(rows.ids)])
         where = np.unique(np.concatenate(places))
-        is_joined = np.isin(where, places[0])
-        is_boundary = np.isin(where, rows.starts)
         # `<s>` and the `<|system|>` behind it begin one record: counted once.
-        is_double = np.isin(where - 1, np.flatnonzero(rows.ids == self.bos_id))
-        where = where[is_joined | ~(is_boundary | is_double)]
-        numbers = rows.rows[self._record_of(rows, where)]
-        self._note(rows, "leaks", *_first_of_each(numbers, where))
+        is_known = np.isin(where, rows.offsets) | np.isin(where - 1, is_bos)
+        where = where[np.isin(where, joined) | ~is_known]
+        self._note(rows, "leaks", _first_of_each(rows.rows[rows.row_of(where)], where))
 
     def _after_ends(self, rows: TokenRows, data: bytes, edges: Int64s) -> Int64s:
         """Tokens behind an end token that the template does not write there."""
-        if self.turns.after_end is None or not self.turns.end_ids:
+        known = self.turns.after_end
+        if known is None or not self.turns.end_ids:
             return np.zeros(0, np.int64)
         behind = np.flatnonzero(self.is_end[rows.ids]) + 1
-        behind = behind[behind < len(rows.ids)]
-        behind = behind[~np.isin(behind, rows.starts)]
+        behind = behind[(behind < len(rows.ids)) & ~np.isin(behind, rows.offsets)]
         behind = behind[~(rows.trained[behind] & ~rows.trained[behind - 1])]  # a header was cut off
         own = rows.ids[behind]
         behind = behind[~self.table.is_control[own] & ~self.table.is_blank[own]]
         texts = (data[edges[place] : edges[place] + 16].lstrip() for place in behind.tolist())
-        known = self.turns.after_end
-        return behind[[not text.startswith(known) for text in texts]]
+        is_other = np.array([not text.startswith(known) for text in texts], np.bool_)
+        return np.asarray(behind[is_other])
 
     def _common_begin(self, rows: TokenRows) -> bytes:
         """The tokens that at least half of the first batch's rows begin with, if some do."""
         if self.prefix is None:
-            heads = Counter(
-                tuple(rows.ids[start : start + _PREFIX].tolist())
-                for start in rows.starts[:-1][np.append(True, rows.is_last[:-1])].tolist()
-            )
+            starts = rows.offsets[:-1][np.append(True, rows.is_last[:-1])]
+            heads = Counter(tuple(rows.ids[at : at + _PREFIX].tolist()) for at in starts.tolist())
             head, number = heads.most_common(1)[0]
             is_common = number > 4 and 2 * number >= heads.total() and len(head) == _PREFIX
             self.prefix = self.table.join(head) if is_common else b""
@@ -356,32 +307,39 @@ class _Scan:
 
     def finish(self) -> TokenAudit:
         """Say which answers without an end are cut: those of rows as long as the longest."""
-        counts, samples = self.found.counts, self.found.samples
-        if self.names_mask:  # else all rows are meant to be trained whole
-            counts["unmasked"], samples["unmasked"] = self.unmasked
-        number, kept = self.unended.get(counts["longest_row"], (0, []))
-        others = [each for length, each in self.unended.items() if length != counts["longest_row"]]
-        if number == 1 and others:
-            others, number, kept = [*others, (number, kept)], 0, []
-        counts["truncated"], samples["truncated"] = number, kept
+        counts, found = self.counts, self.found
+        longest = counts["longest_row"]
+        if not self.names_mask:  # all rows are meant to be trained whole
+            found["unmasked"] = _Found()
+        unended = {
+            key[1]: found[key] for key in found if isinstance(key, tuple) and key[0] == "unended"
+        }
+        truncated = unended.pop(longest, _Found())
+        if truncated.number == 1 and unended:
+            unended[longest], truncated = truncated, _Found()
+        found["truncated"] = truncated
+        samples = [sample for each in unended.values() for sample in each.samples]
+        found["unended"] = _Found(sum(each.number for each in unended.values()), samples)
         # Conversations are not all of one length: where rows are, records were joined and cut.
-        joined, shown = self.several.get(counts["longest_row"], (0, []))
-        alike = self.lengths[counts["longest_row"]]
-        if joined > counts["leaks"] and alike >= max(_MOST * counts["rows"], 5):
-            counts["leaks"], samples["leaks"] = joined, shown
-        if self.found.has_turns:  # else the template is another one
-            number, kept = self.cut
-            if self.other[0] < self.num_alike:  # most begin as the template does: it is theirs
-                number, kept = number + self.other[0], (kept + self.other[1])[:NUM_SAMPLES]
-            counts["missing_headers"], samples["missing_headers"] = number, kept
-        counts["unended"] = sum(each for each, _ in others)
-        samples["unended"] = [s for _, some in others for s in some][:NUM_SAMPLES]
-        return self.found
+        several, alike = found["several", longest], self.lengths[longest]
+        if several.number > found["leaks"].number and alike >= max(_MOST * counts["rows"], 5):
+            found["leaks"] = several
+        cut, other = found["cut"], found["other"]
+        if self.has_turns:  # else the template is another one
+            if other.number < self.num_alike:  # most begin as the template does: it is theirs
+                cut = _Found(cut.number + other.number, cut.samples + other.samples)
+            found["missing_headers"] = cut
+        named = {name: each for name, each in found.items() if isinstance(name, str)}
+        return TokenAudit(
+            counts=counts + Counter({name: each.number for name, each in named.items()}),
+            samples={name: each.samples[:NUM_SAMPLES] for name, each in named.items()},
+            has_turns=self.has_turns,
+        )
 
 
-def _first_of_each(owners: Int64s, places: Int64s) -> tuple[Int64s]:
+def _first_of_each(owners: Int64s, places: Int64s) -> Int64s:
     """The first place of each owner; both rise."""
-    return (places[np.append(True, owners[1:] != owners[:-1])[: len(places)]],)
+    return np.asarray(places[np.append(True, owners[1:] != owners[:-1])[: len(places)]])
 
 
 def _cover(starts: Int64s, ends: Int64s, size: int) -> Bools:
@@ -395,28 +353,197 @@ def _cover(starts: Int64s, ends: Int64s, size: int) -> Bools:
     return np.asarray(np.cumsum(steps[:-1]) > 0)
 
 
-def _as_tokens(rows: TokenRows, pipeline: Pipeline) -> Tokens:
-    """The rows as the audit of a shard sees them, with no content that is known."""
-    nothing = np.zeros(0, np.int64)
-    begins, stops = rows.runs()
-    zeros = np.zeros(len(rows.ids), np.int64)
-    num_records = len(rows.rows)
-    return Tokens(
-        ids=rows.ids.astype(np.int32),
-        offsets=rows.starts,
-        starts=zeros,
-        ends=zeros,
-        is_exact=np.ones(num_records, np.bool_),
-        control=np.flatnonzero(pipeline.is_control[rows.ids]),
-        range_starts=begins,
-        range_ends=stops,
-        range_rows=np.searchsorted(rows.starts, begins, "right") - 1,
-        is_misplaced=np.zeros(num_records, np.bool_),
-        content=Intervals.of(nothing, nothing),
-        content_starts=nothing,
-        content_ends=nothing,
-        content_offsets=np.zeros(num_records + 1, np.int64),
-        data=np.zeros(0, np.uint8),
-        bases=np.zeros(num_records + 1, np.int64),
-        pipeline=pipeline,
-    )
+@dataclass(frozen=True, slots=True, eq=False)
+class AnswerPlaces:
+    """The answers behind headers, in the order of the rows; arrays of shape [num_answers].
+
+    The places come from what a template writes (`turns`): the header before an answer, the header
+    of a user's turn, and the control token that conversations begin with.
+    """
+
+    rows: TokenRows
+    data: bytes
+    """Bytes of all tokens, as `TokenBytes.join` lays them."""
+    edges: Int64s
+    """Where each token begins in `data`, and the end of all."""
+    turns: Turns
+    table: TokenBytes
+    headers: Int64s
+    """Token that each header begins in."""
+    begins: Int64s
+    """First token behind the header."""
+    stops: Int64s
+    """Behind the answer's end token, or where the next header or record begins."""
+    records: Int64s
+
+    @staticmethod
+    def of(
+        rows: TokenRows, data: bytes, edges: Int64s, turns: Turns, table: TokenBytes
+    ) -> "AnswerPlaces":
+        """Find the answers, where it is known what opens them."""
+        opens = re.compile(b"|".join(map(re.escape, turns.answer_opens)))
+        num_tokens = len(rows.ids)
+        spans = np.array([m.span() for m in opens.finditer(data)], np.int64).reshape(-1, 2)
+        # Tokens at bytes [0 5 15 20], a header in bytes [5, 15): it begins in token 1, and the
+        # answer with token 2.
+        first, begins = np.searchsorted(edges, spans[:, 0]), np.searchsorted(edges, spans[:, 1])
+        records = rows.row_of(np.minimum(first, num_tokens - 1))
+        limits = np.minimum(rows.offsets[records + 1], np.append(first[1:], num_tokens))
+        at = _next(np.isin(rows.ids, list(turns.end_ids)), begins)
+        stops = np.minimum(np.where(at < limits, at + 1, limits), num_tokens)
+        stops = np.maximum(stops, begins)
+        return AnswerPlaces(rows, data, edges, turns, table, first, begins, stops, records)
+
+    def untrained_starts(self, thought_tags: tuple[bytes, ...]) -> Int64s:
+        r"""First tokens of answers that are trained, but not from their first token on.
+
+        Thoughts may be left out, and the tags that a prompt of inference ends with:
+
+            <|im_start|>assistant\n<think>\n\n</think>\n\nFour.<|im_end|>
+                                   ------ untrained -----  --- trained ---
+
+        An answer that is not trained but for its end token counts where its record teaches nothing
+        else: some tools train the end of every turn.
+
+        Args:
+            thought_tags: `<think>` and `</think>`, as bytes of the table.
+        """
+        rows, num_tokens = self.rows, len(self.rows.ids)
+        is_text = ~self.table.is_blank[rows.ids]
+        is_said = is_text & ~np.isin(rows.ids, list(self.turns.end_ids))
+        first, taught = _next(is_text, self.begins), _next(is_text & rows.trained, self.begins)
+        # Counts of trained words before each token: of [begin, stop) they are a difference.
+        said = np.append(0, np.cumsum(is_said & rows.trained))
+        teaches = said[self.stops] > said[self.begins]
+        of_record = said[rows.offsets[self.records + 1]] - said[rows.offsets[self.records]]
+        is_late = (first < taught) & (taught < self.stops) & (teaches | (of_record == 0))
+        is_late &= is_said[np.minimum(first, num_tokens - 1)]
+        found = [
+            begin
+            for begin, end in zip(first[is_late].tolist(), taught[is_late].tolist(), strict=True)
+            if not self.data[self.edges[begin] : self.edges[end]].rstrip().endswith(thought_tags)
+        ]
+        return np.array(found, np.int64)
+
+    def cut_prompts(self, bos_id: int) -> Int64s:
+        r"""Return a place in each record whose prompt was cut.
+
+        - At its end: an answer behind a prompt, and no header between them.
+        - In front: the record does not begin with a control token, as all that the template writes
+          do (`no?<|im_end|>\n<|im_start|>assistant\nYes.`); of a template that begins with text,
+          no user's turn opens before the first answer.
+
+        A cut between two turns leaves a whole conversation: `begin_otherwise`.
+
+        Args:
+            bos_id: the BOS that stands before conversations; -1: none.
+        """
+        rows = self.rows
+        record, first = np.unique(rows.range_rows, return_index=True)
+        is_bare = ~np.isin(record, self.records)
+        is_bare &= rows.range_starts[first] - rows.offsets[record] >= _LEAST_PROMPT
+        bare = rows.range_starts[first][is_bare]
+        record, first = np.unique(self.records, return_index=True)
+        starts, until = rows.offsets[record], self.headers[first]
+        starts = starts + (rows.ids[starts] == bos_id)
+        is_cut = _next(~self.table.is_blank[rows.ids], starts) < until
+        if self.turns.begins_with_control:
+            own = rows.ids[np.minimum(starts, len(rows.ids) - 1)]
+            is_cut &= ~self.table.is_control[own] | np.isin(own, list(self.turns.end_ids))
+        elif self.turns.user_opens:
+            opens = re.finditer(re.escape(self.turns.user_opens), self.data)
+            users = np.array([match.start() for match in opens], np.int64)
+            before, behind = (np.searchsorted(users, self.edges[at]) for at in (starts, until))
+            is_cut &= before == behind
+        else:
+            is_cut[:] = False
+        return np.sort(np.append(bare, starts[is_cut]))
+
+    def begin_otherwise(self, bos_id: int) -> tuple[Int64s, int]:
+        r"""Return where records begin that do not begin as the template's, and how many do.
+
+        Qwen2.5's template writes a system turn in front of all conversations. One that begins with
+        `<|im_start|>user` lost its first turns, or another template made it: the number says which.
+
+        Args:
+            bos_id: the BOS that stands before conversations; -1: none.
+        """
+        rows, begins = self.rows, self.turns.begins
+        starts = rows.offsets[np.unique(self.records)]
+        starts = starts + (rows.ids[starts] == bos_id)
+        is_other = np.array(
+            [not self.data.startswith(begins, edge) for edge in self.edges[starts].tolist()],
+            np.bool_,
+        )
+        return starts[is_other], int((~is_other).sum())
+
+
+def _next(is_one: Bools, places: Int64s) -> Int64s:
+    """The first token at or behind each place that is one; the number of tokens: none is."""
+    # [0 1 0 0 1], places [0 2 5]: [1 4 5].
+    ones = np.append(np.flatnonzero(is_one), len(is_one))
+    return np.asarray(ones[np.searchsorted(ones, places)])
+
+
+# Count of `audit_shard` -> findings that are it. `trained_prompt_bytes` is counted in bytes.
+_FINDINGS = {
+    "unterminated_turns": ("untrained_ends", "unended", "truncated"),
+    "leaked_headers": ("trained_headers",),
+    "trained_prompt_bytes": ("trained_prompts", "padding"),
+    "missing_headers": ("missing_headers",),
+    "untrained_starts": ("untrained_starts",),
+    "leaks": ("leaks",),
+    "untrained_rows": ("untrained", "empty"),
+    "double_bos": ("double_bos",),
+    "missing_bos": ("missing_bos",),
+}
+
+
+def audit_given(
+    tokenized: pa.Table, recipe: Recipe, snapshot: TokenizerSnapshot, tokenizers: Path
+) -> dict[str, object]:
+    """Measure a shard whose ids were given, by the limits of rows that packhouse tokenized.
+
+    Args:
+        tokenized: schema `tables.TOKENIZED`, a record a row.
+        recipe: of the run.
+        snapshot: the tokenizer.
+        tokenizers: folder of tokenizer snapshots.
+
+    Returns:
+        As `audit_shard` does.
+    """
+    pipeline = read_pipeline(snapshot.backend)
+    turns, _ = learn_turns(recipe, snapshot, pipeline, tokenizers)
+    found = audit_token_rows(_with_labels(tokenized), snapshot, turns, pipeline)
+    trained_bytes = found.counts["trained_bytes"]
+    counts = {
+        "rows": tokenized.num_rows,
+        "tokens": found.counts["tokens"],
+        "trained_tokens": found.counts["trained_tokens"],
+        "turns": len(pc.list_flatten(tokenized["trained_ranges"])),
+        "unlocated_rows": 0,
+        "answer_bytes": trained_bytes - found.counts["trained_prompt_bytes"],
+        "untrained_answer_bytes": 0,
+        "double_ends": 0,
+        "unknown_tokens": found.counts["unknown_tokens"],
+        **{name: sum(found.counts[own] for own in names) for name, names in _FINDINGS.items()},
+        # At least a byte of each record in which padding is trained.
+        "trained_prompt_bytes": found.counts["trained_prompt_bytes"] + found.counts["padding"],
+    }
+    worst = {}
+    for name, names in _FINDINGS.items():
+        values: Int64s = np.zeros(tokenized.num_rows, np.int64)
+        for own in names:
+            values[[sample.row for sample in found.samples.get(own, ())]] += 1
+        if rows := worst_rows(tokenized, values):
+            worst[name] = rows
+    return {"counts": counts, "worst": worst}
+
+
+def _with_labels(tokenized: pa.Table) -> Iterator[pa.RecordBatch]:
+    for batch in tokenized.to_batches(_BATCH_ROWS):
+        ids = batch["input_ids"]
+        offsets = ids.offsets.to_numpy() - ids.offsets[0].as_py()
+        labels = list_array(pa.array(expand_labels(batch)), offsets, pa.int32())
+        yield pa.RecordBatch.from_arrays([ids, labels], names=["input_ids", "labels"])

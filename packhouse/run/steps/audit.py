@@ -27,13 +27,12 @@ from packhouse.auditing import (
     run_check,
 )
 from packhouse.auditing.inference import check_prompts, has_prompts
-from packhouse.auditing.turns import TokenBytes
+from packhouse.auditing.tokens import blank_tokens
 from packhouse.recipe import Recipe
 from packhouse.records.pairs import REJECTED, split_sides
 from packhouse.records.tables import read_table
 from packhouse.registry import function_of_addon
 from packhouse.render.shards import run_template
-from packhouse.run.probes import learn_template
 from packhouse.run.step import Job, Step, Work
 from packhouse.run.steps.benchmarks import BENCHMARKS, load_benchmarks
 from packhouse.run.steps.format import FORMAT, FormatParameters, conversations
@@ -153,9 +152,10 @@ def _shard(work: Work[AuditParameters]) -> dict[str, object]:
         work.recipe.tokenizer, work.workspace.tokenizers, work.recipe.tokenize.pipeline
     )
     if "tokens.arrow" in validated.files:  # ids were given
-        pipeline = read_pipeline(snapshot.backend)
-        turns, _ = learn_template(work.recipe, snapshot, pipeline, work.workspace.tokenizers)
-        found: dict[str, object] = function_of_addon("audit_given")(tokenized, snapshot, turns)
+        audit_given = function_of_addon("audit_given")
+        found: dict[str, object] = audit_given(
+            tokenized, work.recipe, snapshot, work.workspace.tokenizers
+        )
         return found
     sides = [(conversations(validated, formatted), texts, tokenized)]
     if REJECTED in formatted.files:
@@ -198,8 +198,9 @@ def _packs(work: Work[AuditParameters]) -> dict[str, int]:
     snapshot = load_snapshot(
         work.recipe.tokenizer, work.workspace.tokenizers, work.recipe.tokenize.pipeline
     )
-    tokens = TokenBytes.of(read_pipeline(snapshot.backend))
-    return audit_packs(table.to_batches(_BATCH_PACKS), tokens.is_control, tokens.is_blank)
+    pipeline = read_pipeline(snapshot.backend)
+    batches = table.to_batches(_BATCH_PACKS)
+    return audit_packs(batches, pipeline.is_control, blank_tokens(pipeline))
 
 
 def _records(work: Work[AuditParameters]) -> dict[str, object]:

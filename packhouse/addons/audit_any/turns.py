@@ -6,55 +6,56 @@ in UTF-8 holds 0xFF, so a content that spells `<|im_start|>` in ordinary tokens 
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
+from packhouse.auditing.inference import has_prompts
+from packhouse.auditing.plain_template import PlainTemplate
+from packhouse.auditing.tokens import blank_tokens
+from packhouse.errors import TemplateError
+from packhouse.recipe import Recipe
+from packhouse.render.sandbox import pinned_date
+from packhouse.render.shards import run_template
+from packhouse.run.golden import pin
 from packhouse.system.arrays import Bools, Int64s
+from packhouse.tokenize import TokenizerSnapshot, load_snapshot
 from packhouse.tokenize.pipeline import Pipeline
 
-_SYSTEM, _U1, _A1 = "Be brief and kind.", "Which colour is a tomato?", "Mostly a bright red."
-_U2, _A2, _TOOL = "How heavy may one become?", "Some pass four kilograms.", "sunny, 21 degrees"
-
-PROBES: tuple[dict[str, object], ...] = (
-    {"messages": [{"role": "user", "content": _U1}, {"role": "assistant", "content": _A1}]},
-    {
-        "messages": [
-            {"role": "user", "content": _U1},
-            {"role": "assistant", "content": _A1},
-            {"role": "user", "content": _U2},
-            {"role": "assistant", "content": _A2},
-        ]
-    },
-    {
-        "messages": [
-            {"role": "system", "content": _SYSTEM},
-            {"role": "user", "content": _U1},
-            {"role": "assistant", "content": _A1},
-            {"role": "user", "content": _U2},
-            {"role": "assistant", "content": _A2},
-        ]
-    },
-    {
-        "messages": [
-            {"role": "user", "content": _U1},
-            {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": '[{"type":"function","id":"abcdefghi","function":{"name":"weather",'
-                '"arguments":{"city":"Oslo"}}}]',
-            },
-            {"role": "tool", "content": _TOOL, "tool_call_id": "abcdefghi", "name": "weather"},
-            {"role": "assistant", "content": _A2},
-        ]
-    },
-    {
-        "tools": '[{"type":"function","function":{"name":"weather","description":"Look out.",'
-        '"parameters":{"type":"object","properties":{"city":{"type":"string"}}}}}]',
-        "messages": [{"role": "user", "content": _U1}, {"role": "assistant", "content": _A1}],
-    },
+_U1, _A1 = "Which colour is a tomato?", "Mostly a bright red."
+_U2, _A2 = "How heavy may one become?", "Some pass four kilograms."
+_SYSTEM, _TOOL = "Be brief and kind.", "sunny, 21 degrees"
+_CHAT = [
+    {"role": "user", "content": _U1},
+    {"role": "assistant", "content": _A1},
+    {"role": "user", "content": _U2},
+    {"role": "assistant", "content": _A2},
+]
+_CALL = (
+    '[{"type":"function","id":"abcdefghi","function":{"name":"weather",'
+    '"arguments":{"city":"Oslo"}}}]'
 )
-"""Conversations to render; what a template refuses teaches nothing."""
+_DEFINITION = (
+    '[{"type":"function","function":{"name":"weather","description":"Look out.",'
+    '"parameters":{"type":"object","properties":{"city":{"type":"string"}}}}}]'
+)
+# Conversations to render; what a template refuses teaches nothing.
+_PROBES: tuple[dict[str, object], ...] = (
+    {"messages": _CHAT[:2]},
+    {"messages": _CHAT},
+    {"messages": [{"role": "system", "content": _SYSTEM}, *_CHAT]},
+    {
+        "messages": [
+            _CHAT[0],
+            {"role": "assistant", "content": "", "tool_calls": _CALL},
+            {"role": "tool", "content": _TOOL, "tool_call_id": "abcdefghi", "name": "weather"},
+            _CHAT[3],
+        ]
+    },
+    {"tools": _DEFINITION, "messages": _CHAT[:2]},
+)
 
 _ANSWERS = ((_U1, _A1), (_U2, _A2))
 _MARK = b"\xff"
@@ -77,12 +78,10 @@ class TokenBytes:
         known = pipeline.token_bytes
         count = len(pipeline.is_control)
         texts = known.to_pylist() if known is not None else [b" "] * count
-        blank = np.array([not text.strip() for text in texts], np.bool_)
         for token in np.flatnonzero(pipeline.is_control).tolist():
             texts[token] = b"%s%d%s" % (_MARK, token, _MARK)
-        blank &= ~pipeline.is_control if known is not None else False
         widths = np.fromiter(map(len, texts), np.int64, count)
-        return TokenBytes(tuple(texts), widths, pipeline.is_control, blank)
+        return TokenBytes(tuple(texts), widths, pipeline.is_control, blank_tokens(pipeline))
 
     def join(self, ids: Sequence[int]) -> bytes:
         """Return the bytes of tokens."""
@@ -124,12 +123,62 @@ class Turns:
 
 
 def learn_turns(
+    recipe: Recipe | None, snapshot: TokenizerSnapshot, pipeline: Pipeline, tokenizers: Path
+) -> tuple[Turns, list[str]]:
+    """Return what a template writes, and what of it could not be learnt.
+
+    Args:
+        recipe: names template and tokenizer; None: the template is not known.
+        snapshot: the tokenizer.
+        pipeline: of the tokenizer.
+        tokenizers: folder of tokenizer snapshots.
+    """
+    named = snapshot.special_tokens
+    ids = [snapshot.added_tokens.get(named.get(f"{kind}_token", "")) for kind in ("eos", "bos")]
+    table = TokenBytes.of(pipeline)
+    if recipe is None:
+        note = "no template, so prompts and headers were not looked at: give the one of the rows"
+        return _learn([], table, *ids), [note]
+    if pipeline.token_bytes is None:
+        note = "the tokenizer's ids do not spell text, so prompts and headers were not looked at"
+        return _learn([], table, *ids), [note]
+    rendered, notes = [], []
+    try:
+        # Records of single answers would all have what the template writes in the prompt alone
+        # (Qwen3's empty thinking block), which then looked like a part of the header.
+        whole = recipe.model_copy(
+            update={"format": recipe.format.model_copy(update={"turns": "whole"})}
+        )
+        made = pin(_PROBES, whole, tokenizers)
+        rendered = [item["input_ids"] for item in made if "input_ids" in item]
+    except TemplateError as error:
+        notes.append(f"prompts and headers were not looked at: {error}")
+    turns = _learn(rendered, table, *ids)
+    if rendered and has_prompts(recipe.format):
+        edges = run_template(partial(_answer_edges, recipe, tokenizers), recipe)
+        added = snapshot.added_tokens
+        turns = replace(
+            turns,
+            generation_opens=tuple(table.of_text(text, added) for text in edges["opens"]),
+            stop_ids=frozenset(added[text] for text in edges["stops"] if text in added),
+        )
+    return turns, notes
+
+
+def _answer_edges(recipe: Recipe, cache: Path | None) -> dict[str, list[str]]:
+    """In a worker: return what opens answers at inference, and the tokens that end them."""
+    snapshot = load_snapshot(recipe.tokenizer, cache, recipe.tokenize.pipeline)
+    template = PlainTemplate(recipe.format, snapshot, pinned_date().isoformat())
+    return {"opens": template.openings(), "stops": list(template.stop_tokens)}
+
+
+def _learn(
     rendered: Sequence[Sequence[int]], table: TokenBytes, eos_id: int | None, bos_id: int | None
 ) -> Turns:
     """Learn what a template writes.
 
     Args:
-        rendered: ids of those of `PROBES` that it did not refuse.
+        rendered: ids of those of `_PROBES` that it did not refuse.
         table: of the tokenizer.
         eos_id: ends answers, too, if the tokenizer has it.
         bos_id: of the tokenizer, if it has one.

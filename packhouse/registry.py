@@ -14,7 +14,7 @@ COMMANDS = {
     "prepare": ("packhouse.cli.prepare", "Prepare data: a recipe, or files and a tokenizer."),
     "init": ("packhouse.addons.init.command", "Look at data, and write a recipe that reads it."),
     "new": (
-        "packhouse.addons.new_project.command",
+        "packhouse.addons.new_project",
         "Write a new project: flows, schedules, an image.",
     ),
     "audit": (
@@ -24,7 +24,7 @@ COMMANDS = {
     "ls": ("packhouse.cli.versions", "List datasets, versions and refs of a store."),
     "show": ("packhouse.cli.versions", "Show a version: files, ledger, lineage, settings."),
     "stats": (
-        "packhouse.addons.ask.stats",
+        "packhouse.addons.ask.sql",
         "Count records, tokens and lengths by source and split.",
     ),
     "report": (
@@ -45,13 +45,13 @@ COMMANDS = {
     "gc": ("packhouse.cli.gc", "Reclaim what dead publishers left; shows what first."),
     "cache": ("packhouse.cli.cache", "Look at finished steps on this machine; make room."),
     "doctor": ("packhouse.addons.doctor", "Check a store, or room in the cache, before a run."),
-    "explain": ("packhouse.addons.plan.explain", "Say which steps of a recipe would run, and why."),
+    "explain": ("packhouse.addons.plan.command", "Say which steps of a recipe would run, and why."),
     "plan": ("packhouse.addons.plan.command", "Estimate a recipe: rows, records, tokens, packs."),
     "ci": (
         "packhouse.addons.ci.command",
         "Refresh a dataset as a job of a pipeline; gates, summaries.",
     ),
-    "quarantine": ("packhouse.addons.quarantine.command", "List, show and fix bad rows."),
+    "quarantine": ("packhouse.addons.quarantine", "List, show and fix bad rows."),
     "golden": ("packhouse.cli.golden", "Pin how conversations are rendered, and check it."),
     "export": ("packhouse.addons.exports.command", "Write a version in the format of a trainer."),
 }
@@ -89,9 +89,9 @@ PUBLIC = {
 """Names that users import from `packhouse` itself, and the module of each."""
 
 FUNCTIONS = {
-    "count_quality": "packhouse.addons.quality.counting",
-    "combine_quality": "packhouse.addons.quality.counting",
-    "language_key": "packhouse.addons.quality.language",
+    "count_quality": "packhouse.addons.quality",
+    "combine_quality": "packhouse.addons.quality",
+    "language_key": "packhouse.addons.quality",
     "refuse_unsaved": "packhouse.addons.tables.databases",
     "audit_given": "packhouse.addons.audit_any.token_audit",
     "unpublished_report": "packhouse.addons.report.version_report",
@@ -105,8 +105,8 @@ FUNCTIONS = {
     "match_benchmarks": "packhouse.addons.contamination",
     "combine_contamination": "packhouse.addons.contamination",
     "open_step_mirror": "packhouse.addons.mirrors.steps",
-    "mirror_to_hub": "packhouse.addons.mirrors.hub",
-    "log_to_wandb": "packhouse.addons.mirrors.wandb",
+    "mirror_to_hub": "packhouse.addons.mirrors.versions",
+    "log_to_wandb": "packhouse.addons.mirrors.versions",
     "write_export": "packhouse.addons.exports.writing",
 }
 """What the rest of packhouse calls of add-ons, where it is asked for, and the module of each."""
@@ -121,18 +121,18 @@ DECODERS = {
 file, its URI, the format and the name of a table, and returns the Arrow file."""
 
 TEXT_FUNCTIONS = {
-    "has_email": ("packhouse.addons.quality.personal", "BOOLEAN"),
-    "has_phone": ("packhouse.addons.quality.personal", "BOOLEAN"),
-    "has_card": ("packhouse.addons.quality.personal", "BOOLEAN"),
-    "has_secret": ("packhouse.addons.quality.personal", "BOOLEAN"),
-    "has_html": ("packhouse.addons.quality.dirt", "BOOLEAN"),
-    "has_mojibake": ("packhouse.addons.quality.dirt", "BOOLEAN"),
-    "has_invisible": ("packhouse.addons.quality.dirt", "BOOLEAN"),
-    "is_empty": ("packhouse.addons.quality.answers", "BOOLEAN"),
-    "is_refusal": ("packhouse.addons.quality.answers", "BOOLEAN"),
-    "echoes": ("packhouse.addons.quality.answers", "BOOLEAN"),
-    "repetition": ("packhouse.addons.quality.repetition", "DOUBLE"),
-    "language": ("packhouse.addons.quality.language", "VARCHAR"),
+    "has_email": ("packhouse.addons.quality", "BOOLEAN"),
+    "has_phone": ("packhouse.addons.quality", "BOOLEAN"),
+    "has_card": ("packhouse.addons.quality", "BOOLEAN"),
+    "has_secret": ("packhouse.addons.quality", "BOOLEAN"),
+    "has_html": ("packhouse.addons.quality", "BOOLEAN"),
+    "has_mojibake": ("packhouse.addons.quality", "BOOLEAN"),
+    "has_invisible": ("packhouse.addons.quality", "BOOLEAN"),
+    "is_empty": ("packhouse.addons.quality", "BOOLEAN"),
+    "is_refusal": ("packhouse.addons.quality", "BOOLEAN"),
+    "echoes": ("packhouse.addons.quality", "BOOLEAN"),
+    "repetition": ("packhouse.addons.quality", "DOUBLE"),
+    "language": ("packhouse.addons.quality", "VARCHAR"),
 }
 """Functions that `where`, `select` and `packhouse sql` can call on texts: the module of each, and
 the type that it returns. Each takes Arrow texts for every argument; null gives null."""

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse import pack_dataset
-from packhouse.addons.exports.megatron import to_megatron
+from packhouse.addons.exports.formats import to_megatron
 from packhouse.addons.exports.writing import write_export
 from packhouse.pack import plan_packs
 

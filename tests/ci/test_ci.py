@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from packhouse.addons.ci.summary import GATES
+from packhouse.addons.ci.command import GATES
 from packhouse.addons.mirrors.steps import StepMirror
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, StoreError, TransientError

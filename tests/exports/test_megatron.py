@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhouse.addons.exports.megatron import to_megatron
+from packhouse.addons.exports.formats import to_megatron
 from packhouse.addons.exports.writing import _parts, export_version, write_export
 from packhouse.errors import ConfigError
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse import PackedCollator, PackedDataset, check_packing, enable_packing
-from packhouse.addons.exports.megatron import to_megatron
+from packhouse.addons.exports.formats import to_megatron
 from packhouse.errors import ConfigError
 from packhouse.pack.plan import plan_packs, round_up
 from tests.chain.conftest import Project

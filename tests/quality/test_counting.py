@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.addons.quality.counting import combine_quality, count_quality
+from packhouse.addons.quality import combine_quality, count_quality
 from packhouse.read import read_shard, scan_source
 from packhouse.recipe import SourceConfig, ValidateConfig
 from tests.audit.conftest import turns, validated_table

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from markdown_it import MarkdownIt
 
 import packhouse
-from packhouse.addons.ci.summary import (
+from packhouse.addons.ci.command import (
     PlanFacts,
     all_gates,
     failed_gate,

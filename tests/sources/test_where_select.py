@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from packhouse.addons.quality import language
+from packhouse.addons import quality
 from packhouse.errors import ConfigError, SourceError
 from packhouse.read import evaluation, scan_source
 from packhouse.read.reshaping import expression_key
@@ -355,7 +355,7 @@ def test_functions_that_packhouse_adds_are_known(read_bytes, tmp_path):
 
 def test_a_function_whose_package_is_missing_is_an_error_before_any_row_is_read(monkeypatch):
     monkeypatch.setitem(sys.modules, "py3langid", None)
-    language._identifier.cache_clear()
+    quality._identifier.cache_clear()
 
     with pytest.raises(ConfigError, match=r"py3langid"):
         evaluation.analyse(["language(text) = 'en'"])

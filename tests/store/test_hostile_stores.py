@@ -11,8 +11,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from packhouse.addons.report.checks import duplicates_section, quality_section
-from packhouse.addons.report.sections import flow_section, heading, overview, recipe_section
+from packhouse.addons.report.sections import (
+    duplicates_section,
+    flow_section,
+    heading,
+    overview,
+    quality_section,
+    recipe_section,
+)
 from packhouse.cli import cli
 from packhouse.cli.summary import ledger_block, print_block
 from packhouse.errors import (

@@ -1,19 +1,272 @@
-"""`packhouse ci RECIPE`: a data refresh as a job of a pipeline, with exit codes it understands."""
+"""A data refresh as a CI job: the plan in words, the run, its gates, and summaries for machines.
+
+    plan         what would come, before any work, as markdown for a comment
+    golden       pinned conversations came out as pinned
+    quarantine   not more bad rows than the recipe allows
+    audit        what the tokens teach is within the limits
+    schema       readers of the ref miss and misread nothing
+    drift        the version is not further from the ref's than the limits
+    publish      the version is committed
+
+A gate is passed, failed, or was not reached (`packhouse.records.gates`). Here is what a job knows
+of itself and how it says that; `job` does the work. That one takes over a second to import, this
+one does not: a signal that comes meanwhile must find something that can write summaries.
+"""
 
 import json
 import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from packhouse.addons.ci.summary import BUG, CiJob, plan_markdown, summary_json, to_junit
 from packhouse.cli import exit_interrupted
 from packhouse.cli.options import json_option, run_options, set_option
-from packhouse.errors import ConfigError
+from packhouse.errors import HELD_BACK, ConfigError, ContractError, PackhouseError
+from packhouse.records.gates import GateLog, GateResult, gates_table
+from packhouse.records.ledger import filters_of
 from packhouse.system.disks import disk_error
+from packhouse.system.escaping import for_markdown, for_terminal, markdown_code, markdown_table
 from packhouse.system.interrupts import Interrupted, ignore_signals, interruption
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.terminal import echo, print_note
+from packhouse.system.wording import counted
+
+if TYPE_CHECKING:
+    from packhouse.run.refresh import Refreshed
+    from packhouse.run.steps.plan import Estimate
+
+GATES = ("plan", "golden", "quarantine", "audit", "schema", "drift", "publish")
+
+BUG = 1
+"""Exit code: an error that is not packhouse's own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanFacts:
+    """What a run would do, known before any work."""
+
+    dataset: str
+    version_id: str
+    current: str | None
+    """Version that the ref points to."""
+    estimate: "Estimate"
+    cached: Mapping[str, Sequence[int]]
+    """Step -> jobs done already, jobs."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Key -> value in the ref's version and in this plan, where they differ."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """File -> `added`, `changed` or `removed` since the ref's version."""
+
+
+@dataclass(kw_only=True)
+class CiJob:
+    """How far a job has come; `packhouse.addons.ci.job.run_job` fills it in as it goes."""
+
+    dataset: str
+    """Name in the recipe; the name of the recipe's file until that is read."""
+    only_plan: bool = False
+    facts: PlanFacts | None = None
+    """The plan, once there is one."""
+    refreshed: "Refreshed | None" = None
+    gates: GateLog = field(default_factory=GateLog)
+    notes: list[str] = field(default_factory=list)
+    error: BaseException | None = None
+    """What ended the job early."""
+    unwritten: list[PackhouseError] = field(default_factory=list)
+    """Summaries that could not be written."""
+
+    @property
+    def outcome(self) -> str:
+        """That of the refresh; or `planned`, `refused`, `failed`, or `interrupted` by a signal."""
+        if isinstance(self.error, Interrupted):
+            return "interrupted"
+        if self.error is not None:
+            return "refused" if self.exit_code == 4 else "failed"
+        return self.refreshed.outcome if self.refreshed else "planned"
+
+    @property
+    def exit_code(self) -> int:
+        """What the job's process exits with."""
+        if isinstance(self.error, PackhouseError | Interrupted):
+            return self.error.exit_code
+        if self.error is not None:
+            return BUG
+        if self.outcome == "held":
+            return HELD_BACK
+        return self.unwritten[0].exit_code if self.unwritten else 0
+
+    def all_gates(self) -> list[GateResult]:
+        """Return a result for every gate, reached or not; call it once, when the job has ended."""
+        why_not = "only a plan was asked for"
+        if isinstance(self.error, Interrupted):
+            why_not = str(self.error)
+        elif self.error is not None:
+            self.gates.add(failed_gate(self.error, is_planned=self.facts is not None))
+        failed = [gate.gate for gate in self.gates.results if gate.outcome == "failed"]
+        return all_gates(self.gates.results, f"the run ended at {failed[0]}" if failed else why_not)
+
+    def markdown(self, gates: Sequence[GateResult]) -> str:
+        """Return the plan and what came of it, ready for a comment on a pull request."""
+        parts = [plan_markdown(self.facts)] if self.facts else []
+        if not self.only_plan or self.error is not None:
+            parts.append(outcome_markdown(gates, self.refreshed, self.error))
+        return "\n".join(parts)
+
+
+def plan_markdown(facts: PlanFacts) -> str:
+    """Return the plan as markdown, ready for a comment on a pull request."""
+    about = "" if facts.estimate.is_exact else "about "
+    now = f"`{facts.current}`" if facts.current else "nothing yet"
+    lines = [
+        f"### packhouse plan: {facts.dataset}",
+        f"`{facts.version_id}`; the ref is at {now}. {about}{facts.estimate.num_rows}, "
+        f"{counted(facts.estimate.tokens, 'token')}, {counted(facts.estimate.packs, 'pack')}, "
+        f"{facts.estimate.bytes / 2**20:,.1f} MiB.",
+    ]
+    if facts.current and facts.current.startswith(f"{facts.version_id}."):
+        return "\n".join([*lines, "", "**Nothing changed**: only the gates are checked.", ""])
+    lines += ["", *markdown_table(*facts.estimate.by_source())]
+    ready = [(step, f"{done:,} of {jobs:,}") for step, (done, jobs) in facts.cached.items()]
+    lines += ["", *markdown_table(("step", "done already"), ready)]
+    if facts.sources:
+        lines += ["", "Sources since the ref's version:", ""]
+        lines += [f"- {what}: {markdown_code(name)}" for name, what in facts.sources.items()]
+    if facts.settings:
+        changed = [(key, _short(old), _short(new)) for key, (old, new) in facts.settings.items()]
+        lines += ["", *markdown_table(("setting", "before", "now"), changed)]
+    return "\n".join([*lines, ""])
+
+
+def failed_gate(error: BaseException, is_planned: bool) -> list[GateResult]:
+    """Return the results that come with an error, with at least one that failed.
+
+    Args:
+        error: what ended the run.
+        is_planned: False if it came before the plan was made.
+
+    Example:
+        >>> failed_gate(PackhouseError("no such key"), is_planned=False)[0].name
+        'plan'
+    """
+    results = list(error.facts.get("gates", ())) if isinstance(error, PackhouseError) else []
+    if any(result.outcome == "failed" for result in results):
+        return results
+    name = "publish" if is_planned else "plan"
+    if is_planned and isinstance(error, ContractError):
+        name = "schema"
+    is_bug = not isinstance(error, PackhouseError)
+    detail = f"a bug: {type(error).__name__}: {error}" if is_bug else str(error)
+    return [*results, GateResult(name=name, outcome="failed", detail=detail)]
+
+
+def all_gates(results: Sequence[GateResult], why_not: str) -> list[GateResult]:
+    """Return the results in the order of the gates, with one for each gate that has none.
+
+    Args:
+        results: of a run, as far as it came.
+        why_not: why the other gates were not reached.
+
+    Example:
+        >>> gates = all_gates([GateResult(name="plan", outcome="failed")], "there is no plan")
+        >>> [(gate.name, gate.outcome) for gate in gates][:3]
+        [('plan', 'failed'), ('golden', 'not reached'), ('quarantine', 'not reached')]
+    """
+    return [
+        result
+        for gate in GATES
+        for result in [each for each in results if each.gate == gate]
+        or [GateResult(name=gate, outcome="not reached", detail=why_not)]
+    ]
+
+
+def outcome_markdown(
+    gates: Sequence[GateResult], refreshed: "Refreshed | None", error: BaseException | None = None
+) -> str:
+    """Return what came of a run as markdown, to stand under its plan."""
+    message = refreshed.message if refreshed else "nothing was published"
+    if isinstance(error, Interrupted):  # it may have come when the version was just published
+        message = f"{error} before the run ended"
+    lines = [f"### packhouse: {for_markdown(message)}", "", *gates_table(gates)]
+    prepared = refreshed.prepared if refreshed else None
+    if prepared is not None:
+        from packhouse.cli.result import splits_of
+        from packhouse.cli.summary import block_markdown, ledger_block
+
+        filters = filters_of(prepared.published.sources)
+        lines += ["", *block_markdown(ledger_block(prepared.ledger, filters), 4)]
+        lines += block_markdown(splits_of(prepared.published), 4)
+    return "\n".join([*lines, ""])
+
+
+def to_junit(dataset: str, gates: Sequence[GateResult], error: BaseException | None = None) -> str:
+    """Return the gates as a JUnit document: a test case each, with its time, value and limit.
+
+    A signal fails no gate, and a document without a failure would show as passed. So it is the
+    error of a case `run`.
+
+    Example:
+        >>> gate = GateResult(name="audit", outcome="failed", detail="2 < 3", seconds=1.5)
+        >>> to_junit("demo", [gate]).partition(' name="audit" ')[2].partition("</testcase>")[0]
+        'time="1.500"><failure message="2 &lt; 3">2 &lt; 3</failure>'
+    """
+    seconds = sum(gate.seconds for gate in gates)
+    is_interrupted = isinstance(error, Interrupted)
+    counts = {
+        "tests": str(len(gates) + is_interrupted),
+        "failures": str(sum(gate.outcome == "failed" for gate in gates)),
+        "skipped": str(sum(gate.outcome == "not reached" for gate in gates)),
+        "errors": str(int(is_interrupted)),
+        "time": f"{seconds:.3f}",
+    }
+    root = ET.Element("testsuites", counts)
+    dataset = for_terminal(dataset)
+    suite = ET.SubElement(root, "testsuite", {"name": f"packhouse {dataset}", **counts})
+    for gate in gates:
+        case = ET.SubElement(suite, "testcase", {"classname": f"packhouse.{dataset}"})
+        case.set("name", gate.name)
+        case.set("time", f"{gate.seconds:.3f}")
+        detail = for_terminal(gate.detail)
+        if gate.outcome == "failed":
+            ET.SubElement(case, "failure", {"message": detail}).text = detail
+        elif gate.outcome == "not reached":
+            ET.SubElement(case, "skipped", {"message": f"not reached: {detail}"})
+        if gate.value is not None:
+            limit = gate.shown_limit or "no limit"
+            ET.SubElement(case, "system-out").text = f"{gate.shown_value} ({limit})"
+    if is_interrupted:
+        facts = {"classname": f"packhouse.{dataset}", "name": "run", "time": "0.000"}
+        ET.SubElement(ET.SubElement(suite, "testcase", facts), "error", {"message": str(error)})
+    return ET.tostring(root, encoding="unicode", xml_declaration=True)
+
+
+def summary_json(job: CiJob, gates: Sequence[GateResult]) -> dict[str, object]:
+    """Return everything that a program may want to know, as plain JSON."""
+    refreshed, result = job.refreshed, None
+    if refreshed and refreshed.prepared:
+        from packhouse.cli.result import report_json
+
+        result = report_json(refreshed.prepared)
+    return {
+        "outcome": job.outcome,
+        "exit_code": job.exit_code,
+        "version": refreshed.version if refreshed else None,
+        "message": refreshed.message if refreshed else str(job.error) if job.error else "",
+        "error": type(job.error).__name__ if job.error else None,
+        "gates": [asdict(gate) for gate in gates],
+        "plan": asdict(job.facts) if job.facts else None,
+        "drift": asdict(refreshed.change.drift) if refreshed and refreshed.change else None,
+        "result": result,
+        "notes": [*job.notes, *map(str, job.unwritten)],
+    }
+
+
+def _short(value: object) -> str:
+    text = "-" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @click.command()

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from packhouse.addons.ci.summary import CiJob, PlanFacts
+from packhouse.addons.ci.command import CiJob, PlanFacts
 from packhouse.recipe import Recipe
 from packhouse.records.gates import GateResult
 from packhouse.registry import function_of_addon

@@ -25,13 +25,13 @@ import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import chain, groupby
 from pathlib import Path
 from typing import get_args
 
 import pyarrow as pa
 
+from packhouse.addons.exports import formats
 from packhouse.errors import ConfigError, VersionNotFoundError
 from packhouse.load.copies import read_rows, verified_file
 from packhouse.load.preferences import preference_columns
@@ -267,8 +267,7 @@ def write_export(
             "good ones; export to 'trl'"
         )
     before = set(folder.rglob("*"))
-    module = export_format if export_format in ("mds", "megatron") else "formats"
-    write = getattr(import_module(f"{__package__}.{module}"), f"write_{export_format}")
+    write = getattr(formats, f"write_{export_format}")
     settings = {"multiple": multiple, "seq_len": seq_len} if export_format == "megatron" else {}
     if preferences:
         batches = map(preference_columns if export_format == "trl" else preference_names, batches)

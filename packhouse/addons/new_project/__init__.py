@@ -1,1 +1,101 @@
-"""`packhouse new`: a project of one's own."""
+"""`packhouse new FOLDER`: a project of one's own, from a recipe to schedules and clusters.
+
+Flows, tasks, contracts, deployments and the image are copied from what the wheel carries in
+`files/`, or from a checkout; a few files of that folder are filled in.
+"""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import click
+
+import packhouse
+from packhouse.cli.options import json_option
+from packhouse.errors import ConfigError, PackhouseError
+from packhouse.system.disks import disk_errors
+from packhouse.system.terminal import echo
+
+_OWN = Path(__file__).parent / "files"
+_CHECKOUT = Path(packhouse.__file__).parents[1]
+
+# Folders and files that are copied; recipes of the checkout name data that is not here.
+_CARRIED = ("flows", "tasks", "schemas", "deployments", "docker", "requirements/image.txt")
+_LEFT_OUT = ("__pycache__", "recipes", "templates", "secrets", "sources.yaml", "Dockerfile*")
+
+# Files of `files/` -> their places; @NAME@ and @VERSION@ are filled in.
+_FILLED = {
+    "README.md": "README.md",
+    "Makefile": "Makefile",
+    "pyproject.in": "pyproject.toml",
+    "gitignore": ".gitignore",
+    "sources.yaml": "deployments/sources.yaml",
+    "dockerignore": "docker/Dockerfile.dockerignore",
+}
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@json_option()
+def new(folder: Path, as_json: bool) -> None:
+    """Write a new project to FOLDER: flows, schedules, an image, a recipe with a sample.
+
+    FOLDER is made, or is empty. Running flows needs `pip install 'packhouse[flows]'`, or what
+    `make setup` installs in the project.
+
+    \b
+    packhouse new my-data && cd my-data
+    make demo      # the whole chain on the sample
+    make serve     # Prefect's UI with schedules and forms, on this machine
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"'{folder}' is not an empty folder; give a new one")
+    with disk_errors(folder, "the project", "give another folder"):
+        _write(folder)
+    if as_json:
+        files = sorted(str(file.relative_to(folder)) for file in folder.rglob("*"))
+        echo(json.dumps({"folder": str(folder), "files": files}))
+        return
+    echo(f"wrote a project to {folder}; next:")
+    echo(f"  cd {folder}")
+    echo("  make demo      # the whole chain on the sample; `make` alone lists the rest")
+
+
+def _write(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in _CARRIED:
+        source, target = carried(name), folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns(*_LEFT_OUT))
+        else:
+            shutil.copyfile(source, target)
+    for own, place in _FILLED.items():
+        text = (_OWN / own).read_text(encoding="utf-8")
+        (folder / place).write_text(_filled(text, folder), encoding="utf-8")
+    # The image's Dockerfile, in which an installed packhouse takes the place of a checkout.
+    text = carried("docker/Dockerfile").read_text(encoding="utf-8")
+    before, _, rest = text.partition("COPY pyproject.toml")
+    _, last_stage, after = rest.partition("FROM ${BASE} AS run")
+    text = before + (_OWN / "Dockerfile.build").read_text("utf-8") + last_stage + after
+    (folder / "docker" / "Dockerfile").write_text(_filled(text, folder), encoding="utf-8")
+
+
+def carried(name: str) -> Path:
+    """Return where a folder or file lies that projects are made of: in the wheel, or a checkout.
+
+    Raises:
+        PackhouseError: in neither, as where packhouse was installed by other means.
+    """
+    for root in (_OWN, _CHECKOUT):
+        # Another package's `tasks` may lie in site-packages, beside an installed packhouse.
+        is_ours = root == _OWN or (root / "hatch_build.py").is_file()
+        if is_ours and (root / name).exists():
+            return root / name
+    raise PackhouseError(f"this install of packhouse lacks '{name}'; install its wheel")
+
+
+def _filled(text: str, folder: Path) -> str:
+    name = re.sub(r"[^a-z0-9]+", "-", folder.absolute().name.lower()).strip("-") or "my-data"
+    return text.replace("@NAME@", name).replace("@VERSION@", packhouse.__version__)

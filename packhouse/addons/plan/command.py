@@ -1,20 +1,25 @@
-"""`packhouse plan RECIPE`: a dry run, with rows, records, tokens, packs, bytes and cache hits."""
+"""`packhouse plan` and `packhouse explain`: what a run would give, and which steps it would run."""
 
 import json
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
 from packhouse.addons.plan.estimate import estimate
-from packhouse.addons.plan.explain import explain_plan
 from packhouse.cli.options import recipe_options
 from packhouse.read.files import source_name
+from packhouse.recipe import Recipe
+from packhouse.records.ledger import ROW_STEPS
 from packhouse.run.cache.limits import cache_room, in_mb
 from packhouse.run.given import read_recipe
+from packhouse.run.last_run import changed_parts, load_last_run
+from packhouse.run.step import AnyJob
 from packhouse.run.steps import STEPS
-from packhouse.run.steps.plan import Estimate, bytes_needed, plan_jobs
+from packhouse.run.steps.pack import PACK
+from packhouse.run.steps.plan import Estimate, Plan, bytes_needed, output_jobs, plan_jobs
 from packhouse.run.workspace import Workspace
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import console, echo, print_table, print_text
@@ -47,7 +52,7 @@ def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: boo
         facts["cache"] = {"needed_bytes": needed, **asdict(room)}
         echo(json.dumps(facts))
     else:
-        _print(recipe.dataset, jobs.version_id, estimated, cached)
+        _print_estimate(recipe.dataset, jobs.version_id, estimated, cached)
         for each in estimated.filters:
             left_out = f"{each.filtered:,} of {counted(each.rows, 'row')}"
             about = "" if estimated.is_exact else "about "
@@ -60,7 +65,7 @@ def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: boo
             echo("note: the run needs more room than is free; see `packhouse cache gc`")
 
 
-def _print(
+def _print_estimate(
     dataset: str, version_id: str, facts: Estimate, cached: dict[str, dict[str, int]]
 ) -> None:
     from rich.table import Table
@@ -99,3 +104,83 @@ def _print(
         print_table(table)
     hits = [f"{step} {line['cached']}/{line['jobs'] or '?'}" for step, line in cached.items()]
     print_text(f"cached: {', '.join(hits)}")
+
+
+@click.command()
+@recipe_options
+def explain(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bool) -> None:
+    """Say which steps of RECIPE would run now, which are cached, and what changed since last time.
+
+    Nothing is computed: sources and tokenizer are hashed, cached files are checked.
+    """
+    recipe = read_recipe(recipe_path, overrides)
+    plan = plan_jobs(recipe)
+    rows = explain_plan(plan, Workspace(cache=cache), recipe)
+    if as_json:
+        echo(json.dumps({"version_id": plan.version_id, "jobs": rows}))
+    else:
+        _print_steps(rows, plan.version_id)
+
+
+def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[dict[str, Any]]:
+    """Return a row per job: step, shard, whether it is cached, and if not, why not.
+
+    The jobs behind pack follow from its result: where it is not done, a row says so for each step.
+    """
+    last = load_last_run(workspace.cache, recipe.dataset)
+    packed = PACK.peek(plan.pack.key, workspace)
+    if packed is None:
+        rows = [_explain_job(job, workspace, last) for job in plan]
+        why = ["how many jobs there are is known when pack is done"]
+        unknown = {"label": "output", "key": None, "cached": False, "why": why}
+        rows += [{"step": step, **unknown} for step in ("gather", "audit", "files")]
+    else:
+        jobs = (*tuple(plan)[:-1], *output_jobs(plan, recipe, packed.facts))
+        rows = [_explain_job(job, workspace, last) for job in jobs]
+    order = [step.name for step in STEPS]
+    rows.sort(key=lambda row: order.index(row["step"]))
+    gone = {label for step, label in last if step == "validate"} - {j.label for j in plan.validate}
+    if gone:
+        (pack,) = [row for row in rows if row["step"] == "pack"]
+        pack["why"] = [f"no longer there: {', '.join(sorted(gone)[:3])}", *pack["why"]]
+    return rows
+
+
+def _explain_job(
+    job: AnyJob, workspace: Workspace, last: dict[tuple[str, str], dict[str, Any]]
+) -> dict[str, Any]:
+    step = job.step.name
+    row = {"step": step, "label": job.label, "key": job.key, "cached": True, "why": []}
+    if workspace.steps.find(step, job.key, job.step.read_facts) is not None:
+        return row
+    before = last.get((step, job.label))
+    if before is None:
+        why = ["new shard" if last and step in ROW_STEPS else "never done"]
+    elif before["key"] == job.key:
+        why = ["its files are gone or were altered"]
+    else:
+        why = changed_parts(before["parts"], dict(job.parts))
+        own = [change for change in why if not change.startswith("inputs:")]
+        why = own or ["an earlier step changed"]
+    return {**row, "cached": False, "why": why}
+
+
+def _print_steps(rows: list[dict[str, Any]], version_id: str) -> None:
+    from rich.text import Text
+
+    out = console()
+    for step in (step.name for step in STEPS):
+        jobs = [row for row in rows if row["step"] == step]
+        runs = [row for row in jobs if not row["cached"]]
+        if not runs:
+            count = f" ({len(jobs)} of {len(jobs)} jobs)"
+            out.print(Text.assemble((f"{step:>9}  cached", "green"), count))
+            continue
+        count = f" ({len(runs)} of {len(jobs)} jobs)"
+        out.print(Text.assemble((f"{step:>9}  runs", "yellow"), count))
+        for row in runs[:5]:
+            label = f"{row['label']}: " if len(jobs) > 1 else ""
+            out.print(f"{'':>11}{label}{'; '.join(row['why'])}")
+        if len(runs) > 5:
+            out.print(f"{'':>11}... and {len(runs) - 5} more")
+    out.print(f"  version  {version_id}")

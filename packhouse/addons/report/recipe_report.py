@@ -12,11 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from packhouse.addons.report.checks import filters_table
 from packhouse.addons.report.figures import length_figures, seq_len_figure
 from packhouse.addons.report.html import figure, header, page, preformatted, section, table, tiles
 from packhouse.addons.report.notebook import Record, cell
-from packhouse.addons.report.sections import samples_section, short_number
+from packhouse.addons.report.sections import filters_table, samples_section, short_number
 from packhouse.addons.report.version_report import version_report, with_texts
 from packhouse.errors import VersionNotFoundError
 from packhouse.pack.statistics import PackStatistics, length_histogram

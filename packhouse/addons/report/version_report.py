@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.addons.report import checks, sections
+from packhouse.addons.report import sections
 from packhouse.addons.report.html import page
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.recipe import AuditConfig
@@ -434,10 +434,10 @@ def _page(
             pipeline is not None,
             has_weights=any(each["weights"] for each in measured["splits"].values()),
         ),
-        checks.left_out_section(manifest, measured),
-        checks.quality_section(manifest),
-        checks.duplicates_section(manifest),
-        checks.audit_section(manifest, _limits(manifest)),
+        sections.left_out_section(manifest, measured),
+        sections.quality_section(manifest),
+        sections.duplicates_section(manifest),
+        sections.audit_section(manifest, _limits(manifest)),
         sections.recipe_section(manifest),
     ]
     name = f"{manifest.dataset} {manifest.version}"

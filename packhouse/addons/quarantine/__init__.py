@@ -1,1 +1,0 @@
-"""`packhouse quarantine`: bad rows listed, shown, mended and read again."""

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.auditing.shard import NUM_WORST
+from packhouse.auditing.tokens import NUM_WORST
 from packhouse.errors import ConfigError
 from packhouse.read import read_shard, scan_source
 from packhouse.recipe import SourceConfig, ValidateConfig

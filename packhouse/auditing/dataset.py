@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.auditing.shard import NUM_WORST
+from packhouse.auditing.tokens import NUM_WORST
 from packhouse.errors import PluginError
 from packhouse.records.hex_keys import is_among, leading_bits, sort_leading_bits
 from packhouse.records.lists import flat_list, read_ranges, zero_based

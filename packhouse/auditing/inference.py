@@ -26,7 +26,7 @@ conversations some answers are checked.
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -37,15 +37,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.auditing.plain_template import PlainTemplate, PromptError
+from packhouse.auditing.tokens import NUM_WORST, Side, read_sides
 from packhouse.recipe import FormatConfig, Recipe
 from packhouse.recipe.rows import CHAT_TEMPLATES, is_renderer
 from packhouse.records.lists import one_chunk
 from packhouse.records.messages import FlatMessages
-from packhouse.records.pairs import split_sides
-from packhouse.records.tables import read_table
 from packhouse.records.thinking import has_thinking
 from packhouse.render.chat_messages import Messages
-from packhouse.system.arrays import Bools, Float32s, Int64s
+from packhouse.system.arrays import Bools, Int64s
 from packhouse.system.wording import counted
 from packhouse.system.worker import at
 from packhouse.tokenize.loading import load_snapshot
@@ -59,7 +58,6 @@ MAX_MESSAGES = 2_000
 
 THOUGHT_LOST = "its thought is not trained"
 
-_NUM_WORST = 5
 _MAX_SPARE = 32  # spans of answers trained in part, of one record, that are told apart
 _SHOWN = 80  # characters of texts that differ
 _BATCH = 256
@@ -71,17 +69,6 @@ def has_prompts(config: FormatConfig) -> bool:
     name = config.template
     is_jinja = name.endswith((".jinja", ".j2")) or name in CHAT_TEMPLATES
     return is_jinja and not is_renderer(name) and config.train_on != "all"
-
-
-@dataclass(frozen=True, slots=True)
-class InferenceSide:
-    """Tables of the same rows: of pairs, of one side."""
-
-    conversations: pa.Table
-    """Schema VALIDATED; those that no text was made of may be among them."""
-    formatted: pa.Table
-    tokenized: pa.Table
-    """Without those that were refused later."""
 
 
 class _Answer(NamedTuple):
@@ -125,19 +112,6 @@ _PARTIAL: _Fault = ("", "", "")
 """Nothing is, but a generation block begins within the answer."""
 
 
-@dataclass(slots=True)
-class InferenceAudit:
-    """What was found in a shard."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    worst: list[dict[str, object]] = field(default_factory=list)
-
-    def to_json(self, turns: str) -> dict[str, object]:
-        """Return counts and faults as plain JSON."""
-        counts = {name: self.counts[name] for name in _COUNTS}
-        return {"turns": turns, "counts": counts, "worst": self.worst}
-
-
 _COUNTS = (
     "records",
     "records_checked",
@@ -170,20 +144,13 @@ def check_prompts(
         cache: folder of tokenizer snapshots.
     """
     snapshot = load_snapshot(recipe.tokenizer, cache, recipe.tokenize.pipeline)
-    tokens = read_table(tokenized)
-    sides = [InferenceSide(read_table(conversations), read_table(formatted), tokens)]
-    if rejected is not None:
-        chosen, other = split_sides(tokens)
-        sides = [
-            InferenceSide(sides[0].conversations, sides[0].formatted, chosen),
-            InferenceSide(read_table(rejected[0]), read_table(rejected[1]), other),
-        ]
+    sides = read_sides(conversations, formatted, tokenized, rejected)
     allows_control = recipe.tokenize.control_text == "allow"
     return audit_inference(sides, snapshot, recipe.format, date=date, allows_control=allows_control)
 
 
 def audit_inference(
-    sides: Sequence[InferenceSide],
+    sides: Sequence[Side],
     snapshot: TokenizerSnapshot,
     config: FormatConfig,
     *,
@@ -206,94 +173,241 @@ def audit_inference(
         `finding`, `source`, `row`, `record_id`, `value` (number of the message), `what`, `text` and
         `expected`.
     """
-    template = PlainTemplate(config, snapshot, date)
-    found = InferenceAudit()
+    check = _Check(config, snapshot, PlainTemplate(config, snapshot, date), allows_control)
     for side in sides:
-        for record in _records(side, template, config, found.counts):
-            _check(record, template, snapshot, config, found, allows_control)
-    return found.to_json(config.turns)
+        for record in check.records_of(side):
+            check.add(record)
+    counts = {name: check.counts[name] for name in _COUNTS}
+    return {"turns": config.turns, "counts": counts, "worst": check.worst}
 
 
-def _records(
-    side: InferenceSide, template: PlainTemplate, config: FormatConfig, counts: Counter[str]
-) -> Iterator[_Record]:
-    ids = one_chunk(side.formatted["record_id"])
-    known = one_chunk(side.conversations["record_id"])
-    places = np.arange(len(ids))
-    if not known.equals(ids):
-        places = pc.index_in(ids, value_set=known).to_numpy(zero_copy_only=False)
-    aligned = np.flatnonzero(places >= 0)  # False for NaN: no conversation of that name
-    places = places[aligned].astype(np.int64)
-    talks = side.conversations.take(pa.array(places))
-    messages = FlatMessages.of(talks["messages"])
-    weights = messages.decide_weights(config)
-    weights = weights * np.repeat(pc.fill_null(one_chunk(talks["weight"]), 1), messages.counts)
-    is_answer = messages.is_role("assistant") & (weights > 0)
-    has_answer = messages.any(is_answer)
-    counts["records"] += int(has_answer.sum())
-    counts["answers"] += int(is_answer.sum())
-    chosen = _choose(talks, messages, weights > 0, has_answer)
-    counts["records_checked"] += len(chosen)
-    texts = side.formatted.take(pa.array(aligned[chosen]))
-    tokens = pc.index_in(texts["record_id"], value_set=one_chunk(side.tokenized["record_id"]))
-    thinking = _thinking_rows(side.conversations)
-    for first in range(0, len(chosen), _BATCH):
-        part = slice(first, first + _BATCH)
-        rows = zip(
-            chosen[part].tolist(),
-            talks.take(pa.array(chosen[part])).to_pylist(),
-            texts.slice(first, _BATCH).to_pylist(),
-            tokens[part].to_pylist(),
-            strict=True,
+@dataclass(slots=True)
+class _Check:
+    """Checks the records of a shard, and counts."""
+
+    config: FormatConfig
+    snapshot: TokenizerSnapshot
+    template: PlainTemplate
+    allows_control: bool
+    counts: Counter[str] = field(default_factory=Counter)
+    worst: list[dict[str, object]] = field(default_factory=list)
+
+    def records_of(self, side: Side) -> Iterator[_Record]:
+        """Yield the records of a side that are checked; count all."""
+        ids = one_chunk(side.formatted["record_id"])
+        known = one_chunk(side.conversations["record_id"])
+        places = np.arange(len(ids))
+        if not known.equals(ids):
+            places = pc.index_in(ids, value_set=known).to_numpy(zero_copy_only=False)
+        aligned = np.flatnonzero(places >= 0)  # False for NaN: no conversation of that name
+        talks = side.conversations.take(pa.array(places[aligned].astype(np.int64)))
+        messages = FlatMessages.of(talks["messages"])
+        weights = messages.decide_weights(self.config)
+        weights = weights * np.repeat(pc.fill_null(one_chunk(talks["weight"]), 1), messages.counts)
+        is_answer = messages.is_role("assistant") & (weights > 0)
+        has_answer = messages.any(is_answer)
+        chosen = _choose(talks, messages, weights > 0, has_answer)
+        self.counts["records"] += int(has_answer.sum())
+        self.counts["answers"] += int(is_answer.sum())
+        self.counts["records_checked"] += len(chosen)
+        texts = side.formatted.take(pa.array(aligned[chosen]))
+        tokens = pc.index_in(texts["record_id"], value_set=one_chunk(side.tokenized["record_id"]))
+        thoughts = FlatMessages.of(side.conversations["messages"])
+        thinks = pa.array(thoughts.any(has_thinking(thoughts)))
+        rows = side.conversations.select(["source", "row"]).filter(thinks).to_pylist()
+        thinking = {(row["source"], row["row"]) for row in rows}
+        for first in range(0, len(chosen), _BATCH):
+            part = slice(first, first + _BATCH)
+            for number, talk, text, token in zip(
+                chosen[part].tolist(),
+                talks.take(pa.array(chosen[part])).to_pylist(),
+                texts.slice(first, _BATCH).to_pylist(),
+                tokens[part].to_pylist(),
+                strict=True,
+            ):
+                own = weights[slice(*messages.offsets[number : number + 2])].tolist()
+                tokenized = None if token is None else side.tokenized.slice(token, 1).to_pylist()[0]
+                yield self._record(talk, text, tokenized, own, thinking)
+
+    def _record(
+        self,
+        talk: dict[str, Any],
+        text: dict[str, Any],
+        tokenized: dict[str, Any] | None,
+        weights: list[float],
+        thinking: set[tuple[str, int]],
+    ) -> _Record:
+        raw = [{k: v for k, v in message.items() if v is not None} for message in talk["messages"]]
+        system, tools = self.config.system, self.config.chat_template_kwargs.get("tools")
+        if system is not None and all(message["role"] != "system" for message in raw):
+            raw, weights = [{"role": "system", "content": system}, *raw], [0.0, *weights]
+        spans = _pairs(text["trained_spans"])
+        ids = None
+        if tokenized is not None and len(tokenized["trained_ranges"]) == len(spans):
+            ranges = _pairs(tokenized["trained_ranges"])
+            ids = [tokenized["input_ids"][start:end] for start, end in ranges]
+        return _Record(
+            source=talk["source"],
+            row=talk["row"],
+            record_id=talk["record_id"],
+            messages=self.template.fit(raw),
+            tools=json.loads(talk["tools"]) if talk["tools"] else tools,
+            arguments=json.loads(talk["arguments"] or "{}"),
+            answers=[
+                _answer(number, message, self.config)
+                for number, (message, weight) in enumerate(zip(raw, weights, strict=True))
+                if weight > 0
+            ],
+            row_thinks=(talk["source"], talk["row"]) in thinking,
+            text=text["text"].encode(),
+            spans=spans,
+            content=_pairs(text["content_spans"]),
+            ids=ids,
         )
-        for number, talk, text, token in rows:
-            own = weights[slice(*messages.offsets[number : number + 2])]
-            tokenized = None if token is None else side.tokenized.slice(token, 1).to_pylist()[0]
-            yield _record(talk, text, tokenized, own, template, config, thinking)
+
+    def add(self, record: _Record) -> None:
+        """Check the answers of a record."""
+        at(f"{record.source} row {record.row}")
+        pairs = [pair for pair in _spans_of(record) if pair[0].is_assistant]
+        whole = [pair for pair in pairs if pair[1] is not None or not pair[0].is_partial]
+        counts = self.counts
+        counts["partly_trained"] += len(pairs) - len(whole)
+        for answer, index in _some(whole):
+            counts["answers_checked"] += 1
+            if index is None:
+                self._note("other_prompts", record, answer, ("it has no trained span", "", ""))
+                continue
+            fault = self._prompt_fault(record, answer, index)
+            if fault is _PARTIAL:
+                counts["answers_checked"] -= 1
+                counts["partly_trained"] += 1
+                continue
+            counts["answers_after_prompt"] += fault is None
+            self._note("other_prompts", record, answer, fault)
+            fault = self._stop_fault(record, index)
+            counts["completions_stopped"] += fault is None
+            self._note("other_stops", record, answer, fault)
+
+    def _prompt_fault(self, record: _Record, answer: _Answer, index: int) -> _Fault | None:
+        """Return what is wrong with the prompt of an answer, if something is."""
+        template, (start, end) = self.template, record.spans[index]
+        before = record.text[:start].decode(errors="replace")
+        joint = 0
+        if self.config.turns == "joined" and index > 0:
+            joint = len(record.text[: record.spans[index - 1][1]].decode(errors="replace"))
+        first = ""
+        messages = record.messages[: answer.number + 1]
+        for settings, is_right in self._modes(record, answer):
+            given = record.tools, {**record.arguments, **settings}
+            try:
+                prompt = template.render(messages[:-1], *given, is_prompt=True)
+            except PromptError as error:
+                first = first or f"(the template refuses this prompt: {error})"
+                continue
+            first = first or prompt
+            if not _follows(before, prompt, joint, template):
+                inner = template.text_before_block(prompt, messages, *given)
+                outer = before.removesuffix(inner)
+                if outer != before and _follows(outer, prompt, joint, template):
+                    return _PARTIAL
+                continue
+            if not is_right:
+                return _difference(
+                    "it follows the prompt of the other thinking mode", before, first
+                )
+            said = record.text[start:end].decode(errors="replace")
+            if _packed(answer.thought) not in _packed(said):
+                return THOUGHT_LOST, said[:_SHOWN], answer.thought[:_SHOWN]
+            return None
+        what = "the text before it is not its prompt"
+        if not template.reads_prompt:
+            what += ", and the template does not read add_generation_prompt"
+        return _difference(what, before, first)
+
+    def _modes(self, record: _Record, answer: _Answer) -> Iterator[tuple[dict[str, bool], bool]]:
+        """Arguments to try, the likeliest first, and whether an answer may follow that prompt.
+
+        Where the row or the recipe sets the thinking switch, or there is none, they are as given.
+        Else an answer with a thought follows the thinking prompt; one of a row without any the
+        other, where the template writes it so; one without, of a row with some, either, for clients
+        set the switch for all answers to a question.
+        """
+        switch = self.template.switch
+        if switch is None or switch[0] in record.arguments:
+            yield {}, True
+            return
+        name, value = switch
+        thinking, plain = {name: value}, {name: not value}
+        default = self.template.default_mode
+        if answer.thought:
+            yield thinking, True
+            yield {}, bool(default)
+            yield plain, False
+        elif record.row_thinks:
+            yield from ((settings, True) for settings in (thinking, plain, {}))
+        else:
+            yield plain, True
+            # Asked for only where the answer does not follow the plain prompt: two more renderings.
+            is_only = not self._writes(record, answer, plain)
+            yield {}, default is False or is_only
+            yield thinking, is_only
+
+    def _writes(self, record: _Record, answer: _Answer, settings: Mapping[str, object]) -> bool:
+        """Return True if the template writes an answer after the prompt of some settings."""
+        given = record.tools, {**record.arguments, **settings}
+        messages = record.messages[: answer.number + 1]
+        try:
+            prompt = self.template.render(messages[:-1], *given, is_prompt=True)
+            return self.template.render(messages, *given, is_prompt=False).startswith(prompt)
+        except PromptError:
+            return False
+
+    def _stop_fault(self, record: _Record, index: int) -> _Fault | None:
+        """Return what is wrong with the end of an answer, if something is."""
+        (start, end), known = record.spans[index], self.snapshot.added_tokens
+        stops = [stop.encode() for stop in self.template.stop_tokens]
+        said, due = record.text[start:end], " or ".join(self.template.stop_tokens)
+        shown = said.decode(errors="replace")[-_SHOWN:]
+        last = max((stop for stop in stops if said.endswith(stop)), key=len, default=b"")
+        if not last or _is_content(record, end - len(last), end):
+            return "it does not end with a stop token", shown, due
+        longest_first = sorted(stops, key=len, reverse=True)
+        pattern = re.compile(b"|".join(map(re.escape, longest_first)))
+        for match in pattern.finditer(record.text, start, end - len(last)):
+            if not _is_content(record, *match.span()):
+                upto = record.text[start : match.end()].decode(errors="replace")
+                return "it contains a stop token", upto[-_SHOWN:], due
+        if record.ids is None or last.decode() not in known:
+            return None
+        own = record.ids[index]
+        ids = {known[stop] for stop in self.template.stop_tokens if stop in known}
+        if not own or own[-1] != known[last.decode()]:
+            return "its tokens do not end with a stop token", shown, due
+        if not self.allows_control and not ids.isdisjoint(own[:-1]):
+            return "its tokens contain a stop token", shown, due
+        return None
+
+    def _note(self, finding: str, record: _Record, answer: _Answer, fault: _Fault | None) -> None:
+        is_full = sum(each["finding"] == finding for each in self.worst) >= NUM_WORST
+        if fault is None or is_full:
+            return
+        what, text, expected = fault
+        self.worst.append(
+            {
+                "finding": finding,
+                "source": record.source,
+                "row": record.row,
+                "record_id": record.record_id,
+                "value": answer.number,
+                "what": what,
+                "text": text,
+                "expected": expected,
+            }
+        )
 
 
-def _record(
-    talk: dict[str, Any],
-    text: dict[str, Any],
-    tokenized: dict[str, Any] | None,
-    weights: Float32s,
-    template: PlainTemplate,
-    config: FormatConfig,
-    thinking: set[tuple[str, int]],
-) -> _Record:
-    raw = [{k: v for k, v in message.items() if v is not None} for message in talk["messages"]]
-    own = weights.tolist()
-    if config.system is not None and all(message["role"] != "system" for message in raw):
-        raw, own = [{"role": "system", "content": config.system}, *raw], [0.0, *own]
-    answers = [
-        _answer(n, message, config)
-        for n, (message, weight) in enumerate(zip(raw, own, strict=True))
-        if weight > 0
-    ]
-    arguments = json.loads(talk["arguments"] or "{}")
-    spans = [(span["start"], span["end"]) for span in text["trained_spans"]]
-    ids = None
-    if tokenized is not None and len(tokenized["trained_ranges"]) == len(spans):
-        ids = [
-            tokenized["input_ids"][span["start"] : span["end"]]
-            for span in tokenized["trained_ranges"]
-        ]
-    return _Record(
-        source=talk["source"],
-        row=talk["row"],
-        record_id=talk["record_id"],
-        messages=template.fit(raw),
-        tools=json.loads(talk["tools"])
-        if talk["tools"]
-        else config.chat_template_kwargs.get("tools"),
-        arguments=arguments,
-        answers=answers,
-        row_thinks=(talk["source"], talk["row"]) in thinking,
-        text=text["text"].encode(),
-        spans=spans,
-        content=[(span["start"], span["end"]) for span in text["content_spans"]],
-        ids=ids,
-    )
+def _pairs(spans: Sequence[Mapping[str, int]]) -> list[tuple[int, int]]:
+    return [(span["start"], span["end"]) for span in spans]
 
 
 def _answer(number: int, message: Mapping[str, Any], config: FormatConfig) -> _Answer:
@@ -311,14 +425,6 @@ def _answer(number: int, message: Mapping[str, Any], config: FormatConfig) -> _A
 def _packed(text: str) -> str:
     """Without white space, which templates put and take."""
     return "".join(text.split())
-
-
-def _thinking_rows(conversations: pa.Table) -> set[tuple[str, int]]:
-    """Return source and row of conversations with a thought."""
-    messages = FlatMessages.of(conversations["messages"])
-    thinks = messages.any(has_thinking(messages))
-    rows = conversations.select(["source", "row"]).filter(pa.array(thinks)).to_pylist()
-    return {(row["source"], row["row"]) for row in rows}
 
 
 def _choose(
@@ -348,39 +454,6 @@ def _choose(
     bounds = np.cumsum(np.bincount(shape)) - np.bincount(shape)
     rank = np.arange(len(order)) - bounds[shape[order]]
     return np.sort(rows[order[np.lexsort((order, rank))[:NUM_SAMPLED]]])
-
-
-def _check(
-    record: _Record,
-    template: PlainTemplate,
-    snapshot: TokenizerSnapshot,
-    config: FormatConfig,
-    found: InferenceAudit,
-    allows_control: bool,
-) -> None:
-    at(f"{record.source} row {record.row}")
-    pairs = [pair for pair in _spans_of(record) if pair[0].is_assistant]
-    whole = [pair for pair in pairs if pair[1] is not None or not pair[0].is_partial]
-    found.counts["partly_trained"] += len(pairs) - len(whole)
-    for answer, index in _some(whole):
-        found.counts["answers_checked"] += 1
-        if index is None:
-            _note(found, "other_prompts", record, answer, ("it has no trained span", "", ""))
-            continue
-        fault = _prompt_fault(record, answer, index, template, config)
-        if fault is _PARTIAL:
-            found.counts["answers_checked"] -= 1
-            found.counts["partly_trained"] += 1
-            continue
-        if fault is None:
-            found.counts["answers_after_prompt"] += 1
-        else:
-            _note(found, "other_prompts", record, answer, fault)
-        fault = _stop_fault(record, index, template, snapshot, allows_control)
-        if fault is None:
-            found.counts["completions_stopped"] += 1
-        else:
-            _note(found, "other_stops", record, answer, fault)
 
 
 def _spans_of(record: _Record) -> Iterator[tuple[_Answer, int | None]]:
@@ -442,53 +515,6 @@ def _some(answers: list[tuple[_Answer, int | None]]) -> list[tuple[_Answer, int 
     return [answers[place] for place in sorted({round(each) for each in places.tolist()})]
 
 
-def _prompt_fault(
-    record: _Record, answer: _Answer, index: int, template: PlainTemplate, config: FormatConfig
-) -> _Fault | None:
-    """Return what is wrong with the prompt of an answer, if something is."""
-    start, end = record.spans[index]
-    before = record.text[:start].decode(errors="replace")
-    joint = 0
-    if config.turns == "joined" and index > 0:
-        joint = len(record.text[: record.spans[index - 1][1]].decode(errors="replace"))
-    first = ""
-    for settings, is_right in _modes(record, answer, template):
-        try:
-            prompt = template.render(
-                record.messages[: answer.number],
-                record.tools,
-                {**record.arguments, **settings},
-                is_prompt=True,
-            )
-        except PromptError as error:
-            first = first or f"(the template refuses this prompt: {error})"
-            continue
-        first = first or prompt
-        if not _follows(before, prompt, joint, template):
-            if template.has_blocks and (
-                inner := template.text_before_block(
-                    prompt,
-                    record.messages[: answer.number + 1],
-                    record.tools,
-                    {**record.arguments, **settings},
-                )
-            ):
-                outer = before.removesuffix(inner)
-                if outer != before and _follows(outer, prompt, joint, template):
-                    return _PARTIAL
-            continue
-        if not is_right(prompt):
-            return _difference("it follows the prompt of the other thinking mode", before, first)
-        said = record.text[start:end].decode(errors="replace")
-        if _packed(answer.thought) not in _packed(said):
-            return THOUGHT_LOST, said[:_SHOWN], answer.thought[:_SHOWN]
-        return None
-    what = "the text before it is not its prompt"
-    if not template.reads_prompt:
-        what += ", and the template does not read add_generation_prompt"
-    return _difference(what, before, first)
-
-
 def _follows(before: str, prompt: str, joint: int, template: PlainTemplate) -> bool:
     """Return True if the text before an answer is the prompt.
 
@@ -513,92 +539,6 @@ def _follows(before: str, prompt: str, joint: int, template: PlainTemplate) -> b
     return not template.differ_in_rows(written, rest)
 
 
-_Mode = tuple[Mapping[str, object], Callable[[str], bool]]
-
-
-def _modes(record: _Record, answer: _Answer, template: PlainTemplate) -> Iterator[_Mode]:
-    """Arguments to try, the likeliest first, and whether an answer may follow that prompt.
-
-    Where the row or the recipe sets the thinking switch, or there is none, they are as given. Else
-    an answer with a thought follows the thinking prompt; one of a row without any the other, where
-    the template writes it so; one without, of a row with some, either, for clients set the switch
-    for all answers to a question.
-    """
-
-    def yes(_: str) -> bool:
-        return True
-
-    def no(_: str) -> bool:
-        return False
-
-    switch = template.switch
-    if switch is None or switch[0] in record.arguments:
-        yield {}, yes
-        return
-    name, value = switch
-    thinking, plain = {name: value}, {name: not value}
-    if answer.thought:
-        yield thinking, yes
-        yield {}, yes if template.default_mode else no
-        yield plain, no
-    elif record.row_thinks:
-        yield from ((settings, yes) for settings in (thinking, plain, {}))
-    else:
-
-        def is_only(_: str) -> bool:
-            return not _writes(record, answer, template, plain)
-
-        yield plain, yes
-        yield {}, yes if template.default_mode is False else is_only
-        yield thinking, is_only
-
-
-def _writes(
-    record: _Record, answer: _Answer, template: PlainTemplate, settings: Mapping[str, object]
-) -> bool:
-    """Return True if the template writes an answer after the prompt of some settings."""
-    arguments = {**record.arguments, **settings}
-    messages = record.messages[: answer.number + 1]
-    try:
-        prompt = template.render(messages[:-1], record.tools, arguments, is_prompt=True)
-        whole = template.render(messages, record.tools, arguments, is_prompt=False)
-    except PromptError:
-        return False
-    return whole.startswith(prompt)
-
-
-def _stop_fault(
-    record: _Record,
-    index: int,
-    template: PlainTemplate,
-    snapshot: TokenizerSnapshot,
-    allows_control: bool,
-) -> _Fault | None:
-    """Return what is wrong with the end of an answer, if something is."""
-    (start, end), stops = record.spans[index], [s.encode() for s in template.stop_tokens]
-    said, due = record.text[start:end], " or ".join(template.stop_tokens)
-    shown = said.decode(errors="replace")[-_SHOWN:]
-    last = max((stop for stop in stops if said.endswith(stop)), key=len, default=b"")
-    if not last or _is_content(record, end - len(last), end):
-        return "it does not end with a stop token", shown, due
-    longest_first = sorted(stops, key=len, reverse=True)
-    pattern = re.compile(b"|".join(map(re.escape, longest_first)))
-    for match in pattern.finditer(record.text, start, end - len(last)):
-        if not _is_content(record, *match.span()):
-            upto = record.text[start : match.end()].decode(errors="replace")
-            return "it contains a stop token", upto[-_SHOWN:], due
-    known = snapshot.added_tokens
-    ids = {known[stop] for stop in template.stop_tokens if stop in known}
-    if record.ids is None or last.decode() not in known:
-        return None
-    own = record.ids[index]
-    if not own or own[-1] != known[last.decode()]:
-        return "its tokens do not end with a stop token", shown, due
-    if not allows_control and not ids.isdisjoint(own[:-1]):
-        return "its tokens contain a stop token", shown, due
-    return None
-
-
 def _is_content(record: _Record, start: int, end: int) -> bool:
     """Return True if some of a text is the row's own."""
     return any(a < end and start < b for a, b in record.content)
@@ -610,26 +550,6 @@ def _difference(what: str, text: str, expected: str) -> _Fault:
     at_least = min(len(text), len(expected))
     cut = next((n for n, (a, b) in enumerate(pairs) if a != b), at_least) + _SHOWN // 2
     return what, text[:cut][-_SHOWN:], expected[:cut][-_SHOWN:]
-
-
-def _note(
-    found: InferenceAudit, finding: str, record: _Record, answer: _Answer, fault: _Fault
-) -> None:
-    if sum(each["finding"] == finding for each in found.worst) >= _NUM_WORST:
-        return
-    what, text, expected = fault
-    found.worst.append(
-        {
-            "finding": finding,
-            "source": record.source,
-            "row": record.row,
-            "record_id": record.record_id,
-            "value": answer.number,
-            "what": what,
-            "text": text,
-            "expected": expected,
-        }
-    )
 
 
 def combine_inference(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -661,7 +581,7 @@ def combine_inference(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 each
                 for each in worst
                 if each["finding"] == finding and each["source"].split("/")[0] == source
-            ][:_NUM_WORST]
+            ][:NUM_WORST]
         ],
     }
 

@@ -29,7 +29,6 @@ from packhouse.tokenize.snapshot import TokenizerSnapshot
 
 _TEXT = ("Perhaps", "Certainly", "Otherwise", "Naturally", "Therefore")
 _MARKS = "\ue0b0", "\ue0b1"  # of a private area: no template or row has them
-_GENERATION = re.compile(r"{%-?\s*generation\b")
 _DOCUMENTS = [{"title": "Likewise", "text": "Moreover"}]
 
 
@@ -92,8 +91,6 @@ class PlainTemplate:
             tree = environment.parse(source)
             self._template = environment.from_string(source)
             self._marked = _environment(_MarkedGeneration, date).from_string(source)
-        self.has_blocks = _GENERATION.search(source) is not None
-        """True if it says in blocks what the assistant generates."""
         self._names = find_undeclared_variables(tree)
         self._numbers = numbers_in(tree)
         self.reads_prompt = "add_generation_prompt" in self._names
@@ -118,13 +115,33 @@ class PlainTemplate:
         arguments: Mapping[str, object] = {},
         *,
         is_prompt: bool,
+        is_marked: bool = False,
     ) -> str:
         """Return the text of a conversation, or of the prompt of its next answer.
+
+        Args:
+            messages: in the form that the template takes.
+            tools: of the row.
+            arguments: of the row, and over those of the recipe.
+            is_prompt: end with what opens an answer.
+            is_marked: put marks around what the template says is generated.
 
         Raises:
             PromptError: the template refuses the messages or fails on them.
         """
-        return self._render(self._template, messages, tools, arguments, is_prompt)
+        template = self._marked if is_marked else self._template
+        try:
+            with limited():
+                return template.render(
+                    messages=messages,
+                    tools=tools,
+                    add_generation_prompt=is_prompt,
+                    **{**self.arguments, **arguments},
+                )
+        except MemoryError:
+            raise
+        except Exception as error:  # a template may fail in any way
+            raise PromptError(f"{error}"[:200]) from None
 
     def text_before_block(
         self,
@@ -143,7 +160,7 @@ class PlainTemplate:
         """
         begin, end = _MARKS
         try:
-            marked = self._render(self._marked, messages, tools, arguments, False)
+            marked = self.render(messages, tools, arguments, is_prompt=False, is_marked=True)
         except PromptError:
             return ""
         whole = ""
@@ -153,38 +170,20 @@ class PlainTemplate:
             whole += piece * (piece not in _MARKS)
         return ""
 
-    def _render(
+    def probe(
         self,
-        template: jinja2.Template,
         messages: Messages,
-        tools: object,
-        arguments: Mapping[str, object],
+        form: MessageForm | None = None,
+        *,
         is_prompt: bool,
-    ) -> str:
-        try:
-            with limited():
-                return template.render(
-                    messages=messages,
-                    tools=tools,
-                    add_generation_prompt=is_prompt,
-                    **{**self.arguments, **arguments},
-                )
-        except MemoryError:
-            raise
-        except Exception as error:  # a template may fail in any way
-            raise PromptError(f"{error}"[:200]) from None
-
-    def probe(self, messages: Messages, *, is_prompt: bool, **arguments: object) -> str | None:
-        """Render canonical messages; None where the template refuses them."""
-        return self._render_probe(self.fit(messages), is_prompt=is_prompt, **arguments)
-
-    def _render_probe(
-        self, messages: Messages, *, is_prompt: bool, **arguments: object
+        **arguments: object,
     ) -> str | None:
+        """Render canonical messages; None where the template refuses them."""
+        given = _in_form(messages, form or self._form)
         tries: list[dict[str, object]] = [{}, {"documents": _DOCUMENTS}]  # some fail without any
         for documents in tries:
             try:
-                return self.render(messages, None, documents | arguments, is_prompt=is_prompt)
+                return self.render(given, None, documents | arguments, is_prompt=is_prompt)
             except PromptError:
                 continue
         return None
@@ -214,7 +213,7 @@ class PlainTemplate:
 
     def _writes(self, messages: Messages, form: MessageForm) -> bool | None:
         """Return True if a probe's texts are all written; None where the template refuses it."""
-        written = self._render_probe(_in_form(messages, form), is_prompt=False)
+        written = self.probe(messages, form, is_prompt=False)
         texts = _TEXT if messages is _CALL else [message["content"] for message in messages]
         return None if written is None else all(text in written for text in texts)
 

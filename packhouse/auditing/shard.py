@@ -27,7 +27,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.auditing.tokens import Ids, Intervals, PlacedTokens, bos_and_unknown, double_ends
+from packhouse.auditing.tokens import (
+    NUM_WORST,
+    Ids,
+    Intervals,
+    PlacedTokens,
+    Side,
+    bos_and_unknown,
+    double_ends,
+)
 from packhouse.recipe import FormatConfig
 from packhouse.records.lists import one_chunk
 from packhouse.records.messages import FlatMessages, num_bytes
@@ -37,14 +45,8 @@ from packhouse.system.arrays import Bools, Int64s
 from packhouse.tokenize.pipeline import read_pipeline
 from packhouse.tokenize.snapshot import TokenizerSnapshot
 
-NUM_WORST = 5
-"""Rows that are named for each finding."""
-
 SLICE_TOKENS = 2**20
 """Tokens looked at together; it bounds memory to about 100 MB."""
-
-Side = tuple[pa.Table, pa.Table, pa.Table]
-"""Conversations, texts and tokens of the same rows."""
 
 _WITHOUT_TURNS = ("text", "classification", "sequence_classification")
 _TAGS = re.compile(r"\s*</?think>\s*")

@@ -7,7 +7,8 @@ that of anyone's data (`packhouse.addons.audit_any`), which has ids and masks al
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +16,49 @@ import pyarrow as pa
 from typing_extensions import override
 
 from packhouse.records.lists import Ranges, flat_list, one_chunk, read_ranges, zero_based
+from packhouse.records.pairs import split_sides
+from packhouse.records.tables import read_table
 from packhouse.system.arrays import Bools, Bytes, Int64s
 from packhouse.tokenize.encoders import text_bases, text_bytes
 from packhouse.tokenize.offsets import EncodedRows, locate_by_widths
 from packhouse.tokenize.pipeline import Pipeline
 from packhouse.tokenize.snapshot import TokenizerSnapshot
 from packhouse.tokenize.spans import Spans, train_ranges
+
+NUM_WORST = 5
+"""Rows that are named for each finding."""
+
+
+class Side(NamedTuple):
+    """Tables of the same rows: of pairs, of one side."""
+
+    conversations: pa.Table
+    """Schema VALIDATED; those that no text was made of may be among them."""
+    formatted: pa.Table
+    tokenized: pa.Table
+    """Without those that were refused later."""
+
+
+def read_sides(
+    conversations: Path, formatted: Path, tokenized: Path, rejected: tuple[Path, Path] | None
+) -> list[Side]:
+    """Read a shard; of pairs, the rejected sides as well.
+
+    Args:
+        conversations: those that were rendered: `examples.arrow` or `validated.arrow`.
+        formatted: their texts.
+        tokenized: their tokens.
+        rejected: of pairs, conversations and texts of the rejected sides.
+    """
+    tokens = read_table(tokenized)
+    if rejected is None:
+        return [Side(read_table(conversations), read_table(formatted), tokens)]
+    chosen, other = split_sides(tokens)
+    return [
+        Side(read_table(conversations), read_table(formatted), chosen),
+        Side(read_table(rejected[0]), read_table(rejected[1]), other),
+    ]
+
 
 Ids: TypeAlias = npt.NDArray[np.integer]
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import packhouse
 import schemas
 from packhouse.auditing import audit_packs, audit_records, check_audit
-from packhouse.auditing.shard import NUM_WORST
+from packhouse.auditing.tokens import NUM_WORST
 from packhouse.cli import cli
 from packhouse.errors import AuditError
 from packhouse.recipe import AuditConfig, load_recipe

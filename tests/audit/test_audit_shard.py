@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from packhouse.auditing import audit_shard
 from packhouse.auditing import shard as shard_module
-from packhouse.auditing.tokens import Intervals
+from packhouse.auditing.tokens import Intervals, Side
 from packhouse.recipe import FormatConfig
 from packhouse.tokenize import load_snapshot
 from tests.audit.conftest import CHATS, DEMO, Tables, turns
@@ -37,7 +37,7 @@ FINDINGS = {
 
 def audited(tables, snapshot=None):
     return audit_shard(
-        [(tables.validated, tables.formatted, tables.tokenized)],
+        [Side(tables.validated, tables.formatted, tables.tokenized)],
         snapshot or tables.snapshot,
         tables.config,
     )

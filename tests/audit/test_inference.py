@@ -11,8 +11,9 @@ from transformers import AutoTokenizer
 
 import packhouse
 from packhouse.auditing import check_audit, combine_inference, inference, inference_line
-from packhouse.auditing.inference import InferenceSide, audit_inference
+from packhouse.auditing.inference import audit_inference
 from packhouse.auditing.plain_template import PlainTemplate
+from packhouse.auditing.tokens import Side
 from packhouse.errors import AuditError
 from packhouse.recipe import AuditConfig, FormatConfig, TokenizeConfig
 from packhouse.records.tables import FORMATTED
@@ -79,7 +80,7 @@ class Planted:
 
 
 def audited(tables, how, **settings):
-    side = InferenceSide(tables.validated, tables.formatted, tables.tokenized)
+    side = Side(tables.validated, tables.formatted, tables.tokenized)
     config = getattr(tables, "config", FormatConfig()).model_copy(update={"turns": how})
     return audit_inference([side], tables.snapshot, config, **settings)
 

@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("trl", reason="TRL is not installed")
 
-from packhouse.auditing.inference import InferenceSide, audit_inference, has_prompts
+from packhouse.auditing.inference import audit_inference, has_prompts
+from packhouse.auditing.tokens import Side
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.render.sandbox import pinned_date
@@ -57,7 +58,7 @@ def audited(name, turns, change=lambda formatted: formatted):
     for made in rendered(name, turns):
         formatted = change(made.formatted)
         tokenized = tokenize_table(formatted, snapshot, TokenizeConfig()).tokenized
-        sides.append(InferenceSide(made.examples, formatted, tokenized))
+        sides.append(Side(made.examples, formatted, tokenized))
     date = pinned_date().isoformat()
     return audit_inference(sides, snapshot, FormatConfig(turns=turns), date=date)
 

@@ -27,15 +27,15 @@ from packhouse.auditing import (
     run_check,
 )
 from packhouse.auditing.inference import check_prompts, has_prompts
-from packhouse.auditing.tokens import blank_tokens
+from packhouse.auditing.tokens import blank_tokens, read_sides
 from packhouse.recipe import Recipe
-from packhouse.records.pairs import REJECTED, split_sides
+from packhouse.records.pairs import REJECTED
 from packhouse.records.tables import read_table
 from packhouse.registry import function_of_addon
 from packhouse.render.shards import run_template
 from packhouse.run.step import Job, Step, Work
 from packhouse.run.steps.benchmarks import BENCHMARKS, load_benchmarks
-from packhouse.run.steps.format import FORMAT, FormatParameters, conversations
+from packhouse.run.steps.format import FORMAT, FormatParameters
 from packhouse.run.steps.gather import GATHER, PackRange
 from packhouse.run.steps.pack import PACK, PackParameters
 from packhouse.run.steps.records import read_records
@@ -146,23 +146,32 @@ def compute(work: Work[AuditParameters], folder: Path) -> AuditFacts:
 
 def _shard(work: Work[AuditParameters]) -> dict[str, object]:
     validated, formatted = work.input(VALIDATE), work.input(FORMAT)
-    texts = read_table(formatted.path("formatted.arrow"))
-    tokenized = read_table(work.input(TOKENIZE).path("tokenized.arrow"))
     snapshot = load_snapshot(
         work.recipe.tokenizer, work.workspace.tokenizers, work.recipe.tokenize.pipeline
     )
     if "tokens.arrow" in validated.files:  # ids were given
+        tokenized = read_table(work.input(TOKENIZE).path("tokenized.arrow"))
         audit_given = function_of_addon("audit_given")
         found: dict[str, object] = audit_given(
             tokenized, work.recipe, snapshot, work.workspace.tokenizers
         )
         return found
-    sides = [(conversations(validated, formatted), texts, tokenized)]
+    rejected = None
     if REJECTED in formatted.files:
-        chosen, rejected = split_sides(tokenized)
-        others = (read_table(each.path(REJECTED)) for each in (validated, formatted))
-        sides = [(*sides[0][:2], chosen), (*others, rejected)]
+        rejected = validated.path(REJECTED), formatted.path(REJECTED)
+    sides = read_sides(*_paths(work), rejected)
     return audit_shard(sides, snapshot, work.recipe.format, work.parameters.label_names)
+
+
+def _paths(work: Work[AuditParameters]) -> tuple[Path, Path, Path]:
+    """Conversations as they were rendered, their texts and their tokens."""
+    validated, formatted = work.input(VALIDATE), work.input(FORMAT)
+    is_rewritten = "examples.arrow" in formatted.files
+    return (
+        formatted.path("examples.arrow") if is_rewritten else validated.path("validated.arrow"),
+        formatted.path("formatted.arrow"),
+        work.input(TOKENIZE).path("tokenized.arrow"),
+    )
 
 
 def _inference(work: Work[AuditParameters]) -> dict[str, object]:
@@ -171,12 +180,9 @@ def _inference(work: Work[AuditParameters]) -> dict[str, object]:
     # Where rows were rewritten, what the rejected sides were rendered from is not kept.
     if REJECTED in formatted.files and work.recipe.format.reasoning != "strip":
         rejected = validated.path(REJECTED), formatted.path(REJECTED)
-    is_rewritten = "examples.arrow" in formatted.files
     call = partial(
         check_prompts,
-        formatted.path("examples.arrow") if is_rewritten else validated.path("validated.arrow"),
-        formatted.path("formatted.arrow"),
-        work.input(TOKENIZE).path("tokenized.arrow"),
+        *_paths(work),
         rejected,
         work.recipe,
         work.parameters.date,

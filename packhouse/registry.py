@@ -100,6 +100,7 @@ FUNCTIONS = {
     "FramedPage": "packhouse.addons.report.notebook",
     "lengths_svg": "packhouse.addons.report.notebook",
     "estimate": "packhouse.addons.plan.estimate",
+    "make_rows": "packhouse.addons.renderers.rows",
     "find_near": "packhouse.addons.near_dedup",
     "read_benchmarks": "packhouse.addons.contamination",
     "match_benchmarks": "packhouse.addons.contamination",

@@ -10,12 +10,12 @@ whole.
 
 from importlib import resources
 from pathlib import Path
-from pkgutil import resolve_name
 
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.recipe.rows import TEMPLATES, is_renderer
 from packhouse.records.excerpts import rewrites
+from packhouse.registry import function_of_addon
 from packhouse.render.chat import ChatEngine
 from packhouse.render.prompt_texts import dart_math, texts_to_jinja
 from packhouse.render.renderer import Rendered, Renderer
@@ -38,9 +38,6 @@ __all__ = [
 
 VERSION = 1
 """Raised whenever the same row and template give other text or spans than before."""
-
-_PYTHON_ROWS = "packhouse.render.python_renderers:make_rows"
-"""Imported when a recipe names a renderer in Python."""
 
 MAX_ENGINES = 8
 _ENGINES: dict[str, ChatEngine] = {}
@@ -84,7 +81,7 @@ def make_renderer(
         if plugin is None:
             rows = RowRenderer(config, snapshot, source, where)
         else:
-            rows = resolve_name(_PYTHON_ROWS)(plugin, config, snapshot, folder)
+            rows = function_of_addon("make_rows")(plugin, config, snapshot, folder)
         _ENGINES[key] = ChatEngine(rows, config)
     return Renderer(_ENGINES[key], config, window)
 

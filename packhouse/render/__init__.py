@@ -17,7 +17,6 @@ from packhouse.recipe.rows import TEMPLATES, is_renderer
 from packhouse.records.excerpts import rewrites
 from packhouse.registry import function_of_addon
 from packhouse.render.chat import ChatEngine
-from packhouse.render.prompt_texts import dart_math, texts_to_jinja
 from packhouse.render.renderer import Rendered, Renderer
 from packhouse.render.rows import RowRenderer
 from packhouse.render.sandbox import pinned_date
@@ -108,8 +107,9 @@ def _chat_source(
     if name == "mistral_system":
         source = resources.files(__name__).joinpath("mistral_system.jinja")
         return source.read_text(encoding="utf-8"), f"template '{name}'"
-    if name in dart_math():
-        return texts_to_jinja(dart_math()[name], ends_of(snapshot, "")), f"template '{name}'"
+    if name.startswith("dart-math/") and name in TEMPLATES:
+        write = function_of_addon("dart_math_template")
+        return write(name, ends_of(snapshot, "")), f"template '{name}'"
     if name != "chat":
         known = ", ".join(TEMPLATES)
         raise ConfigError(f"no template '{name}' (known: {known}, or a .jinja or .j2 file)")

@@ -311,7 +311,9 @@ def test_a_stop_token_that_only_history_has_is_no_advice():
         {"role": "assistant", "content": "", "tool_calls": json.dumps(CALLS)},
         {"role": "tool", "content": "2", "tool_call_id": "call00000"},
     ]
-    out = render_chat(IDS_OF_HISTORY, [turns], config={"stop_tokens": ["</s>"]}, added_tokens=TOKENS)
+    out = render_chat(
+        IDS_OF_HISTORY, [turns], config={"stop_tokens": ["</s>"]}, added_tokens=TOKENS
+    )
 
     (refused,) = out.quarantined.to_pylist()
     assert refused["reason"] == "no_stop"

@@ -21,7 +21,7 @@ import pyarrow as pa
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import DEFAULTS, Conversations
-from packhouse.records.span_weights import weights_column
+from packhouse.records.lists import weights_column
 from packhouse.records.thinking import has_thinking
 from packhouse.render.chat_messages import parse_given
 from packhouse.render.compiled import CompiledRow, Filling, compile_row

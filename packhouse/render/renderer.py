@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import Conversations
-from packhouse.records.excerpts import rewrites, take_records
 from packhouse.records.messages import FlatMessages
+from packhouse.records.rows import rewrites, take_records
 from packhouse.records.tables import FORMATTED, QUARANTINED, VALIDATED, refused_rows
 from packhouse.records.thinking import strip_thinking
 from packhouse.render.chat import ChatEngine

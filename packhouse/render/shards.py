@@ -17,9 +17,8 @@ from packhouse.errors import TemplateError
 from packhouse.recipe import Recipe
 from packhouse.records.lists import one_chunk
 from packhouse.records.pairs import REJECTED, cut_behind_answers, keep_both
-from packhouse.records.render_counts import RenderCounts
+from packhouse.records.render_counts import RenderCounts, SplitText
 from packhouse.records.rows import num_rows
-from packhouse.records.split_text import SplitText
 from packhouse.records.tables import REFUSED, read_table, write_table
 from packhouse.render import make_renderer
 from packhouse.render.windows import make_window_rule

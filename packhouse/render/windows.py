@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.recipe import FormatConfig, Recipe
-from packhouse.records.excerpts import derive
 from packhouse.records.messages import ROLES, FlatMessages
+from packhouse.records.rows import derive
 from packhouse.records.tables import FORMATTED
 from packhouse.system.arrays import Bools, Float32s, Int64s
 from packhouse.tokenize import TokenizerSnapshot, tokenize_table

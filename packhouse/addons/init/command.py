@@ -18,7 +18,7 @@ from packhouse.addons.init.files import Look, look_at
 from packhouse.cli.options import json_option
 from packhouse.errors import ConfigError, SourceError
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
-from packhouse.records.split_text import SplitText, factor_note, total
+from packhouse.records.render_counts import SplitText, factor_note, total
 from packhouse.run.workspace import Workspace
 from packhouse.system.escaping import for_terminal
 from packhouse.system.places import default_cache

@@ -22,8 +22,8 @@ from packhouse.read.files import source_name
 from packhouse.recipe import DedupConfig, FormatConfig, Recipe, TokenizeConfig
 from packhouse.recipe.rows import TEMPLATES, is_renderer
 from packhouse.records.pairs import REJECTED, both_sides
+from packhouse.records.render_counts import SplitText, total
 from packhouse.records.rows import num_rows
-from packhouse.records.split_text import SplitText, total
 from packhouse.records.tables import read_table, write_table
 from packhouse.render import rewrites
 from packhouse.render.sandbox import pinned_date

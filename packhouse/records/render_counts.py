@@ -225,6 +225,24 @@ class SplitText:
         return SplitText(self.all * share, self.split * share, self.whole * share)
 
 
+def split_bytes(part: pa.Table, formatted: pa.Table) -> dict[str, int]:
+    """Bytes of the records of rows that were split, and of one rendering for each such row.
+
+    The record of a row's last answer holds the conversation up to there, so it stands for that
+    rendering. Message trees, whose paths share a row, are left out.
+    """
+    rows, counts = np.unique(part["row"].to_numpy(), return_counts=True)
+    texts = pa.table({"row": formatted["row"], "size": pc.binary_length(formatted["text"])})
+    sums = texts.group_by("row").aggregate([("size", name) for name in ("count", "sum", "max")])
+    is_split = pc.greater(sums["size_count"], 1)
+    is_alone = pc.is_in(sums["row"], value_set=pa.array(rows[counts == 1]))
+    split = sums.filter(pc.and_(is_split, is_alone))
+    return {
+        "split_bytes": pc.sum(split["size_sum"]).as_py() or 0,
+        "whole_bytes": pc.sum(split["size_max"]).as_py() or 0,
+    }
+
+
 def total(parts: Iterable[SplitText]) -> SplitText:
     """Add up the bytes of several shards."""
     every = np.array([(0, 0, 0), *((each.all, each.split, each.whole) for each in parts)])

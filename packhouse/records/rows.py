@@ -154,3 +154,14 @@ def take_records(
         own_weights.append(own)
     awaits = [True if extent and extent.awaits_thought else None for extent in extents]
     return derive(table, config, rows, ranges, own_weights, pa.array(awaits, pa.bool_()))
+
+
+def replace_rows(
+    part: pa.Table, rows: np.ndarray, windows: pa.Table, origin: np.ndarray
+) -> pa.Table:
+    """The part with some of its rows replaced by their windows, in order."""
+    # Row 1 of 3 becomes two windows: places [0, 2, 1, 1] sort to [row 0, window, window, row 2].
+    kept = np.setdiff1d(np.arange(part.num_rows), rows)
+    places = np.concatenate([kept, rows[origin]])
+    whole = pa.concat_tables([part.take(pa.array(kept)), windows]).unify_dictionaries()
+    return whole.take(pa.array(np.argsort(places, kind="stable"))).combine_chunks()

@@ -217,8 +217,7 @@ def render_rows(renderer: RowRenderer, conversations: Conversations, rows: Int64
     records: list[RenderedRecord] = []
     refused: dict[int, Refusal] = {}
     notes: Counter[str] = Counter()
-    pairs = zip(rows.tolist(), conversations.messages_of(rows), strict=True)
-    for row, (raw, given) in pairs:
+    for row, (raw, given) in zip(rows.tolist(), conversations.messages_of(rows), strict=True):
         at(conversations.name_of(row))
         try:
             done = renderer.render(raw, parse_given(*given))
@@ -238,8 +237,8 @@ def render_rows(renderer: RowRenderer, conversations: Conversations, rows: Int64
         ),
     ]
     extents = [record.extent for record in records]
-    texts = pa.table(columns, schema=TEXTS)
-    filled = Filled(np.array(kept, np.int64), extents if any(extents) else [], texts)
+    own = extents if any(extents) else []
+    filled = Filled(np.array(kept, np.int64), own, pa.table(columns, schema=TEXTS))
     return Texts(filled, refused, notes)
 
 

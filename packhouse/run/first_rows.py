@@ -12,7 +12,7 @@ from packhouse.read import ShardRows, read_shard, scan_source
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.render_counts import RenderCounts, SplitText
 from packhouse.records.tables import REFUSED, read_table
-from packhouse.render.shards import run_template, try_rows
+from packhouse.run.rendering import run_template, try_rows
 from packhouse.system.disks import temporary_folder
 
 _SAMPLE_BYTES = 2**20

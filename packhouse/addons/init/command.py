@@ -244,7 +244,7 @@ def _sources(looks: list[Look]) -> list[dict[str, Any]]:
 
 def _template(looks: list[Look], tokenizer: str, cache: Path) -> str:
     """The template for rows of these formats."""
-    from packhouse.render.shards import usual_template
+    from packhouse.run.rendering import usual_template
     from packhouse.tokenize import run_tokenizer
 
     formats = {look.settings["format"] for look in looks} - {"tokenized"}  # no template writes it

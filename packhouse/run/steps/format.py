@@ -27,9 +27,8 @@ from packhouse.records.rows import num_rows
 from packhouse.records.tables import read_table, write_table
 from packhouse.render import rewrites
 from packhouse.render.sandbox import pinned_date
-from packhouse.render.shards import render_shard, run_template
-from packhouse.render.windows import cuts_windows
 from packhouse.run.cache.steps import Receipt
+from packhouse.run.rendering import cuts_windows, render_shard, run_template
 from packhouse.run.step import Job, Ref, Step, Work, execute
 from packhouse.run.steps.benchmarks import benchmark_job
 from packhouse.run.steps.shard_io import ShardCounts, take_refused

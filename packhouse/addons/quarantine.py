@@ -33,7 +33,6 @@ from packhouse.recipe.reading import is_recipe_path
 from packhouse.records.reasons import QUARANTINE_REASONS
 from packhouse.records.tables import QUARANTINED, REFUSED, read_table
 from packhouse.render import rewrites
-from packhouse.render.shards import run_template, try_rows
 from packhouse.run.given import read_recipe
 from packhouse.run.quarantine import (
     count_reasons,
@@ -42,6 +41,7 @@ from packhouse.run.quarantine import (
     read_quarantine_file,
     read_quarantined,
 )
+from packhouse.run.rendering import run_template, try_rows
 from packhouse.run.steps.plan import plan_jobs
 from packhouse.run.workspace import Workspace
 from packhouse.store.address import open_address

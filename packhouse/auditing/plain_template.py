@@ -174,6 +174,7 @@ class PlainTemplate:
         self,
         messages: Messages,
         form: MessageForm | None = None,
+        /,
         *,
         is_prompt: bool,
         **arguments: object,

@@ -2,7 +2,7 @@ import pyarrow as pa
 import pytest
 
 from packhouse import PackedCollator, PackedDataset, PaddedCollator
-from packhouse.addons.packs_in_memory.packs import pack_dataset
+from packhouse.addons.packs_in_memory import pack_dataset
 from packhouse.errors import ContractError
 from packhouse.load.rows import ArrowRows, open_rows, read_row
 

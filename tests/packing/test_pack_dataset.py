@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse import PackedCollator, PackTally, pack_dataset
-from packhouse.addons.packs_in_memory.packs import _BLOCK_TOKENS
+from packhouse.addons.packs_in_memory import _BLOCK_TOKENS
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
 
 ROWS = [{"input_ids": [1, 2, 3, 4, 5]}, {"input_ids": [6, 7]}, {"input_ids": []}]

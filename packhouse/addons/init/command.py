@@ -18,7 +18,7 @@ from packhouse.addons.init.files import Look, look_at
 from packhouse.cli.options import json_option
 from packhouse.errors import ConfigError, SourceError
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
-from packhouse.records.split_text import SplitText, factor_note, total
+from packhouse.records.render_counts import SplitText, factor_note, total
 from packhouse.run.workspace import Workspace
 from packhouse.system.escaping import for_terminal
 from packhouse.system.places import default_cache
@@ -244,7 +244,7 @@ def _sources(looks: list[Look]) -> list[dict[str, Any]]:
 
 def _template(looks: list[Look], tokenizer: str, cache: Path) -> str:
     """The template for rows of these formats."""
-    from packhouse.render.shards import usual_template
+    from packhouse.run.rendering import usual_template
     from packhouse.tokenize import run_tokenizer
 
     formats = {look.settings["format"] for look in looks} - {"tokenized"}  # no template writes it

@@ -13,18 +13,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` imports
-    from packhouse.addons.audit_any.audit import audit
-    from packhouse.addons.audit_any.report import AuditReport
+    from packhouse.addons.audit_any.audit import AuditReport, audit
     from packhouse.addons.dart_math.supervised import make_supervised_dataset
     from packhouse.addons.exports.writing import Export, export_version
     from packhouse.addons.packs_in_memory import PackTally, pack_dataset
     from packhouse.addons.plan.estimate import plan
     from packhouse.addons.torch.checking import PackingReport, check_packing, check_ranks
-    from packhouse.addons.torch.enabling import PackingHandle, enable_packing
-    from packhouse.addons.torch.masks import (
+    from packhouse.addons.torch.enabling import (
+        PackingHandle,
         block_causal_mask,
         block_mask,
         cu_seqlens,
+        enable_packing,
         packed_mask_mod,
         segment_ids,
     )

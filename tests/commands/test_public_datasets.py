@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from packhouse.addons.init.fields import is_whole_talk
 from packhouse.addons.init.files import look_at
-from packhouse.addons.init.remedies import is_whole_talk
 from packhouse.api import open_version
 from packhouse.errors import SourceError
 from tests.commands.public_datasets import ROWS, SYSTEM, THOUGHT, TOOL, chat

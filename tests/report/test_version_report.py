@@ -13,8 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import packhouse
-from packhouse.addons.report.figures import class_counts, compare_figure
-from packhouse.addons.report.html import page
+from packhouse.addons.report.html import class_counts, compare_figure, page
 from packhouse.addons.report.version_report import MAX_BYTES, measure, version_report
 from packhouse.cli import cli
 from packhouse.pack import plan_packs

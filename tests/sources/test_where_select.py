@@ -354,7 +354,8 @@ def test_functions_that_packhouse_adds_are_known(read_bytes, tmp_path):
 
 
 def test_a_function_whose_package_is_missing_is_an_error_before_any_row_is_read(monkeypatch):
-    monkeypatch.setitem(sys.modules, "py3langid", None)
+    for name in ("py3langid", "py3langid.langid"):
+        monkeypatch.setitem(sys.modules, name, None)
     quality._identifier.cache_clear()
 
     with pytest.raises(ConfigError, match=r"py3langid"):

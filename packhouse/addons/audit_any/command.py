@@ -12,7 +12,7 @@ from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.terminal import console, echo
 
 if TYPE_CHECKING:
-    from packhouse.addons.audit_any.report import AuditReport
+    from packhouse.addons.audit_any.audit import AuditReport
 
 FOUND = 4
 """Exit code: something was found."""
@@ -80,7 +80,7 @@ def _print(report: "AuditReport") -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    from packhouse.addons.audit_any.report import headline, indented
+    from packhouse.addons.audit_any.audit import headline, indented
     from packhouse.views.tokens import coloured, plain
 
     out = console(soft_wrap=False)

@@ -12,15 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from packhouse.addons.init.fields import Shape, join_shapes, shape_of
-from packhouse.addons.init.remedies import (
+from packhouse.addons.init.fields import (
+    Shape,
     is_whole_talk,
+    join_shapes,
     remedy_for_answers_elsewhere,
     remedy_for_header,
     remedy_for_rendered,
     remedy_for_rows,
     remedy_for_text,
     remedy_for_transcripts,
+    shape_of,
 )
 from packhouse.errors import SourceError
 from packhouse.read.base_format import MESSAGE_FIELDS

@@ -13,8 +13,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from packhouse.addons.report.figures import compare_figure
-from packhouse.addons.report.html import details, figure, header, page, section, table
+from packhouse.addons.report.html import (
+    compare_figure,
+    details,
+    figure,
+    header,
+    page,
+    section,
+    table,
+)
 from packhouse.addons.report.version_report import measured_of
 from packhouse.store import OpenVersion
 from packhouse.store.counts import totals_of

@@ -1,5 +1,7 @@
 """Building blocks of report pages: sections, tables, charts, data for scripts, one whole file.
 
+Each chart is a Vega-Lite specification, and the same numbers as a table.
+
 Names, reasons, tokens and settings are of others. Text goes through `html_text`; data for scripts
 is JSON without `<`, `>` and `&`. The page's policy allows its own scripts by their sha256, styles
 and nothing else: no text of a row can run or fetch anything, even if one of these were to fail.
@@ -8,14 +10,389 @@ and nothing else: no text of a row can run or fetch anything, even if one of the
 import base64
 import hashlib
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from itertools import zip_longest
+from typing import Any
 
-from packhouse.addons.report.figures import Figure
+from packhouse.pack.other_seq_lens import SeqLenTrial
+from packhouse.pack.statistics import length_class
 from packhouse.system.escaping import html_text
+
+Spec = Mapping[str, object]
+Bins = Mapping[str, Mapping[int, int]]
+"""Series -> largest length of a class -> count."""
+
+_HEIGHT = 220
+KIND_COLORS = {"rows": "#4a7fe8", "quarantined": "#e5484d", "dropped": "#d98a00"}
+"""Of rows on their way, and of those that left it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """A chart and its numbers."""
+
+    name: str
+    """Unique in its page, letters and dashes."""
+    title: str
+    says: str
+    """One sentence on what to look at."""
+    spec: Spec
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    """Cells of the table: text, or numbers."""
+
+
+def _spec(values: Sequence[Mapping[str, object]], height: int = _HEIGHT, **parts: object) -> Spec:
+    return {"data": {"values": values}, "width": "container", "height": height, **parts}
+
+
+def _axis(title: str | None, **more: object) -> Spec:
+    return {"title": title, "labelOverlap": "greedy", "labelSeparation": 5, **more}
+
+
+def _counts(title: str) -> Spec:
+    """An axis of counts: 0, 500, 1k, 1.5k; Vega's own format would say 0k, 0.5k, and 500m packs."""
+    return _axis(title, labelExpr="datum.value % 1 ? '' : format(datum.value, '~s')", tickCount=5)
+
+
+def _q(field: str, title: str, **more: object) -> Spec:
+    return {"field": field, "type": "quantitative", "title": title, **more}
+
+
+def _name(field: str, title: str) -> Spec:
+    return {"field": field, "type": "nominal", "title": title}
+
+
+def class_counts(lengths: Mapping[int, int], *, weigh: bool = False) -> dict[int, int]:
+    """Count lengths by class: largest length -> records, or tokens in them.
+
+    Example:
+        >>> class_counts({5: 1, 100: 2, 101: 1}), class_counts({100: 2}, weigh=True)
+        ({5: 1, 112: 3}, {112: 200})
+    """
+    counts: Counter[int] = Counter()
+    for length, count in lengths.items():
+        top = length_class(length)[1] if length else 0
+        counts[top] += count * length if weigh else count
+    return dict(sorted(counts.items()))
+
+
+def _range(top: int) -> str:
+    low, top = length_class(top) if top else (0, 0)
+    return f"{low:,}" if low == top else f"{low:,} to {top:,}"
+
+
+def _left(top: int) -> float:
+    """Where the bar of a class begins on a logarithmic axis: behind the class before it."""
+    return max(length_class(top)[0] - 1, 0.7) if top else 0.5
+
+
+def _octaves(least: float, most: float) -> list[int]:
+    """Return the powers of 2 of a range, and what is halfway between them where they are few.
+
+    Example:
+        >>> _octaves(20, 300), _octaves(150, 1024)
+        ([32, 64, 128, 256], [192, 256, 384, 512, 768, 1024])
+    """
+    ticks = [2**k for k in range(40) if least <= 2**k <= most]
+    halves = [3 * 2**k for k in range(40) if least <= 3 * 2**k <= most]
+    return ticks if len(ticks) > 3 else sorted([*ticks, *halves])
+
+
+def length_figures(lengths: Mapping[str, Mapping[int, int]], seq_len: int) -> list[Figure]:
+    """Records by length, and the tokens that they hold, by source."""
+    found = []
+    for name, title, weigh in (
+        ("records", "Records by length", False),
+        ("tokens", "Tokens by length of their record", True),
+    ):
+        bins = {source: class_counts(own, weigh=weigh) for source, own in lengths.items()}
+        says = "Bins double in width every four."
+        if len(bins) > 1:
+            says = f"Bars are stacked by source. {says}"
+        if weigh:
+            says = "Few long records may hold most of them."
+        found.append(
+            _histogram(
+                f"lengths-{name}", title, says, bins, "tokens in a record", "source", name, seq_len
+            )
+        )
+    return found
+
+
+def trained_figure(splits: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
+    """Records by number of trained tokens, by split."""
+    bins = {name: class_counts(dict((a, b) for a, b in each)) for name, each in splits.items()}
+    title, says = "Records by trained tokens", "How much of a record counts in the loss."
+    return _histogram("trained-lengths", title, says, bins, "trained tokens in a record", "split")
+
+
+def _histogram(
+    name: str,
+    title: str,
+    says: str,
+    bins: Bins,
+    measured: str,
+    series: str,
+    counts: str = "records",
+    seq_len: int | None = None,
+) -> Figure:
+    values: list[dict[str, Any]] = [
+        {"from": _left(top), "to": max(top, 0.7), "n": n, "of": each, "bin": _range(top)}
+        for each, own in bins.items()
+        for top, n in own.items()
+    ]
+    most = max([*(value["to"] for value in values), seq_len or 1])
+    least = min([value["from"] for value in values], default=1)
+    x = {
+        **_q("from", measured, bin="binned"),
+        "scale": {"type": "log", "base": 2, "nice": False, "domainMax": most * 1.06},
+        "axis": _axis(measured, format=",d", values=_octaves(least, most)),
+    }
+    bars = _bars(x, measured, counts, series, bins)
+    layers = [bars]
+    if seq_len:
+        rule = {"type": "rule", "strokeDash": [4, 3], "size": 1.5, "style": "ink"}
+        at = {"x": {"field": "at", "type": "quantitative"}}
+        layers.append({"data": {"values": [{"at": seq_len}]}, "mark": rule, "encoding": at})
+        says = f"{says} The dashed line is seq_len, {seq_len:,}."
+    spec = _spec(values, layer=layers)
+    return Figure(
+        name=name, title=title, says=says, spec=spec, columns=(measured, *bins), rows=_rows(bins)
+    )
+
+
+def _rows(bins: Bins) -> list[list[object]]:
+    tops = sorted({top for own in bins.values() for top in own})
+    return [[_range(top), *(own.get(top, 0) for own in bins.values())] for top in tops]
+
+
+def _bars(x: Spec, measured: str, counts: str, series: str, names: Iterable[str]) -> Spec:
+    """Bars of values with `from`, `to`, `n`, `of` and `bin`, stacked by what they are `of`."""
+    return {
+        "mark": {"type": "bar", "binSpacing": 1},
+        "encoding": {
+            "x": x,
+            "x2": {"field": "to"},
+            "y": _q("n", counts, stack="zero", axis=_counts(counts)),
+            "color": _color(series, names),
+            "tooltip": _tooltip(series, measured, counts),
+        },
+    }
+
+
+def _tooltip(series: str, measured: str, counts: str) -> list[Spec]:
+    return [_name("of", series), _name("bin", measured), _q("n", counts, format=",")]
+
+
+def _color(title: str, series: Iterable[str], **scale: object) -> Spec:
+    """Colours of series, in this order; a legend where there are several."""
+    names = list(series)
+    legend = None if len(names) < 2 else {"orient": "top", "title": None, "columns": 3}
+    domain = {"scale": {"domain": names, **scale}}
+    return {"field": "of", "type": "nominal", "title": title, "legend": legend, **domain}
+
+
+def seq_len_figure(
+    choices: Sequence[SeqLenTrial], seq_len: int, shown: str = "this version"
+) -> Figure:
+    """What other pack sizes than that of what is shown would give."""
+    values: list[dict[str, Any]] = [
+        {
+            "seq_len": each.seq_len,
+            "share": share,
+            "of": name,
+            "packs": each.num_packs,
+            "now": each.seq_len == seq_len,
+        }
+        for each in choices
+        for name, share in (("fill", each.fill), ("records kept", each.share_kept))
+    ]
+    lowest = min([0.9, *(math.floor(value["share"] * 10) / 10 for value in values)])
+    spec = _spec(
+        values,
+        encoding={
+            "x": {
+                **_q("seq_len", "seq_len"),
+                "scale": {"type": "log", "base": 2, "nice": False},
+                "axis": _axis("seq_len", values=[each.seq_len for each in choices], format=",d"),
+            },
+            "y": _q("share", "share", scale={"domain": [lowest, 1]}, axis=_axis(None, format="~%")),
+            "color": _color("share", ("fill", "records kept")),
+        },
+        layer=[
+            {"mark": {"type": "line", "interpolate": "linear"}},
+            {
+                "mark": {"type": "point", "filled": True, "opacity": 1},
+                "encoding": {
+                    "size": {"condition": {"test": "datum.now", "value": 150}, "value": 45},
+                    "shape": {"field": "of", "type": "nominal", "legend": None},
+                    "tooltip": [
+                        _q("seq_len", "seq_len", format=","),
+                        _name("of", "what"),
+                        _q("share", "share", format=".2%"),
+                        _q("packs", "packs", format=","),
+                    ],
+                },
+            },
+        ],
+    )
+    return Figure(
+        name="seq-len",
+        title="Other seq_len",
+        says=f"Packed anew with the planner of a run. The large marks are {shown}.",
+        spec=spec,
+        columns=("seq_len", "packs", "fill", "padding tokens", "records too long", "their tokens"),
+        rows=[
+            [
+                f"{each.seq_len:,}{f' ({shown})' if each.seq_len == seq_len else ''}",
+                each.num_packs,
+                f"{each.fill:.2%}",
+                each.num_padding,
+                each.records_too_long,
+                each.tokens_too_long,
+            ]
+            for each in choices
+        ],
+    )
+
+
+def compare_figure(
+    name: str, title: str, says: str, measured: str, series: Mapping[str, Mapping[int, int]]
+) -> Figure:
+    """Two distributions of lengths, each as shares of its own records.
+
+    A line keeps its height until its next point, so it falls to 0 where a class ends: 5 and 100
+    give 1/2 from 4 to 5, 0 from there to 96, 1/2 to 112.
+    """
+    bins = {each: class_counts(own) for each, own in series.items()}
+    tops = sorted({top for own in bins.values() for top in own})
+    values: list[dict[str, Any]] = []
+    for each, own in bins.items():
+        total = max(sum(own.values()), 1)
+        points = {max(top, 0.7): (0, "") for top in tops}
+        points |= {_left(top): (own.get(top, 0), _range(top)) for top in tops}
+        values += [
+            {"from": at, "bin": shown, "of": each, "n": n, "share": n / total}
+            for at, (n, shown) in sorted(points.items())
+        ]
+    spec = _spec(
+        values,
+        mark={"type": "line", "interpolate": "step-after", "strokeWidth": 2},
+        encoding={
+            "x": _q(
+                "from",
+                measured,
+                scale={"type": "log", "base": 2, "nice": False},
+                axis=_axis(measured, format=",d", values=_octaves(_left(tops[0]), tops[-1])),
+            ),
+            "y": _q("share", "share of records", axis=_axis("share of records", format="~%")),
+            "color": _color("version", bins),
+            "strokeDash": {"field": "of", "type": "nominal", "legend": None},
+            "tooltip": _tooltip("version", measured, "records"),
+        },
+    )
+    return Figure(
+        name=name, title=title, says=says, spec=spec, columns=(measured, *bins), rows=_rows(bins)
+    )
+
+
+def fill_figure(splits: Mapping[str, Sequence[int]]) -> Figure:
+    """Packs by the share of them that is tokens."""
+    return _shares("fill", "Packs by fill", "The rest of a pack is padding.", splits, "packs")
+
+
+def share_figure(splits: Mapping[str, Sequence[int]]) -> Figure:
+    """Records by the share of their tokens that is trained."""
+    says = "Records at the left teach little for what they cost."
+    return _shares("trained-share", "Records by trained share", says, splits, "records")
+
+
+def _shares(
+    name: str, title: str, says: str, splits: Mapping[str, Sequence[int]], counts: str
+) -> Figure:
+    bins = max((len(each) for each in splits.values()), default=1)
+
+    def named(i: int) -> str:
+        return f"{i / bins:.0%} to {(i + 1) / bins:.0%}"
+
+    values = [
+        {"from": i / bins, "to": (i + 1) / bins, "n": n, "of": split, "bin": named(i)}
+        for split, each in splits.items()
+        for i, n in enumerate(each)
+    ]
+    x = _q("from", "share", bin="binned", axis=_axis(None, format="%"), scale={"domain": [0, 1]})
+    spec = {**_spec(values), **_bars(x, "share", counts, "split", splits)}
+    rows = [
+        [named(i), *(each[i] for each in splits.values())]
+        for i in range(bins)
+        if any(each[i] for each in splits.values())
+    ]
+    return Figure(
+        name=name, title=title, says=says, spec=spec, columns=("share", *splits), rows=rows
+    )
+
+
+def turns_figure(turns: Sequence[tuple[int, int]]) -> Figure:
+    """Trained tokens by the number of the answer in its record."""
+    values: list[dict[str, Any]] = [
+        {"turn": f"{i + 1}{'+' if i == 11 else ''}", "at": i, "tokens": tokens, "n": n}
+        for i, (tokens, n) in enumerate(turns)
+        if n
+    ]
+    spec = _spec(
+        values,
+        mark="bar",
+        encoding={
+            "x": {"field": "turn", "type": "ordinal", "sort": {"field": "at"},
+                  "axis": _axis("answer of its record", labelAngle=0)},
+            "y": _q("tokens", "trained tokens", axis=_counts("trained tokens")),
+            "tooltip": [
+                _name("turn", "answer"),
+                _q("tokens", "trained tokens", format=","),
+                _q("n", "answers", format=","),
+            ],
+        },
+    )  # fmt: skip
+    return Figure(
+        name="turns",
+        title="Trained tokens by answer",
+        says="First answers of a conversation, second ones, and so on.",
+        spec=spec,
+        columns=("answer", "trained tokens", "answers", "tokens each"),
+        rows=[[v["turn"], v["tokens"], v["n"], round(v["tokens"] / v["n"], 1)] for v in values],
+    )
+
+
+def reasons_figure(
+    name: str, title: str, says: str, counts: Iterable[tuple[str, str, int]]
+) -> Figure:
+    """Bars of (name, kind, count), such as rows and records by reason."""
+    rows = list(counts)
+    kinds = list(dict.fromkeys(kind for _, kind, _ in rows))
+    values = [{"bin": reason, "of": kind, "n": n} for reason, kind, n in rows]
+    spec = _spec(
+        values,
+        height=26 * len({reason for reason, _, _ in rows}) + 10,
+        mark={"type": "bar", "height": {"band": 0.75}},
+        encoding={
+            "y": {"field": "bin", "type": "nominal", "sort": "-x", "title": None,
+                  "axis": {"labelLimit": 130}},
+            "x": _q("n", "number", axis=_counts("number")),
+            "color": _color("kind", kinds, range=[KIND_COLORS.get(kind, "#888") for kind in kinds]),
+            "tooltip": _tooltip("kind", "reason", "number"),
+        },
+    )  # fmt: skip
+    return Figure(
+        name=name, title=title, says=says, spec=spec, columns=("reason", "", "number"), rows=rows
+    )
+
 
 # The JavaScript that draws charts: Vega, Vega-Lite and Vega-Embed as one file, never fetched.
 #

@@ -12,8 +12,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from packhouse.addons.report.figures import length_figures, seq_len_figure
-from packhouse.addons.report.html import figure, header, page, preformatted, section, table, tiles
+from packhouse.addons.report.html import (
+    figure,
+    header,
+    length_figures,
+    page,
+    preformatted,
+    section,
+    seq_len_figure,
+    table,
+    tiles,
+)
 from packhouse.addons.report.notebook import Record, cell
 from packhouse.addons.report.sections import filters_table, samples_section, short_number
 from packhouse.addons.report.version_report import version_report, with_texts

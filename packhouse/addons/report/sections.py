@@ -7,25 +7,23 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from packhouse.addons.report.figures import (
+from packhouse.addons.report.html import (
     KIND_COLORS,
     Figure,
-    fill_figure,
-    length_figures,
-    reasons_figure,
-    seq_len_figure,
-    share_figure,
-    trained_figure,
-    turns_figure,
-)
-from packhouse.addons.report.html import (
     details,
     figure,
+    fill_figure,
     header,
+    length_figures,
     preformatted,
+    reasons_figure,
     section,
+    seq_len_figure,
+    share_figure,
     table,
     tiles,
+    trained_figure,
+    turns_figure,
 )
 from packhouse.auditing.gate import check_audit
 from packhouse.auditing.inference import inference_line

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from packhouse.addons.torch.masks import record_starts
+from packhouse.addons.torch.enabling import record_starts
 from packhouse.errors import ContractError
 from packhouse.system.wording import counted
 

@@ -12,7 +12,7 @@ so. Without any of them every token is. Records of a row are parted by `seq_leng
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from glob import glob
 from itertools import chain, islice
@@ -366,30 +366,31 @@ def read_token_rows(
     for name in columns:
         if name in _WHOLE or name in MASKS:
             _check_numbers(name, batch[name], read.get(name), first_row)
-    found = _Found({}, [], [], [], [])
-    total = 0
+    laid = _Laid(pad)
     for number in range(batch.num_rows):
-        row = {name: values[offsets[number] : offsets[number + 1]]
-               for name, (values, offsets) in read.items()}  # fmt: skip
-        total += found.add(row, first_row + number, total, pad)
-    offsets = np.append(np.concatenate([np.zeros(0, np.int64), *found.starts]), total)
-    trained = np.concatenate([np.zeros(0, np.bool_), *found.trained])
+        laid.add(
+            {name: values[offsets[number] : offsets[number + 1]]
+             for name, (values, offsets) in read.items()},
+            first_row + number,
+        )  # fmt: skip
+    parts = zip(*laid.parts, strict=True)
+    ids, trained, starts, rows, lengths = (np.concatenate(each) for each in parts)
+    offsets = np.append(starts, len(ids))
     # Trained [0 1 1 1 0 1], records at [0 3]: ranges [1, 3), [3, 4) and [5, 6).
-    is_first = np.zeros(total + 1, np.bool_)
-    is_first[offsets] = True
-    before, after = np.append(False, trained[:-1]), np.append(trained[1:], False)
+    is_first = np.isin(np.arange(len(ids) + 1), offsets)
+    before, after = np.append(False, trained)[:-1], np.append(trained, False)[1:]
     return TokenRows(
-        ids=np.concatenate([np.zeros(0, np.int64), *found.ids]),
+        ids=ids,
         offsets=offsets,
-        range_starts=np.flatnonzero(trained & (~before | is_first[:-1])[:total]),
-        range_ends=np.flatnonzero(trained & (~after | is_first[1:])[:total]) + 1,
+        range_starts=np.flatnonzero(trained & (~before | is_first[:-1])),
+        range_ends=np.flatnonzero(trained & (~after | is_first[1:])) + 1,
         pipeline=pipeline,
         trained=trained,
-        rows=np.concatenate([np.zeros(0, np.int64), *(r[0] for r in found.rows)]),
-        row_lengths=np.concatenate([np.zeros(0, np.int64), *(r[1] for r in found.rows)]),
+        rows=rows,
+        row_lengths=lengths,
         num_rows=batch.num_rows,
-        joined=found.faults.pop("joined", []),
-        faults=found.faults,
+        joined=laid.faults.pop("joined", []),
+        faults=laid.faults,
     )
 
 
@@ -433,28 +434,39 @@ def _numbers(column: pa.Array) -> tuple[Values, Int64s] | None:
     return values, np.append(0, np.cumsum(lengths)).astype(np.int64)
 
 
+_NOTHING = np.zeros(0, np.int64)
+_Part = tuple[Int64s, Bools, Int64s, Int64s, Int64s]
+"""Ids of a row and which are trained; begins of its records, and of each the row and its length."""
+
+
 @dataclass(slots=True)
-class _Found:
-    faults: dict[str, list[tuple[int, int]]]
-    ids: list[Int64s]
-    trained: list[Bools]
-    starts: list[Int64s]
-    rows: list[tuple[Int64s, Int64s]]
+class _Laid:
+    """Rows behind one another, as far as they are read."""
+
+    pad: Padding
+    parts: list[_Part] = field(
+        default_factory=lambda: [(_NOTHING, _NOTHING.astype(np.bool_), *[_NOTHING] * 3)]
+    )
+    num_tokens: int = 0
+    faults: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
     def fault(self, name: str, row: int, token: int) -> None:
-        self.faults.setdefault(name, []).append((row, token))
+        """Note a fault at a token of the row that is being read; -1: the row is left out."""
+        self.faults.setdefault(name, []).append(
+            (row, token + self.num_tokens if token >= 0 else -1)
+        )
 
-    def add(self, row: Mapping[str, Values], number: int, at: int, pad: Padding) -> int:
-        """Take in a row; returns its number of tokens without padding."""
+    def add(self, row: Mapping[str, Values], number: int) -> None:
+        """Take in a row without its padding."""
         values = row["input_ids"]
         per_token = [row[name] for name in _PER_TOKEN if name in row]
-        if any(len(each) not in (0, len(values)) for each in per_token):
-            self.fault("uneven", number, -1)
-            return 0
-        is_whole = all(isfinite(each.sum()) for each in (values, *per_token))  # NaN stays NaN
-        if not len(values) or not is_whole or values.min() < 0:
-            self.fault("uneven" if len(values) else "empty", number, -1)
-            return 0
+        is_even = all(len(each) in (0, len(values)) for each in per_token)
+        # Of rows without a token, the others are asked for nothing. NaN stays NaN.
+        is_whole = is_even and all(isfinite(each.sum()) for each in (values, *per_token))
+        if not is_whole or not len(values) or values.min() < 0:
+            is_empty = is_even and not len(values)
+            self.fault("empty" if is_empty else "uneven", number, -1)
+            return
         ids = values.astype(np.int64)
         trained = np.ones(len(ids), np.bool_)
         labels = row.get("labels", values[:0])
@@ -465,101 +477,87 @@ class _Found:
                 trained &= row[name] != 0
         attention = row.get("attention_mask", values[:0])
         is_masked = attention <= 0 if len(attention) else np.zeros(len(ids), np.bool_)
-        is_padding = pad.places(ids, trained)
+        is_padding = self.pad.places(ids, trained)
         is_token = ~(is_masked | is_padding)
         if not is_token.any():
             name = "hidden" if is_masked.all() and not is_padding.all() else "empty"
             self.fault("padding" if is_padding.all() and trained.any() else name, number, -1)
-            return 0
+            return
         has_mask = any(name in row and len(row[name]) for name in MASKS)
         if not has_mask:
-            self.fault("unmasked", number, at)
+            self.fault("unmasked", number, 0)
         if not is_token.all():
-            holes = ~is_token & (ids != pad.id)
-            self._left_out(
-                number, at, np.flatnonzero(is_token), holes, trained & has_mask, is_masked
-            )
+            holes = ~is_token & (ids != self.pad.id)
+            self._check_left_out(number, is_token, holes, trained & has_mask, is_masked)
         stated = trained | ((labels < 0) & (labels != -100)) if len(labels) else trained
         if len(labels) and (wrong := stated & is_token & (labels != ids)).any():
-            self.fault("mislabeled", number, at + int(np.argmax(wrong[is_token])))
-        positions = row.get("position_ids", values[:0])
-        own = _Own(number, at, is_token, attention[is_token] if len(attention) else attention)
-        starts = self._boundaries(own, row, positions[is_token] if len(positions) else positions)
-        kept = ids[is_token]
+            self.fault("mislabeled", number, int(np.argmax(wrong[is_token])))
+        starts = self._boundaries(row, number, is_token)
+        ids, trained = ids[is_token], trained[is_token]
         by_hand = not len(row.get("seq_lengths", ()))  # TRL's collator leaves first labels out
-        if by_hand and len(labels) and (crossing := starts[1:][trained[is_token][starts[1:]]]).size:
-            self.fault("crossing", number, at + int(crossing[0]))
-        self.ids.append(kept)
-        self.trained.append(trained[is_token])
-        self.starts.append(starts + at)
-        self.rows.append((np.full(len(starts), number), np.full(len(starts), len(kept))))
-        return len(kept)
+        if by_hand and len(labels) and (crossing := starts[1:][trained[starts[1:]]]).size:
+            self.fault("crossing", number, int(crossing[0]))
+        own = np.full(len(starts), number), np.full(len(starts), len(ids))
+        self.parts.append((ids, trained, starts + self.num_tokens, *own))
+        self.num_tokens += len(ids)
 
-    def _left_out(
-        self, number: int, at: int, places: Int64s, holes: Bools, trained: Bools, is_masked: Bools
+    def _check_left_out(
+        self, number: int, is_token: Bools, holes: Bools, trained: Bools, is_masked: Bools
     ) -> None:
         """Note tokens that attention does not see, and padding that is trained or in front.
 
         Args:
             number: of the row.
-            at: where its tokens begin among those of all rows.
-            places: of its tokens; all others are left out.
-            holes: which tokens are left out and no pad tokens.
-            trained: which tokens a mask says are trained.
+            is_token: which are its tokens; all others are left out.
+            holes: which are left out and no pad tokens.
+            trained: which a mask says are trained.
             is_masked: where `attention_mask` is 0.
         """
+        places = np.flatnonzero(is_token)
         first, last = int(places[0]), int(places[-1])
         holes[:first] = holes[last:] = False
         if holes.any():
-            self.fault("hidden", number, at + int(np.searchsorted(places, np.argmax(holes))))
-        is_wrong = trained & ~holes
-        is_wrong[places] = False
+            self.fault("hidden", number, int(np.searchsorted(places, np.argmax(holes))))
+        is_wrong = trained & ~holes & ~is_token
         is_wrong[:first] |= ~is_masked[:first]
         if is_wrong.any():
             before = int(np.searchsorted(places, np.argmax(is_wrong)))
-            self.fault("padding", number, at + max(before - 1, 0))
+            self.fault("padding", number, max(before - 1, 0))
 
-    def _boundaries(self, own: "_Own", row: Mapping[str, Values], positions: Values) -> Int64s:
+    def _boundaries(self, row: Mapping[str, Values], number: int, is_token: Bools) -> Int64s:
         """Where the records of a row begin; notes what contradicts itself."""
         # Records of 3 and 2 tokens, as rows say it: seq_lengths [3 2], cu_seqlens [0 3 5],
         # attention_mask [1 1 1 2 2], position_ids [0 1 2 0 1]. All give the starts [0 3].
-        num_tokens = int(own.is_token.sum())
+        attention, positions = (
+            row[name][is_token] if len(row.get(name, ())) else np.zeros(0)
+            for name in ("attention_mask", "position_ids")
+        )
+        num_tokens = int(is_token.sum())
         starts = None
         if len(row.get("seq_lengths", ())):
-            ends = np.cumsum(row["seq_lengths"]).astype(np.int64)
-            starts = np.append(0, ends)
+            starts = np.append(0, np.cumsum(row["seq_lengths"]).astype(np.int64))
         for name in _CU_SEQLENS if starts is None else ():
             if len(row.get(name, ())):
                 starts = row[name].astype(np.int64)
                 break
         if starts is not None:
-            is_whole = starts[-1] in (num_tokens, len(own.is_token))
+            is_whole = starts[-1] in (num_tokens, len(is_token))
             if not is_whole or starts[0] != 0 or (np.diff(starts) < 1).any():
-                self.fault("boundaries", own.number, own.at)
+                self.fault("boundaries", number, 0)
                 return np.zeros(1, np.int64)
             starts = starts[starts < num_tokens]
-        elif len(own.attention) and own.attention.max() > 1:
-            starts = np.flatnonzero(np.diff(own.attention, prepend=-1) != 0)
+        elif len(attention) and attention.max() > 1:
+            starts = np.flatnonzero(np.diff(attention, prepend=-1) != 0)
         if len(positions) > 1 and (positions == positions[0]).all():  # they count nothing
-            self.fault("positions", own.number, own.at)
+            self.fault("positions", number, 0)
         elif len(positions):
             restarts = np.flatnonzero(np.diff(positions, prepend=positions[0] - 2) != 1)
             wrong = np.setxor1d(restarts, restarts if starts is None else starts)
             wrong = np.union1d(wrong, restarts[positions[restarts] != 0])
             if len(wrong):
-                self.fault("positions", own.number, own.at + int(wrong[0]))
+                self.fault("positions", number, int(wrong[0]))
             if starts is None:
                 starts = restarts
-                if len(starts) > 1 and len(own.attention):  # of ones: then positions are not read
-                    self.fault("joined", own.number, own.at + int(starts[1]))
+                if len(starts) > 1 and len(attention):  # of ones: then positions are not read
+                    self.fault("joined", number, int(starts[1]))
         return np.zeros(1, np.int64) if starts is None else starts
-
-
-@dataclass(frozen=True, slots=True)
-class _Own:
-    """A row of which boundaries are looked for."""
-
-    number: int
-    at: int
-    is_token: Bools
-    attention: Values

@@ -434,9 +434,10 @@ def _numbers(column: pa.Array) -> tuple[Values, Int64s] | None:
     return values, np.append(0, np.cumsum(lengths)).astype(np.int64)
 
 
-_NOTHING = np.zeros(0, np.int64)
 _Part = tuple[Int64s, Bools, Int64s, Int64s, Int64s]
 """Ids of a row and which are trained; begins of its records, and of each the row and its length."""
+_NONE = np.zeros(0, np.int64)
+_NO_PART: _Part = (_NONE, np.zeros(0, np.bool_), _NONE, _NONE, _NONE)
 
 
 @dataclass(slots=True)
@@ -444,9 +445,7 @@ class _Laid:
     """Rows behind one another, as far as they are read."""
 
     pad: Padding
-    parts: list[_Part] = field(
-        default_factory=lambda: [(_NOTHING, _NOTHING.astype(np.bool_), *[_NOTHING] * 3)]
-    )
+    parts: list[_Part] = field(default_factory=lambda: [_NO_PART])
     num_tokens: int = 0
     faults: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 

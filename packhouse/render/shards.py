@@ -26,8 +26,7 @@ from packhouse.render.windows import make_window_rule
 from packhouse.system.worker import run_in_worker
 from packhouse.tokenize import load_snapshot, tokenize_shard
 from packhouse.tokenize.given import read_given
-from packhouse.tokenize.loading import MEMORY_PER_BYTE, tokenizer_bytes
-from packhouse.tokenize.names import tokenizer_folder
+from packhouse.tokenize.loading import MEMORY_PER_BYTE, tokenizer_bytes, tokenizer_folder
 
 
 def run_template(call: Callable[[], Any], recipe: Recipe, num_bytes: int = 0) -> Any:

@@ -31,7 +31,7 @@ from packhouse.render.shards import run_template
 from packhouse.render.windows import make_window_rule
 from packhouse.system.wording import counted
 from packhouse.tokenize import load_snapshot, tokenize_table
-from packhouse.tokenize.names import tokenizer_folder
+from packhouse.tokenize.loading import tokenizer_folder
 from packhouse.tokenize.split_prompts import cuts_prompts
 
 GIVEN = ("name", "source", "messages", "tools", "arguments", "weight", "label")

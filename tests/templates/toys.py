@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models
 from packhouse.recipe import FormatConfig
 from packhouse.records.tables import VALIDATED
 from packhouse.render import Rendered, Renderer, make_renderer
-from packhouse.tokenize.snapshot import TokenizerSnapshot
+from packhouse.tokenize.pipeline import TokenizerSnapshot
 
 
 def make_table(

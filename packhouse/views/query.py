@@ -30,9 +30,9 @@ from packhouse.store.refs import scan_refs
 from packhouse.system.disks import temporary_folder
 from packhouse.system.extras import NO_FILES
 from packhouse.system.worker import run_in_worker, stream_from_worker
+from packhouse.tokenize.encoders import decode_lists
 from packhouse.tokenize.loading import MEMORY_PER_BYTE
 from packhouse.tokenize.of_version import LoadSnapshot, tokenizer_of
-from packhouse.tokenize.texts import decode_lists
 from packhouse.views.files import TABLES, FileTable, VersionFiles, columns_of_files
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo, print_note, print_text
 from packhouse.system.wording import counted
 from packhouse.tokenize import run_tokenizer
+from packhouse.tokenize.encoders import decode
 from packhouse.tokenize.of_version import tokenizer_of
-from packhouse.tokenize.texts import decode
 from packhouse.views import read
 
 _TEXT = 400

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from bench.inputs import perturb
-from bench.measuring import Contender, Sample, run_once
+from bench.measuring import Sample
 from bench.reporting import peers_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,21 +26,6 @@ def test_small_run_prints_a_row_for_packhouse_and_for_plain_python():
     assert [row[0].strip() for row in rows[2:]] == ["packhouse", "plain_python"]
     packs = [int(row[5]) for row in rows[2:]]
     assert 0 < packs[0] <= packs[1]
-
-
-def test_memory_of_children_counts_and_imports_are_apart(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import json, subprocess, sys, pathlib\n"
-        "hold = 'x = bytearray(200 << 20); x[::4096] = b\"x\" * len(x[::4096]);'\n"
-        "subprocess.run([sys.executable, '-c', hold + 'import time; time.sleep(1)'])\n"
-        "pathlib.Path(sys.argv[1], 'result.json').write_text(json.dumps({'import_s': 0.0}))\n"
-    )
-
-    sample = run_once(Contender(name="holds", command=(sys.executable, str(program))))
-
-    assert 200 < sample.peak_mb < 400
-    assert sample.wall_s > 1
 
 
 def test_no_two_rows_of_grown_data_are_equal():

@@ -1,11 +1,9 @@
 """The benchmark works; what it measures is no test."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
-from bench.inputs import perturb
 from bench.measuring import Sample
 from bench.reporting import peers_table
 
@@ -26,15 +24,6 @@ def test_small_run_prints_a_row_for_packhouse_and_for_plain_python():
     assert [row[0].strip() for row in rows[2:]] == ["packhouse", "plain_python"]
     packs = [int(row[5]) for row in rows[2:]]
     assert 0 < packs[0] <= packs[1]
-
-
-def test_no_two_rows_of_grown_data_are_equal():
-    rows = [{"instruction": f"do {n}", "input": "", "output": f"done {n} times"} for n in range(7)]
-
-    grown = [json.dumps(row) for row in perturb(rows, 500)]
-
-    assert len(set(grown)) == 500
-    assert grown == [json.dumps(row) for row in perturb(rows, 500)]
 
 
 def test_ratios_say_how_many_times_ours_it_takes():

@@ -199,18 +199,3 @@ def test_many_tiny_files_need_no_file_descriptor_each(project, recipe):
     done = subprocess.run([*limited, *command], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(list((project.cache / "steps" / "tokenize").iterdir())) == 120
-
-
-def test_another_shard_size_is_another_version_of_the_same_files(project):
-    long = {"instruction": "Say much.", "output": "much " * 6000}
-    project.rows.write_text(project.rows.read_text() + (json.dumps(long) + "\n") * 50)  # 1.5 MB
-    overrides = ("audit.max_duplicates=1",)
-    first = project.prepare(*overrides)
-    second = project.prepare("shard_mb=1", *overrides)
-
-    assert sum(receipt.step == "validate" for receipt in second.receipts) == 2
-    assert first.version != second.version
-    manifests = [open_version(p.store, "sums", p.version).manifest for p in (first, second)]
-    digests = [[e.sha256 for e in m.files if e.kind not in ("card", "report")] for m in manifests]
-    assert digests[0] == digests[1]
-    assert manifests[0].configuration == manifests[1].configuration

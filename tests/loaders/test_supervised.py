@@ -1,5 +1,4 @@
 import json
-import multiprocessing
 import pickle
 import resource
 from pathlib import Path
@@ -266,21 +265,6 @@ def test_a_second_call_finds_the_steps_done_and_a_changed_file_does_not(cache, t
     file.write_text('{"query": "e", "response": "f"}\n')
     third, _ = made()
     assert len(third) == 1
-
-
-def test_ranks_that_start_at_once_do_the_work_once(files, tmp_path):
-    context = multiprocessing.get_context("fork")
-    with context.Pool(2) as pool:
-        found = pool.starmap(_prepare, [(files[0], tmp_path)] * 4)
-
-    assert len(found[0][0]) > 10
-    assert all(each == found[0] for each in found)
-
-
-def _prepare(file, cache):
-    packs = make_supervised_dataset(TOKENIZER, file, **fields(pack_len=128), cache=cache)
-    mtimes = [(path.name, path.stat().st_mtime_ns) for path in cache.rglob("*.arrow")]
-    return rows_of(packs), str(sorted(mtimes))
 
 
 def test_bad_rows_are_counted_and_too_many_refused(cache, tmp_path):

@@ -33,8 +33,7 @@ from packhouse.store import (
     set_ref,
     verify_version,
 )
-from packhouse.store.counts import numbers_of
-from packhouse.store.draft import dataset_card
+from packhouse.store.card import dataset_card, numbers_of
 from packhouse.store.evolution import breaking_changes, measure_drift
 from packhouse.store.gc import collect_garbage
 from packhouse.store.manifest import Manifest, parse_slot

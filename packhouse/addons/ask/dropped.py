@@ -23,7 +23,7 @@ from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import shard_bytes
 from packhouse.run.workspace import Workspace
 from packhouse.store import OpenVersion
-from packhouse.store.address import open_address
+from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo, print_note, print_text
 from packhouse.system.wording import counted

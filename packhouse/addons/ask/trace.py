@@ -18,7 +18,7 @@ from packhouse.cli.options import json_option
 from packhouse.cli.tokens import trained_ranges
 from packhouse.errors import ConfigError
 from packhouse.store import OpenVersion
-from packhouse.store.address import open_address
+from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo
 from packhouse.system.wording import counted

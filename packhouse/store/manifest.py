@@ -182,7 +182,11 @@ class Shard:
     file: str = ""
     """`<source>/<file>`."""
     sha256: str = ""
+    row_start: int = 0
+    """Of its first row in the file."""
     rows: int = 0
+    is_tokenized: bool = False
+    """Rows came as ids, with their masks."""
     settings: SourceSettings = SourceSettings()
 
 

@@ -177,8 +177,8 @@ def _add_raw(
         shards, notes = _shards_of_recipe(recipe, {name.partition("/")[0] for name in wanted})
         missing = "no source of the recipe has it"
     of_version = {
-        (each["file"], each["row_start"], each["sha256"]): each["rows"]
-        for each in opened.manifest.lineage["sources"]
+        (each.file, each.row_start, each.sha256): each.rows
+        for each in opened.manifest.facts.lineage.sources
     }
     for shard in shards:
         num_rows = of_version.get((shard.file, shard.row_start, shard.sha256), 0)

@@ -24,8 +24,8 @@ from packhouse.pack.layout import published_schema
 from packhouse.pack.other_seq_lens import try_seq_lens
 from packhouse.recipe import Recipe
 from packhouse.records.tables import PACKED
-from packhouse.store.address import open_address
 from packhouse.store.manifest import Manifest
+from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
 from packhouse.tokenize.encoders import load_tokenizer
 from packhouse.tokenize.loading import load_snapshot

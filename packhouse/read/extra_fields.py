@@ -7,13 +7,11 @@ without it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from packhouse.errors import SourceError
-from packhouse.read.beside import names_beside
-from packhouse.read.records import Rows
-from packhouse.read.row_formats import row_format_called
-from packhouse.read.strict import parse_text
+from packhouse.read.records import Rows, parse_text
+from packhouse.read.row_formats import option_names, row_format_called
 from packhouse.recipe import SourceConfig
 
 ExtraFields = dict[tuple[str, ...], list[str]]
@@ -54,19 +52,20 @@ _MEDIA = frozenset("image images video videos audio audios".split())
 """Names of what a row has beside its text in the data of models that see or hear."""
 
 
-def find_extra_fields(rows: Rows, row_format: str, config: SourceConfig) -> ExtraFields:
-    """Find the fields that a format does not read.
+def find_extra_fields(
+    layouts: Iterable[tuple[str, ...]], row_format: str, config: SourceConfig
+) -> ExtraFields:
+    """Find the fields that a format does not read, for each of the rows' sequences of keys.
 
     Example:
         >>> config = SourceConfig(path="", fields={"question": "ask"})
-        >>> rows = Rows([{"ask": "1+1?", "question": 7, "answer": "2", "id": 5}])
-        >>> list(find_extra_fields(rows, "question_answer", config).values())
-        [['question', 'id']]
+        >>> find_extra_fields([("ask", "question", "id")], "question_answer", config)
+        {('ask', 'question', 'id'): ['question', 'id']}
     """
     unread = row_format_called(row_format).unread
     extra = {}
-    for keys in rows.layouts:
-        beside = names_beside(keys, config).values()
+    for keys in layouts:
+        beside = option_names(keys, config).values()
         extra[keys] = [name for name in unread(keys, config.fields) if name not in beside]
     return extra
 

@@ -3,7 +3,7 @@
 A parser says what a text means but not where its parts lie, and a file larger than memory must be
 cut before it is parsed. So commas between elements are found in two ways:
 
-- By structure: `json_structure.split_elements`. Broken input stays local where it can.
+- By structure: `split_elements`. Broken input stays local where it can.
 - By parsing, in less than half the time (`leading_blocks`): where an array may be cut is guessed
   and then proven. A piece that parses, put between brackets, is a list of whole elements, and such
   lists, if none is empty, joined by commas are the list of all their elements, for JSON can be read
@@ -22,14 +22,8 @@ import numpy.typing as npt
 import orjson
 
 from packhouse.errors import SourceError
-from packhouse.read.records import Ints, Records, Rows, check_parsed, gc_paused, parse_pieces
-from packhouse.read.text_files import (
-    SAMPLE_ROWS,
-    NotInBlocksError,
-    Parsing,
-    TextFile,
-    parse_sample,
-)
+from packhouse.read.records import Ints, Records, Rows, check_parsed, parse_pieces
+from packhouse.read.text_files import BLOCK_BYTES, NotInBlocksError, TextFile
 
 # Find where the elements of a JSON array lie, in one pass over its bytes with numpy.
 #
@@ -109,13 +103,9 @@ def _unescaped_quotes(block: npt.NDArray[np.uint8], state: _State) -> Ints:
     """Offsets of the quotes that begin or end a text."""
     quotes = np.flatnonzero(block == _QUOTE)
     slashes = np.flatnonzero(block == _BACKSLASH)
-    escaped_first = state.escapes_next
+    if state.escapes_next:  # the first byte, whatever it is
+        quotes, slashes = quotes[quotes != 0], slashes[slashes != 0]
     state.escapes_next = False
-    if escaped_first:
-        if len(slashes) and slashes[0] == 0:
-            slashes = slashes[1:]
-        elif len(quotes) and quotes[0] == 0:
-            quotes = quotes[1:]
     if not len(slashes):
         return quotes
     # A character is escaped when an odd number of backslashes runs up to it: `"a\"b\\"` has them at
@@ -125,13 +115,8 @@ def _unescaped_quotes(block: npt.NDArray[np.uint8], state: _State) -> Ints:
     run_starts = np.maximum.accumulate(np.where(new_run, np.arange(len(slashes)), 0))
     is_odd = (np.arange(len(slashes)) - run_starts) % 2 == 0
     escaping = slashes[is_odd]
-    state.escapes_next = bool(len(escaping)) and int(escaping[-1]) == len(block) - 1
-    preceded = np.searchsorted(escaping, quotes - 1)
-    preceded[preceded == len(escaping)] = 0
-    if not len(escaping):
-        return quotes
-    plain: Ints = quotes[escaping[preceded] != quotes - 1]
-    return plain
+    state.escapes_next = len(block) - 1 in escaping[-1:]
+    return np.setdiff1d(quotes, escaping + 1, assume_unique=True)
 
 
 def _in_text(
@@ -142,18 +127,13 @@ def _in_text(
     before = np.searchsorted(quotes, places) + state.in_text
     newlines = np.flatnonzero(block == _NEWLINE)
     at_line_start = np.searchsorted(quotes, newlines) + state.in_text
-    if (at_line_start % 2).any():  # a text open at the end of its line: count from line starts
-        starts = np.concatenate([[0], at_line_start])
+    starts = np.append(0, at_line_start)
+    if (starts % 2).any():  # a text open at the end of its line: count from line starts
         before = before - starts[np.searchsorted(newlines, places)]
-        state.in_text = bool((len(quotes) + state.in_text - at_line_start[-1]) % 2)
-    else:
-        state.in_text = bool((len(quotes) + state.in_text) % 2)
+    state.in_text = bool((len(quotes) + state.in_text - starts[-1]) % 2)
     inside: npt.NDArray[np.bool_] = before % 2 == 1
     return inside
 
-
-BLOCK_BYTES = 2**21
-"""Bytes of a block to parse, unless an element is longer: see `json_lines.BLOCK_BYTES`."""
 
 COUNT_BLOCK_BYTES = 2**19
 """Bytes of a block that is parsed to be counted only."""
@@ -178,15 +158,13 @@ class ArrayFile(TextFile):
                     f"field '{self.rows_at}' (looked at {_FIRST_BYTES:,} bytes); correct rows_at",
                     uri=self.uri,
                 )
-            self.skip(start or 0)
-            self._skip_space()
+            self._skip_to(start or 0)
             return start is not None
         space = len(self.buffer) - len(self.buffer.lstrip())
         if space == len(self.buffer):
             return at_end
         assert self.buffer[space] == ord("["), "the file's format was found by this bracket"
-        self.skip(space + 1)
-        self._skip_space()
+        self._skip_to(space + 1)
         return True
 
     def boundary(self, data: bytearray) -> int | None:
@@ -210,8 +188,7 @@ class ArrayFile(TextFile):
         """Skip the dividing comma and the space behind it."""
         self.counted = None
         if self.buffer[:1] == b",":
-            self.skip(1)
-            self._skip_space()
+            self._skip_to(1)
 
     def end_of_file(self) -> None:
         """Drop the closing bracket; what follows it is no row."""
@@ -245,31 +222,31 @@ class ArrayFile(TextFile):
                 return tail[: end + 1]
         return tail
 
-    def _skip_space(self) -> None:
+    def _skip_to(self, place: int) -> None:
+        """Drop bytes before a place, and the white space there."""
+        self.skip(place)
         self.skip(len(self.buffer) - len(self.buffer.lstrip()))
+
+    def spans(self, data: bytes | bytearray) -> Ints:
+        """Elements, with the white space around them."""
+        return element_spans(data)
 
     def sample(self, head: bytes) -> list[object]:
         """The first elements that are JSON."""
         text = head.lstrip()[1:]
         if self.rows_at is not None:
             text = head[find_list(head, self.rows_at) or 0 :]
-        elements = split_elements(text)
-        end = len(text) if elements.end is None else elements.end
-        bounds = [-1, *elements.commas[:SAMPLE_ROWS].tolist(), end]
-        pieces = [text[before + 1 : comma] for before, comma in pairwise(bounds)]
-        return parse_sample(pieces[:SAMPLE_ROWS])
+        return super().sample(text[: split_elements(text).end])
 
-    @staticmethod
-    def parse(data: bytes, how: Parsing) -> Records:
+    def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None) -> Records:
         """Parse all elements at once, or one by one where that fails."""
-        return parse_array(data, how.max_row_bytes, f"source file '{how.uri}'", how.num_rows)
+        return parse_array(data, max_row_bytes, f"source file '{self.uri}'", num_rows)
 
-    @staticmethod
-    def parse_blocks(data: bytes, how: Parsing) -> Iterator[tuple[int, int, Records]]:
+    def blocks(self, data: bytes, max_row_bytes: int) -> Iterator[tuple[int, int, Records]]:
         """Parse some elements at a time, as long as all is JSON and no element is too long."""
         try:
             for start, end, rows in array_blocks(data):
-                records = _check_elements(rows, data[start:end], how.max_row_bytes)
+                records = _check_elements(rows, data[start:end], max_row_bytes)
                 if records is None:
                     raise NotInBlocksError
                 yield start, end, records
@@ -301,7 +278,7 @@ def last_comma(data: bytes | bytearray, limit: int) -> tuple[int, int] | None:
     the last of them is looked at for structure.
     """
     start = num_elements = 0
-    with gc_paused(), suppress(orjson.JSONDecodeError):
+    with suppress(orjson.JSONDecodeError):
         for block in leading_blocks(data, limit, COUNT_BLOCK_BYTES):
             start = block.end + 1
             num_elements += len(block.rows)
@@ -325,14 +302,14 @@ def parse_array(
     Raises:
         SourceError: the array ends before the data does.
     """
-    with suppress(orjson.JSONDecodeError), gc_paused():
+    with suppress(orjson.JSONDecodeError):
         records = _check_elements(orjson.loads(b"[%b]" % data), data, max_row_bytes)
         if records is not None:
             return records
     end = split_elements(data).end
     if end is not None and data[end] == ord("]"):
         raise SourceError(f"{where}: text follows the end of the JSON array, {end:,} bytes into it")
-    records = parse_pieces(data, _element_spans(data), max_row_bytes)
+    records = parse_pieces(data, element_spans(data), max_row_bytes)
     if _lost_bytes(records) > 0:  # an open bracket or quote may have swallowed sound elements
         by_layout = parse_pieces(data, spans_by_layout(data), max_row_bytes)
         # Rows behind this shard are numbered by the scan's count, so another count would move them.
@@ -351,15 +328,15 @@ def _check_elements(rows: list[object], data: bytes, max_row_bytes: int) -> Reco
             most = max(written, default=0) + len(data) - sum(written)
         except orjson.JSONEncodeError:  # a row nests deeper than orjson writes
             most = len(data)
-        if most > max_row_bytes < int(np.diff(_element_spans(data)).max(initial=0)):
+        if most > max_row_bytes < int(np.diff(element_spans(data)).max(initial=0)):
             return None
-    spans = lambda: _element_spans(data)  # noqa: E731
+    spans = lambda: element_spans(data)  # noqa: E731
     records = Records(Rows(rows), np.arange(len(rows)), len(rows), spans=spans)
     check_parsed(records, data, data)
     return records
 
 
-def _element_spans(data: bytes) -> Ints:
+def element_spans(data: bytes | bytearray) -> Ints:
     """Spans of the elements, with the white space around them."""
     if not data.strip():
         return np.zeros((0, 2), np.int64)

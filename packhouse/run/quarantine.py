@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from packhouse.errors import ConfigError, IntegrityError, PackhouseError
 from packhouse.read.files import source_name
-from packhouse.read.json_lines import parse_lines
-from packhouse.read.lines import lines_of_rows, place_of
 from packhouse.read.row_formats import row_format_of
+from packhouse.read.streams import lines_of_rows, place_of
+from packhouse.read.text_files import parse_lines
 from packhouse.recipe import Recipe
 from packhouse.records.reasons import QUARANTINE_REASONS, WITH_REMEDY
 from packhouse.records.tables import QUARANTINED, read_table

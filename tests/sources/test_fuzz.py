@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from packhouse.errors import PackhouseError
 from packhouse.read.delimited import record_ends
 from packhouse.read.json_arrays import parse_array, split_elements
-from packhouse.read.json_lines import parse_lines
+from packhouse.read.text_files import parse_lines
 
 ROWS = [
     {"instruction": 'a "b" [c]', "input": "", "output": "d\\e"},

@@ -86,7 +86,7 @@ class CommaFile(TextFile):
         """Records that are not blank lines."""
         return record_spans(data, self.delimiter)
 
-    def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None) -> Records:
+    def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None = None) -> Records:
         """Parse all records."""
         return parse_delimited(data, self.header or (), self.delimiter, max_row_bytes)
 
@@ -131,7 +131,7 @@ def parse_delimited(
         [{'label': '1', 'text': 'a "b" c'}]
     """
     spans = record_spans(data, delimiter)
-    records = Records(Rows(), np.arange(len(spans)), len(spans), spans=lambda: spans)
+    records = Records(Rows(), np.arange(len(spans)), len(spans), spans=spans)
     num_lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
     if num_lines > len(spans):  # blank lines, or line ends between quotes
         inside = sum(data.count(b"\n", start, end) for start, end in spans.tolist())

@@ -70,16 +70,6 @@ def find_extra_fields(
     return extra
 
 
-def count_extra_fields(rows: Rows, extra: ExtraFields) -> Counter[str]:
-    """Count the rows that hold something in a field beyond the format, by its name."""
-    counts: Counter[str] = Counter()
-    if any(extra.values()):
-        for row in rows:
-            if isinstance(row, dict):
-                counts.update(name for name in extra[tuple(row)] if row[name] not in _NOTHING)
-    return counts
-
-
 _NOTHING: tuple[object, ...] = (None, "", [], {})
 
 
@@ -91,35 +81,35 @@ def bounded(counts: Mapping[str, int]) -> dict[str, int]:
     return kept | ({"...": rest} if rest else {})
 
 
-def find_disallowed(
+def look_at_extra_fields(
     rows: Rows, extra: ExtraFields, row_format: str, config: SourceConfig
-) -> dict[int, tuple[str, str]]:
-    """Index of each row with a field that makes it bad -> reason, sentence.
+) -> tuple[Counter[str], dict[int, tuple[str, str]]]:
+    """Count the rows that hold something in an extra field, and find those that it makes bad.
 
-    These are fields beyond format and `allowed_fields`, where a source has them; and images and the
+    Bad are fields beyond format and `allowed_fields`, where a source has them; and images and the
     like, unless `allowed_fields` names their field.
+
+    Returns:
+        Name of a field -> rows; index of each bad row -> reason, sentence.
     """
-    # By keys, not by row: millions of rows share a few sets of keys. For (question, answer, id,
-    # image) that is [image] under `allowed_fields: [id]`, and [image] without it as well, since
-    # then only what is no text is looked for.
+    counts: Counter[str] = Counter()
     bad: dict[int, tuple[str, str]] = {}
     allowed = set(config.allowed_fields or ())
+    # By keys, not by row: millions of rows share a few sets of keys.
     unknown = {keys: [n for n in names if n not in allowed] for keys, names in extra.items()}
-    if config.allowed_fields is None:
-        unknown = {keys: [n for n in names if n in _MEDIA] for keys, names in unknown.items()}
-    if not any(unknown.values()):
-        return bad
-    for index, row in enumerate(rows):
+    for index, row in enumerate(rows) if any(extra.values()) else ():
         if not isinstance(row, dict):
             continue
+        held = [name for name in extra[tuple(row)] if row[name] not in _NOTHING]
+        counts.update(held)
         names = unknown[tuple(row)]
-        media = next((n for n in names if n in _MEDIA and row[n] not in _NOTHING), None)
+        media = next((name for name in held if name in names and name in _MEDIA), None)
         if media is not None:
             bad[index] = ("media", f"the field {media!r} holds what is no text")
         elif names and config.allowed_fields is not None:
             detail = f"the field {names[0][:100]!r} is neither of {row_format} nor one of"
             bad[index] = ("unknown_field", f"{detail} allowed_fields")
-    return bad
+    return counts, bad
 
 
 def check_nothing_is_left_out(

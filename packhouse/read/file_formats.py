@@ -122,7 +122,8 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
         raise SourceError(f"source file '{uri}' is not {named.capitalize()}: it is {what}", uri=uri)
     if is_parquet or is_arrow:
         return "parquet" if is_parquet else "arrow"
-    if encoding := _wide_encoding(head):
+    if what.startswith("UTF-"):
+        encoding = what.split()[0]
         raise SourceError(
             f"source file '{uri}' is {encoding} text; convert it to UTF-8 "
             f"(iconv -f {encoding} -t UTF-8)",
@@ -181,28 +182,20 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
     return found
 
 
-def _wide_encoding(head: bytes) -> str | None:
-    if head.startswith((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")):
-        return "UTF-32"
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "UTF-16"
-    sample = head[:4096]
-    even, odd = sample[::2].count(0), sample[1::2].count(0)
-    if (
-        len(sample) >= 8
-        and max(even, odd) > len(sample) / 4
-        and min(even, odd) < max(even, odd) / 4
-    ):
-        return "UTF-16LE" if odd > even else "UTF-16BE"
-    return None
-
-
 def _what_is(head: bytes) -> str:
     if head.startswith(_ZIP_MAGIC) and b"xl/workbook" in head:
         return "an Excel workbook; set file_format to xlsx (or end its name in .xlsx)"
     for magic, what in _MAGICS:
         if head.startswith(magic):
             return what
+    if head.startswith((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")):
+        return "UTF-32 text"
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "UTF-16 text"
+    sample = head[:4096]
+    even, odd = sample[::2].count(0), sample[1::2].count(0)
+    if len(sample) >= 8 and max(even, odd) > max(len(sample) / 4, 4 * min(even, odd)):
+        return "UTF-16LE text" if odd > even else "UTF-16BE text"
     start = head.removeprefix(BOM).lstrip()[:200].lower()
     if start.startswith(b"version https://git-lfs"):
         return "a Git LFS pointer, not the data; run `git lfs pull`"

@@ -24,9 +24,8 @@ from packhouse.read.extra_fields import (
     IN_MESSAGES,
     bounded,
     check_nothing_is_left_out,
-    count_extra_fields,
-    find_disallowed,
     find_extra_fields,
+    look_at_extra_fields,
 )
 from packhouse.read.records import MAX_BAD_ROWS, Failure, Rows, gc_paused, unwrapped
 from packhouse.read.row_formats import (
@@ -117,11 +116,11 @@ def name_row_of(part: Part, index: int) -> str:
 def read_raw(part: Part, numbers: Sequence[int]) -> Iterator[tuple[bytes, int | None]]:
     """Bytes of records, and where they begin in the uncompressed file (None: nowhere)."""
     records = part.records
-    if records.spans is not None and numbers:
-        for start, end in records.spans()[list(numbers)].tolist():
+    if records.spans is not None:
+        for start, end in records.spans[list(numbers)].tolist():
             piece = part.data[start:end]
             yield piece.strip(), part.byte_start + start + len(piece) - len(piece.lstrip())
-    elif numbers:  # rows of Parquet and Arrow have no bytes of their own: they are shown as JSON
+    else:  # rows of Parquet and Arrow have no bytes of their own: they are shown as JSON
         rows = dict(zip(records.numbers.tolist(), records.rows, strict=True)) | records.failed
         for number in numbers:
             row = rows.get(number)
@@ -223,7 +222,7 @@ class _Reader:
         if part.row_start == shard.row_start:  # the shard is read, or read again as one part
             self.num_bad = 0
         if config.unwrap:
-            records.rows = Rows(unwrapped(records.rows, config))
+            records.rows = Rows(unwrapped(records.rows))
         if shard.encoding != "utf-8":
             records.failures = [
                 failure._replace(detail=f"bytes of the row are not {shard.encoding}")
@@ -234,7 +233,9 @@ class _Reader:
         dropped: list[Failure] = []
         if config.is_reshaped:
             reshaped = reshape(records.rows, config, shard.columns or {})
-            self._check_bad(part, len(records.failures) + len(reshaped.failures))
+            self._check_bad(
+                shard.uri, part.row_start, len(records.failures) + len(reshaped.failures)
+            )
             if records.spans is None:  # rows of Parquet have no bytes: they are shown as they were
                 records.failed |= dict(zip(records.numbers.tolist(), records.rows, strict=True))
             records.failures += records.failures_of(reshaped.failures)
@@ -245,27 +246,27 @@ class _Reader:
         name_of = partial(name_row_of, part)
         if row_format == "auto":  # the file has only bare values, which no format takes for a row
             row_format = "text"
-            self._check_bad(part, len(records.rows))
+            self._check_bad(shard.uri, part.row_start, len(records.rows))
         elif config.format == "auto":
             check_same_format(records.rows, name_of, row_format, config.fields, shard.uri)
         extra = find_extra_fields(records.rows.layouts, row_format, config)
         check_nothing_is_left_out(records.rows, name_of, extra, row_format, config, shard.uri)
-        extra_fields = count_extra_fields(records.rows, extra)
+        extra_fields, bad_fields = look_at_extra_fields(records.rows, extra, row_format, config)
         options = read_options(records.rows, config)
-        unfit = options.failures | find_disallowed(records.rows, extra, row_format, config)
+        unfit = options.failures | bad_fields
         if unfit:
             records.failures += records.failures_of((i, *why) for i, why in unfit.items())
             records.failed |= {int(records.numbers[i]): records.rows[i] for i in unfit}
             fit = [i for i in range(len(records.rows)) if i not in unfit]
             records.keep(fit)
             options = options.take(fit)
-        self._check_bad(part, len(records.failures))
+        self._check_bad(shard.uri, part.row_start, len(records.failures))
         # Rows become conversations, and these a table.
         adapted = adapt(records.rows, row_format, config)
         kept, bad = _apply_rules(adapted, self.rules, row_format)
         failures = records.failures + records.failures_of([*adapted.failures, *bad])
         dropped += records.failures_of(adapted.dropped)
-        self._check_bad(part, len(failures))
+        self._check_bad(shard.uri, part.row_start, len(failures))
         self.num_bad += len(failures)
         is_paired = row_format == "pairs"
         sides = [kept]  # of pairs, chosen and rejected conversations by turns
@@ -309,13 +310,12 @@ class _Reader:
         columns = [ids, source, rows, kept.messages, tools, *given, kept.labels, groups]
         return pa.Table.from_arrays(columns, schema=VALIDATED)
 
-    def _check_bad(self, part: Part, number: int) -> None:
+    def _check_bad(self, uri: str, row: int, number: int) -> None:
         """Refuse a shard with too many bad rows, before they fill memory."""
         if self.num_bad + number > MAX_BAD_ROWS:
-            uri = part.shard.uri
             raise SourceError(
                 f"source file '{uri}': more than {MAX_BAD_ROWS:,} rows from row "
-                f"{part.row_start:,} on are bad; is it the right file, and are its format and "
+                f"{row:,} on are bad; is it the right file, and are its format and "
                 "file_format right?",
                 uri=uri,
                 max_bad_rows=MAX_BAD_ROWS,
@@ -359,7 +359,7 @@ def _refused(part: Part, failures: list[Failure], schema: pa.Schema) -> pa.Table
     }
     if schema is QUARANTINED:
         columns["step"] = ["validate"] * len(failures)
-        columns |= raw_columns(list(read_raw(part, numbers)))
+        columns |= raw_columns(list(read_raw(part, numbers)) if failures else [])
     return pa.table({name: columns[name] for name in schema.names}, schema=schema)
 
 

@@ -9,7 +9,7 @@ has hooks for all of it. A sound row costs no Python call beyond `orjson.loads`.
 
 import gc
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from packhouse.recipe import SourceConfig
 from packhouse.system.plugins import BadRowError
 
 MAX_BAD_ROWS = 500_000
@@ -47,15 +46,13 @@ class Rows(list[Any]):
         """Types of the values of these keys."""
 
 
-def unwrapped(rows: list[Any], config: SourceConfig) -> list[Any]:
-    """Rows, without the list of one that each stands in if the source says so.
+def unwrapped(rows: list[Any]) -> list[Any]:
+    """Rows, without the list of one that each may stand in.
 
     Example:
-        >>> unwrapped([[{"a": 1}], {"a": 2}, [3]], SourceConfig(path="", unwrap=True))
+        >>> unwrapped([[{"a": 1}], {"a": 2}, [3]])
         [{'a': 1}, {'a': 2}, [3]]
     """
-    if not config.unwrap:
-        return rows
     return [
         row[0] if type(row) is list and len(row) == 1 and type(row[0]) in (dict, list) else row
         for row in rows
@@ -82,7 +79,7 @@ class Records:
     num_records: int
     """Good and bad."""
     failures: list[Failure] = field(default_factory=list)
-    spans: Callable[[], Ints] | None = None
+    spans: Ints | None = None
     """Start and end in the shard's bytes of every record, [num_records, 2]; None: no bytes.
     White space around a record may belong to its span."""
     failed: dict[int, object] = field(default_factory=dict)
@@ -110,7 +107,7 @@ def parse_pieces(data: bytes, spans: Ints, max_row_bytes: int) -> Records:
 
     A file that ends inside its last record is noted as `truncated_files`.
     """
-    records = Records(Rows(), np.arange(len(spans)), len(spans), spans=lambda: spans)
+    records = Records(Rows(), np.arange(len(spans)), len(spans), spans=spans)
     parsed = data
     try:
         if int((spans[:, 1] - spans[:, 0]).max(initial=0)) > max_row_bytes:
@@ -164,7 +161,7 @@ def check_parsed(records: Records, data: bytes, parsed: bytes) -> None:
     if not are_suspect(parsed, records.rows):
         return
     assert records.spans is not None
-    spans = records.spans()[records.numbers].tolist()
+    spans = records.spans[records.numbers].tolist()
     good = []
     for place, (row, (start, end)) in enumerate(zip(records.rows, spans, strict=True)):
         wrong = hidden_fault(data[start:end], row)

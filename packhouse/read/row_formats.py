@@ -36,7 +36,7 @@ from packhouse.read.chat_messages import (
     read_tools,
     speaker_key,
 )
-from packhouse.read.records import Ints, Rows
+from packhouse.read.records import Ints, Rows, unwrapped
 from packhouse.recipe import SourceConfig
 from packhouse.recipe.rows import check_arguments
 from packhouse.recipe.source import RowFormatName
@@ -416,14 +416,14 @@ def row_format_of(
     return None
 
 
-def find_row_format(rows: Iterable[object], config: SourceConfig, uri: str) -> str:
+def find_row_format(rows: list[Any], config: SourceConfig, uri: str) -> str:
     """Return the format of the first row that has one; `auto` if no row is an object or a list.
 
     Raises:
         SourceError: rows are there, but none is of a known format.
     """
     odd = None
-    for row in rows:
+    for row in unwrapped(rows) if config.unwrap else rows:
         found = row_format_of(row, config.fields)
         if found is not None:
             return found

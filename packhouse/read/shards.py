@@ -188,7 +188,7 @@ def _scan_file(
     row_format: str = config.format
     if row_format == "auto" and not config.is_reshaped:
         sample = text_file.sample(head[:HEAD_BYTES].removeprefix(BOM))
-        row_format = find_row_format(unwrapped(sample, config), config, file.uri)
+        row_format = find_row_format(sample, config, file.uri)
         if row_format == "auto":  # where the head tells nothing: look at all rows
             row_format = _format_of_all(shards, config)
     notes |= text_file.notes
@@ -409,7 +409,8 @@ def _with_columns(files: list[list[SourceShard]], config: SourceConfig) -> list[
     kinds: dict[str, Kind] = {}
 
     def look(part: Part) -> bool:
-        rows = [row for row in unwrapped(part.records.rows, config) if type(row) is dict]
+        values = unwrapped(part.records.rows) if config.unwrap else part.records.rows
+        rows = [row for row in values if type(row) is dict]
         for name in dict.fromkeys(key for keys in set(map(tuple, rows)) for key in keys):
             kinds.setdefault(name, "null")
             if name.lower() in wanted:
@@ -449,9 +450,11 @@ def _format_of_all(shards: Sequence[SourceShard], config: SourceConfig) -> str:
     """Format of the first row of a file that has one, as expressions leave it; else `auto`."""
 
     def look(part: Part) -> str:
-        rows = unwrapped(part.records.rows, config)
+        rows = part.records.rows
         if config.is_reshaped:
-            rows = reshape(rows, config, part.shard.columns or {}).rows
+            rows = reshape(
+                unwrapped(rows) if config.unwrap else rows, config, part.shard.columns or {}
+            ).rows
         return find_row_format(rows, config, part.shard.uri)
 
     for shard in shards:

@@ -95,9 +95,9 @@ class TextFile(ABC):
         Raises:
             NotInBlocksError: use `parse`, which may give other records than the blocks so far.
         """
-        yield 0, len(data), self.parse(data, max_row_bytes, None)
+        yield 0, len(data), self.parse(data, max_row_bytes)
 
-    def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None) -> Records:
+    def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None = None) -> Records:
         """Parse a whole shard.
 
         Args:
@@ -218,18 +218,45 @@ class LinesFile(TextFile):
         """After the last record in a shard's size, or after the first behind it."""
         return self.last_end(data, 0, self.max_shard_bytes)
 
-    def spans(self, data: bytes | bytearray) -> Ints:
-        """Lines that are not blank."""
-        return line_spans(data)
+    @staticmethod
+    def spans(data: bytes | bytearray) -> Ints:
+        r"""Start and end of each line that is not blank, line end excluded.
 
-    def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None) -> Records:
-        """Parse all lines; blank ones are noted."""
-        return parse_lines(data, max_row_bytes)
+        Example:
+            >>> LinesFile.spans(b"ab\n\n  \ncd\r\n").tolist()
+            [[0, 2], [7, 10]]
+        """
+        array = np.frombuffer(data, np.uint8)
+        spans = filled_lines(array)
+        unsure = np.flatnonzero(array[spans[:, 0]] <= 0x20)
+        if not len(unsure):
+            return spans
+        # Only lines that begin with white space may be blank. Spans [0, 2] [4, 6] -> pieces 0:2,
+        # 2:4, 4:6 and 6:, every other one of which is a line; `reduceat` needs a place for the
+        # last bound.
+        holds_text = np.append(~_IS_SPACE[array], False)
+        keep = np.ones(len(spans), np.bool_)
+        keep[unsure] = np.logical_or.reduceat(holds_text, spans[unsure].ravel())[::2]
+        return spans[keep]
+
+    def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None = None) -> Records:
+        r"""Parse all lines; blank ones are noted, and no records.
+
+        Example:
+            >>> records = LinesFile("a.jsonl").parse(b'{"a": 1}\n\n{"a": 1, "a": 2}\n', 2**20)
+            >>> records.rows, [(f.number, f.reason) for f in records.failures], records.notes
+            ([{'a': 1}], [(1, 'duplicate_key')], {'blank_lines': 1})
+        """
+        records = super().parse(data, max_row_bytes)
+        num_lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
+        if num_lines > records.num_records:
+            records.notes["blank_lines"] = num_lines - records.num_records
+        return records
 
     def blocks(self, data: bytes, max_row_bytes: int) -> Iterator[tuple[int, int, Records]]:
         """Parse some records at a time."""
         for start, end in self._bounds(data):
-            yield start, end, self.parse(data[start:end], max_row_bytes, None)
+            yield start, end, self.parse(data[start:end], max_row_bytes)
 
     def count(self, size: int, *, is_last: bool) -> int | None:
         """Records, block by block: a file may have half as many as bytes."""
@@ -247,42 +274,6 @@ class LinesFile(TextFile):
             start = end
         if start < len(data) or not data:
             yield start, len(data)
-
-
-def parse_lines(data: bytes, max_row_bytes: int) -> Records:
-    r"""Parse lines; blank ones are counted, not records.
-
-    Example:
-        >>> records = parse_lines(b'{"a": 1}\n\n{"a": 1, "a": 2}\n', 2**20)
-        >>> records.rows, [(f.number, f.reason) for f in records.failures], records.notes
-        ([{'a': 1}], [(1, 'duplicate_key')], {'blank_lines': 1})
-    """
-    spans = line_spans(data)
-    records = parse_pieces(data, spans, max_row_bytes)
-    num_lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
-    if num_lines > len(spans):
-        records.notes["blank_lines"] = num_lines - len(spans)
-    return records
-
-
-def line_spans(data: bytes | bytearray) -> Ints:
-    r"""Start and end of each line that is not blank, line end excluded.
-
-    Example:
-        >>> line_spans(b"ab\n\n  \ncd\r\n").tolist()
-        [[0, 2], [7, 10]]
-    """
-    array = np.frombuffer(data, np.uint8)
-    spans = filled_lines(array)
-    unsure = np.flatnonzero(array[spans[:, 0]] <= 0x20)
-    if not len(unsure):
-        return spans
-    # Only lines that begin with white space may be blank. Spans [0, 2] [4, 6] -> pieces 0:2, 2:4,
-    # 4:6 and 6:, every other one of which is a line; `reduceat` needs a place for the last bound.
-    holds_text = np.append(~_IS_SPACE[array], False)
-    keep = np.ones(len(spans), np.bool_)
-    keep[unsure] = np.logical_or.reduceat(holds_text, spans[unsure].ravel())[::2]
-    return spans[keep]
 
 
 def filled_lines(array: npt.NDArray[np.uint8]) -> Ints:
@@ -309,26 +300,23 @@ class ObjectsFile(LinesFile):
         last = deque(_ends(data, start, start + size), maxlen=1) or islice(_ends(data, start), 1)
         return next(iter(last), None)
 
-    def spans(self, data: bytes | bytearray) -> Ints:
-        """Objects."""
-        return object_spans(data)
+    @staticmethod
+    def spans(data: bytes | bytearray) -> Ints:
+        r"""Start and end of each object.
 
-    def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None) -> Records:
+        Example:
+            >>> ObjectsFile.spans(b'{\n "a": 1\n}\n\n{"a": [{},\n{}]}\n').tolist()
+            [[0, 13], [13, 29]]
+        """
+        if not data.strip():
+            return np.zeros((0, 2), np.int64)
+        # There may be a third as many ends as bytes, so no list of Python's integers is made.
+        ends = np.fromiter(_ends(data, 0, len(data)), np.int64)
+        return np.stack([np.append(0, ends), np.append(ends, len(data))], axis=1)
+
+    def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None = None) -> Records:
         """Parse all objects."""
-        return parse_pieces(data, object_spans(data), max_row_bytes)
-
-
-def object_spans(data: bytes | bytearray) -> Ints:
-    r"""Start and end of each object.
-
-    Example:
-        >>> object_spans(b'{\n "a": 1\n}\n\n{"a": [{},\n{}]}\n').tolist()
-        [[0, 13], [13, 29]]
-    """
-    if not data.strip():
-        return np.zeros((0, 2), np.int64)
-    ends = np.fromiter(_ends(data, 0, len(data)), np.int64)  # may be as many as a third of bytes
-    return np.stack([np.append(0, ends), np.append(ends, len(data))], axis=1)
+        return TextFile.parse(self, data, max_row_bytes)
 
 
 def _ends(data: bytes | bytearray, start: int, stop: int = sys.maxsize) -> Iterator[int]:

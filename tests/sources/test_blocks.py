@@ -44,7 +44,6 @@ def read_in_blocks(read_bytes, size, data, name, **config):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_files, "BLOCK_BYTES", size)
         patch.setattr(json_arrays, "BLOCK_BYTES", size)
-        patch.setattr(json_arrays, "COUNT_BLOCK_BYTES", size)
         try:
             source = read_bytes(data, name, rules={"max_row_bytes": 500}, **config)
         except PackhouseError as error:

@@ -379,7 +379,7 @@ def _read_rows(file: SourceFile) -> tuple[list[Any], FileFormat, dict[str, Any]]
         raise _refusal(file, remedy or why)
     if all(isinstance(row, list) and len(row) == 1 for row in rows) and not _is_known(rows):
         settings["unwrap"] = True
-        rows = unwrapped(rows, SourceConfig(path="", unwrap=True))
+        rows = unwrapped(rows)
     return rows, file_format, settings
 
 
@@ -424,7 +424,7 @@ def _rows_of(
         return [without_fill(row) for batch in batches for row in batch.to_pylist()]
     text_file = TEXT_FILES[file_format](file.uri, 2 * HEAD_BYTES, rows_at=field)
     (cut,) = text_file.cut([head])
-    records = text_file.parse(head[cut.start : cut.end], HEAD_BYTES, None)
+    records = text_file.parse(head[cut.start : cut.end], HEAD_BYTES)
     rows = records.rows[: _SAMPLE_ROWS + 1]
     return rows if is_whole or len(rows) < 2 else rows[:-1]
 

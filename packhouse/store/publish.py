@@ -23,9 +23,9 @@ from packhouse.errors import (
     StoreRefusedError,
     VersionNotFoundError,
 )
-from packhouse.store.doctor import require_guarded
 from packhouse.store.draft import LocalFile, Uploads, card_file, draft_manifest, name_files
 from packhouse.store.evolution import Drift, Gate, breaking_changes, measure_drift
+from packhouse.store.guard import require_guarded
 from packhouse.store.layout import (
     check_name,
     check_vid,

@@ -20,7 +20,7 @@ pytest.importorskip("trl", reason="TRL is not installed")
 from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.render import make_renderer
 from packhouse.tokenize import load_snapshot, tokenize_table
-from packhouse.tokenize.snapshot import TokenizerSnapshot
+from packhouse.tokenize.pipeline import TokenizerSnapshot
 from tests.templates.families import (
     SHAPES,
     Answer,

@@ -10,6 +10,7 @@ from typing import Any
 import click
 import numpy as np
 
+from packhouse.addons.ask.query import read
 from packhouse.cli.options import cache_option, json_option
 from packhouse.errors import ConfigError, PackhouseError
 from packhouse.read import SourceShard, raw_rows, scan_source
@@ -27,9 +28,8 @@ from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo, print_note, print_text
 from packhouse.system.wording import counted
 from packhouse.tokenize import run_tokenizer
+from packhouse.tokenize.encoders import decode
 from packhouse.tokenize.of_version import tokenizer_of
-from packhouse.tokenize.texts import decode
-from packhouse.views import read
 
 _TEXT = 400
 """Characters of a text that are printed; --json has all."""

@@ -15,7 +15,29 @@ from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.text import Text
 
+from packhouse.addons.ask.query import read
+from packhouse.addons.ask.samples import (
+    check_split,
+    first_split,
+    label_names,
+    label_text,
+    labels_of,
+    pair_sides,
+    read_pack,
+    read_packs,
+    records_in,
+    weights_text,
+)
 from packhouse.cli.options import cache_option, json_option
+from packhouse.cli.tokens import (
+    Run,
+    coloured,
+    pipeline_of,
+    plain,
+    rows_with_masks,
+    runs_of,
+    token_texts,
+)
 from packhouse.read.files import source_name
 from packhouse.recipe.reading import is_recipe_path
 from packhouse.registry import COMMANDS
@@ -27,28 +49,6 @@ from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import console, echo, page, print_note
 from packhouse.system.wording import counted
 from packhouse.tokenize.pipeline import Pipeline
-from packhouse.views import read
-from packhouse.views.samples import (
-    check_split,
-    first_split,
-    label_names,
-    label_text,
-    labels_of,
-    pair_sides,
-    read_pack,
-    read_packs,
-    records_in,
-    rows_with_masks,
-    weights_text,
-)
-from packhouse.views.tokens import (
-    Run,
-    coloured,
-    pipeline_of,
-    plain,
-    runs_of,
-    token_texts,
-)
 
 SOURCE = "split_part(source, '/', 1)"
 """Name of the source of a record: `chats` of `chats/chats.jsonl`."""

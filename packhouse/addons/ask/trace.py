@@ -6,22 +6,22 @@ from typing import Any
 import click
 import numpy as np
 
-from packhouse.cli.options import json_option
-from packhouse.errors import ConfigError
-from packhouse.store import OpenVersion
-from packhouse.store.address import open_address
-from packhouse.system.escaping import for_terminal
-from packhouse.system.terminal import echo
-from packhouse.system.wording import counted
-from packhouse.views import read
-from packhouse.views.samples import (
+from packhouse.addons.ask.query import read
+from packhouse.addons.ask.samples import (
     first_split,
     is_of_classes,
     label_names,
     read_pack,
     records_in,
 )
-from packhouse.views.tokens import trained_ranges
+from packhouse.cli.options import json_option
+from packhouse.cli.tokens import trained_ranges
+from packhouse.errors import ConfigError
+from packhouse.store import OpenVersion
+from packhouse.store.address import open_address
+from packhouse.system.escaping import for_terminal
+from packhouse.system.terminal import echo
+from packhouse.system.wording import counted
 
 _FROM = {name: f"{name} (from 0)" for name in ("row", "pack", "position", "token of the record")}
 _FROM["line"] = "line (from 1)"

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from packhouse.addons.ask.samples import is_of_classes
 from packhouse.addons.report.figures import (
     KIND_COLORS,
     Figure,
@@ -31,7 +32,6 @@ from packhouse.store.counts import totals_of
 from packhouse.store.manifest import PULLED_NAMES, Manifest
 from packhouse.system.escaping import html_text
 from packhouse.system.wording import by_name, counted
-from packhouse.views.samples import is_of_classes
 
 # The ledger as a picture: a band of rows from step to step, and what falls out of it.
 

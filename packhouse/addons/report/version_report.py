@@ -17,8 +17,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.addons.ask.files import VersionFiles
+from packhouse.addons.ask.query import Views, open_views
+from packhouse.addons.ask.samples import (
+    each_packs,
+    label_names,
+    label_text,
+    page_record,
+    records_in,
+    weight_runs,
+)
 from packhouse.addons.report import checks, sections
 from packhouse.addons.report.html import page
+from packhouse.cli.tokens import pipeline_of, special_tokens, token_texts
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.recipe import AuditConfig
 from packhouse.store import OpenVersion
@@ -30,17 +41,6 @@ from packhouse.system.worker import run_in_worker
 from packhouse.tokenize.loading import find_snapshot
 from packhouse.tokenize.of_version import tokenizer_of
 from packhouse.tokenize.pipeline import Pipeline
-from packhouse.views.files import VersionFiles
-from packhouse.views.query import Views, open_views
-from packhouse.views.samples import (
-    each_packs,
-    label_names,
-    label_text,
-    page_record,
-    records_in,
-    weight_runs,
-)
-from packhouse.views.tokens import pipeline_of, special_tokens, token_texts
 
 # What a report asks of the views of a version, and what no view says: runs of trained tokens.
 #

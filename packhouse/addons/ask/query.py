@@ -2,7 +2,7 @@
 
 A question is asked twice, in a worker process without files and network, for versions and questions
 come from anywhere. First of tables without rows: the plan names the columns that it takes. These
-alone are fetched (`packhouse.store.columns`), and the same plan runs over them.
+alone are fetched (`packhouse.addons.ask.columns`), and the same plan runs over them.
 
     ask "select avg(num_trained) from packs" -> packs:num_trained -> labels, seq_lengths of `data`
 """
@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from packhouse.addons.ask.columns import fetch_columns
+from packhouse.addons.ask.files import TABLES, FileTable, VersionFiles, columns_of_files
 from packhouse.errors import ConfigError, IntegrityError, PackhouseError
 from packhouse.read.evaluation import add_text_functions, check_text_function
 from packhouse.records.ledger import units_of
 from packhouse.records.lists import one_chunk
 from packhouse.registry import TEXT_FUNCTIONS
-from packhouse.store.columns import fetch_columns
 from packhouse.store.manifest import Manifest
 from packhouse.store.read import OpenVersion, scan_versions
 from packhouse.store.refs import scan_refs
 from packhouse.system.disks import temporary_folder
 from packhouse.system.extras import NO_FILES
 from packhouse.system.worker import run_in_worker, stream_from_worker
+from packhouse.tokenize.encoders import decode_lists
 from packhouse.tokenize.loading import MEMORY_PER_BYTE
 from packhouse.tokenize.of_version import LoadSnapshot, tokenizer_of
-from packhouse.tokenize.texts import decode_lists
-from packhouse.views.files import TABLES, FileTable, VersionFiles, columns_of_files
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

@@ -14,7 +14,7 @@ import yaml
 from packhouse.addons.quarantine.mending import Retried, check_mended
 from packhouse.cli.options import cache_option, json_option
 from packhouse.errors import ConfigError, QuarantineLimitError
-from packhouse.read.lines import lines_of_rows, place_of
+from packhouse.read.streams import lines_of_rows, place_of
 from packhouse.recipe import Recipe
 from packhouse.recipe.reading import is_recipe_path
 from packhouse.records.reasons import QUARANTINE_REASONS

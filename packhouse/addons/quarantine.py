@@ -27,7 +27,7 @@ from packhouse.errors import ConfigError, QuarantineLimitError
 from packhouse.read import SourceShard, read_shard, scan_source
 from packhouse.read.delimited import parse_delimited
 from packhouse.read.files import source_name
-from packhouse.read.lines import lines_of_rows, place_of
+from packhouse.read.streams import lines_of_rows, place_of
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.recipe.reading import is_recipe_path
 from packhouse.records.reasons import QUARANTINE_REASONS
@@ -44,7 +44,7 @@ from packhouse.run.quarantine import (
 from packhouse.run.rendering import run_template, try_rows
 from packhouse.run.steps.plan import plan_jobs
 from packhouse.run.workspace import Workspace
-from packhouse.store.address import open_address
+from packhouse.store.read import open_address
 from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo, print_note, print_text

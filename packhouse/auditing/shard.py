@@ -42,8 +42,7 @@ from packhouse.records.messages import FlatMessages, num_bytes
 from packhouse.records.thinking import has_thinking, without_thinking
 from packhouse.render import writes_prompts
 from packhouse.system.arrays import Bools, Int64s
-from packhouse.tokenize.pipeline import read_pipeline
-from packhouse.tokenize.snapshot import TokenizerSnapshot
+from packhouse.tokenize.pipeline import TokenizerSnapshot, read_pipeline
 
 SLICE_TOKENS = 2**20
 """Tokens looked at together; it bounds memory to about 100 MB."""

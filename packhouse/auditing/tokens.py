@@ -19,11 +19,14 @@ from packhouse.records.lists import Ranges, flat_list, one_chunk, read_ranges, z
 from packhouse.records.pairs import split_sides
 from packhouse.records.tables import read_table
 from packhouse.system.arrays import Bools, Bytes, Int64s
-from packhouse.tokenize.encoders import text_bases, text_bytes
-from packhouse.tokenize.offsets import EncodedRows, locate_by_widths
-from packhouse.tokenize.pipeline import Pipeline
-from packhouse.tokenize.snapshot import TokenizerSnapshot
-from packhouse.tokenize.spans import Spans, train_ranges
+from packhouse.tokenize.offsets import (
+    EncodedRows,
+    Spans,
+    flat_texts,
+    locate_by_widths,
+    train_ranges,
+)
+from packhouse.tokenize.pipeline import Pipeline, TokenizerSnapshot
 
 NUM_WORST = 5
 """Rows that are named for each finding."""
@@ -119,13 +122,12 @@ class PlacedTokens(Tokens):
     @classmethod
     def of(cls, formatted: pa.Table, tokenized: pa.Table, pipeline: Pipeline) -> "PlacedTokens":
         """Place the tokens of rows in their texts."""
-        texts = one_chunk(formatted["text"])
         ids, narrow = zero_based(*flat_list(tokenized["input_ids"]))
         offsets: Int64s = narrow.astype(np.int64)
-        placed = locate_by_widths(texts, ids, offsets, pipeline)
+        placed = locate_by_widths(*flat_texts(formatted["text"]), ids, offsets, pipeline)
         ranges = read_ranges(tokenized["trained_ranges"])
         rows = ranges.row_of_each()
-        spans = Spans.of(one_chunk(formatted["content_spans"]), texts)
+        spans = Spans.of(one_chunk(formatted["content_spans"]), placed.bases)
         return cls(
             ids=ids,
             offsets=offsets,
@@ -140,8 +142,8 @@ class PlacedTokens(Tokens):
             content_starts=spans.starts,
             content_ends=spans.ends,
             content_offsets=spans.offsets,
-            data=text_bytes(texts),
-            bases=text_bases(texts),
+            data=placed.text,
+            bases=placed.bases,
         )
 
     def holds_content(self, first: Int64s, last: Int64s) -> Bools:
@@ -203,7 +205,7 @@ class Intervals:
 
 
 def _are_misplaced(ranges: Ranges, placed: EncodedRows, formatted: pa.Table) -> Bools:
-    spans = Spans.of(one_chunk(formatted["trained_spans"]), one_chunk(formatted["text"]))
+    spans = Spans.of(one_chunk(formatted["trained_spans"]), placed.bases)
     due = train_ranges(placed, spans)
     num_due = np.diff(due.offsets)
     differs = ranges.counts() != num_due

@@ -24,6 +24,7 @@ from packhouse.addons.audit_any.turns import learn_turns
 from packhouse.api import Version, open_version, prepare_recipe
 from packhouse.auditing.inference import inference_line
 from packhouse.cli.summary import quality_lines
+from packhouse.cli.tokens import Run, html_runs, plain, runs_of
 from packhouse.errors import ConfigError
 from packhouse.pack.layout import expand_labels
 from packhouse.recipe import AuditConfig, Recipe, parse_recipe
@@ -42,7 +43,6 @@ from packhouse.system.wording import by_name, counted
 from packhouse.tokenize import load_snapshot
 from packhouse.tokenize.of_version import pipeline_of_version
 from packhouse.tokenize.pipeline import Pipeline, read_pipeline
-from packhouse.views.tokens import Run, html_runs, plain, runs_of
 
 # Finding -> what is wrong, what to do.
 MEANINGS = {

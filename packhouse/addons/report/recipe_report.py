@@ -12,6 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from packhouse.addons.ask.samples import (
+    label_text,
+    labels_of,
+    page_record,
+    pair_sides,
+)
 from packhouse.addons.report.html import (
     figure,
     header,
@@ -26,6 +32,7 @@ from packhouse.addons.report.html import (
 from packhouse.addons.report.notebook import Record, cell
 from packhouse.addons.report.sections import filters_table, samples_section, short_number
 from packhouse.addons.report.version_report import version_report, with_texts
+from packhouse.cli.tokens import pipeline_of, rows_with_masks
 from packhouse.errors import VersionNotFoundError
 from packhouse.pack.statistics import PackStatistics, length_histogram
 from packhouse.read.files import find_files, source_name
@@ -42,14 +49,6 @@ from packhouse.system.wording import counted
 from packhouse.tokenize import fingerprint_tokenizer
 from packhouse.tokenize.loading import find_snapshot
 from packhouse.tokenize.pipeline import Pipeline
-from packhouse.views.samples import (
-    label_text,
-    labels_of,
-    page_record,
-    pair_sides,
-    rows_with_masks,
-)
-from packhouse.views.tokens import pipeline_of
 
 _SOURCES = 8
 _SHOWN_TOKENS = 4_000  # of a source

@@ -28,7 +28,6 @@ from packhouse.run.chain import Prepared
 from packhouse.run.chain import prepare as prepare_chain
 from packhouse.run.given import recipe_for
 from packhouse.run.local_pool import local_runner
-from packhouse.run.quarantine import read_quarantined
 from packhouse.run.workspace import Workspace
 from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
@@ -104,7 +103,7 @@ class Version:
     @cached_property
     def quarantined(self) -> pa.Table:
         """The bad rows: source, row, step, reason, detail and the first 64 KiB of their bytes."""
-        return read_quarantined(self._opened)
+        return function_of_addon("read_quarantined")(self._opened)
 
     @property
     def audit(self) -> Mapping[str, Any]:

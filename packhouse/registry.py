@@ -52,7 +52,10 @@ COMMANDS = {
         "Refresh a dataset as a job of a pipeline; gates, summaries.",
     ),
     "quarantine": ("packhouse.addons.quarantine.command", "List, show and fix bad rows."),
-    "golden": ("packhouse.cli.golden", "Pin how conversations are rendered, and check it."),
+    "golden": (
+        "packhouse.addons.golden.command",
+        "Pin how conversations are rendered, and check it.",
+    ),
     "export": ("packhouse.addons.exports.command", "Write a version in the format of a trainer."),
 }
 """Commands by name: the module of a `click` command of that name, and a line for `--help`."""
@@ -100,6 +103,11 @@ FUNCTIONS = {
     "FramedPage": "packhouse.addons.report.notebook",
     "lengths_svg": "packhouse.addons.report.notebook",
     "estimate": "packhouse.addons.plan.estimate",
+    "check_pinned": "packhouse.addons.golden.pinning",
+    "pin": "packhouse.addons.golden.pinning",
+    "count_reasons": "packhouse.addons.quarantine.bad_rows",
+    "explain_bad_rows": "packhouse.addons.quarantine.bad_rows",
+    "read_quarantined": "packhouse.addons.quarantine.bad_rows",
     "find_near": "packhouse.addons.near_dedup",
     "read_benchmarks": "packhouse.addons.contamination",
     "match_benchmarks": "packhouse.addons.contamination",

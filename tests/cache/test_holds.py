@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
+from packhouse.addons.ci.refresh import look, planned_version, unchanged
 from packhouse.cli import cli
 from packhouse.errors import AuditError
 from packhouse.run.cache.holds import UNFINISHED_DAYS, held_keys, hold_steps
 from packhouse.run.cache.limits import list_steps, remove_steps
 from packhouse.run.cache.steps import StepStore
-from packhouse.run.refresh import look, planned_version, unchanged
 from tests.cache.conftest import steps_in
 from tests.chain.conftest import Project
 

@@ -7,11 +7,11 @@ import time
 import pytest
 from click.testing import CliRunner
 
+from packhouse.addons.ci.refresh import planned_version
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, DiskError
 from packhouse.run.cache.holds import hold_steps
 from packhouse.run.cache.limits import keep_limits, list_steps
-from packhouse.run.refresh import planned_version
 from tests.cache.conftest import steps_in
 
 

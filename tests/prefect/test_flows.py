@@ -411,7 +411,7 @@ def test_a_refresh_plans_once(place, cache, monkeypatch):
     from packhouse.run.steps.plan import plan_jobs
 
     plans = []
-    for module in ("packhouse.run.refresh", "packhouse.run.chain"):
+    for module in ("packhouse.addons.ci.refresh", "packhouse.run.chain"):
         monkeypatch.setattr(
             f"{module}.plan_jobs", lambda recipe: plans.append(recipe) or plan_jobs(recipe)
         )

@@ -4,6 +4,15 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from packhouse.addons.ci.refresh import (
+    Look,
+    Planned,
+    candidate_recipe,
+    finish_refresh,
+    look,
+    open_current,
+    unchanged,
+)
 from packhouse.addons.ci.summary import CiJob, PlanFacts
 from packhouse.recipe import Recipe
 from packhouse.records.gates import GateResult
@@ -13,15 +22,6 @@ from packhouse.run.chain import prepare
 from packhouse.run.given import read_recipe
 from packhouse.run.last_run import touch_last_run
 from packhouse.run.local_pool import local_runner
-from packhouse.run.refresh import (
-    Look,
-    Planned,
-    candidate_recipe,
-    finish_refresh,
-    look,
-    open_current,
-    unchanged,
-)
 from packhouse.run.steps.plan import Plan, plan_jobs
 from packhouse.run.steps.publish import configuration_of
 from packhouse.run.workspace import Workspace

@@ -26,7 +26,7 @@ from packhouse.system.interrupts import Interrupted
 from packhouse.system.wording import counted
 
 if TYPE_CHECKING:
-    from packhouse.run.refresh import Refreshed
+    from packhouse.addons.ci.refresh import Refreshed
     from packhouse.run.steps.plan import Estimate
 
 GATES = ("plan", "golden", "quarantine", "audit", "schema", "drift", "publish")

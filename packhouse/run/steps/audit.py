@@ -33,7 +33,6 @@ from packhouse.records.pairs import REJECTED, split_sides
 from packhouse.records.tables import read_table
 from packhouse.registry import function_of_addon
 from packhouse.render.shards import run_template
-from packhouse.run.probes import learn_template
 from packhouse.run.step import Job, Step, Work
 from packhouse.run.steps.benchmarks import BENCHMARKS, load_benchmarks
 from packhouse.run.steps.format import FORMAT, FormatParameters, conversations
@@ -153,9 +152,9 @@ def _shard(work: Work[AuditParameters]) -> dict[str, object]:
         work.recipe.tokenizer, work.workspace.tokenizers, work.recipe.tokenize.pipeline
     )
     if "tokens.arrow" in validated.files:  # ids were given
-        pipeline = read_pipeline(snapshot.backend)
-        turns, _ = learn_template(work.recipe, snapshot, pipeline, work.workspace.tokenizers)
-        found: dict[str, object] = function_of_addon("audit_given")(tokenized, snapshot, turns)
+        found: dict[str, object] = function_of_addon("audit_given")(
+            tokenized, work.recipe, snapshot, work.workspace.tokenizers
+        )
         return found
     sides = [(conversations(validated, formatted), texts, tokenized)]
     if REJECTED in formatted.files:

@@ -26,8 +26,7 @@ from packhouse.records.gates import GateResult
 from packhouse.records.ledger import ROW_STEPS, check_quarantine
 from packhouse.render.sandbox import pinned_date
 from packhouse.run.cache.holds import forget_tries
-from packhouse.run.chain import Prepared
-from packhouse.run.golden import check_golden
+from packhouse.run.chain import Prepared, check_golden
 from packhouse.run.last_run import touch_last_run
 from packhouse.run.steps import ALL_LIBRARIES, ENGINE_VERSIONS
 from packhouse.run.steps.plan import Plan, plan_jobs

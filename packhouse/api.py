@@ -23,12 +23,11 @@ from packhouse.load.versions import load_packed
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import sum_by_reason
 from packhouse.registry import function_of_addon, has_function
-from packhouse.run.cache.mirrors import open_mirror
+from packhouse.run.cache import Workspace, open_mirror
 from packhouse.run.chain import Prepared
 from packhouse.run.chain import prepare as prepare_chain
 from packhouse.run.given import recipe_for
 from packhouse.run.local_pool import local_runner
-from packhouse.run.workspace import Workspace
 from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
 from packhouse.store.address import parse_address

@@ -43,7 +43,7 @@ COMMANDS = {
     "diff": ("packhouse.addons.ask.diff", "Compare two versions: rows, tokens, settings."),
     "ref": ("packhouse.cli.refs", "List, set or roll back refs such as `latest`."),
     "gc": ("packhouse.cli.gc", "Reclaim what dead publishers left; shows what first."),
-    "cache": ("packhouse.cli.cache", "Look at finished steps on this machine; make room."),
+    "cache": ("packhouse.addons.cache", "Look at finished steps on this machine; make room."),
     "doctor": ("packhouse.addons.doctor", "Check a store, or room in the cache, before a run."),
     "explain": ("packhouse.addons.plan.explain", "Say which steps of a recipe would run, and why."),
     "plan": ("packhouse.addons.plan.command", "Estimate a recipe: rows, records, tokens, packs."),

@@ -14,8 +14,7 @@ from prefect.states import Completed
 from packhouse.addons.ci.refresh import Refreshed, candidate_recipe, finish_refresh, unchanged
 from packhouse.errors import PackhouseError
 from packhouse.recipe import Recipe
-from packhouse.run.cache.mirrors import open_mirror
-from packhouse.run.cache.steps import AnyReceipt
+from packhouse.run.cache import AnyReceipt, open_mirror
 from packhouse.run.chain import Prepared
 from packhouse.run.chain import prepare as prepare_chain
 from packhouse.run.step import AnyJob

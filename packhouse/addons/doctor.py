@@ -8,12 +8,10 @@ import click
 from packhouse.cli.options import json_option
 from packhouse.cli.versions import echo_json, print_table
 from packhouse.errors import DiskError, PackhouseError, StoreRefusedError
-from packhouse.run.cache.holds import cache_lock, hold_steps
-from packhouse.run.cache.limits import cache_room, in_mb
-from packhouse.run.cache.mirrors import open_mirror
+from packhouse.run.cache import Workspace, open_mirror
+from packhouse.run.cache_room import cache_lock, cache_room, hold_steps, in_mb
 from packhouse.run.given import read_recipe
 from packhouse.run.steps.plan import bytes_needed, plan_jobs
-from packhouse.run.workspace import Workspace
 from packhouse.store.doctor import Check, examine
 from packhouse.store.objects import ObjectNotFoundError, open_store
 from packhouse.system.places import CachePlace, check_cache, find_cache

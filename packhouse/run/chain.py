@@ -21,11 +21,16 @@ from packhouse.records.gates import GateLog, GateResult
 from packhouse.records.ledger import LedgerLine, RowCounts, check_quarantine, ledger_of
 from packhouse.records.split_text import factor_note
 from packhouse.registry import function_of_addon, has_function
-from packhouse.run.cache.holds import Hold, hold_steps
-from packhouse.run.cache.limits import in_mb, keep_limits
-from packhouse.run.cache.mirrors import Mirror
-from packhouse.run.cache.steps import AnyReceipt
-from packhouse.run.last_run import load_last_run, obsolete_keys, save_last_run
+from packhouse.run.cache import AnyReceipt, Mirror, Workspace
+from packhouse.run.cache_room import (
+    Hold,
+    hold_steps,
+    in_mb,
+    keep_limits,
+    load_last_run,
+    obsolete_keys,
+    save_last_run,
+)
 from packhouse.run.local_pool import Run
 from packhouse.run.step import AnyJob
 from packhouse.run.steps import STEPS
@@ -33,7 +38,6 @@ from packhouse.run.steps.format import FORMAT, split_text_of
 from packhouse.run.steps.plan import Plan, bytes_needed, output_jobs, plan_jobs
 from packhouse.run.steps.publish import Published
 from packhouse.run.steps.validate import filters_of_run
-from packhouse.run.workspace import Workspace
 from packhouse.store.doctor import check_usable
 from packhouse.system.interrupts import check_interrupted
 from packhouse.system.progress import after_first_job, say, start_phase

@@ -30,8 +30,7 @@ from pydantic import TypeAdapter
 
 from packhouse.recipe import Recipe
 from packhouse.records.tables import read_table
-from packhouse.run.cache.steps import AnyReceipt, Receipt
-from packhouse.run.workspace import Workspace
+from packhouse.run.cache import AnyReceipt, Receipt, Workspace
 from packhouse.system.fingerprint import canonical_json, digest, library_versions
 from packhouse.system.interrupts import check_interrupted
 from packhouse.system.memory import keep_freed_memory

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from packhouse.cli.options import cache_option, json_option
 from packhouse.cli.versions import echo_json, print_table
-from packhouse.run.workspace import Workspace
+from packhouse.run.cache import Workspace
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address, open_beside
 from packhouse.system.escaping import for_terminal

@@ -19,7 +19,7 @@ from packhouse.cli.options import cache_option, json_option
 from packhouse.read.files import source_name
 from packhouse.recipe.reading import is_recipe_path
 from packhouse.registry import COMMANDS
-from packhouse.run.workspace import Workspace
+from packhouse.run.cache import Workspace
 from packhouse.store import OpenVersion
 from packhouse.store.address import open_address
 from packhouse.store.manifest import Manifest

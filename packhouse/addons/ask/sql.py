@@ -11,7 +11,7 @@ import click
 import pyarrow as pa
 
 from packhouse.cli.options import cache_option, json_option
-from packhouse.run.workspace import Workspace
+from packhouse.run.cache import Workspace
 from packhouse.store.address import open_address
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import console, echo, print_facts, print_table

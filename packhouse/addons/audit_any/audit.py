@@ -30,9 +30,9 @@ from packhouse.recipe import AuditConfig, Recipe, parse_recipe
 from packhouse.recipe.reading import apply_override, merge_settings
 from packhouse.records.tables import read_table
 from packhouse.registry import function_of_addon
+from packhouse.run.cache import Workspace
 from packhouse.run.chain import Prepared
 from packhouse.run.given import recipe_for, tokenizer_name
-from packhouse.run.workspace import Workspace
 from packhouse.store import open_version as open_stored
 from packhouse.system.disks import temporary_folder
 from packhouse.system.places import CachePlace, check_cache, find_cache

@@ -12,10 +12,10 @@ from packhouse.cli.options import recipe_options
 from packhouse.errors import ConfigError
 from packhouse.recipe import Recipe
 from packhouse.records.tables import read_table
+from packhouse.run.cache import Workspace
 from packhouse.run.given import read_recipe
 from packhouse.run.step import execute
 from packhouse.run.steps.plan import plan_jobs
-from packhouse.run.workspace import Workspace
 from packhouse.system.terminal import echo
 
 _LOOK_AT = 1000  # rows of each shard among which shapes are looked for

@@ -19,7 +19,7 @@ from packhouse.cli.options import json_option
 from packhouse.errors import ConfigError, SourceError
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
 from packhouse.records.split_text import SplitText, factor_note, total
-from packhouse.run.workspace import Workspace
+from packhouse.run.cache import Workspace
 from packhouse.system.escaping import for_terminal
 from packhouse.system.places import default_cache
 from packhouse.system.progress import show_progress, start_phase

@@ -25,13 +25,12 @@ from packhouse.records.ledger import check_quarantine, ledger_of
 from packhouse.registry import function_of_addon
 from packhouse.render.prompt_texts import TEXTS, texts_to_jinja
 from packhouse.render.single_turn import ends_of
-from packhouse.run.cache.holds import hold_steps
-from packhouse.run.cache.steps import AnyReceipt
+from packhouse.run.cache import AnyReceipt, Workspace
+from packhouse.run.cache_room import hold_steps
 from packhouse.run.given import data_uri, tokenizer_name, write_content
 from packhouse.run.step import AnyJob, execute
 from packhouse.run.steps import gather
 from packhouse.run.steps.plan import plan_jobs
-from packhouse.run.workspace import Workspace
 from packhouse.system.disks import disk_errors
 from packhouse.system.fingerprint import digest
 from packhouse.tokenize import load_snapshot

@@ -25,15 +25,13 @@ from packhouse.records.render_counts import RenderCounts
 from packhouse.records.rows import number_rows
 from packhouse.records.split_text import SplitText, factor_note, total
 from packhouse.records.tables import read_table
-from packhouse.run.cache.steps import Receipt
+from packhouse.run.cache import Receipt, Workspace
 from packhouse.run.first_rows import try_first_rows
 from packhouse.run.given import recipe_for
 from packhouse.run.steps.format import FORMAT, split_text_of
 from packhouse.run.steps.plan import Estimate, Plan, plan_jobs
-from packhouse.run.steps.shard_io import ShardCounts, render_counts
 from packhouse.run.steps.tokenize import TOKENIZE
-from packhouse.run.steps.validate import VALIDATE
-from packhouse.run.workspace import Workspace
+from packhouse.run.steps.validate import VALIDATE, ShardCounts, render_counts
 from packhouse.system.arrays import Bools, Int64s
 from packhouse.system.places import check_cache, find_cache
 from packhouse.system.wording import counted

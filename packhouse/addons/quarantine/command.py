@@ -27,9 +27,9 @@ from packhouse.recipe.reading import is_recipe_path
 from packhouse.records.reasons import QUARANTINE_REASONS
 from packhouse.records.tables import QUARANTINED, read_table
 from packhouse.render import rewrites
+from packhouse.run.cache import Workspace
 from packhouse.run.given import read_recipe
 from packhouse.run.steps.plan import plan_jobs
-from packhouse.run.workspace import Workspace
 from packhouse.store.address import open_address
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo, print_note, print_text

@@ -23,10 +23,10 @@ from packhouse.pack.statistics import PackStatistics, length_histogram
 from packhouse.read.files import find_files, source_name
 from packhouse.recipe import Recipe
 from packhouse.registry import function_of_addon
+from packhouse.run.cache import Workspace
 from packhouse.run.first_rows import try_first_rows
 from packhouse.run.given import recipe_for
 from packhouse.run.steps.plan import Estimate, Plan, plan_jobs
-from packhouse.run.workspace import Workspace
 from packhouse.store import open_version
 from packhouse.system.escaping import html_text
 from packhouse.system.places import check_cache, find_cache

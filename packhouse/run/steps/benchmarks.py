@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,10 +19,9 @@ from packhouse.records.lists import one_chunk
 from packhouse.records.pairs import REJECTED, both_sides
 from packhouse.records.tables import read_table, write_table
 from packhouse.registry import function_of_addon
-from packhouse.run.cache.steps import Receipt
+from packhouse.run.cache import Receipt
 from packhouse.run.step import Job, Ref, Step, Work, execute
 from packhouse.run.steps.validate import VALIDATE
-from packhouse.system.arrays import Bools
 from packhouse.system.fingerprint import canonical_json
 
 
@@ -110,23 +108,22 @@ def match_shards(
     benchmarks: Mapping[str, object],
     validated: Sequence[Receipt[Any]],
     shards: Sequence[pa.Table],
-) -> tuple[list[Bools], pa.Array]:
+) -> pa.Array:
     """Look up which records of some shards match a benchmark; whatever is gone is made again.
 
     All records of a row that matches do: windows of it, and examples of its turns.
 
     Returns:
-        A mask over the records of each shard; and for all of them the benchmark's row, or null.
+        For all records the benchmark's row, or null.
     """
-    masks, named = [], [pa.nulls(0, pa.string())]
+    named = [pa.nulls(0, pa.string())]
     for before, shard in zip(validated, shards, strict=True):
         job = benchmark_job(benchmarks, (VALIDATE.name, before.key))
         receipt = execute(job, work.recipe, work.workspace)
         matches = read_table(receipt.path("matches.arrow"))
         index = pc.index_in(one_chunk(shard["row"]), value_set=one_chunk(matches["row"]))
-        masks.append(np.asarray(index.is_valid(), np.bool_))
         named.append(one_chunk(matches["benchmark"]).take(index))
-    return masks, pa.concat_arrays(named)
+    return pa.concat_arrays(named)
 
 
 BENCHMARKS = Step(

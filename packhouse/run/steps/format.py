@@ -29,11 +29,16 @@ from packhouse.render import rewrites
 from packhouse.render.sandbox import pinned_date
 from packhouse.render.shards import render_shard, run_template
 from packhouse.render.windows import cuts_windows
-from packhouse.run.cache.steps import Receipt
+from packhouse.run.cache import Receipt
 from packhouse.run.step import Job, Ref, Step, Work, execute
 from packhouse.run.steps.benchmarks import benchmark_job
-from packhouse.run.steps.shard_io import ShardCounts, take_refused
-from packhouse.run.steps.validate import VALIDATE, ValidateFacts, ValidateParameters
+from packhouse.run.steps.validate import (
+    VALIDATE,
+    ShardCounts,
+    ValidateFacts,
+    ValidateParameters,
+    take_refused,
+)
 from packhouse.system.plugins import plugin_key, plugin_names
 from packhouse.system.wording import near_files, near_name
 from packhouse.tokenize.given import text_of_given

@@ -30,6 +30,7 @@ from packhouse.read.tabular import TABULAR
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import Filter
 from packhouse.records.render_counts import RenderCounts
+from packhouse.run.cache import Workspace
 from packhouse.run.step import AnyJob, Job
 from packhouse.run.steps import (
     audit,
@@ -52,7 +53,6 @@ from packhouse.run.steps.publish import PUBLISH, PublishParameters
 from packhouse.run.steps.split import SplitParameters
 from packhouse.run.steps.tokenize import TokenizeParameters
 from packhouse.run.steps.validate import ValidateParameters
-from packhouse.run.workspace import Workspace
 from packhouse.system.extras import import_extra
 from packhouse.system.wording import by_name, rows_and_records
 from packhouse.tokenize import fingerprint_tokenizer

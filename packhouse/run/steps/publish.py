@@ -23,18 +23,17 @@ from packhouse.records.gates import GateOutcome, GateResult
 from packhouse.records.ledger import LedgerLine, ledger_of
 from packhouse.records.render_counts import RenderCounts
 from packhouse.registry import function_of_addon, has_function
-from packhouse.run.cache.steps import Receipt
+from packhouse.run.cache import Receipt
 from packhouse.run.step import AnyStep, Job, Step, Work
 from packhouse.run.steps.audit import AUDIT, combine_audits
-from packhouse.run.steps.eval_side import SplitCounts
 from packhouse.run.steps.files import FILE_SETTINGS, FILES, export_key, local_files
 from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.gather import GATHER
 from packhouse.run.steps.pack import PACK, SIDES, Side, mix_of
-from packhouse.run.steps.shard_io import render_counts
+from packhouse.run.steps.selection import SplitCounts
 from packhouse.run.steps.split import SPLIT, SideCounts, SplitParameters
 from packhouse.run.steps.tokenize import TOKENIZE, TokenizerFacts
-from packhouse.run.steps.validate import VALIDATE
+from packhouse.run.steps.validate import VALIDATE, render_counts
 from packhouse.store import (
     LocalFile,
     OpenVersion,

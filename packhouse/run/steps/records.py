@@ -17,9 +17,8 @@ from packhouse.records.ledger import RowCounts
 from packhouse.records.lists import one_chunk, read_ranges
 from packhouse.records.span_weights import flat_weights
 from packhouse.records.tables import TOKENIZED, read_table
-from packhouse.run.cache.steps import Receipt
+from packhouse.run.cache import Receipt, Workspace
 from packhouse.run.steps.tokenize import TOKENIZE
-from packhouse.run.workspace import Workspace
 from packhouse.system.arrays import Int64s
 
 if TYPE_CHECKING:

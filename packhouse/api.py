@@ -31,7 +31,7 @@ from packhouse.run.local_pool import local_runner
 from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
 from packhouse.store.address import parse_address
-from packhouse.system.places import CachePlace, check_cache, default_cache, find_cache, make_cache
+from packhouse.system.disks import CachePlace, check_cache, default_cache, find_cache, make_cache
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.wording import by_name, counted
 from packhouse.views import ask

@@ -19,7 +19,7 @@ from packhouse.run.chain import Prepared
 from packhouse.run.chain import prepare as prepare_chain
 from packhouse.run.step import AnyJob
 from packhouse.run.steps.plan import Plan
-from packhouse.system.places import CachePlace
+from packhouse.system.disks import CachePlace
 from packhouse.system.progress import start_phase
 from tasks.artifacts import publish_artifacts, refresh_artifacts, refusal_artifacts
 from tasks.engines import Runner

@@ -28,7 +28,7 @@ from packhouse.run.cache import StepStore
 from packhouse.store import open_store
 from packhouse.store.gc import collect_steps, find_garbage
 from packhouse.store.protocol import run
-from packhouse.system.places import default_cache
+from packhouse.system.disks import default_cache
 from tasks.guard import allowed_recipe
 
 log = logging.getLogger("packhouse.flows")

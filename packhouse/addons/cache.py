@@ -21,8 +21,7 @@ from packhouse.run.cache_room import (
     list_steps,
     remove_steps,
 )
-from packhouse.system.disks import disk_errors
-from packhouse.system.places import check_cache, default_cache
+from packhouse.system.disks import check_cache, default_cache, disk_errors
 from packhouse.system.terminal import echo, print_text
 from packhouse.system.wording import counted
 

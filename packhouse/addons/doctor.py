@@ -14,7 +14,7 @@ from packhouse.run.given import read_recipe
 from packhouse.run.steps.plan import bytes_needed, plan_jobs
 from packhouse.store.doctor import Check, examine
 from packhouse.store.objects import ObjectNotFoundError, open_store
-from packhouse.system.places import CachePlace, check_cache, find_cache
+from packhouse.system.disks import CachePlace, check_cache, find_cache
 
 
 @click.group()

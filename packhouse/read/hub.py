@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from packhouse.errors import PackhouseError, SourceError, TransientError
-from packhouse.system.extras import hub_options, silent_bar
+from packhouse.system.plugins import hub_options, silent_bar
 from packhouse.system.wording import first_line
 
 _URI = re.compile(

@@ -17,7 +17,6 @@ from packhouse.read.records import WITH_FAULTS, Failure, Records, Rows
 from packhouse.read.row_formats import find_row_format
 from packhouse.read.streams import FileStream
 from packhouse.recipe import SourceConfig
-from packhouse.system.without_pandas import recall_pandas
 
 TABULAR = ("parquet", "arrow", "xlsx", "sqlite", "duckdb")
 """Formats of files that are read here."""
@@ -73,7 +72,6 @@ def parse_tables(
     if not num_rows:
         yield Records(Rows(), np.arange(0), 0)
         return
-    recall_pandas()  # for rows with times in nanoseconds
     for batch in decode_rows(uri, file_format, row_start, row_start + num_rows, table):
         faults: list[dict[str, str] | None] = [None] * batch.num_rows
         if file_format in WITH_FAULTS:

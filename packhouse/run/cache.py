@@ -37,9 +37,8 @@ from packhouse.errors import IntegrityError
 from packhouse.records import contracts
 from packhouse.registry import function_of_addon
 from packhouse.store.objects import ObjectStore
-from packhouse.system.disks import disk_errors
+from packhouse.system.disks import CachePlace, check_cache, default_cache, disk_errors
 from packhouse.system.fingerprint import canonical_json, digest, file_sha256
-from packhouse.system.places import CachePlace, check_cache, default_cache
 from packhouse.system.wording import first_line
 
 LOCK = ".lock"

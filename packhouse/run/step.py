@@ -32,9 +32,8 @@ from packhouse.recipe import Recipe
 from packhouse.records.tables import read_table
 from packhouse.run.cache import AnyReceipt, Receipt, Workspace
 from packhouse.system.fingerprint import canonical_json, digest, library_versions
-from packhouse.system.interrupts import check_interrupted
-from packhouse.system.memory import keep_freed_memory
-from packhouse.system.without_pandas import settle_pyarrow
+from packhouse.system.terminal import check_interrupted
+from packhouse.system.worker import keep_freed_memory
 
 Ref = tuple[str, str]
 """Name of the step and key of a job."""
@@ -203,7 +202,6 @@ def execute(job: AnyJob, recipe: Recipe, workspace: Workspace) -> AnyReceipt:
         Interrupted: a signal came before it began.
     """
     check_interrupted()
-    settle_pyarrow()
     keep_freed_memory()
     step, work = job.step, Work(job=job, recipe=recipe, workspace=workspace)
 

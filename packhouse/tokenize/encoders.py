@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from packhouse.records.lists import list_offsets, string_bytes, zero_based
 from packhouse.system.arrays import Bytes, Int32s, Int64s
-from packhouse.system.interrupts import check_interrupted
 from packhouse.system.progress import advance
+from packhouse.system.terminal import check_interrupted
 from packhouse.system.worker import limited
 from packhouse.tokenize.memo import memo
 from packhouse.tokenize.snapshot import TokenizerSnapshot

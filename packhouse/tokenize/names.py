@@ -11,7 +11,7 @@ from pathlib import Path
 
 from packhouse.errors import TokenizerError
 from packhouse.recipe.section import HUB_NAME
-from packhouse.system.extras import hub_options, silent_bar
+from packhouse.system.plugins import hub_options, silent_bar
 from packhouse.system.wording import first_line
 
 # `config.json` counts: without it some tokenizers (BERT's) load as another class.

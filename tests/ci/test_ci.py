@@ -27,8 +27,8 @@ from packhouse.run.cache import StepStore, open_mirror
 from packhouse.run.steps.plan import plan_jobs
 from packhouse.store import load_ref, open_store, open_version
 from packhouse.store.protocol import RetryPolicy
+from packhouse.system.disks import CachePlace
 from packhouse.system.fingerprint import file_sha256
-from packhouse.system.places import CachePlace
 from tests.moto_s3 import s3_client
 from tests.store.ceph import free_port
 

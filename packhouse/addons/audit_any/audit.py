@@ -34,8 +34,7 @@ from packhouse.run.cache import Workspace
 from packhouse.run.chain import Prepared
 from packhouse.run.given import recipe_for, tokenizer_name
 from packhouse.store import open_version as open_stored
-from packhouse.system.disks import temporary_folder
-from packhouse.system.places import CachePlace, check_cache, find_cache
+from packhouse.system.disks import CachePlace, check_cache, find_cache, temporary_folder
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.wording import by_name
 from packhouse.tokenize import load_snapshot

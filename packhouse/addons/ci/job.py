@@ -25,9 +25,9 @@ from packhouse.run.local_pool import local_runner
 from packhouse.run.steps.plan import Plan, plan_jobs
 from packhouse.run.steps.publish import configuration_of
 from packhouse.store import OpenVersion
-from packhouse.system.interrupts import check_interrupted
-from packhouse.system.places import check_cache, find_cache
+from packhouse.system.disks import check_cache, find_cache
 from packhouse.system.progress import start_phase
+from packhouse.system.terminal import check_interrupted
 from packhouse.views.diff import changed_settings
 
 

@@ -20,8 +20,8 @@ from packhouse.errors import ConfigError, SourceError
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
 from packhouse.records.split_text import SplitText, factor_note, total
 from packhouse.run.cache import Workspace
+from packhouse.system.disks import default_cache
 from packhouse.system.escaping import for_terminal
-from packhouse.system.places import default_cache
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.terminal import console, echo, print_note, print_text
 from packhouse.system.wording import counted

@@ -33,7 +33,7 @@ from packhouse.run.steps.plan import Estimate, Plan, plan_jobs
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import VALIDATE, ShardCounts, render_counts
 from packhouse.system.arrays import Bools, Int64s
-from packhouse.system.places import check_cache, find_cache
+from packhouse.system.disks import check_cache, find_cache
 from packhouse.system.wording import counted
 
 _Lengths = npt.NDArray[np.integer]

@@ -28,8 +28,8 @@ from packhouse.run.first_rows import try_first_rows
 from packhouse.run.given import recipe_for
 from packhouse.run.steps.plan import Estimate, Plan, plan_jobs
 from packhouse.store import open_version
+from packhouse.system.disks import check_cache, find_cache
 from packhouse.system.escaping import html_text
-from packhouse.system.places import check_cache, find_cache
 from packhouse.system.wording import counted
 from packhouse.tokenize import fingerprint_tokenizer
 from packhouse.tokenize.loading import find_snapshot

@@ -53,7 +53,7 @@ from packhouse.run.steps.publish import PUBLISH, PublishParameters
 from packhouse.run.steps.split import SplitParameters
 from packhouse.run.steps.tokenize import TokenizeParameters
 from packhouse.run.steps.validate import ValidateParameters
-from packhouse.system.extras import import_extra
+from packhouse.system.plugins import import_extra
 from packhouse.system.wording import by_name, rows_and_records
 from packhouse.tokenize import fingerprint_tokenizer
 

@@ -103,21 +103,24 @@ FUNCTIONS = {
     "FramedPage": "packhouse.addons.report.notebook",
     "lengths_svg": "packhouse.addons.report.notebook",
     "estimate": "packhouse.addons.plan.estimate",
+    "try_first_rows": "packhouse.addons.plan.first_rows",
     "check_pinned": "packhouse.addons.golden.pinning",
     "pin": "packhouse.addons.golden.pinning",
     "count_reasons": "packhouse.addons.quarantine.bad_rows",
     "explain_bad_rows": "packhouse.addons.quarantine.bad_rows",
     "read_quarantined": "packhouse.addons.quarantine.bad_rows",
     "find_near": "packhouse.addons.near_dedup",
-    "read_benchmarks": "packhouse.addons.contamination",
-    "match_benchmarks": "packhouse.addons.contamination",
-    "combine_contamination": "packhouse.addons.contamination",
+    "BENCHMARKS": "packhouse.addons.contamination.step",
+    "benchmarks_of": "packhouse.addons.contamination.step",
+    "benchmark_job": "packhouse.addons.contamination.step",
+    "match_shards": "packhouse.addons.contamination.step",
+    "contamination_of": "packhouse.addons.contamination.step",
     "open_step_mirror": "packhouse.addons.mirrors.steps",
-    "mirror_to_hub": "packhouse.addons.mirrors.hub",
-    "log_to_wandb": "packhouse.addons.mirrors.wandb",
-    "write_export": "packhouse.addons.exports.writing",
+    "copy_version": "packhouse.addons.mirrors.copies",
+    "check_published_exports": "packhouse.addons.exports.published",
+    "write_published_export": "packhouse.addons.exports.published",
 }
-"""What the rest of packhouse calls of add-ons, where it is asked for, and the module of each."""
+"""What the rest of packhouse uses of add-ons, where it is asked for, and the module of each."""
 
 
 DECODERS = {

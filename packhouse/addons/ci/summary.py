@@ -27,7 +27,7 @@ from packhouse.system.wording import counted
 
 if TYPE_CHECKING:
     from packhouse.addons.ci.refresh import Refreshed
-    from packhouse.run.steps.plan import Estimate
+    from packhouse.addons.plan.estimate import Estimate
 
 GATES = ("plan", "golden", "quarantine", "audit", "schema", "drift", "publish")
 

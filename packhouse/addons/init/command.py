@@ -19,6 +19,7 @@ from packhouse.cli.options import json_option
 from packhouse.errors import ConfigError, SourceError
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
 from packhouse.records.split_text import SplitText, factor_note, total
+from packhouse.registry import function_of_addon
 from packhouse.run.cache import Workspace
 from packhouse.system.disks import default_cache
 from packhouse.system.escaping import for_terminal
@@ -271,10 +272,8 @@ def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> tuple[pa.Table
     Raises:
         SourceError: none of them passes; says why the first did not.
     """
-    from packhouse.run.first_rows import try_first_rows
-
     tokenizers = Workspace(cache=cache).tokenizers
-    rows = try_first_rows(recipe, source, tokenizers, max_rows=_SAMPLE_ROWS)
+    rows = function_of_addon("try_first_rows")(recipe, source, tokenizers, max_rows=_SAMPLE_ROWS)
     tokenized, refused = rows.tokenized, rows.refused()
     num_seen = len({*tokenized["row"].to_pylist(), *(each["row"] for each in refused)})
     if not tokenized.num_rows:

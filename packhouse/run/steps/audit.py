@@ -34,7 +34,6 @@ from packhouse.records.tables import read_table
 from packhouse.registry import function_of_addon
 from packhouse.render.shards import run_template
 from packhouse.run.step import Job, Step, Work
-from packhouse.run.steps.benchmarks import BENCHMARKS, load_benchmarks
 from packhouse.run.steps.format import FORMAT, FormatParameters, conversations
 from packhouse.run.steps.gather import GATHER, PackRange
 from packhouse.run.steps.pack import PACK, PackParameters
@@ -273,11 +272,7 @@ def combine_audits(work: Work[Any]) -> dict[str, object]:
     if repetition["worst"]:
         combined["worst"]["duplicates"] = repetition["worst"]
     if work.recipe.audit.benchmarks:
-        matched = [receipt.facts.found for receipt in work.inputs(BENCHMARKS)]
-        benchmarks = load_benchmarks(work.recipe, work.parameters.benchmarks)
-        add_up = function_of_addon("combine_contamination")
-        combined["contamination"] = add_up(matched, benchmarks)
-        combined["contamination"]["on_match"] = work.recipe.audit.on_match
+        combined["contamination"] = function_of_addon("contamination_of")(work)
     if found["inference"]:
         combined["inference"] = combine_inference(found["inference"])
     named = [receipt.facts.origin.source for receipt in work.inputs(VALIDATE)]

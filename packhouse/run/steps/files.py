@@ -14,9 +14,6 @@ packs: so they have the very bytes that `packhouse export` writes.
 """
 
 import hashlib
-import itertools
-import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,8 +24,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from packhouse.errors import ConfigError
-from packhouse.load.copies import read_rows
 from packhouse.pack import preference_names, published_schema, to_layout
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.recipe.publish import ExportConfig
@@ -200,11 +195,8 @@ def jobs(
     Raises:
         ConfigError: an export has more shards than a set has packs.
     """
-    for side, planned in packed.sides.items():
-        sets = {set_name(side, name): own["packs"] for name, own in planned.by_source.items()}
-        for name, num_packs in (sets or {side: planned.num_packs}).items():
-            for export in recipe.publish.exports:
-                check_shards(name, num_packs, export.shards)
+    if recipe.publish.exports:
+        function_of_addon("check_published_exports")(recipe.publish.exports, packed)
     data = [job for side in gathered for job in _data_jobs(recipe, side, packed, gathered[side])]
     files: list[Job[FilesParameters]] = [*data]
     files += [
@@ -338,40 +330,16 @@ def export_key(export: ExportConfig) -> object:
     return name if export.shards == 1 else {"format": name, "shards": export.shards}
 
 
-def check_shards(name: str, num_rows: int, num_shards: int) -> None:
-    """Refuse more files than a set has rows.
-
-    Raises:
-        ConfigError: says how many rows the set has.
-
-    Example:
-        >>> check_shards("eval", num_rows=3, num_shards=3)
-    """
-    if num_shards > max(num_rows, 1):
-        raise ConfigError(
-            f"'{name}' has {num_rows:,} rows, which make at most as many shards, not "
-            f"{num_shards:,}; take fewer, or cut one split alone: `packhouse export --split train "
-            "--shards N`"
-        )
-
-
-def set_name(split: str, source: str | None) -> str:
-    """Name of an export's files: those of a source have its name where eval is by source.
-
-    Example:
-        >>> set_name("train", None), set_name("eval", "chats")
-        ('train', 'eval-chats')
-    """
-    return split if source is None else f"{split}-{source}"
-
-
 def compute(work: Work[FilesParameters], folder: Path) -> FilesFacts:
     """Write the file that the job says; of an export, all files of one format."""
     match work.parameters:
         case DataParameters() as parameters:
             return _write_data(work, parameters, folder)
         case ExportParameters() as parameters:
-            return _write_exports(work, parameters, folder)
+            written: FilesFacts = function_of_addon("write_published_export")(
+                work, parameters, folder
+            )
+            return written
         case RecordsParameters() as parameters:
             return _write_records(work, parameters, folder)
         case LeftOutParameters(of=of):
@@ -460,43 +428,6 @@ def _flat(column: pa.Array) -> Iterator[bytes]:
         yield column.to_numpy(zero_copy_only=False).data  # loss weights, never null
     else:
         yield column.fill_null(-(2**31)).to_numpy(zero_copy_only=False).data
-
-
-def _write_exports(
-    work: Work[FilesParameters], parameters: ExportParameters, folder: Path
-) -> FilesFacts:
-    """Write each set in the format, flat in the folder, as the files of a step must lie.
-
-    Raises:
-        ConfigError: the format cannot hold the rows' class.
-    """
-    data = [(receipt.facts.files[0], receipt) for receipt in work.inputs(FILES)]
-    staged = folder / ".export"
-    staged.mkdir()
-    written = []
-    pack, write_export = work.recipe.pack, function_of_addon("write_export")
-    by_set = itertools.groupby(data, key=lambda pair: (pair[0].split, pair[0].source))
-    for (split, source), files in by_set:
-        own = list(files)
-        paths = [receipt.path(file.name) for file, receipt in own]
-        for path in write_export(
-            itertools.chain.from_iterable(map(read_rows, paths)),
-            parameters.format,
-            set_name(split, source),
-            staged,
-            pack.pad_record_to_multiple_of,
-            pack.seq_len,
-            preferences=work.recipe.preferences,
-            num_shards=parameters.shards,
-            num_rows=sum(file.rows for file, _ in own),
-        ):
-            inner = path.relative_to(staged).as_posix()
-            name = f"{parameters.format}-{inner.replace('/', '-')}"
-            os.replace(path, folder / name)
-            home = f"{parameters.format}/{inner}"  # rows and tokens are counted with the data files
-            written.append(WrittenFile(name=name, kind="exports", rows=0, split=split, path=home))
-    shutil.rmtree(staged)
-    return FilesFacts(files=tuple(written))
 
 
 def _write_records(

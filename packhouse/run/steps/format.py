@@ -25,13 +25,13 @@ from packhouse.records.pairs import REJECTED, both_sides
 from packhouse.records.rows import num_rows
 from packhouse.records.split_text import SplitText, total
 from packhouse.records.tables import read_table, write_table
+from packhouse.registry import function_of_addon
 from packhouse.render import rewrites
 from packhouse.render.sandbox import pinned_date
 from packhouse.render.shards import render_shard, run_template
 from packhouse.render.windows import cuts_windows
 from packhouse.run.cache import Receipt
 from packhouse.run.step import Job, Ref, Step, Work, execute
-from packhouse.run.steps.benchmarks import benchmark_job
 from packhouse.run.steps.validate import (
     VALIDATE,
     ShardCounts,
@@ -192,8 +192,12 @@ def _beside(work: Work[FormatParameters], formatted: Receipt[ShardCounts]) -> Re
     """Look for repeats and benchmarks here, where shards are parallel, if the recipe does."""
     (validated,) = work.job.inputs
     if work.parameters.benchmarks:
-        search = benchmark_job(work.parameters.benchmarks, validated, work.job.label)
-        execute(search, work.recipe, work.workspace)
+        search = function_of_addon("benchmark_job")
+        execute(
+            search(work.parameters.benchmarks, validated, work.job.label),
+            work.recipe,
+            work.workspace,
+        )
     if dedup.needs_fingerprints(work.recipe.dedup):
         job = fingerprint_job(work.recipe, validated, work.job.ref, work.job.label)
         execute(job, work.recipe, work.workspace)

@@ -39,9 +39,9 @@ from packhouse.recipe import MIXING, DedupConfig, PackConfig, Recipe, SplitConfi
 from packhouse.recipe.audit import OnMatch
 from packhouse.records.ledger import RowCounts
 from packhouse.records.tables import write_batches, write_table
+from packhouse.registry import function_of_addon
 from packhouse.run.cache import Receipt
 from packhouse.run.step import Job, Step, Work, execute
-from packhouse.run.steps.benchmarks import BENCHMARKS, match_shards
 from packhouse.run.steps.format import FORMAT, FormatParameters, fingerprint_job
 from packhouse.run.steps.records import OUTCOMES, PLACES
 from packhouse.run.steps.selection import (
@@ -91,9 +91,12 @@ class PackParameters:
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key: all settings."""
-        matches = {"on_match": self.on_match, "search": BENCHMARKS.version, **self.benchmarks}
+        matches: dict[str, object] = {}
+        if self.benchmarks:
+            search = function_of_addon("BENCHMARKS").version
+            matches = {"on_match": self.on_match, "search": search, **self.benchmarks}
         return {
-            **(matches if self.benchmarks else {}),
+            **matches,
             "mix": self.mix,
             "pack": self.pack.model_dump(mode="json"),
             **plugin_key("packing_strategies", self.pack.strategy, pack.STRATEGIES),
@@ -186,6 +189,7 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
     formatted = list(zip(work.inputs(VALIDATE), work.inputs(FORMAT), strict=True))
     matches: pa.Array | None = None
     if parameters.benchmarks:
+        match_shards = function_of_addon("match_shards")
         matches = match_shards(work, parameters.benchmarks, work.inputs(VALIDATE), shards)
         if parameters.on_match == "drop":
             admitted = admitted.without(np.asarray(matches.is_valid(), np.bool_), "contaminated")

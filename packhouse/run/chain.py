@@ -19,7 +19,7 @@ from packhouse.errors import DiskError, EmptyDatasetError, QuarantineLimitError
 from packhouse.recipe import Recipe
 from packhouse.records.gates import GateLog, GateResult
 from packhouse.records.ledger import LedgerLine, RowCounts, check_quarantine, ledger_of
-from packhouse.records.split_text import factor_note
+from packhouse.records.render_counts import factor_note
 from packhouse.registry import function_of_addon, has_function
 from packhouse.run.cache import AnyReceipt, Mirror, Workspace
 from packhouse.run.cache_room import (

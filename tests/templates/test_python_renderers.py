@@ -452,7 +452,7 @@ def gpt_oss(tmp_path_factory):
 
 @pytest.mark.slow
 def test_harmony_writes_real_rows_as_its_library_does(gpt_oss, shared):
-    from packhouse.render.harmony import Harmony
+    from packhouse.addons.renderers.harmony import Harmony
 
     harmony = Harmony(gpt_oss)
     assert harmony.stop_tokens == tuple(
@@ -541,7 +541,7 @@ def test_a_folder_with_tekken_names_the_renderer_for_it(tekken):
 
 @pytest.mark.slow
 def test_mistral_writes_real_rows_with_the_ids_of_its_library(tekken, shared):
-    from packhouse.render.mistral import _KEYS, Mistral
+    from packhouse.addons.renderers.mistral import _KEYS, Mistral
 
     mistral = Mistral(tekken)
 

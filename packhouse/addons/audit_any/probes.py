@@ -11,7 +11,7 @@ from packhouse.errors import TemplateError
 from packhouse.recipe import Recipe
 from packhouse.registry import function_of_addon
 from packhouse.render.sandbox import pinned_date
-from packhouse.render.shards import run_template
+from packhouse.run.rendering import run_template
 from packhouse.tokenize import TokenizerSnapshot, load_snapshot
 from packhouse.tokenize.pipeline import Pipeline
 

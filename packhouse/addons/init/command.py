@@ -18,7 +18,7 @@ from packhouse.addons.init.files import Look, look_at
 from packhouse.cli.options import json_option
 from packhouse.errors import ConfigError, SourceError
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
-from packhouse.records.split_text import SplitText, factor_note, total
+from packhouse.records.render_counts import SplitText, factor_note, total
 from packhouse.registry import function_of_addon
 from packhouse.run.cache import Workspace
 from packhouse.system.disks import default_cache
@@ -245,7 +245,7 @@ def _sources(looks: list[Look]) -> list[dict[str, Any]]:
 
 def _template(looks: list[Look], tokenizer: str, cache: Path) -> str:
     """The template for rows of these formats."""
-    from packhouse.render.shards import usual_template
+    from packhouse.run.rendering import usual_template
     from packhouse.tokenize import run_tokenizer
 
     formats = {look.settings["format"] for look in looks} - {"tokenized"}  # no template writes it

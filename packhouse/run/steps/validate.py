@@ -200,7 +200,7 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
     Of pairs, `rejected.arrow` has the other sides; where the rows are tokenized, `tokens.arrow` has
     what tokenize passes on.
     """
-    start_early("packhouse.render.shards")  # format comes next
+    start_early("packhouse.run.rendering")  # format comes next
     parameters = work.parameters
     rows = read_shard(parameters.shard, parameters.source, parameters.rules, parameters.group_by)
     if parameters.tokenizer is not None:

@@ -34,6 +34,7 @@ from packhouse.run.cache import AnyReceipt, Receipt, Workspace
 from packhouse.system.fingerprint import canonical_json, digest, library_versions
 from packhouse.system.terminal import check_interrupted
 from packhouse.system.worker import keep_freed_memory
+from packhouse.tokenize import TokenizerSnapshot, load_snapshot
 
 Ref = tuple[str, str]
 """Name of the step and key of a job."""
@@ -190,6 +191,11 @@ class Work(Generic[P_co]):
         """Return the receipt of the one job of `step` that this job reads."""
         (receipt,) = self.inputs(step)
         return receipt
+
+    def load_tokenizer(self) -> TokenizerSnapshot:
+        """Load the tokenizer of the recipe."""
+        recipe = self.recipe
+        return load_snapshot(recipe.tokenizer, self.workspace.tokenizers, recipe.tokenize.pipeline)
 
 
 def execute(job: AnyJob, recipe: Recipe, workspace: Workspace) -> AnyReceipt:

@@ -41,7 +41,6 @@ from packhouse.run.steps.records import read_records
 from packhouse.run.steps.tokenize import TOKENIZE, TokenizeParameters
 from packhouse.run.steps.validate import VALIDATE, ValidateParameters
 from packhouse.system.plugins import find_plugin, plugin_key
-from packhouse.tokenize import load_snapshot
 from packhouse.tokenize.pipeline import read_pipeline
 
 _BATCH_PACKS = 256
@@ -147,9 +146,7 @@ def _shard(work: Work[AuditParameters]) -> dict[str, object]:
     validated, formatted = work.input(VALIDATE), work.input(FORMAT)
     texts = read_table(formatted.path("formatted.arrow"))
     tokenized = read_table(work.input(TOKENIZE).path("tokenized.arrow"))
-    snapshot = load_snapshot(
-        work.recipe.tokenizer, work.workspace.tokenizers, work.recipe.tokenize.pipeline
-    )
+    snapshot = work.load_tokenizer()
     if "tokens.arrow" in validated.files:  # ids were given
         found: dict[str, object] = function_of_addon("audit_given")(
             tokenized, work.recipe, snapshot, work.workspace.tokenizers
@@ -193,10 +190,7 @@ def _quality(work: Work[AuditParameters]) -> dict[str, object]:
 
 def _packs(work: Work[AuditParameters]) -> dict[str, int]:
     table = read_table(work.input(GATHER).path("packs.arrow"))
-    snapshot = load_snapshot(
-        work.recipe.tokenizer, work.workspace.tokenizers, work.recipe.tokenize.pipeline
-    )
-    tokens = TokenBytes.of(read_pipeline(snapshot.backend))
+    tokens = TokenBytes.of(read_pipeline(work.load_tokenizer().backend))
     return audit_packs(table.to_batches(_BATCH_PACKS), tokens.is_control, tokens.is_blank)
 
 

@@ -28,7 +28,6 @@ from packhouse.run.step import Job, Step, Work
 from packhouse.system.escaping import for_terminal
 from packhouse.system.plugins import plugin_key
 from packhouse.system.worker import start_early
-from packhouse.tokenize import load_snapshot
 from packhouse.tokenize.given import GIVEN_VERSION, read_given
 from packhouse.tokenize.loading import check_unchanged
 
@@ -204,10 +203,7 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
     parameters = work.parameters
     rows = read_shard(parameters.shard, parameters.source, parameters.rules, parameters.group_by)
     if parameters.tokenizer is not None:
-        snapshot = load_snapshot(
-            work.recipe.tokenizer, work.workspace.tokenizers, parameters.pipeline
-        )
-        token_rows = read_given(rows.validated, snapshot)
+        token_rows = read_given(rows.validated, work.load_tokenizer())
         bad = with_raw_rows(token_rows.quarantined, parameters.shard, parameters.rules)
         quarantined = pa.concat_tables([rows.quarantined, bad]).sort_by("row")
         rows = replace(rows, validated=token_rows.conversations, quarantined=quarantined)

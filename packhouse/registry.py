@@ -92,6 +92,7 @@ PUBLIC = {
 """Names that users import from `packhouse` itself, and the module of each."""
 
 FUNCTIONS = {
+    "ask": "packhouse.addons.ask.query",
     "count_quality": "packhouse.addons.quality.counting",
     "combine_quality": "packhouse.addons.quality.counting",
     "language_key": "packhouse.addons.quality.language",
@@ -184,9 +185,14 @@ def _load(module: str, name: str) -> Any:
     return getattr(import_module(module), name)
 
 
+BUILDS_ON = {"packhouse.addons.report": "packhouse.addons.ask.query"}
+"""Add-ons that are made of another one, by folder: a report shows answers to questions."""
+
+
 def is_there(module: str) -> bool:
     """Return True if a module is installed; nothing but its folder is imported."""
     try:
-        return find_spec(module) is not None
+        base = BUILDS_ON.get(module.rpartition(".")[0])
+        return find_spec(module) is not None and (base is None or is_there(base))
     except ModuleNotFoundError:  # the folder is missing
         return False

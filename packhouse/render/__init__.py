@@ -23,7 +23,7 @@ from packhouse.render.sandbox import pinned_date
 from packhouse.render.single_turn import SINGLE_TURN, ends_of, make_single_turn
 from packhouse.render.windows import WindowRule
 from packhouse.system.plugins import find_plugin
-from packhouse.tokenize.snapshot import TokenizerSnapshot
+from packhouse.tokenize.pipeline import TokenizerSnapshot
 
 __all__ = [
     "VERSION",

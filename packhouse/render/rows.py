@@ -40,7 +40,7 @@ from packhouse.render.trained_spans import (
     weigh_spans,
 )
 from packhouse.render.turns import Answers, Record
-from packhouse.tokenize.snapshot import TokenizerSnapshot
+from packhouse.tokenize.pipeline import TokenizerSnapshot
 
 _PARAMETERS = {
     "type": "object",

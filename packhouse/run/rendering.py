@@ -27,8 +27,7 @@ from packhouse.system.arrays import Int64s
 from packhouse.system.worker import run_in_worker
 from packhouse.tokenize import TokenizerSnapshot, load_snapshot, tokenize_shard, tokenize_table
 from packhouse.tokenize.given import read_given
-from packhouse.tokenize.loading import MEMORY_PER_BYTE, tokenizer_bytes
-from packhouse.tokenize.names import tokenizer_folder
+from packhouse.tokenize.loading import MEMORY_PER_BYTE, tokenizer_bytes, tokenizer_folder
 from packhouse.tokenize.split_prompts import cuts_prompts
 
 

@@ -20,9 +20,8 @@ from packhouse.records.lists import (
 from packhouse.records.messages import FlatMessages
 from packhouse.records.tables import FORMATTED, QUARANTINED, TOKENIZED, refused_rows
 from packhouse.system.arrays import Int32s, Int64s
-from packhouse.tokenize.pipeline import read_pipeline
-from packhouse.tokenize.snapshot import TokenizerSnapshot
-from packhouse.tokenize.texts import decode_lists
+from packhouse.tokenize.encoders import decode_lists
+from packhouse.tokenize.pipeline import TokenizerSnapshot, read_pipeline
 
 GIVEN_VERSION = 1
 """Rises whenever the same ids would give other tables."""

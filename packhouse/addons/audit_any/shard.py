@@ -17,8 +17,7 @@ from packhouse.pack.layout import expand_labels
 from packhouse.recipe import Recipe
 from packhouse.records.lists import list_array
 from packhouse.system.arrays import Int64s
-from packhouse.tokenize.pipeline import read_pipeline
-from packhouse.tokenize.snapshot import TokenizerSnapshot
+from packhouse.tokenize.pipeline import TokenizerSnapshot, read_pipeline
 
 _BATCH_ROWS = 1000
 

@@ -25,10 +25,10 @@ from packhouse.run.local_pool import local_runner
 from packhouse.run.steps.plan import Plan, plan_jobs
 from packhouse.run.steps.publish import configuration_of
 from packhouse.store import OpenVersion
+from packhouse.store.evolution import changed_settings
 from packhouse.system.disks import check_cache, find_cache
 from packhouse.system.progress import start_phase
 from packhouse.system.terminal import check_interrupted
-from packhouse.views.diff import changed_settings
 
 
 def run_job(

@@ -30,7 +30,7 @@ from packhouse.render import make_renderer
 from packhouse.run.rendering import make_window_rule, run_template
 from packhouse.system.wording import counted
 from packhouse.tokenize import load_snapshot, tokenize_table
-from packhouse.tokenize.names import tokenizer_folder
+from packhouse.tokenize.loading import tokenizer_folder
 from packhouse.tokenize.split_prompts import cuts_prompts
 
 GIVEN = ("name", "source", "messages", "tools", "arguments", "weight", "label")

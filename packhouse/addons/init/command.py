@@ -16,6 +16,7 @@ import yaml
 
 from packhouse.addons.init.files import Look, look_at
 from packhouse.cli.options import json_option
+from packhouse.cli.tokens import coloured, pipeline_of, plain, rows_with_masks, runs_of
 from packhouse.errors import ConfigError, SourceError
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
 from packhouse.records.render_counts import SplitText, factor_note, total
@@ -26,8 +27,6 @@ from packhouse.system.escaping import for_terminal
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.terminal import console, echo, print_note, print_text
 from packhouse.system.wording import counted
-from packhouse.views.samples import rows_with_masks
-from packhouse.views.tokens import coloured, pipeline_of, plain, runs_of
 
 # Write a recipe with comments that say what was seen and why each setting is there.
 

@@ -8,7 +8,7 @@ from packhouse.addons.mirrors.wandb import log_to_wandb
 from packhouse.recipe import Recipe
 from packhouse.store import OpenVersion
 from packhouse.tokenize import load_snapshot, run_tokenizer
-from packhouse.tokenize.texts import decode
+from packhouse.tokenize.encoders import decode
 
 
 def copy_version(opened: OpenVersion, uri: str, recipe: Recipe) -> str:

@@ -41,8 +41,7 @@ from packhouse.run.steps.validate import (
 from packhouse.system.plugins import plugin_key, plugin_names
 from packhouse.system.wording import near_files, near_name
 from packhouse.tokenize.given import text_of_given
-from packhouse.tokenize.loading import check_unchanged
-from packhouse.tokenize.names import tokenizer_folder
+from packhouse.tokenize.loading import check_unchanged, tokenizer_folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

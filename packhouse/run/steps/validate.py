@@ -13,8 +13,8 @@ import pyarrow as pa
 from packhouse import read
 from packhouse.errors import ConfigError
 from packhouse.read import SourceShard, read_shard, scan_source, with_raw_rows
-from packhouse.read.reshaping import expression_key
 from packhouse.read.shards import MAX_SHARD_BYTES
+from packhouse.read.where_select import expression_key
 from packhouse.recipe import MIXING, Recipe, SourceConfig, ValidateConfig
 from packhouse.recipe.rows import PipelineChoice
 from packhouse.recipe.source import RowFormatName

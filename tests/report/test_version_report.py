@@ -19,7 +19,7 @@ from packhouse.addons.report.version_report import MAX_BYTES, measure, version_r
 from packhouse.cli import cli
 from packhouse.pack import plan_packs
 from packhouse.pack.layout import published_schema
-from packhouse.pack.other_seq_lens import try_seq_lens
+from packhouse.pack.plan import try_seq_lens
 from packhouse.recipe import Recipe
 from packhouse.records.tables import PACKED
 from packhouse.store.address import open_address

@@ -24,7 +24,7 @@ from typing import Any
 
 from packhouse.errors import EmptyDatasetError
 from packhouse.pack.dedup import needs_fingerprints
-from packhouse.pack.other_seq_lens import SeqLenTrial
+from packhouse.pack.plan import SeqLenTrial
 from packhouse.read import SourceShard
 from packhouse.read.tabular import TABULAR
 from packhouse.recipe import Recipe

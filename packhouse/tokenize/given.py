@@ -10,9 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.records.lists import list_array, ranges_array, string_bytes, zero_based
+from packhouse.records.lists import (
+    list_array,
+    ranges_array,
+    string_bytes,
+    weights_column,
+    zero_based,
+)
 from packhouse.records.messages import FlatMessages
-from packhouse.records.span_weights import weights_column
 from packhouse.records.tables import FORMATTED, QUARANTINED, TOKENIZED, refused_rows
 from packhouse.system.arrays import Int32s, Int64s
 from packhouse.tokenize.encoders import decode_lists

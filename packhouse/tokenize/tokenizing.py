@@ -19,9 +19,15 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse.recipe import Recipe, TokenizeConfig
-from packhouse.records.lists import flat_list, list_array, list_offsets, ranges_array
+from packhouse.records.lists import (
+    flat_list,
+    flat_weights,
+    list_array,
+    list_offsets,
+    ranges_array,
+    weights_column,
+)
 from packhouse.records.pairs import REJECTED, check_answers, join_sides, keep_both
-from packhouse.records.span_weights import flat_weights, weights_column
 from packhouse.records.tables import (
     QUARANTINED,
     REFUSED,

@@ -473,16 +473,6 @@ def test_init_and_prepare_read_a_file_as_it_was_meant(name, project):
     assert "trained (green)" in said
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_init_reads_public_data_sets(name, project):
-    Path("rows.jsonl").write_bytes(PUBLIC[name])
-
-    code, said = project.init("rows.jsonl")
-
-    assert code == 0, said
-    check(project.prepare(), TALKS)
-
-
 @pytest.mark.parametrize("name", REMEDIED | MORE_REMEDIED)
 def test_the_remedy_for_a_file_that_no_setting_reads_works(name, project):
     file, data, mended = (REMEDIED | MORE_REMEDIED)[name]
@@ -787,7 +777,7 @@ def test_labels_for_a_tokenizer_without_eos_train_a_head_for_classes(project, sh
 
 
 def test_init_says_what_split_rows_cost(tmp_path, monkeypatch):
-    from packhouse.records.split_text import SplitText
+    from packhouse.records.render_counts import SplitText
     from packhouse.run import first_rows
 
     monkeypatch.chdir(tmp_path)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from packhouse.errors import SourceError
-from packhouse.read.row_formats import ROW_FORMATS
+from packhouse.read.row_formats import row_formats
 from packhouse.recipe.source import RowFormatName
 
 QA = [("user", "q"), ("assistant", "a")]
@@ -56,7 +56,7 @@ def test_a_recipe_can_name_every_format():
     files = Path(__file__).parent.glob("test_*_format.py")
     own = {path.stem.removeprefix("test_").removesuffix("_format") for path in files}
     names = {*CASES, *own, "oasst_flat", "pairs", "kto", "mixed", "auto"}
-    assert {*ROW_FORMATS, "auto"} == set(get_args(RowFormatName)) == names
+    assert {*row_formats(), "auto"} == set(get_args(RowFormatName)) == names
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -70,20 +70,6 @@ def test_every_format_is_told_and_read(name, read_bytes):
     assert found.shards[0].row_format == name
     assert found.texts == [expected]
     assert stated.validated.equals(found.validated)
-
-
-@pytest.mark.parametrize("name", sorted(set(CASES) - {"messages"}))
-def test_every_format_is_read_from_parquet(name, tmp_path, read, read_bytes):
-    row, _ = CASES[name]
-    path = tmp_path / "rows.parquet"
-    pq.write_table(pa.Table.from_pylist([row] * 3), path)
-
-    source = read(path, name="rows")
-
-    lines = read_bytes(orjson.dumps(row), name="rows.jsonl")
-    assert source.shards[0].row_format == name
-    assert source.validated["record_id"].to_pylist() == lines.validated["record_id"].to_pylist() * 3
-    assert source.quarantined.num_rows == 0
 
 
 @pytest.mark.parametrize(
@@ -133,9 +119,9 @@ def test_fields_rename(read_bytes):
     ]
 
 
-@pytest.mark.parametrize("name", [n for n, f in ROW_FORMATS.items() if f.required])
+@pytest.mark.parametrize("name", [n for n, f in row_formats().items() if f.required])
 def test_a_field_that_fields_takes_is_not_read_again(name):
-    row_format = ROW_FORMATS[name]
+    row_format = row_formats()[name]
     ours = next(iter(row_format.required))
     second_names = {alias for names in row_format.optional.values() for alias in names}
 
@@ -424,13 +410,6 @@ def test_an_answer_that_begins_with_another_question_than_the_prompt_is_a_bad_ro
 
     assert source.reasons == ["prompt_differs"]
     assert source.quarantined["detail"][0].as_py().startswith("chosen is a conversation")
-
-
-def test_csv_and_tsv_read_the_same_rows(read_bytes):
-    comma = read_bytes(b"text,label\r\nq,0\r\n", "rows.csv")
-    tab = read_bytes(b"text\tlabel\nq\t0", "rows.tsv")
-
-    assert comma.validated["record_id"].equals(tab.validated["record_id"])
 
 
 def test_a_record_of_another_width_is_quarantined(read_bytes):

@@ -16,7 +16,7 @@ from packhouse.auditing import check_audit
 from packhouse.errors import PackhouseError
 from packhouse.pack import PackStatistics
 from packhouse.pack.dedup import DedupFacts
-from packhouse.read.reshaping import expression_libraries
+from packhouse.read.where_select import expression_libraries
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.recipe.model import plugins_of
 from packhouse.recipe.section import HUB_NAME

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` imports
     from packhouse.addons.audit_any.audit import audit
     from packhouse.addons.audit_any.report import AuditReport
+    from packhouse.addons.dart_math.supervised import make_supervised_dataset
     from packhouse.addons.exports.writing import Export, export_version
     from packhouse.addons.packs_in_memory.packs import PackTally, pack_dataset
-    from packhouse.addons.packs_in_memory.supervised import make_supervised_dataset
     from packhouse.addons.plan.estimate import plan
     from packhouse.addons.torch.checking import PackingReport, check_packing, check_ranks
     from packhouse.addons.torch.enabling import PackingHandle, enable_packing

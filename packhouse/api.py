@@ -32,11 +32,10 @@ from packhouse.run.quarantine import read_quarantined
 from packhouse.run.workspace import Workspace
 from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
-from packhouse.store.address import parse_address
+from packhouse.store.layout import parse_address
 from packhouse.system.places import CachePlace, check_cache, default_cache, find_cache, make_cache
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.wording import by_name, counted
-from packhouse.views import ask
 
 log = logging.getLogger("packhouse.run.cache")
 
@@ -139,7 +138,8 @@ class Version:
             [{'outcome': 'kept', 'n': 99}]
         """
         cache = self._cache or find_cache(None).folder
-        return ask(self._opened, query, Workspace(cache=cache).tokenizers)
+        answer = function_of_addon("ask")
+        return answer(self._opened, query, Workspace(cache=cache).tokenizers)
 
     def report(self, path: str | Path | None = None) -> str:
         """Return the report as HTML, one page with charts and samples; write it to `path`, too.

@@ -64,7 +64,7 @@ PUBLIC = {
     "export_version": "packhouse.addons.exports.writing",
     "PackTally": "packhouse.addons.packs_in_memory.packs",
     "pack_dataset": "packhouse.addons.packs_in_memory.packs",
-    "make_supervised_dataset": "packhouse.addons.packs_in_memory.supervised",
+    "make_supervised_dataset": "packhouse.addons.dart_math.supervised",
     "plan": "packhouse.addons.plan.estimate",
     "PackingReport": "packhouse.addons.torch.checking",
     "check_packing": "packhouse.addons.torch.checking",
@@ -89,6 +89,7 @@ PUBLIC = {
 """Names that users import from `packhouse` itself, and the module of each."""
 
 FUNCTIONS = {
+    "ask": "packhouse.addons.ask.query",
     "count_quality": "packhouse.addons.quality.counting",
     "combine_quality": "packhouse.addons.quality.counting",
     "language_key": "packhouse.addons.quality.language",
@@ -100,6 +101,8 @@ FUNCTIONS = {
     "FramedPage": "packhouse.addons.report.notebook",
     "lengths_svg": "packhouse.addons.report.notebook",
     "estimate": "packhouse.addons.plan.estimate",
+    "make_rows": "packhouse.addons.renderers.rows",
+    "dart_math_template": "packhouse.addons.dart_math.prompt_texts",
     "find_near": "packhouse.addons.near_dedup",
     "read_benchmarks": "packhouse.addons.contamination",
     "match_benchmarks": "packhouse.addons.contamination",
@@ -171,9 +174,14 @@ def _load(module: str, name: str) -> Any:
     return getattr(import_module(module), name)
 
 
+BUILDS_ON = {"packhouse.addons.report": "packhouse.addons.ask.query"}
+"""Add-ons that are made of another one, by folder: a report shows answers to questions."""
+
+
 def is_there(module: str) -> bool:
     """Return True if a module is installed; nothing but its folder is imported."""
     try:
-        return find_spec(module) is not None
+        base = BUILDS_ON.get(module.rpartition(".")[0])
+        return find_spec(module) is not None and (base is None or is_there(base))
     except ModuleNotFoundError:  # the folder is missing
         return False

@@ -1,22 +1,65 @@
-"""`packhouse doctor`: prove that a store can guard a publication, and that the cache has room."""
+"""`packhouse doctor`: prove that a store can guard a publication, and that the cache has room.
 
+`examine` tries everything that publication relies on, in a folder of its own under the root, and
+removes it; about 15 s on a local S3 server.
+"""
+
+import threading
+import time
+import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import click
 
 from packhouse.cli.options import json_option
 from packhouse.cli.versions import echo_json, print_table
-from packhouse.errors import DiskError, PackhouseError, StoreRefusedError
+from packhouse.errors import (
+    DiskError,
+    IntegrityError,
+    PackhouseError,
+    StoreError,
+    StoreRefusedError,
+    TransientError,
+)
 from packhouse.run.cache.holds import cache_lock, hold_steps
 from packhouse.run.cache.limits import cache_room, in_mb
 from packhouse.run.cache.mirrors import open_mirror
 from packhouse.run.given import read_recipe
 from packhouse.run.steps.plan import bytes_needed, plan_jobs
 from packhouse.run.workspace import Workspace
-from packhouse.store.doctor import Check, examine
-from packhouse.store.objects import ObjectNotFoundError, open_store
+from packhouse.store import guard
+from packhouse.store.guard import FailedCheckError, expect, stored, write
+from packhouse.store.objects import (
+    ObjectNotFoundError,
+    ObjectStore,
+    PreconditionFailedError,
+    file_body,
+    open_store,
+)
+from packhouse.store.protocol import ask, read, run
+from packhouse.store.s3 import S3Store
+from packhouse.system.disks import temporary_folder
 from packhouse.system.places import CachePlace, check_cache, find_cache
+
+_MAX_SKEW_S = 15 * 60.0
+"""S3 refuses requests that are signed more than this from its own time."""
+
+Status = Literal["pass", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Outcome of one check."""
+
+    name: str
+    status: Status
+    """`warn`: publication works, and something that would be good to have is missing."""
+    detail: str
 
 
 @click.group()
@@ -99,3 +142,184 @@ def _try_mirror(place: CachePlace) -> str:
     except ObjectNotFoundError:
         pass
     return f"{mirror.store.uri} can be read"
+
+
+def examine(store: ObjectStore, *, num_races: int = 50, num_racers: int = 16) -> list[Check]:
+    """Try everything that publication relies on.
+
+    Args:
+        store: what to examine; objects are written under `_doctor-<random>/` and removed.
+        num_races: races for one key, create-only, and as many by compare-and-swap.
+        num_racers: threads in each race.
+
+    Returns:
+        Checks in a fixed order; the store is fit if none is `fail`.
+
+    Raises:
+        StoreError: it cannot be tried at all: no such bucket, wrong credentials.
+        TransientError: not reached within 10 s.
+    """
+    run(store, ask(ObjectStore.clock), retry=guard.PROBE_RETRY)
+    trials: dict[str, Callable[[ObjectStore, str], str]] = {
+        "create-only": guard.check_create_only,
+        "compare-and-swap": guard.check_compare_and_swap,
+        "create races": partial(_create_races, num_races=num_races, num_racers=num_racers),
+        "swap races": partial(_swap_races, num_swaps=num_races, num_racers=num_racers),
+        "read after write": _read_after_write,
+        "list after write": _list_after_write,
+        "ranged reads": _ranges,
+        "damaged upload": _damaged_upload,
+        "clock": _clock,
+    }
+    if store.uri.startswith("s3://"):  # the others have no upload in parts
+        trials["aborted upload"] = _aborted_upload
+    checks = []
+    with guard.probe_folder(store) as folder:
+        for name, trial in trials.items():
+            try:
+                status: Status = "pass"
+                detail = trial(store, f"{folder}/{name.replace(' ', '-')}")
+            except _WarningError as warning:
+                status, detail = "warn", str(warning)
+            except StoreRefusedError as failure:
+                status, detail = "fail", str(failure)
+            except (StoreError, TransientError) as error:
+                status, detail = "fail", f"{type(error).__name__}: {error}"
+            checks.append(Check(name, status, detail))
+    return checks
+
+
+class _WarningError(Exception):
+    """The store lacks something that publication can do without."""
+
+
+def _create_races(store: ObjectStore, key: str, num_races: int, num_racers: int) -> str:
+    """Writers of one key start together, with bytes of their own; one of them must win."""
+
+    def wins(place: str, body: bytes, start: threading.Barrier) -> bool:
+        start.wait(timeout=60)
+        for _ in range(100):
+            try:
+                store.put_create(place, body)
+            except PreconditionFailedError:
+                return bool(store.get(place).data == body)  # our own lost success counts
+            except TransientError:
+                time.sleep(0.02)  # lets the other writers go first
+            else:
+                return True
+        raise FailedCheckError("a race was not decided in 100 tries")
+
+    counts = []
+    with ThreadPoolExecutor(num_racers) as pool:
+        for race in range(num_races):
+            place, start = f"{key}-{race}", threading.Barrier(num_racers)
+            bodies = [f"racer {n} of race {race}".encode() for n in range(num_racers)]
+            won = list(pool.map(partial(wins, place, start=start), bodies))
+            counts.append(sum(won))
+            is_winners = sum(won) != 1 or store.get(place).data == bodies[won.index(True)]
+            expect(is_winners, f"race {race}: the loser's bytes are in the store")
+    wrong = [count for count in counts if count != 1]
+    expect(not wrong, f"{len(wrong)} of {num_races} races had {max(wrong, default=1)} winners")
+    return f"{num_races} races of {num_racers} writers, one winner each"
+
+
+def _swap_races(store: ObjectStore, key: str, num_swaps: int, num_racers: int) -> str:
+    """Every racer adds 1 to a counter, again and again; no addition may get lost."""
+    each = -(-num_swaps // num_racers)
+
+    def count_up() -> None:
+        num_added = 0
+        while num_added < each:
+            blob = store.get(key)
+            # A fresh name in each body: equal bodies would have equal tags.
+            body = f"{int(blob.data.split()[0]) + 1} {uuid.uuid4().hex}".encode()
+            try:
+                store.put_if_match(key, body, blob.etag)
+            except PreconditionFailedError:
+                continue
+            except TransientError:
+                if store.get(key).data != body:
+                    continue
+            num_added += 1
+
+    store.put_create(key, b"0 start")
+    with ThreadPoolExecutor(num_racers) as pool:
+        for future in [pool.submit(count_up) for _ in range(num_racers)]:
+            future.result()
+    total = int(store.get(key).data.split()[0])
+    accepted = each * num_racers
+    expect(total == accepted, f"{accepted} swaps were accepted and {total} took place")
+    return f"{total} swaps by {num_racers} writers, none lost"
+
+
+def _read_after_write(store: ObjectStore, key: str, times: int = 50) -> str:
+    tag = write(store, key, b"0")
+    for number in range(1, times):
+        body = str(number).encode()
+        tag = write(store, key, body, tag)
+        is_new = stored(store, key) == body
+        expect(is_new, f"write {number} was acknowledged and an older one was read")
+    run(store, read(f"{key}-new"))  # some stores remember for a while that it is absent
+    write(store, f"{key}-new", b"here")
+    is_there = stored(store, f"{key}-new") == b"here"
+    expect(is_there, "an object that was absent is still absent after its write")
+    return f"{times} writes, each read at once"
+
+
+def _list_after_write(store: ObjectStore, key: str, times: int = 20) -> str:
+    for number in range(times):
+        write(store, f"{key}/{number:03d}", b"x")
+        is_listed = len(store.list(f"{key}/")) == number + 1
+        expect(is_listed, f"object {number} was acknowledged and is not listed")
+    for number in range(times):
+        store.delete(f"{key}/{number:03d}")
+    expect(not store.list(f"{key}/"), "deleted objects are listed")
+    return f"{times} writes and deletions, each listed at once"
+
+
+def _ranges(store: ObjectStore, key: str) -> str:
+    write(store, key, bytes(range(200)))
+    with temporary_folder("doctor") as folder:
+        path = folder / "part"
+        path.write_bytes(bytes(range(100)))
+        store.download(key, path, offset=100)
+        expect(path.read_bytes() == bytes(range(200)), "a download does not resume")
+    return "a range is that range, and downloads resume"
+
+
+def _damaged_upload(store: ObjectStore, key: str) -> str:
+    """Send bytes that are not those of their checksum, as a damaged request would."""
+    with temporary_folder("doctor") as folder:
+        path = folder / "body"
+        path.write_bytes(b"as hashed")
+        body = file_body(path)
+        _ = body.md5  # made now, of the first bytes: S3 is sent it
+        path.write_bytes(b"otherwise")
+        try:
+            store.put_create(key, body)
+        except (IntegrityError, TransientError):
+            return "bytes that differ from their checksum are refused"
+    raise _WarningError("damaged uploads are accepted; publishing compares ETags instead")
+
+
+def _aborted_upload(store: ObjectStore, key: str) -> str:
+    """An upload in parts that is not completed must be invisible to readers."""
+    assert isinstance(store, S3Store)
+    where = {"Bucket": store.bucket, "Key": store.prefix + key}
+    with store._request(key):
+        upload = store._client.create_multipart_upload(**where)["UploadId"]
+        store._client.upload_part(**where, UploadId=upload, PartNumber=1, Body=b"x" * 5 * 2**20)
+    expect(not store.list(key), "an upload that is not complete is listed")
+    expect(run(store, read(key)) is None, "an upload that is not complete can be read")
+    with store._request(key):
+        store._client.abort_multipart_upload(**where, UploadId=upload)
+    return "unfinished and aborted uploads are invisible"
+
+
+def _clock(store: ObjectStore, _: str) -> str:
+    skew = run(store, ask(ObjectStore.clock)) - time.time()
+    text = f"its clock is {skew:+,.0f} s from ours"
+    expect(abs(skew) <= _MAX_SKEW_S, f"{text}, over {_MAX_SKEW_S:.0f} s")
+    if abs(skew) > 60:
+        raise _WarningError(text)
+    return f"{skew:+.1f} s from ours"

@@ -5,7 +5,7 @@ import numpy as np
 from packhouse.auditing.second_look import are_written
 from packhouse.auditing.tokens import Tokens
 from packhouse.system.arrays import Int32s, Int64s
-from packhouse.tokenize.snapshot import TokenizerSnapshot
+from packhouse.tokenize.pipeline import TokenizerSnapshot
 
 
 def double_ends(tokens: Tokens, end_ids: Int32s) -> Int64s:

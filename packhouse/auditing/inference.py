@@ -49,7 +49,7 @@ from packhouse.system.arrays import Bools, Float32s, Int64s
 from packhouse.system.wording import counted
 from packhouse.system.worker import at
 from packhouse.tokenize.loading import load_snapshot
-from packhouse.tokenize.snapshot import TokenizerSnapshot
+from packhouse.tokenize.pipeline import TokenizerSnapshot
 
 MAX_RECORDS = 2_000
 """Records of a shard that are all checked; of more, a sample is."""

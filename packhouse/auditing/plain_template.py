@@ -25,7 +25,7 @@ from packhouse.recipe import FormatConfig
 from packhouse.render.chat_messages import MessageForm, Messages, chat_messages, in_parts
 from packhouse.render.sandbox import numbers_in
 from packhouse.system.worker import limited
-from packhouse.tokenize.snapshot import TokenizerSnapshot
+from packhouse.tokenize.pipeline import TokenizerSnapshot
 
 _TEXT = ("Perhaps", "Certainly", "Otherwise", "Naturally", "Therefore")
 _MARKS = "\ue0b0", "\ue0b1"  # of a private area: no template or row has them

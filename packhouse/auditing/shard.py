@@ -35,8 +35,7 @@ from packhouse.records.messages import FlatMessages, num_bytes
 from packhouse.records.thinking import has_thinking, without_thinking
 from packhouse.render import writes_prompts
 from packhouse.system.arrays import Bools, Int32s, Int64s
-from packhouse.tokenize.pipeline import read_pipeline
-from packhouse.tokenize.snapshot import TokenizerSnapshot
+from packhouse.tokenize.pipeline import TokenizerSnapshot, read_pipeline
 
 _TAGS = re.compile(r"\s*</?think>\s*")
 

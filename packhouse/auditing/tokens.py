@@ -7,10 +7,14 @@ import pyarrow as pa
 
 from packhouse.records.lists import Ranges, flat_list, one_chunk, read_ranges, zero_based
 from packhouse.system.arrays import Bools, Bytes, Int32s, Int64s
-from packhouse.tokenize.encoders import text_bases, text_bytes
-from packhouse.tokenize.offsets import EncodedRows, locate_by_widths
+from packhouse.tokenize.offsets import (
+    EncodedRows,
+    Spans,
+    flat_texts,
+    locate_by_widths,
+    train_ranges,
+)
 from packhouse.tokenize.pipeline import Pipeline
-from packhouse.tokenize.spans import Spans, train_ranges
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,13 +52,12 @@ class Tokens:
     @classmethod
     def of(cls, formatted: pa.Table, tokenized: pa.Table, pipeline: Pipeline) -> "Tokens":
         """Place the tokens of rows in their texts."""
-        texts = one_chunk(formatted["text"])
         ids, narrow = zero_based(*flat_list(tokenized["input_ids"]))
         offsets: Int64s = narrow.astype(np.int64)
-        placed = locate_by_widths(texts, ids, offsets, pipeline)
+        placed = locate_by_widths(*flat_texts(formatted["text"]), ids, offsets, pipeline)
         ranges = read_ranges(tokenized["trained_ranges"])
         rows = ranges.row_of_each()
-        spans = Spans.of(one_chunk(formatted["content_spans"]), texts)
+        spans = Spans.of(one_chunk(formatted["content_spans"]), placed.bases)
         return cls(
             ids=ids,
             offsets=offsets,
@@ -70,8 +73,8 @@ class Tokens:
             content_starts=spans.starts,
             content_ends=spans.ends,
             content_offsets=spans.offsets,
-            data=text_bytes(texts),
-            bases=text_bases(texts),
+            data=placed.text,
+            bases=placed.bases,
             pipeline=pipeline,
         )
 
@@ -128,7 +131,7 @@ class Intervals:
 
 
 def _are_misplaced(ranges: Ranges, placed: EncodedRows, formatted: pa.Table) -> Bools:
-    spans = Spans.of(one_chunk(formatted["trained_spans"]), one_chunk(formatted["text"]))
+    spans = Spans.of(one_chunk(formatted["trained_spans"]), placed.bases)
     due = train_ranges(placed, spans)
     differs = np.diff(ranges.offsets) != np.diff(due.offsets)
     rows = np.repeat(np.arange(len(differs)), np.diff(due.offsets))

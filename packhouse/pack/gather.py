@@ -22,13 +22,14 @@ from packhouse.records.lists import (
     Ranges,
     count_up,
     flat_list,
+    flat_weights,
     list_array,
     one_chunk,
     ranges_array,
     read_ranges,
     string_bytes,
+    weights_column,
 )
-from packhouse.records.span_weights import flat_weights, weights_column
 from packhouse.records.tables import PACKED
 from packhouse.system.arrays import Float32s, Int32s, Int64s
 

@@ -19,13 +19,13 @@ from packhouse.errors import ContractError, IntegrityError
 from packhouse.records.lists import (
     count_up,
     flat_list,
+    flat_weights,
     list_array,
     list_offsets,
     one_chunk,
     read_ranges,
     zero_based,
 )
-from packhouse.records.span_weights import flat_weights
 from packhouse.records.tables import PACKED
 from packhouse.system.arrays import Bools, Float32s, Int32s
 

@@ -1,29 +1,41 @@
-"""Formats whose rows hold conversations: messages, trees of messages, transcripts."""
+r"""Formats whose rows hold conversations: messages, trees of messages, transcripts, preferences.
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+Of formats that say which answers are better, `preference` reads the chosen answer alone, to be
+trained like any other. `pairs` reads both, and `kto` an answer with its verdict; each is a
+conversation that ends on one assistant turn. All before it is the prompt, which has the weight 0,
+so that nothing of it is trained:
+
+    {"prompt": "1+1?", "chosen": "2", "rejected": "3"}
+    -> [user "1+1?" weight 0, assistant "2"], [user "1+1?" weight 0, assistant "3"]
+
+Of a pair the prompt is all that both sides begin with. Turns that they share teach nothing about
+which one is better: their probabilities cancel out.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from packhouse.read.base_format import (
-    Found,
-    RowFormat,
-    aliases,
-    check_present,
-    optional,
-    optional_text,
-)
 from packhouse.read.chat_messages import (
     Conversation,
+    Turn,
     kind_of,
     read_messages,
     rename_messages,
     speaker_key,
     text_turn,
 )
-from packhouse.read.preference_formats import PREFERENCE_FORMATS
-from packhouse.read.records import Rows
-from packhouse.read.strict import parse_text
-from packhouse.read.transcripts import is_transcript, read_transcript
+from packhouse.read.records import Rows, parse_text
+from packhouse.read.row_formats import (
+    Adapted,
+    RowFormat,
+    aliases,
+    check_present,
+    optional,
+    optional_text,
+)
 from packhouse.recipe import SourceConfig
 from packhouse.system.plugins import BadRowError
 
@@ -100,7 +112,7 @@ def _replies(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def build_trees(
-    rows: Sequence[Any], names_of: Callable[[Any], Mapping[str, str]]
+    rows: Sequence[Any], naming: Mapping[tuple[str, ...], Mapping[str, str]]
 ) -> tuple[list[dict[str, Any]], list[tuple[int, str, str]]]:
     """Put trees together from rows that name the message which they answer.
 
@@ -109,7 +121,7 @@ def build_trees(
 
     Args:
         rows: parsed rows of a whole file.
-        names_of: our field -> the row's field, of a row.
+        naming: keys of rows -> our field -> the row's field.
 
     Returns:
         The roots, with `row`, the index of their row, in every message; and (index, reason, detail)
@@ -121,7 +133,7 @@ def build_trees(
         ...     {"id": "a", "parent": None, "text": "Hello", "role": "prompter"},
         ... ]
         >>> names = {"message_id": "id", "parent_id": "parent", "text": "text", "role": "role"}
-        >>> (root,), _ = build_trees(rows, lambda row: names)
+        >>> (root,), _ = build_trees(rows, {("id", "parent", "text", "role"): names})
         >>> root["text"], root["replies"][0]["text"]
         ('Hello', 'Hi')
     """
@@ -132,7 +144,7 @@ def build_trees(
         try:
             if not isinstance(row, dict):
                 raise BadRowError("not_an_object", f"the row is {kind_of(row)}, not an object")
-            message = _message(row, names_of(row), index)
+            message = _message(row, naming[tuple(row)], index)
             if message["message_id"] in messages:
                 shown = repr(message["message_id"][:60])
                 raise BadRowError("tree", f"a row before it has {shown} as message_id, too")
@@ -186,12 +198,9 @@ class Messages(RowFormat):
 
     speaker: Literal["role", "from"]
 
-    def fits(self, row: object, renamed: Mapping[str, str]) -> bool:
+    def holds(self, row: dict[str, Any], names: dict[str, str]) -> bool:
         """Return True if the first message that names its speaker does so by the format's key."""
-        if not isinstance(row, dict):
-            return False
-        names = self.names(row, renamed)
-        messages = optional(row, names, next(iter(self.required)))
+        messages = row[names[next(iter(self.required))]]
         if isinstance(messages, str) and messages.lstrip()[:1] == "[":
             messages, _ = parse_text(messages)
         return speaker_key(messages) == self.speaker
@@ -212,9 +221,11 @@ class Messages(RowFormat):
 class BareMessages(RowFormat):
     """Rows that are themselves a list of messages."""
 
-    def fits(self, row: object, renamed: Mapping[str, str]) -> bool:
-        """Return True if the row is a list in which a message names its speaker."""
-        return speaker_key(row) is not None
+    takes_lists: ClassVar[bool] = True
+
+    def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
+        """Never: a list has no keys; see `row_format_of`."""
+        return False
 
     def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
         """Nothing: a row that has keys is no list."""
@@ -264,45 +275,45 @@ class FlatMessages(RowFormat):
 
     def read_all(
         self, rows: Rows, naming: Mapping[tuple[str, ...], dict[str, str]], config: SourceConfig
-    ) -> "Found":
+    ) -> Adapted:
         """Read the trees of a whole file, in the order of their first messages."""
-        roots, failures = build_trees(rows, lambda row: naming[tuple(row)])
-        found = Found(failures=failures)
+        roots, failures = build_trees(rows, naming)
+        found: list[tuple[int, Conversation]] = []
+        dropped: list[tuple[int, str, str]] = []
         for root in roots:
-            conversations: list[Conversation] = []
             joined: set[int] = set()
             try:
                 paths = tree_paths(root, config.oasst_paths)
                 joined = {said.message["row"] for path in paths for said in path}
-                conversations = [_spoken(path) for path in paths]
+                found += [(root["row"], _spoken(path)) for path in paths]
             except BadRowError as bad:
-                found.failures.append((root["row"], bad.reason, bad.detail))
-            found.conversations += ((root["row"], each) for each in conversations)
+                failures.append((root["row"], bad.reason, bad.detail))
             detail = f"in the tree of message {root['message_id'][:60]!r}"
             stack = list(root["replies"])
             while stack:
                 message = stack.pop()
                 reason = "joined" if message["row"] in joined else "other_path"
-                found.dropped.append((message["row"], reason, detail))
+                dropped.append((message["row"], reason, detail))
                 stack += message["replies"]
-        found.dropped.sort()
-        return found
+        return Adapted.of(found, failures, sorted(dropped))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript(RowFormat):
-    """Rows with a conversation in one text; see `packhouse.read.conversation_formats`."""
+    """Rows with a conversation in one text."""
 
-    def fits(self, row: object, renamed: Mapping[str, str]) -> bool:
-        """Return True if a field that is named for it holds one.
+    def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
+        """Return True if a field is named for a conversation.
 
         A plain `text` may be meant as it is, and beside a `prompt` it is a preference.
         """
-        if not isinstance(row, dict) or "prompt" in row:
-            return False
-        name = self.names(row, renamed).get("transcript")
+        name = self.names(keys, renamed).get("transcript")
         is_named = name in ("chosen", "transcript") or "transcript" in renamed
-        return is_named and is_transcript(row.get(name))
+        return is_named and "prompt" not in keys
+
+    def holds(self, row: dict[str, Any], names: dict[str, str]) -> bool:
+        """Return True if the text begins with a human's turn."""
+        return is_transcript(optional(row, names, "transcript"))
 
     def read(
         self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
@@ -317,7 +328,210 @@ class Transcript(RowFormat):
         return [Conversation([text_turn(*turn) for turn in turns + read_transcript(text)])]
 
 
+# Conversations written as one text: `"\n\nHuman: Hi\n\nAssistant: Hello"`.
+#
+# A speaker is one only at the begin of the text or behind an empty line. Nothing in such a text
+# tells a speaker from a message that says `Human:` there, so it is a new turn.
+
+
+_FORMS = (
+    re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):"),  # Anthropic's hh-rlhf
+    re.compile(r"(?:\A\s*|\s*)### (Human|Assistant):"),  # Guanaco
+)
+_ROLES = {"Human": "user", "Assistant": "assistant"}
+
+
+def is_transcript(value: object) -> bool:
+    r"""Return True for text that begins with a human's turn, and has an assistant's.
+
+    Example:
+        >>> is_transcript("\n\nHuman: Hi\n\nAssistant: Hello"), is_transcript("Human: Hi")
+        (True, False)
+    """
+    form = _form_of(value) if isinstance(value, str) else None
+    if form is None:
+        return False
+    speakers = form.findall(str(value))
+    return speakers[0] == "Human" and "Assistant" in speakers
+
+
+def read_transcript(text: str) -> list[tuple[str, str]]:
+    r"""Return (role, content) of each turn, without the white space around contents.
+
+    Raises:
+        BadRowError: the text does not begin with a speaker.
+
+    Example:
+        >>> read_transcript("\n\nHuman: Hi\n\nYou?\n\nAssistant: Hello ")
+        [('user', 'Hi\n\nYou?'), ('assistant', 'Hello')]
+    """
+    form = _form_of(text)
+    if form is None:
+        raise BadRowError("transcript", "the text does not begin with `Human:` or `Assistant:`")
+    _, *parts = form.split(text)
+    return [(_ROLES[s], c.strip()) for s, c in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def _form_of(text: str) -> re.Pattern[str] | None:
+    for form in _FORMS:
+        if (found := form.search(text)) and not text[: found.start()].strip():
+            return form
+    return None
+
+
+# Preferences: see the top of this file.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preference(RowFormat):
+    """A prompt with a chosen and a rejected answer: the chosen one is read."""
+
+    def read(
+        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
+    ) -> list[Conversation]:
+        """Read the chosen conversation, after the prompt unless it begins with it."""
+        check_present(row, self.required, names, config)
+        return [_whole(row, names, "chosen", _prompt(row, names))]
+
+
+def _prompt(row: dict[str, Any], names: dict[str, str]) -> Conversation:
+    """The row's prompt: messages, a transcript, or a question; without turns if it has none."""
+    value = optional(row, names, "prompt")
+    if value in (None, "", []):
+        return Conversation([])
+    prompt = _conversation(value, "user", names["prompt"])
+    if prompt.turns[-1][:2] == ("assistant", ""):  # "Human: ... Assistant:", where the answer goes
+        prompt.turns.pop()
+    return prompt
+
+
+def _whole(
+    row: dict[str, Any], names: dict[str, str], side: str, prompt: Conversation
+) -> Conversation:
+    """The conversation of a side: the prompt and the answer, whether or not it repeats it.
+
+    Raises:
+        BadRowError: it is no answer, or begins with another prompt.
+    """
+    # After the prompt "1+1?", an answer "2", `user "1+1?", assistant "2"` and this behind a system
+    # prompt all become a conversation with one "1+1?"; `user "2+2?", assistant "4"` is refused.
+    # Where the prompt ends on an answer or on a system turn, "2+2?" is the next question.
+    name = names[side]
+    own = _conversation(row[name], "assistant", name)
+    turns, before = own.turns, prompt.turns
+    num_system = int(turns[0][0] == "system" and before[:1] != turns[:1])
+    if turns[num_system : num_system + len(before)] != before:
+        first = turns[0][0]
+        if first == "system" or (first == "user" and before[-1][0] == "user"):
+            detail = f"{name} is a conversation that begins with another prompt"
+            raise BadRowError("prompt_differs", detail)
+        turns = [*before, *turns]
+    system = optional_text(row, names, "system")
+    if system and turns[:1] != [text_turn("system", system)]:
+        turns.insert(0, text_turn("system", system))
+    tools = read_messages([], optional(row, names, "tools"), None).tools
+    return Conversation(turns, tools, unread_fields=prompt.unread_fields | own.unread_fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stated(RowFormat):
+    """Rows that only a source which names the format has: `auto` reads their answers as usual."""
+
+    def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
+        """Never: whether rejected answers are wanted is for the recipe to say."""
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs(_Stated):
+    """A prompt with a chosen and a rejected answer: both are read, the chosen one first."""
+
+    def read(
+        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
+    ) -> list[Conversation]:
+        """Read both sides, from a prompt of their own or the turns that both begin with."""
+        check_present(row, self.required, names, config)
+        prompt = _prompt(row, names)
+        sides = [_whole(row, names, side, prompt) for side in ("chosen", "rejected")]
+        chosen, rejected = (each.turns for each in sides)
+        if chosen == rejected:
+            raise BadRowError("same_answers", "the chosen and the rejected answer are the same")
+        same = takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False))
+        num_shared = sum(1 for _ in same)
+        first, second = (
+            _answer_alone(each, num_shared, names[side])
+            for each, side in zip(sides, ("chosen", "rejected"), strict=True)
+        )
+        own = second.unread_fields - first.unread_fields  # a row counts a field once
+        return [first, second._replace(unread_fields=own)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kto(_Stated):
+    """A prompt with an answer, and a label that says whether it is good (1) or bad (0)."""
+
+    def read(
+        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
+    ) -> list[Conversation]:
+        """Read the answer behind its prompt, with its verdict as the label."""
+        check_present(row, self.required, names, config)
+        label = row[names["label"]]
+        verdict = _VERDICTS.get(str(label).strip().lower())
+        if verdict is None or not isinstance(label, bool | int | float | str):
+            detail = f"{names['label']} is {str(label)[:60]!r}, neither true nor false"
+            raise BadRowError("label", detail)
+        whole = _whole(row, names, "completion", _prompt(row, names))
+        alone = _answer_alone(whole, len(whole.turns) - 1, names["completion"])
+        return [alone._replace(label=verdict)]
+
+
+_VERDICTS = {"true": 1, "1": 1, "1.0": 1, "false": 0, "0": 0, "0.0": 0}
+
+
+def _answer_alone(side: Conversation, num_before: int, name: str) -> Conversation:
+    """The conversation with the turns before its one answer weighed 0."""
+    before, answer = side.turns[:num_before], side.turns[num_before:]
+    if not before:
+        raise BadRowError("no_prompt", f"{name} has no prompt before it")
+    if [turn[0] for turn in answer] != ["assistant"]:
+        roles = ", ".join(turn[0] for turn in answer) or "nothing"
+        detail = f"behind the prompt {name} has {roles[:100]}, not one assistant turn"
+        raise BadRowError("not_one_answer", detail)
+    *_, weight, part_weights = answer[0]
+    if weight not in (None, 1) or part_weights is not None:
+        raise BadRowError("weight", f"{name} has a loss weight of its own")
+    untrained: list[Turn] = [(*turn[:7], 0.0, None) for turn in before]
+    return side._replace(turns=[*untrained, *answer])
+
+
+def _conversation(value: object, role: str, name: str) -> Conversation:
+    """Read messages, JSON text that holds some, a transcript, or one text."""
+    value = _messages_in_text(value)
+    if isinstance(value, str):
+        if is_transcript(value):
+            return Conversation([text_turn(*said) for said in read_transcript(value)])
+        return Conversation([text_turn(role, value)])
+    if isinstance(value, dict):  # one message, as some files have it
+        value = [value]
+    if not isinstance(value, list):
+        raise BadRowError("type", f"{name} is {kind_of(value)}, neither text nor messages")
+    conversation = read_messages(value, None, None)
+    if not conversation.turns:
+        raise BadRowError("empty_conversation", f"{name} holds no message")
+    return conversation
+
+
+def _messages_in_text(value: object) -> object:
+    """The messages that JSON text holds; other text, and anything else, as it is."""
+    if isinstance(value, str) and value.lstrip()[:1] == "[":
+        parsed, bad = parse_text(value)
+        if bad is None and parsed and all(speaker_key([item]) for item in parsed):
+            return parsed
+    return value
+
+
 _TALK = "tools|functions system|system_prompt"
+_ASIDE = "prompt system|system_prompt tools"
 CONVERSATION_FORMATS: dict[str, RowFormat] = {
     "messages": BareMessages(required={}),
     "chat": Messages(
@@ -334,7 +548,9 @@ CONVERSATION_FORMATS: dict[str, RowFormat] = {
         required=aliases("transcript|chosen|text|conversation"),
         optional=aliases("rejected system|system_prompt"),
     ),
-    **PREFERENCE_FORMATS,
+    "preference": Preference(required=aliases("chosen"), optional=aliases(f"rejected {_ASIDE}")),
+    "pairs": Pairs(required=aliases("chosen rejected"), optional=aliases(_ASIDE)),
+    "kto": Kto(required=aliases("completion|response label"), optional=aliases(_ASIDE)),
     "oasst": MessageTree(required=aliases("text role replies")),
     "oasst_flat": FlatMessages(
         required=aliases("message_id parent_id text role"),

@@ -16,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from packhouse.errors import SourceError
-from packhouse.read.base_format import MESSAGE_FIELDS
-from packhouse.read.decoding import MAX_COLUMNS
-from packhouse.read.json_lines import filled_lines
 from packhouse.read.records import MAX_BAD_ROWS, Failure, Ints, Records, Rows, too_long
-from packhouse.read.text_files import Parsing, TextFile
+from packhouse.read.row_formats import MESSAGE_FIELDS
+from packhouse.read.tabular import MAX_COLUMNS
+from packhouse.read.text_files import TextFile, filled_lines
 
 MAX_RECORDS = 2**22
 """Records of a shard: each takes 600 bytes of memory, and in `1\\n2\\n...` two of the file."""
@@ -65,7 +64,7 @@ class CommaFile(TextFile):
         Raises:
             SourceError: more than a worker has memory for.
         """
-        num_records = len(record_spans(self.buffer[:size], self.delimiter))
+        num_records = len(self.spans(self.buffer[:size]))
         if num_records > MAX_RECORDS:
             raise SourceError(
                 f"source file '{self.uri}': {size:,} bytes of it are {num_records:,} records, over "
@@ -83,10 +82,13 @@ class CommaFile(TextFile):
             rows += parse_delimited(head, self.header, self.delimiter, len(head) + 1).rows[1:]
         return rows
 
-    @classmethod
-    def parse(cls, data: bytes, how: Parsing) -> Records:
+    def spans(self, data: bytes | bytearray) -> Ints:
+        """Records that are not blank lines."""
+        return record_spans(data, self.delimiter)
+
+    def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None = None) -> Records:
         """Parse all records."""
-        return parse_delimited(data, how.header, cls.delimiter, how.max_row_bytes)
+        return parse_delimited(data, self.header or (), self.delimiter, max_row_bytes)
 
     def _read_header(self, line: bytes) -> tuple[str, ...] | None:
         if not line.strip():
@@ -129,7 +131,7 @@ def parse_delimited(
         [{'label': '1', 'text': 'a "b" c'}]
     """
     spans = record_spans(data, delimiter)
-    records = Records(Rows(), np.arange(len(spans)), len(spans), spans=lambda: spans)
+    records = Records(Rows(), np.arange(len(spans)), len(spans), spans=spans)
     num_lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
     if num_lines > len(spans):  # blank lines, or line ends between quotes
         inside = sum(data.count(b"\n", start, end) for start, end in spans.tolist())

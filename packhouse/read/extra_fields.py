@@ -7,13 +7,11 @@ without it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from packhouse.errors import SourceError
-from packhouse.read.beside import names_beside
-from packhouse.read.records import Rows
-from packhouse.read.row_formats import row_format_called
-from packhouse.read.strict import parse_text
+from packhouse.read.records import Rows, parse_text
+from packhouse.read.row_formats import option_names, row_format_called
 from packhouse.recipe import SourceConfig
 
 ExtraFields = dict[tuple[str, ...], list[str]]
@@ -54,31 +52,22 @@ _MEDIA = frozenset("image images video videos audio audios".split())
 """Names of what a row has beside its text in the data of models that see or hear."""
 
 
-def find_extra_fields(rows: Rows, row_format: str, config: SourceConfig) -> ExtraFields:
-    """Find the fields that a format does not read.
+def find_extra_fields(
+    layouts: Iterable[tuple[str, ...]], row_format: str, config: SourceConfig
+) -> ExtraFields:
+    """Find the fields that a format does not read, for each of the rows' sequences of keys.
 
     Example:
         >>> config = SourceConfig(path="", fields={"question": "ask"})
-        >>> rows = Rows([{"ask": "1+1?", "question": 7, "answer": "2", "id": 5}])
-        >>> list(find_extra_fields(rows, "question_answer", config).values())
-        [['question', 'id']]
+        >>> find_extra_fields([("ask", "question", "id")], "question_answer", config)
+        {('ask', 'question', 'id'): ['question', 'id']}
     """
     unread = row_format_called(row_format).unread
     extra = {}
-    for keys in rows.layouts:
-        beside = names_beside(keys, config).values()
+    for keys in layouts:
+        beside = option_names(keys, config).values()
         extra[keys] = [name for name in unread(keys, config.fields) if name not in beside]
     return extra
-
-
-def count_extra_fields(rows: Rows, extra: ExtraFields) -> Counter[str]:
-    """Count the rows that hold something in a field beyond the format, by its name."""
-    counts: Counter[str] = Counter()
-    if any(extra.values()):
-        for row in rows:
-            if isinstance(row, dict):
-                counts.update(name for name in extra[tuple(row)] if row[name] not in _NOTHING)
-    return counts
 
 
 _NOTHING: tuple[object, ...] = (None, "", [], {})
@@ -92,35 +81,35 @@ def bounded(counts: Mapping[str, int]) -> dict[str, int]:
     return kept | ({"...": rest} if rest else {})
 
 
-def find_disallowed(
+def look_at_extra_fields(
     rows: Rows, extra: ExtraFields, row_format: str, config: SourceConfig
-) -> dict[int, tuple[str, str]]:
-    """Index of each row with a field that makes it bad -> reason, sentence.
+) -> tuple[Counter[str], dict[int, tuple[str, str]]]:
+    """Count the rows that hold something in an extra field, and find those that it makes bad.
 
-    These are fields beyond format and `allowed_fields`, where a source has them; and images and the
+    Bad are fields beyond format and `allowed_fields`, where a source has them; and images and the
     like, unless `allowed_fields` names their field.
+
+    Returns:
+        Name of a field -> rows; index of each bad row -> reason, sentence.
     """
-    # By keys, not by row: millions of rows share a few sets of keys. For (question, answer, id,
-    # image) that is [image] under `allowed_fields: [id]`, and [image] without it as well, since
-    # then only what is no text is looked for.
+    counts: Counter[str] = Counter()
     bad: dict[int, tuple[str, str]] = {}
     allowed = set(config.allowed_fields or ())
+    # By keys, not by row: millions of rows share a few sets of keys.
     unknown = {keys: [n for n in names if n not in allowed] for keys, names in extra.items()}
-    if config.allowed_fields is None:
-        unknown = {keys: [n for n in names if n in _MEDIA] for keys, names in unknown.items()}
-    if not any(unknown.values()):
-        return bad
-    for index, row in enumerate(rows):
+    for index, row in enumerate(rows) if any(extra.values()) else ():
         if not isinstance(row, dict):
             continue
+        held = [name for name in extra[tuple(row)] if row[name] not in _NOTHING]
+        counts.update(held)
         names = unknown[tuple(row)]
-        media = next((n for n in names if n in _MEDIA and row[n] not in _NOTHING), None)
+        media = next((name for name in held if name in names and name in _MEDIA), None)
         if media is not None:
             bad[index] = ("media", f"the field {media!r} holds what is no text")
         elif names and config.allowed_fields is not None:
             detail = f"the field {names[0][:100]!r} is neither of {row_format} nor one of"
             bad[index] = ("unknown_field", f"{detail} allowed_fields")
-    return bad
+    return counts, bad
 
 
 def check_nothing_is_left_out(

@@ -122,13 +122,30 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
         raise SourceError(f"source file '{uri}' is not {named.capitalize()}: it is {what}", uri=uri)
     if is_parquet or is_arrow:
         return "parquet" if is_parquet else "arrow"
-    _check_text(head, uri)
+    if what.startswith("UTF-"):
+        encoding = what.split()[0]
+        raise SourceError(
+            f"source file '{uri}' is {encoding} text; convert it to UTF-8 "
+            f"(iconv -f {encoding} -t UTF-8)",
+            uri=uri,
+            encoding=encoding,
+        )
+    if head and what != "text":
+        raise SourceError(f"source file '{uri}' holds no rows: it is {what}", uri=uri)
     # Of a file called .json, the first line tells which kind of JSON it is:
     #   `[{...}, {...}]`  an array: json     `[{...}]` and `[{...}]` below it  lists a line: jsonl
     #   `{"a": 1}`        a row: jsonl       `{` and `"a": 1` below it         objects
     text = head.removeprefix(BOM).lstrip()
     first, newline, rest = text.partition(b"\n")
-    num_rows = _rows_of_array(text)
+    try:
+        value, is_json = orjson.loads(first), True
+    except orjson.JSONDecodeError:
+        value, is_json = None, False
+    num_rows = 0  # in the first line of an array; of one over several lines 2; 0: lines are lists
+    if text.startswith(b"[") and not is_json:
+        num_rows = 2 if text[1:].lstrip()[:1] in (b"{", b"") else 0
+    elif text.startswith(b"[") and not rest.strip() and value and isinstance(value[0], dict):
+        num_rows = 0 if {"role", "from"} & value[0].keys() else len(value)
     found: FileFormat
     if named not in ("json", None):
         found = named
@@ -138,11 +155,12 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
             found = "objects" if rest.lstrip().startswith(b'"') else named  # its first key
     elif text.startswith(b"["):
         has_more = rest.lstrip()[:1] == b"[" and wanted == "auto"
-        is_lines = _is_json(first) and (has_more or (named is None and not rest.strip()))
-        found = "jsonl" if is_lines else "json"
+        found = (
+            "jsonl" if is_json and (has_more or (named is None and not rest.strip())) else "json"
+        )
     elif text.startswith(b"{") or named == "json":
         is_object = text.startswith(b"{") and bool(newline)
-        goes_on = is_object and not (first.rstrip().endswith(b"}") or _is_json(first))
+        goes_on = is_object and not (first.rstrip().endswith(b"}") or is_json)
         found = "objects" if goes_on else "jsonl" if text else "json"
     else:
         raise SourceError(
@@ -164,64 +182,20 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
     return found
 
 
-def _rows_of_array(text: bytes) -> int:
-    """Rows in the first line of an array; of one over several lines 2; 0: lines are lists."""
-    if not text.startswith(b"["):
-        return 0
-    first, _, rest = text.partition(b"\n")
-    try:
-        value = orjson.loads(first)
-    except orjson.JSONDecodeError:
-        return 2 if text[1:].lstrip()[:1] in (b"{", b"") else 0
-    if rest.strip() or not value or not isinstance(value[0], dict):
-        return 0
-    return 0 if {"role", "from"} & value[0].keys() else len(value)
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return False
-    return True
-
-
-def _check_text(head: bytes, uri: str) -> None:
-    """Refuse what is no UTF-8 text with rows in it."""
-    encoding = _wide_encoding(head)
-    if encoding:
-        raise SourceError(
-            f"source file '{uri}' is {encoding} text; convert it to UTF-8 "
-            f"(iconv -f {encoding} -t UTF-8)",
-            uri=uri,
-            encoding=encoding,
-        )
-    what = _what_is(head)
-    if what != "text":
-        raise SourceError(f"source file '{uri}' holds no rows: it is {what}", uri=uri)
-
-
-def _wide_encoding(head: bytes) -> str | None:
-    if head.startswith((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")):
-        return "UTF-32"
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "UTF-16"
-    sample = head[:4096]
-    if len(sample) >= 8:
-        even, odd = sample[::2].count(0), sample[1::2].count(0)
-        if odd > len(sample) / 4 and even < odd / 4:
-            return "UTF-16LE"
-        if even > len(sample) / 4 and odd < even / 4:
-            return "UTF-16BE"
-    return None
-
-
 def _what_is(head: bytes) -> str:
     if head.startswith(_ZIP_MAGIC) and b"xl/workbook" in head:
         return "an Excel workbook; set file_format to xlsx (or end its name in .xlsx)"
     for magic, what in _MAGICS:
         if head.startswith(magic):
             return what
+    if head.startswith((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")):
+        return "UTF-32 text"
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "UTF-16 text"
+    sample = head[:4096]
+    even, odd = sample[::2].count(0), sample[1::2].count(0)
+    if len(sample) >= 8 and max(even, odd) > max(len(sample) / 4, 4 * min(even, odd)):
+        return "UTF-16LE text" if odd > even else "UTF-16BE text"
     start = head.removeprefix(BOM).lstrip()[:200].lower()
     if start.startswith(b"version https://git-lfs"):
         return "a Git LFS pointer, not the data; run `git lfs pull`"

@@ -3,6 +3,14 @@
 Local paths use the standard library; s3fs, obstore and the Hub's client are imported when first
 needed, with credentials from the environment only. What is not a plain file (symbolic links, FIFOs,
 folders where a file is due) is refused: a link can change what a recipe means without changing it.
+
+On the Hugging Face Hub, `hf://datasets/ORG/NAME[@REVISION]/PATH`, a revision (a branch, a tag, a
+commit; by default `main`) is resolved to its commit when the source is scanned, and every later
+read is of that commit: a push in between changes nothing. Keys hold the digest of what was read,
+not the revision. A file is downloaded once, into the Hub client's own cache (`HF_HUB_CACHE`,
+`HF_HOME`), resumed where a download broke off, and read from there; with a commit for a revision
+and its files in the cache, no network is needed. The token comes from `HF_TOKEN` only; a login
+kept on disk is not used.
 """
 
 import os
@@ -10,19 +18,20 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
 from packhouse.errors import PackhouseError, SourceError, TransientError
-from packhouse.read import hub
 from packhouse.read.file_formats import FORMATS_BY_ENDING, format_of_name
 from packhouse.recipe import SourceConfig
 from packhouse.store.objects import open_filesystem
+from packhouse.system.extras import hub_options, silent_bar
 from packhouse.system.wording import first_line, near_files
 
 _SCHEMES = ("file", "s3", "gs", "az", "hf")
+_GLOB = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +61,7 @@ def find_files(config: SourceConfig) -> list[SourceFile]:
     if scheme in ("", "file"):
         files = _find_local(Path(path.removeprefix("file://")).expanduser())
     elif scheme == "hf":
-        files = _find_on_hub(path)
+        files = find_on_hub(path)
     else:
         files = _find_in_bucket(path)
     if not files:
@@ -113,7 +122,7 @@ def pin_of(uri: str) -> tuple[int, str]:
             status = Path(uri).stat()
             return status.st_size, str(status.st_mtime_ns)
         if uri.startswith("hf://"):  # of a commit, so it cannot change
-            return hub.fetch(uri).stat().st_size, hub.parse_uri(uri).revision
+            return fetch_from_hub(uri).stat().st_size, parse_hub_uri(uri).revision
         filesystem, path = open_filesystem(uri)
         info = filesystem.info(path)
         return int(info["size"]), _pin(info)
@@ -122,7 +131,7 @@ def pin_of(uri: str) -> tuple[int, str]:
 def local_path(uri: str) -> Path | None:
     """Where a file lies on this machine; None: it is read from its storage."""
     if uri.startswith("hf://"):
-        return hub.fetch(uri)
+        return fetch_from_hub(uri)
     return None if "://" in uri else Path(uri)
 
 
@@ -200,7 +209,7 @@ def _check_uri(path: str) -> str:
 def _find_local(path: Path) -> list[SourceFile]:
     text = str(path)
     with file_errors(text):
-        if hub.GLOB.search(text) and not path.exists():
+        if _GLOB.search(text) and not path.exists():
             return _local_glob(path)
         if path.is_dir():
             found = sorted(path.rglob("*"))
@@ -210,7 +219,7 @@ def _find_local(path: Path) -> list[SourceFile]:
 
 def _local_glob(pattern: Path) -> list[SourceFile]:
     parts = pattern.parts
-    first = next(i for i, part in enumerate(parts) if hub.GLOB.search(part))
+    first = next(i for i, part in enumerate(parts) if _GLOB.search(part))
     root = Path(*parts[:first])
     found = sorted(root.glob("/".join(parts[first:])))
     shows_hidden = any(part.startswith(".") for part in parts[first:])
@@ -264,29 +273,13 @@ def _local(path: Path, root: Path) -> SourceFile:
     )
 
 
-def _find_on_hub(uri: str) -> list[SourceFile]:
-    found, folder = hub.find_hub_files(uri)
-    files = [
-        SourceFile(
-            uri=file.uri,
-            name=file.path.removeprefix(folder).lstrip("/"),
-            size=file.size,
-            pin=file.revision,
-        )
-        for file in found
-    ]
-    is_one = len(found) == 1 and hub.parse_uri(uri).path == found[0].path
-    is_stated = is_one or hub.GLOB.search(uri)
-    return [file for file in files if is_stated or _is_data(Path(file.name))]
-
-
 def _find_in_bucket(uri: str) -> list[SourceFile]:
     scheme = uri.partition("://")[0]
     with file_errors(uri):
         filesystem, path = open_filesystem(uri.rstrip("/"))
         folder = path.rsplit("/", 1)[0]
-        if hub.GLOB.search(path):
-            folder = hub.GLOB.split(path)[0].rsplit("/", 1)[0]
+        if _GLOB.search(path):
+            folder = _GLOB.split(path)[0].rsplit("/", 1)[0]
             found = filesystem.glob(path, detail=True)
             infos = {name: info for name, info in found.items() if info["type"] == "file"}
         elif filesystem.isdir(path):
@@ -309,3 +302,191 @@ def _find_in_bucket(uri: str) -> list[SourceFile]:
 def _pin(info: Mapping[str, Any]) -> str:
     tag = info.get("ETag") or info.get("e_tag") or info.get("LastModified")
     return str(tag or "").strip('"')
+
+
+# Files of dataset repositories on the Hub.
+
+
+_HUB_URI = re.compile(
+    r"hf://datasets/(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/]+))?(?:/(?P<path>.*))?"
+)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_HUB_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2")  # of the Hub's client, by its version
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HubPath:
+    """A file or a folder of a repository, or a pattern of files."""
+
+    repo: str
+    revision: str
+    path: str
+
+    @property
+    def uri(self) -> str:
+        """As it is written in a recipe."""
+        return f"hf://datasets/{self.repo}@{self.revision.replace('/', '%2F')}/{self.path}"
+
+
+def parse_hub_uri(uri: str) -> HubPath:
+    """Take a Hub URI apart; a revision with a slash has it written `%2F`.
+
+    Example:
+        >>> parse_hub_uri("hf://datasets/acme/talks@v1/data/a.jsonl").uri
+        'hf://datasets/acme/talks@v1/data/a.jsonl'
+        >>> parse_hub_uri("hf://datasets/acme/talks").revision
+        'main'
+
+    Raises:
+        SourceError: another form.
+    """
+    match = _HUB_URI.fullmatch(uri)
+    if match is None:
+        raise SourceError(
+            f"source '{uri}' is no file of a dataset repository; expected "
+            "hf://datasets/ORG/NAME[@REVISION]/PATH"
+        )
+    revision = (match["revision"] or "main").replace("%2F", "/")
+    return HubPath(repo=match["repo"], revision=revision, path=(match["path"] or "").strip("/"))
+
+
+def find_on_hub(uri: str) -> list[SourceFile]:
+    """Files that a path, a folder or a glob names.
+
+    Raises:
+        SourceError: no such repository, revision or file, or no right to read it.
+        TransientError: the Hub cannot be reached.
+    """
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.hf_api import RepoFile, RepoFolder
+
+    wanted = parse_hub_uri(uri)
+    path, pattern = wanted.path, _GLOB.search(wanted.path)
+    with _hub_errors(wanted):
+        api: Any = HfApi(**hub_options())
+        commit = wanted.revision
+        if not _COMMIT.fullmatch(commit):
+            commit = str(api.repo_info(wanted.repo, repo_type="dataset", revision=commit).sha)
+        of_commit: Any = {"repo_type": "dataset", "revision": commit}
+        sizes: dict[str, int] | None = None
+        folder = path[: pattern.start()].rpartition("/")[0] if pattern else path
+        if path and not pattern:
+            cached = None
+            if wanted.revision == commit:  # no network is needed for a file in the cache
+                cached = try_to_load_from_cache(wanted.repo, path, **of_commit)
+            if isinstance(cached, str):
+                sizes = {path: Path(cached).stat().st_size}
+            else:
+                [*found] = api.get_paths_info(wanted.repo, [path], **of_commit)
+                if not found:
+                    pinned = replace(wanted, revision=commit).uri
+                    why = "the repository holds no such file"
+                    raise SourceError(f"source '{pinned}': {why}", uri=pinned)
+                if not isinstance(found[0], RepoFolder):
+                    sizes = {path: int(found[0].size)}
+        if sizes is not None:
+            folder = path.rpartition("/")[0]
+        else:
+            tree = api.list_repo_tree(wanted.repo, folder or None, recursive=True, **of_commit)
+            sizes = {item.path: item.size for item in tree if isinstance(item, RepoFile)}
+            if pattern:
+                is_named = _glob_to_regex(path).fullmatch
+                sizes = {name: size for name, size in sizes.items() if is_named(name)}
+            else:
+                inside = len(folder)
+                sizes = {n: s for n, s in sizes.items() if _is_data(Path(n[inside:].lstrip("/")))}
+    return [
+        SourceFile(
+            uri=replace(wanted, revision=commit, path=name).uri,
+            name=name.removeprefix(folder).lstrip("/"),
+            size=size,
+            pin=commit,
+        )
+        for name, size in sizes.items()
+    ]
+
+
+def fetch_from_hub(uri: str) -> Path:
+    """Where a file of a repository lies on this machine, downloaded first if it does not yet.
+
+    Raises:
+        SourceError: it is not there, or may not be read.
+        TransientError: the Hub cannot be reached.
+    """
+    from huggingface_hub import hf_hub_download
+
+    file = parse_hub_uri(uri)
+    with _hub_errors(file):
+        path = hf_hub_download(
+            file.repo,
+            file.path,
+            repo_type="dataset",
+            revision=file.revision,
+            tqdm_class=silent_bar(),
+            **hub_options(),
+        )
+    return Path(path)
+
+
+def _glob_to_regex(pattern: str) -> re.Pattern[str]:
+    """A shell pattern in which `*` stays within a folder and `**` does not."""
+    parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
+    return re.compile("".join(parts.get(p, p if p[:1] == "[" else re.escape(p)) for p in pieces))
+
+
+@contextmanager
+def _hub_errors(wanted: HubPath) -> Iterator[None]:
+    """Turn errors of the Hub's client into ours."""
+    try:
+        yield
+    except Exception as error:
+        ours = _as_ours(error, wanted)
+        if ours is None:
+            raise
+        raise ours from None
+
+
+def _as_ours(error: Any, wanted: HubPath) -> PackhouseError | None:
+    from huggingface_hub import errors
+
+    repo = f"hf://datasets/{wanted.repo}"
+    response = getattr(error, "response", None)
+    status = 0 if response is None else response.status_code
+    has_token = bool(hub_options()["token"])
+    if isinstance(error, errors.GatedRepoError):
+        why = (
+            f"access to {repo} is granted by its owners; ask for it on its page, and set HF_TOKEN "
+            "to a token of that account"
+        )
+    elif isinstance(error, errors.RevisionNotFoundError):
+        why = f"{repo} has no revision '{wanted.revision}'"
+    elif isinstance(error, errors.OfflineModeIsEnabled):
+        why = (
+            "HF_HUB_OFFLINE is set, and only files of a commit (@ and its 40 digits) that lie in "
+            "the cache can be read then"
+        )
+    elif (
+        isinstance(error, errors.LocalEntryNotFoundError | ConnectionError | TimeoutError)
+        or type(error).__module__.split(".")[0] in _HUB_CLIENTS
+    ):
+        return TransientError(
+            f"source '{wanted.uri}': the Hub cannot be reached, and the file is not in the cache "
+            f"({first_line(error)}); check the network and HF_ENDPOINT"
+        )
+    elif isinstance(error, errors.EntryNotFoundError):
+        why = "the repository holds no such file"
+    elif not isinstance(error, errors.HfHubHTTPError):
+        return None
+    elif status == 429 or status >= 500:
+        return TransientError(f"source '{wanted.uri}': the Hub answers {status}", uri=wanted.uri)
+    elif status in (401, 403) and has_token:
+        why = f"HF_TOKEN is not valid, or may not read {repo} ({status})"
+    elif status in (401, 403):
+        why = f"{repo} is private or does not exist ({status}); set HF_TOKEN to read a private one"
+    elif isinstance(error, errors.RepositoryNotFoundError):
+        unseen = ", or HF_TOKEN may not see it" if has_token else ""
+        why = f"there is no dataset {repo}{unseen}; check its name"
+    else:
+        why = f"the Hub refuses ({status})"
+    return SourceError(f"source '{wanted.uri}': {why}", uri=wanted.uri)

@@ -1,13 +1,11 @@
 """Read JSON arrays: one row for each element of the file's array.
 
 A parser says what a text means but not where its parts lie, and a file larger than memory must be
-cut before it is parsed. So commas between elements are found in two ways:
-
-- By structure: `json_structure.split_elements`. Broken input stays local where it can.
-- By parsing, in less than half the time (`leading_blocks`): where an array may be cut is guessed
-  and then proven. A piece that parses, put between brackets, is a list of whole elements, and such
-  lists, if none is empty, joined by commas are the list of all their elements, for JSON can be read
-  in one way only.
+cut before it is parsed. So the commas between elements are found first, in one pass over the bytes
+with numpy: quotes that are not escaped divide text from syntax, brackets outside text give the
+depth, and commas at depth 0 divide elements (the idea of simdjson, Langdale and Lemire 2019).
+About 300 MB/s. Broken input stays local where it can: no JSON string may hold a raw newline, so a
+string left open ends at the end of its line.
 """
 
 import re
@@ -22,22 +20,8 @@ import numpy.typing as npt
 import orjson
 
 from packhouse.errors import SourceError
-from packhouse.read.records import Ints, Records, Rows, check_parsed, gc_paused, parse_pieces
-from packhouse.read.text_files import (
-    SAMPLE_ROWS,
-    NotInBlocksError,
-    Parsing,
-    TextFile,
-    parse_sample,
-)
-
-# Find where the elements of a JSON array lie, in one pass over its bytes with numpy.
-#
-# Quotes that are not escaped divide text from syntax, brackets outside text give the depth, and
-# commas at depth 0 divide elements (the idea of simdjson, Langdale and Lemire 2019). About 300
-# MB/s. Broken input stays local where it can: no JSON string may hold a raw newline, so a string
-# left open ends at the end of its line.
-
+from packhouse.read.records import Ints, Records, Rows, check_parsed, parse_pieces
+from packhouse.read.text_files import BLOCK_BYTES, NotInBlocksError, TextFile
 
 _QUOTE, _BACKSLASH, _COMMA, _NEWLINE = b'"\\,\n'
 _SPLIT_BYTES = 2**18
@@ -109,13 +93,9 @@ def _unescaped_quotes(block: npt.NDArray[np.uint8], state: _State) -> Ints:
     """Offsets of the quotes that begin or end a text."""
     quotes = np.flatnonzero(block == _QUOTE)
     slashes = np.flatnonzero(block == _BACKSLASH)
-    escaped_first = state.escapes_next
+    if state.escapes_next:  # the first byte, whatever it is
+        quotes, slashes = quotes[quotes != 0], slashes[slashes != 0]
     state.escapes_next = False
-    if escaped_first:
-        if len(slashes) and slashes[0] == 0:
-            slashes = slashes[1:]
-        elif len(quotes) and quotes[0] == 0:
-            quotes = quotes[1:]
     if not len(slashes):
         return quotes
     # A character is escaped when an odd number of backslashes runs up to it: `"a\"b\\"` has them at
@@ -125,13 +105,8 @@ def _unescaped_quotes(block: npt.NDArray[np.uint8], state: _State) -> Ints:
     run_starts = np.maximum.accumulate(np.where(new_run, np.arange(len(slashes)), 0))
     is_odd = (np.arange(len(slashes)) - run_starts) % 2 == 0
     escaping = slashes[is_odd]
-    state.escapes_next = bool(len(escaping)) and int(escaping[-1]) == len(block) - 1
-    preceded = np.searchsorted(escaping, quotes - 1)
-    preceded[preceded == len(escaping)] = 0
-    if not len(escaping):
-        return quotes
-    plain: Ints = quotes[escaping[preceded] != quotes - 1]
-    return plain
+    state.escapes_next = len(block) - 1 in escaping[-1:]
+    return np.setdiff1d(quotes, escaping + 1, assume_unique=True)
 
 
 def _in_text(
@@ -142,31 +117,19 @@ def _in_text(
     before = np.searchsorted(quotes, places) + state.in_text
     newlines = np.flatnonzero(block == _NEWLINE)
     at_line_start = np.searchsorted(quotes, newlines) + state.in_text
-    if (at_line_start % 2).any():  # a text open at the end of its line: count from line starts
-        starts = np.concatenate([[0], at_line_start])
+    starts = np.append(0, at_line_start)
+    if (starts % 2).any():  # a text open at the end of its line: count from line starts
         before = before - starts[np.searchsorted(newlines, places)]
-        state.in_text = bool((len(quotes) + state.in_text - at_line_start[-1]) % 2)
-    else:
-        state.in_text = bool((len(quotes) + state.in_text) % 2)
+    state.in_text = bool((len(quotes) + state.in_text - starts[-1]) % 2)
     inside: npt.NDArray[np.bool_] = before % 2 == 1
     return inside
 
 
-BLOCK_BYTES = 2**21
-"""Bytes of a block to parse, unless an element is longer: see `json_lines.BLOCK_BYTES`."""
-
-COUNT_BLOCK_BYTES = 2**19
-"""Bytes of a block that is parsed to be counted only."""
-
 _FIRST_BYTES = 2**16
-_KEY_BYTES = 12
 
 
 class ArrayFile(TextFile):
     """A JSON array: records end at the commas of its first level."""
-
-    counted: tuple[int, int] | None = None
-    """Size of the shard that was parsed to find its end, and its elements."""
 
     def begin(self, *, at_end: bool) -> bool:
         """Skip the opening bracket, and what stands before the list of an object's field."""
@@ -178,40 +141,34 @@ class ArrayFile(TextFile):
                     f"field '{self.rows_at}' (looked at {_FIRST_BYTES:,} bytes); correct rows_at",
                     uri=self.uri,
                 )
-            self.skip(start or 0)
-            self._skip_space()
+            self._skip_to(start or 0)
             return start is not None
         space = len(self.buffer) - len(self.buffer.lstrip())
         if space == len(self.buffer):
             return at_end
         assert self.buffer[space] == ord("["), "the file's format was found by this bracket"
-        self.skip(space + 1)
-        self._skip_space()
+        self._skip_to(space + 1)
         return True
 
     def boundary(self, data: bytearray) -> int | None:
         """Last comma within a shard's size, or the first behind it."""
-        self.counted = last_comma(data, self.max_shard_bytes)
-        if self.counted is not None:
-            return self.counted[0]
+        commas = split_elements(data[: self.max_shard_bytes + 1]).commas
+        if len(commas):
+            return int(commas[-1])
         commas = split_elements(data).commas
         return int(commas[0]) if len(commas) else None
 
     def count(self, size: int, *, is_last: bool) -> int | None:
         """Elements: one more than commas. Nothing needs the last shard's count, so it is saved."""
-        if self.counted is not None and self.counted[0] == size:
-            return self.counted[1]
         data = self.buffer[:size]
         if not data.strip():
             return 0
-        return None if is_last else len(split_elements(data).commas) + 1
+        return None if is_last else len(self.spans(data))
 
     def after_cut(self) -> None:
         """Skip the dividing comma and the space behind it."""
-        self.counted = None
         if self.buffer[:1] == b",":
-            self.skip(1)
-            self._skip_space()
+            self._skip_to(1)
 
     def end_of_file(self) -> None:
         """Drop the closing bracket; what follows it is no row."""
@@ -245,36 +202,61 @@ class ArrayFile(TextFile):
                 return tail[: end + 1]
         return tail
 
-    def _skip_space(self) -> None:
+    def _skip_to(self, place: int) -> None:
+        """Drop bytes before a place, and the white space there."""
+        self.skip(place)
         self.skip(len(self.buffer) - len(self.buffer.lstrip()))
+
+    @staticmethod
+    def spans(data: bytes | bytearray) -> Ints:
+        """Elements, with the white space around them."""
+        if not data.strip():
+            return np.zeros((0, 2), np.int64)
+        return _between(split_elements(data).commas, len(data))
 
     def sample(self, head: bytes) -> list[object]:
         """The first elements that are JSON."""
         text = head.lstrip()[1:]
         if self.rows_at is not None:
             text = head[find_list(head, self.rows_at) or 0 :]
-        elements = split_elements(text)
-        end = len(text) if elements.end is None else elements.end
-        bounds = [-1, *elements.commas[:SAMPLE_ROWS].tolist(), end]
-        pieces = [text[before + 1 : comma] for before, comma in pairwise(bounds)]
-        return parse_sample(pieces[:SAMPLE_ROWS])
+        return super().sample(text[: split_elements(text).end])
 
-    @staticmethod
-    def parse(data: bytes, how: Parsing) -> Records:
-        """Parse all elements at once, or one by one where that fails."""
-        return parse_array(data, how.max_row_bytes, f"source file '{how.uri}'", how.num_rows)
+    def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None = None) -> Records:
+        """Parse all elements one by one."""
+        return parse_array(data, max_row_bytes, f"source file '{self.uri}'", num_rows)
 
-    @staticmethod
-    def parse_blocks(data: bytes, how: Parsing) -> Iterator[tuple[int, int, Records]]:
+    def blocks(self, data: bytes, max_row_bytes: int) -> Iterator[tuple[int, int, Records]]:
         """Parse some elements at a time, as long as all is JSON and no element is too long."""
-        try:
-            for start, end, rows in array_blocks(data):
-                records = _check_elements(rows, data[start:end], how.max_row_bytes)
-                if records is None:
-                    raise NotInBlocksError
-                yield start, end, records
-        except orjson.JSONDecodeError:
-            raise NotInBlocksError from None
+        if not data.strip():
+            yield 0, len(data), parse_pieces(data, self.spans(data), max_row_bytes)
+            return
+        start, end = 0, -1
+        while end < len(data):
+            size = BLOCK_BYTES
+            commas = split_elements(data[start : start + size]).commas
+            while not len(commas) and start + size < len(data):  # of one element that is longer
+                size *= 2
+                commas = split_elements(data[start : start + size]).commas
+            end = len(data) if start + size >= len(data) else start + int(commas[-1])
+            block = data[start:end]
+            spans = _between(commas[commas < len(block)], len(block))
+            try:
+                rows = orjson.loads(b"[%b]" % block)
+            except orjson.JSONDecodeError:
+                raise NotInBlocksError from None
+            is_too_long = int(np.diff(spans).max()) > max_row_bytes
+            if is_too_long or len(rows) != len(spans):  # or there is nothing between two commas
+                raise NotInBlocksError
+            records = Records(Rows(rows), np.arange(len(rows)), len(rows), spans=spans)
+            check_parsed(records, block, block)
+            yield start, end, records
+            start = end + 1
+
+
+def _between(commas: Ints, size: int) -> Ints:
+    """Spans of the elements of `size` bytes that commas divide."""
+    bounds = np.concatenate([[-1], commas, [size]])
+    return np.stack([bounds[:-1] + 1, bounds[1:]], axis=1)
 
 
 def find_list(data: bytes, field: str) -> int | None:
@@ -294,23 +276,6 @@ def find_list(data: bytes, field: str) -> int | None:
     return None
 
 
-def last_comma(data: bytes | bytearray, limit: int) -> tuple[int, int] | None:
-    """Last comma up to `limit` between elements, and how many are before it; None if not found.
-
-    Equal to what `split_elements` says: blocks that parse are whole elements, and what is behind
-    the last of them is looked at for structure.
-    """
-    start = num_elements = 0
-    with gc_paused(), suppress(orjson.JSONDecodeError):
-        for block in leading_blocks(data, limit, COUNT_BLOCK_BYTES):
-            start = block.end + 1
-            num_elements += len(block.rows)
-    commas = split_elements(data[start : limit + 1]).commas
-    if len(commas):
-        return start + int(commas[-1]), num_elements + len(commas)
-    return (start - 1, num_elements) if start else None
-
-
 def parse_array(
     data: bytes, max_row_bytes: int, where: str, num_rows: int | None = None
 ) -> Records:
@@ -325,14 +290,10 @@ def parse_array(
     Raises:
         SourceError: the array ends before the data does.
     """
-    with suppress(orjson.JSONDecodeError), gc_paused():
-        records = _check_elements(orjson.loads(b"[%b]" % data), data, max_row_bytes)
-        if records is not None:
-            return records
     end = split_elements(data).end
     if end is not None and data[end] == ord("]"):
         raise SourceError(f"{where}: text follows the end of the JSON array, {end:,} bytes into it")
-    records = parse_pieces(data, _element_spans(data), max_row_bytes)
+    records = parse_pieces(data, ArrayFile.spans(data), max_row_bytes)
     if _lost_bytes(records) > 0:  # an open bracket or quote may have swallowed sound elements
         by_layout = parse_pieces(data, spans_by_layout(data), max_row_bytes)
         # Rows behind this shard are numbered by the scan's count, so another count would move them.
@@ -341,37 +302,10 @@ def parse_array(
     return records
 
 
-def _check_elements(rows: list[object], data: bytes, max_row_bytes: int) -> Records | None:
-    """Records of the elements that were parsed from `data`; None if one of them is too long."""
-    if len(data) > max_row_bytes:
-        # Written again without white space and escapes, a row is no longer than before (but for
-        # oddly written numbers). So it had at most its own length plus what all together lost.
-        try:
-            written = [len(orjson.dumps(row)) for row in rows]
-            most = max(written, default=0) + len(data) - sum(written)
-        except orjson.JSONEncodeError:  # a row nests deeper than orjson writes
-            most = len(data)
-        if most > max_row_bytes < int(np.diff(_element_spans(data)).max(initial=0)):
-            return None
-    spans = lambda: _element_spans(data)  # noqa: E731
-    records = Records(Rows(rows), np.arange(len(rows)), len(rows), spans=spans)
-    check_parsed(records, data, data)
-    return records
-
-
-def _element_spans(data: bytes) -> Ints:
-    """Spans of the elements, with the white space around them."""
-    if not data.strip():
-        return np.zeros((0, 2), np.int64)
-    bounds = np.concatenate([[-1], split_elements(data).commas, [len(data)]])
-    return np.stack([bounds[:-1] + 1, bounds[1:]], axis=1)
-
-
 def _lost_bytes(records: Records) -> int:
     """Bytes of the records that did not become rows, also of those that nobody looked at."""
     assert records.spans is not None
-    spans = records.spans()
-    sizes = spans[:, 1] - spans[:, 0]
+    sizes = records.spans[:, 1] - records.spans[:, 0]
     return int(sizes.sum() - sizes[records.numbers].sum())
 
 
@@ -393,77 +327,3 @@ def spans_by_layout(data: bytes) -> Ints:
         piece = data[start:end].rstrip().removesuffix(b",")
         spans.append((start, start + len(piece)))
     return np.array(spans, np.int64)
-
-
-class Block(NamedTuple):
-    """Whole elements: bytes [start, end) of what was cut; what divides it from the next is left."""
-
-    start: int
-    end: int
-    rows: list[object]
-
-
-def array_blocks(data: bytes) -> Iterator[Block]:
-    r"""Parse the inside of a JSON array block by block.
-
-    Args:
-        data: from the start of an element to the end of one.
-
-    Raises:
-        orjson.JSONDecodeError: this is not JSON; what was yielded before is.
-
-    Example:
-        >>> list(array_blocks(b'{"a": 1}, 2'))
-        [Block(start=0, end=11, rows=[{'a': 1}, 2])]
-    """
-    start = 0
-    for block in leading_blocks(data, len(data), BLOCK_BYTES):
-        yield block
-        start = block.end + 1
-    yield Block(start, len(data), _parse(data, start, len(data)))
-
-
-def leading_blocks(data: bytes | bytearray, stop: int, block_bytes: int) -> Iterator[Block]:
-    """Blocks of at most `block_bytes` up to the last one, which is left: it ends at no comma.
-
-    Raises:
-        orjson.JSONDecodeError: elements before `stop` are not JSON.
-    """
-    dividing = _dividing(data)
-    start, size = 0, block_bytes
-    while start + size < stop:
-        rows = None
-        end = data.rfind(dividing, start, start + size) + 1 if dividing else 0
-        if end:
-            with suppress(orjson.JSONDecodeError):  # fails at a comma inside an element
-                rows = _parse(data, start, end)
-        if rows is None:
-            commas = split_elements(data[start : start + size]).commas
-            if not len(commas):  # of one element that is longer
-                size *= 2
-                continue
-            end = start + int(commas[-1])
-            rows = _parse(data, start, end)
-        yield Block(start, end, rows)
-        start, size = end + 1, block_bytes
-
-
-def _parse(data: bytes | bytearray, start: int, end: int) -> list[object]:
-    rows: list[object] = orjson.loads(b"".join((b"[", data[start:end], b"]")))
-    if not rows and end - start < len(data):  # no element, though there is a comma beside it
-        raise orjson.JSONDecodeError("no element between two commas", "", 0)
-    return rows
-
-
-def _dividing(data: bytes | bytearray) -> bytes:
-    """What stands between the first elements: a brace, a comma, and how the next one begins.
-
-    By the name of their first key elements are told from the objects in them, mostly.
-    """
-    first = bytes(data[:_FIRST_BYTES])
-    commas = split_elements(first).commas
-    if not len(commas):
-        return b""
-    comma = int(commas[0])
-    space = len(first) - comma - 1 - len(first[comma + 1 :].lstrip())
-    return first[comma - 1 : comma + 1 + space + _KEY_BYTES]

@@ -4,7 +4,7 @@ Nothing is lost: every record of the shard is in exactly one of the tables: vali
 with its place, its reason and its bytes; or dropped by `where`, with its place. Memory is the
 shard's bytes and its tables, and the rows of one block; of the whole shard only where blocks cannot
 be judged by themselves. What those bytes may come to is limited in `streams`, `text_files` and
-`decoding`.
+`tabular`.
 """
 
 import hashlib
@@ -20,21 +20,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.errors import SourceError
-from packhouse.read.base_format import Adapted
-from packhouse.read.beside import Beside, read_beside
 from packhouse.read.extra_fields import (
     IN_MESSAGES,
     bounded,
     check_nothing_is_left_out,
-    count_extra_fields,
-    find_disallowed,
     find_extra_fields,
+    look_at_extra_fields,
 )
-from packhouse.read.lines import name_row
-from packhouse.read.records import MAX_BAD_ROWS, Failure, Records, Rows, gc_paused, unwrapped
-from packhouse.read.reshaping import reshape
-from packhouse.read.row_formats import adapt, check_same_format, row_format_called
+from packhouse.read.records import MAX_BAD_ROWS, Failure, Rows, gc_paused, unwrapped
+from packhouse.read.row_formats import (
+    Adapted,
+    RowOptions,
+    adapt,
+    check_same_format,
+    read_options,
+    row_format_called,
+)
 from packhouse.read.shards import Part, SourceShard, for_parts
+from packhouse.read.streams import name_row
+from packhouse.read.where_select import reshape
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.records.identity import GroupBy, conversation_ids, group_keys, pair_ids
 from packhouse.records.messages import role_violations
@@ -66,7 +70,7 @@ def raw_rows(
     """
 
     def find(part: Part) -> dict[int, tuple[bytes, int | None]]:
-        first = part.shard.row_start
+        first = part.row_start
         inside = [row for row in rows if first <= row < first + part.records.num_records]
         return dict(zip(inside, read_raw(part, [row - first for row in inside]), strict=True))
 
@@ -106,25 +110,21 @@ def name_row_of(part: Part, index: int) -> str:
     """Name of a good row for messages."""
     number = int(part.records.numbers[index])
     ((_, offset),) = read_raw(part, [number])
-    return name_row(part.shard.uri, part.shard.row_start + number, offset, part.shard.encoding)
+    return name_row(part.shard.uri, part.row_start + number, offset, part.shard.encoding)
 
 
 def read_raw(part: Part, numbers: Sequence[int]) -> Iterator[tuple[bytes, int | None]]:
     """Bytes of records, and where they begin in the uncompressed file (None: nowhere)."""
-    data, records = part.data, part.records
-    if not numbers:
-        return
-    if data is not None and records.spans is not None:
-        for start, end in records.spans()[list(numbers)].tolist():
-            piece = data[start:end]
-            offset = part.shard.byte_start + start + len(piece) - len(piece.lstrip())
-            yield piece.strip(), offset
-        return
-    # Rows of Parquet and Arrow have no bytes of their own: they are shown as JSON.
-    rows = dict(zip(records.numbers.tolist(), records.rows, strict=True)) | records.failed
-    for number in numbers:
-        row = rows.get(number)
-        yield orjson.dumps(row, default=repr, option=orjson.OPT_NON_STR_KEYS), None
+    records = part.records
+    if records.spans is not None:
+        for start, end in records.spans[list(numbers)].tolist():
+            piece = part.data[start:end]
+            yield piece.strip(), part.byte_start + start + len(piece) - len(piece.lstrip())
+    else:  # rows of Parquet and Arrow have no bytes of their own: they are shown as JSON
+        rows = dict(zip(records.numbers.tolist(), records.rows, strict=True)) | records.failed
+        for number in numbers:
+            row = rows.get(number)
+            yield orjson.dumps(row, default=repr, option=orjson.OPT_NON_STR_KEYS), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,25 +181,23 @@ def read_shard(
     reader = _Reader(config, rules, group_by)
     with gc_paused():
         parts = for_parts(shard, rules, reader.read)
-    notes = Counter(shard.notes)
-    of_rows: Counter[str] = Counter()
-    of_messages: Counter[str] = Counter()
-    rejected = [part.rejected for part in parts if part.rejected is not None]
+    notes, fields = Counter(shard.notes), Counter[str]()
     for part in parts:
         notes.update(part.notes)
-        for name, count in part.extra_fields.items():
-            fields = of_messages if name.startswith(IN_MESSAGES) else of_rows
-            fields[name.removeprefix(IN_MESSAGES)] += count
+        fields.update(part.extra_fields)
     if notes["truncated_files"]:  # scan and parse may both have seen it
         notes["truncated_files"] = 1
+    of_messages = {name for name in fields if name.startswith(IN_MESSAGES)}
+    of_rows = bounded({name: fields[name] for name in fields.keys() - of_messages})
+    inside = bounded({name.removeprefix(IN_MESSAGES): fields[name] for name in of_messages})
+    rejected = [part.rejected for part in parts if part.rejected is not None]
     return ShardRows(
         validated=pa.concat_tables([part.validated for part in parts]).combine_chunks(),
         quarantined=pa.concat_tables([part.quarantined for part in parts]).combine_chunks(),
         dropped=pa.concat_tables([part.dropped for part in parts]).combine_chunks(),
         num_records=sum(part.num_records for part in parts),
         extra_paths=sum(part.extra_paths for part in parts),
-        extra_fields=bounded(of_rows)
-        | {IN_MESSAGES + name: count for name, count in bounded(of_messages).items()},
+        extra_fields=of_rows | {IN_MESSAGES + name: count for name, count in inside.items()},
         notes={name: count for name, count in notes.items() if count},
         rejected=pa.concat_tables(rejected).combine_chunks() if rejected else None,
     )
@@ -212,7 +210,6 @@ class _Reader:
     config: SourceConfig
     rules: ValidateConfig
     group_by: GroupBy
-    first_row: int = -1
     num_bad: int = 0
 
     def read(self, part: Part) -> ShardRows:
@@ -222,10 +219,10 @@ class _Reader:
         [0, 2, 4] -> conversations of [0, 2]; quarantined [1, 4], dropped [3].
         """
         shard, records, config = part.shard, part.records, self.config
-        if self.first_row in (-1, shard.row_start):  # the shard is read, or read again as one part
-            self.first_row, self.num_bad = shard.row_start, 0
+        if part.row_start == shard.row_start:  # the shard is read, or read again as one part
+            self.num_bad = 0
         if config.unwrap:
-            records.rows = Rows(unwrapped(records.rows, config))
+            records.rows = Rows(unwrapped(records.rows))
         if shard.encoding != "utf-8":
             records.failures = [
                 failure._replace(detail=f"bytes of the row are not {shard.encoding}")
@@ -233,51 +230,58 @@ class _Reader:
                 else failure
                 for failure in records.failures
             ]
-        filtered = self._reshape(part)
+        dropped: list[Failure] = []
+        if config.is_reshaped:
+            reshaped = reshape(records.rows, config, shard.columns or {})
+            self._check_bad(
+                shard.uri, part.row_start, len(records.failures) + len(reshaped.failures)
+            )
+            if records.spans is None:  # rows of Parquet have no bytes: they are shown as they were
+                records.failed |= dict(zip(records.numbers.tolist(), records.rows, strict=True))
+            records.failures += records.failures_of(reshaped.failures)
+            dropped = records.failures_of((n, "filtered", text) for n, text in reshaped.filtered)
+            records.rows, records.numbers = reshaped.rows, records.numbers[reshaped.places]
         # The format, and fields that it does not read.
         row_format = shard.row_format
         name_of = partial(name_row_of, part)
         if row_format == "auto":  # the file has only bare values, which no format takes for a row
             row_format = "text"
-            self._check_bad(shard, len(records.rows))
+            self._check_bad(shard.uri, part.row_start, len(records.rows))
         elif config.format == "auto":
             check_same_format(records.rows, name_of, row_format, config.fields, shard.uri)
-        extra = find_extra_fields(records.rows, row_format, config)
+        extra = find_extra_fields(records.rows.layouts, row_format, config)
         check_nothing_is_left_out(records.rows, name_of, extra, row_format, config, shard.uri)
-        extra_fields = count_extra_fields(records.rows, extra)
-        # Fields beside the conversation: arguments of the template, a loss weight.
-        beside = read_beside(records.rows, config)
-        unfit = beside.failures | find_disallowed(records.rows, extra, row_format, config)
+        extra_fields, bad_fields = look_at_extra_fields(records.rows, extra, row_format, config)
+        options = read_options(records.rows, config)
+        unfit = options.failures | bad_fields
         if unfit:
             records.failures += records.failures_of((i, *why) for i, why in unfit.items())
             records.failed |= {int(records.numbers[i]): records.rows[i] for i in unfit}
             fit = [i for i in range(len(records.rows)) if i not in unfit]
             records.keep(fit)
-            beside = beside.take(fit)
-        self._check_bad(shard, len(records.failures))
-        # Rows become conversations.
+            options = options.take(fit)
+        self._check_bad(shard.uri, part.row_start, len(records.failures))
+        # Rows become conversations, and these a table.
         adapted = adapt(records.rows, row_format, config)
         kept, bad = _apply_rules(adapted, self.rules, row_format)
         failures = records.failures + records.failures_of([*adapted.failures, *bad])
-        of_trees = records.failures_of(adapted.dropped)
-        self._check_bad(shard, len(failures))
+        dropped += records.failures_of(adapted.dropped)
+        self._check_bad(shard.uri, part.row_start, len(failures))
         self.num_bad += len(failures)
         is_paired = row_format == "pairs"
         sides = [kept]  # of pairs, chosen and rejected conversations by turns
         if is_paired:
             sides = [kept.take(np.arange(side, len(kept.origin), 2)) for side in (0, 1)]
-        kept_beside = beside.take(sides[0].origin)
-        validated = _validated_table(
-            shard, records, sides, kept_beside, self.group_by, config.label_names
-        )
+        options = options.take(sides[0].origin)
+        validated = self._validated(part, sides, options)
         rejected = None
         if is_paired:
-            place, field = VALIDATED.get_field_index("messages"), VALIDATED.field("messages")
-            rejected = validated.set_column(place, field, sides[1].messages)
+            place, column = VALIDATED.get_field_index("messages"), VALIDATED.field("messages")
+            rejected = validated.set_column(place, column, sides[1].messages)
         return ShardRows(
             validated=validated,
-            quarantined=_quarantined_table(part, failures),
-            dropped=_dropped_table(part, [*filtered, *of_trees]),
+            quarantined=_refused(part, failures, QUARANTINED),
+            dropped=_refused(part, dropped, DROPPED),
             num_records=records.num_records,
             extra_paths=0 if is_paired else len(adapted.origin) - len(np.unique(adapted.origin)),
             extra_fields=extra_fields
@@ -287,28 +291,33 @@ class _Reader:
             rejected=rejected,
         )
 
-    def _reshape(self, part: Part) -> list[Failure]:
-        """Apply `where` and `select` to the rows of a part; return those that `where` drops."""
-        records, config = part.records, self.config
-        if not config.is_reshaped:
-            return []
-        reshaped = reshape(records.rows, config, part.shard.columns or {})
-        self._check_bad(part.shard, len(records.failures) + len(reshaped.failures))
-        if records.spans is None:  # rows of Parquet have no bytes: they are shown as they were
-            records.failed |= dict(zip(records.numbers.tolist(), records.rows, strict=True))
-        records.failures += records.failures_of(reshaped.failures)
-        dropped = records.failures_of((n, "filtered", text) for n, text in reshaped.filtered)
-        records.rows, records.numbers = reshaped.rows, records.numbers[reshaped.places]
-        return dropped
+    def _validated(self, part: Part, sides: list[Adapted], options: RowOptions) -> pa.Table:
+        """The conversations; of pairs the chosen ones, called by the contents of both sides."""
+        kept = sides[0]
+        tools = pc.coalesce(kept.tools, options.tools)
+        given = (options.arguments, options.weights)
+        classes = self.config.label_names
+        names = [
+            conversation_ids(side.messages, tools, side.labels, *given, label_names=classes)
+            for side in sides
+        ]
+        ids = pair_ids(*names) if len(names) == 2 else names[0]
+        groups = group_keys(kept.messages, ids, self.group_by)
+        rows = pa.array(part.records.numbers[kept.origin] + part.row_start, pa.int64())
+        source = pa.DictionaryArray.from_arrays(
+            pa.array(np.zeros(len(rows), np.int32)), pa.array([part.shard.file])
+        )
+        columns = [ids, source, rows, kept.messages, tools, *given, kept.labels, groups]
+        return pa.Table.from_arrays(columns, schema=VALIDATED)
 
-    def _check_bad(self, shard: SourceShard, number: int) -> None:
+    def _check_bad(self, uri: str, row: int, number: int) -> None:
         """Refuse a shard with too many bad rows, before they fill memory."""
         if self.num_bad + number > MAX_BAD_ROWS:
             raise SourceError(
-                f"source file '{shard.uri}': more than {MAX_BAD_ROWS:,} rows from row "
-                f"{shard.row_start:,} on are bad; is it the right file, and are its format and "
+                f"source file '{uri}': more than {MAX_BAD_ROWS:,} rows from row "
+                f"{row:,} on are bad; is it the right file, and are its format and "
                 "file_format right?",
-                uri=shard.uri,
+                uri=uri,
                 max_bad_rows=MAX_BAD_ROWS,
             )
 
@@ -338,53 +347,20 @@ def _apply_rules(
     return adapted.take(np.flatnonzero(good)), bad
 
 
-def _validated_table(
-    shard: SourceShard,
-    records: Records,
-    sides: list[Adapted],
-    beside: Beside,
-    group_by: GroupBy,
-    label_names: Sequence[str] | None,
-) -> pa.Table:
-    """The conversations; of pairs the chosen ones, called by the contents of both sides."""
-    kept = sides[0]
-    tools = pc.coalesce(kept.tools, beside.tools)
-    given = (beside.arguments, beside.weights)
-    names = [
-        conversation_ids(each.messages, tools, each.labels, *given, label_names=label_names)
-        for each in sides
-    ]
-    ids = pair_ids(*names) if len(names) == 2 else names[0]
-    groups = group_keys(kept.messages, ids, group_by)
-    num_rows = len(kept.origin)
-    source = pa.DictionaryArray.from_arrays(
-        pa.array(np.zeros(num_rows, np.int32)), pa.array([shard.file])
-    )
-    rows = pa.array(records.numbers[kept.origin] + shard.row_start, pa.int64())
-    columns = [ids, source, rows, kept.messages, tools, *given, kept.labels, groups]
-    return pa.Table.from_arrays(columns, schema=VALIDATED)
-
-
-def _dropped_table(part: Part, dropped: list[Failure]) -> pa.Table:
-    numbers, reasons, details = zip(*sorted(dropped), strict=True) if dropped else ((), (), ())
-    rows = pa.array(np.array(numbers, np.int64) + part.shard.row_start, pa.int64())
-    source = pa.array([part.shard.file] * len(rows), pa.string())
-    texts = [pa.array(each, pa.string()) for each in (reasons, details)]
-    return pa.Table.from_arrays([source, rows, *texts], schema=DROPPED)
-
-
-def _quarantined_table(part: Part, failures: list[Failure]) -> pa.Table:
+def _refused(part: Part, failures: list[Failure], schema: pa.Schema) -> pa.Table:
+    """The table of records that are quarantined, or dropped, in the file's order."""
     failures = sorted(failures)
-    found = list(read_raw(part, [failure.number for failure in failures]))
-    columns: dict[str, list[object]] = {
+    numbers, reasons, details = zip(*failures, strict=True) if failures else ((), (), ())
+    columns: dict[str, Sequence[object]] = {
         "source": [part.shard.file] * len(failures),
-        "row": [part.shard.row_start + failure.number for failure in failures],
-        "step": ["validate"] * len(failures),
-        "reason": [failure.reason for failure in failures],
-        "detail": [failure.detail for failure in failures],
-        **raw_columns(found),
+        "row": [part.row_start + number for number in numbers],
+        "reason": reasons,
+        "detail": details,
     }
-    return pa.table({name: columns[name] for name in QUARANTINED.names}, schema=QUARANTINED)
+    if schema is QUARANTINED:
+        columns["step"] = ["validate"] * len(failures)
+        columns |= raw_columns(list(read_raw(part, numbers)) if failures else [])
+    return pa.table({name: columns[name] for name in schema.names}, schema=schema)
 
 
 def _bidi_rows(messages: pa.Array) -> int:

@@ -1,43 +1,259 @@
-"""The formats of rows: how a format is recognised, and how its rows become conversations.
+"""The formats of rows: what one is, which there are, and how rows become conversations.
 
 A format is one object. Those that share code stand together, in `conversation_formats` and
 `text_formats`; any other is the `FORMAT` of a file of its own, as in `tokenized_format`. To be
 found, it needs its name in `RowFormatName` (`packhouse.recipe.source`) and nothing else:
 
     "faq"  ->  packhouse/read/faq_format.py, FORMAT
+
+Rows of any format may give options next to their conversation: `chat_template_kwargs` and
+`documents`, as TRL and transformers call them, and a `loss_weight` where `fields` names it.
 """
 
+import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from itertools import chain
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
+import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, PluginError, SourceError
-from packhouse.read.base_format import MESSAGE_FIELDS, Adapted, Found, RowFormat
-from packhouse.read.beside import BESIDE
-from packhouse.read.chat_messages import Conversation, Turn, kind_of, read_messages, speaker_key
-from packhouse.read.conversation_formats import CONVERSATION_FORMATS, FlatMessages
-from packhouse.read.preference_formats import STATED
-from packhouse.read.records import Rows
-from packhouse.read.text_formats import TEXT_FORMATS, TextFields, class_index
+from packhouse.read.chat_messages import (
+    MAX_WEIGHT,
+    Conversation,
+    Turn,
+    kind_of,
+    parse_field,
+    read_messages,
+    read_tools,
+    speaker_key,
+)
+from packhouse.read.records import Ints, Rows, unwrapped
 from packhouse.recipe import SourceConfig
+from packhouse.recipe.rows import check_arguments
 from packhouse.recipe.source import RowFormatName
-from packhouse.records.messages import assemble
+from packhouse.records.messages import Answers, assemble
 from packhouse.records.tables import MESSAGE
 from packhouse.system.plugins import BadRowError, Plugin, find_plugin
 from packhouse.system.wording import near_name
+
+MESSAGE_FIELDS = frozenset(("messages", "conversations", "conversation"))
+"""Names of fields that hold messages; what these say, not their names, tells chat from ShareGPT."""
+
+
+@dataclass(slots=True)
+class Adapted:
+    """Conversations of a shard's good rows."""
+
+    messages: pa.Array
+    """Array of `list<MESSAGE>`."""
+    tools: pa.Array
+    """Canonical JSON text or null, per conversation."""
+    labels: pa.Array
+    """Class index or null, per conversation."""
+    origin: Ints
+    """Index of each conversation's row, rising."""
+    failures: list[tuple[int, str, str]] = field(default_factory=list)
+    """(index of the row, reason, detail) of rows that gave none."""
+    unread_fields: Counter[str] = field(default_factory=Counter)
+    """Field of messages that holds something and that nobody reads -> rows with it."""
+    num_unanswered: int = 0
+    """Questions of the rows that have no answer, and so no conversation."""
+    dropped: list[tuple[int, str, str]] = field(default_factory=list)
+    """(index of the row, reason, detail) of rows that are part of another row's conversation."""
+
+    @classmethod
+    def of(
+        cls,
+        found: list[tuple[int, Conversation]],
+        failures: list[tuple[int, str, str]],
+        dropped: list[tuple[int, str, str]] | None = None,
+    ) -> "Adapted":
+        """Make columns of conversations, each with the index of its row."""
+        conversations = [each for _, each in found]
+        turns: list[Turn] = [turn for each in conversations for turn in each.turns]
+        columns = zip(MESSAGE, zip(*turns, strict=True), strict=False)
+        arrays = {field.name: pa.array(column, field.type) for field, column in columns}
+        return cls(
+            messages=assemble(arrays, np.array([len(c.turns) for c in conversations], np.int64)),
+            tools=pa.array([each.tools for each in conversations], pa.string()),
+            labels=pa.array([each.label for each in conversations], pa.int64()),
+            origin=np.array([row for row, _ in found], np.int64),
+            failures=failures,
+            unread_fields=Counter(chain.from_iterable(c.unread_fields for c in conversations)),
+            num_unanswered=sum(each.num_unanswered for each in conversations),
+            dropped=dropped or [],
+        )
+
+    def take(self, places: Ints) -> "Adapted":
+        """Some of the conversations."""
+        at = pa.array(places)
+        messages, tools, labels = (x.take(at) for x in (self.messages, self.tools, self.labels))
+        return Adapted(messages, tools, labels, self.origin[places])
+
+
+def aliases(text: str) -> dict[str, tuple[str, ...]]:
+    """Read `"text|sentence label"` as fields with the names that files give them."""
+    return {item.split("|")[0]: tuple(item.split("|")) for item in text.split()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowFormat(ABC):
+    """A format: its fields, each with the names that files give it; the first one present counts.
+
+    A row is of a format when it has all of its required fields.
+    """
+
+    required: dict[str, tuple[str, ...]]
+    optional: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    answers: Answers = "required"
+    needs_all_rows: ClassVar[bool] = False
+    """True if a row means nothing without others of its file."""
+    takes_lists: ClassVar[bool] = False
+    """True if a row need be no object."""
+
+    def names(self, keys: Collection[str], renamed: Mapping[str, str]) -> dict[str, str]:
+        """Our field -> the file's field, for the fields that are among `keys`.
+
+        What `renamed` gives to one field is not read a second time as another one.
+
+        Example:
+            >>> formats = row_formats()
+            >>> formats["alpaca"].names(["id", "instruction", "context"], {})
+            {'instruction': 'instruction', 'input': 'context'}
+            >>> formats["question_answer"].names(["input", "answer"], {"question": "input"})
+            {'question': 'input', 'answer': 'answer'}
+        """
+        found = {}
+        known = self.required | self.optional
+        taken = {theirs for ours, theirs in renamed.items() if ours in known}
+        for ours, aliases in known.items():
+            for name in (renamed[ours],) if ours in renamed else aliases:
+                if name in keys and (ours in renamed or name not in taken):
+                    found[ours] = name
+                    break
+        return found
+
+    def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
+        """Those of `keys` that the format does not read."""
+        read = set(self.names(keys, renamed).values())
+        return [key for key in keys if key not in read]
+
+    def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
+        """Return True if rows with these keys are of this format, unless `holds` says no."""
+        return self.required.keys() <= self.names(keys, renamed).keys()
+
+    def holds(self, row: dict[str, Any], names: dict[str, str]) -> bool:
+        """Return True if the values of a row whose keys fit are of this format."""
+        return True
+
+    @abstractmethod
+    def read(self, row: Any, names: dict[str, str], config: SourceConfig) -> list[Conversation]:
+        """Return the conversations of a row, one or more.
+
+        Args:
+            row: an object; what its fields hold is not checked yet.
+            names: our field -> the row's field, for the fields that it has.
+            config: its source.
+
+        Raises:
+            BadRowError: it holds none.
+        """
+
+    def read_all(
+        self, rows: Rows, naming: Mapping[tuple[str, ...], dict[str, str]], config: SourceConfig
+    ) -> Adapted:
+        """Return the conversations of rows, and those that have none.
+
+        Args:
+            rows: parsed rows; values of any type.
+            naming: keys of rows -> our field -> the row's field.
+            config: their source.
+        """
+        found: list[tuple[int, Conversation]] = []
+        failures: list[tuple[int, str, str]] = []
+        for index, row in enumerate(rows):
+            try:
+                if not isinstance(row, dict) and not self.takes_lists:
+                    raise BadRowError("not_an_object", f"the row is {kind_of(row)}, not an object")
+                names = naming[tuple(row)] if isinstance(row, dict) else {}
+                found += ((index, each) for each in self.read(row, names, config))
+            except BadRowError as bad:
+                failures.append((index, bad.reason, bad.detail))
+        return Adapted.of(found, failures)
+
+
+def check_present(
+    row: dict[str, object], fields: Iterable[str], names: dict[str, str], config: SourceConfig
+) -> None:
+    """Refuse a row that lacks one of `fields`.
+
+    Raises:
+        BadRowError: names the field, and those that the row has.
+    """
+    for ours in fields:
+        if ours not in names:
+            has = ", ".join(repr(key[:40]) for key in list(row)[:12]) or "none"
+            wanted = config.fields.get(ours, ours)
+            raise BadRowError("fields", f"no field {wanted!r}; the row has {has}")
+
+
+def optional(row: dict[str, Any], names: dict[str, str], ours: str) -> Any:
+    """Return what a row has in a field, None without it."""
+    return row[names[ours]] if ours in names else None
+
+
+def optional_text(row: dict[str, Any], names: dict[str, str], ours: str) -> str | None:
+    """Return the text that a row has in a field, None without it.
+
+    Raises:
+        BadRowError: it is no text.
+    """
+    value = optional(row, names, ours)
+    if not isinstance(value, str | None):
+        raise BadRowError("type", f"{names[ours]} is {kind_of(value)}, not text")
+    return value
+
+
+def class_index(label: object, classes: list[str] | None) -> int:
+    """Return the index of a class, given as a number, as digits, or as one of `classes`.
+
+    Raises:
+        BadRowError: it is no class.
+    """
+    if type(label) is not int and type(label) is not str:
+        raise BadRowError("label", f"the label is {kind_of(label)}, neither a number nor text")
+    if isinstance(label, str):
+        if classes is not None and label in classes:
+            return classes.index(label)
+        text = label.strip()
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            known = f"not one of {classes}" if classes else "text; set label_names"
+            raise BadRowError("label", f"the label {label[:60]!r} is {known}")
+        label = int(text)
+    if label < 0 or (classes is not None and label >= len(classes)):
+        last = len(classes) - 1 if classes else "..."
+        raise BadRowError("label", f"the label {label} is outside 0 to {last}")
+    if label >= 2**31:
+        raise BadRowError("label", f"the label {label} is no class index")
+    return label
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixed(RowFormat):
     """Rows of several shapes, each read by its own."""
 
-    def fits(self, row: object, renamed: Mapping[str, str]) -> bool:
+    takes_lists: ClassVar[bool] = True
+
+    def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
         """Never: that a file mixes shapes is for its owner to say."""
         return False
 
@@ -45,42 +261,45 @@ class Mixed(RowFormat):
         """Those that none of the formats with the rows' fields reads."""
         rests = [
             known.unread(keys, renamed)
-            for known in _CONVERSATIONS.values()
+            for known in _formats_of_conversations().values()
             if known.required and known.required.keys() <= known.names(keys, renamed).keys()
         ]
         return min(rests, key=len, default=[])
 
     def read(self, row: Any, names: dict[str, str], config: SourceConfig) -> list[Conversation]:
         """Read the row by the first format that it fits."""
-        for reader in _CONVERSATIONS.values():
-            if reader.fits(row, config.fields):
-                names = reader.names(row, config.fields) if isinstance(row, dict) else {}
-                return reader.read(row, names, config)
-        raise BadRowError("fields", f"the row has {_keys_of(row)}, which is no known conversation")
+        formats = _formats_of_conversations()
+        found = row_format_of(row, config.fields, formats)
+        if found is None:
+            detail = f"the row has {_keys_of(row)}, which is no known conversation"
+            raise BadRowError("fields", detail)
+        names = formats[found].names(row, config.fields) if isinstance(row, dict) else {}
+        return formats[found].read(row, names, config)
 
 
-_TOGETHER: dict[str, RowFormat] = {
-    **CONVERSATION_FORMATS,
-    **TEXT_FORMATS,
-    "mixed": Mixed(required={}),
-}
+@cache
+def row_formats() -> dict[str, RowFormat]:
+    """Return the built-in formats by name, in the order of trial."""
+    from packhouse.read.conversation_formats import CONVERSATION_FORMATS
+    from packhouse.read.text_formats import TEXT_FORMATS
 
-ROW_FORMATS: dict[str, RowFormat] = {
-    # Those with files of their own first: what `fits` them might fit a broader one, such as `text`.
-    **{
-        name: import_module(f"packhouse.read.{name}_format").FORMAT
-        for name in get_args(RowFormatName)
-        if name not in ("auto", *_TOGETHER)
-    },
-    **_TOGETHER,
-}
-"""In the order of trial."""
+    together = CONVERSATION_FORMATS | TEXT_FORMATS | {"mixed": Mixed(required={})}
+    own_files = [name for name in get_args(RowFormatName) if name not in ("auto", *together)]
+    # Those with files of their own first: what fits them might fit a broader one, such as `text`.
+    return {
+        name: import_module(f"packhouse.read.{name}_format").FORMAT for name in own_files
+    } | together
 
-_CONVERSATIONS = {
-    name: known
-    for name, known in ROW_FORMATS.items()
-    if known.answers == "required" and name not in ("mixed", "oasst_flat", *STATED)
-}
+
+@cache
+def _formats_of_conversations() -> dict[str, RowFormat]:
+    """Those that `mixed` tries."""
+    left_out = ("mixed", "oasst_flat", "pairs", "kto")
+    return {
+        name: known
+        for name, known in row_formats().items()
+        if known.answers == "required" and name not in left_out
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +351,8 @@ def row_format_called(name: str) -> RowFormat:
     Raises:
         ConfigError: there is none.
     """
-    if name in ROW_FORMATS:
-        return ROW_FORMATS[name]
+    if name in row_formats():
+        return row_formats()[name]
     plugin = find_plugin("row_formats", name)
     return PluginRows(required={}, plugin=plugin, function=plugin.load())
 
@@ -147,12 +366,12 @@ def check_fields(config: SourceConfig) -> None:
     Raises:
         ConfigError: says which, and what was meant.
     """
-    if config.format != "auto" and config.format not in ROW_FORMATS:  # a plug-in knows its own
+    if config.format != "auto" and config.format not in row_formats():  # a plug-in knows its own
         return
     is_any = config.format in ("auto", "mixed")
-    formats = ROW_FORMATS.values() if is_any else [ROW_FORMATS[config.format]]
+    formats = row_formats().values() if is_any else [row_formats()[config.format]]
     known = {name for each in formats for name in (*each.required, *each.optional)}
-    known |= {*_OF_MESSAGES, *BESIDE}
+    known |= {*_OF_MESSAGES, *OPTIONS}
     for name in config.fields:
         if name not in known:
             named = "" if is_any else f" of format `{config.format}`"
@@ -167,7 +386,7 @@ def adapt(rows: Rows, row_format: str, config: SourceConfig) -> Adapted:
 
     Args:
         rows: parsed rows; values of any type.
-        row_format: a name in `ROW_FORMATS`, or of a plug-in.
+        row_format: a built-in format or a plug-in's.
         config: the source, for `fields`, `label_names` and `oasst_paths`.
 
     Returns:
@@ -175,70 +394,36 @@ def adapt(rows: Rows, row_format: str, config: SourceConfig) -> Adapted:
     """
     reader = row_format_called(row_format)
     naming = {keys: reader.names(keys, config.fields) for keys in rows.layouts}
-    if isinstance(reader, TextFields):
-        adapted = reader.read_columns(rows, naming, config)
-        if adapted is not None:
-            return adapted
-    if isinstance(reader, FlatMessages):
-        found = reader.read_all(rows, naming, config)
-    else:
-        found = _read_each(rows, row_format, reader, naming, config)
-    conversations = [each for _, each in found.conversations]
-    turns: list[Turn] = [turn for each in conversations for turn in each.turns]
-    columns = zip(*turns, strict=True)
-    arrays = {f.name: pa.array(column, f.type) for f, column in zip(MESSAGE, columns, strict=False)}
-    return Adapted(
-        messages=assemble(arrays, np.array([len(c.turns) for c in conversations], np.int64)),
-        tools=pa.array([each.tools for each in conversations], pa.string()),
-        labels=pa.array([each.label for each in conversations], pa.int64()),
-        origin=np.array([row for row, _ in found.conversations], np.int64),
-        failures=found.failures,
-        unread_fields=Counter(chain.from_iterable(c.unread_fields for c in conversations)),
-        num_unanswered=sum(each.num_unanswered for each in conversations),
-        dropped=found.dropped,
-    )
+    return reader.read_all(rows, naming, config)
 
 
-def _read_each(
-    rows: Rows,
-    row_format: str,
-    reader: RowFormat,
-    naming: Mapping[tuple[str, ...], dict[str, str]],
-    config: SourceConfig,
-) -> Found:
-    found = Found()
-    for index, row in enumerate(rows):
-        try:
-            if not isinstance(row, dict) and row_format not in ("messages", "mixed"):
-                raise BadRowError("not_an_object", f"the row is {kind_of(row)}, not an object")
-            names = naming[tuple(row)] if isinstance(row, dict) else {}
-            found.conversations += ((index, c) for c in reader.read(row, names, config))
-        except BadRowError as bad:
-            found.failures.append((index, bad.reason, bad.detail))
-    return found
-
-
-def row_format_of(row: object, renamed: Mapping[str, str]) -> str | None:
-    """Return the format of a row; None if it has none.
+def row_format_of(
+    row: object, renamed: Mapping[str, str], formats: Mapping[str, RowFormat] | None = None
+) -> str | None:
+    """Return the format of a row; None if it has none. `formats`: those to try, by default all.
 
     Example:
         >>> row_format_of({"question": "1 + 1?", "answer": "2", "id": 7}, {})
         'question_answer'
     """
-    for name, row_format in ROW_FORMATS.items():
-        if row_format.fits(row, renamed):
-            return name
+    if isinstance(row, list) and speaker_key(row) is not None:
+        return "messages"
+    if isinstance(row, dict):
+        keys = tuple(row)
+        for name, known in (formats or row_formats()).items():
+            if known.fits(keys, renamed) and known.holds(row, known.names(keys, renamed)):
+                return name
     return None
 
 
-def find_row_format(rows: Iterable[object], config: SourceConfig, uri: str) -> str:
+def find_row_format(rows: list[Any], config: SourceConfig, uri: str) -> str:
     """Return the format of the first row that has one; `auto` if no row is an object or a list.
 
     Raises:
         SourceError: rows are there, but none is of a known format.
     """
     odd = None
-    for row in rows:
+    for row in unwrapped(rows) if config.unwrap else rows:
         found = row_format_of(row, config.fields)
         if found is not None:
             return found
@@ -248,7 +433,7 @@ def find_row_format(rows: Iterable[object], config: SourceConfig, uri: str) -> s
         return "auto"
     known = "; ".join(
         f"{name}: {', '.join(known.required)}"
-        for name, known in ROW_FORMATS.items()
+        for name, known in row_formats().items()
         if known.required
     )
     raise SourceError(
@@ -309,7 +494,7 @@ def check_same_format(
         seen.add(key)
         found = row_format_of(row, renamed)
         if found not in (row_format, None):
-            own = ", ".join(repr(renamed.get(n, n)) for n in ROW_FORMATS[row_format].required)
+            own = ", ".join(repr(renamed.get(n, n)) for n in row_formats()[row_format].required)
             raise SourceError(
                 f"source file '{uri}' mixes shapes: it is {row_format} ({own or 'bare lists'}), "
                 f"and {name_of(index)} has {_keys_of(row)} ({found}); split it by shape, set "
@@ -326,3 +511,122 @@ def _keys_of(row: object) -> str:
     if isinstance(row, list) and row and isinstance(row[0], dict):
         return f"a list of objects with {_keys_of(row[0])}"
     return "a list"
+
+
+# Options of rows next to their conversation.
+
+
+_ARGUMENTS = ("chat_template_kwargs", "documents")
+OPTIONS = (*_ARGUMENTS, "loss_weight")
+"""Our names of these fields."""
+
+_LEAVE_OUT = "if it is not for the chat template, name it in `allowed_fields`"
+_WEIGHTS = (1e-6, MAX_WEIGHT)  # a product of two, and of a message's own, is a float32 over 0
+
+
+@dataclass(frozen=True, slots=True)
+class RowOptions:
+    """What rows give next to their conversation: an item for each row, null where it gives none."""
+
+    arguments: pa.Array
+    """JSON object, keys sorted."""
+    tools: pa.Array
+    """JSON list of definitions that stand among the arguments."""
+    weights: pa.Array
+    """float32, the source's factor in it."""
+    failures: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """Index of each bad row -> reason, sentence."""
+
+    def take(self, rows: Ints | list[int]) -> "RowOptions":
+        """The same for some of the rows."""
+        at = pa.array(rows, pa.int64())
+        return RowOptions(self.arguments.take(at), self.tools.take(at), self.weights.take(at))
+
+
+def option_names(keys: Collection[str], config: SourceConfig) -> dict[str, str]:
+    """Our field -> the row's, for those among its keys.
+
+    Example:
+        >>> config = SourceConfig(path="", fields={"loss_weight": "quality"})
+        >>> option_names(["messages", "documents", "quality"], config)
+        {'documents': 'documents', 'loss_weight': 'quality'}
+    """
+    taken = {*config.fields.values(), *(config.allowed_fields or ())}
+    names = {ours: ours for ours in _ARGUMENTS if ours not in taken}
+    names |= {ours: config.fields[ours] for ours in OPTIONS if ours in config.fields}
+    return {ours: theirs for ours, theirs in names.items() if theirs in keys}
+
+
+def read_options(rows: Rows, config: SourceConfig) -> RowOptions:
+    """Read these fields of rows."""
+    number = len(rows)
+    arguments: list[str | None] = [None] * number
+    tools: list[str | None] = [None] * number
+    weights: list[float | None] = [None if config.loss_weight == 1 else config.loss_weight] * number
+    failures: dict[int, tuple[str, str]] = {}
+    naming = {keys: option_names(keys, config) for keys in rows.layouts}
+    for index, row in enumerate(rows) if any(naming.values()) else ():
+        names = naming[tuple(row)] if isinstance(row, dict) else {}
+        present = {ours: row[theirs] for ours, theirs in names.items() if row[theirs] is not None}
+        try:
+            if "loss_weight" in present:
+                own = _read_weight(present.pop("loss_weight"), names["loss_weight"])
+                weight = own * config.loss_weight
+                weights[index] = None if weight == 1 else weight
+            if present:
+                arguments[index], tools[index] = _read_template_arguments(present, names)
+        except BadRowError as bad:
+            failures[index] = bad.reason, bad.detail
+    return RowOptions(
+        pa.array(arguments, pa.string()),
+        pa.array(tools, pa.string()),
+        pc.cast(pa.array(weights, pa.float64()), pa.float32()),
+        failures,
+    )
+
+
+def _read_weight(value: object, name: str) -> float:
+    try:
+        weight = float(value) if isinstance(value, str | int | float) else math.nan
+    except (ValueError, OverflowError):
+        weight = math.nan
+    if isinstance(value, bool) or not _WEIGHTS[0] <= weight <= _WEIGHTS[1]:
+        low, high = _WEIGHTS
+        detail = f"{name} is {str(value)[:40]!r}, not a weight from {low:g} to {high:g}"
+        raise BadRowError("loss_weight", detail)
+    return weight
+
+
+def _read_template_arguments(
+    fields: dict[str, object], names: dict[str, str]
+) -> tuple[str | None, str | None]:
+    """Arguments and tools as JSON."""
+    values: dict[str, object] = {}
+    for ours in _ARGUMENTS:
+        value, name = fields.get(ours), names.get(ours)
+        if isinstance(value, str) and value.strip():  # a column of text that holds JSON
+            value = parse_field(value, f"{name} ({_LEAVE_OUT})", reason="arguments")
+        if not value:
+            continue
+        if ours == "documents":
+            value = {"documents": value}
+        if not isinstance(value, dict):
+            raise BadRowError("arguments", f"{name} is {kind_of(value)}, no object; {_LEAVE_OUT}")
+        if "documents" in value:
+            documents = value["documents"]
+            if not isinstance(documents, list) or not all(type(each) is dict for each in documents):
+                what = f"{name} is no list of objects, such as {{title, text}}"
+                raise BadRowError("arguments", f"{what}; {_LEAVE_OUT}")
+            own = [{key: v for key, v in each.items() if v is not None} for each in documents]
+            value = value | {"documents": own}
+        # A null is none: Arrow fills the keys of other rows with them.
+        values |= {key: item for key, item in value.items() if item is not None}
+    tools = read_tools(values.pop("tools", None))
+    try:
+        check_arguments(values)
+        text = orjson.dumps(dict(sorted(values.items()))).decode() if values else None
+    except (ValueError, TypeError) as error:  # of orjson as well
+        raise BadRowError("arguments", f"{error}") from None
+    if text is not None and "\\u0000" in text:
+        raise BadRowError("control", "an argument of the chat template holds the NUL character")
+    return text, tools

@@ -7,22 +7,15 @@ pass per file hashes it, counts its records and finds the cuts; memory is two sh
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import groupby
 from typing import Any, TypeVar
 
 import numpy as np
 
 from packhouse.errors import SourceError
-from packhouse.read.decoding import decode_head
 from packhouse.read.delimited import CommaFile, SemicolonFile, TabFile
-from packhouse.read.file_formats import (
-    BOM,
-    Compression,
-    compression_of,
-    format_of,
-)
+from packhouse.read.file_formats import BOM, Compression, compression_of, format_of
 from packhouse.read.files import (
     SourceFile,
     file_errors,
@@ -33,14 +26,21 @@ from packhouse.read.files import (
     source_name,
 )
 from packhouse.read.json_arrays import ArrayFile
-from packhouse.read.json_lines import LinesFile, ObjectsFile
-from packhouse.read.kinds import Kind, joined_kinds, kind_of_type, kind_of_values
 from packhouse.read.records import Records, Rows, gc_paused, unwrapped
-from packhouse.read.reshaping import check_types, columns_of, reshape, wanted_columns
-from packhouse.read.row_formats import ROW_FORMATS, check_fields, find_row_format
+from packhouse.read.row_formats import check_fields, find_row_format, row_formats
 from packhouse.read.streams import CHUNK_BYTES, FileStream, read_range
-from packhouse.read.tabular import TABULAR, parse_tables, scan_tables
-from packhouse.read.text_files import NotInBlocksError, Parsing, TextFile
+from packhouse.read.tabular import TABULAR, decode_head, parse_tables
+from packhouse.read.text_files import LinesFile, NotInBlocksError, ObjectsFile, TextFile
+from packhouse.read.where_select import (
+    Kind,
+    check_types,
+    columns_of,
+    joined_kinds,
+    kind_of_type,
+    kind_of_values,
+    reshape,
+    wanted_columns,
+)
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.recipe.source import FileFormat
 from packhouse.registry import function_of_addon
@@ -120,23 +120,12 @@ class SourceShard:
         return {name: value for name, value in known.items() if name not in left_out}
 
 
-def cut_source(config: SourceConfig, max_shard_bytes: int = MAX_SHARD_BYTES) -> list[SourceShard]:
-    """Find a source's files and cut them into shards.
-
-    The rows of a source with `where` or `select` have no format yet: `packhouse.read.scanning`
-    finds it. Arguments, order and errors are those of `scan_source` there.
-    """
-    check_fields(config)
-    files = find_files(config)
-    return [shard for file in files for shard in _scan_file(file, config, max_shard_bytes)]
-
-
 def _scan_file(
     file: SourceFile, config: SourceConfig, max_shard_bytes: int
 ) -> Iterator[SourceShard]:
     with file_errors(file.uri), open_file(file.uri) as opened:
         head = opened.read(CHUNK_BYTES)
-    compression, notes = compression_of(head, file.name)
+    compression, notes = compression_of(head[:4], file.name)
     if compression != "none" or config.encoding != "utf-8":
         head = b""
         for chunk in FileStream(file.uri, compression, config.encoding):
@@ -146,31 +135,36 @@ def _scan_file(
     file_format = format_of(head, file.name, config.file_format, file.uri)
     if config.rows_at is not None and file_format in ("jsonl", "objects"):
         file_format = "json"  # its one object holds the array
-    name = source_name(config)
-    common: dict[str, Any] = {
-        "source": name,
-        "file": f"{name}/{file.name}",
-        "uri": file.uri,
-        "file_format": file_format,
-        "compression": compression,
-        "file_size": file.size,
-        "pin": file.pin,
-        "encoding": config.encoding,
-    }
-    if file_format in ("sqlite", "duckdb"):
-        common["table"] = config.table
-        if (path := local_path(file.uri)) is not None:
-            function_of_addon("refuse_unsaved")(file.uri, str(path))
-    elif config.table is not None:
+    is_database = file_format in ("sqlite", "duckdb")
+    if is_database and (path := local_path(file.uri)) is not None:
+        function_of_addon("refuse_unsaved")(file.uri, str(path))
+    if config.table is not None and not is_database:
         raise SourceError(f"source file '{file.uri}' is no database, and `table` names a table")
+    name = source_name(config)
+    whole = SourceShard(
+        source=name,
+        file=f"{name}/{file.name}",
+        uri=file.uri,
+        file_format=file_format,
+        compression=compression,
+        byte_start=0,
+        byte_end=file.size,
+        row_start=0,
+        num_rows=None,
+        sha256="",
+        file_sha256="",
+        file_size=file.size,
+        row_format=config.format,
+        pin=file.pin,
+        encoding=config.encoding,
+        table=config.table,
+    )
     if file_format in TABULAR:
         if compression != "none":
             raise SourceError(f"source file '{file.uri}' is compressed {file_format}; unpack it")
-        for facts in scan_tables(file, file_format, config, max_shard_bytes):
-            yield SourceShard(**common, **facts)
+        yield from _scan_table(whole, config, max_shard_bytes)
         return
-    text_file = TEXT_FILES[file_format](file.uri, max_shard_bytes)
-    text_file.rows_at = config.rows_at
+    text_file = TEXT_FILES[file_format](file.uri, max_shard_bytes, rows_at=config.rows_at)
     stream = FileStream(file.uri, compression, config.encoding)
     cuts = list(text_file.cut(stream))
     if stream.stored_bytes != file.size:
@@ -179,30 +173,74 @@ def _scan_file(
             f"{stream.stored_bytes:,} read; run again when nothing writes to it",
             uri=file.uri,
         )
-    row_format: str = config.format
-    if row_format == "auto" and not config.is_reshaped:
-        sample = text_file.sample(head[:HEAD_BYTES].removeprefix(BOM))
-        row_format = find_row_format(unwrapped(sample, config), config, file.uri)
-        for cut in cuts:  # where the head tells nothing: look at all rows
-            if row_format != "auto":
-                break
-            data = read_range(file.uri, compression, cut.start, cut.end, file.pin, config.encoding)
-            how = Parsing(file.uri, text_file.header or (), cut.num_rows, len(data))
-            rows = unwrapped(text_file.parse(data, how).rows, config)
-            row_format = find_row_format(rows, config, file.uri)
-    for number, cut in enumerate(cuts):
-        yield SourceShard(
-            **common,
+    whole = replace(whole, file_sha256=stream.stored_sha256.hexdigest(), header=text_file.header)
+    shards = [
+        replace(
+            whole,
             byte_start=cut.start,
             byte_end=cut.end,
             row_start=cut.row_start,
             num_rows=cut.num_rows,
             sha256=cut.sha256,
-            file_sha256=stream.stored_sha256.hexdigest(),
-            row_format=row_format,
-            header=text_file.header,
-            notes=(notes | text_file.notes) if number == 0 else {},
         )
+        for cut in cuts
+    ]
+    row_format: str = config.format
+    if row_format == "auto" and not config.is_reshaped:
+        sample = text_file.sample(head[:HEAD_BYTES].removeprefix(BOM))
+        row_format = find_row_format(sample, config, file.uri)
+        if row_format == "auto":  # where the head tells nothing: look at all rows
+            row_format = _format_of_all(shards, config)
+    notes |= text_file.notes
+    for shard in shards:
+        yield replace(shard, row_format=row_format, notes=notes)
+        notes = {}
+
+
+def _scan_table(
+    whole: SourceShard, config: SourceConfig, max_shard_bytes: int
+) -> Iterator[SourceShard]:
+    """The shards of a file of columns: groups of row groups of bounded size."""
+    stream = FileStream(whole.uri)
+    for _ in stream:
+        pass
+    sha256 = stream.stored_sha256.hexdigest()
+    facts, *batches = decode_head(whole.uri, whole.file_format, 1000, whole.table)
+    row_format: str = config.format
+    if row_format == "auto" and not config.is_reshaped:
+        head = [row for batch in batches for row in batch.to_pylist()]
+        row_format = find_row_format(head, config, whole.uri)
+    ranges = list(_group_ranges(facts["sizes"], max_shard_bytes))
+    for row_start, num_rows in ranges:
+        of_rows = hashlib.sha256(f"{sha256}:{row_start}:{num_rows}".encode()).hexdigest()
+        yield replace(
+            whole,
+            row_start=row_start,
+            num_rows=num_rows,
+            sha256=of_rows if len(ranges) > 1 else sha256,
+            file_sha256=sha256,
+            row_format=row_format,
+            header=tuple(facts["names"]),
+            notes={} if row_start or num_rows else {"empty_files": 1},
+        )
+
+
+def _group_ranges(sizes: list[tuple[int, int]], max_shard_bytes: int) -> Iterator[tuple[int, int]]:
+    """(row_start, num_rows) of runs of groups (rows, bytes) that fit a shard.
+
+    Example:
+        >>> list(_group_ranges([(3, 6), (3, 6), (2, 2)], max_shard_bytes=10))
+        [(0, 3), (3, 5)]
+    """
+    row_start = rows = size = 0
+    for group_rows, group_bytes in sizes:
+        if rows and size + group_bytes > max_shard_bytes:
+            yield row_start, rows
+            row_start, rows, size = row_start + rows, 0, 0
+        rows += group_rows
+        size += group_bytes
+    if rows or not row_start:
+        yield row_start, rows
 
 
 # The parts of a shard that are read by themselves, so that memory holds the rows of one.
@@ -213,11 +251,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a shard that is read by itself, and its records."""
+    """A part of a shard that is read by itself."""
 
     shard: SourceShard
-    """With the bytes and the rows of the part."""
-    data: bytes | None
+    row_start: int
+    """Number in the file of its first record."""
+    byte_start: int
+    data: bytes
+    """Empty for formats of columns, whose rows have no bytes of their own."""
     records: Records
 
 
@@ -227,55 +268,60 @@ def for_parts(shard: SourceShard, rules: ValidateConfig, use: Callable[[Part], _
     Parts bound memory and nothing else: where they cannot be judged alone (an array that is not
     JSON), the shard is one part, and what `use` returned before is dropped.
     """
-    is_whole = shard.row_format in ROW_FORMATS and ROW_FORMATS[shard.row_format].needs_all_rows
+    needs_all_rows = _needs_all_rows(shard)
     if shard.file_format in TABULAR:
-        parts = _table_parts(shard)
-        return [use(_as_one(shard, parts))] if is_whole else [use(part) for part in parts]
-    place = (shard.byte_start, shard.byte_end, shard.pin, shard.encoding)
-    data = read_range(shard.uri, shard.compression, *place)
+        if pin_of(shard.uri) != (shard.file_size, shard.pin):
+            raise _changed(shard)
+        assert shard.num_rows is not None
+        rows = (shard.row_start, shard.num_rows)
+        tables = parse_tables(shard.uri, shard.file_format, *rows, shard.table)
+        if needs_all_rows:
+            tables = iter([_joined(tables)])
+        return list(map(use, _parts(shard, b"", ((0, 0, records) for records in tables))))
+    data = read_shard_bytes(shard, shard.byte_end)
     if hashlib.sha256(data).hexdigest() != shard.sha256:
         raise _changed(shard)
-    text_file = TEXT_FILES[shard.file_format]
-    how = Parsing(shard.uri, shard.header or (), shard.num_rows, rules.max_row_bytes)
+    text_file = TEXT_FILES[shard.file_format](shard.uri, header=shard.header)
     try:
-        if is_whole:
+        if needs_all_rows:
             raise NotInBlocksError
-        return [use(part) for part in _block_parts(shard, data, text_file.parse_blocks(data, how))]
+        return list(map(use, _parts(shard, data, text_file.blocks(data, rules.max_row_bytes))))
     except NotInBlocksError:
-        return [use(Part(shard, data, text_file.parse(data, how)))]
+        records = text_file.parse(data, rules.max_row_bytes, shard.num_rows)
+        return [use(Part(shard, shard.row_start, shard.byte_start, data, records))]
 
 
-def _block_parts(
-    shard: SourceShard, data: bytes, blocks: Iterator[tuple[int, int, Records]]
+def _parts(
+    shard: SourceShard, data: bytes, blocks: Iterable[tuple[int, int, Records]]
 ) -> Iterator[Part]:
-    row, first = shard.row_start, shard.byte_start
-    for start, end, records in blocks:
-        part = replace(shard, byte_start=first + start, byte_end=first + end, row_start=row)
-        yield Part(part, data[start:end], records)
-        row += records.num_records
-
-
-def _table_parts(shard: SourceShard) -> Iterator[Part]:
-    if pin_of(shard.uri) != (shard.file_size, shard.pin):
-        raise _changed(shard)
-    assert shard.num_rows is not None
     row = shard.row_start
-    rows = (shard.row_start, shard.num_rows)
-    for records in parse_tables(shard.uri, shard.file_format, *rows, shard.table):
-        yield Part(replace(shard, row_start=row), None, records)
+    for start, end, records in blocks:
+        yield Part(shard, row, shard.byte_start + start, data[start:end], records)
         row += records.num_records
 
 
-def _as_one(shard: SourceShard, parts: Iterator[Part]) -> Part:
-    every = Records(Rows(), np.arange(0), 0)
-    for records in (part.records for part in parts):
+def _joined(tables: Iterable[Records]) -> Records:
+    rows, numbers, every = Rows(), [np.arange(0)], Records(Rows(), np.arange(0), 0)
+    for records in tables:
         first = every.num_records
-        every.rows += records.rows
-        every.numbers = np.append(every.numbers, records.numbers + first)
+        rows += records.rows
+        numbers.append(records.numbers + first)
         every.failures += [bad._replace(number=bad.number + first) for bad in records.failures]
         every.failed |= {number + first: row for number, row in records.failed.items()}
         every.num_records += records.num_records
-    return Part(shard, None, every)
+    every.rows, every.numbers = Rows(rows), np.concatenate(numbers)
+    return every
+
+
+def read_shard_bytes(shard: SourceShard, byte_end: int) -> bytes:
+    """The bytes of a text file from a shard's first one on."""
+    start, encoding = shard.byte_start, shard.encoding
+    return read_range(shard.uri, shard.compression, start, byte_end, shard.pin, encoding)
+
+
+def _needs_all_rows(shard: SourceShard) -> bool:
+    known = row_formats().get(shard.row_format)
+    return known is not None and known.needs_all_rows
 
 
 def _changed(shard: SourceShard) -> SourceError:
@@ -315,26 +361,22 @@ def scan_source(config: SourceConfig, max_shard_bytes: int = MAX_SHARD_BYTES) ->
         SourceError: a file cannot be read; names it and the place.
         TransientError: the storage did not answer.
     """
-    shards = cut_source(config, max_shard_bytes)
-    if config.is_reshaped:
-        with gc_paused():
-            shards = _with_columns(shards, config)
-    _refuse_other_shapes(shards, config)
-    return [shard for _, group in _by_file(shards) for shard in _whole(list(group))]
-
-
-def _refuse_other_shapes(shards: list[SourceShard], config: SourceConfig) -> None:
-    """Files of one source have one shape, as the rows of one file have."""
+    check_fields(config)
+    with gc_paused():
+        files = [list(_scan_file(file, config, max_shard_bytes)) for file in find_files(config)]
+        if config.is_reshaped:
+            files = _with_columns(files, config)
     first: dict[str, str] = {}
-    for shard in shards:
-        if shard.row_format != "auto":
-            first.setdefault(shard.row_format, shard.uri)
-    if len(first) > 1:
+    for shards in files:
+        if shards[0].row_format != "auto":
+            first.setdefault(shards[0].row_format, shards[0].uri)
+    if len(first) > 1:  # files of one source have one shape, as the rows of one file have
         shown = ", ".join(f"'{uri}' is {name}" for name, uri in list(first.items())[:3])
         raise SourceError(
             f"source '{config.path}' mixes shapes: {shown}; give each shape a source of its own",
             path=config.path,
         )
+    return [shard for shards in files for shard in _whole(shards)]
 
 
 def _whole(shards: list[SourceShard]) -> list[SourceShard]:
@@ -344,8 +386,7 @@ def _whole(shards: list[SourceShard]) -> list[SourceShard]:
         SourceError: the file is too large for that.
     """
     first, last = shards[0], shards[-1]
-    row_format = ROW_FORMATS.get(first.row_format)
-    if row_format is None or not row_format.needs_all_rows or len(shards) == 1:
+    if not _needs_all_rows(first) or len(shards) == 1:
         return shards
     size = last.byte_end - first.byte_start
     if size > MAX_WHOLE_BYTES:
@@ -355,45 +396,33 @@ def _whole(shards: list[SourceShard]) -> list[SourceShard]:
             uri=first.uri,
         )
     counts = [shard.num_rows for shard in shards]
+    num_rows = None if None in counts else sum(n for n in counts if n is not None)
     sha256 = first.file_sha256
     if first.file_format not in TABULAR:
-        place = (first.byte_start, last.byte_end, first.pin, first.encoding)
-        data = read_range(first.uri, first.compression, *place)
-        sha256 = hashlib.sha256(data).hexdigest()
-    return [
-        replace(
-            first,
-            byte_end=last.byte_end,
-            num_rows=None if None in counts else sum(n for n in counts if n is not None),
-            sha256=sha256,
-        )
-    ]
+        sha256 = hashlib.sha256(read_shard_bytes(first, last.byte_end)).hexdigest()
+    return [replace(first, byte_end=last.byte_end, num_rows=num_rows, sha256=sha256)]
 
 
-def _by_file(shards: Sequence[SourceShard]) -> Iterator[tuple[str, Iterator[SourceShard]]]:
-    return groupby(shards, key=lambda shard: shard.uri)
-
-
-def _with_columns(shards: list[SourceShard], config: SourceConfig) -> list[SourceShard]:
+def _with_columns(files: list[list[SourceShard]], config: SourceConfig) -> list[list[SourceShard]]:
     """Add the kinds of the columns, which hold for all files, and the format of the rows."""
     wanted = wanted_columns(config)
     kinds: dict[str, Kind] = {}
-    has_rows = False
 
-    def look(part: Part) -> None:
-        nonlocal has_rows
-        has_rows = has_rows or len(part.records.rows) > 0
-        rows = [row for row in unwrapped(part.records.rows, config) if type(row) is dict]
+    def look(part: Part) -> bool:
+        values = unwrapped(part.records.rows) if config.unwrap else part.records.rows
+        rows = [row for row in values if type(row) is dict]
         for name in dict.fromkeys(key for keys in set(map(tuple, rows)) for key in keys):
             kinds.setdefault(name, "null")
             if name.lower() in wanted:
                 kinds[name] = kind_of_values([row.get(name) for row in rows], kinds[name])
+        return len(part.records.rows) > 0
 
-    for uri, of_file in _by_file(shards):
-        first, *rest = of_file
+    has_rows = False
+    for shards in files:
+        first = shards[0]
         if first.file_format in TABULAR:
-            _, *batches = decode_head(uri, first.file_format, 1, config.table)
-            found = {name: "null" for name in first.header or ()}
+            _, *batches = decode_head(first.uri, first.file_format, 1, config.table)
+            found: dict[str, Kind] = dict.fromkeys(first.header or (), "null")
             for each in batches:
                 found |= {field.name: kind_of_type(field.type) for field in each.schema}
             for name, kind in found.items():
@@ -401,35 +430,35 @@ def _with_columns(shards: list[SourceShard], config: SourceConfig) -> list[Sourc
         else:
             for name in first.header or ():  # a column of CSV, though no row follows
                 kinds.setdefault(name, "text")
-            for shard in (first, *rest):
-                for_parts(shard, _ANY_SIZE, look)
+            for shard in shards:
+                has_rows |= any(for_parts(shard, _ANY_SIZE, look))
     columns: dict[str, Kind] = {}
     if kinds or has_rows:  # a file without rows and header misses no field
         columns = columns_of(config, kinds)
         check_types(config, columns)
-    typed = [replace(shard, columns=columns) for shard in shards]
+    files = [[replace(shard, columns=columns) for shard in shards] for shards in files]
     if config.format != "auto":
-        return typed
-    return [shard for _, group in _by_file(typed) for shard in _with_format(list(group), config)]
+        return files
+    formats = [_format_of_all(shards, config) for shards in files]
+    return [
+        [replace(shard, row_format=row_format) for shard in shards]
+        for row_format, shards in zip(formats, files, strict=True)
+    ]
 
 
-def _with_format(shards: Sequence[SourceShard], config: SourceConfig) -> list[SourceShard]:
-    """Add the format of the first row of a file that has one, as the expressions leave it."""
+def _format_of_all(shards: Sequence[SourceShard], config: SourceConfig) -> str:
+    """Format of the first row of a file that has one, as expressions leave it; else `auto`."""
 
-    def look(part: Part) -> None:
-        rows = unwrapped(part.records.rows, config)
-        reshaped = reshape(rows, config, part.shard.columns or {})
-        row_format = find_row_format(reshaped.rows, config, part.shard.uri)
-        if row_format != "auto":
-            raise _FoundError(row_format)
+    def look(part: Part) -> str:
+        rows = part.records.rows
+        if config.is_reshaped:
+            rows = reshape(
+                unwrapped(rows) if config.unwrap else rows, config, part.shard.columns or {}
+            ).rows
+        return find_row_format(rows, config, part.shard.uri)
 
-    try:
-        for shard in shards:
-            for_parts(shard, _ANY_SIZE, look)
-    except _FoundError as found:
-        return [replace(shard, row_format=str(found)) for shard in shards]
-    return list(shards)
-
-
-class _FoundError(Exception):
-    """The format of a file's rows: the rest of it need not be parsed."""
+    for shard in shards:
+        for found in for_parts(shard, _ANY_SIZE, look):
+            if found != "auto":
+                return found
+    return "auto"

@@ -1,61 +1,70 @@
-"""Read Parquet, Arrow IPC, XLSX and database files, whole row groups or record batches to a shard.
+"""Read Parquet, Arrow IPC, XLSX and database files: ranges of rows, decoded in a worker process.
 
 These formats carry their own structure, so shards are ranges of rows, and offsets in bytes do not
-exist for them. `packhouse.read.decoding` makes rows of their bytes, within its limits.
+exist for them. A page, a dictionary or a run of a few bytes may stand for gigabytes, and what a
+file says about its own sizes may be a lie. So nothing is decoded in the process of a run. A worker
+(`packhouse.system.worker`) gets the file's bytes from this process, decodes and checks them, and
+hands over plain batches of a few megabytes. A file that goes over a limit ends in an error that
+names it, and so does one that crashes the decoder.
+
+    56 KB of Parquet, 2,000,000 rows that share one text of 1 MB:
+        1,024 rows do not fit in 1 GiB: the worker ends, and the file is refused
 """
 
-import hashlib
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.ipc
+import pyarrow.parquet as pq
 
-from packhouse.read.decoding import decode_head, decode_rows
-from packhouse.read.files import SourceFile
-from packhouse.read.records import WITH_FAULTS, Failure, Records, Rows
-from packhouse.read.row_formats import find_row_format
-from packhouse.read.streams import FileStream
-from packhouse.recipe import SourceConfig
+from packhouse.errors import SourceError
+from packhouse.read.files import file_errors, open_file
+from packhouse.read.records import Failure, Records, Rows
+from packhouse.registry import DECODERS, decoder
 from packhouse.system.without_pandas import recall_pandas
+from packhouse.system.wording import first_line
+from packhouse.system.worker import at, file_of_parent, stream_from_worker
 
 TABULAR = ("parquet", "arrow", "xlsx", "sqlite", "duckdb")
 """Formats of files that are read here."""
 
+WITH_FAULTS = ("xlsx", "sqlite", "duckdb")
+"""Those whose last column says which rows a reader could not read. A column of the file may have
+any name, so it is found by its place. A row with a fault is quarantined. The cell that is bad is
+null, so that the row is not taken for mended; the detail says what was in it."""
 
-def scan_tables(
-    file: SourceFile, file_format: str, config: SourceConfig, max_shard_bytes: int
-) -> Iterator[dict[str, Any]]:
-    """Facts of each shard of such a file: groups of row groups of bounded size.
+fault_field = pa.field(
+    "packhouse fault", pa.struct([("reason", pa.string()), ("detail", pa.string())])
+)
 
-    Raises:
-        SourceError: the file is damaged.
-    """
-    stream = FileStream(file.uri)
-    for _ in stream:
-        pass
-    sha256 = stream.stored_sha256.hexdigest()
-    facts, *batches = decode_head(file.uri, file_format, 1000, config.table)
-    header = tuple(facts["names"])
-    row_format: str = config.format
-    if row_format == "auto" and not config.is_reshaped:
-        head = [row for batch in batches for row in batch.to_pylist()]
-        row_format = find_row_format(head, config, file.uri)
-    ranges = list(_group_ranges(facts["sizes"], max_shard_bytes))
-    for number, (row_start, num_rows) in enumerate(ranges):
-        yield {
-            "byte_start": 0,
-            "byte_end": file.size,
-            "row_start": row_start,
-            "num_rows": num_rows,
-            "sha256": hashlib.sha256(f"{sha256}:{row_start}:{num_rows}".encode()).hexdigest()
-            if len(ranges) > 1
-            else sha256,
-            "file_sha256": sha256,
-            "row_format": row_format,
-            "header": header,
-            "notes": {"empty_files": 1} if number == 0 and num_rows == 0 else {},
-        }
+BATCH_BYTES = 8 * 2**20
+"""Decoded bytes of a batch that is handed over, unless one row is larger."""
+
+MAX_ROW_BYTES = 128 * 2**20
+"""Decoded bytes of one row."""
+
+MAX_SHARD_DECODED_BYTES = 4 * 2**30
+"""Decoded bytes of one shard, which is one row group or more."""
+
+MAX_RATIO = 100
+"""Decoded bytes of a shard for each stored byte of its file, as for compressed text..."""
+
+RATIO_FREE_BYTES = 256 * 2**20
+"""... but this many are allowed whatever the size of the file."""
+
+MAX_COLUMNS = 10_000
+"""Columns of a file; a Parquet struct counts as its fields."""
+
+_ROW_BYTES = 256  # of the objects that a row becomes, whatever is in it
+_MAX_DEPTH = 32
+_BATCH_ROWS = 1024
+_NAMES = dict(zip(TABULAR, ("Parquet", "Arrow", "XLSX", "SQLite", "DuckDB"), strict=True))
 
 
 def parse_tables(
@@ -68,23 +77,23 @@ def parse_tables(
     left out, also those that a writer meant; JSON text keeps its nulls.
 
     Raises:
-        SourceError: the file is damaged, or over a limit of `packhouse.read.decoding`.
+        SourceError: the file is damaged, or over a limit of this module.
     """
     if not num_rows:
         yield Records(Rows(), np.arange(0), 0)
         return
     recall_pandas()  # for rows with times in nanoseconds
     for batch in decode_rows(uri, file_format, row_start, row_start + num_rows, table):
-        faults: list[dict[str, str] | None] = [None] * batch.num_rows
+        bad: dict[int, dict[str, str]] = {}
         if file_format in WITH_FAULTS:
             faults = batch.column(-1).to_pylist()
+            bad = {number: fault for number, fault in enumerate(faults) if fault is not None}
             batch = batch.select(range(batch.num_columns - 1))
         nested = [field.name for field in batch.schema if pa.types.is_nested(field.type)]
-        found = Rows(batch.to_pylist())
+        found = batch.to_pylist()
         for row in found:
             row.update({name: without_fill(row[name]) for name in nested})
-        records = Records(found, np.arange(len(found)), len(found))
-        bad = {number: fault for number, fault in enumerate(faults) if fault is not None}
+        records = Records(Rows(found), np.arange(len(found)), len(found))
         if bad:
             records.failures = [Failure(n, **fault) for n, fault in bad.items()]
             records.failed = {number: found[number] for number in bad}
@@ -106,19 +115,288 @@ def without_fill(value: Any) -> Any:
     return value
 
 
-def _group_ranges(sizes: list[tuple[int, int]], max_shard_bytes: int) -> Iterator[tuple[int, int]]:
-    """(row_start, num_rows) of runs of groups (rows, bytes) that fit a shard.
+def fault_column(faults: Mapping[int, tuple[str, str]], num_rows: int) -> pa.Array:
+    """Return the column of a table; `faults`: row from 0 -> reason and detail."""
+    values: list[dict[str, str] | None] = [None] * num_rows
+    for row, (reason, detail) in faults.items():
+        values[row] = {"reason": reason, "detail": detail}
+    return pa.array(values, fault_field.type)
 
-    Example:
-        >>> list(_group_ranges([(3, 6), (3, 6), (2, 2)], max_shard_bytes=10))
-        [(0, 3), (3, 5)]
+
+def decode_head(
+    uri: str, file_format: str, num_rows: int, table: str | None = None
+) -> Iterator[Any]:
+    """Yield a file's facts, then batches of the first rows of its first group that has any.
+
+    At most `num_rows` rows, bad ones among them. The facts are `names` of its columns, and `sizes`,
+    [rows, bytes] of each group. `table` is that of a database.
+
+    Raises:
+        SourceError: the file is damaged, or over a limit, which it names.
+        TransientError: the storage did not answer.
     """
-    row_start = rows = size = 0
-    for group_rows, group_bytes in sizes:
-        if rows and size + group_bytes > max_shard_bytes:
-            yield row_start, rows
-            row_start, rows, size = row_start + rows, 0, 0
-        rows += group_rows
-        size += group_bytes
-    if rows or not row_start:
-        yield row_start, rows
+    return _decode(uri, partial(_head, uri, file_format, num_rows, table))
+
+
+def decode_rows(
+    uri: str, file_format: str, first: int, end: int, table: str | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows [first, end) of a file in batches of at most `BATCH_BYTES`.
+
+    For the formats `WITH_FAULTS`, the last column says which rows are bad.
+
+    Raises:
+        SourceError: the file is damaged, or over a limit, which it names.
+        TransientError: the storage did not answer.
+    """
+    return _decode(uri, partial(_rows, uri, file_format, first, end, table))
+
+
+def _decode(uri: str, call: Callable[[], Any]) -> Iterator[Any]:
+    with file_errors(uri), open_file(uri) as file:
+        yield from stream_from_worker(
+            call,
+            what=f"source file '{uri}'",
+            blames=SourceError,
+            remedy="Refused as a decompression bomb; if it is none, write it again with smaller "
+            "row groups and pages, or as JSON Lines",
+            num_bytes=file.seek(0, os.SEEK_END),
+            file=file,
+        )
+
+
+# What follows runs in the worker.
+
+
+def _head(uri: str, file_format: str, num_rows: int, table: str | None) -> Iterator[Any]:
+    with _damage(uri, file_format):
+        decoder = _Decoder(uri, file_format, table)
+        sizes = decoder.sizes()
+        names = decoder.schema.names[: -1 if file_format in WITH_FAULTS else None]
+        yield {"names": names, "sizes": sizes}
+        decoder = _Decoder(uri, file_format, table)  # a stream is read once
+        first_rows = next((rows for rows, _ in sizes if rows), 0)
+        for batch in decoder.plain_batches(0, min(num_rows, first_rows)):
+            yield batch.select(range(len(names)))
+
+
+def _rows(
+    uri: str, file_format: str, first: int, end: int, table: str | None
+) -> Iterator[pa.RecordBatch]:
+    with _damage(uri, file_format):
+        decoder = _Decoder(uri, file_format, table)
+        decoder.count(_ROW_BYTES * (end - first))  # before any row of nothing is made
+        decoder.decoded = 0
+        yield from decoder.plain_batches(first, end)
+
+
+@contextmanager
+def _damage(uri: str, file_format: str) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError:
+        raise
+    except (pa.ArrowException, OSError, RecursionError) as damage:
+        what = f"damaged {_NAMES.get(file_format, file_format)}: {first_line(damage, 500)}"
+        raise SourceError(f"source file '{uri}' is {what}", uri=uri) from None
+
+
+class _Decoder:
+    """Reads a file group by group."""
+
+    def __init__(self, uri: str, file_format: str, table: str | None) -> None:
+        self.uri = uri
+        self.is_parquet = file_format == "parquet"
+        self.group = 0
+        self.decoded = 0
+        stored = file_of_parent()
+        ratio_bytes = MAX_RATIO * stored.seek(0, os.SEEK_END)
+        stored.seek(0)
+        if file_format in DECODERS:
+            stored = decoder(file_format)(stored, uri, file_format, table)
+        file = pa.PythonFile(stored, mode="r")
+        self.allowed = min(MAX_SHARD_DECODED_BYTES, max(RATIO_FREE_BYTES, ratio_bytes))
+        self.reader: Any
+        if self.is_parquet:
+            self.reader = pq.ParquetFile(file, pre_buffer=False, buffer_size=2**20)
+            self.schema = self.reader.schema_arrow
+            num_columns = len(self.reader.metadata.schema)
+        else:
+            is_file = file.read(6) == b"ARROW1"
+            file.seek(0)
+            self.reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
+            self.schema = self.reader.schema
+            num_columns = len(self.schema)
+        if num_columns > MAX_COLUMNS:
+            raise self.refusal(
+                f"it has {num_columns:,} columns, over {MAX_COLUMNS:,}; keep those that hold rows"
+            )
+        fields = [field.with_type(self.plain(field.type, field.name)) for field in self.schema]
+        self.plain_schema = pa.schema(fields)
+
+    @property
+    def place(self) -> str:
+        return f"{'row group' if self.is_parquet else 'record batch'} {self.group}"
+
+    def refusal(self, why: str) -> SourceError:
+        return SourceError(f"source file '{self.uri}', {self.place}: {why}", uri=self.uri)
+
+    def plain(self, kind: pa.DataType, column: str, depth: int = 0) -> pa.DataType:
+        """Type in which a value lies once for each row that has it, and in its own bytes."""
+        if depth > _MAX_DEPTH:
+            raise self.refusal(f"column '{column}' nests deeper than {_MAX_DEPTH}")
+
+        def inner(field: pa.Field) -> pa.Field:
+            return field.with_type(self.plain(field.type, column, depth + 1))
+
+        types = pa.types
+        if types.is_dictionary(kind):
+            kind = self.plain(kind.value_type, column, depth + 1)
+            return pa.large_string() if types.is_string(kind) else kind
+        if types.is_string_view(kind):
+            return pa.large_string()
+        if types.is_binary_view(kind):
+            return pa.large_binary()
+        if types.is_struct(kind):
+            return pa.struct([inner(field) for field in kind])
+        if types.is_map(kind):
+            return pa.map_(inner(kind.key_field), inner(kind.item_field))
+        if types.is_list(kind):
+            return pa.list_(inner(kind.value_field))
+        if types.is_large_list(kind):
+            return pa.large_list(inner(kind.value_field))
+        if types.is_fixed_size_list(kind):
+            return pa.list_(inner(kind.value_field), kind.list_size)
+        storage = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+        if storage != kind and self.plain(storage, column, depth + 1) == storage:
+            return kind
+        if storage != kind or types.is_nested(kind) or types.is_run_end_encoded(kind):
+            raise self.refusal(
+                f"column '{column}' has type {str(kind)[:60]}, which is not read; write it as "
+                "plain values, lists or structs"
+            )
+        return kind
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """(rows, uncompressed bytes) of each group."""
+        if self.is_parquet:
+            meta = self.reader.metadata
+            groups = (meta.row_group(i) for i in range(meta.num_row_groups))
+            return [(group.num_rows, group.total_byte_size) for group in groups]
+        return [(batch.num_rows, batch.nbytes) for batch in self.groups()]
+
+    def groups(self) -> Iterator[pa.RecordBatch]:
+        """Record batches of an Arrow file, one by one."""
+        is_stream = isinstance(self.reader, pa.ipc.RecordBatchStreamReader)
+        self.group = 0
+        with suppress(StopIteration):
+            while is_stream or self.group < self.reader.num_record_batches:
+                at(self.place)
+                batch = (
+                    self.reader.read_next_batch()
+                    if is_stream
+                    else self.reader.get_batch(self.group)
+                )
+                self.check(batch)
+                yield batch
+                self.group += 1
+
+    def check(self, batch: pa.RecordBatch, first: int = 0) -> None:
+        """Refuse a damaged batch; says which text is none. `first`: its first row in the group."""
+        try:
+            batch.validate(full=True)
+        except pa.ArrowInvalid:
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                if column.type not in (pa.string(), pa.large_string()):
+                    continue
+                is_large = column.type == pa.large_string()
+                values = column.view(pa.large_binary() if is_large else pa.binary())
+                values.validate(full=True)  # its offsets
+                for row, value in enumerate(values.to_pylist(), first):
+                    try:
+                        (value or b"").decode()
+                    except UnicodeDecodeError as error:
+                        raise self.refusal(
+                            f"row {row:,} of it, column '{name}': byte 0x{value[error.start]:02x} "
+                            "is not UTF-8; convert the column, or take the row out"
+                        ) from None
+            raise
+
+    def batches(self, first: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Rows [first, end), as they are encoded."""
+        position = 0
+        if not self.is_parquet:
+            for batch in self.groups():
+                if position >= end:
+                    return
+                start = max(first - position, 0)
+                stop = min(end - position, batch.num_rows)
+                for row in range(start, stop, _BATCH_ROWS):
+                    yield batch.slice(row, min(_BATCH_ROWS, stop - row))
+                position += batch.num_rows
+            return
+        for number, (num_rows, size) in enumerate(self.sizes()):
+            self.group = number
+            if first < position + num_rows and position < end:
+                at_once = BATCH_BYTES * num_rows // max(size, 1)  # 1,000 rows of 80 MB: 104
+                row = position
+                at(self.place)
+                for batch in self.reader.iter_batches(
+                    min(max(at_once, 1), _BATCH_ROWS), row_groups=[number], use_threads=False
+                ):
+                    self.check(batch, row - position)
+                    start, stop = max(first - row, 0), min(end - row, batch.num_rows)
+                    if start < stop:
+                        yield batch.slice(start, stop - start)
+                    row += batch.num_rows
+                    if row >= end:
+                        break
+            position += num_rows
+
+    def plain_batches(self, first: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Rows [first, end) in batches of at most `BATCH_BYTES`, as plain values."""
+        for raw in self.batches(first, end):
+            yield from self.small(raw.cast(self.plain_schema))
+
+    def small(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Cut a plain batch until its parts are small; count them."""
+        # 1,024 rows of 30 MB -> two of 15 MB -> four of 7.5 MB.
+        size = _ROW_BYTES * batch.num_rows + sum(map(_decoded_bytes, batch.columns))
+        if size > BATCH_BYTES and batch.num_rows > 1:
+            half = batch.num_rows // 2
+            yield from self.small(batch.slice(0, half))
+            yield from self.small(batch.slice(half))
+            return
+        if size > MAX_ROW_BYTES:
+            raise self.refusal(f"a row has {size:,} decoded bytes, over {MAX_ROW_BYTES:,}")
+        self.count(size)
+        yield batch
+
+    def count(self, size: int) -> None:
+        """Refuse the file when what was read of it comes to too much."""
+        self.decoded += size
+        if self.decoded > self.allowed:
+            raise self.refusal(
+                f"rows read together have over {self.allowed:,} decoded bytes (the limit is "
+                f"{MAX_RATIO} for each stored byte, and at most {MAX_SHARD_DECODED_BYTES:,}): "
+                "refused as a decompression bomb; if it is none, write it with smaller row groups, "
+                "or as JSON Lines"
+            )
+
+
+def _decoded_bytes(array: pa.Array) -> int:
+    """Bytes of the values of a plain array, 8 for each value beside those of its text."""
+    size: int = 8 * len(array)
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return size + _decoded_bytes(array.storage)
+    if pa.types.is_map(kind):
+        entries = pa.list_(pa.struct([kind.key_field, kind.item_field]))
+        return size + _decoded_bytes(array.cast(entries))
+    if pa.types.is_struct(kind):
+        return size + sum(map(_decoded_bytes, array.flatten()))
+    if pa.types.is_nested(kind):
+        return size + _decoded_bytes(array.flatten())
+    if kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
+        return size + (pc.sum(pc.binary_length(array)).as_py() or 0)
+    return max(size, len(array) * kind.byte_width if pa.types.is_fixed_size_binary(kind) else 0)

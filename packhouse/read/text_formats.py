@@ -4,24 +4,24 @@ Read row by row, or column by column, 10 times as fast, as long as all rows of a
 these fields.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from packhouse.read.base_format import (
+from packhouse.read.chat_messages import Conversation, kind_of, text_turn
+from packhouse.read.records import Rows, parse_text
+from packhouse.read.row_formats import (
     Adapted,
     RowFormat,
     aliases,
     check_present,
+    class_index,
     optional,
     optional_text,
 )
-from packhouse.read.chat_messages import Conversation, Turn, kind_of, text_turn
-from packhouse.read.records import Rows
-from packhouse.read.strict import parse_text
 from packhouse.recipe import SourceConfig
 from packhouse.records.messages import assemble
 from packhouse.system.plugins import BadRowError
@@ -55,21 +55,23 @@ class TextFields(RowFormat):
         context = optional_text(row, names, self.context) or None
         reasoning = optional_text(row, names, "reasoning") or None
         system = optional_text(row, names, "system")
-        texts: list[tuple[str, str, str | None, str | None]] = []
-        if system:
-            texts.append(("system", system, None, None))
+        turns = [text_turn("system", system)] if system else []
         for question, answer in _read_history(optional(row, names, "history")):
-            texts += [("user", question, None, None), ("assistant", answer, None, None)]
+            turns += [text_turn("user", question), text_turn("assistant", answer)]
         for role, ours in self.turns:
-            is_user = role == "user"
-            aside = (context, None) if is_user else (None, reasoning)
-            texts.append((role, row[names[ours]], *aside))
+            aside = (context, None) if role == "user" else (None, reasoning)
+            turns.append((role, row[names[ours]], *aside, None, None, None, None, None))
         label = None
         if "label" in self.required:
             check_present(row, ["label"], names, config)
             label = class_index(row[names["label"]], config.label_names)
-        turns: list[Turn] = [(*text, None, None, None, None, None) for text in texts]
         return [Conversation(turns, None, label)]
+
+    def read_all(
+        self, rows: Rows, naming: Mapping[tuple[str, ...], dict[str, str]], config: SourceConfig
+    ) -> Adapted:
+        """Read all rows at once, or row by row where one needs a closer look."""
+        return self.read_columns(rows, naming, config) or super().read_all(rows, naming, config)
 
     def read_columns(
         self, rows: Rows, naming: Mapping[tuple[str, ...], dict[str, str]], config: SourceConfig
@@ -77,10 +79,9 @@ class TextFields(RowFormat):
         """Read all rows at once; None if a row needs a closer look."""
         names: dict[str, str] = {}
         for of_layout in naming.values():
-            if any(names.setdefault(ours, name) != name for ours, name in of_layout.items()):
-                return None  # one field by two names
-            if not self.required.keys() <= of_layout.keys():
-                return None
+            is_one = all(names.setdefault(ours, name) == name for ours, name in of_layout.items())
+            if not is_one or not self.required.keys() <= of_layout.keys():
+                return None  # one field by two names, or one that is missing
         if not names or not rows.are_objects or "system" in names or "history" in names:
             return None
         columns = [[row[names[ours]] for row in rows] for _, ours in self.turns]
@@ -93,16 +94,21 @@ class TextFields(RowFormat):
             if ours in names
         }
         if not rows.value_types <= {str}:
-            if any(set(map(type, column)) != {str} for column in columns):
+            asides = [texts for _, texts in beside.values()]
+            if any(set(map(type, column)) != {str} for column in columns) or any(
+                not set(map(type, texts)) <= {str, type(None)} for texts in asides
+            ):
                 return None
-            if any(not set(map(type, texts)) <= {str, type(None)} for _, texts in beside.values()):
-                return None
-        labels = None
+        labels: list[int] | list[None] = [None] * len(rows)
         if "label" in self.required:
-            try:
-                labels = _class_indexes([row[names["label"]] for row in rows], config.label_names)
+            stated = [row[names["label"]] for row in rows]
+            if not set(map(type, stated)) <= {int, str}:
+                return None
+            try:  # each different label is looked at once
+                known = {label: class_index(label, config.label_names) for label in set(stated)}
             except BadRowError:
                 return None
+            labels = [known[label] for label in stated]
         # Columns [q1, q2], [a1, a2] -> contents [q1, a1, q2, a2], contexts [c1, None, c2, None],
         # reasoning [None, r1, None, r2].
         num_rows, step = len(rows), len(columns)
@@ -118,7 +124,7 @@ class TextFields(RowFormat):
         return Adapted(
             messages=assemble(arrays, np.full(num_rows, step, np.int64)),
             tools=pa.nulls(num_rows, pa.string()),
-            labels=pa.array([None] * num_rows if labels is None else labels, pa.int64()),
+            labels=pa.array(labels, pa.int64()),
             origin=np.arange(num_rows),
         )
 
@@ -138,38 +144,6 @@ def _read_history(value: object) -> list[list[str]]:
     return value
 
 
-def _class_indexes(labels: list[object], classes: list[str] | None) -> list[int]:
-    """Class index of each label; each different one is looked at once."""
-    if not set(map(type, labels)) <= {int, str}:
-        raise BadRowError("label", "a label is neither a number nor text")
-    known = {label: class_index(label, classes) for label in set(labels)}
-    return [known[label] for label in labels]
-
-
-def class_index(label: object, classes: list[str] | None) -> int:
-    """Return the index of a class, given as a number, as digits, or as one of `classes`.
-
-    Raises:
-        BadRowError: it is no class.
-    """
-    if type(label) is not int and type(label) is not str:
-        raise BadRowError("label", f"the label is {kind_of(label)}, neither a number nor text")
-    if isinstance(label, str):
-        if classes is not None and label in classes:
-            return classes.index(label)
-        text = label.strip()
-        if not (text.isascii() and text.isdigit() and len(text) < 10):
-            known = f"not one of {classes}" if classes else "text; set label_names"
-            raise BadRowError("label", f"the label {label[:60]!r} is {known}")
-        label = int(text)
-    if label < 0 or (classes is not None and label >= len(classes)):
-        last = len(classes) - 1 if classes else "..."
-        raise BadRowError("label", f"the label {label} is outside 0 to {last}")
-    if label >= 2**31:
-        raise BadRowError("label", f"the label {label} is no class index")
-    return label
-
-
 @dataclass(frozen=True, kw_only=True)
 class Squad(RowFormat):
     """Questions about a text, with answers found in it: SQuAD's articles, or a question a row.
@@ -178,9 +152,9 @@ class Squad(RowFormat):
     an article, and counted as the note `unanswered`.
     """
 
-    def fits(self, row: object, renamed: Mapping[str, str]) -> bool:
+    def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
         """Return True for an article with paragraphs, and for a question with answers."""
-        names = self.names(row, renamed) if isinstance(row, dict) else {}
+        names = self.names(keys, renamed)
         return "paragraphs" in names or {"question", "answers"} <= names.keys()
 
     def read(

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from packhouse.read.base_format import RowFormat, aliases, check_present
-from packhouse.read.chat_messages import Conversation, Turn, kind_of
-from packhouse.read.message_weights import MAX_WEIGHT
+from packhouse.read.chat_messages import MAX_WEIGHT, Conversation, Turn, kind_of
 from packhouse.read.records import Ints
+from packhouse.read.row_formats import RowFormat, aliases, check_present
 from packhouse.recipe import SourceConfig
 from packhouse.records.messages import Answers
 from packhouse.system.plugins import BadRowError
@@ -40,13 +39,11 @@ class TokenRows(RowFormat):
 
     answers: Answers = "tokens"
 
-    def fits(self, row: object, renamed: Mapping[str, str]) -> bool:
+    def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
         """Return True for ids with a mask, and for ids with nothing that is no column of tokens."""
-        if not super().fits(row, renamed):
-            return False
-        assert isinstance(row, dict)
-        names = self.names(row, renamed)
-        return not names.keys().isdisjoint(_TRAINED) or len(names) == len(row)
+        names = self.names(keys, renamed)
+        has_mask = not names.keys().isdisjoint(_TRAINED)
+        return "input_ids" in names and (has_mask or len(names) == len(keys))
 
     def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
         """Those beside the columns of tokens; a length follows from the ids."""

@@ -57,7 +57,7 @@ def conversation_ids(
         weights: float32 or null per conversation; None: no row has one.
         label_names: what classes 0, 1, ... are called: a template may train the name.
         awaits_thought: true per conversation whose prompt asks for reasoning that its messages do
-            not show, else null (`packhouse.records.excerpts.Extent`).
+            not show, else null (`packhouse.records.rows.Extent`).
 
     Returns:
         Array of strings, 20 hex digits each. 80 bits: among 10 million conversations the chance

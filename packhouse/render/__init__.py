@@ -10,21 +10,20 @@ whole.
 
 from importlib import resources
 from pathlib import Path
-from pkgutil import resolve_name
 
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.recipe.rows import TEMPLATES, is_renderer
-from packhouse.records.excerpts import rewrites
+from packhouse.records.rows import rewrites
+from packhouse.registry import function_of_addon
 from packhouse.render.chat import ChatEngine
-from packhouse.render.prompt_texts import dart_math, texts_to_jinja
 from packhouse.render.renderer import Rendered, Renderer
 from packhouse.render.rows import RowRenderer
 from packhouse.render.sandbox import pinned_date
 from packhouse.render.single_turn import SINGLE_TURN, ends_of, make_single_turn
 from packhouse.render.windows import WindowRule
 from packhouse.system.plugins import find_plugin
-from packhouse.tokenize.snapshot import TokenizerSnapshot
+from packhouse.tokenize.pipeline import TokenizerSnapshot
 
 __all__ = [
     "VERSION",
@@ -38,9 +37,6 @@ __all__ = [
 
 VERSION = 1
 """Raised whenever the same row and template give other text or spans than before."""
-
-_PYTHON_ROWS = "packhouse.render.python_renderers:make_rows"
-"""Imported when a recipe names a renderer in Python."""
 
 MAX_ENGINES = 8
 _ENGINES: dict[str, ChatEngine] = {}
@@ -84,7 +80,7 @@ def make_renderer(
         if plugin is None:
             rows = RowRenderer(config, snapshot, source, where)
         else:
-            rows = resolve_name(_PYTHON_ROWS)(plugin, config, snapshot, folder)
+            rows = function_of_addon("make_rows")(plugin, config, snapshot, folder)
         _ENGINES[key] = ChatEngine(rows, config)
     return Renderer(_ENGINES[key], config, window)
 
@@ -111,8 +107,9 @@ def _chat_source(
     if name == "mistral_system":
         source = resources.files(__name__).joinpath("mistral_system.jinja")
         return source.read_text(encoding="utf-8"), f"template '{name}'"
-    if name in dart_math():
-        return texts_to_jinja(dart_math()[name], ends_of(snapshot, "")), f"template '{name}'"
+    if name.startswith("dart-math/") and name in TEMPLATES:
+        write = function_of_addon("dart_math_template")
+        return write(name, ends_of(snapshot, "")), f"template '{name}'"
     if name != "chat":
         known = ", ".join(TEMPLATES)
         raise ConfigError(f"no template '{name}' (known: {known}, or a .jinja or .j2 file)")

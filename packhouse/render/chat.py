@@ -21,7 +21,7 @@ import pyarrow as pa
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import DEFAULTS, Conversations
-from packhouse.records.span_weights import weights_column
+from packhouse.records.lists import weights_column
 from packhouse.records.thinking import has_thinking
 from packhouse.render.chat_messages import parse_given
 from packhouse.render.compiled import CompiledRow, Filling, compile_row
@@ -217,8 +217,7 @@ def render_rows(renderer: RowRenderer, conversations: Conversations, rows: Int64
     records: list[RenderedRecord] = []
     refused: dict[int, Refusal] = {}
     notes: Counter[str] = Counter()
-    pairs = zip(rows.tolist(), conversations.messages_of(rows), strict=True)
-    for row, (raw, given) in pairs:
+    for row, (raw, given) in zip(rows.tolist(), conversations.messages_of(rows), strict=True):
         at(conversations.name_of(row))
         try:
             done = renderer.render(raw, parse_given(*given))
@@ -238,8 +237,8 @@ def render_rows(renderer: RowRenderer, conversations: Conversations, rows: Int64
         ),
     ]
     extents = [record.extent for record in records]
-    texts = pa.table(columns, schema=TEXTS)
-    filled = Filled(np.array(kept, np.int64), extents if any(extents) else [], texts)
+    own = extents if any(extents) else []
+    filled = Filled(np.array(kept, np.int64), own, pa.table(columns, schema=TEXTS))
     return Texts(filled, refused, notes)
 
 

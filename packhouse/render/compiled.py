@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.records.conversations import Conversations
-from packhouse.records.excerpts import Extent
-from packhouse.records.span_weights import weights_column
+from packhouse.records.lists import weights_column
+from packhouse.records.rows import Extent
 from packhouse.render.field_columns import Column, FieldColumns
 from packhouse.render.predicates import Predicate
 from packhouse.render.provenance import JsonForm, Path, Piece
@@ -219,7 +219,9 @@ class Filling:
         firsts = np.empty(len(rows), np.int64)
         firsts[order] = starts[:-1]
         content = span_lists(*self._spans(firsts, offsets, _edges_of_content))
-        begins, ends, counts = self._spans(firsts, offsets, _edges_of_trained)
+        begins, ends, counts = self._spans(
+            firsts, offsets, lambda own: [edge for span in own.trained for edge in span[:2]]
+        )
         trained = span_lists(begins, ends, counts)
         num_trained = trained.value_lengths().to_numpy()
         weights = weights_column(self._weights()[ends > begins], num_trained)
@@ -256,10 +258,6 @@ class Filling:
             own = [self._all.weights_of(span.message, rows) for span in compiled.trained]
             weights.append(np.array(own, np.float32).reshape(len(own), len(rows)).T.ravel())
         return np.concatenate(weights)
-
-
-def _edges_of_trained(compiled: CompiledTemplate) -> list[int]:
-    return [edge for span in compiled.trained for edge in span[:2]]
 
 
 def _edges_of_content(compiled: CompiledTemplate) -> list[int]:

@@ -101,7 +101,7 @@ def check_row(
     written = talk.messages[:num_messages]
     others = [_without_fields(m["tool_calls"]) for m in written if "tool_calls" in m]
     others += _keys(talk.given.arguments)
-    for part in [part for record in records for part in record.parts]:
+    for part in (part for record in records for part in record.parts):
         if isinstance(part, Piece) and part.field.kind == "id":
             others += [part.text, part.field.value]
     noise = talk.control.search("\0".join(others))

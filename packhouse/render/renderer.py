@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import Conversations
-from packhouse.records.excerpts import rewrites, take_records
 from packhouse.records.messages import FlatMessages
+from packhouse.records.render_counts import split_bytes
+from packhouse.records.rows import replace_rows, rewrites, take_records
 from packhouse.records.tables import FORMATTED, QUARANTINED, VALIDATED, refused_rows
 from packhouse.records.thinking import strip_thinking
 from packhouse.render.chat import ChatEngine
@@ -106,14 +106,14 @@ class Renderer:
         if len(over):
             windows, origin = self._windows(part.take(pa.array(over)))
             added["windows"] = windows.num_rows - len(over)
-            part = _replaced(part, over, windows, origin)
+            part = replace_rows(part, over, windows, origin)
             records, texts = self._records(part)
         rows = texts.filled.rows
         formatted = _formatted(records, texts.filled)
         added["turns"] = int(np.count_nonzero(np.diff(rows) == 0))  # rows are ascending
         notes = texts.notes + Counter(windowed_rows=len(over))
         if added["turns"] and self._window is None:
-            notes.update(_split_bytes(whole, formatted))
+            notes.update(split_bytes(whole, formatted))
         examples, refused = records, np.array(sorted(texts.refused), np.int64)
         if len(refused):
             order = np.argsort(np.concatenate([rows, refused]), kind="stable")
@@ -162,35 +162,8 @@ class Renderer:
         return split_to_windows(over, self._config, fits)
 
 
-def _split_bytes(part: pa.Table, formatted: pa.Table) -> dict[str, int]:
-    """Bytes of the records of rows that were split, and of one rendering for each such row.
-
-    The record of a row's last answer holds the conversation up to there, so it stands for that
-    rendering. Message trees, whose paths share a row, are left out.
-    """
-    rows, counts = np.unique(part["row"].to_numpy(), return_counts=True)
-    texts = pa.table({"row": formatted["row"], "size": pc.binary_length(formatted["text"])})
-    sums = texts.group_by("row").aggregate([("size", name) for name in ("count", "sum", "max")])
-    is_split = pc.greater(sums["size_count"], 1)
-    is_alone = pc.is_in(sums["row"], value_set=pa.array(rows[counts == 1]))
-    split = sums.filter(pc.and_(is_split, is_alone))
-    return {
-        "split_bytes": pc.sum(split["size_sum"]).as_py() or 0,
-        "whole_bytes": pc.sum(split["size_max"]).as_py() or 0,
-    }
-
-
 def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(sorted(sum(map(Counter, counts), Counter[str]()).items()))
-
-
-def _replaced(part: pa.Table, rows: np.ndarray, windows: pa.Table, origin: np.ndarray) -> pa.Table:
-    """The part with some of its rows replaced by their windows, in order."""
-    # Row 1 of 3 becomes two windows: places [0, 2, 1, 1] sort to [row 0, window, window, row 2].
-    kept = np.setdiff1d(np.arange(part.num_rows), rows)
-    places = np.concatenate([kept, rows[origin]])
-    whole = pa.concat_tables([part.take(pa.array(kept)), windows]).unify_dictionaries()
-    return whole.take(pa.array(np.argsort(places, kind="stable"))).combine_chunks()
 
 
 def _formatted(records: pa.Table, filled: Filled) -> pa.Table:

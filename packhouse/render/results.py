@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from packhouse.records.excerpts import Extent
+from packhouse.records.rows import Extent
 from packhouse.records.tables import FORMATTED
 from packhouse.system.arrays import Int64s
 

@@ -17,7 +17,7 @@ import orjson
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import DEFAULTS
-from packhouse.records.excerpts import Extent
+from packhouse.records.rows import Extent
 from packhouse.records.thinking import tag_spans
 from packhouse.render.chat_messages import (
     PLAIN,
@@ -40,7 +40,7 @@ from packhouse.render.trained_spans import (
     weigh_spans,
 )
 from packhouse.render.turns import Answers, Record
-from packhouse.tokenize.snapshot import TokenizerSnapshot
+from packhouse.tokenize.pipeline import TokenizerSnapshot
 
 _PARAMETERS = {
     "type": "object",

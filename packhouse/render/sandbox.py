@@ -312,8 +312,6 @@ class ChatTemplate:
         arguments: Mapping[str, object] = {},
     ) -> None:
         self.where = where
-        self.num_rendered = 0
-        """Messages that were given to it so far: the work done."""
         self._arguments = {"documents": None, **special_tokens, **arguments}
         try:
             with limited():
@@ -345,7 +343,6 @@ class ChatTemplate:
             RefusedError: the template refuses the conversation or fails on it.
             MemoryError: it needs more than this process may use.
         """
-        self.num_rendered += len(messages)
         try:
             with limited():
                 pieces = self._template.generate(

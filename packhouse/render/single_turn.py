@@ -32,8 +32,7 @@ from packhouse.render.compiled import CompiledTemplate, Filling, Hole
 from packhouse.render.field_columns import FieldColumns, Numbers
 from packhouse.render.results import Refusal, Texts, Trained
 from packhouse.tokenize.encoders import load_tokenizer
-from packhouse.tokenize.pipeline import read_pipeline
-from packhouse.tokenize.snapshot import TokenizerSnapshot
+from packhouse.tokenize.pipeline import TokenizerSnapshot, read_pipeline
 
 # The two texts of Stanford Alpaca (PROMPT_DICT in its train.py), without the blocks.
 PREAMBLE = (

@@ -34,6 +34,7 @@ from packhouse.render.predicates import Predicate
 from packhouse.render.provenance import Piece
 from packhouse.render.rendering import (
     Conversation,
+    Occurrence,
     Rendering,
     join_renderings,
     read_parts,
@@ -442,7 +443,7 @@ class Answers:
             self._check_tagged(number, body)
         inside = [m for m in body.controls(self._control) if m.group() in self._facts.stops]
         if inside:
-            raise self._stop_inside(number, body, inside, closing.stop)
+            raise self._stop_inside(number, arguments, body, inside, closing.stop)
         end = len(body.text) + closing.size
         trained = [(0, end)]
         if finished.generation and start is not None and not notes:
@@ -610,7 +611,12 @@ class Answers:
         )
 
     def _stop_inside(
-        self, number: int, body: Rendering, inside: Sequence[re.Match[bytes]], last: bytes
+        self,
+        number: int,
+        arguments: Mapping[str, object],
+        body: Rendering,
+        inside: Sequence[re.Match[bytes]],
+        last: bytes,
     ) -> RefusedError:
         """The error of an answer that contains stop tokens, and how to get rid of the first."""
         found, at = body.occurrences, inside[0].start()
@@ -623,7 +629,7 @@ class Answers:
             remedy = f"Set format.stop_tokens: {json.dumps(sorted(others))}"
         elif before and is_thought(before) and not self._facts.needs_thought:
             remedy = "Set format.reasoning: strip"
-        elif before and after and after.field.kind in ("call", "function"):
+        elif before and after and self._can_stand_apart(number, arguments, before, after):
             remedy = "Put what follows it into a separate message"
         else:
             remedy = "Give format.template a Jinja file that writes it at the end alone"
@@ -632,6 +638,22 @@ class Answers:
             f"the template writes the stop token {inside[0].group().decode()!r} inside message "
             f"{number} (assistant): the model would stop there. {remedy}, or {NOT_TRAINED}",
         )
+
+    def _can_stand_apart(
+        self, number: int, arguments: Mapping[str, object], before: Occurrence, after: Occurrence
+    ) -> bool:
+        """Return True if a call would follow a prompt of its own in a message of its own.
+
+        Nemotron Nano v2 takes a last answer for the beginning of the next: no header follows it.
+        """
+        calls = ("call", "function")
+        if after.field.kind not in calls or before.field.kind in calls:
+            return after.field.kind in calls
+        with suppress(RefusedError):
+            text = self._talk.prefix(number + 1, arguments, calls=())
+            prompt = self._talk.prefix(number + 1, arguments, calls=(), is_prompt=True)
+            return prompt.text.startswith(text.text)
+        return False
 
     # The end of an answer.
 
@@ -660,11 +682,11 @@ class Answers:
                 own_end = at
             gap = longer.between(own_end, next_start)
             controls = [*gap.controls(self._control)]
-            following += controls
             stop = next((m for m in controls if m.group() in self._facts.stops), None)
-            is_same = gap.text.startswith(rest.text.rstrip(b"\n")) or not rest.text.strip()
-            if stop is not None and is_same:
-                return Closing(gap.between(0, stop.end()), stop.end(), stop.group())
+            if gap.text.startswith(rest.text.rstrip(b"\n")) or not rest.text.strip():
+                following += controls
+                if stop is not None:
+                    return Closing(gap.between(0, stop.end()), stop.end(), stop.group())
         known = sorted(stop.decode() for stop in self._facts.stops)
         others = [m.group().decode() for m in following if m.group() not in self._facts.stops]
         remedy = "Give format.template a Jinja file that ends the message"

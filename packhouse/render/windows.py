@@ -12,19 +12,15 @@ template, and lengths are those of its real tokens. A long row is rendered and t
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.recipe import FormatConfig, Recipe
-from packhouse.records.excerpts import derive
+from packhouse.recipe import FormatConfig
 from packhouse.records.messages import ROLES, FlatMessages
-from packhouse.records.tables import FORMATTED
+from packhouse.records.rows import derive
 from packhouse.system.arrays import Bools, Float32s, Int64s
-from packhouse.tokenize import TokenizerSnapshot, tokenize_table
-from packhouse.tokenize.split_prompts import cuts_prompts
 
 Window = tuple[int, int]
 """First and last exchange, both inclusive."""
@@ -52,34 +48,6 @@ class WindowRule:
         if over.any():
             over[over] = self.measure(formatted.filter(pa.array(over))) > self.seq_len
         return np.asarray(over)
-
-
-def cuts_windows(recipe: Recipe) -> bool:
-    """Return True if over-long conversations are split to windows."""
-    return recipe.pack.over_length == "window" and recipe.pack.strategy != "concat"
-
-
-def make_window_rule(
-    recipe: Recipe, snapshot: TokenizerSnapshot, cache: Path | None = None
-) -> WindowRule | None:
-    """What fits into a window, by the recipe's own tokens; None where there are no windows."""
-    if not cuts_windows(recipe):
-        return None
-
-    def measure(formatted: pa.Table) -> Int64s:
-        numbered = formatted.set_column(
-            formatted.schema.get_field_index("row"),
-            FORMATTED.field("row"),
-            pa.array(np.arange(formatted.num_rows)),
-        )
-        tokenized = tokenize_table(
-            numbered, snapshot, recipe.tokenize, cache, cut_at_spans=cuts_prompts(recipe)
-        ).tokenized
-        lengths = np.full(formatted.num_rows, -1, np.int64)
-        lengths[tokenized["row"].to_numpy()] = tokenized["num_tokens"].to_numpy()
-        return lengths
-
-    return WindowRule(recipe.pack.seq_len, measure)
 
 
 def split_to_windows(

@@ -19,7 +19,7 @@ from packhouse.errors import DiskError, EmptyDatasetError, QuarantineLimitError
 from packhouse.recipe import Recipe
 from packhouse.records.gates import GateLog, GateResult
 from packhouse.records.ledger import LedgerLine, RowCounts, check_quarantine, ledger_of
-from packhouse.records.split_text import factor_note
+from packhouse.records.render_counts import factor_note
 from packhouse.run.cache.holds import Hold, hold_steps
 from packhouse.run.cache.limits import in_mb, keep_limits
 from packhouse.run.cache.mirrors import Mirror
@@ -35,7 +35,7 @@ from packhouse.run.steps.plan import Plan, bytes_needed, output_jobs, plan_jobs
 from packhouse.run.steps.publish import Published
 from packhouse.run.steps.validate import filters_of_run
 from packhouse.run.workspace import Workspace
-from packhouse.store.doctor import check_usable
+from packhouse.store.guard import check_usable
 from packhouse.system.interrupts import check_interrupted
 from packhouse.system.progress import after_first_job, say, start_phase
 from packhouse.system.wording import counted

@@ -10,10 +10,9 @@ import pyarrow as pa
 from packhouse.errors import SourceError
 from packhouse.read import ShardRows, read_shard, scan_source
 from packhouse.recipe import Recipe, SourceConfig
-from packhouse.records.render_counts import RenderCounts
-from packhouse.records.split_text import SplitText
+from packhouse.records.render_counts import RenderCounts, SplitText
 from packhouse.records.tables import REFUSED, read_table
-from packhouse.render.shards import run_template, try_rows
+from packhouse.run.rendering import run_template, try_rows
 from packhouse.system.disks import temporary_folder
 
 _SAMPLE_BYTES = 2**20

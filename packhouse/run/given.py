@@ -27,7 +27,7 @@ from packhouse.recipe.reading import (
 )
 from packhouse.system.disks import disk_errors
 from packhouse.tokenize import fingerprint_tokenizer
-from packhouse.tokenize.names import pin_tokenizer
+from packhouse.tokenize.loading import pin_tokenizer
 
 # `data/train.jsonl` is a file, even where it does not exist.
 _DATASET_ID = re.compile(

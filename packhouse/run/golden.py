@@ -27,11 +27,10 @@ from packhouse.records.identity import conversation_ids
 from packhouse.records.messages import Answers, role_violations
 from packhouse.records.tables import CONVERSATION, FORMATTED, MESSAGE, VALIDATED
 from packhouse.render import make_renderer
-from packhouse.render.shards import run_template
-from packhouse.render.windows import make_window_rule
+from packhouse.run.rendering import make_window_rule, run_template
 from packhouse.system.wording import counted
 from packhouse.tokenize import load_snapshot, tokenize_table
-from packhouse.tokenize.names import tokenizer_folder
+from packhouse.tokenize.loading import tokenizer_folder
 from packhouse.tokenize.split_prompts import cuts_prompts
 
 GIVEN = ("name", "source", "messages", "tools", "arguments", "weight", "label")

@@ -10,8 +10,8 @@ from packhouse.auditing.turns import PROBES, TokenBytes, Turns, learn_turns
 from packhouse.errors import TemplateError
 from packhouse.recipe import Recipe
 from packhouse.render.sandbox import pinned_date
-from packhouse.render.shards import run_template
 from packhouse.run.golden import pin
+from packhouse.run.rendering import run_template
 from packhouse.tokenize import TokenizerSnapshot, load_snapshot
 from packhouse.tokenize.pipeline import Pipeline
 

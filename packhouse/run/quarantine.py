@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from packhouse.errors import ConfigError, IntegrityError, PackhouseError
 from packhouse.read.files import source_name
-from packhouse.read.json_lines import parse_lines
-from packhouse.read.lines import lines_of_rows, place_of
 from packhouse.read.row_formats import row_format_of
+from packhouse.read.streams import lines_of_rows, place_of
+from packhouse.read.text_files import LinesFile
 from packhouse.recipe import Recipe
 from packhouse.records.reasons import QUARANTINE_REASONS, WITH_REMEDY
 from packhouse.records.tables import QUARANTINED, read_table
@@ -124,7 +124,7 @@ def editable(row: Mapping[str, Any]) -> dict[str, object]:
     line = {name: row[name] for name in (*names, "raw_sha256") if name in row}
     if row["raw_size"] > len(row["raw"]):
         return line | {"raw": row["raw"].decode("utf-8", "replace"), "is_cut": True}
-    records = parse_lines(row["raw"].replace(b"\n", b" "), max(row["raw_size"], 1))
+    records = LinesFile("").parse(row["raw"].replace(b"\n", b" "), max(row["raw_size"], 1))
     # Of an object with a key twice, or a number that no float holds, parsing would lose a part.
     is_whole = not records.failures and len(records.rows) == 1
     return line | {

@@ -34,12 +34,16 @@ from packhouse.run.steps.plan import Plan, plan_jobs
 from packhouse.run.steps.publish import ref_gates
 from packhouse.run.workspace import Workspace
 from packhouse.store import Drift, OpenVersion, load_ref, open_store, open_version, set_ref
-from packhouse.store.evolution import breaking_changes, measure_drift
+from packhouse.store.evolution import (
+    ManifestDiff,
+    breaking_changes,
+    diff_manifests,
+    measure_drift,
+)
 from packhouse.store.manifest import changed_manifest
 from packhouse.system.disks import read_checked, write_checked
 from packhouse.system.fingerprint import digest, library_versions
 from packhouse.tokenize import fingerprint_tokenizer
-from packhouse.views.diff import Diff, diff_versions
 
 Outcome = Literal["unchanged", "published", "waiting", "held"]
 
@@ -88,7 +92,7 @@ class Look:
 class Change:
     """How a version differs from the one that readers have, without its records."""
 
-    diff: Diff
+    diff: ManifestDiff
     drift: Drift
     breaking: list[str]
     """What of the schema would break readers."""
@@ -162,8 +166,7 @@ def compare(recipe: Recipe, found: Look, version: str) -> Change | None:
         return None
     new = _open(recipe, found, version)
     ends = old.manifest, new.manifest
-    diff = diff_versions(old, new, records=False)
-    return Change(diff, measure_drift(*ends), breaking_changes(*ends))
+    return Change(diff_manifests(*ends), measure_drift(*ends), breaking_changes(*ends))
 
 
 def open_current(recipe: Recipe, found: Look) -> OpenVersion | None:

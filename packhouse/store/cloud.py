@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import override
 
-from packhouse.errors import ConfigError, TransientError
+from packhouse.errors import ConfigError
 from packhouse.store.layout import PROBES
 from packhouse.store.objects import (
     MAX_GET_BYTES,
@@ -166,13 +166,10 @@ class CloudStore(ObjectStore):
     def clock(self) -> float:
         """Write time of an object made for it; `gc` removes one that a killed process left."""
         key = f"{PROBES}clock-{uuid.uuid4().hex[:12]}/now"
-        try:
-            with self._request(key):
-                obstore.put(self._client, self._at(key), b"", mode="create")
-                now = self._info(obstore.head(self._client, self._at(key))).last_modified
-                obstore.delete(self._client, self._at(key))
-        except ObjectNotFoundError as error:  # another collection was quicker
-            raise TransientError(str(error), key=key) from None
+        with self._request(key):
+            obstore.put(self._client, self._at(key), b"", mode="create")
+            now = self._info(obstore.head(self._client, self._at(key))).last_modified
+            obstore.delete(self._client, self._at(key))
         return now
 
     def _at(self, key: str) -> str:

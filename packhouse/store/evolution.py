@@ -23,6 +23,26 @@ from packhouse.store.manifest import Manifest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ManifestDiff:
+    """In what the manifests of two versions differ: keys, and each value as [old, new]."""
+
+    old: str
+    """Version, as is `new`."""
+    new: str
+    is_same_content: bool
+    configuration: Mapping[str, list[Any]]
+    """By dotted key, e.g. `pack.seq_len`; a missing side is None."""
+    counts: Mapping[str, list[Any]]
+    lineage: Mapping[str, list[Any]]
+    engines: Mapping[str, list[Any]]
+    libraries: Mapping[str, list[Any]]
+    schema: Mapping[str, list[Any]]
+    """Types by column."""
+    totals: Mapping[str, list[int]]
+    """Rows and tokens of each split."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
     """What a ref's move to another version must keep to."""
 
@@ -157,3 +177,88 @@ def _quarantined(manifest: Manifest) -> float | None:
     if not ledger or not ledger[0].rows_in:
         return None
     return sum(line.num_bad_rows for line in ledger) / ledger[0].rows_in
+
+
+def diff_manifests(old: Manifest, new: Manifest) -> ManifestDiff:
+    """Compare two versions by their manifests alone."""
+    before, after = _totals(old), _totals(new)
+    return ManifestDiff(
+        old=old.version,
+        new=new.version,
+        is_same_content=bool(old.content_id) and old.content_id == new.content_id,
+        configuration=changed_settings(old.configuration, new.configuration),
+        counts=changed_keys(_by_step(old.counts), _by_step(new.counts)),
+        lineage=changed_keys(_by_file(old.lineage), _by_file(new.lineage)),
+        engines=changed_keys(old.engines, new.engines),
+        libraries=changed_keys(old.libraries, new.libraries),
+        schema=changed_keys(_types(old), _types(new)),
+        totals={key: [before[key], after[key]] for key in sorted({*before, *after})},
+    )
+
+
+def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Dotted keys of a configuration whose values differ; one that is in neither is no change.
+
+    Example:
+        >>> changed_settings({"pack": {"seq_len": 8}}, {"mix": {"chats.weight": 2.0}})
+        {'mix.chats.weight': [None, 2.0], 'pack': [{'seq_len': 8}, None]}
+    """
+    empty: dict[str, Any] = {"mix": {}, "audit": {}}
+    return changed_keys(empty | {**old}, empty | {**new})
+
+
+def changed_keys(old: Any, new: Any, prefix: str = "") -> dict[str, list[Any]]:
+    """Dotted keys whose values differ, with both values.
+
+    Texts of lists that are as long as one another are compared one by one, other lists whole.
+
+    Example:
+        >>> old = {"pack": {"seq_len": 8, "seed": 0}, "where": ["a > 2", "b"], "lengths": [5, 7]}
+        >>> new = {"pack": {"seq_len": 16, "seed": 0}, "where": ["a > 3", "b"], "lengths": [5, 8]}
+        >>> changed_keys(old, new)
+        {'pack.seq_len': [8, 16], 'where.0': ['a > 2', 'a > 3'], 'lengths': [[5, 7], [5, 8]]}
+    """
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        if all(isinstance(value, str) for value in (*old, *new)):
+            old, new = dict(enumerate(old)), dict(enumerate(new))
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        changed: dict[str, list[Any]] = {}
+        for key in dict.fromkeys([*old, *new]):
+            changed |= changed_keys(old.get(key), new.get(key), f"{prefix}.{key}".lstrip("."))
+        return changed
+    return {} if old == new else {prefix: [old, new]}
+
+
+def _by_step(counts: Mapping[str, Any]) -> dict[str, Any]:
+    """Counts with the ledger's lines by their step, so that a changed number is named alone."""
+    if "ledger" not in counts:
+        return dict(counts)
+    ledger = {
+        line.get("step", ""): {name: value for name, value in line.items() if name != "step"}
+        for line in counts["ledger"]
+    }
+    return {**counts, "ledger": ledger}
+
+
+def _by_file(lineage: Mapping[str, Any]) -> dict[str, Any]:
+    """Lineage with its sources by file and first row, so that a changed setting is named alone."""
+    sources = {}
+    for entry in lineage.get("sources", ()):
+        start = f" from row {entry['row_start']}" if entry.get("row_start") else ""
+        sources[f"{entry.get('file', '')}{start}"] = entry
+    return {**lineage, "sources": sources}
+
+
+def _types(manifest: Manifest) -> dict[str, str]:
+    fields = manifest.facts.schema.fields
+    return {each.name: each.type + ("" if each.nullable else " not null") for each in fields}
+
+
+def _totals(manifest: Manifest) -> Counter[str]:
+    """Rows and tokens of each split, e.g. {"train.rows": 3, "train.tokens": 4096}."""
+    totals: Counter[str] = Counter()
+    for entry in manifest.files:
+        if entry.kind == "data":
+            totals[f"{entry.split}.rows"] += entry.rows
+            totals[f"{entry.split}.tokens"] += entry.tokens
+    return totals

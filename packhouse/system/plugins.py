@@ -43,8 +43,8 @@ _WHAT: dict[Kind, str] = {
 }
 
 RENDERERS = {
-    "harmony": ("openai-harmony", "packhouse.render.harmony:Harmony"),
-    "mistral": ("mistral-common", "packhouse.render.mistral:Mistral"),
+    "harmony": ("openai-harmony", "packhouse.addons.renderers.harmony:Harmony"),
+    "mistral": ("mistral-common", "packhouse.addons.renderers.mistral:Mistral"),
 }
 """Renderers that packhouse ships: the library that each needs, and its class. An extra of the same
 name installs the library."""

@@ -11,30 +11,175 @@ Rows without forged text (nearly all) cost one look at their control ids.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import orjson
-import pyarrow as pa
 
-from packhouse.system.arrays import Bools, Bytes, Int32s, Int64s
-from packhouse.tokenize.encoders import chunks_of, load_tokenizer, text_bases, text_bytes
-from packhouse.tokenize.memo import memo
-from packhouse.tokenize.offsets import EncodedRow, EncodedRows, byte_ranges
+from packhouse.system.arrays import Bools, Int32s, Int64s
+from packhouse.tokenize.encoders import chunks_of, load_tokenizer
+from packhouse.tokenize.offsets import EncodedRow, EncodedRows, Spans, byte_ranges
 from packhouse.tokenize.pipeline import AddedToken, Pipeline, read_pipeline
-from packhouse.tokenize.spans import Spans
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-
-# Variants of a tokenizer that differ in its added tokens only.
-#
-# They share the model of the loaded tokenizer, so that one is made in milliseconds.
+_CHUNK_CHARACTERS = 2**19  # HF encodings with offsets take about 300 bytes per token
 
 
-@memo
-def token_finder(backend: str) -> tuple["Tokenizer", dict[int, AddedToken]]:
+def find_forged(encoded: EncodedRows, content: Spans, pipeline: Pipeline) -> dict[int, list[str]]:
+    """Find control tokens that overlap content, in all rows at once: row -> their texts."""
+    found = np.flatnonzero(pipeline.is_control.take(encoded.ids))
+    ids, begin, end = encoded.ids[found], encoded.starts[found], encoded.ends[found]
+    added = {token.id: token for token in pipeline.added}
+    own_width = np.zeros(len(pipeline.is_control), np.int64)
+    own_width[list(added)] = [len(token.text.encode()) for token in pipeline.added]
+    # Nearly all cover just their own text. The others swallowed white space beside it, which is
+    # not theirs, or are the unknown token of a word that is not in the vocabulary.
+    odd = (end - begin != own_width[ids]) | (ids == pipeline.unk_id)
+    for place in np.flatnonzero(odd).tolist():
+        token = added[int(ids[place])]
+        covered = encoded.text[begin[place] : end[place]].tobytes()
+        if token.id == pipeline.unk_id and covered.strip() != token.text.encode():
+            end[place] = begin[place]
+        elif token.strips:
+            begin[place], end[place] = _stripped(covered, int(begin[place]))
+    is_forged = (end > begin) & _overlaps(begin, end, content)
+    rows = np.searchsorted(encoded.offsets, found[is_forged], "right") - 1
+    forged: dict[int, list[str]] = {}
+    for row, index in zip(rows.tolist(), ids[is_forged].tolist(), strict=True):
+        forged.setdefault(row, []).append(added[index].text)
+    return forged
+
+
+def _stripped(covered: bytes, begin: int) -> tuple[int, int]:
+    """Bytes [begin, ...) of the text without white space at either end."""
+    text = covered.decode()
+    left = len(text) - len(text.lstrip())
+    begin += len(text[:left].encode())
+    return begin, begin + len(text.strip().encode())
+
+
+def _overlaps(begin: Int64s, end: Int64s, spans: Spans) -> Bools:
+    """Return, for each range, if it shares a byte with any span; spans may come in any order.
+
+    Spans [0, 4) and [6, 8): two begin before byte 7, and these reach byte 8; so [5, 7) overlaps.
+    One begins before byte 6, and it reaches byte 4: [5, 6) does not.
+    """
+    filled = spans.ends > spans.starts
+    order = np.argsort(spans.starts[filled], kind="stable")
+    sorted_starts = spans.starts[filled][order]
+    furthest = np.maximum.accumulate(np.append(-1, spans.ends[filled][order]))
+    num_before = np.searchsorted(sorted_starts, end, "left")
+    overlaps: Bools = furthest[num_before] > begin
+    return overlaps
+
+
+def encode_plain(
+    texts: Sequence[str], contents: Sequence[Sequence[tuple[int, int]]], backend: str
+) -> list[EncodedRow | None]:
+    """Encode texts with contents as plain text; None where the tokenizer has no way to do so.
+
+    Args:
+        texts: renderings.
+        contents: byte spans of each that came from data.
+        backend: the pipeline.
+    """
+    places = np.cumsum([0, *map(len, texts)])
+    return [
+        row
+        for start, end in chunks_of(places, _CHUNK_CHARACTERS)
+        for row in _encode_chunk(texts[start:end], contents[start:end], backend)
+    ]
+
+
+def _encode_chunk(
+    texts: Sequence[str], contents: Sequence[Sequence[tuple[int, int]]], backend: str
+) -> list[EncodedRow | None]:
+    pipeline = read_pipeline(backend)
+    # Each control token gets a name with a hash of the texts, so that no text can hold it. Letters
+    # and digits pass every normaliser unchanged. `z` comes first and nowhere else: no name can
+    # begin within another, nor come about from a part of one and the text beside it.
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(f"{len(text)} {text}".encode())
+    nonce = digest.hexdigest()[:32]
+    names = {token.id: f"z{nonce}x{token.id}y" for token in pipeline.added if token.is_control}
+    renamed = _rename(backend, _base_tokenizer(backend), names)
+    placed = _template_tokens(texts, contents, backend)
+    marked = [_mark(text, tokens, names) for text, tokens in zip(texts, placed, strict=True)]
+    encodings = renamed.tokenizer.encode_batch(
+        [text for text, _, _ in marked], add_special_tokens=False
+    )
+    rows: list[EncodedRow | None] = []
+    for (text, at, original), tokens, encoding in zip(marked, placed, encodings, strict=True):
+        raw = np.array(encoding.ids, np.int64)
+        ids = renamed.to_id[raw]
+        is_faithful = ids[renamed.is_name[raw]].tolist() == [index for index, _, _ in tokens]
+        if not is_faithful or renamed.forges(raw, pipeline):
+            rows.append(None)
+            continue
+        edges = np.stack(byte_ranges(text, encoding.offsets))
+        # "<s>hi" marked as "zQhi": pieces "", "zQ" and "hi" at [0 0 2], in the original at [0 0 3].
+        # Bytes 0, 2 and 3 of it are bytes 0, 3 and 4; all of a name, an odd piece, is its first.
+        piece = np.searchsorted(at, edges, "right") - 1
+        starts, ends = original[piece] + (edges - at[piece]) * (piece % 2 == 0)
+        rows.append(EncodedRow(ids, starts, ends))
+    return rows
+
+
+def _template_tokens(
+    texts: Sequence[str], contents: Sequence[Sequence[tuple[int, int]]], backend: str
+) -> list[list[tuple[int, int, int]]]:
+    """Id, first byte and end of the control tokens that are there whatever the contents say."""
+    masked = []
+    for text, spans in zip(texts, contents, strict=True):
+        data = bytearray(text.encode())
+        for start, end in spans:
+            data[start:end] = b"x" * (end - start)
+        masked.append(data.decode())
+    finder, tokens = _token_finder(backend)
+    encodings = finder.encode_batch(masked, add_special_tokens=False)
+    rows = []
+    for text, encoding in zip(masked, encodings, strict=True):
+        starts, ends = byte_ranges(text, encoding.offsets)
+        row = []
+        for index, start, end in zip(encoding.ids, starts.tolist(), ends.tolist(), strict=True):
+            token = tokens[index]
+            if token.strips:
+                start, end = _stripped(text.encode()[start:end], start)
+            if token.is_control:
+                row.append((token.id, start, end))
+        rows.append(row)
+    return rows
+
+
+def _mark(
+    text: str, tokens: Sequence[tuple[int, int, int]], names: dict[int, str]
+) -> tuple[str, Int64s, Int64s]:
+    """Write template tokens by their names: text, name, text, ..., and where pieces begin in both.
+
+    Returns:
+        The marked text; the first byte of each piece in it, and in the original text.
+    """
+    data = text.encode()
+    pieces: list[bytes] = []
+    original = [0]
+    for index, start, end in tokens:
+        pieces += [data[original[-1] : start], names[index].encode()]
+        original += [start, end]
+    pieces.append(data[original[-1] :])
+    at = np.cumsum([0, *map(len, pieces[:-1])])
+    return b"".join(pieces).decode(), at, np.array(original)
+
+
+# Variants of a tokenizer that differ in its added tokens only. They share the model of the loaded
+# tokenizer, so that one is made in milliseconds.
+
+
+@lru_cache(maxsize=4)
+def _token_finder(backend: str) -> tuple["Tokenizer", dict[int, AddedToken]]:
     """A tokenizer without a vocabulary: it finds added tokens as HF does, and nothing else."""
     from tokenizers import Tokenizer, models
 
@@ -72,7 +217,7 @@ def _id_of(tokenizer: "Tokenizer", text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RenamedTokenizer:
+class _RenamedTokenizer:
     """The tokenizer with other names for its control tokens."""
 
     tokenizer: "Tokenizer"
@@ -88,18 +233,11 @@ class RenamedTokenizer:
         return any(index != pipeline.unk_id for index in plain[pipeline.is_control[plain]])
 
 
-def rename_controls(backend: str, names: dict[int, str]) -> RenamedTokenizer:
-    """Make a tokenizer that knows control tokens by other names only.
+def _rename(backend: str, base: "Tokenizer", names: dict[int, str]) -> _RenamedTokenizer:
+    """Make a tokenizer that knows control tokens (by id) by other names, which no text may hold.
 
-    Args:
-        backend: the pipeline.
-        names: id of each control token -> its name, which no text may hold.
+    It is built from the parts of `base`, whose model it shares.
     """
-    return _rename(backend, _base_tokenizer(backend), names)
-
-
-def _rename(backend: str, base: "Tokenizer", names: dict[int, str]) -> RenamedTokenizer:
-    """Build a tokenizer with other names from the parts of `base`, whose model it shares."""
     from tokenizers import Tokenizer
 
     pipeline = read_pipeline(backend)
@@ -122,10 +260,10 @@ def _rename(backend: str, base: "Tokenizer", names: dict[int, str]) -> RenamedTo
     is_name = np.zeros(len(to_id), np.bool_)
     is_name[[new for new, index in new_ids.items() if index in names]] = True
     assert not is_name[: pipeline.model_size].any(), "a name took an id of the vocabulary"
-    return RenamedTokenizer(tokenizer, to_id, is_name)
+    return _RenamedTokenizer(tokenizer, to_id, is_name)
 
 
-@memo
+@lru_cache(maxsize=4)
 def _base_tokenizer(backend: str) -> "Tokenizer":
     """The tokenizer whose model gives no control token for plain text.
 
@@ -165,235 +303,3 @@ def _hide_controls(backend: str, controls: set[str]) -> str:
     parsed["added_tokens"] = []
     parsed["post_processor"] = None
     return orjson.dumps(parsed).decode()
-
-
-_CHUNK_BYTES = 2**19  # HF encodings with offsets take about 300 bytes per token
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ForgedText:
-    """Control tokens that overlap content."""
-
-    rows: Int64s
-    """Row of each, never falling."""
-
-    ids: Int32s
-    """Id of each."""
-
-    def described(self, pipeline: Pipeline) -> dict[int, str]:
-        """What each row's contents hold, for people."""
-        texts = {token.id: token.text for token in pipeline.added}
-        names: dict[int, list[str]] = {}
-        for row, index in zip(self.rows.tolist(), self.ids.tolist(), strict=True):
-            names.setdefault(row, []).append(texts[index])
-        return {
-            row: f"contents hold the control token '{held[0]}'"
-            + (f" and {len(held) - 1} more" if len(held) > 1 else "")
-            for row, held in names.items()
-        }
-
-
-def find_forged(
-    encoded: EncodedRows, texts: pa.StringArray, content: Spans, pipeline: Pipeline
-) -> ForgedText:
-    """Find control tokens that overlap content, in all rows at once."""
-    found = np.flatnonzero(pipeline.is_control.take(encoded.ids))
-    begin, end = _own_text(found, encoded, text_bytes(texts), pipeline)
-    found = found[_overlaps(begin, end, content) & (end > begin)]
-    rows = np.searchsorted(encoded.offsets, found, "right") - 1
-    return ForgedText(rows=rows, ids=encoded.ids[found])
-
-
-def with_plain_contents(
-    encoded: EncodedRows, rows: Int64s, texts: pa.StringArray, content: Spans, backend: str
-) -> tuple[EncodedRows, set[int]]:
-    """Encode some rows again, with all control-token text in their contents as ordinary text.
-
-    Returns:
-        The rows, these replaced; and rows that the tokenizer has no way to encode so, unchanged.
-    """
-    bases, numbers = text_bases(texts), rows.tolist()
-    contents = [content.of_row(row, bases[row]) for row in numbers]
-    plain = encode_plain(texts.take(pa.array(rows)), contents, backend)
-    replaced = {row: new for row, new in zip(numbers, plain, strict=True) if new is not None}
-    return encoded.with_rows(replaced, bases), set(numbers) - replaced.keys()
-
-
-def encode_plain(
-    texts: pa.StringArray, contents: Sequence[Sequence[tuple[int, int]]], backend: str
-) -> list[EncodedRow | None]:
-    """Encode texts with contents as plain text; None where the tokenizer has no way to do so.
-
-    Args:
-        texts: renderings.
-        contents: byte spans of each that came from data.
-        backend: the pipeline.
-    """
-    return [
-        row
-        for start, end in chunks_of(texts, _CHUNK_BYTES)
-        for row in _encode_chunk(texts[start:end].to_pylist(), contents[start:end], backend)
-    ]
-
-
-def _own_text(
-    found: Int64s, encoded: EncodedRows, text: Bytes, pipeline: Pipeline
-) -> tuple[Int64s, Int64s]:
-    """Bytes of control tokens without white space they swallowed; empty for an unknown word."""
-    begin, end = encoded.starts[found].copy(), encoded.ends[found].copy()
-    ids = encoded.ids[found]
-    added = {token.id: token for token in pipeline.added}
-    own_width = np.zeros(len(pipeline.is_control), np.int64)
-    for token in pipeline.added:
-        own_width[token.id] = len(token.text.encode())
-    # Nearly all cover just their own text, and are not looked at one by one.
-    odd = (end - begin != own_width[ids]) | (ids == pipeline.unk_id)
-    for place in np.flatnonzero(odd).tolist():
-        token = added[int(ids[place])]
-        covered = text[begin[place] : end[place]].tobytes()
-        if token.id == pipeline.unk_id and covered.strip() != token.text.encode():
-            end[place] = begin[place]
-        elif token.strips:
-            begin[place], end[place] = _stripped(covered, int(begin[place]))
-    return begin, end
-
-
-def _stripped(covered: bytes, begin: int) -> tuple[int, int]:
-    text = covered.decode()
-    left = len(text) - len(text.lstrip())
-    begin += len(text[:left].encode())
-    return begin, begin + len(text.strip().encode())
-
-
-def _overlaps(begin: Int64s, end: Int64s, spans: Spans) -> Bools:
-    """Return, for each range, if it shares a byte with any span; spans may come in any order.
-
-    Spans [0, 4) and [6, 8): two begin before byte 7, and these reach byte 8; so [5, 7) overlaps.
-    One begins before byte 6, and it reaches byte 4: [5, 6) does not.
-    """
-    filled = spans.ends > spans.starts
-    order = np.argsort(spans.starts[filled], kind="stable")
-    sorted_starts = spans.starts[filled][order]
-    furthest = np.maximum.accumulate(np.append(-1, spans.ends[filled][order]))
-    num_before = np.searchsorted(sorted_starts, end, "left")
-    overlaps: Bools = furthest[num_before] > begin
-    return overlaps
-
-
-def _encode_chunk(
-    texts: Sequence[str], contents: Sequence[Sequence[tuple[int, int]]], backend: str
-) -> list[EncodedRow | None]:
-    """Do the work of `encode_plain` for one chunk."""
-    pipeline = read_pipeline(backend)
-    names = _unforgeable_names(texts, pipeline)
-    renamed = rename_controls(backend, names)
-    placed = _template_tokens(texts, contents, backend)
-    marked = [_Marked.of(text, tokens, names) for text, tokens in zip(texts, placed, strict=True)]
-    encodings = renamed.tokenizer.encode_batch(
-        [row.text for row in marked], add_special_tokens=False
-    )
-    rows: list[EncodedRow | None] = []
-    for row, tokens, encoding in zip(marked, placed, encodings, strict=True):
-        raw = np.array(encoding.ids, np.int64)
-        ids = renamed.to_id[raw]
-        is_faithful = ids[renamed.is_name[raw]].tolist() == [token.id for token in tokens]
-        if is_faithful and not renamed.forges(raw, pipeline):
-            starts, ends = byte_ranges(row.text, encoding.offsets)
-            rows.append(EncodedRow(ids, row.original(starts), row.original(ends)))
-        else:
-            rows.append(None)
-    return rows
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """A control token that the template put into a text."""
-
-    id: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Marked:
-    """A text whose template tokens are written by their unforgeable names."""
-
-    text: str
-    starts: Int64s
-    """First byte of each name in the marked text."""
-
-    ends: Int64s
-    original_starts: Int64s
-    original_ends: Int64s
-
-    @staticmethod
-    def of(text: str, tokens: Sequence[_Placed], names: dict[int, str]) -> "_Marked":
-        data = text.encode()
-        pieces = []
-        starts, ends = [], []
-        behind = length = 0
-        for token in tokens:
-            name = names[token.id].encode()
-            pieces += [data[behind : token.start], name]
-            length += token.start - behind
-            starts.append(length)
-            length += len(name)
-            ends.append(length)
-            behind = token.end
-        joined = b"".join([*pieces, data[behind:]]).decode()
-        originals = [token.start for token in tokens], [token.end for token in tokens]
-        return _Marked(joined, *(np.array(list_, np.int64) for list_ in (starts, ends, *originals)))
-
-    def original(self, offsets: Int64s) -> Int64s:
-        """Bytes of the marked text to bytes of the original one.
-
-        "<s>hi" marked as "zQhi": bytes 0, 2 and 3 of it are bytes 0, 3 and 4.
-        """
-        if not len(self.starts):
-            return offsets
-        place = np.searchsorted(self.starts, offsets, "right") - 1
-        token = np.maximum(place, 0)
-        behind = offsets - self.ends[token] + self.original_ends[token]
-        inside = np.where(offsets < self.ends[token], self.original_starts[token], behind)
-        return np.where(place < 0, offsets, inside)
-
-
-def _unforgeable_names(texts: Sequence[str], pipeline: Pipeline) -> dict[int, str]:
-    """A name for each control token that holds a hash of the texts, so that none can hold it.
-
-    Letters and digits pass every normaliser unchanged. `z` comes first and nowhere else: no
-    name can begin within another, nor come about from a part of one and the text beside it.
-    """
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(f"{len(text)} {text}".encode())
-    nonce = digest.hexdigest()[:32]
-    return {token.id: f"z{nonce}x{token.id}y" for token in pipeline.added if token.is_control}
-
-
-def _template_tokens(
-    texts: Sequence[str], contents: Sequence[Sequence[tuple[int, int]]], backend: str
-) -> list[list[_Placed]]:
-    """Control tokens of each text that are there whatever its contents say."""
-    masked = [_mask(text, spans) for text, spans in zip(texts, contents, strict=True)]
-    finder, tokens = token_finder(backend)
-    rows = []
-    encodings = finder.encode_batch(masked, add_special_tokens=False)
-    for text, encoding in zip(masked, encodings, strict=True):
-        starts, ends = byte_ranges(text, encoding.offsets)
-        row = []
-        for index, start, end in zip(encoding.ids, starts.tolist(), ends.tolist(), strict=True):
-            token = tokens[index]
-            if token.strips:
-                start, end = _stripped(text.encode()[start:end], start)
-            if token.is_control:
-                row.append(_Placed(token.id, start, end))
-        rows.append(row)
-    return rows
-
-
-def _mask(text: str, spans: Sequence[tuple[int, int]]) -> str:
-    data = bytearray(text.encode())
-    for start, end in spans:
-        data[start:end] = b"x" * (end - start)
-    return data.decode()

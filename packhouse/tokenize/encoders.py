@@ -1,35 +1,38 @@
-"""Arrow strings in, ids out: HF `tokenizers`, the reference, and whatever reproduces it faster.
+"""Texts to ids and back: HF `tokenizers`, the reference, and whatever reproduces it faster.
 
 An encoder takes whole texts, recognises added tokens in them and adds none of its own.
 HF encodes 2 to 3 MB/s a core; see `packhouse.tokenize.gate` for when another one is used.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib.metadata import version
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from packhouse.records.lists import list_offsets, string_bytes, zero_based
-from packhouse.system.arrays import Bytes, Int32s, Int64s
+from packhouse.records.lists import list_offsets
+from packhouse.system.arrays import Int32s, Int64s
 from packhouse.system.interrupts import check_interrupted
 from packhouse.system.progress import advance
 from packhouse.system.worker import limited
-from packhouse.tokenize.memo import memo
-from packhouse.tokenize.snapshot import TokenizerSnapshot
+from packhouse.tokenize.pipeline import TokenizerSnapshot, read_pipeline
 
 if TYPE_CHECKING:
     import gigatoken
-    from tokenizers import Encoding, Tokenizer
+    from tokenizers import Tokenizer
 
 Ids = tuple[Int32s, Int64s]
 """Ids of all texts behind one another, and where each text's begin: shape [num_texts + 1]."""
 
 _MATRIX_CELLS = 2**20  # cells of 4 bytes; about a third of them are filled
 _CHUNK_BYTES = 2**20  # an HF `Encoding` takes about 100 bytes per token
+_LISTS = 2**12  # lists that are decoded at once: of 100,000 tokens each, under 2 GB
 
 
 class EncoderError(Exception):
@@ -39,17 +42,14 @@ class EncoderError(Exception):
 class Encoder(Protocol):
     """Turns texts into ids exactly as the tokenizer with `add_special_tokens=False` does."""
 
-    @property
-    def name(self) -> str:
-        """Package of the encoder."""
+    name: str
+    """Package of the encoder."""
 
-    @property
-    def version(self) -> str:
-        """Version of that package."""
+    version: str
+    """Version of that package."""
 
-    @property
-    def is_reference(self) -> bool:
-        """True for HF itself, which needs no check."""
+    is_reference: bool
+    """True for HF itself, which needs no check."""
 
     def encode(self, texts: pa.StringArray) -> Ids:
         """Encode texts; the ids are those of HF `tokenizers`."""
@@ -73,22 +73,26 @@ class HFEncoder:
         self.version = version("tokenizers")
         self._tokenizer = tokenizer
 
+    @staticmethod
+    def load(backend: str) -> "HFEncoder":
+        """Load a pipeline, once per process."""
+        return HFEncoder(load_tokenizer(backend))
+
     def encode(self, texts: pa.StringArray) -> Ids:
         """Encode texts in chunks of 1 MiB, so that HF's objects stay few."""
         parts = [np.zeros(0, np.int32)]
         lengths = [np.zeros(1, np.int64)]
-        for start, end in chunks_of(texts, _CHUNK_BYTES):
+        offsets = list_offsets(texts)
+        for start, end in chunks_of(offsets, _CHUNK_BYTES):
             batch = texts[start:end].to_pylist()
-            with limited(int(text_bases(texts[start:end])[-1])):
-                rows = [e.ids for e in self._encode(batch)]
+            with limited(int(offsets[end] - offsets[start])):
+                encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+                rows = [encoding.ids for encoding in encodings]
             if end - start < len(texts):  # not for a sample
                 advance((end - start) / len(texts))
             lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
             parts.append(np.fromiter(chain.from_iterable(rows), np.int32, lengths[-1].sum()))
         return np.concatenate(parts), np.cumsum(np.concatenate(lengths))
-
-    def _encode(self, batch: list[str]) -> "list[Encoding]":
-        return self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
 
 
 class GigatokenEncoder:
@@ -106,7 +110,7 @@ class GigatokenEncoder:
         self._tokenizer = tokenizer
 
     @staticmethod
-    @memo
+    @lru_cache(maxsize=4)
     def load(backend: str) -> "GigatokenEncoder":
         """Load a pipeline (Qwen: 0.4 s), once per process.
 
@@ -129,7 +133,7 @@ class GigatokenEncoder:
         parts = [np.zeros(0, np.int32)]
         lengths = [np.zeros(1, np.int64)]
         binary = texts.cast(pa.binary())
-        for start, end in _matrix_chunks(texts):
+        for start, end in _matrix_chunks(np.diff(list_offsets(texts))):
             source = gigatoken.BytesSource(binary[start:end].to_pylist())
             with _as_encoder_error("failed"):
                 matrix, widths = self._tokenizer.encode_batch_padded(source, 0)
@@ -153,22 +157,22 @@ def _as_encoder_error(what: str) -> Iterator[None]:
         raise EncoderError(f"gigatoken {version('gigatoken')} {what}: {first_line}") from error
 
 
-def _matrix_chunks(texts: pa.StringArray) -> Iterator[tuple[int, int]]:
+def _matrix_chunks(num_bytes: npt.NDArray[np.integer]) -> Iterator[tuple[int, int]]:
     """Cut into row ranges whose longest text times their number of rows is bounded.
 
     Padded to as many tokens as the longest text has bytes, a range takes at most 4 MiB.
     """
     start, longest = 0, 1
-    for row, width in enumerate(np.diff(list_offsets(texts)).tolist()):
+    for row, width in enumerate(num_bytes.tolist()):
         longest = max(longest, width)
         if (row + 1 - start) * longest > _MATRIX_CELLS and row > start:
             yield start, row
             start, longest = row, max(width, 1)
-    if start < len(texts):
-        yield start, len(texts)
+    if start < len(num_bytes):
+        yield start, len(num_bytes)
 
 
-@memo
+@lru_cache(maxsize=4)
 def load_tokenizer(backend: str) -> "Tokenizer":
     """Load a pipeline with `tokenizers` (Qwen: 0.4 s), once per process.
 
@@ -186,35 +190,55 @@ def bare(tokenizer: "Tokenizer") -> "Tokenizer":
     return tokenizer
 
 
-def hf_encoder(snapshot: TokenizerSnapshot) -> HFEncoder:
-    """Load the reference encoder of a tokenizer, once per process."""
-    return HFEncoder(load_tokenizer(snapshot.backend))
-
-
-def text_bases(texts: pa.StringArray) -> Int64s:
-    """Where each text begins in the bytes of all of them, from 0; shape [num_texts + 1]."""
-    offsets = list_offsets(texts).astype(np.int64)
-    return np.asarray(offsets - offsets[0])
-
-
-def text_bytes(texts: pa.StringArray) -> Bytes:
-    """All bytes of texts, behind one another; not copied."""
-    return zero_based(*string_bytes(texts))[0]
-
-
-def chunks_of(texts: pa.StringArray, max_bytes: int) -> list[tuple[int, int]]:
+def chunks_of(offsets: npt.NDArray[np.integer], max_bytes: int) -> list[tuple[int, int]]:
     """Cut texts into row ranges of at most `max_bytes`, or of one row where that is longer.
 
     Example:
-        >>> chunks_of(pa.array(["aa", "bb", "cccccc", "d"]), max_bytes=4)
+        >>> chunks_of(np.array([0, 2, 4, 10, 11]), max_bytes=4)  # texts of 2, 2, 6 and 1 bytes
         [(0, 2), (2, 3), (3, 4)]
     """
-    offsets = text_bases(texts)
+    offsets = offsets.astype(np.int64)
     chunks = []
     start = 0
-    while start < len(texts):
+    while start < len(offsets) - 1:
         end = int(np.searchsorted(offsets, offsets[start] + max_bytes, "right")) - 1
         end = max(end, start + 1)
         chunks.append((start, end))
         start = end
     return chunks
+
+
+def decode_lists(ids: pa.LargeListArray, snapshot: TokenizerSnapshot) -> pa.LargeStringArray:
+    """Return the text of each list of ids, control tokens included.
+
+    Bytes that are no UTF-8, such as those of a cut character, show as U+FFFD.
+    """
+    table = read_pipeline(snapshot.backend).token_bytes
+    if table is None:
+        tokenizer = load_tokenizer(snapshot.backend)
+        texts = (tokenizer.decode(one, skip_special_tokens=False) for one in ids.to_pylist())
+        return pa.array(texts, pa.large_string())
+    parts = []
+    for start in range(0, max(len(ids), 1), _LISTS):
+        part = ids.slice(start, _LISTS)
+        values = part.flatten().to_numpy(zero_copy_only=False)
+        tokens = table.take(pa.array(np.clip(values, 0, len(table) - 1)))
+        offsets = part.offsets.to_numpy() - part.offsets[0].as_py()
+        lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), tokens)
+        joined = pc.binary_join(lists, b"")
+        try:
+            parts.append(joined.cast(pa.large_string()))
+        except pa.ArrowInvalid:
+            shown = [one.decode("utf-8", "replace") for one in joined.to_pylist()]
+            parts.append(pa.array(shown, pa.large_string()))
+    return pa.concat_arrays(parts)
+
+
+def decode(
+    load: Callable[[], TokenizerSnapshot | None], rows: Sequence[Sequence[int]]
+) -> list[str]:
+    """Text of each row of ids, control tokens included."""
+    snapshot = load()
+    assert snapshot is not None, "the caller loaded it before"
+    tokenizer = load_tokenizer(snapshot.backend)
+    return [tokenizer.decode(list(ids), skip_special_tokens=False) for ids in rows]

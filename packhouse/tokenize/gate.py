@@ -22,18 +22,158 @@ import pyarrow.compute as pc
 from packhouse.errors import TokenizerError
 from packhouse.system.arrays import Bools
 from packhouse.system.disks import read_checked, write_checked
-from packhouse.tokenize.corpus import CORPUS_VERSION, adversarial_texts, sample_texts
 from packhouse.tokenize.encoders import (
     Encoder,
     EncoderError,
     GigatokenEncoder,
-    Ids,
-    hf_encoder,
-    text_bases,
+    HFEncoder,
 )
-from packhouse.tokenize.offsets import locate_by_widths
-from packhouse.tokenize.pipeline import read_pipeline
-from packhouse.tokenize.snapshot import TokenizerSnapshot
+from packhouse.tokenize.offsets import flat_texts, locate_by_widths
+from packhouse.tokenize.pipeline import Pipeline, TokenizerSnapshot, read_pipeline
+
+_JUDGING = threading.Lock()
+
+FEW_BYTES = 100_000
+"""Text that goes to HF at once. It counts by shard alone and not by what else a process did, for
+manifests name the encoders, and equal inputs must have equal manifests."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """An encoder and why it is used."""
+
+    encoder: Encoder
+    gate: str
+    """`passed`, `not asked` or `failed: ` and why the fast encoder is not used."""
+
+    sample_size: int = 0
+    """Texts of the data on which the fast encoder was compared."""
+
+    def report(self) -> dict[str, object]:
+        """What a manifest records."""
+        return {
+            "name": self.encoder.name,
+            "version": self.encoder.version,
+            "gate": self.gate,
+            "sample_size": self.sample_size,
+        }
+
+
+def choose_encoder(
+    texts: pa.ChunkedArray,
+    snapshot: TokenizerSnapshot,
+    choice: Literal["auto", "hf", "fast"],
+    cache: Path | None = None,
+) -> Choice:
+    """Choose the encoder for some texts.
+
+    Args:
+        texts: data that is to be encoded; a sample of it is compared.
+        snapshot: tokenizer.
+        choice: `auto`, `hf` (never another) or `fast` (never HF).
+        cache: folder that keeps verdicts on the fixed corpus.
+
+    Raises:
+        TokenizerError: `fast`, and the fast encoder cannot be used; says why.
+    """
+    if choice == "hf":
+        return Choice(encoder=HFEncoder.load(snapshot.backend), gate="not asked")
+    num_bytes = pc.sum(pc.binary_length(texts)).as_py() or 0
+    if choice == "auto" and num_bytes <= FEW_BYTES:
+        gate = "not asked: HF encodes this little text itself as soon as a sample of it"
+        return Choice(encoder=HFEncoder.load(snapshot.backend), gate=gate)
+    sample = sample_texts(texts)
+    try:
+        fast = _load_fast(snapshot, cache)
+    except EncoderError as error:
+        return refuse_fast(snapshot, choice, str(error))
+    fault = first_difference(fast, sample, snapshot)
+    if fault is not None:
+        return refuse_fast(snapshot, choice, fault)
+    return Choice(encoder=fast, gate="passed", sample_size=len(sample))
+
+
+def _load_fast(snapshot: TokenizerSnapshot, cache: Path | None) -> Encoder:
+    """Load the fast encoder; it is compared on the corpus unless `cache` holds the verdict.
+
+    A second thread waits for the first one's verdict.
+
+    Raises:
+        EncoderError: the fast encoder cannot be used; says why.
+    """
+    encoder = f"{GigatokenEncoder.name}-{version(GigatokenEncoder.name)}"
+    which = "-file" if snapshot.pipeline == "file" else ""
+    name = f"gate-{CORPUS_VERSION}-{snapshot.fingerprint}{which}-{encoder}.json"
+    with _JUDGING:
+        verdict = read_checked(cache / name) if cache else None
+        if verdict is not None and verdict["fault"] is not None:
+            raise EncoderError(verdict["fault"])
+        pipeline = read_pipeline(snapshot.backend)
+        if pipeline.token_bytes is None:
+            raise EncoderError(f"a {pipeline.model_type} tokenizer does not keep its text")
+        fast = GigatokenEncoder.load(snapshot.backend)
+        if verdict is None:
+            fault = first_difference(fast, adversarial_texts(pipeline), snapshot)
+            if cache:
+                write_checked(cache / name, {"fault": fault})
+            if fault is not None:
+                raise EncoderError(fault)
+    return fast
+
+
+def refuse_fast(
+    snapshot: TokenizerSnapshot, choice: Literal["auto", "hf", "fast"], fault: str
+) -> Choice:
+    """Use HF because of a fault of the fast encoder.
+
+    Raises:
+        TokenizerError: only the fast encoder may be used.
+    """
+    if choice == "fast":
+        raise TokenizerError(
+            f"encoder 'fast' cannot be used with this {snapshot.class_name}: {fault}; "
+            "set tokenize.encoder to 'auto' or 'hf'",
+            fault=fault,
+        )
+    return Choice(encoder=HFEncoder.load(snapshot.backend), gate=f"failed: {fault}")
+
+
+def first_difference(encoder: Encoder, texts: list[str], snapshot: TokenizerSnapshot) -> str | None:
+    """Say where an encoder's ids first differ from HF's; None if they nowhere do.
+
+    Rows that are HF's in any case (see `packhouse.tokenize.tokenizing`) are passed over.
+
+    Args:
+        encoder: what is judged.
+        texts: what it is to encode.
+        snapshot: the tokenizer.
+    """
+    array = pa.array(texts, pa.string())
+    true_ids, true_offsets = HFEncoder.load(snapshot.backend).encode(array)
+    try:
+        ids, offsets = encoder.encode(array)
+    except EncoderError as error:
+        return str(error)
+    name = f"{encoder.name} {encoder.version}"
+    if len(offsets) != len(texts) + 1:
+        return f"{name} gives {len(offsets) - 1} rows for {len(texts)} texts"
+    pipeline = read_pipeline(snapshot.backend)
+    for row, text in enumerate(texts):
+        ours = ids[offsets[row] : offsets[row + 1]]
+        true = true_ids[true_offsets[row] : true_offsets[row + 1]]
+        if np.array_equal(ours, true):
+            continue
+        one = array[row : row + 1]
+        expected = locate_by_widths(*flat_texts(one), true, np.array([0, len(true)]), pipeline)
+        if expected.is_exact[0] and not find_unicode_drift(one)[0]:
+            shorter = min(len(ours), len(true))
+            place = int(np.argmin(np.append(ours[:shorter] == true[:shorter], False)))
+            return (
+                f"{name} gives other ids than HF for {text[:60]!r}: token {place} begins "
+                f"{ours[place : place + 4].tolist()}, not {true[place : place + 4].tolist()}"
+            )
+    return None
+
 
 # Characters on which two libraries may disagree because they know different Unicode versions.
 #
@@ -106,155 +246,159 @@ def _is_unsettled(code: int) -> bool:
     return is_mark and unicodedata.ucd_3_2_0.category(character) == "Cn"
 
 
-_JUDGING = threading.Lock()
-
-FEW_BYTES = 100_000
-"""Text that goes to HF at once. It counts by shard alone and not by what else a process did, for
-manifests name the encoders, and equal inputs must have equal manifests."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
-    """An encoder and why it is used."""
-
-    encoder: Encoder
-    gate: str
-    """`passed`, `not asked` or `failed: ` and why the fast encoder is not used."""
-
-    sample_size: int = 0
-    """Texts of the data on which the fast encoder was compared."""
-
-    def report(self) -> dict[str, object]:
-        """What a manifest records."""
-        return {
-            "name": self.encoder.name,
-            "version": self.encoder.version,
-            "gate": self.gate,
-            "sample_size": self.sample_size,
-        }
+# Texts on which tokenizers are known to part ways, and a sample of the data at hand.
+#
+# The fixed part is made for a tokenizer: besides white space, scripts, emoji, marks, digits, code
+# and runs, it holds that tokenizer's own added tokens and vocabulary. About 300 KB; HF takes
+# 0.2 s, once per tokenizer where verdicts are kept.
 
 
-def choose_encoder(
-    texts: pa.ChunkedArray,
-    snapshot: TokenizerSnapshot,
-    choice: Literal["auto", "hf", "fast"],
-    cache: Path | None = None,
-) -> Choice:
-    """Choose the encoder for some texts.
+CORPUS_VERSION = 1
+"""Rises when the fixed texts change, so that kept verdicts are given anew."""
 
-    Args:
-        texts: data that is to be encoded; a sample of it is compared.
-        snapshot: tokenizer.
-        choice: `auto`, `hf` (never another) or `fast` (never HF).
-        cache: folder that keeps verdicts on the fixed corpus.
+_SAMPLE_ROWS = 200
+_SAMPLE_BYTES = 100_000
+_MAX_TEXT_BYTES = 16_384
 
-    Raises:
-        TokenizerError: `fast`, and the fast encoder cannot be used; says why.
+# HF's BPE is near linear in one long word (128 KB of "a": 0.05 s), so a run can be long enough to
+# show a regular expression that backtracks; eight times as much shows no more and takes 0.5 s.
+_LONG_RUN = 2**17
+_RUN = 2**13
+
+# Blocks of Unicode: the first character, and that behind the last one.
+_SCRIPTS = [
+    (0xC0, 0x24F), (0x250, 0x2AF), (0x391, 0x3CE), (0x400, 0x45F),  # Latin, IPA, Greek, Cyrillic
+    (0x531, 0x586), (0x5D0, 0x5EA), (0x620, 0x64A),  # Armenian, Hebrew, Arabic
+    (0x905, 0x94D), (0x995, 0x9CD), (0xB95, 0xBCD),  # Devanagari, Bengali, Tamil
+    (0xE01, 0xE4C), (0xF40, 0xF84), (0x1000, 0x103A),  # Thai, Tibetan, Myanmar
+    (0x10D0, 0x10FA), (0x1100, 0x11F9), (0x1200, 0x1248),  # Georgian, Jamo, Ethiopic
+    (0x1780, 0x17D2), (0x3041, 0x3096), (0x30A1, 0x30FA),  # Khmer, Hiragana, Katakana
+    (0x4E00, 0x4F00), (0xAC00, 0xAD00), (0xFF01, 0xFFDC),  # CJK, Hangul, half and full width
+    (0x10330, 0x1034A), (0x1D400, 0x1D454),  # Gothic, mathematical
+    (0x20000, 0x20040), (0xF900, 0xF940),  # CJK extension B, compatibility
+    (0x2190, 0x2290), (0x2070, 0x218B),  # symbols, superscripts and fractions
+    (0x00, 0x20), (0x7F, 0xA0), (0x2000, 0x206F),  # controls, more controls, format and spaces
+    (0xE000, 0xE010), (0xFFF0, 0xFFFF),  # private and specials, non-characters
+    (0x710, 0x74B), (0x780, 0x7B2), (0x7C0, 0x7FB),  # Syriac, Thaana, N'Ko
+    (0x800, 0x82E), (0xA05, 0xA76), (0xA85, 0xAF2),  # Samaritan, Gurmukhi, Gujarati
+    (0xB05, 0xB78), (0xC05, 0xC70), (0xC85, 0xCF0),  # Oriya, Telugu, Kannada
+    (0xD05, 0xD7F), (0xD85, 0xDF5), (0xE81, 0xEDF),  # Malayalam, Sinhala, Lao
+    (0x13A0, 0x13FE), (0x1400, 0x1480),  # Cherokee, Canadian syllabics
+    (0x1680, 0x16F1), (0x1700, 0x1716), (0x1800, 0x18AB),  # Ogham and runes, Tagalog, Mongolian
+    (0x1900, 0x1950), (0x1950, 0x1AAE), (0x1B00, 0x1C50),  # Limbu, Tai, Balinese to Lepcha
+    (0x1C50, 0x1C80), (0x1F00, 0x1FFF),  # Ol Chiki, Greek extended
+    (0x2C00, 0x2D00), (0x2D30, 0x2D80),  # Glagolitic and Coptic, Tifinagh
+    (0x3105, 0x3130), (0xA000, 0xA080), (0xA500, 0xA6F8),  # Bopomofo, Yi, Vai and Bamum
+    (0xA800, 0xAA00), (0xAA00, 0xAC00),  # Indic extensions, Cham to Meetei
+    (0xFB50, 0xFC00), (0x10000, 0x10080),  # Arabic forms, Linear B
+    (0x10400, 0x104FC), (0x11000, 0x11076),  # Deseret to Osage, Brahmi
+    (0x12000, 0x12080), (0x13000, 0x13080), (0x1E900, 0x1E960),  # cuneiform, hieroglyphs, Adlam
+    (0x1F300, 0x1F650), (0x300, 0x34E), (0xFE00, 0xFE10),  # emoji, combining, variation selectors
+]  # fmt: skip
+
+_SPACES = [*" \t\n\r", "\r\n", *"\v\f\x85\u00a0\u2003\u2028\u3000"]
+
+_EMOJI = [
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 family",
+    "\U0001f44d\U0001f3fd\U0001f44d\U0001f3ff ok",
+    "\U0001f1e9\U0001f1ea\U0001f1eb\U0001f1f7\U0001f1ef",
+    "1\ufe0f\u20e3 #\ufe0f\u20e3 \u2764\ufe0f\u200d\U0001f525",
+    "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f",
+]
+
+_MARKS = [
+    "e\u0301 e\u0300\u0323 a\u0323\u0307 a\u0307\u0323 \u0301alone o\u0302\u0303\u0304\u0305\u0306",
+    "\u212b \u212a \u1e9b\u0323 \ufb01 \u0958 \u0344 \u2126 \u1100\u1161\u11a8 \uac01",
+    "na\u00efve nai\u0308ve \u00c5ngstr\u00f6m A\u030angstro\u0308m \u1ebf e\u0302\u0301",
+    "\u0915\u094d\u200d\u0937 \u0e01\u0e33 \u0627\u064e\u0651 \u05d1\u05bc\u05b0",
+]
+
+_WRITING = [
+    "I'm you're he'd we'll they've it's ISN'T WE'LL 'S 'LL '\u017f \u2019s ''s' 's's d'accord",
+    "12345678901234567890 1,234.50 -3e-10 0x1F 1/2 \u00bd \u0661\u0662\u0663 \u096a\u096b 10\u00b2",
+    "def f(x: int) -> str:\n\treturn f'{x!r:>{10}}'  # no\n\n\n\nclass A:\n        pass\n",
+    '{"a": [1, 2.5, null, true], "b\\n": "\\u00e9"}\n<p class="x">&nbsp;</p>\n<!-- -->',
+    "https://example.org/a%20b?c=d&e=f#g user@example.org C:\\Users\\x ../../etc $HOME ~/.x",
+    "\\begin{align} \\frac{a}{b} &= \\sum_{i=0}^{n} x_i^2 \\\\ \\end{align} $$ \\alpha $$",
+    "TGV0IHVzIGFsbCBiZSBiYXNlNjQgdG9nZXRoZXI= 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b",
+    "supercalifragilisticexpialidocious Donaudampfschifffahrtsgesellschaftskapitaen ALLCAPSWORD",
+    "camelCaseAnd_snake_case-and-kebab...!!!???;;;:::,,,((([[[{{{}}}]]])))\"\"\"'''```***___===---",
+    "\u2581 \u2581\u2581a \u0120 \u010a <0x0A> <0xE2><0x96> ##ing [UNK] <unk> </w> @@ \ufffd\ufeff",
+    " leading", "  two leading", "trailing ", "trailing  ", "\n", "\n\n", " \n ", "", " ", "  ",
+    "mixed \u4f60\u597d, \u043c\u0438\u0440! \u0645\u0631 123\u5e74 caf\u00e9s \U0001f600end",
+]  # fmt: skip
+
+
+def adversarial_texts(pipeline: Pipeline) -> list[str]:
+    """Texts that an encoder of this tokenizer has to get right; the same in every process."""
+    units = ("=", "\n", " ", "1", "\u00e9", "ab", "\u4f60")
+    runs = [unit * (_RUN // len(unit)) for unit in units]
+    return [*short_texts(pipeline), "a" * _LONG_RUN, *runs]
+
+
+def short_texts(pipeline: Pipeline) -> list[str]:
+    """Adversarial texts without the long runs, which take some tokenizers seconds."""
+    texts = [*_WRITING, *_EMOJI, *_MARKS]
+    texts += [unicodedata.normalize("NFD", text) for text in _WRITING if not text.isascii()]
+    texts += [_script(first, last) for first, last in _SCRIPTS]
+    runs = [
+        "x" + " " * n + "y" + "\n" * n + "z" + "\t" * n for n in (*range(1, 36), 64, 127, 128, 129)
+    ]
+    pairs = [f"{a}{b}w{b}{a}1{a}{a}{b}.{b}" for a in _SPACES for b in _SPACES]
+    texts += ["".join(runs), "".join(pairs), *runs[::5], *pairs[::7]]
+    texts += [_around(token.text, number) for number, token in enumerate(pipeline.added)]
+    return texts + _vocabulary(pipeline)
+
+
+def sample_texts(texts: pa.ChunkedArray) -> list[str]:
+    """A fiftieth of the data, 32 to 200 rows, up to 100 KB: half of it from rows not in ASCII.
+
+    HF takes for a fiftieth as long as the fast encoder for all. Rows are chosen by their place, so
+    the same table gives the same sample. Long texts are cut.
     """
-    if choice == "hf":
-        return Choice(encoder=hf_encoder(snapshot), gate="not asked")
-    num_bytes = sum(int(text_bases(chunk)[-1]) for chunk in texts.chunks)
-    if choice == "auto" and num_bytes <= FEW_BYTES:
-        gate = "not asked: HF encodes this little text itself as soon as a sample of it"
-        return Choice(encoder=hf_encoder(snapshot), gate=gate)
-    sample = sample_texts(texts)
-    try:
-        fast = _load_fast(snapshot, cache)
-    except EncoderError as error:
-        return refuse_fast(snapshot, choice, str(error))
-    fault = first_difference(fast, sample, snapshot)
-    if fault is not None:
-        return refuse_fast(snapshot, choice, fault)
-    return Choice(encoder=fast, gate="passed", sample_size=len(sample))
+    rows = np.arange(len(texts))
+    foreign = rows[~pc.string_is_ascii(texts).to_numpy()]
+    num_bytes = pc.sum(pc.binary_length(texts)).as_py() or 0
+    average = 1 + num_bytes // max(len(texts), 1)
+    size = int(np.clip(min(num_bytes // 50, _SAMPLE_BYTES) // average, 32, _SAMPLE_ROWS))
+    chosen = _spread(foreign, size // 2)
+    chosen = np.union1d(chosen, _spread(rows, size - len(chosen)))
+    sample = [texts[row].as_py() for row in chosen.tolist()]  # `take` would join all chunks first
+    return [text.encode()[:_MAX_TEXT_BYTES].decode(errors="ignore") for text in sample]
 
 
-def _load_fast(snapshot: TokenizerSnapshot, cache: Path | None) -> Encoder:
-    """Load the fast encoder; it is compared on the corpus unless `cache` holds the verdict.
-
-    A second thread waits for the first one's verdict.
-
-    Raises:
-        EncoderError: the fast encoder cannot be used; says why.
-    """
-    encoder = f"{GigatokenEncoder.name}-{version(GigatokenEncoder.name)}"
-    which = "-file" if snapshot.pipeline == "file" else ""
-    name = f"gate-{CORPUS_VERSION}-{snapshot.fingerprint}{which}-{encoder}.json"
-    with _JUDGING:
-        verdict = read_checked(cache / name) if cache else None
-        if verdict is not None and verdict["fault"] is not None:
-            raise EncoderError(verdict["fault"])
-        pipeline = read_pipeline(snapshot.backend)
-        if pipeline.token_bytes is None:
-            raise EncoderError(f"a {pipeline.model_type} tokenizer does not keep its text")
-        fast = GigatokenEncoder.load(snapshot.backend)
-        if verdict is None:
-            fault = first_difference(fast, adversarial_texts(pipeline), snapshot)
-            if cache:
-                write_checked(cache / name, {"fault": fault})
-            if fault is not None:
-                raise EncoderError(fault)
-    return fast
+def _spread(rows: np.ndarray, size: int) -> np.ndarray:
+    return rows[np.unique(np.linspace(0, len(rows) - 1, min(size, len(rows))).astype(np.int64))]
 
 
-def refuse_fast(
-    snapshot: TokenizerSnapshot, choice: Literal["auto", "hf", "fast"], fault: str
-) -> Choice:
-    """Use HF because of a fault of the fast encoder.
-
-    Raises:
-        TokenizerError: only the fast encoder may be used.
-    """
-    if choice == "fast":
-        raise TokenizerError(
-            f"encoder 'fast' cannot be used with this {snapshot.class_name}: {fault}; "
-            "set tokenize.encoder to 'auto' or 'hf'",
-            fault=fault,
-        )
-    return Choice(encoder=hf_encoder(snapshot), gate=f"failed: {fault}")
+def _script(first: int, last: int) -> str:
+    """All characters of a block in words of growing length."""
+    characters = [chr(code) for code in range(first, last)]
+    # Letters a to j in words of 1, 2, 3 and 4: "a bc def ghij"; behind 7 comes 1 again.
+    words, length = [], 1
+    while characters:
+        words.append("".join(characters[:length]))
+        characters = characters[length:]
+        length = length % 7 + 1
+    return " ".join(words) + "\n" + "".join(words)
 
 
-def first_difference(encoder: Encoder, texts: list[str], snapshot: TokenizerSnapshot) -> str | None:
-    """Say where an encoder's ids first differ from HF's; None if they nowhere do.
-
-    Rows that are HF's in any case (see `packhouse.tokenize.tokenizing`) are passed over.
-
-    Args:
-        encoder: what is judged.
-        texts: what it is to encode.
-        snapshot: the tokenizer.
-    """
-    array = pa.array(texts, pa.string())
-    true_ids = hf_encoder(snapshot).encode(array)
-    try:
-        ids, offsets = encoder.encode(array)
-    except EncoderError as error:
-        return str(error)
-    name = f"{encoder.name} {encoder.version}"
-    if len(offsets) != len(texts) + 1:
-        return f"{name} gives {len(offsets) - 1} rows for {len(texts)} texts"
-    for row in _differing_rows((ids, offsets), true_ids):
-        text = array[row : row + 1]
-        ours = ids[offsets[row] : offsets[row + 1]]
-        true = true_ids[0][true_ids[1][row] : true_ids[1][row + 1]]
-        pipeline = read_pipeline(snapshot.backend)
-        expected = locate_by_widths(text, true, np.array([0, len(true)]), pipeline)
-        if expected.is_exact[0] and not find_unicode_drift(text)[0]:
-            return f"{name} {_describe(texts[row], ours.tolist(), true.tolist())}"
-    return None
+def _around(text: str, number: int) -> str:
+    """An added token next to all kinds of neighbours; every tenth in full, the others short."""
+    if number % 10 == 0 or number < 40:
+        cut = f"{text[:-1]} {text.upper()}  {text[1:]}{text}"
+        return f"{text}a {text} {text}{text}\n{text}\n {cut}.{text}"
+    return f"a{text} b\n{text}"
 
 
-def _differing_rows(ours: Ids, theirs: Ids) -> list[int]:
-    """Rows with other ids; usually there are none, and no row is looked at alone."""
-    if np.array_equal(ours[1], theirs[1]) and np.array_equal(ours[0], theirs[0]):
+def _vocabulary(pipeline: Pipeline) -> list[str]:
+    """Pieces of the vocabulary itself, joined in ways that tempt to other merges."""
+    if pipeline.token_bytes is None:
         return []
-    pairs = zip(*(np.split(ids, offsets[1:-1]) for ids, offsets in (ours, theirs)), strict=True)
-    return [row for row, (a, b) in enumerate(pairs) if not np.array_equal(a, b)]
-
-
-def _describe(text: str, ids: list[int], expected: list[int]) -> str:
-    pairs = zip(ids, expected, strict=False)
-    place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ids), len(expected)))
-    return (
-        f"gives other ids than HF for {text[:60]!r}: token {place} begins "
-        f"{ids[place : place + 4]}, not {expected[place : place + 4]}"
-    )
+    stride = max(1, len(pipeline.token_bytes) // 12_000)
+    pieces = pipeline.token_bytes.take(pa.array(np.arange(0, len(pipeline.token_bytes), stride)))
+    words = [piece.decode(errors="ignore") for piece in pieces.to_pylist()]
+    groups = [words[start : start + 40] for start in range(0, len(words), 40)]
+    return [
+        "".join(group) if number % 2 else " ".join(group) for number, group in enumerate(groups)
+    ]

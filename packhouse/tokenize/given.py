@@ -10,14 +10,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.records.lists import list_array, ranges_array, string_bytes, zero_based
+from packhouse.records.lists import (
+    list_array,
+    ranges_array,
+    string_bytes,
+    weights_column,
+    zero_based,
+)
 from packhouse.records.messages import FlatMessages
-from packhouse.records.span_weights import weights_column
 from packhouse.records.tables import FORMATTED, QUARANTINED, TOKENIZED, refused_rows
 from packhouse.system.arrays import Int32s, Int64s
-from packhouse.tokenize.pipeline import read_pipeline
-from packhouse.tokenize.snapshot import TokenizerSnapshot
-from packhouse.tokenize.texts import decode_lists
+from packhouse.tokenize.encoders import decode_lists
+from packhouse.tokenize.pipeline import TokenizerSnapshot, read_pipeline
 
 GIVEN_VERSION = 1
 """Rises whenever the same ids would give other tables."""

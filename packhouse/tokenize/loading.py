@@ -9,16 +9,21 @@ Some classes build a pipeline of their own from the vocabulary of tokenizer.json
 rest of that file, so a wrong `tokenizer_class` silently gives other ids than the model was trained
 with. Both are compared when a snapshot is built (Qwen: 0.5 s), by their ids: the JSON differs for
 correct classes too.
+
+A tokenizer may also be a name, `org/name` of the Hugging Face Hub, pinned to a commit. It is
+resolved once, before any work: from the Hub client's cache if the name is there (no network, 1 ms),
+else from the Hub. What a run works with is `org/name@<commit>`, which each machine finds in its own
+cache or downloads, so that a push in between changes nothing. Only the files that make a tokenizer
+are downloaded, no weights.
 """
 
 import hashlib
 import json
 import os
+import re
 import textwrap
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatch
+from collections.abc import Callable
 from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -28,20 +33,37 @@ import orjson
 
 from packhouse.errors import TokenizerError
 from packhouse.recipe.rows import PipelineChoice
+from packhouse.recipe.section import HUB_NAME
 from packhouse.system.disks import read_checked, temporary_folder, write_checked
-from packhouse.system.wording import near_files
+from packhouse.system.extras import hub_options, silent_bar
+from packhouse.system.wording import first_line, near_files
 from packhouse.system.worker import at, limited, run_in_worker
-from packhouse.tokenize.corpus import short_texts
-from packhouse.tokenize.encoders import bare, load_tokenizer
-from packhouse.tokenize.names import TOKENIZER_FILES, tokenizer_folder
-from packhouse.tokenize.pipeline import MAX_IDS, Pipeline, read_pipeline
-from packhouse.tokenize.snapshot import TokenizerSnapshot
+from packhouse.tokenize.encoders import bare
+from packhouse.tokenize.gate import short_texts
+from packhouse.tokenize.pipeline import MAX_IDS, Pipeline, TokenizerSnapshot, read_pipeline
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 
+# `config.json` counts: without it some tokenizers (BERT's) load as another class.
+# `generation_config.json` says which tokens stop generation.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "tekken.json",
+    "chat_template*",
+    "config.json",
+    "generation_config.json",
+)
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "tekken.json")
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token")
 GENERATION_CONFIG = "generation_config.json"
@@ -51,19 +73,101 @@ MEMORY_PER_BYTE = 32
 """What a worker may take for each byte of the tokenizer's files and of the texts it works on."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """A snapshot and what was found when it was built."""
-
-    snapshot: TokenizerSnapshot
-    difference: str | None
-    """How the ids of the class differ from those of tokenizer.json; None if they do not."""
-
-
 # Shards are formatted by threads of one process, and a first `import transformers` in two threads
 # at once fails: its lazy module is half made when the second one looks.
 _LOADING = threading.Lock()
-_IN_PROCESS: dict[tuple[str, Path | None, bool], _Known] = {}
+_IN_PROCESS: dict[tuple[str, Path | None, bool], TokenizerSnapshot] = {}
+
+
+def pin_tokenizer(tokenizer: str) -> str:
+    """Return a folder as it is, and a name with the commit that it stands for now.
+
+    A folder goes before a name; a name that the Hub client's cache knows is taken from there.
+
+    Raises:
+        TokenizerError: no such folder, and no such name, or the Hub cannot be reached.
+
+    Example:
+        >>> pin_tokenizer("deployments/demo/tokenizer")
+        'deployments/demo/tokenizer'
+    """
+    match = HUB_NAME.fullmatch(tokenizer)
+    if match is None or Path(tokenizer).is_dir():
+        return tokenizer
+    commit = _cached_or_downloaded(match["repo"], match["revision"] or "main", tokenizer).name
+    return f"{match['repo']}@{commit}"
+
+
+def tokenizer_folder(tokenizer: str | Path) -> Path:
+    """Return the folder of a tokenizer's files: the one given, or that of a pinned name.
+
+    Raises:
+        TokenizerError: the name's files are not on this machine and cannot be downloaded.
+    """
+    match = HUB_NAME.fullmatch(str(tokenizer))
+    if match is None or Path(tokenizer).is_dir() or not _COMMIT.fullmatch(match["revision"] or ""):
+        return Path(tokenizer)
+    from huggingface_hub import constants  # 15 ms; all of the client takes 0.3 s
+
+    folder = f"models--{match['repo'].replace('/', '--')}/snapshots/{match['revision']}"
+    cached = Path(constants.HF_HUB_CACHE) / folder
+    if (cached / "tokenizer_config.json").exists():
+        return cached
+    return _cached_or_downloaded(match["repo"], match["revision"], str(tokenizer))
+
+
+def _cached_or_downloaded(repo: str, revision: str, name: str) -> Path:
+    """Return the folder of a commit's tokenizer files in the Hub client's cache."""
+    from huggingface_hub import HfApi, constants, errors, snapshot_download
+
+    options = hub_options()
+
+    def snapshot(is_offline: bool) -> Path:
+        folder = snapshot_download(
+            repo,
+            revision=revision,
+            allow_patterns=list(TOKENIZER_FILES),
+            local_files_only=is_offline,
+            tqdm_class=silent_bar(),
+            **options,
+        )
+        return Path(folder)
+
+    try:
+        cached = snapshot(is_offline=True)
+        if (cached / "tokenizer_config.json").exists():  # else another file of the repository
+            return cached
+    except (errors.LocalEntryNotFoundError, errors.HFValidationError):
+        pass
+    try:
+        # Without network, this fails at once; a list of a commit's files is tried for 23 s.
+        HfApi(**options).model_info(repo, revision=revision, timeout=10)
+        return snapshot(is_offline=False)
+    except errors.HFValidationError:
+        reason, remedy = "the Hub has no names like this", "check the name"
+    except errors.GatedRepoError:
+        reason, remedy = "the Hub asks to accept its terms first", "accept them, and set HF_TOKEN"
+    except errors.RepositoryNotFoundError:
+        reason = "the Hub has no such name" + (
+            ", or HF_TOKEN may not see it" if options["token"] else ""
+        )
+        remedy = "check the name; set HF_TOKEN for a private one"
+    except errors.RevisionNotFoundError:
+        reason = f"{repo} has no revision '{revision}'"
+        remedy = "name a branch, tag or commit that it has"
+    except Exception as error:  # whatever the client and its transport raise
+        why = f"the Hub does not answer ({first_line(error, 200)})"
+        if constants.HF_HUB_OFFLINE:
+            why = "HF_HUB_OFFLINE is set"
+        reason = f"it is not in the Hub's cache on this machine, and {why}"
+        wanted = repo if revision == "main" else f"{repo} --revision {revision}"
+        but = "--exclude '*.safetensors' --exclude '*.bin'"
+        remedy = f"with network, run `hf download {wanted} {but}` first"
+    raise TokenizerError(
+        f"tokenizer '{name}' is no folder here, and taken for a name: {reason}. Give a folder, or "
+        f"{remedy}",
+        tokenizer=name,
+    )
 
 
 def run_tokenizer(call: Callable[[], Any], tokenizer: str, num_bytes: int = 0) -> Any:
@@ -97,8 +201,31 @@ def fingerprint_tokenizer(folder: str | Path) -> str:
             "a tokenizer cannot be an address (`scheme://`); give a local folder, or a name of the "
             "Hugging Face Hub (`org/name`); download others and give their folder"
         )
-    files = _tokenizer_files(tokenizer_folder(folder))
-    return _digest(tuple((file, _state(file)) for file in files))
+    folder = tokenizer_folder(folder)
+    states = [(file, file.stat()) for file in _tokenizer_files(folder)]
+    # What changes whenever a file's bytes do.
+    return _digest(
+        folder,
+        tuple((file, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for file, s in states),
+    )
+
+
+@lru_cache(maxsize=4)
+def _digest(folder: Path, states: object) -> str:
+    return hashlib.sha256(fingerprinted_bytes(folder)).hexdigest()
+
+
+def fingerprinted_bytes(folder: str | Path) -> bytes:
+    """Return the bytes whose sha256 is the fingerprint, files included: what a store keeps.
+
+    Raises:
+        TokenizerError: as `fingerprint_tokenizer`.
+    """
+    pieces = [f"{name}={version(name)}\n".encode() for name in ("transformers", "tokenizers")]
+    for file in _tokenizer_files(tokenizer_folder(folder)):
+        content = file.read_bytes()
+        pieces += [f"{file.name} {len(content)}\n".encode(), content]
+    return b"".join(pieces)
 
 
 def check_unchanged(tokenizer: str, fingerprint: str) -> None:
@@ -112,39 +239,6 @@ def check_unchanged(tokenizer: str, fingerprint: str) -> None:
             f"tokenizer '{tokenizer}' changed while the run worked with it; what was made since is "
             "not kept. Run again"
         )
-
-
-def _state(file: Path) -> tuple[int, ...]:
-    """What changes whenever a file's bytes do."""
-    state = file.stat()
-    return state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
-
-
-@lru_cache(maxsize=4)
-def _digest(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
-    digest = hashlib.sha256()
-    for piece in _pieces([file for file, _ in files]):
-        digest.update(piece)
-    return digest.hexdigest()
-
-
-def _pieces(files: Sequence[Path]) -> Iterator[bytes]:
-    """All that a fingerprint is made of."""
-    for library in ("transformers", "tokenizers"):
-        yield f"{library}={version(library)}\n".encode()
-    for file in files:
-        content = file.read_bytes()
-        yield f"{file.name} {len(content)}\n".encode()
-        yield content
-
-
-def fingerprinted_bytes(folder: str | Path) -> bytes:
-    """Return the bytes whose sha256 is the fingerprint, files included: what a store keeps.
-
-    Raises:
-        TokenizerError: as `fingerprint_tokenizer`.
-    """
-    return b"".join(_pieces(_tokenizer_files(tokenizer_folder(folder))))
 
 
 def load_snapshot(
@@ -165,54 +259,58 @@ def load_snapshot(
     """
     fingerprint = fingerprint_tokenizer(folder)
     of_file = pipeline == "file"
-    file = _kept_file(cache, fingerprint, of_file=of_file) if cache else None
-    key = fingerprint, file, of_file
+    key = fingerprint, cache, of_file
     with _LOADING:
-        if key not in _IN_PROCESS:
-            where = tokenizer_folder(folder)
-            _IN_PROCESS[key] = _read_or_build(where, fingerprint, file, of_file=of_file)
-        known = _IN_PROCESS[key]
-    if known.difference is not None and pipeline is None:
+        snapshot = _IN_PROCESS.get(key)
+        if snapshot is None and cache is not None:
+            snapshot = find_snapshot(fingerprint, cache, pipeline)
+        if snapshot is None:
+            snapshot = _build(tokenizer_folder(folder), fingerprint, cache, of_file=of_file)
+        _IN_PROCESS[key] = snapshot
+    if snapshot.difference is not None and pipeline is None:
         raise TokenizerError(
-            f"tokenizer '{folder}' {known.difference}. Use the pipeline that inference uses: that "
-            "of tokenizer.json with `--set tokenize.pipeline=file`, or that of the class with "
+            f"tokenizer '{folder}' {snapshot.difference}. Use the pipeline that inference uses: "
+            "that of tokenizer.json with `--set tokenize.pipeline=file`, or that of the class with "
             "`--set tokenize.pipeline=class` (in a recipe: `tokenize: {pipeline: file}`)",
             folder=str(folder),
         )
-    return known.snapshot
+    return snapshot
 
 
 def find_snapshot(
     fingerprint: str, cache: Path, pipeline: PipelineChoice | None = None
 ) -> TokenizerSnapshot | None:
     """Return the snapshot that `load_snapshot` kept in `cache` under a fingerprint, if any."""
-    known = _read_kept(_kept_file(cache, fingerprint, of_file=pipeline == "file"), fingerprint)
-    return known.snapshot if known else None
+    fields = read_checked(_kept_file(cache, fingerprint, of_file=pipeline == "file"))
+    if fields is None or fields.pop("format") != _SNAPSHOT_FORMAT:
+        return None
+    return TokenizerSnapshot(**fields) if fields["fingerprint"] == fingerprint else None
 
 
 def _kept_file(cache: Path, fingerprint: str, *, of_file: bool) -> Path:
     return cache / f"tokenizer-{fingerprint}{'-file' if of_file else ''}.json"
 
 
-def _read_or_build(folder: Path, fingerprint: str, file: Path | None, *, of_file: bool) -> _Known:
-    kept = _read_kept(file, fingerprint) if file else None
-    if kept is not None:
-        return kept
+def _build(
+    folder: Path, fingerprint: str, cache: Path | None, *, of_file: bool
+) -> TokenizerSnapshot:
     # transformers reads other files too (`additional_chat_templates/`, `tokenizer.model.v3`), which
     # the fingerprint does not know: here it finds only those that it does.
     with temporary_folder("tokenizer") as known:
         for each in _tokenizer_files(folder):
             (known / each.name).symlink_to(each.absolute())
-        call = partial(_build, folder, fingerprint, known, of_file=of_file)
+        call = partial(_read_fields, folder, fingerprint, known, of_file=of_file)
         fields = run_tokenizer(call, str(folder), tokenizer_bytes(folder))
-    if file is not None:
+    if cache is not None:
+        file = _kept_file(cache, fingerprint, of_file=of_file)
         write_checked(file, {"format": _SNAPSHOT_FORMAT, **fields})
-    difference = fields.pop("difference")
-    return _Known(TokenizerSnapshot(**fields), difference)
+    return TokenizerSnapshot(**fields)
 
 
-def _build(folder: Path, fingerprint: str, known: Path, *, of_file: bool) -> dict[str, object]:
-    """Fields of the snapshot and the difference, as they are kept.
+def _read_fields(
+    folder: Path, fingerprint: str, known: Path, *, of_file: bool
+) -> dict[str, object]:
+    """In a worker: fields of the snapshot, as they are kept.
 
     `known` links to the files of `folder` that the fingerprint knows.
     """
@@ -229,16 +327,12 @@ def _build(folder: Path, fingerprint: str, known: Path, *, of_file: bool) -> dic
                 "remove that setting",
                 folder=str(folder),
             )
-        snapshot = _snapshot_of(tokenizer, fingerprint, folder, by_file if of_file else None)
+        fields = _fields_of(tokenizer, folder, by_file if of_file else None)
         difference = None
-        if of_file and by_file is not None:
-            engine = by_file
-        elif by_file is not None:
-            texts = short_texts(read_pipeline(snapshot.backend))
-            difference = _difference(texts, bare(engine), bare(by_file), snapshot.class_name)
-    load_tokenizer.keep(snapshot.backend, bare(engine))  # loading it again takes 0.4 s
-    fields = {name: getattr(snapshot, name) for name in TokenizerSnapshot.__slots__}
-    return {**fields, "difference": difference}
+        if by_file is not None and not of_file:
+            texts = short_texts(read_pipeline(engine.to_str()))
+            difference = _difference(texts, bare(engine), bare(by_file), fields["class_name"])
+    return {**fields, "fingerprint": fingerprint, "difference": difference}
 
 
 def _pipeline_of_file(folder: Path, known: Path, engine: "Tokenizer") -> "Tokenizer | None":
@@ -306,9 +400,12 @@ def _tokenizer_files(folder: Path) -> list[Path]:
             "`Qwen/Qwen2.5-0.5B-Instruct`",
             folder=str(folder),
         )
-    files = sorted(file for file in folder.iterdir() if file.is_file())
-    files = [file for file in files if _matches(file.name, TOKENIZER_FILES)]
-    if not any(_matches(file.name, _VOCABULARIES) for file in files):
+    files = [
+        file
+        for file in sorted(folder.iterdir())
+        if file.is_file() and any(map(file.match, TOKENIZER_FILES))
+    ]
+    if not any(file.match(pattern) for file in files for pattern in _VOCABULARIES):
         found = ", ".join(file.name for file in files) or "no tokenizer file"
         raise TokenizerError(
             f"no vocabulary in tokenizer folder '{folder}' ({found}); it needs tokenizer.json, "
@@ -318,10 +415,6 @@ def _tokenizer_files(folder: Path) -> list[Path]:
     return files
 
 
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch(name, pattern) for pattern in patterns)
-
-
 def _load_with_transformers(folder: Path, known: Path) -> "PreTrainedTokenizerFast":
     from transformers import AutoTokenizer
 
@@ -329,7 +422,15 @@ def _load_with_transformers(folder: Path, known: Path) -> "PreTrainedTokenizerFa
     names = {file.name for file in known.iterdir()}
     try:
         if "tekken.json" in names and names.isdisjoint({"tokenizer.json", "tokenizer_config.json"}):
-            return _load_tekken(known)
+            # `AutoTokenizer` gives the same ids, but no BOS and no EOS.
+            from transformers.integrations.mistral import convert_tekken_tokenizer
+
+            file = known / "chat_template.jinja"
+            template = file.read_text("utf-8") if file.is_file() else None
+            # Without a template transformers asks mistral-common for one, if that is installed.
+            tekken: Any = convert_tekken_tokenizer(str(known / "tekken.json"), template or "")
+            tekken.chat_template = template
+            return cast("PreTrainedTokenizerFast", tekken)
         # Otherwise a folder with tekken.json loads as a class without a pipeline as soon as
         # mistral-common is installed, even if it has tokenizer.json.
         tokenizer: Any = AutoTokenizer.from_pretrained(
@@ -349,18 +450,6 @@ def _load_with_transformers(folder: Path, known: Path) -> "PreTrainedTokenizerFa
             folder=str(folder),
         )
     return tokenizer
-
-
-def _load_tekken(known: Path) -> "PreTrainedTokenizerFast":
-    """Convert tekken.json; `AutoTokenizer` gives the same ids, but no BOS and no EOS."""
-    from transformers.integrations.mistral import convert_tekken_tokenizer
-
-    file = known / "chat_template.jinja"
-    template = file.read_text("utf-8") if file.is_file() else None
-    # Without a template transformers asks mistral-common for one, if that is installed.
-    tokenizer: Any = convert_tekken_tokenizer(str(known / "tekken.json"), template or "")
-    tokenizer.chat_template = template
-    return cast("PreTrainedTokenizerFast", tokenizer)
 
 
 def _check_names_no_file(folder: Path) -> None:
@@ -421,13 +510,9 @@ def _unloadable(folder: Path) -> str | None:
         return "merges.txt is missing beside vocab.json (or give tokenizer.json)"
     if config is None and not (folder / "config.json").is_file():
         return f"{file.name} is missing, which names the tokenizer's class (or give tokenizer.json)"
-    return _unknown_class(config or {})
-
-
-def _unknown_class(config: Mapping[str, object]) -> str | None:
     import transformers
 
-    name = config.get("tokenizer_class")
+    name = (config or {}).get("tokenizer_class")
     if name is None or (isinstance(name, str) and hasattr(transformers, name)):
         return None
     return (
@@ -451,12 +536,9 @@ def _json_problem(name: str, content: bytes) -> str | None:
     return None
 
 
-def _snapshot_of(
-    tokenizer: "PreTrainedTokenizerFast",
-    fingerprint: str,
-    folder: Path,
-    by_file: "Tokenizer | None",
-) -> TokenizerSnapshot:
+def _fields_of(
+    tokenizer: "PreTrainedTokenizerFast", folder: Path, by_file: "Tokenizer | None"
+) -> dict[str, Any]:
     """Read a loaded tokenizer; `by_file` gives the ids instead of its class, if it is there."""
     engine = tokenizer.backend_tokenizer if by_file is None else by_file
     backend = engine.to_str()
@@ -475,20 +557,28 @@ def _snapshot_of(
             "set model.dropout to null in tokenizer.json",
             folder=str(folder),
         )
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, dict):
+        template = template.get("default")
+    if template is not None and not isinstance(template, str):
+        raise TokenizerError(
+            f"tokenizer '{folder}': chat_template in tokenizer_config.json must be text, got "
+            f"{template!r}; put the Jinja source there or in chat_template.jinja",
+            folder=str(folder),
+        )
     first_ids = (tokenizer("a")["input_ids"] if by_file is None else by_file.encode("a").ids)[:1]
     special = {name: getattr(tokenizer, name, None) for name in _SPECIAL}
-    return TokenizerSnapshot(
-        fingerprint=fingerprint,
-        class_name=type(tokenizer).__name__,
-        backend=backend,
-        vocab_size=len(pipeline.is_added),
-        added_tokens={token.text: token.id for token in pipeline.added},
-        special_tokens={name: str(text) for name, text in special.items() if text is not None},
-        adds_bos=first_ids[0] in (tokenizer.bos_token_id, tokenizer.cls_token_id),
-        chat_template=_chat_template(getattr(tokenizer, "chat_template", None), folder),
-        pipeline="class" if by_file is None else "file",
-        stop_tokens=dict.fromkeys(_generation_stops(folder, pipeline), GENERATION_CONFIG),
-    )
+    return {
+        "class_name": type(tokenizer).__name__,
+        "backend": backend,
+        "vocab_size": len(pipeline.is_added),
+        "added_tokens": {token.text: token.id for token in pipeline.added},
+        "special_tokens": {name: str(text) for name, text in special.items() if text is not None},
+        "adds_bos": first_ids[0] in (tokenizer.bos_token_id, tokenizer.cls_token_id),
+        "chat_template": template,
+        "pipeline": "class" if by_file is None else "file",
+        "stop_tokens": dict.fromkeys(_generation_stops(folder, pipeline), GENERATION_CONFIG),
+    }
 
 
 def _generation_stops(folder: Path, pipeline: Pipeline) -> list[str]:
@@ -513,23 +603,3 @@ def _generation_stops(folder: Path, pipeline: Pipeline) -> list[str]:
         raise TokenizerError(f"tokenizer '{folder}' does not load: {problem}", folder=str(folder))
     texts = {token.id: token.text for token in pipeline.added}
     return [texts[index] for index in ids if index in texts]
-
-
-def _chat_template(stated: object, folder: Path) -> str | None:
-    template = stated.get("default") if isinstance(stated, dict) else stated
-    if template is not None and not isinstance(template, str):
-        raise TokenizerError(
-            f"tokenizer '{folder}': chat_template in tokenizer_config.json must be text, got "
-            f"{template!r}; put the Jinja source there or in chat_template.jinja",
-            folder=str(folder),
-        )
-    return template
-
-
-def _read_kept(file: Path, fingerprint: str) -> _Known | None:
-    fields = read_checked(file)
-    if fields is None or fields.pop("format") != _SNAPSHOT_FORMAT:
-        return None
-    difference = fields.pop("difference")
-    is_it = fields["fingerprint"] == fingerprint
-    return _Known(TokenizerSnapshot(**fields), difference) if is_it else None

@@ -13,7 +13,7 @@ from packhouse.store.read import OpenVersion
 from packhouse.store.tokenizers import fetch_tokenizer
 from packhouse.system.disks import disk_errors
 from packhouse.tokenize.loading import find_snapshot, load_snapshot
-from packhouse.tokenize.snapshot import TokenizerSnapshot
+from packhouse.tokenize.pipeline import TokenizerSnapshot
 
 LoadSnapshot = Callable[[], TokenizerSnapshot | None]
 """Loads a tokenizer from this machine's disk; it can be pickled, for a worker process."""

@@ -16,24 +16,20 @@ A later piece goes on in the middle of a text: it gets none of the spaces that S
 before a text, up to its first added token.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import groupby, pairwise
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import orjson
-import pyarrow as pa
 
 from packhouse.recipe import Recipe
 from packhouse.recipe.rows import CHAT_TEMPLATES, TEMPLATES
-from packhouse.system.arrays import Bools, Int64s
+from packhouse.system.arrays import Bools, Bytes, Int64s
 from packhouse.tokenize.control_text import encode_plain
-from packhouse.tokenize.encoders import load_tokenizer, text_bases, text_bytes
-from packhouse.tokenize.memo import memo
-from packhouse.tokenize.offsets import EncodedRow, EncodedRows, locate_by_widths
+from packhouse.tokenize.encoders import load_tokenizer
+from packhouse.tokenize.offsets import EncodedRow, EncodedRows, Spans, are_crossed, prompt_ends
 from packhouse.tokenize.pipeline import read_pipeline
-from packhouse.tokenize.spans import Spans, are_crossed, prompt_ends
 
 _BEFORE, _AFTER = 8, 4  # bytes around the end of a prompt
 
@@ -50,18 +46,12 @@ def cuts_prompts(recipe: Recipe) -> bool:
 
 
 def split_prompts(
-    encoded: EncodedRows,
-    texts: pa.StringArray,
-    spans: Spans,
-    written: Spans,
-    contents: Spans | None,
-    backend: str,
+    encoded: EncodedRows, spans: Spans, written: Spans, contents: Spans | None, backend: str
 ) -> tuple[EncodedRows, int]:
     """Encode records in pieces where a token crosses the end of a prompt.
 
     Args:
         encoded: one encoding of each text.
-        texts: texts of the rows.
         spans: trained spans. A prompt ends where one follows text that is not trained; spans that
             touch, such as parts of an answer with weights of their own, are one completion.
         written: spans of the row's own texts, in which no prompt ends.
@@ -72,7 +62,6 @@ def split_prompts(
         The rows, and the number of prompts that were cut off. A row that the tokenizer cannot
         encode with plain contents stays as it is.
     """
-    bases = text_bases(texts)
     ends = prompt_ends(spans)
     # Text [10, 20) is the row's: a span that begins at 14 is a part of an answer with weights, and
     # so is one that begins at 20 if another one ends at 10: the text between is a thought, say.
@@ -82,49 +71,35 @@ def split_prompts(
     is_inside = spans.starts[ends] < text_ends
     is_inside |= (spans.starts[ends] == text_ends) & goes_on
     ends = ends[~is_inside]
-    rows = np.searchsorted(spans.offsets, ends, "right") - 1
-    places = spans.starts[ends] - bases[rows]
-    is_due = _ends_otherwise(texts, spans.starts[ends], backend) & (places > 0)
+    rows, places = spans.rows[ends], spans.starts[ends]
+    is_due = _ends_otherwise(encoded.text, places, backend) & (places > encoded.bases[rows])
     is_due |= are_crossed(encoded, spans)[ends]
     cuts: dict[int, set[int]] = {}
     num_split = 0
     while is_due.any():
-        changed: dict[int, set[int]] = {}
+        changed: dict[int, int] = {}  # row -> how many prompts are cut off anew
         for row, place in zip(rows[is_due].tolist(), places[is_due].tolist(), strict=True):
             if place not in cuts.setdefault(row, set()):
                 cuts[row].add(place)
-                changed.setdefault(row, set()).add(place)
-        new = _encode_pieces(
-            [
-                piece
-                for row in changed
-                for piece in _pieces_of(row, sorted(cuts[row]), encoded, bases, backend)
-            ],
-            texts,
-            contents,
-            backend,
-        )
-        new = {row: found for row, found in new.items() if _differs(found, row, encoded)}
-        num_split += sum(len(changed[row]) for row in new)
-        encoded = _with_rows(encoded, new, texts, backend)
-        if not new:
-            break
+                changed[row] = changed.get(row, 0) + 1
+        sorted_cuts = {row: sorted(cuts[row]) for row in changed}
+        new = {
+            row: found
+            for row, found in _encode_in_pieces(sorted_cuts, encoded, contents, backend).items()
+            if not np.array_equal(found.ids, encoded.ids_of(row))
+        }
+        num_split += sum(changed[row] for row in new)
+        encoded = encoded.with_rows(new, read_pipeline(backend))
         # Pieces hold other tokens than the whole had: one may cross another prompt's end.
         is_due = are_crossed(encoded, spans)[ends] & np.isin(rows, list(new))
     return encoded, num_split
 
 
-def _differs(found: EncodedRow, row: int, encoded: EncodedRows) -> bool:
-    own = slice(encoded.offsets[row], encoded.offsets[row + 1])
-    return not np.array_equal(found.ids, encoded.ids[own])
-
-
-def _ends_otherwise(texts: pa.StringArray, places: Int64s, backend: str) -> Bools:
+def _ends_otherwise(text: Bytes, places: Int64s, backend: str) -> Bools:
     """Return, for each place, if white space before it is encoded otherwise at the end of a text.
 
     Tried on the white space and the character after it, once for all places that have the same.
     """
-    text = text_bytes(texts)
     is_white = np.zeros(256, np.bool_)
     is_white[list(b" \t\n\v\f\r")] = True
     is_otherwise = (places > 1) & is_white[text[places - 1]] & is_white[text[places - 2]]
@@ -156,121 +131,74 @@ def _ends_otherwise(texts: pa.StringArray, places: Int64s, backend: str) -> Bool
     return is_otherwise
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A part of a row's text that is encoded alone."""
-
-    row: int
-    start: int
-    """First byte, counted from the row's own."""
-    end: int
-    is_inner: bool
-    """True if it goes on where a piece ended, so that nothing is put before it."""
-
-
-def _pieces_of(
-    row: int, cuts: Sequence[int], encoded: EncodedRows, bases: Int64s, backend: str
-) -> list[_Piece]:
-    """Cut a row; text between a cut and the next added token is a piece of its own.
-
-    `a the</s>[INST] b`, cut at 2: `a ` and `the`, which is inner, and `</s>[INST] b`.
-    """
-    own = slice(encoded.offsets[row], encoded.offsets[row + 1])
-    base = bases[row]
-    is_added = read_pipeline(backend).is_added[encoded.ids[own]]
-    added = encoded.starts[own][is_added] - base
-    edges = [0, *cuts, int(bases[row + 1] - base)]
-    pieces = [_Piece(row, 0, edges[1], is_inner=False)]
-    for start, end in pairwise(edges[1:]):
-        after = np.searchsorted(added, start)
-        middle = min(int(added[after]), end) if after < len(added) else end
-        pieces.append(_Piece(row, start, middle, is_inner=True))
-        pieces.append(_Piece(row, middle, end, is_inner=False))
-    return [piece for piece in pieces if piece.end > piece.start]
-
-
-def _encode_pieces(
-    pieces: Sequence[_Piece], texts: pa.StringArray, contents: Spans | None, backend: str
+def _encode_in_pieces(
+    cuts: dict[int, list[int]], encoded: EncodedRows, contents: Spans | None, backend: str
 ) -> dict[int, EncodedRow]:
-    """Encode rows of which all pieces can be encoded, and join these."""
-    bases = text_bases(texts)
-    data = {row: texts[row].as_py().encode() for row in {piece.row for piece in pieces}}
-    encoded: dict[_Piece, EncodedRow | None] = {}
+    """Encode rows in pieces, and join these; a row of which one cannot be encoded is left out.
+
+    Text between a cut and the next added token is a piece of its own, an inner one, before which
+    nothing is put. `a the</s>[INST] b`, cut at 2: `a ` and `the`, which is inner, and
+    `</s>[INST] b`.
+    """
+    is_added = read_pipeline(backend).is_added
+    pieces: dict[int, list[tuple[int, int, bool]]] = {}  # row -> first byte, end, is it inner
+    for row, own_cuts in cuts.items():
+        start, end = encoded.bases[row : row + 2].tolist()
+        own = slice(encoded.offsets[row], encoded.offsets[row + 1])
+        added = encoded.starts[own][is_added[encoded.ids[own]]]
+        edges = [start]
+        for cut, next_cut in pairwise([*own_cuts, end]):
+            after = np.searchsorted(added, cut)
+            edges += [cut, min(int(added[after]), next_cut) if after < len(added) else next_cut]
+        numbered = enumerate(pairwise([*edges, end]))
+        pieces[row] = [(first, last, n % 2 == 1) for n, (first, last) in numbered if last > first]
+    found: dict[int, EncodedRow | None] = {}  # by the first byte
     for is_inner, its_backend in ((False, backend), (True, _without_prefix(backend))):
-        group = [piece for piece in pieces if piece.is_inner == is_inner]
-        parts = [data[piece.row][piece.start : piece.end].decode() for piece in group]
-        inside = [_contents_of(piece, contents, int(bases[piece.row])) for piece in group]
-        rows = encode_plain(pa.array(parts, pa.string()), inside, its_backend)
-        encoded.update(zip(group, rows, strict=True))
+        group = [
+            (row, first, last)
+            for row, parts in pieces.items()
+            for first, last, inner in parts
+            if inner == is_inner
+        ]
+        texts = [encoded.text[first:last].tobytes().decode() for _, first, last in group]
+        inside = [contents.within(*each) if contents else [] for each in group]
+        encodings = encode_plain(texts, inside, its_backend)
+        found.update(zip((first for _, first, _ in group), encodings, strict=True))
     joined = {}
-    for row, own in groupby(pieces, key=lambda piece: piece.row):
-        parts_of_row = [(piece.start, encoded[piece]) for piece in own]
-        found = [(start, part) for start, part in parts_of_row if part is not None]
-        if len(found) == len(parts_of_row):
+    for row, parts in pieces.items():
+        base = int(encoded.bases[row])
+        done = [(first - base, found[first]) for first, _, _ in parts]
+        good = [(shift, part) for shift, part in done if part is not None]
+        if len(good) == len(done):
             joined[row] = EncodedRow(
-                np.concatenate([part.ids for _, part in found]),
-                np.concatenate([part.starts + start for start, part in found]),
-                np.concatenate([part.ends + start for start, part in found]),
+                np.concatenate([part.ids for _, part in good]),
+                np.concatenate([part.starts + shift for shift, part in good]),
+                np.concatenate([part.ends + shift for shift, part in good]),
             )
     return joined
 
 
-def _contents_of(piece: _Piece, contents: Spans | None, base: int) -> list[tuple[int, int]]:
-    """Spans of contents inside a piece, counted from its first byte."""
-    if contents is None:
-        return []
-    own = slice(contents.offsets[piece.row], contents.offsets[piece.row + 1])
-    starts = np.maximum(contents.starts[own] - base, piece.start)
-    ends = np.minimum(contents.ends[own] - base, piece.end)
-    is_inside = starts < ends
-    shifted = (edges[is_inside] - piece.start for edges in (starts, ends))
-    return list(zip(*(edges.tolist() for edges in shifted), strict=True))
-
-
-def _with_rows(
-    encoded: EncodedRows, rows: dict[int, EncodedRow], texts: pa.StringArray, backend: str
-) -> EncodedRows:
-    """Put rows in place of others, and say which of them decode to their very text."""
-    if not rows:
-        return encoded
-    numbers = list(rows)
-    ids = np.concatenate([row.ids for row in rows.values()])
-    offsets = np.cumsum([0, *(len(row.ids) for row in rows.values())])
-    own_texts = texts.take(pa.array(numbers))
-    is_exact = encoded.is_exact.copy()
-    is_exact[numbers] = locate_by_widths(own_texts, ids, offsets, read_pipeline(backend)).is_exact
-    return encoded.with_rows(rows, text_bases(texts), is_exact)
-
-
-@memo
+@lru_cache(maxsize=4)
 def _without_prefix(backend: str) -> str:
     """The pipeline without spaces before the text; most have none."""
     parsed = orjson.loads(backend)
-    before = orjson.dumps([parsed["normalizer"], parsed["pre_tokenizer"]])
-    parsed["normalizer"] = _plain_normalizer(parsed["normalizer"])
-    _set_no_prefix(parsed["pre_tokenizer"])
-    if orjson.dumps([parsed["normalizer"], parsed["pre_tokenizer"]]) == before:
-        return backend
-    return orjson.dumps(parsed).decode()
+    before = {name: parsed[name] for name in ("normalizer", "pre_tokenizer")}
+    after = {name: _no_prefix(step) for name, step in before.items()}
+    return backend if after == before else orjson.dumps(parsed | after).decode()
 
 
-def _plain_normalizer(step: Any) -> Any:
-    """A normalizer without `Prepend`; None if nothing is left."""
+def _no_prefix(step: Any) -> Any:
+    """A step of a pipeline, with those inside it, that puts nothing before a text; None: no step.
+
+    Steps that do are `Prepend`, `Metaspace`, and those with `add_prefix_space`.
+    """
     if step is None or step["type"] == "Prepend":
         return None
-    if step["type"] == "Sequence":
-        inner = [_plain_normalizer(each) for each in step["normalizers"]]
-        return {**step, "normalizers": [each for each in inner if each is not None]}
-    return step
-
-
-def _set_no_prefix(step: Any) -> None:
-    """Change a pre-tokenizer in place, and those inside it."""
-    if step is None:
-        return
+    step = dict(step)
     if step["type"] == "Metaspace":
         step["prepend_scheme"] = "never"
     if "add_prefix_space" in step:
         step["add_prefix_space"] = False
-    for each in step.get("pretokenizers", ()):
-        _set_no_prefix(each)
+    for name in {"normalizers", "pretokenizers"} & step.keys():
+        step[name] = [kept for each in step[name] if (kept := _no_prefix(each)) is not None]
+    return step

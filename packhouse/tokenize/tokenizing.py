@@ -12,16 +12,22 @@ Work goes through a table in slices of 8 MiB of text, so that memory does not gr
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from packhouse.recipe import Recipe, TokenizeConfig
-from packhouse.records.lists import flat_list, list_array, ranges_array
+from packhouse.records.lists import (
+    flat_list,
+    flat_weights,
+    list_array,
+    list_offsets,
+    ranges_array,
+    weights_column,
+)
 from packhouse.records.pairs import REJECTED, check_answers, join_sides, keep_both
-from packhouse.records.span_weights import flat_weights, weights_column
 from packhouse.records.tables import (
     QUARANTINED,
     REFUSED,
@@ -30,96 +36,30 @@ from packhouse.records.tables import (
     refused_rows,
     write_table,
 )
-from packhouse.system.arrays import Int64s
 from packhouse.system.progress import advance
 from packhouse.system.worker import at, limited
-from packhouse.tokenize.control_text import find_forged, with_plain_contents
-from packhouse.tokenize.encoders import (
-    Encoder,
-    EncoderError,
-    chunks_of,
-    load_tokenizer,
-    text_bases,
-)
+from packhouse.tokenize.control_text import encode_plain, find_forged
+from packhouse.tokenize.encoders import Encoder, EncoderError, chunks_of, load_tokenizer
 from packhouse.tokenize.gate import choose_encoder, find_unicode_drift, refuse_fast
 from packhouse.tokenize.given import GIVEN_VERSION
 from packhouse.tokenize.loading import load_snapshot
-from packhouse.tokenize.offsets import EncodedRow, EncodedRows, byte_ranges, locate_by_widths
-from packhouse.tokenize.pipeline import read_pipeline
-from packhouse.tokenize.snapshot import TokenizerSnapshot
-from packhouse.tokenize.spans import Spans, TrainedRanges, train_ranges
+from packhouse.tokenize.offsets import (
+    EncodedRow,
+    EncodedRows,
+    Spans,
+    byte_ranges,
+    flat_texts,
+    locate_by_widths,
+    train_ranges,
+)
+from packhouse.tokenize.pipeline import TokenizerSnapshot, read_pipeline
 from packhouse.tokenize.split_prompts import cuts_prompts, split_prompts
-
-# Encode rows and say which bytes each token covers; HF has the last word on doubtful rows.
-#
-# A fast encoder's ids are taken where nothing can be in doubt: the tokens' bytes, joined, are the
-# text, and no character is one that libraries may know differently. All other rows (of Alpaca:
-# none) are encoded by HF, ids and offsets.
-
-
-_CHUNK_BYTES = 2**19  # HF encodings with offsets take about 300 bytes per token
-
-
-def encode_rows(texts: pa.StringArray, encoder: Encoder, backend: str) -> tuple[EncodedRows, int]:
-    """Encode texts with an encoder that passed the gate, or with HF.
-
-    Returns:
-        The rows, and how many of them the fast encoder is not trusted with, so that HF did them.
-
-    Raises:
-        EncoderError: the encoder failed, or gave wrong ids for a row without any doubt.
-    """
-    pipeline = read_pipeline(backend)
-    if pipeline.token_bytes is None:  # every row is doubtful: encode once, with offsets
-        nothing = np.zeros(0, np.int32), np.zeros(len(texts) + 1, np.int64)
-        rows = locate_by_widths(texts, *nothing, pipeline)
-    else:
-        rows = locate_by_widths(texts, *encoder.encode(texts), pipeline)
-    is_drifting = np.zeros(len(texts), np.bool_)
-    if not encoder.is_reference:
-        is_drifting = find_unicode_drift(texts)
-    doubtful = np.flatnonzero(~rows.is_exact | is_drifting)
-    if not len(doubtful):
-        return rows, 0
-    true_rows = _encode_with_hf(texts, doubtful, backend)
-    # Rows of which HF's own ids decode to exactly their text are exact as well. If they were not
-    # with the fast encoder's ids, those were wrong, and so may be others that nobody compared.
-    ids = np.concatenate([row.ids for row in true_rows.values()])
-    offsets = np.cumsum([0, *(len(row.ids) for row in true_rows.values())])
-    found = locate_by_widths(texts.take(pa.array(doubtful)), ids, offsets, pipeline)
-    is_exact = rows.is_exact.copy()
-    is_exact[doubtful] = found.is_exact
-    wrong = np.flatnonzero(is_exact & ~rows.is_exact & ~is_drifting)
-    if len(wrong):
-        example = texts[int(wrong[0])].as_py()[:60]
-        raise EncoderError(
-            f"{encoder.name} {encoder.version} gives other ids than HF for {example!r}"
-        )
-    merged = rows.with_rows(true_rows, text_bases(texts), is_exact)
-    return merged, 0 if encoder.is_reference else len(doubtful)
-
-
-def _encode_with_hf(texts: pa.StringArray, rows: Int64s, backend: str) -> dict[int, EncodedRow]:
-    """Encode some rows with HF, ids and offsets, a few at a time."""
-    encoded = {}
-    chosen = texts.take(pa.array(rows))
-    for begin, end in chunks_of(chosen, _CHUNK_BYTES):
-        batch = chosen[begin:end].to_pylist()
-        encodings = load_tokenizer(backend).encode_batch(batch, add_special_tokens=False)
-        advance((end - begin) / len(rows))
-        for row, text, encoding in zip(rows[begin:end].tolist(), batch, encodings, strict=True):
-            starts, ends = byte_ranges(text, encoding.offsets)
-            encoded[row] = EncodedRow(np.array(encoding.ids, np.int32), starts, ends)
-    return encoded
-
 
 VERSION = 1
 """Rises whenever the same text would give other ids or ranges."""
 
 _SLICE_BYTES = 8 * 2**20
-
-Fault = tuple[str, str]
-"""Reason code and a sentence."""
+_CHUNK_BYTES = 2**19  # HF encodings with offsets take about 300 bytes per token
 
 _EMPTY = ("empty", "the rendering has no tokens")
 _NOTHING_TRAINED = ("nothing_trained", "no token begins inside a trained span")
@@ -157,7 +97,7 @@ def tokenize_shard(
     if given is None:
         result = tokenize_table(read_table(formatted), snapshot, recipe.tokenize, cache, **options)
     else:
-        result = pass_tokens(read_table(given), snapshot)
+        result = _pass_tokens(read_table(given), snapshot)
     tokenized, refused, notes = result.tokenized, result.quarantined, Counter(result.notes)
     if recipe.preferences == "pairs":
         rejected_texts = read_table(formatted.with_name(REJECTED))
@@ -183,6 +123,18 @@ def tokenize_shard(
     return {"notes": dict(notes), "encoder": result.encoder, "tokenizer": tokenizer}
 
 
+def _pass_tokens(tokenized: pa.Table, snapshot: TokenizerSnapshot) -> Tokenized:
+    """Return records whose ids are given as the result of tokenizing them."""
+    ids, _ = flat_list(tokenized["input_ids"])
+    num_unknown = int((ids == read_pipeline(snapshot.backend).unk_id).sum())
+    return Tokenized(
+        tokenized,
+        QUARANTINED.empty_table(),
+        {"unk_tokens": num_unknown} if num_unknown else {},
+        {"name": "none", "version": str(GIVEN_VERSION), "gate": "ids are given", "sample_size": 0},
+    )
+
+
 def tokenize_table(
     formatted: pa.Table,
     snapshot: TokenizerSnapshot,
@@ -206,58 +158,34 @@ def tokenize_table(
         TokenizerError: `encoder: fast`, and the fast encoder does not give HF's ids.
     """
     choice = choose_encoder(formatted.column("text"), snapshot, config.encoder, cache)
-    try:
-        slices = _tokenize_slices(formatted, snapshot, config, choice.encoder, cut_at_spans)
-    except EncoderError as error:  # seen on a row that the sample does not hold
-        choice = refuse_fast(snapshot, config.encoder, str(error))
-        slices = _tokenize_slices(formatted, snapshot, config, choice.encoder, cut_at_spans)
-    return Tokenized(
-        tokenized=pa.concat_tables([TOKENIZED.empty_table(), *slices.tokenized]),
-        quarantined=pa.concat_tables([QUARANTINED.empty_table(), *slices.quarantined]),
-        notes={name: count for name, count in sorted(slices.notes.items()) if count},
-        encoder={**choice.report(), "rows_by_hf": slices.by_hf},
-    )
-
-
-def pass_tokens(tokenized: pa.Table, snapshot: TokenizerSnapshot) -> Tokenized:
-    """Return records whose ids are given as the result of tokenizing them."""
-    unk_id = read_pipeline(snapshot.backend).unk_id
-    ids, _ = flat_list(tokenized["input_ids"])
-    num_unknown = 0 if unk_id is None else int((ids == unk_id).sum())
-    return Tokenized(
-        tokenized,
-        QUARANTINED.empty_table(),
-        {"unk_tokens": num_unknown} if num_unknown else {},
-        {"name": "none", "version": str(GIVEN_VERSION), "gate": "ids are given", "sample_size": 0},
-    )
-
-
-@dataclass(slots=True, eq=False)
-class _Slices:
-    """What has come of the slices so far."""
-
-    tokenized: list[pa.Table] = field(default_factory=list)
-    quarantined: list[pa.Table] = field(default_factory=list)
-    notes: Counter[str] = field(default_factory=Counter)
-    by_hf: int = 0
-
-
-def _tokenize_slices(
-    formatted: pa.Table,
-    snapshot: TokenizerSnapshot,
-    config: TokenizeConfig,
-    encoder: Encoder,
-    cut_at_spans: bool,
-) -> _Slices:
-    slices = _Slices()
-    for batch in formatted.to_batches():
-        for start, end in chunks_of(batch.column("text"), _SLICE_BYTES):
-            piece = batch.slice(start, end - start)
-            source, row = piece.column("source"), piece.column("row")
-            at(f"{source[0]} rows {row[0]} to {row[-1]}")
-            with limited(piece.nbytes):
-                _tokenize_slice(piece, snapshot, config, encoder, cut_at_spans, slices)
-    return slices
+    slices = [
+        batch.slice(start, end - start)
+        for batch in formatted.to_batches()
+        for start, end in chunks_of(list_offsets(batch.column("text")), _SLICE_BYTES)
+    ]
+    while True:
+        tokenized, quarantined = [TOKENIZED.empty_table()], [QUARANTINED.empty_table()]
+        notes: Counter[str] = Counter()
+        try:
+            for rows in slices:
+                source, row = rows.column("source"), rows.column("row")
+                at(f"{source[0]} rows {row[0]} to {row[-1]}")
+                with limited(rows.nbytes):
+                    good, bad = _tokenize_slice(
+                        rows, snapshot, config, choice.encoder, cut_at_spans, notes
+                    )
+                tokenized.append(good)
+                quarantined.append(bad)
+        except EncoderError as error:  # seen on a row that the sample does not hold; HF has none
+            choice = refuse_fast(snapshot, config.encoder, str(error))
+            continue
+        by_hf = notes.pop("rows_by_hf")
+        return Tokenized(
+            tokenized=pa.concat_tables(tokenized),
+            quarantined=pa.concat_tables(quarantined),
+            notes={name: count for name, count in sorted(notes.items()) if count},
+            encoder={**choice.report(), "rows_by_hf": by_hf},
+        )
 
 
 def _tokenize_slice(
@@ -266,84 +194,112 @@ def _tokenize_slice(
     config: TokenizeConfig,
     encoder: Encoder,
     cut_at_spans: bool,
-    slices: _Slices,
-) -> None:
-    texts = batch.column("text")
+    notes: Counter[str],
+) -> tuple[pa.Table, pa.Table]:
+    """Return tokenized and quarantined rows; `notes` are counted up."""
     pipeline = read_pipeline(snapshot.backend)
-    notes = slices.notes
-    encoded, num_by_hf = encode_rows(texts, encoder, snapshot.backend)
-    slices.by_hf += num_by_hf
-    encoded, faults = _settle_control_text(batch, encoded, snapshot, config, notes)
-    spans = Spans.of(batch.column("trained_spans"), texts)
+    encoded, by_hf = encode_rows(batch.column("text"), encoder, snapshot.backend)
+    notes["rows_by_hf"] += by_hf
+    trained, content = (
+        Spans.of(batch.column(name), encoded.bases) for name in ("trained_spans", "content_spans")
+    )
+    faults: dict[int, tuple[str, str]] = {}
+    forged = find_forged(encoded, content, pipeline)
+    notes["control_text"] += sum(map(len, forged.values()))
+    notes["control_text_rows"] += len(forged)
+    if forged and config.control_text != "allow":
+        plain: dict[int, EncodedRow | None] = dict.fromkeys(forged)
+        why = ""
+        if config.control_text == "text":
+            contents = [content.within(row, *encoded.bases[row : row + 2]) for row in forged]
+            texts = [encoded.text_of(row) for row in forged]
+            rows = encode_plain(texts, contents, snapshot.backend)
+            plain = dict(zip(forged, rows, strict=True))
+            why = ", which this tokenizer cannot encode as plain text"
+        for row in [row for row, found in plain.items() if found is None]:
+            held = forged[row]
+            more = f" and {len(held) - 1} more" if len(held) > 1 else ""
+            said = f"contents hold the control token '{held[0]}'{more}{why}"
+            faults[row] = ("control_text", said)
+        replaced = {row: found for row, found in plain.items() if found is not None}
+        encoded = encoded.with_rows(replaced, pipeline)
     if cut_at_spans:
-        written = Spans.of(batch.column("content_spans"), texts)
-        contents = written if config.control_text != "allow" else None
+        plain_content = None if config.control_text == "allow" else content
         encoded, num_split = split_prompts(
-            encoded, texts, spans, written, contents, snapshot.backend
+            encoded, trained, content, plain_content, snapshot.backend
         )
         notes["split_prompts"] += num_split
     notes["inexact_round_trip"] += int((~encoded.is_exact).sum())
-    ranges = train_ranges(encoded, spans)
+    ranges = train_ranges(encoded, trained)
     notes["straddles_start"] += ranges.straddles_start
     notes["straddles_end"] += ranges.straddles_end
-    if pipeline.unk_id is not None:
-        notes["unk_tokens"] += int((encoded.ids == pipeline.unk_id).sum())
-    is_idle = (ranges.num_trained == 0) & batch.column("label").is_null().to_numpy(False)
-    is_empty = np.diff(encoded.offsets) == 0
-    faults = (
-        dict.fromkeys(np.flatnonzero(is_idle).tolist(), _NOTHING_TRAINED)
-        | faults
-        | dict.fromkeys(np.flatnonzero(is_empty).tolist(), _EMPTY)
-    )
-    table = _tokenized_table(batch, encoded, ranges)
-    slices.quarantined.append(refused_rows(table, faults, "tokenize"))
-    if faults:
-        table = table.take(np.setdiff1d(np.arange(table.num_rows), list(faults)))
-    slices.tokenized.append(table)
+    notes["unk_tokens"] += int((encoded.ids == pipeline.unk_id).sum())
 
-
-def _settle_control_text(
-    batch: pa.RecordBatch,
-    encoded: EncodedRows,
-    snapshot: TokenizerSnapshot,
-    config: TokenizeConfig,
-    notes: Counter[str],
-) -> tuple[EncodedRows, dict[int, Fault]]:
-    """Apply the policy on control text in contents; returns rows and those to quarantine."""
-    texts = batch.column("text")
-    pipeline = read_pipeline(snapshot.backend)
-    content = Spans.of(batch.column("content_spans"), texts)
-    forged = find_forged(encoded, texts, content, pipeline)
-    rows = np.unique(forged.rows)
-    notes["control_text"] += len(forged.rows)
-    notes["control_text_rows"] += len(rows)
-    if config.control_text == "allow" or not len(rows):
-        return encoded, {}
-    faults = {row: ("control_text", text) for row, text in forged.described(pipeline).items()}
-    if config.control_text == "quarantine":
-        return encoded, faults
-    encoded, stubborn = with_plain_contents(encoded, rows, texts, content, snapshot.backend)
-    return encoded, {
-        row: (reason, f"{text}, which this tokenizer cannot encode as plain text")
-        for row, (reason, text) in faults.items()
-        if row in stubborn
-    }
-
-
-def _tokenized_table(
-    batch: pa.RecordBatch, encoded: EncodedRows, ranges: TrainedRanges
-) -> pa.Table:
-    counts = np.diff(ranges.offsets)
-    starts, ends = ranges.starts.astype(np.int32), ranges.ends.astype(np.int32)
-    num_spans = batch.column("trained_spans").value_lengths().to_numpy()
-    weights = flat_weights(batch.column("span_weights"), num_spans)
+    num_tokens, num_ranges = np.diff(encoded.offsets), np.diff(ranges.offsets)
+    weights = flat_weights(batch.column("span_weights"), np.diff(trained.offsets))
     kept = None if weights is None else weights[ranges.is_kept]  # of the spans that have a range
+    starts, ends = ranges.starts.astype(np.int32), ranges.ends.astype(np.int32)
     columns = {
         "input_ids": list_array(pa.array(encoded.ids), encoded.offsets, pa.int32()),
-        "trained_ranges": ranges_array(starts, ends, counts),
-        "range_weights": weights_column(kept, counts),
-        "num_tokens": pa.array(np.diff(encoded.offsets).astype(np.int32)),
+        "trained_ranges": ranges_array(starts, ends, num_ranges),
+        "range_weights": weights_column(kept, num_ranges),
+        "num_tokens": pa.array(num_tokens.astype(np.int32)),
         "num_trained": pa.array(ranges.num_trained.astype(np.int32)),
     }
     arrays = [columns[name] if name in columns else batch.column(name) for name in TOKENIZED.names]
-    return pa.Table.from_arrays(arrays, schema=TOKENIZED)
+    table = pa.Table.from_arrays(arrays, schema=TOKENIZED)
+    is_idle = (ranges.num_trained == 0) & batch.column("label").is_null().to_numpy(False)
+    faults = (
+        dict.fromkeys(np.flatnonzero(is_idle).tolist(), _NOTHING_TRAINED)
+        | faults
+        | dict.fromkeys(np.flatnonzero(num_tokens == 0).tolist(), _EMPTY)
+    )
+    refused = refused_rows(table, faults, "tokenize")
+    if faults:
+        table = table.take(np.setdiff1d(np.arange(table.num_rows), list(faults)))
+    return table, refused
+
+
+def encode_rows(texts: pa.StringArray, encoder: Encoder, backend: str) -> tuple[EncodedRows, int]:
+    """Encode texts with an encoder that passed the gate, or with HF.
+
+    A fast encoder's ids are taken where nothing can be in doubt: the tokens' bytes, joined, are the
+    text, and no character is one that libraries may know differently. All other rows (of Alpaca:
+    none) are encoded by HF, ids and offsets.
+
+    Returns:
+        The rows, and how many of them the fast encoder is not trusted with, so that HF did them.
+
+    Raises:
+        EncoderError: the encoder failed, or gave wrong ids for a row without any doubt.
+    """
+    pipeline = read_pipeline(backend)
+    ids, offsets = np.zeros(0, np.int32), np.zeros(len(texts) + 1, np.int64)
+    if pipeline.token_bytes is not None:  # else every row is doubtful: encode once, with offsets
+        ids, offsets = encoder.encode(texts)
+    rows = locate_by_widths(*flat_texts(texts), ids, offsets, pipeline)
+    is_drifting = np.zeros(len(texts), np.bool_)
+    if not encoder.is_reference:
+        is_drifting = find_unicode_drift(texts)
+    doubtful = np.flatnonzero(~rows.is_exact | is_drifting)
+    if not len(doubtful):
+        return rows, 0
+    true_rows: dict[int, EncodedRow] = {}
+    chosen = texts.take(pa.array(doubtful))
+    for begin, end in chunks_of(list_offsets(chosen), _CHUNK_BYTES):
+        batch = chosen[begin:end].to_pylist()
+        encodings = load_tokenizer(backend).encode_batch(batch, add_special_tokens=False)
+        advance((end - begin) / len(doubtful))
+        for row, text, one in zip(doubtful[begin:end].tolist(), batch, encodings, strict=True):
+            starts, ends = byte_ranges(text, one.offsets)
+            true_rows[row] = EncodedRow(np.array(one.ids, np.int32), starts, ends)
+    merged = rows.with_rows(true_rows, pipeline)
+    # Rows of which HF's own ids decode to exactly their text are exact as well. If they were not
+    # with the fast encoder's ids, those were wrong, and so may be others that nobody compared.
+    wrong = np.flatnonzero(merged.is_exact & ~rows.is_exact & ~is_drifting)
+    if len(wrong):
+        example = texts[int(wrong[0])].as_py()[:60]
+        raise EncoderError(
+            f"{encoder.name} {encoder.version} gives other ids than HF for {example!r}"
+        )
+    return merged, 0 if encoder.is_reference else len(doubtful)

@@ -5,9 +5,9 @@ import json
 import pytest
 import yaml
 
+from packhouse.addons.ask.query import read
 from packhouse.errors import AuditError, ConfigError
 from packhouse.store import open_version
-from packhouse.views import read
 from tests.audit.test_audit_gate import Project
 
 QUESTION = "A farmer has 17 sheep and all but nine die. How many are left?"

@@ -12,8 +12,7 @@ from click.testing import CliRunner
 
 from packhouse.cli import cli
 from packhouse.recipe import FormatConfig
-from packhouse.records.render_counts import NOTES, RenderCounts
-from packhouse.records.split_text import SplitText, factor_note
+from packhouse.records.render_counts import NOTES, RenderCounts, SplitText, factor_note
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
 

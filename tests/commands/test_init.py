@@ -777,7 +777,7 @@ def test_labels_for_a_tokenizer_without_eos_train_a_head_for_classes(project, sh
 
 
 def test_init_says_what_split_rows_cost(tmp_path, monkeypatch):
-    from packhouse.records.split_text import SplitText
+    from packhouse.records.render_counts import SplitText
     from packhouse.run import first_rows
 
     monkeypatch.chdir(tmp_path)

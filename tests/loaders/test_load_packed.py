@@ -14,7 +14,7 @@ from packhouse import load_packed
 from packhouse.errors import ConfigError, DiskError, IntegrityError, VersionNotFoundError
 from packhouse.load.copies import read_rows
 from packhouse.store import pull_version
-from packhouse.store.address import open_address
+from packhouse.store.read import open_address
 
 COLUMNS = ["input_ids", "labels", "seq_lengths", "record_ids", "position_ids"]
 

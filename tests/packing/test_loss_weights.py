@@ -17,7 +17,7 @@ from packhouse.pack import (
     published_schema,
     to_layout,
 )
-from packhouse.records.span_weights import flat_weights, weights_column
+from packhouse.records.lists import flat_weights, weights_column
 from packhouse.records.tables import PACKED, TOKENIZED, WEIGHTS
 
 WEIGHT = st.sampled_from([1.0, 0.5, 0.25, 2.0])

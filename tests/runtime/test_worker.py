@@ -146,13 +146,13 @@ def test_a_worker_that_waited_in_vain_ends_and_the_next_call_gets_another():
 
 
 def has_shards():
-    return "packhouse.render.shards" in sys.modules
+    return "packhouse.run.rendering" in sys.modules
 
 
 def test_a_worker_that_is_started_early_does_the_next_call():
     worker._end_idle()
-    worker.start_early("packhouse.render.shards")
-    worker.start_early("packhouse.render.shards")
+    worker.start_early("packhouse.run.rendering")
+    worker.start_early("packhouse.run.rendering")
     (early,) = worker._idle
 
     assert in_worker(has_shards)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from packhouse.errors import SourceError
-from packhouse.read import decoding, text_files
+from packhouse.read import tabular, text_files
 from packhouse.system import worker
 
 MIB = 2**20
@@ -154,7 +154,7 @@ def nested_arrow(path: Path) -> None:
 
 
 def wide_parquet(path: Path) -> None:
-    parquet(pa.table({f"c{i}": [1] for i in range(decoding.MAX_COLUMNS + 1)}), path)
+    parquet(pa.table({f"c{i}": [1] for i in range(tabular.MAX_COLUMNS + 1)}), path)
 
 
 def wide_csv(path: Path) -> None:
@@ -322,9 +322,9 @@ def test_decoders_have_a_limit_of_time_and_no_credentials(
     monkeypatch.setenv("PACKHOUSE_CHILD_SECONDS", "1")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary")
     parquet(pa.table({"text": ["a"]}), tmp_path / "a.parquet")
-    monkeypatch.setattr(decoding, "_rows", slow_rows)
+    monkeypatch.setattr(tabular, "_rows", slow_rows)
 
-    found = decoding.decode_rows(str(tmp_path / "a.parquet"), "parquet", 0, 1)
+    found = tabular.decode_rows(str(tmp_path / "a.parquet"), "parquet", 0, 1)
     assert next(found)["environment"].to_pylist() == [[]]
     with pytest.raises(SourceError, match=r"a\.parquet', row group 7: takes more CPU time than"):
         next(found)

@@ -16,7 +16,7 @@ from packhouse.errors import IntegrityError
 from packhouse.pack.layout import published_schema
 from packhouse.records.tables import QUARANTINED
 from packhouse.store import LocalFile, open_store, publish_version, verify_version
-from packhouse.store.address import open_address
+from packhouse.store.read import open_address
 
 MIB = 2**20
 PACKS = {

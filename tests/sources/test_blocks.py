@@ -8,9 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from packhouse.errors import PackhouseError
-from packhouse.read import json_arrays, json_lines
+from packhouse.read import json_arrays, text_files
 from packhouse.read.json_arrays import ArrayFile
-from packhouse.read.json_lines import LinesFile
 
 ROWS = [
     {"instruction": f"Say }}, {{ {number}", "input": "x" * (number % 3), "output": "[1], [2]"}
@@ -43,9 +42,8 @@ def join(pieces: list[bytes], name: str) -> bytes:
 
 def read_in_blocks(read_bytes, size, data, name, **config):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_lines, "BLOCK_BYTES", size)
+        patch.setattr(text_files, "BLOCK_BYTES", size)
         patch.setattr(json_arrays, "BLOCK_BYTES", size)
-        patch.setattr(json_arrays, "COUNT_BLOCK_BYTES", size)
         try:
             source = read_bytes(data, name, rules={"max_row_bytes": 500}, **config)
         except PackhouseError as error:
@@ -81,9 +79,8 @@ def test_blocks_give_what_the_whole_shard_gives(
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
 def test_a_sound_shard_is_never_parsed_as_a_whole(name, read_bytes, monkeypatch):
-    monkeypatch.setattr(LinesFile, "parse", None)
     monkeypatch.setattr(ArrayFile, "parse", None)
-    monkeypatch.setattr(json_lines, "BLOCK_BYTES", 500)
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 500)
     monkeypatch.setattr(json_arrays, "BLOCK_BYTES", 500)
     data = join([json.dumps(row).encode() for row in ROWS], name)
 

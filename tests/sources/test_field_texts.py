@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from packhouse.read import strict
+from packhouse.read import records
 from packhouse.read.chat_messages import BadRowError, parse_field
-from packhouse.read.json_lines import parse_lines
-from packhouse.read.strict import find_fault, hidden_fault, parse_text
+from packhouse.read.records import find_fault, hidden_fault, parse_text
+from packhouse.read.text_files import LinesFile
 
 CALL = '{"name": "search", "arguments": {"query": "a: b", "limits": [3, -1.5], "deep": null}}'
 
@@ -19,7 +19,7 @@ CALL = '{"name": "search", "arguments": {"query": "a: b", "limits": [3, -1.5], "
 def as_line(text):
     """Value, or reason and sentence, of the same JSON as the only line of a file."""
     data = text.encode("utf-8", "surrogatepass").replace(b"\n", b" ").replace(b"\r", b" ")
-    records = parse_lines(data, len(data) + 1)
+    records = LinesFile("").parse(data, len(data) + 1)
     if records.failures:
         return None, tuple(records.failures[0][1:])
     return (records.rows[0], None) if records.rows else (None, ("json", "not JSON: no text"))
@@ -101,8 +101,8 @@ def test_a_field_is_read_as_the_same_line_of_a_file(text):
 
 
 def test_a_small_sound_text_is_parsed_once_and_not_walked(monkeypatch):
-    monkeypatch.setattr(strict, "_is_deep_or_large", None)
-    monkeypatch.setattr(strict, "_STRICT", None)
+    monkeypatch.setattr(records, "_is_deep_or_large", None)
+    monkeypatch.setattr(records, "_STRICT", None)
 
     assert parse_text(CALL) == (json.loads(CALL), None)
 

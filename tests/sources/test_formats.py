@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from packhouse.errors import SourceError
-from packhouse.read.row_formats import ROW_FORMATS
+from packhouse.read.row_formats import row_formats
 from packhouse.recipe.source import RowFormatName
 
 QA = [("user", "q"), ("assistant", "a")]
@@ -56,7 +56,7 @@ def test_a_recipe_can_name_every_format():
     files = Path(__file__).parent.glob("test_*_format.py")
     own = {path.stem.removeprefix("test_").removesuffix("_format") for path in files}
     names = {*CASES, *own, "oasst_flat", "pairs", "kto", "mixed", "auto"}
-    assert {*ROW_FORMATS, "auto"} == set(get_args(RowFormatName)) == names
+    assert {*row_formats(), "auto"} == set(get_args(RowFormatName)) == names
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -119,9 +119,9 @@ def test_fields_rename(read_bytes):
     ]
 
 
-@pytest.mark.parametrize("name", [n for n, f in ROW_FORMATS.items() if f.required])
+@pytest.mark.parametrize("name", [n for n, f in row_formats().items() if f.required])
 def test_a_field_that_fields_takes_is_not_read_again(name):
-    row_format = ROW_FORMATS[name]
+    row_format = row_formats()[name]
     ours = next(iter(row_format.required))
     second_names = {alias for names in row_format.optional.values() for alias in names}
 

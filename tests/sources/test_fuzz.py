@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from packhouse.errors import PackhouseError
 from packhouse.read.delimited import record_ends
 from packhouse.read.json_arrays import parse_array, split_elements
-from packhouse.read.json_lines import parse_lines
+from packhouse.read.text_files import LinesFile
 
 ROWS = [
     {"instruction": 'a "b" [c]', "input": "", "output": "d\\e"},
@@ -115,7 +115,7 @@ def _has_nan(value):
 
 @given(mutated())
 def test_lines_and_elements_are_judged_alike(data):
-    lines = parse_lines(data, 2**20)
+    lines = LinesFile("").parse(data, 2**20)
     assert len(lines.rows) + len(lines.failures) == lines.num_records
     numbers = sorted([*lines.numbers.tolist(), *(f.number for f in lines.failures)])
     assert numbers == list(range(lines.num_records))

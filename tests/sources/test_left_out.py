@@ -7,7 +7,7 @@ import pytest
 
 from packhouse.errors import SourceError
 from packhouse.read import read_shard, scan_source
-from packhouse.read.message_weights import read_weight
+from packhouse.read.chat_messages import read_weight
 from packhouse.recipe import SourceConfig, ValidateConfig
 
 

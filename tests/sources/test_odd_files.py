@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from packhouse.errors import SourceError
-from packhouse.read.lines import lines_at, lines_of_rows
+from packhouse.read.streams import lines_at, lines_of_rows
 from packhouse.recipe import SourceConfig
 from tests.sources.workbook_files import ods, workbook
 

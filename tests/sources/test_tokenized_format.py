@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from packhouse.errors import SourceError
 from packhouse.read.chat_messages import BadRowError
-from packhouse.read.row_formats import ROW_FORMATS, row_format_of
+from packhouse.read.row_formats import row_format_of, row_formats
 from packhouse.recipe import SourceConfig
 from tests.sources.conftest import read_source
 
@@ -26,7 +26,7 @@ Records = list[list[tuple[str, list[int]]]]
 
 
 def read(row: dict[str, Any], **config: Any) -> list[list[tuple[str, list[int], float | None]]]:
-    reader = ROW_FORMATS["tokenized"]
+    reader = row_formats()["tokenized"]
     told = SourceConfig(path="", **config)
     found = reader.read(row, reader.names(row, told.fields), told)
     return [[(turn[0], ids_of(turn[1]), turn[7]) for turn in each.turns] for each in found]

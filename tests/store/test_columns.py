@@ -16,12 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from packhouse.addons.ask import columns
+from packhouse.addons.ask.columns import fetch_columns
+from packhouse.addons.ask.query import read
 from packhouse.errors import DiskError, IntegrityError, PackhouseError, VersionNotFoundError
-from packhouse.store import LocalFile, OpenVersion, columns, open_version, publish_version
-from packhouse.store.columns import fetch_columns
+from packhouse.store import LocalFile, OpenVersion, open_version, publish_version
 from packhouse.store.local import LocalStore
 from packhouse.store.objects import ObjectStore, Part
-from packhouse.views import read
 from tests.store.versions import FACTS, pack_file
 
 ROWS = 40_000

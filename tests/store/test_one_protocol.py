@@ -18,8 +18,8 @@ import pytest
 import packhouse
 from packhouse.errors import PackhouseError, StoreError
 from packhouse.store import gc, open_store, protocol, publish, publish_version, refs, set_ref
-from packhouse.store.draft import card_file, draft_manifest, name_files
 from packhouse.store.objects import FileBody, ObjectStore, file_body
+from packhouse.store.publish import card_file, draft_manifest, name_files
 from tests.store import simulation
 from tests.store.simulation import SimStore
 from tests.store.versions import FACTS, pack_file
@@ -46,7 +46,7 @@ def test_one_module_alone_knows_obstore():
 
 
 def test_nobody_writes_to_a_store_but_the_runner_of_steps_and_the_doctor():
-    assert {module for module, _, _ in methods_named("called")} == {"store/doctor.py"}
+    assert {module for module, _, _ in methods_named("called")} == {"addons/doctor.py"}
 
 
 def test_a_writing_method_is_named_only_to_be_asked_for():
@@ -100,10 +100,9 @@ def test_every_request_is_known_to_the_runner_and_to_the_simulation():
     assert {name for name in known if f"protocol.{name}" not in simulated} == set()
     text = "".join(path.read_text(encoding="utf-8") for path in (PACKAGE / "store").glob("*.py"))
     asked = set(re.findall(r"\b(?:ask|Call)\(ObjectStore\.(\w+)", text))
-    # No simulated protocol lists folders, copies to a disk or reads a part of a file; one that does
-    # ends with an error.
+    # No simulated protocol lists folders or copies to a disk; one that does ends with an error.
     unknown = {name for name in asked if name not in vars(SimStore)}
-    assert unknown == {"download", "get_range", "list_folders"}
+    assert unknown == {"download", "list_folders"}
 
 
 class Recorder:

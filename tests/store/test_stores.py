@@ -3,9 +3,11 @@
 import hashlib
 import io
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from packhouse.addons.doctor import examine
 from packhouse.errors import (
     ConfigError,
     IntegrityError,
@@ -21,7 +23,7 @@ from packhouse.store import (
     pull_version,
     verify_version,
 )
-from packhouse.store.doctor import examine, require_guarded
+from packhouse.store.guard import require_guarded
 from packhouse.store.objects import (
     ObjectNotFoundError,
     PreconditionFailedError,
@@ -152,8 +154,8 @@ class FakeClient:
     def __init__(self, status, code):
         self.status, self.code, self.objects = status, code, {}
 
-    def delete_object(self, **_):
-        return {}
+    def get_paginator(self, _):
+        return SimpleNamespace(paginate=lambda **_: [])
 
     def get_object(self, Key, **_):
         return {"ETag": '"0"', "Body": io.BytesIO(self.objects[Key])}

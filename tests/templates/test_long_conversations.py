@@ -7,7 +7,7 @@ import pytest
 from packhouse.render import rendering as rule
 from tests.templates.test_chat_shapes import WITH_IDS
 from tests.templates.test_chat_toys import CHATML, MISTRAL, PHI, PHI_TOKENS, THINKING
-from tests.templates.toys import chat_renderer, make_table, pieces
+from tests.templates.toys import chat_renderer, counting_messages, make_table, pieces
 
 TEMPLATES = {"chatml": CHATML, "mistral": MISTRAL, "phi": PHI, "thinking": THINKING}
 
@@ -22,8 +22,9 @@ def rendered(template, number, **config):
         PHI_TOKENS if "<|end|>" in template else {"<|im_end|>": 1, "<|im_start|>": 2, "</s>": 3}
     )
     renderer = chat_renderer(template + f"{{# {number} #}}", config, added_tokens=tokens)
-    out = renderer.render(make_table([turns(number)]))
-    return out, renderer._engine._rows.template.num_rendered
+    with counting_messages() as given:
+        out = renderer.render(make_table([turns(number)]))
+    return out, sum(given)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -50,9 +51,10 @@ def test_ids_of_calls_make_no_gap_another():
     def work(number):
         config = {"train_on": "all", "never_train": ["user"]}
         renderer = chat_renderer(WITH_IDS + f"{{# {number} #}}", config)
-        out = renderer.render(make_table([[turn for at in range(number) for turn in talk(at)]]))
+        with counting_messages() as given:
+            out = renderer.render(make_table([[turn for at in range(number) for turn in talk(at)]]))
         assert out.formatted.num_rows == 1
-        return renderer._engine._rows.template.num_rendered
+        return sum(given)
 
     assert work(100) <= 10 * work(10)
 

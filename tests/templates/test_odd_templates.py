@@ -285,3 +285,53 @@ def test_a_template_for_tools_alone_is_tried_with_tools():
 
     assert pieces(out.formatted) == [["2.</s>"]]
     assert out.quarantined["reason"].to_pylist() == ["template"]
+
+
+CALLS = [{"type": "function", "id": "call00000", "function": {"name": "get", "arguments": {}}}]
+IDS_OF_HISTORY = (  # as Apriel 1.6: the last turn has no end, and calls before it have ids
+    "{% for m in messages %}<|user|>{{ m.role }}: {{ m.content }}"
+    "{% for call in m.tool_calls or [] %}[{{ call.function.name }}"
+    "{% if not loop.last or messages[-1] is not sameas m %} {{ call.id }}{% endif %}]{% endfor %}"
+    "{% if messages[-1] is not sameas m %}</s><|model|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}</s><|model|><|user|>assistant: {% endif %}"
+)
+TEXT_IS_BEGUN = (  # as Nemotron Nano v2: the prompt after an answer goes on with that answer
+    "{% for m in messages %}{% if m.content %}<|user|>{{ m.role }}: {{ m.content }}"
+    "{% if not (loop.last and add_generation_prompt and m.role == 'assistant') %}</s>{% endif %}"
+    "{% endif %}{% for call in m.tool_calls or [] %}<|user|>assistant: [{{ call.function.name }}]"
+    "</s>{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt and messages[-1].role != 'assistant' %}<|user|>assistant: "
+    "{% endif %}"
+)
+
+
+def test_a_stop_token_that_only_history_has_is_no_advice():
+    turns = [
+        ("user", "Two?"),
+        {"role": "assistant", "content": "", "tool_calls": json.dumps(CALLS)},
+        {"role": "tool", "content": "2", "tool_call_id": "call00000"},
+    ]
+    out = render_chat(
+        IDS_OF_HISTORY, [turns], config={"stop_tokens": ["</s>"]}, added_tokens=TOKENS
+    )
+
+    (refused,) = out.quarantined.to_pylist()
+    assert refused["reason"] == "no_stop"
+    assert "a Jinja file that ends the message" in refused["detail"]
+
+
+def test_a_call_is_put_into_its_own_message_only_where_the_prompt_after_a_text_has_a_header():
+    turns = [
+        ("user", "Two?"),
+        {"role": "assistant", "content": "Wait.", "tool_calls": json.dumps(CALLS)},
+        {"role": "tool", "content": "2", "tool_call_id": "call00000"},
+    ]
+    headed = TEXT_IS_BEGUN.replace(" and messages[-1].role != 'assistant'", "").replace(
+        "loop.last and add_generation_prompt and m.role == 'assistant'", "false"
+    )
+    begun, apart = (
+        render_chat(template, [turns], added_tokens=TOKENS).quarantined["detail"][0].as_py()
+        for template in (TEXT_IS_BEGUN, headed)
+    )
+    assert "Give format.template a Jinja file" in begun
+    assert "Put what follows it into a separate message" in apart

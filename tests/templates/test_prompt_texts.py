@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from packhouse.addons.packs_in_memory.supervised import _format
+from packhouse.addons.dart_math.prompt_texts import dart_math, texts_to_jinja
+from packhouse.addons.dart_math.supervised import _format
 from packhouse.errors import ConfigError
 from packhouse.recipe import FormatConfig
 from packhouse.recipe.rows import TEMPLATES
 from packhouse.render import make_renderer
-from packhouse.render.prompt_texts import dart_math, texts_to_jinja
 from packhouse.render.single_turn import Ends
 from tests.templates.toys import make_snapshot, make_table, pieces
 

@@ -6,7 +6,14 @@ from unittest.mock import patch
 from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.render import chat, make_renderer
 from packhouse.tokenize import load_snapshot, tokenize_table
-from tests.templates.toys import CHATML, make_snapshot, make_table, pieces, snapshot_of
+from tests.templates.toys import (
+    CHATML,
+    counting_messages,
+    make_snapshot,
+    make_table,
+    pieces,
+    snapshot_of,
+)
 
 # As Cohere's and IBM's templates place documents: before the turns, all items of each.
 RAG = (
@@ -112,9 +119,10 @@ def test_rows_of_a_shape_are_filled_with_their_own_documents():
     source = "{{ style }}" + RAG
 
     renderer = make_renderer(FormatConfig(), make_snapshot(adds_bos=False, chat_template=source))
-    filled = renderer.render(table)
+    with counting_messages() as given:
+        filled = renderer.render(table)
 
-    assert renderer._engine._rows.template.num_rendered < 100  # messages, of 400 in the rows
+    assert sum(given) < 100  # messages, of 400 in the rows
     assert outcome(rendered_both_ways(table, chat_template=source)) == outcome(filled)
     assert filled.formatted["text"][7].as_py().startswith("brief<|im_start|>system\nDocuments:\n")
     assert "title: T7\ntext: text 7\n" in filled.formatted["text"][7].as_py()

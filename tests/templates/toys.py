@@ -1,6 +1,9 @@
 """Toy tokenizers, toy templates and validated tables."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 from tokenizers import Tokenizer, models
@@ -8,7 +11,8 @@ from tokenizers import Tokenizer, models
 from packhouse.recipe import FormatConfig
 from packhouse.records.tables import VALIDATED
 from packhouse.render import Rendered, Renderer, make_renderer
-from packhouse.tokenize.snapshot import TokenizerSnapshot
+from packhouse.render.sandbox import ChatTemplate
+from packhouse.tokenize.pipeline import TokenizerSnapshot
 
 
 def make_table(
@@ -93,6 +97,20 @@ def chat_renderer(template: str, config: dict[str, Any] | None = None, **snapsho
     """Renderer of a Jinja source as the tokenizer's chat template."""
     facts = {"adds_bos": False, "chat_template": template, **snapshot}
     return make_renderer(FormatConfig(**(config or {})), make_snapshot(**facts))
+
+
+@contextmanager
+def counting_messages() -> Iterator[list[int]]:
+    """How many messages templates are given, a number for each rendering."""
+    given: list[int] = []
+    render = ChatTemplate.render
+
+    def counting(self: ChatTemplate, messages: Sequence[object], *args: Any, **named: Any) -> str:
+        given.append(len(messages))
+        return render(self, messages, *args, **named)
+
+    with mock.patch.object(ChatTemplate, "render", counting):
+        yield given
 
 
 def render_chat(template: str, conversations: list[Any], **options: Any) -> Rendered:

@@ -204,4 +204,4 @@ def alpaca_formatted(
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The corpus' 1 MB of one character takes toy tokenizers seconds; one test looks at it."""
-    monkeypatch.setattr("packhouse.tokenize.corpus._LONG_RUN", 2**14)
+    monkeypatch.setattr("packhouse.tokenize.gate._LONG_RUN", 2**14)

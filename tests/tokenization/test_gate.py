@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from packhouse.errors import TokenizerError
 from packhouse.recipe import TokenizeConfig
 from packhouse.tokenize import gate, tokenize_table
-from packhouse.tokenize.corpus import adversarial_texts, sample_texts
-from packhouse.tokenize.encoders import EncoderError, GigatokenEncoder, hf_encoder
+from packhouse.tokenize.encoders import EncoderError, GigatokenEncoder, HFEncoder
+from packhouse.tokenize.gate import adversarial_texts, sample_texts
 from packhouse.tokenize.pipeline import read_pipeline
 
 FAST = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"]
@@ -25,7 +25,7 @@ class Sabotaged:
     is_reference = False
 
     def __init__(self, snapshot, trigger):
-        self.reference = hf_encoder(snapshot)
+        self.reference = HFEncoder.load(snapshot.backend)
         self.trigger = trigger
 
     def encode(self, texts):
@@ -246,7 +246,7 @@ def test_gigatoken_takes_rows_of_very_different_length(real_snapshots):
 
     assert offsets.shape == (len(texts) + 1,)
     few = pa.concat_arrays([texts[:1], texts[2:]])
-    expected_ids, expected_offsets = hf_encoder(snapshot).encode(few)
+    expected_ids, expected_offsets = HFEncoder.load(snapshot.backend).encode(few)
     kept = np.r_[ids[: offsets[1]], ids[offsets[2] :]]
     assert kept.tolist() == expected_ids.tolist()
     assert np.diff(offsets)[2:].tolist() == np.diff(expected_offsets)[1:].tolist()

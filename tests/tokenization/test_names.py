@@ -10,7 +10,7 @@ import pytest
 import packhouse
 from packhouse.errors import TokenizerError
 from packhouse.tokenize import fingerprint_tokenizer, load_snapshot
-from packhouse.tokenize.names import pin_tokenizer, tokenizer_folder
+from packhouse.tokenize.loading import pin_tokenizer, tokenizer_folder
 from tests.sources.hub_files import HubFiles
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo" / "tokenizer"

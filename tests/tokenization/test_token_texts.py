@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from packhouse.tokenize import offsets as spans
 from packhouse.tokenize import pipeline as token_texts
-from packhouse.tokenize import spans
-from packhouse.tokenize.offsets import EncodedRows
+from packhouse.tokenize.offsets import EncodedRows, Spans, train_ranges
 from packhouse.tokenize.pipeline import TokenTexts
-from packhouse.tokenize.spans import Spans, train_ranges
 
 # Some short and some long, and none at all.
 VOCABULARY = [b"", b" ", b"ab", *(bytes(range(97, 97 + n)) for n in (7, 8, 9, 15, 16, 17, 24, 25))]
@@ -84,7 +83,13 @@ def test_ranges_are_the_tokens_that_begin_inside(rows):
     found = np.array(begins, np.int64)
     behind = np.append(found[1:], base)[: len(found)]
     encoded = EncodedRows(
-        np.zeros(len(found), np.int32), np.array(offsets), found, behind, np.ones(len(rows), bool)
+        text=np.zeros(base, np.uint8),
+        bases=np.zeros(len(rows) + 1, np.int64),  # of no account here
+        ids=np.zeros(len(found), np.int32),
+        offsets=np.array(offsets),
+        starts=found,
+        ends=behind,
+        is_exact=np.ones(len(rows), bool),
     )
     ranges = train_ranges(encoded, Spans(*(np.array(v, np.int64) for v in (starts, ends, counts))))
     numbers = np.repeat(np.arange(len(rows)), np.diff(ranges.offsets)).tolist()

@@ -1,9 +1,9 @@
 import pyarrow as pa
 import pytest
 
+from packhouse.addons.ask.compare import diff_versions
+from packhouse.addons.ask.query import read
 from packhouse.store import open_store, open_version, publish_version
-from packhouse.views import read
-from packhouse.views.diff import diff_versions
 from tests.store.versions import FACTS, INT32S, pack_file, pack_table, write_file
 
 

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from packhouse.addons.ask.query import ask
 from packhouse.api import Version, prepare
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.read.evaluation import text_function
 from packhouse.store import open_store, open_version, publish_version
-from packhouse.views import ask
 from tests.store.versions import FACTS, write_file
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"

@@ -7,14 +7,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import packhouse
+from packhouse.addons.ask.compare import diff_versions
+from packhouse.addons.ask.files import TABLES, FileTable, VersionFiles
+from packhouse.addons.ask.query import find_records, open_views
 from packhouse.errors import ContractError
 from packhouse.recipe import Recipe
 from packhouse.store import open_store, open_version, publish_version
 from packhouse.store.manifest import Manifest
-from packhouse.views import find_records
-from packhouse.views.diff import diff_versions
-from packhouse.views.files import TABLES, FileTable, VersionFiles
-from packhouse.views.query import open_views
 from tests.report.conftest import TOKENIZER
 from tests.store.versions import FACTS, pack_table, write_file
 

@@ -1,25 +1,26 @@
 """`packhouse diff OLD NEW`: what changed between two versions, with examples."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 import numpy as np
 from numpy.typing import NDArray
 
+from packhouse.addons.ask.compare import Change, Diff, RecordDiff, diff_versions
+from packhouse.addons.ask.query import find_records
 from packhouse.cli.options import cache_option, json_option
+from packhouse.cli.tokens import pipeline_of, plain, runs_of
 from packhouse.cli.versions import echo_json, print_table
 from packhouse.run.workspace import Workspace
 from packhouse.store import OpenVersion
-from packhouse.store.address import open_address, open_beside
+from packhouse.store.read import open_address, open_beside
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo, print_text
 from packhouse.system.wording import cut_pair
 from packhouse.tokenize.of_version import tokenizer_of
 from packhouse.tokenize.pipeline import Pipeline
-from packhouse.views import find_records
-from packhouse.views.diff import Change, Diff, RecordDiff, diff_versions
-from packhouse.views.tokens import pipeline_of, plain, runs_of
 
 _MOST_TEXTS = 2
 """Examples of a kind of change that are shown with their text."""
@@ -70,7 +71,7 @@ def diff(old: str, new: str, no_records: bool, cache: Path, as_json: bool) -> No
     right = open_beside(left, new)
     found = diff_versions(left, right, records=not no_records)
     if as_json:
-        echo_json(found.to_json())
+        echo_json(asdict(found))
     else:
         _print_facts(found)
         if found.records is not None:

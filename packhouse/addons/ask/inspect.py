@@ -15,20 +15,8 @@ from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.text import Text
 
-from packhouse.cli.options import cache_option, json_option
-from packhouse.read.files import source_name
-from packhouse.recipe.reading import is_recipe_path
-from packhouse.registry import COMMANDS
-from packhouse.run.workspace import Workspace
-from packhouse.store import OpenVersion
-from packhouse.store.address import open_address
-from packhouse.store.manifest import Manifest
-from packhouse.system.escaping import for_terminal
-from packhouse.system.terminal import console, echo, page, print_note
-from packhouse.system.wording import counted
-from packhouse.tokenize.pipeline import Pipeline
-from packhouse.views import read
-from packhouse.views.samples import (
+from packhouse.addons.ask.query import read
+from packhouse.addons.ask.samples import (
     check_split,
     first_split,
     label_names,
@@ -38,17 +26,29 @@ from packhouse.views.samples import (
     read_pack,
     read_packs,
     records_in,
-    rows_with_masks,
     weights_text,
 )
-from packhouse.views.tokens import (
+from packhouse.cli.options import cache_option, json_option
+from packhouse.cli.tokens import (
     Run,
     coloured,
     pipeline_of,
     plain,
+    rows_with_masks,
     runs_of,
     token_texts,
 )
+from packhouse.read.files import source_name
+from packhouse.recipe.reading import is_recipe_path
+from packhouse.registry import COMMANDS
+from packhouse.run.workspace import Workspace
+from packhouse.store import OpenVersion
+from packhouse.store.manifest import Manifest
+from packhouse.store.read import open_address
+from packhouse.system.escaping import for_terminal
+from packhouse.system.terminal import console, echo, page, print_note
+from packhouse.system.wording import counted
+from packhouse.tokenize.pipeline import Pipeline
 
 SOURCE = "split_part(source, '/', 1)"
 """Name of the source of a record: `chats` of `chats/chats.jsonl`."""

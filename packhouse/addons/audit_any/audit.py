@@ -23,6 +23,7 @@ from packhouse.addons.audit_any.token_audit import NUM_SAMPLES, Sample, TokenAud
 from packhouse.api import Version, open_version, prepare_recipe
 from packhouse.auditing.inference import inference_line
 from packhouse.cli.summary import quality_lines
+from packhouse.cli.tokens import runs_of
 from packhouse.errors import ConfigError
 from packhouse.pack.layout import expand_labels
 from packhouse.recipe import AuditConfig, Recipe, parse_recipe
@@ -41,7 +42,6 @@ from packhouse.system.wording import by_name
 from packhouse.tokenize import load_snapshot
 from packhouse.tokenize.of_version import pipeline_of_version
 from packhouse.tokenize.pipeline import Pipeline, read_pipeline
-from packhouse.views.tokens import runs_of
 
 # What the audit of a preparation calls the same.
 _PREPARED = {

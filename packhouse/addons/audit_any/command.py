@@ -81,7 +81,7 @@ def _print(report: "AuditReport") -> None:
     from rich.text import Text
 
     from packhouse.addons.audit_any.report import headline, indented
-    from packhouse.views.tokens import coloured, plain
+    from packhouse.cli.tokens import coloured, plain
 
     out = console(soft_wrap=False)
     for line in report.summary():

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from packhouse.cli.tokens import Run, html_runs, plain
 from packhouse.recipe import AuditConfig
 from packhouse.system.escaping import PAGE_STYLE, html_text
 from packhouse.system.wording import counted
-from packhouse.views.tokens import Run, html_runs, plain
 
 # Finding -> what is wrong, what to do.
 MEANINGS = {

@@ -15,8 +15,7 @@ from packhouse.auditing.turns import Turns
 from packhouse.pack.layout import expand_labels
 from packhouse.records.lists import list_array
 from packhouse.system.arrays import Int64s
-from packhouse.tokenize.pipeline import read_pipeline
-from packhouse.tokenize.snapshot import TokenizerSnapshot
+from packhouse.tokenize.pipeline import TokenizerSnapshot, read_pipeline
 
 _BATCH_ROWS = 1000
 

@@ -22,8 +22,7 @@ from packhouse.auditing.ends import bos_and_unknown
 from packhouse.auditing.tokens import Intervals, Tokens
 from packhouse.auditing.turns import TokenBytes, Turns
 from packhouse.system.arrays import Bools, Int64s
-from packhouse.tokenize.pipeline import Pipeline
-from packhouse.tokenize.snapshot import TokenizerSnapshot
+from packhouse.tokenize.pipeline import Pipeline, TokenizerSnapshot
 
 NUM_SAMPLES = 3
 _BEFORE, _AFTER = 40, 24  # tokens of a sample, around the one that is wrong

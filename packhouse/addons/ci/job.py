@@ -26,10 +26,10 @@ from packhouse.run.steps.plan import Plan, plan_jobs
 from packhouse.run.steps.publish import configuration_of
 from packhouse.run.workspace import Workspace
 from packhouse.store import OpenVersion
+from packhouse.store.evolution import changed_settings
 from packhouse.system.interrupts import check_interrupted
 from packhouse.system.places import check_cache, find_cache
 from packhouse.system.progress import start_phase
-from packhouse.views.diff import changed_settings
 
 
 def run_job(

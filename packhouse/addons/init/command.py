@@ -16,17 +16,16 @@ import yaml
 
 from packhouse.addons.init.files import Look, look_at
 from packhouse.cli.options import json_option
+from packhouse.cli.tokens import coloured, pipeline_of, plain, rows_with_masks, runs_of
 from packhouse.errors import ConfigError, SourceError
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
-from packhouse.records.split_text import SplitText, factor_note, total
+from packhouse.records.render_counts import SplitText, factor_note, total
 from packhouse.run.workspace import Workspace
 from packhouse.system.escaping import for_terminal
 from packhouse.system.places import default_cache
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.terminal import console, echo, print_note, print_text
 from packhouse.system.wording import counted
-from packhouse.views.samples import rows_with_masks
-from packhouse.views.tokens import coloured, pipeline_of, plain, runs_of
 
 # Write a recipe with comments that say what was seen and why each setting is there.
 
@@ -244,7 +243,7 @@ def _sources(looks: list[Look]) -> list[dict[str, Any]]:
 
 def _template(looks: list[Look], tokenizer: str, cache: Path) -> str:
     """The template for rows of these formats."""
-    from packhouse.render.shards import usual_template
+    from packhouse.run.rendering import usual_template
     from packhouse.tokenize import run_tokenizer
 
     formats = {look.settings["format"] for look in looks} - {"tokenized"}  # no template writes it

@@ -11,13 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from packhouse.read.base_format import MESSAGE_FIELDS
 from packhouse.read.chat_messages import SPEAKERS
+from packhouse.read.conversation_formats import is_transcript
 from packhouse.read.extra_fields import PARTS
-from packhouse.read.row_formats import ROW_FORMATS, row_format_of
-from packhouse.read.strict import parse_text
+from packhouse.read.records import parse_text
+from packhouse.read.row_formats import MESSAGE_FIELDS, row_format_of, row_formats
 from packhouse.read.text_formats import TextFields
-from packhouse.read.transcripts import is_transcript
 
 _QUESTION = (
     "question instruction prompt query ask user human problem request input inputs q 问题 提问 问 "
@@ -95,20 +94,20 @@ def shape_of(rows: Sequence[Any], taken: Iterable[str] = ()) -> Shape | None:
         del known[None]
     found = next(iter(known)) if len(known) == 1 else None
     if found in ("chat", "sharegpt"):
-        of_chat = ROW_FORMATS[found]
+        of_chat = row_formats()[found]
         names = of_chat.names(rows[0], {})
         messages = names[next(iter(of_chat.required))]
         return _shape_of_messages(messages, [row[messages] for row in rows]) or Shape(found)
     if found == "preference":
         return _shape_of_preference(rows)
     if found not in (None, "text") and _has_texts(found, rows):
-        rest = ROW_FORMATS[found].unread(rows[0], {}) if isinstance(rows[0], dict) else []
+        rest = row_formats()[found].unread(rows[0], {}) if isinstance(rows[0], dict) else []
         return Shape(found, _beside(found, rest, rows))
     if not all(isinstance(row, dict) for row in rows):
         return None
     for name in rows[0]:
         if all(is_transcript(row[name]) for row in rows):
-            known_names = ROW_FORMATS["transcript"].names([name], {})
+            known_names = row_formats()["transcript"].names([name], {})
             return Shape("transcript", {} if known_names else {"transcript": name})
         shape = _shape_of_messages(name, [row[name] for row in rows])
         if shape is not None:
@@ -119,7 +118,7 @@ def shape_of(rows: Sequence[Any], taken: Iterable[str] = ()) -> Shape | None:
 
 def _shape_of_preference(rows: Sequence[dict[str, Any]]) -> Shape:
     """Rows with a chosen answer, and the prompt by whatever name."""
-    rest = [name for name in rows[0] if name not in ROW_FORMATS["preference"].names(rows[0], {})]
+    rest = [name for name in rows[0] if name not in row_formats()["preference"].names(rows[0], {})]
     is_answer = all(isinstance(row["chosen"], str) for row in rows)
     prompt = None if "prompt" in rows[0] or not is_answer else _best(rest, _QUESTION)
     return Shape("preference", {} if prompt is None else {"prompt": prompt})
@@ -129,9 +128,9 @@ def _beside(row_format: str, names: Sequence[str], rows: Sequence[Any]) -> dict[
     """The fields that hold a passage to the question and the answer's reasoning, where read."""
     texts = _texts_of(names, rows)
     known = {"reasoning": _best(texts, _REASONING)}
-    if "context" not in ROW_FORMATS[row_format].names(rows[0], {}):
+    if "context" not in row_formats()[row_format].names(rows[0], {}):
         known["context"] = next((name for name in texts if name in PARTS["context"]), None)
-    optional = ROW_FORMATS[row_format].optional
+    optional = row_formats()[row_format].optional
     return {part: name for part, name in known.items() if name is not None and part in optional}
 
 
@@ -147,7 +146,7 @@ def _texts_of(names: Iterable[str], rows: Sequence[Any]) -> list[str]:
 
 def _has_texts(row_format: str, rows: Sequence[Any]) -> bool:
     """Return True unless a format wants text in fields where no row has any."""
-    reader = ROW_FORMATS[row_format]
+    reader = row_formats()[row_format]
     if not isinstance(reader, TextFields):
         return True
     names = [reader.names(rows[0], {})[ours] for _, ours in reader.turns]
@@ -195,7 +194,7 @@ def _shape_of_messages(name: str, values: Sequence[Any]) -> Shape | None:
     usual = {"role": "from", "content": "value"} if row_format == "sharegpt" else {}
     fields = {key: theirs for key, theirs in ours.items() if theirs != usual.get(key, key)}
     if name not in MESSAGE_FIELDS:
-        fields = {next(iter(ROW_FORMATS[row_format].required)): name, **fields}
+        fields = {next(iter(row_formats()[row_format].required)): name, **fields}
     roles = _roles_of([[message[speaker] for message in messages] for messages in lists])
     return None if roles is None else Shape(row_format, fields, roles)
 
@@ -267,7 +266,7 @@ def _shape_of_texts(rows: Sequence[dict[str, Any]], taken: frozenset[str]) -> Sh
         fields["system"] = system
     if not is_guess:
         fields |= _beside(row_format, [n for n in rest if n not in (system, context)], rows)
-    usual = ROW_FORMATS[row_format].names(rows[0], {})
+    usual = row_formats()[row_format].names(rows[0], {})
     renamed = {ours: name for ours, name in fields.items() if usual.get(ours) != name}
     if context is None and row_format == "question_answer" and "context" in usual:
         return None  # it would be read as the context, whatever it is

@@ -23,8 +23,6 @@ from packhouse.addons.init.remedies import (
     remedy_for_transcripts,
 )
 from packhouse.errors import SourceError
-from packhouse.read.base_format import MESSAGE_FIELDS
-from packhouse.read.decoding import decode_head
 from packhouse.read.extra_fields import CONVERSATIONAL, PARTS, bad_answer_remedy, left_out_of
 from packhouse.read.file_formats import (
     BOM,
@@ -35,11 +33,10 @@ from packhouse.read.file_formats import (
 from packhouse.read.files import SourceFile, file_errors, find_files, open_file
 from packhouse.read.json_arrays import find_list
 from packhouse.read.records import unwrapped
-from packhouse.read.row_formats import ROW_FORMATS, row_format_of
+from packhouse.read.row_formats import MESSAGE_FIELDS, row_format_of, row_formats
 from packhouse.read.shards import HEAD_BYTES, TEXT_FILES
 from packhouse.read.streams import CHUNK_BYTES, FileStream
-from packhouse.read.tabular import TABULAR, without_fill
-from packhouse.read.text_files import Parsing
+from packhouse.read.tabular import TABULAR, decode_head, without_fill
 from packhouse.recipe import SourceConfig
 from packhouse.recipe.source import FileFormat
 from packhouse.system.wording import counted
@@ -382,7 +379,7 @@ def _read_rows(file: SourceFile) -> tuple[list[Any], FileFormat, dict[str, Any]]
         raise _refusal(file, remedy or why)
     if all(isinstance(row, list) and len(row) == 1 for row in rows) and not _is_known(rows):
         settings["unwrap"] = True
-        rows = unwrapped(rows, SourceConfig(path="", unwrap=True))
+        rows = unwrapped(rows)
     return rows, file_format, settings
 
 
@@ -425,11 +422,9 @@ def _rows_of(
     if file_format in TABULAR:
         _, *batches = decode_head(file.uri, file_format, _SAMPLE_ROWS)
         return [without_fill(row) for batch in batches for row in batch.to_pylist()]
-    text_file = TEXT_FILES[file_format](file.uri, 2 * HEAD_BYTES)
-    text_file.rows_at = field
+    text_file = TEXT_FILES[file_format](file.uri, 2 * HEAD_BYTES, rows_at=field)
     (cut,) = text_file.cut([head])
-    how = Parsing(file.uri, text_file.header or (), None, HEAD_BYTES)
-    records = text_file.parse(head[cut.start : cut.end], how)
+    records = text_file.parse(head[cut.start : cut.end], HEAD_BYTES)
     rows = records.rows[: _SAMPLE_ROWS + 1]
     return rows if is_whole or len(rows) < 2 else rows[:-1]
 
@@ -522,8 +517,8 @@ def _describe(rows: Sequence[Any], shape: Shape) -> dict[str, str]:
     objects = [row for row in rows if isinstance(row, dict)]
     counts = Counter(name for row in objects for name in row)
     read = {}
-    if shape.format in ROW_FORMATS:
-        names = ROW_FORMATS[shape.format].names(list(counts), shape.fields)
+    if shape.format in row_formats():
+        names = row_formats()[shape.format].names(list(counts), shape.fields)
         read = {name: ours for ours, name in names.items()}
     suspects = CONVERSATIONAL.intersection(counts) - read.keys()
     lost = {name for row in objects[:_LOOKED_AT] for name in left_out_of(row, suspects)}

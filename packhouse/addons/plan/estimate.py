@@ -21,9 +21,8 @@ from packhouse.pack.other_seq_lens import SeqLenTrial, try_seq_lens
 from packhouse.read.files import source_name
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.ledger import filters_of
-from packhouse.records.render_counts import RenderCounts
+from packhouse.records.render_counts import RenderCounts, SplitText, factor_note, total
 from packhouse.records.rows import number_rows
-from packhouse.records.split_text import SplitText, factor_note, total
 from packhouse.records.tables import read_table
 from packhouse.run.cache.steps import Receipt
 from packhouse.run.first_rows import try_first_rows

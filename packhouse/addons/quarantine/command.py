@@ -14,7 +14,7 @@ import yaml
 from packhouse.addons.quarantine.mending import Retried, check_mended
 from packhouse.cli.options import cache_option, json_option
 from packhouse.errors import ConfigError, QuarantineLimitError
-from packhouse.read.lines import lines_of_rows, place_of
+from packhouse.read.streams import lines_of_rows, place_of
 from packhouse.recipe import Recipe
 from packhouse.recipe.reading import is_recipe_path
 from packhouse.records.reasons import QUARANTINE_REASONS
@@ -30,7 +30,7 @@ from packhouse.run.quarantine import (
 )
 from packhouse.run.steps.plan import plan_jobs
 from packhouse.run.workspace import Workspace
-from packhouse.store.address import open_address
+from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo, print_note, print_text
 from packhouse.system.wording import counted, near_files, rows_and_records

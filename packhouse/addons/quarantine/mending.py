@@ -21,7 +21,7 @@ from packhouse.read.delimited import parse_delimited
 from packhouse.read.files import source_name
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.tables import REFUSED, read_table
-from packhouse.render.shards import run_template, try_rows
+from packhouse.run.rendering import run_template, try_rows
 from packhouse.system.disks import temporary_folder
 
 _DELIMITERS = {"csv": ",", "csv_semicolon": ";", "tsv": "\t"}

@@ -13,21 +13,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from packhouse.addons.ask.compare import Change, Diff, diff_versions
+from packhouse.addons.ask.query import find_records
+from packhouse.addons.ask.samples import label_names, label_text, weights_text
 from packhouse.addons.report.figures import compare_figure
 from packhouse.addons.report.html import details, figure, header, page, section, table
+from packhouse.addons.report.sections import totals_of
 from packhouse.addons.report.version_report import measured_of
+from packhouse.cli.tokens import pipeline_of, token_texts
 from packhouse.store import OpenVersion
-from packhouse.store.counts import totals_of
 from packhouse.store.manifest import Manifest
 from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import html_text
 from packhouse.system.wording import counted
 from packhouse.tokenize.of_version import tokenizer_of
 from packhouse.tokenize.pipeline import Pipeline
-from packhouse.views import find_records
-from packhouse.views.diff import Change, Diff, diff_versions
-from packhouse.views.samples import label_names, label_text, weights_text
-from packhouse.views.tokens import pipeline_of, token_texts
 
 _NAMES = ("old", "new")
 _TOKENS = 1500  # of a record

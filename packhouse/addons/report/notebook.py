@@ -12,14 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packhouse.pack import PackStatistics
-from packhouse.store import OpenVersion
-from packhouse.store.counts import numbers_of
-from packhouse.system.escaping import PAGE_STYLE, html_table, html_text
-from packhouse.system.wording import counted
-from packhouse.tokenize.of_version import tokenizer_of
-from packhouse.tokenize.pipeline import Pipeline
-from packhouse.views.samples import (
+from packhouse.addons.ask.samples import (
     PackRecord,
     first_split,
     label_names,
@@ -27,7 +20,14 @@ from packhouse.views.samples import (
     records_in,
     weights_text,
 )
-from packhouse.views.tokens import html_runs, pipeline_of, runs_of
+from packhouse.cli.tokens import html_runs, pipeline_of, runs_of
+from packhouse.pack import PackStatistics
+from packhouse.store import OpenVersion
+from packhouse.store.card import numbers_of
+from packhouse.system.escaping import PAGE_STYLE, html_table, html_text
+from packhouse.system.wording import counted
+from packhouse.tokenize.of_version import tokenizer_of
+from packhouse.tokenize.pipeline import Pipeline
 
 # The picture of a version: how long its records are, and how full its packs.
 #

@@ -12,12 +12,19 @@ from typing import Any
 
 import pyarrow as pa
 
+from packhouse.addons.ask.samples import (
+    label_text,
+    labels_of,
+    page_record,
+    pair_sides,
+)
 from packhouse.addons.report.checks import filters_table
 from packhouse.addons.report.figures import length_figures, seq_len_figure
 from packhouse.addons.report.html import figure, header, page, preformatted, section, table, tiles
 from packhouse.addons.report.notebook import Record, cell
 from packhouse.addons.report.sections import samples_section, short_number
 from packhouse.addons.report.version_report import version_report, with_texts
+from packhouse.cli.tokens import pipeline_of, rows_with_masks
 from packhouse.errors import VersionNotFoundError
 from packhouse.pack.statistics import PackStatistics, length_histogram
 from packhouse.read.files import find_files, source_name
@@ -34,14 +41,6 @@ from packhouse.system.wording import counted
 from packhouse.tokenize import fingerprint_tokenizer
 from packhouse.tokenize.loading import find_snapshot
 from packhouse.tokenize.pipeline import Pipeline
-from packhouse.views.samples import (
-    label_text,
-    labels_of,
-    page_record,
-    pair_sides,
-    rows_with_masks,
-)
-from packhouse.views.tokens import pipeline_of
 
 _SOURCES = 8
 _SHOWN_TOKENS = 4_000  # of a source

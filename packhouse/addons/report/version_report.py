@@ -17,22 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.addons.report import checks, sections
-from packhouse.addons.report.html import page
-from packhouse.errors import ConfigError, IntegrityError
-from packhouse.recipe import AuditConfig
-from packhouse.store import OpenVersion
-from packhouse.store.draft import LocalFile, draft_manifest, name_files
-from packhouse.store.manifest import FileEntry, Manifest
-from packhouse.system.disks import temporary_folder
-from packhouse.system.escaping import for_terminal
-from packhouse.system.worker import run_in_worker
-from packhouse.tokenize.loading import find_snapshot
-from packhouse.tokenize.of_version import tokenizer_of
-from packhouse.tokenize.pipeline import Pipeline
-from packhouse.views.files import VersionFiles
-from packhouse.views.query import Views, open_views
-from packhouse.views.samples import (
+from packhouse.addons.ask.files import VersionFiles
+from packhouse.addons.ask.query import Views, open_views
+from packhouse.addons.ask.samples import (
     each_packs,
     label_names,
     label_text,
@@ -40,7 +27,20 @@ from packhouse.views.samples import (
     records_in,
     weight_runs,
 )
-from packhouse.views.tokens import pipeline_of, special_tokens, token_texts
+from packhouse.addons.report import checks, sections
+from packhouse.addons.report.html import page
+from packhouse.cli.tokens import pipeline_of, special_tokens, token_texts
+from packhouse.errors import ConfigError, IntegrityError
+from packhouse.recipe import AuditConfig
+from packhouse.store import OpenVersion
+from packhouse.store.manifest import FileEntry, Manifest
+from packhouse.store.publish import LocalFile, draft_manifest, name_files
+from packhouse.system.disks import temporary_folder
+from packhouse.system.escaping import for_terminal
+from packhouse.system.worker import run_in_worker
+from packhouse.tokenize.loading import find_snapshot
+from packhouse.tokenize.of_version import tokenizer_of
+from packhouse.tokenize.pipeline import Pipeline
 
 # What a report asks of the views of a version, and what no view says: runs of trained tokens.
 #

@@ -1,4 +1,4 @@
-"""Read a table of an SQLite or DuckDB file, in the worker process of `packhouse.read.decoding`.
+"""Read a table of an SQLite or DuckDB file, in the worker process of `packhouse.read.tabular`.
 
 The worker opens a copy of its own, read-only, so nothing is written beside the file, and what the
 parent hashed is what is read. Only tables are read: views, virtual tables and columns that call
@@ -23,7 +23,7 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from packhouse.errors import SourceError
-from packhouse.read.records import fault_column, fault_field
+from packhouse.read.tabular import fault_column, fault_field
 from packhouse.system.extras import NO_FILES
 from packhouse.system.wording import first_line, near_name
 

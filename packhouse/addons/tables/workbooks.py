@@ -1,4 +1,4 @@
-"""Read XLSX and ODS workbooks as tables of text, in the worker of `packhouse.read.decoding`.
+"""Read XLSX and ODS workbooks as tables of text, in the worker of `packhouse.read.tabular`.
 
 The first row that holds anything names the columns, as in CSV. All sheets that hold rows are read,
 one after the other, and must have the same columns. Values are text, as CSV would have them:
@@ -19,7 +19,7 @@ import pyarrow.ipc
 
 from packhouse.addons.tables.workbook_cells import Faults, find_faults
 from packhouse.errors import SourceError
-from packhouse.read.records import fault_column, fault_field
+from packhouse.read.tabular import fault_column, fault_field
 from packhouse.system.extras import import_extra
 
 _BATCH_ROWS = 1024
@@ -40,7 +40,7 @@ def workbook_as_arrow(file: IO[bytes], uri: str, file_format: str, table: None) 
 def read_workbook(file: IO[bytes], uri: str) -> pa.Table:
     """Return the rows of all sheets; columns are text, rows without any text are left out.
 
-    The last column says which rows are bad (`packhouse.read.records`).
+    The last column says which rows are bad (`packhouse.read.tabular`).
 
     Raises:
         SourceError: no workbook, sheets that differ, a column without a name or with that of

@@ -32,8 +32,8 @@ from packhouse.recipe import Recipe
 from packhouse.records.pairs import REJECTED, split_sides
 from packhouse.records.tables import read_table
 from packhouse.registry import function_of_addon
-from packhouse.render.shards import run_template
 from packhouse.run.probes import learn_template
+from packhouse.run.rendering import run_template
 from packhouse.run.step import Job, Step, Work
 from packhouse.run.steps.benchmarks import BENCHMARKS, load_benchmarks
 from packhouse.run.steps.format import FORMAT, FormatParameters, conversations

@@ -22,14 +22,13 @@ from packhouse.read.files import source_name
 from packhouse.recipe import DedupConfig, FormatConfig, Recipe, TokenizeConfig
 from packhouse.recipe.rows import TEMPLATES, is_renderer
 from packhouse.records.pairs import REJECTED, both_sides
+from packhouse.records.render_counts import SplitText, total
 from packhouse.records.rows import num_rows
-from packhouse.records.split_text import SplitText, total
 from packhouse.records.tables import read_table, write_table
 from packhouse.render import rewrites
 from packhouse.render.sandbox import pinned_date
-from packhouse.render.shards import render_shard, run_template
-from packhouse.render.windows import cuts_windows
 from packhouse.run.cache.steps import Receipt
+from packhouse.run.rendering import cuts_windows, render_shard, run_template
 from packhouse.run.step import Job, Ref, Step, Work, execute
 from packhouse.run.steps.benchmarks import benchmark_job
 from packhouse.run.steps.shard_io import ShardCounts, take_refused
@@ -37,8 +36,7 @@ from packhouse.run.steps.validate import VALIDATE, ValidateFacts, ValidateParame
 from packhouse.system.plugins import plugin_key, plugin_names
 from packhouse.system.wording import near_files, near_name
 from packhouse.tokenize.given import text_of_given
-from packhouse.tokenize.loading import check_unchanged
-from packhouse.tokenize.names import tokenizer_folder
+from packhouse.tokenize.loading import check_unchanged, tokenizer_folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

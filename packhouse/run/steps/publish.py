@@ -16,9 +16,10 @@ from packhouse.auditing import check_audit
 from packhouse.errors import PackhouseError
 from packhouse.pack import PackStatistics
 from packhouse.pack.dedup import DedupFacts
-from packhouse.read.reshaping import expression_libraries
+from packhouse.read.where_select import expression_libraries
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.recipe.model import plugins_of
+from packhouse.recipe.section import HUB_NAME
 from packhouse.records.gates import GateOutcome, GateResult
 from packhouse.records.ledger import LedgerLine, ledger_of
 from packhouse.records.render_counts import RenderCounts
@@ -46,9 +47,8 @@ from packhouse.store import (
 from packhouse.store.evolution import Drift, Gate
 from packhouse.system.fingerprint import digest, library_versions
 from packhouse.tokenize import load_snapshot, run_tokenizer
+from packhouse.tokenize.encoders import decode
 from packhouse.tokenize.loading import check_unchanged, fingerprinted_bytes
-from packhouse.tokenize.names import is_hub_name
-from packhouse.tokenize.texts import decode
 
 STEPS_BEFORE: tuple[AnyStep, ...] = (
     *(VALIDATE, FORMAT, TOKENIZE, PACK),
@@ -271,7 +271,7 @@ def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, object]:
     tokenizer["class"] = tokenizer.pop("class_name")
     sql = {name for source in recipe.sources for name in expression_libraries(source)}
     # A name is no part of what the version is: the same files from a folder are the same version.
-    name = {"tokenizer": recipe.tokenizer} if is_hub_name(recipe.tokenizer) else {}
+    name = {"tokenizer": recipe.tokenizer} if HUB_NAME.fullmatch(recipe.tokenizer) else {}
     limits = recipe.audit.model_dump(
         mode="json", exclude_defaults=True, exclude={"benchmarks", "benchmark_ngram", "checks"}
     )

@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.records.ledger import RowCounts
-from packhouse.records.lists import one_chunk, read_ranges
-from packhouse.records.span_weights import flat_weights
+from packhouse.records.lists import flat_weights, one_chunk, read_ranges
 from packhouse.records.tables import TOKENIZED, read_table
 from packhouse.run.cache.steps import Receipt
 from packhouse.run.steps.tokenize import TOKENIZE

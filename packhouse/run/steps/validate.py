@@ -12,8 +12,8 @@ import pyarrow as pa
 from packhouse import read
 from packhouse.errors import ConfigError
 from packhouse.read import SourceShard, read_shard, scan_source, with_raw_rows
-from packhouse.read.reshaping import expression_key
 from packhouse.read.shards import MAX_SHARD_BYTES
+from packhouse.read.where_select import expression_key
 from packhouse.recipe import MIXING, Recipe, SourceConfig, ValidateConfig
 from packhouse.recipe.rows import PipelineChoice
 from packhouse.recipe.source import RowFormatName
@@ -170,7 +170,7 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
     Of pairs, `rejected.arrow` has the other sides; where the rows are tokenized, `tokens.arrow` has
     what tokenize passes on.
     """
-    start_early("packhouse.render.shards")  # format comes next
+    start_early("packhouse.run.rendering")  # format comes next
     parameters = work.parameters
     rows = read_shard(parameters.shard, parameters.source, parameters.rules, parameters.group_by)
     if parameters.tokenizer is not None:

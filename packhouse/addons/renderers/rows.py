@@ -41,7 +41,7 @@ from packhouse.render.results import RefusedError
 from packhouse.render.rows import RowRenderer
 from packhouse.system.plugins import Plugin
 from packhouse.system.worker import limited
-from packhouse.tokenize.snapshot import TokenizerSnapshot
+from packhouse.tokenize.pipeline import TokenizerSnapshot
 
 _PREFIXES = [first + second for first in "QZXJ" for second in "zxqj"]
 _TRIMMED = (None, "\n", " ")  # what renderers strip: white space, line breaks, spaces

@@ -11,17 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.addons.ask.files import TABLES, FileTable, VersionFiles
+from packhouse.cli.tokens import trained_ranges
 from packhouse.errors import ConfigError, IntegrityError
-from packhouse.pack.layout import trained_tokens
 from packhouse.recipe import Recipe, SourceConfig
-from packhouse.records.lists import list_offsets
 from packhouse.store import OpenVersion
 from packhouse.store.manifest import Manifest
 from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import for_terminal
 from packhouse.system.worker import run_in_worker
-from packhouse.views.files import TABLES, FileTable, VersionFiles
-from packhouse.views.tokens import trained_ranges
 
 MAX_RECORD_TOKENS = 3_000
 """Tokens of a record that a page shows."""
@@ -117,25 +115,6 @@ def each_packs(files: VersionFiles) -> Iterator[pa.Table]:
     for batch in FileTable(name="packs", files=files, columns=[*TABLES["packs"]]).batches():
         num_records = pa.chunked_array([pc.divide(batch["num_sequences"], num_sides)])
         yield pa.Table.from_batches([batch]).append_column("num_records", num_records)
-
-
-def rows_with_masks(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return packed or tokenized rows as plain Python, with `trained`: a mask of their tokens.
-
-    Example:
-        >>> batch = pa.record_batch({"input_ids": [[7, 8], [9]], "labels": [[-100, 8], [-100]]})
-        >>> rows_with_masks(batch)
-        [{'input_ids': [7, 8], 'trained': [False, True]}, {'input_ids': [9], 'trained': [False]}]
-    """
-    offsets = list_offsets(rows["input_ids"])
-    offsets = offsets - offsets[0]
-    trained = trained_tokens(rows, offsets).tolist()
-    names = {"labels", "trained_ranges", "position_ids"}
-    others = rows.select([name for name in rows.schema.names if name not in names])
-    return [
-        {**row, "trained": trained[start:end]}
-        for row, start, end in zip(others.to_pylist(), offsets, offsets[1:], strict=False)
-    ]
 
 
 class PackRecord(NamedTuple):

@@ -11,23 +11,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from packhouse.errors import TemplateError
 from packhouse.recipe import Recipe
 from packhouse.records.lists import one_chunk
 from packhouse.records.pairs import REJECTED, cut_behind_answers, keep_both
-from packhouse.records.render_counts import RenderCounts
+from packhouse.records.render_counts import RenderCounts, SplitText
 from packhouse.records.rows import num_rows
-from packhouse.records.split_text import SplitText
-from packhouse.records.tables import REFUSED, read_table, write_table
+from packhouse.records.tables import FORMATTED, REFUSED, read_table, write_table
 from packhouse.render import make_renderer
-from packhouse.render.windows import make_window_rule
+from packhouse.render.windows import WindowRule
+from packhouse.system.arrays import Int64s
 from packhouse.system.worker import run_in_worker
-from packhouse.tokenize import load_snapshot, tokenize_shard
+from packhouse.tokenize import TokenizerSnapshot, load_snapshot, tokenize_shard, tokenize_table
 from packhouse.tokenize.given import read_given
-from packhouse.tokenize.loading import MEMORY_PER_BYTE, tokenizer_bytes
-from packhouse.tokenize.names import tokenizer_folder
+from packhouse.tokenize.loading import MEMORY_PER_BYTE, tokenizer_bytes, tokenizer_folder
+from packhouse.tokenize.split_prompts import cuts_prompts
 
 
 def run_template(call: Callable[[], Any], recipe: Recipe, num_bytes: int = 0) -> Any:
@@ -40,6 +41,34 @@ def run_template(call: Callable[[], Any], recipe: Recipe, num_bytes: int = 0) ->
         num_bytes=num_bytes,
         more_memory=num_bytes * MEMORY_PER_BYTE,
     )
+
+
+def cuts_windows(recipe: Recipe) -> bool:
+    """Return True if over-long conversations are split to windows."""
+    return recipe.pack.over_length == "window" and recipe.pack.strategy != "concat"
+
+
+def make_window_rule(
+    recipe: Recipe, snapshot: TokenizerSnapshot, cache: Path | None = None
+) -> WindowRule | None:
+    """What fits into a window, by the recipe's own tokens; None where there are no windows."""
+    if not cuts_windows(recipe):
+        return None
+
+    def measure(formatted: pa.Table) -> Int64s:
+        numbered = formatted.set_column(
+            formatted.schema.get_field_index("row"),
+            FORMATTED.field("row"),
+            pa.array(np.arange(formatted.num_rows)),
+        )
+        tokenized = tokenize_table(
+            numbered, snapshot, recipe.tokenize, cache, cut_at_spans=cuts_prompts(recipe)
+        ).tokenized
+        lengths = np.full(formatted.num_rows, -1, np.int64)
+        lengths[tokenized["row"].to_numpy()] = tokenized["num_tokens"].to_numpy()
+        return lengths
+
+    return WindowRule(recipe.pack.seq_len, measure)
 
 
 def render_shard(

@@ -11,11 +11,14 @@ a page gets spans. Whoever wrote a row chose its text: runs hold it as it is, an
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from packhouse.pack.layout import trained_tokens
+from packhouse.records.lists import list_offsets
 from packhouse.system.escaping import for_terminal, html_text
 from packhouse.tokenize.of_version import LoadSnapshot
 from packhouse.tokenize.pipeline import Pipeline, read_pipeline
@@ -98,6 +101,25 @@ def runs_of(ids: Sequence[int], trained: Mask, pipeline: Pipeline | None) -> tup
         Run(a, b, "".join(texts[a:b]), bool(trained[a]), bool(special[a]))
         for a, b in pairwise(bounds)
     )
+
+
+def rows_with_masks(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return packed or tokenized rows as plain Python, with `trained`: a mask of their tokens.
+
+    Example:
+        >>> batch = pa.record_batch({"input_ids": [[7, 8], [9]], "labels": [[-100, 8], [-100]]})
+        >>> rows_with_masks(batch)
+        [{'input_ids': [7, 8], 'trained': [False, True]}, {'input_ids': [9], 'trained': [False]}]
+    """
+    offsets = list_offsets(rows["input_ids"])
+    offsets = offsets - offsets[0]
+    trained = trained_tokens(rows, offsets).tolist()
+    names = {"labels", "trained_ranges", "position_ids"}
+    others = rows.select([name for name in rows.schema.names if name not in names])
+    return [
+        {**row, "trained": trained[start:end]}
+        for row, start, end in zip(others.to_pylist(), offsets, offsets[1:], strict=False)
+    ]
 
 
 def trained_ranges(trained: Mask) -> list[list[int]]:

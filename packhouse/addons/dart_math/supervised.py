@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
 
+from packhouse.addons.dart_math.prompt_texts import TEXTS, texts_to_jinja
 from packhouse.errors import (
     ConfigError,
     EmptyDatasetError,
@@ -22,7 +23,6 @@ from packhouse.load.dataset import PackedDataset, TokenizedDataset
 from packhouse.load.versions import cache_folder
 from packhouse.recipe import FormatConfig, Recipe, SourceConfig
 from packhouse.records.ledger import check_quarantine, ledger_of
-from packhouse.render.prompt_texts import TEXTS, texts_to_jinja
 from packhouse.render.single_turn import ends_of
 from packhouse.run.cache.holds import hold_steps
 from packhouse.run.cache.steps import AnyReceipt

@@ -36,6 +36,11 @@ def dart_math() -> dict[str, dict[str, str]]:
     return {f"dart-math/{name}": own for name, own in texts.items()}
 
 
+def dart_math_template(name: str, ends: Ends) -> str:
+    """Return one of dart-math's templates as a chat template."""
+    return texts_to_jinja(dart_math()[name], ends)
+
+
 def texts_to_jinja(texts: Mapping[str, Any], ends: Ends) -> str:
     """Return the chat template that writes constant texts around the turns of a conversation.
 

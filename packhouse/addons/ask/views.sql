@@ -1,4 +1,4 @@
--- The views of a version, made of the tables of its files (`views/files.py`).
+-- The views of a version, made of the tables of its files (`addons/ask/files.py`).
 --
 -- `whole.records` has all columns; `main.records` those that `*` gives, and text and tokens where a
 -- question names them. `number` is a row's place in all files of its kind, and orders rows.

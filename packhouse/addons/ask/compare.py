@@ -3,26 +3,25 @@
 A record is known by its id (a hash of its content), wherever packing put it. The tokens and the
 mask of one copy are hashed apart, so a changed template (tokens differ) is told from a changed
 rule of what is trained (only masks differ), from changed loss weights and from another number of
-copies. A row whose content
-changed has another id: of ids that only one version has, those of one row are pairs, `edited`.
-It is a join of the views `contents` and `records` of both; their data files are read once.
+copies. A row whose content changed has another id: of ids that only one version has, those of one
+row are pairs, `edited`. It is a join of the views `contents` and `records` of both; their data
+files are read once.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypedDict
 
+from packhouse.addons.ask.files import VersionFiles
+from packhouse.addons.ask.query import MEMORY, Question, fetch_files, open_views, read
 from packhouse.errors import ContractError, IntegrityError
-from packhouse.store.manifest import Manifest
+from packhouse.store.evolution import ManifestDiff, diff_manifests
 from packhouse.store.read import OpenVersion
 from packhouse.system.disks import temporary_folder
 from packhouse.system.wording import counted
 from packhouse.system.worker import run_in_worker
 from packhouse.tokenize.loading import MEMORY_PER_BYTE
-from packhouse.views.files import VersionFiles
-from packhouse.views.query import MEMORY, Question, fetch_files, open_views, read
 
 _MAX_EXAMPLES = 5
 
@@ -67,28 +66,11 @@ class RecordDiff:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Diff:
+class Diff(ManifestDiff):
     """Everything in which two versions differ."""
 
-    old: str
-    new: str
-    is_same_content: bool
-    configuration: Mapping[str, list[Any]]
-    """Key, e.g. `pack.seq_len`, to [old, new]; a missing side is None."""
-    counts: Mapping[str, list[Any]]
-    lineage: Mapping[str, list[Any]]
-    engines: Mapping[str, list[Any]]
-    libraries: Mapping[str, list[Any]]
-    schema: Mapping[str, list[Any]]
-    """Column to [old, new] type."""
-    totals: Mapping[str, list[int]]
-    """Rows and tokens of each split, as [old, new]."""
     records: RecordDiff | None
     """None if the rows were not read, or hold no record ids."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return asdict(self)
 
 
 def diff_versions(old: OpenVersion, new: OpenVersion, *, records: bool = True) -> Diff:
@@ -97,75 +79,8 @@ def diff_versions(old: OpenVersion, new: OpenVersion, *, records: bool = True) -
     Raises:
         IntegrityError: a data file is damaged.
     """
-    left, right = old.manifest, new.manifest
-    before, after = _totals(old), _totals(new)
-    same = bool(left.content_id) and left.content_id == right.content_id
-    return Diff(
-        old=old.version,
-        new=new.version,
-        is_same_content=same,
-        configuration=changed_settings(left.configuration, right.configuration),
-        counts=changed_keys(_by_step(left.counts), _by_step(right.counts)),
-        lineage=changed_keys(_by_file(left.lineage), _by_file(right.lineage)),
-        engines=changed_keys(left.engines, right.engines),
-        libraries=changed_keys(left.libraries, right.libraries),
-        schema=changed_keys(_columns(left), _columns(right)),
-        totals={key: [before[key], after[key]] for key in sorted({*before, *after})},
-        records=_diff_records(old, new) if records else None,
-    )
-
-
-def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Dotted keys of a configuration whose values differ; one that is in neither is no change.
-
-    Example:
-        >>> changed_settings({"pack": {"seq_len": 8}}, {"mix": {"chats.weight": 2.0}})
-        {'mix.chats.weight': [None, 2.0], 'pack': [{'seq_len': 8}, None]}
-    """
-    empty: dict[str, Any] = {"mix": {}, "audit": {}}
-    return changed_keys(empty | {**old}, empty | {**new})
-
-
-def changed_keys(old: Any, new: Any, prefix: str = "") -> dict[str, list[Any]]:
-    """Dotted keys whose values differ, with both values.
-
-    Texts of lists that are as long as one another are compared one by one, other lists whole.
-
-    Example:
-        >>> old = {"pack": {"seq_len": 8, "seed": 0}, "where": ["a > 2", "b"], "lengths": [5, 7]}
-        >>> new = {"pack": {"seq_len": 16, "seed": 0}, "where": ["a > 3", "b"], "lengths": [5, 8]}
-        >>> changed_keys(old, new)
-        {'pack.seq_len': [8, 16], 'where.0': ['a > 2', 'a > 3'], 'lengths': [[5, 7], [5, 8]]}
-    """
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        if all(isinstance(value, str) for value in (*old, *new)):
-            old, new = dict(enumerate(old)), dict(enumerate(new))
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        changed: dict[str, list[Any]] = {}
-        for key in dict.fromkeys([*old, *new]):
-            changed |= changed_keys(old.get(key), new.get(key), f"{prefix}.{key}".lstrip("."))
-        return changed
-    return {} if old == new else {prefix: [old, new]}
-
-
-def _by_step(counts: Mapping[str, Any]) -> dict[str, Any]:
-    """Counts with the ledger's lines by their step, so that a changed number is named alone."""
-    if "ledger" not in counts:
-        return dict(counts)
-    ledger = {
-        line.get("step", ""): {name: value for name, value in line.items() if name != "step"}
-        for line in counts["ledger"]
-    }
-    return {**counts, "ledger": ledger}
-
-
-def _by_file(lineage: Mapping[str, Any]) -> dict[str, Any]:
-    """Lineage with its sources by file and first row, so that a changed setting is named alone."""
-    sources = {}
-    for entry in lineage.get("sources", ()):
-        start = f" from row {entry['row_start']}" if entry.get("row_start") else ""
-        sources[f"{entry.get('file', '')}{start}"] = entry
-    return {**lineage, "sources": sources}
+    found = diff_manifests(old.manifest, new.manifest)
+    return Diff(**asdict(found), records=_diff_records(old, new) if records else None)
 
 
 _CONTENTS = """
@@ -358,17 +273,3 @@ def _weights(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
         for row, end in ((old, ""), (new, " new"))
     )
     return "loss weight {:.4g} -> {:.4g}".format(*means)
-
-
-def _columns(manifest: Manifest) -> dict[str, str]:
-    fields = manifest.schema.get("fields", ())
-    return {f["name"]: f["type"] + ("" if f["nullable"] else " not null") for f in fields}
-
-
-def _totals(opened: OpenVersion) -> Counter[str]:
-    """Rows and tokens of each split, e.g. {"train.rows": 3, "train.tokens": 4096}."""
-    totals: Counter[str] = Counter()
-    for entry in opened.files():
-        totals[f"{entry.split}.rows"] += entry.rows
-        totals[f"{entry.split}.tokens"] += entry.tokens
-    return totals

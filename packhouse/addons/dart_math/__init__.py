@@ -1,0 +1,1 @@
+"""Templates of dart-math, and datasets made as its users make them."""

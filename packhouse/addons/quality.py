@@ -40,7 +40,7 @@ from packhouse.recipe.audit import QUALITY_COUNTERS
 from packhouse.records.lists import string_bytes
 from packhouse.records.messages import FlatMessages
 from packhouse.system.arrays import Bools, Bytes, Float64s, Int64s
-from packhouse.system.extras import import_extra
+from packhouse.system.plugins import import_extra
 
 # \x{2019}: the typographic apostrophe.
 _APOSTROPHE = r"['\x{2019}]?"

@@ -17,8 +17,8 @@ from packhouse.auditing.plain_template import PlainTemplate
 from packhouse.auditing.tokens import blank_tokens
 from packhouse.errors import TemplateError
 from packhouse.recipe import Recipe
+from packhouse.registry import function_of_addon
 from packhouse.render.sandbox import pinned_date
-from packhouse.run.golden import pin
 from packhouse.run.rendering import run_template
 from packhouse.system.arrays import Bools, Int64s
 from packhouse.tokenize import TokenizerSnapshot, load_snapshot
@@ -149,7 +149,7 @@ def learn_turns(
         whole = recipe.model_copy(
             update={"format": recipe.format.model_copy(update={"turns": "whole"})}
         )
-        made = pin(_PROBES, whole, tokenizers)
+        made = function_of_addon("pin")(_PROBES, whole, tokenizers)
         rendered = [item["input_ids"] for item in made if "input_ids" in item]
     except TemplateError as error:
         notes.append(f"prompts and headers were not looked at: {error}")

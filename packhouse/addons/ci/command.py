@@ -30,14 +30,13 @@ from packhouse.records.gates import GateLog, GateResult, gates_table
 from packhouse.records.ledger import filters_of
 from packhouse.system.disks import disk_error
 from packhouse.system.escaping import for_markdown, for_terminal, markdown_code, markdown_table
-from packhouse.system.interrupts import Interrupted, ignore_signals, interruption
 from packhouse.system.progress import show_progress, start_phase
-from packhouse.system.terminal import echo, print_note
+from packhouse.system.terminal import Interrupted, echo, ignore_signals, interruption, print_note
 from packhouse.system.wording import counted
 
 if TYPE_CHECKING:
-    from packhouse.run.refresh import Refreshed
-    from packhouse.run.steps.plan import Estimate
+    from packhouse.addons.ci.refresh import Refreshed
+    from packhouse.addons.plan.estimate import Estimate
 
 GATES = ("plan", "golden", "quarantine", "audit", "schema", "drift", "publish")
 

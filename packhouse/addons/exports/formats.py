@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from packhouse.pack.layout import IGNORE_INDEX
 from packhouse.pack.plan import round_up
 from packhouse.records.lists import count_up, flat_list, list_array, zero_based
-from packhouse.system.extras import import_extra
+from packhouse.system.plugins import import_extra
 
 Batches = Iterator[pa.RecordBatch]
 

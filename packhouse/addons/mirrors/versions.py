@@ -27,7 +27,7 @@ from packhouse.store.contracts import read_batches
 from packhouse.store.layout import version_folder
 from packhouse.store.read import OpenVersion
 from packhouse.system.disks import temporary_folder
-from packhouse.system.extras import import_extra
+from packhouse.system.plugins import import_extra
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete

@@ -20,8 +20,8 @@ from importlib.resources import files
 from itertools import zip_longest
 from typing import Any
 
-from packhouse.pack.other_seq_lens import SeqLenTrial
-from packhouse.pack.statistics import length_class
+from packhouse.pack.gather import length_class
+from packhouse.pack.plan import SeqLenTrial
 from packhouse.system.escaping import html_text
 
 Spec = Mapping[str, object]

@@ -29,7 +29,7 @@ from packhouse.addons.report.html import (
 from packhouse.auditing.gate import check_audit
 from packhouse.auditing.inference import inference_line
 from packhouse.errors import AuditError
-from packhouse.pack.other_seq_lens import try_seq_lens
+from packhouse.pack.plan import try_seq_lens
 from packhouse.recipe import AuditConfig
 from packhouse.recipe.audit import QUALITY_COUNTERS
 from packhouse.records.gates import GateResult

@@ -32,7 +32,7 @@ import pyarrow.ipc
 
 from packhouse.errors import SourceError
 from packhouse.read.tabular import fault_column, fault_field
-from packhouse.system.extras import import_extra
+from packhouse.system.plugins import import_extra
 
 Faults = dict[tuple[int, int], str]
 """Row and column of a cell from 0 -> its error, such as `#REF!`; "" for what nobody computed."""

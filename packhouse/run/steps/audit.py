@@ -34,7 +34,6 @@ from packhouse.records.tables import read_table
 from packhouse.registry import function_of_addon
 from packhouse.run.rendering import run_template
 from packhouse.run.step import Job, Step, Work
-from packhouse.run.steps.benchmarks import BENCHMARKS, load_benchmarks
 from packhouse.run.steps.format import FORMAT, FormatParameters
 from packhouse.run.steps.gather import GATHER, PackRange
 from packhouse.run.steps.pack import PACK, PackParameters
@@ -42,7 +41,6 @@ from packhouse.run.steps.records import read_records
 from packhouse.run.steps.tokenize import TOKENIZE, TokenizeParameters
 from packhouse.run.steps.validate import VALIDATE, ValidateParameters
 from packhouse.system.plugins import find_plugin, plugin_key
-from packhouse.tokenize import load_snapshot
 from packhouse.tokenize.pipeline import read_pipeline
 
 _BATCH_PACKS = 256
@@ -146,9 +144,7 @@ def compute(work: Work[AuditParameters], folder: Path) -> AuditFacts:
 
 def _shard(work: Work[AuditParameters]) -> dict[str, object]:
     validated, formatted = work.input(VALIDATE), work.input(FORMAT)
-    snapshot = load_snapshot(
-        work.recipe.tokenizer, work.workspace.tokenizers, work.recipe.tokenize.pipeline
-    )
+    snapshot = work.load_tokenizer()
     if "tokens.arrow" in validated.files:  # ids were given
         tokenized = read_table(work.input(TOKENIZE).path("tokenized.arrow"))
         audit_given = function_of_addon("audit_given")
@@ -201,10 +197,7 @@ def _quality(work: Work[AuditParameters]) -> dict[str, object]:
 
 def _packs(work: Work[AuditParameters]) -> dict[str, int]:
     table = read_table(work.input(GATHER).path("packs.arrow"))
-    snapshot = load_snapshot(
-        work.recipe.tokenizer, work.workspace.tokenizers, work.recipe.tokenize.pipeline
-    )
-    pipeline = read_pipeline(snapshot.backend)
+    pipeline = read_pipeline(work.load_tokenizer().backend)
     batches = table.to_batches(_BATCH_PACKS)
     return audit_packs(batches, pipeline.is_control, blank_tokens(pipeline))
 
@@ -281,11 +274,7 @@ def combine_audits(work: Work[Any]) -> dict[str, object]:
     if repetition["worst"]:
         combined["worst"]["duplicates"] = repetition["worst"]
     if work.recipe.audit.benchmarks:
-        matched = [receipt.facts.found for receipt in work.inputs(BENCHMARKS)]
-        benchmarks = load_benchmarks(work.recipe, work.parameters.benchmarks)
-        add_up = function_of_addon("combine_contamination")
-        combined["contamination"] = add_up(matched, benchmarks)
-        combined["contamination"]["on_match"] = work.recipe.audit.on_match
+        combined["contamination"] = function_of_addon("contamination_of")(work)
     if found["inference"]:
         combined["inference"] = combine_inference(found["inference"])
     named = [receipt.facts.origin.source for receipt in work.inputs(VALIDATE)]

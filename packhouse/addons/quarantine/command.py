@@ -1,6 +1,6 @@
 """`packhouse quarantine ls | show | retry`: what is bad about which rows, and how to mend them.
 
-A quarantined row keeps its first 64 KiB. `packhouse.run.quarantine.editable` turns it into a line
+A quarantined row keeps its first 64 KiB. `bad_rows.editable` turns it into a line
 that people can mend: the row itself where it parses, its text where it does not. `check_mended`
 reads mended rows by the very reader of the recipe, as if they stood in a file of their own, renders
 and tokenizes them, and gives back those that pass as JSON Lines which a recipe can add as one more
@@ -22,6 +22,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import yaml
 
+from packhouse.addons.quarantine.bad_rows import (
+    count_reasons,
+    count_rows,
+    editable,
+    read_quarantine_file,
+    read_quarantined,
+)
 from packhouse.cli.options import cache_option, json_option
 from packhouse.errors import ConfigError, QuarantineLimitError
 from packhouse.read import SourceShard, read_shard, scan_source
@@ -33,17 +40,10 @@ from packhouse.recipe.reading import is_recipe_path
 from packhouse.records.reasons import QUARANTINE_REASONS
 from packhouse.records.tables import QUARANTINED, REFUSED, read_table
 from packhouse.render import rewrites
+from packhouse.run.cache import Workspace
 from packhouse.run.given import read_recipe
-from packhouse.run.quarantine import (
-    count_reasons,
-    count_rows,
-    editable,
-    read_quarantine_file,
-    read_quarantined,
-)
 from packhouse.run.rendering import run_template, try_rows
 from packhouse.run.steps.plan import plan_jobs
-from packhouse.run.workspace import Workspace
 from packhouse.store.read import open_address
 from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import for_terminal

@@ -1,0 +1,1 @@
+"""`packhouse quarantine`: bad rows listed, shown, mended and read again."""

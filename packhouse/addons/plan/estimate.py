@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from packhouse.addons.plan.first_rows import try_first_rows
 from packhouse.pack import apply_over_length, pack_costs, plan_packs, step_imbalance
-from packhouse.pack.other_seq_lens import SeqLenTrial, try_seq_lens
+from packhouse.pack.plan import SeqLenTrial, try_seq_lens
 from packhouse.read.files import source_name
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.ledger import Filter, filters_of

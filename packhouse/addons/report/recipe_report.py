@@ -29,7 +29,7 @@ from packhouse.addons.report.sections import samples_section, short_number
 from packhouse.addons.report.version_report import version_report, with_texts
 from packhouse.cli.tokens import pipeline_of, rows_with_masks
 from packhouse.errors import VersionNotFoundError
-from packhouse.pack.statistics import PackStatistics, length_histogram
+from packhouse.pack.gather import PackStatistics, length_histogram
 from packhouse.read.files import find_files, source_name
 from packhouse.recipe import Recipe
 from packhouse.registry import function_of_addon

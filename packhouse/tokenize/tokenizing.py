@@ -179,7 +179,7 @@ def tokenize_table(
         except EncoderError as error:  # seen on a row that the sample does not hold; HF has none
             choice = refuse_fast(snapshot, config.encoder, str(error))
             continue
-        by_hf = notes.pop("rows_by_hf")
+        by_hf = notes.pop("rows_by_hf", 0)
         return Tokenized(
             tokenized=pa.concat_tables(tokenized),
             quarantined=pa.concat_tables(quarantined),

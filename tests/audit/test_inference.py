@@ -369,7 +369,7 @@ def test_which_records_are_sampled_does_not_depend_on_their_order(snapshot, monk
 
 
 def test_of_a_long_conversation_the_first_answer_and_the_last_are_checked(snapshot):
-    tables = Tables([turns(*(f"{n}" for n in range(10_000)))], snapshot)
+    tables = Tables([turns(*(f"{n}" for n in range(2_000)))], snapshot)
     assert numbers(audited(tables, "joined")) == (2, 2, 2)
 
 

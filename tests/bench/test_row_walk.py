@@ -30,11 +30,6 @@ def test_the_text_of_a_row_is_found_wherever_it_is_held(value):
     assert not row_walk.holds(Held("another animal"))
 
 
-def test_a_row_is_followed_into_the_process_that_renders_it():
-    files = row_walk.walk("chat")
-    assert {name.split("/")[0] for name in files} >= {"read", "render", "tokenize"}
-
-
 def test_lines_of_code_are_those_that_do_something(tmp_path):
     module = tmp_path / "module.py"
     module.write_text('"""Says what."""\n\n# Why.\nx = 1  # a note\n\n\ndef _f():\n    """Do."""\n')

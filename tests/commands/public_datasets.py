@@ -1,6 +1,7 @@
 """Rows with the columns and the nesting of public data sets, made from questions and answers.
 
-Each entry is a data set as its card names it: how a row of it is made. Texts are ours.
+Each entry is a data set as its card names it, one of each shape: how a row of it is made. Texts are
+ours.
 """
 
 import json
@@ -34,8 +35,6 @@ ROWS: dict[str, Callable[[str, str], Row]] = {
         "output": a,
         "text": f"Below is an instruction.\n\n### Instruction:\n{q}\n\n### Response:\n{a}",
     },
-    "yahma/alpaca-cleaned": lambda q, a: {"output": a, "input": "", "instruction": q},
-    "sahil2801/CodeAlpaca-20k": lambda q, a: {"output": a, "instruction": q, "input": ""},
     "garage-bAInd/Open-Platypus": lambda q, a: {
         "input": "",
         "output": a,
@@ -52,11 +51,6 @@ ROWS: dict[str, Callable[[str, str], Row]] = {
         "context": "",
         "response": a,
         "category": "open_qa",
-    },
-    "WizardLMTeam/WizardLM_evol_instruct_70k": lambda q, a: {"instruction": q, "output": a},
-    "WizardLMTeam/WizardLM_evol_instruct_V2_196k": lambda q, a: {
-        "idx": "x1",
-        "conversations": gpt(q, a),
     },
     "teknium/OpenHermes-2.5": lambda q, a: {
         "custom_instruction": None,
@@ -99,11 +93,6 @@ ROWS: dict[str, Callable[[str, str], Row]] = {
         "rejected": chat(q, "I do not know."),
         "rejected-rating": 3.75,
         "rejected-model": "y",
-    },
-    "allenai/tulu-3-sft-mixture": lambda q, a: {
-        "id": "oasst1_5921",
-        "messages": chat(q, a),
-        "source": "ai2-adapt-dev/oasst1_converted",
     },
     "HuggingFaceTB/smoltalk": lambda q, a: {"messages": chat(q, a), "source": "smol-magpie-ultra"},
     "HuggingFaceTB/smoltalk2": lambda q, a: {
@@ -151,10 +140,6 @@ ROWS: dict[str, Callable[[str, str], Row]] = {
         "source": "x",
         "domain": "math",
         "conversations": gpt(q, THOUGHT + a),
-    },
-    "bespokelabs/Bespoke-Stratos-17k": lambda q, a: {
-        "system": SYSTEM,
-        "conversations": gpt(q, THOUGHT + a, "user", "assistant"),
     },
     "simplescaling/s1K": lambda q, a: {
         "solution": "Short.",
@@ -217,7 +202,6 @@ ROWS: dict[str, Callable[[str, str], Row]] = {
         "used_in_training": "yes",
         "system_prompt": "detailed thinking on",
     },
-    "microsoft/orca-math-word-problems-200k": lambda q, a: {"question": q, "answer": a},
     "openai/gsm8k": lambda q, a: {"question": q, "answer": a},
     "hkust-nlp/dart-math-hard": lambda q, a: {"query": q, "response": a},
     "m-a-p/CodeFeedback-Filtered-Instruction": lambda q, a: {
@@ -226,8 +210,6 @@ ROWS: dict[str, Callable[[str, str], Row]] = {
         "resource": "evol-instruct",
         "lang": "python",
     },
-    "glaiveai/glaive-code-assistant": lambda q, a: {"question": q, "answer": a},
-    "zai-org/LongAlign-10k": lambda q, a: {"messages": chat(q, a), "length": 8153},
     "CohereForAI/aya_dataset": lambda q, a: {
         "inputs": q,
         "targets": a,
@@ -235,11 +217,6 @@ ROWS: dict[str, Callable[[str, str], Row]] = {
         "language_code": "eng",
         "annotation_type": "original-annotations",
         "user_id": "f0ff",
-    },
-    "jondurbin/airoboros-3.2": lambda q, a: {
-        "id": "x",
-        "conversations": [{"from": "system", "value": SYSTEM}, *gpt(q, a)],
-        "category": "general",
     },
     "lmsys/lmsys-chat-1m": lambda q, a: {
         "conversation_id": "x",
@@ -271,10 +248,6 @@ ROWS: dict[str, Callable[[str, str], Row]] = {
         "query": q,
         "answers": json.dumps([{"name": "add", "arguments": {"say": a}}]),
         "tools": json.dumps([TOOL]),
-    },
-    "Team-ACE/ToolACE": lambda q, a: {
-        "system": SYSTEM,
-        "conversations": gpt(q, a, "user", "assistant"),
     },
     "NousResearch/hermes-function-calling-v1": lambda q, a: {
         "id": "x",

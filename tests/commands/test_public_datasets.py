@@ -52,9 +52,6 @@ def test_the_shape_is_found_and_nothing_is_a_guess(name: str, tmp_path: Path) ->
 # What a row says beside its question and answer: system prompt, template arguments, a thought.
 SYSTEM_OF = {
     "open-thoughts/OpenThoughts-114k": SYSTEM,
-    "bespokelabs/Bespoke-Stratos-17k": SYSTEM,
-    "jondurbin/airoboros-3.2": SYSTEM,
-    "Team-ACE/ToolACE": SYSTEM,
     "NousResearch/hermes-function-calling-v1": SYSTEM,
     "nvidia/Llama-Nemotron-Post-Training-Dataset": "detailed thinking on",
     "glaiveai/glaive-function-calling-v2": "You are a helpful assistant with no functions.",
@@ -65,8 +62,8 @@ SYSTEM_OF = {
 }
 THINKS = {
     *("open-thoughts/OpenThoughts-114k", "open-thoughts/OpenThoughts3-1.2M"),
-    *("bespokelabs/Bespoke-Stratos-17k", "open-r1/Mixture-of-Thoughts"),
-    *("open-r1/OpenR1-Math-220k", "nvidia/Llama-Nemotron-Post-Training-Dataset"),
+    *("open-r1/Mixture-of-Thoughts", "open-r1/OpenR1-Math-220k"),
+    "nvidia/Llama-Nemotron-Post-Training-Dataset",
 }
 
 

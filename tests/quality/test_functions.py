@@ -17,30 +17,16 @@ FOUND = {
         ["@jo", "git@github.com:org/repo", "jo@localhost", "x@y", "3@4.5", "@media.print", "a@b.c"],
     ),
     "has_phone": (
-        [
-            "Call (212) 684-4700.",
-            "502-294-8258",
-            "502.294.8258",
-            "+12145558444",
-            "+44 20 7946 0958",
-            "+49 30 901820",
-            "1-800-362-0101",
-            "+1 (790) 998-9545",
-            "tel +86 138 1234 5678",
-        ],
-        [
-            "2126844700",
-            "1234-5678-9012",
-            "192.168.100.1000",
-            "3-4-5",
-            "+3 and -4",
-            "978-3-16-148410-0",
-            "+1000000",
-            "2021-03-04",
-            "f(100)-200-3000",
-            "x=100.200.3000",
-            "ID-502-294-8258",
-        ],
+        (
+            "Call (212) 684-4700. | 502-294-8258 | 502.294.8258 | +12145558444 | "
+            "+44 20 7946 0958 | +49 30 901820 | 1-800-362-0101 | +1 (790) 998-9545 | "
+            "tel +86 138 1234 5678"
+        ).split(" | "),
+        (
+            "2126844700 | 1234-5678-9012 | 192.168.100.1000 | 3-4-5 | +3 and -4 | "
+            "978-3-16-148410-0 | +1000000 | 2021-03-04 | f(100)-200-3000 | x=100.200.3000 | "
+            "ID-502-294-8258"
+        ).split(" | "),
     ),
     "has_card": (
         [
@@ -80,69 +66,39 @@ FOUND = {
             "xoxb-123456789012-abcdefghijkl",
             f"glpat-{'a1B2c' * 4}",
         ],
-        [
-            "AKIA",
-            "sk-learn",
-            "risk-averse-and-more-than-that-it-is-long-enough-to-be-one",
-            "ghp_token",
-            "-----BEGIN PUBLIC KEY-----\nMIIB",
-            "hf_hub_download",
-            "YOUR_API_KEY",
-            "sk-...",
-        ],
+        (
+            "AKIA | sk-learn | risk-averse-and-more-than-that-it-is-long-enough-to-be-one | "
+            "ghp_token | -----BEGIN PUBLIC KEY-----\nMIIB | hf_hub_download | YOUR_API_KEY | "
+            "sk-..."
+        ).split(" | "),
     ),
     "has_html": (
-        [
-            "<p>Hi</p>",
-            "one<br/>two",
-            "a&nbsp;b",
-            "Tom &amp; Jo",
-            '<a href="x">y</a>',
-            "10 m<sup>2</sup>",
-        ],
-        [
-            "a < b > c",
-            "<br> is a tag of HTML",
-            "`<p>` it is",
-            "```\n<div>x</div>\n```",
-            "AT&T; R&D;",
-            "<a drawing of a rocket>",
-            "<noinput>",
-            "List<String>",
-            "<html><p>x</p></html>",
-            "x &y; z",
-        ],
+        (
+            "<p>Hi</p> | one<br/>two | a&nbsp;b | Tom &amp; Jo | "
+            '<a href="x">y</a> | '
+            "10 m<sup>2</sup>"
+        ).split(" | "),
+        (
+            "a < b > c | <br> is a tag of HTML | `<p>` it is | ```\n<div>x</div>\n``` | "
+            "AT&T; R&D; | <a drawing of a rocket> | <noinput> | List<String> | "
+            "<html><p>x</p></html> | x &y; z"
+        ).split(" | "),
     ),
     "has_mojibake": (
-        [
-            "caf\u00c3\u00a9",
-            "it\u00e2\u20ac\u2122s",
-            "\ufffd",
-            "5\u00c2\xa0km",
-            "\u00f0\u0178\u02dc\u20ac",
-            "\u951f\u65a4\u62f7",
-        ],
-        [
-            "caf\u00e9",
-            "S\u00c3O PAULO",
-            "\u00c2ngelo",
-            "it\u2019s",
-            "\u00e2ge",
-            "5\u00a0km",
-            "\U0001f600",
-        ],
+        (
+            "caf\u00c3\u00a9 | it\u00e2\u20ac\u2122s | \ufffd | 5\u00c2\xa0km | "
+            "\u00f0\u0178\u02dc\u20ac | \u951f\u65a4\u62f7"
+        ).split(" | "),
+        (
+            "caf\u00e9 | S\u00c3O PAULO | \u00c2ngelo | it\u2019s | \u00e2ge | 5\u00a0km | "
+            "\U0001f600"
+        ).split(" | "),
     ),
     "has_invisible": (
-        [
-            "a\u200bb",
-            "\ufeffa",
-            "a\x07",
-            "\x1b[31mred",
-            "\u202egpj.exe",
-            "a\u2066b\u2069",
-            "Hi\U000e0048\U000e0069",
-            "\U000e0041",
-        ],
+        (
+            "a\u200bb | \ufeffa | a\x07 | \x1b[31mred | \u202egpj.exe | a\u2066b\u2069 | "
+            "Hi\U000e0048\U000e0069 | \U000e0041"
+        ).split(" | "),
         [
             "\U0001f468\u200d\U0001f469",  # a joiner of emoji
             "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",  # one of Persian
@@ -153,61 +109,32 @@ FOUND = {
         ],
     ),
     "is_empty": (
-        [
-            "[object Object]",
-            "#REF!",
-            "#n/a",
-            "#DIV/0!",
-            "",
-            " \n\t",
-            "...",
-            "\u2026",
-            "N/A",
-            "n/a.",
-            "None",
-            "null",
-            "-",
-            "[]",
-            "No Output",
-            "<noinput>",
-        ],
-        [
-            "A",
-            "5",
-            "+",
-            ":-)",
-            ".. . -.--",
-            "None of them.",
-            "\u65e0",
-            "No",
-            "x = []",
-            "\U0001f600",
-        ],
+        (
+            "[object Object] | #REF! | #n/a | #DIV/0! |  |  \n\t | ... | \u2026 | N/A | n/a. | "
+            "None | null | - | [] | No Output | <noinput>"
+        ).split(" | "),
+        ("A | 5 | + | :-) | .. . -.-- | None of them. | \u65e0 | No | x = [] | \U0001f600").split(
+            " | "
+        ),
     ),
     "is_refusal": (
-        [
-            "As an AI language model, I cannot eat.",
-            "I'm sorry, but I can't assist with that.",
-            "I\u2019m sorry, but as an AI, I don\u2019t have that.",
-            "Sorry, I cannot help you.",
-            "I cannot provide medical advice.",
-            "Unfortunately, I am unable to do so.",
-            "Well: as an AI assistant, I do not taste.",
-            "I am very sorry, I am not able to do that.",
-            "\u62b1\u6b49\uff0c\u6211\u65e0\u6cd5\u56de\u7b54",
-            "\u4f5c\u4e3a\u4e00\u4e2a\u4eba\u5de5\u667a\u80fd\uff0c\u6211",
-        ],
-        [
-            "I can't believe it!",
-            "I'm sorry, but that's not true.",
-            "Sorry for the delay.",
-            "I cannot wait!",
-            "A model used as an AI assistant, it can be tested.",
-            "Agent: I'm sorry, but we cannot.",
-            "Sorry, I won't be able to make it.",
-            "As a child, I could not swim.",
-            "I can't sleep.",
-        ],
+        (
+            "As an AI language model, I cannot eat. | "
+            "I'm sorry, but I can't assist with that. | "
+            "I\u2019m sorry, but as an AI, I don\u2019t have that. | "
+            "Sorry, I cannot help you. | I cannot provide medical advice. | "
+            "Unfortunately, I am unable to do so. | "
+            "Well: as an AI assistant, I do not taste. | "
+            "I am very sorry, I am not able to do that. | "
+            "\u62b1\u6b49\uff0c\u6211\u65e0\u6cd5\u56de\u7b54 | "
+            "\u4f5c\u4e3a\u4e00\u4e2a\u4eba\u5de5\u667a\u80fd\uff0c\u6211"
+        ).split(" | "),
+        (
+            "I can't believe it! | I'm sorry, but that's not true. | Sorry for the delay. | "
+            "I cannot wait! | A model used as an AI assistant, it can be tested. | "
+            "Agent: I'm sorry, but we cannot. | Sorry, I won't be able to make it. | "
+            "As a child, I could not swim. | I can't sleep."
+        ).split(" | "),
     ),
 }
 

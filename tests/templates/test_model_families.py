@@ -194,6 +194,7 @@ def test_a_template_that_never_writes_reasoning_says_what_helps(name):
     assert refused.reason == "TemplateError"
     helps = not name.startswith("deepseek")  # whose prompt opens a thought
     assert ("thought_end" in refused.detail) is not helps
+    assert "never writes reasoning, and toy/rows.jsonl row 0 has some" in refused.detail
     assert ("between the tags" in refused.detail) == helps
     assert ("format.reasoning: strip" in refused.detail) == helps
     stripped = outcome(of, "think2", reasoning="strip")

@@ -53,6 +53,11 @@ def answer(text: str, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": text, **more}
 
 
+def call(id: str | None, **function: Any) -> str:
+    named = {} if id is None else {"id": id}
+    return json.dumps([{"type": "function", **named, "function": function}])
+
+
 def calls(*cities: Any, name: str = "get_weather") -> str:
     return json.dumps(
         [
@@ -191,48 +196,14 @@ CASES = {
     "a control token in an id": Case(
         "template",
         toy(WITH_CALLS.replace("c.function.name", "(c.id or '') + c.function.name", 1)),
-        changed(
-            ONE_CALL,
-            1,
-            tool_calls=json.dumps(
-                [
-                    {
-                        "type": "function",
-                        "id": "get<|im_start|>",
-                        "function": {"name": "get", "arguments": {}},
-                    }
-                ]
-            ),
-        ),
+        changed(ONE_CALL, 1, tool_calls=call("get<|im_start|>", name="get", arguments={})),
         "Remove it",
-        {
-            "messages": changed(
-                ONE_CALL,
-                1,
-                tool_calls=json.dumps(
-                    [
-                        {
-                            "type": "function",
-                            "id": "get",
-                            "function": {"name": "get", "arguments": {}},
-                        }
-                    ]
-                ),
-            )
-        },
+        {"messages": changed(ONE_CALL, 1, tool_calls=call("get", name="get", arguments={}))},
     ),
     "arguments that are no object": Case(
         "template",
         toy(WITH_CALLS),
-        [
-            user("Rome?"),
-            answer(
-                "",
-                tool_calls=json.dumps(
-                    [{"type": "function", "function": {"name": "look", "arguments": "oops"}}]
-                ),
-            ),
-        ],
+        [user("Rome?"), answer("", tool_calls=call(None, name="look", arguments="oops"))],
         "as an object",
         {"messages": ONE_CALL},
     ),

@@ -24,8 +24,8 @@ from packhouse.records.lists import list_array, one_chunk
 from packhouse.records.messages import FlatMessages
 from packhouse.records.ngrams import Words, hash_words, run_hashes, words_of
 from packhouse.system.arrays import Bools, Int64s, Uint32s, Uint64s
-from packhouse.system.extras import import_extra
 from packhouse.system.fingerprint import library_versions
+from packhouse.system.plugins import import_extra
 
 _NUMBERS = pa.list_(pa.field("item", pa.uint32(), nullable=False))
 

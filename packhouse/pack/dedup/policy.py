@@ -121,7 +121,7 @@ class Found:
 class Deduplicated:
     """What is left, and what was found."""
 
-    admitted: list[Admitted]
+    admitted: Admitted
     group_keys: pa.Array | pa.ChunkedArray
     """Of every row of every shard: what must stay on one side."""
     repeats_of: Int64s
@@ -131,7 +131,7 @@ class Deduplicated:
 
 def deduplicate(
     fingerprints: Sequence[pa.Table],
-    admitted: Sequence[Admitted],
+    admitted: Admitted,
     group_keys: pa.Array | pa.ChunkedArray,
     config: DedupConfig,
     split_seed: int,
@@ -141,13 +141,13 @@ def deduplicate(
 
     Args:
         fingerprints: schema `FINGERPRINTS`, a row for each row of each shard.
-        admitted: what of each shard would be packed; other rows are not looked at.
+        admitted: what would be packed; other rows are not looked at.
         group_keys: of all rows.
         config: the policies.
         split_seed: of `split`; decides which key stands for joined groups.
         units: of each shard, where conversations were split, see `dedup.units`.
     """
-    found = _find(fingerprints, admitted, config, units)
+    found = _find(fingerprints, admitted.rows.astype(np.int64), config, units)
     repeats_of = np.full(sum(table.num_rows for table in fingerprints), -1, np.int64)
     reasons = np.full(len(repeats_of), _KEPT, np.uint8)
     if config.near == "drop":
@@ -165,25 +165,18 @@ def deduplicate(
         joined = [found.near, found.led[is_led]] if near else []
         pairs = np.concatenate([found.equal, *joined])
         group_keys = join_groups(group_keys, pairs, split_seed)
-    ends = np.cumsum([table.num_rows for table in fingerprints])
-    parts = np.split(reasons, ends[:-1]) if len(ends) else []
-    without = [
-        each.without(part == _NEAR, "near_duplicate").without(part == _DUPLICATE, "duplicate")
-        for each, part in zip(admitted, parts, strict=True)
-    ]
-    return Deduplicated(without, group_keys, repeats_of, found)
+    admitted = admitted.without(reasons == _NEAR, "near_duplicate")
+    admitted = admitted.without(reasons == _DUPLICATE, "duplicate")
+    return Deduplicated(admitted, group_keys, repeats_of, found)
 
 
 def _find(
     fingerprints: Sequence[pa.Table],
-    admitted: Sequence[Admitted],
+    rows: Int64s,
     config: DedupConfig,
     units: Sequence[Int64s] | None,
 ) -> Found:
     bases = np.cumsum([0, *(table.num_rows for table in fingerprints)])
-    rows = np.concatenate(
-        [_NONE, *(each.rows + base for each, base in zip(admitted, bases, strict=False))]
-    )
     ids = np.concatenate([_NO_KEYS, *(_normal_ids(table) for table in fingerprints)])
     # Rows 0 to 3 named a b a a: first [0 1 0 0], so rows 2 and 3 equal row 0.
     first = rows[first_of_each(ids[rows])]

@@ -38,8 +38,8 @@ from packhouse.records.ngrams import Words, hash_words, run_hashes, words_of
 from packhouse.records.rows import number_all_rows
 from packhouse.registry import function_of_addon
 from packhouse.system.arrays import Bools, Float64s, Int64s, Uint32s, Uint64s
-from packhouse.system.extras import import_extra
 from packhouse.system.fingerprint import library_versions
+from packhouse.system.plugins import import_extra
 
 VERSION = 1
 """Part of cache keys. Raise it when the same rows would give other fingerprints or decisions."""
@@ -326,7 +326,7 @@ class Found:
 class Deduplicated:
     """What is left, and what was found."""
 
-    admitted: list[Admitted]
+    admitted: Admitted
     group_keys: pa.Array | pa.ChunkedArray
     """Of every row of every shard: what must stay on one side."""
     repeats_of: Int64s
@@ -336,7 +336,7 @@ class Deduplicated:
 
 def deduplicate(
     fingerprints: Sequence[pa.Table],
-    admitted: Sequence[Admitted],
+    admitted: Admitted,
     group_keys: pa.Array | pa.ChunkedArray,
     config: DedupConfig,
     split_seed: int,
@@ -346,13 +346,13 @@ def deduplicate(
 
     Args:
         fingerprints: schema `FINGERPRINTS`, a row for each row of each shard.
-        admitted: what of each shard would be packed; other rows are not looked at.
+        admitted: what would be packed; other rows are not looked at.
         group_keys: of all rows.
         config: the policies.
         split_seed: of `split`; decides which key stands for joined groups.
         units: of each shard, where conversations were split, see `dedup.units`.
     """
-    found = _find(fingerprints, admitted, config, units)
+    found = _find(fingerprints, admitted.rows.astype(np.int64), config, units)
     repeats_of = np.full(sum(table.num_rows for table in fingerprints), -1, np.int64)
     reasons = np.full(len(repeats_of), _KEPT, np.uint8)
     if config.near == "drop":
@@ -370,31 +370,24 @@ def deduplicate(
         joined = [found.near, found.led[is_led]] if near else []
         pairs = np.concatenate([found.equal, *joined])
         group_keys = join_groups(group_keys, pairs, split_seed)
-    ends = np.cumsum([table.num_rows for table in fingerprints])
-    parts = np.split(reasons, ends[:-1]) if len(ends) else []
-    without = [
-        each.without(part == _NEAR, "near_duplicate").without(part == _DUPLICATE, "duplicate")
-        for each, part in zip(admitted, parts, strict=True)
-    ]
-    return Deduplicated(without, group_keys, repeats_of, found)
+    admitted = admitted.without(reasons == _NEAR, "near_duplicate")
+    admitted = admitted.without(reasons == _DUPLICATE, "duplicate")
+    return Deduplicated(admitted, group_keys, repeats_of, found)
 
 
 def _find(
     fingerprints: Sequence[pa.Table],
-    admitted: Sequence[Admitted],
+    numbers: Int64s,
     config: DedupConfig,
     units: Sequence[Int64s] | None,
 ) -> Found:
     bases = np.cumsum([0, *(table.num_rows for table in fingerprints)])
-    ids, rows, none = [np.zeros(0, f"S{_DIGITS}")], [np.zeros(0, np.int64)], np.zeros(0, np.int64)
-    for table, each, base in zip(fingerprints, admitted, bases, strict=False):
+    ids, none = [np.zeros(0, f"S{_DIGITS}")], np.zeros(0, np.int64)
+    for table in fingerprints:
         digits, offsets = string_bytes(table["normal_id"])
-        own = np.ascontiguousarray(digits[offsets[0] : offsets[-1]]).view(f"S{_DIGITS}")
-        ids.append(own[each.rows])
-        rows.append(each.rows + base)
-    numbers = np.concatenate(rows)
+        ids.append(np.ascontiguousarray(digits[offsets[0] : offsets[-1]]).view(f"S{_DIGITS}"))
     # Rows 0 to 3 named a b a a: first [0 1 0 0], so rows 2 and 3 equal row 0.
-    first = numbers[first_of_each(np.concatenate(ids))]
+    first = numbers[first_of_each(np.concatenate(ids)[numbers])]
     is_first = first == numbers
     equal = np.stack([first, numbers], axis=1)[~is_first]
     looked_at = leaders = numbers[is_first]

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from packhouse.errors import ConfigError, SourceError
 from packhouse.records.lists import one_chunk
 from packhouse.registry import TEXT_FUNCTIONS, is_there
-from packhouse.system.extras import NO_FILES
+from packhouse.system.plugins import NO_FILES
 from packhouse.system.wording import counted, first_line
 from packhouse.system.worker import at
 

@@ -6,7 +6,6 @@ these fields.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +14,9 @@ from packhouse.read.chat_messages import Conversation, kind_of, text_turn
 from packhouse.read.records import Rows, parse_text
 from packhouse.read.row_formats import (
     Adapted,
+    Names,
+    Naming,
+    Row,
     RowFormat,
     aliases,
     check_present,
@@ -39,9 +41,7 @@ class TextFields(RowFormat):
     context: str = ""
     """Our field of what the question is about."""
 
-    def read(
-        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
-    ) -> list[Conversation]:
+    def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read the turns, with the system prompt and earlier turns before them."""
         fields = [ours for _, ours in self.turns]
         check_present(row, fields, names, config)
@@ -67,15 +67,11 @@ class TextFields(RowFormat):
             label = class_index(row[names["label"]], config.label_names)
         return [Conversation(turns, None, label)]
 
-    def read_all(
-        self, rows: Rows, naming: Mapping[tuple[str, ...], dict[str, str]], config: SourceConfig
-    ) -> Adapted:
+    def read_all(self, rows: Rows, naming: Naming, config: SourceConfig) -> Adapted:
         """Read all rows at once, or row by row where one needs a closer look."""
         return self.read_columns(rows, naming, config) or super().read_all(rows, naming, config)
 
-    def read_columns(
-        self, rows: Rows, naming: Mapping[tuple[str, ...], dict[str, str]], config: SourceConfig
-    ) -> Adapted | None:
+    def read_columns(self, rows: Rows, naming: Naming, config: SourceConfig) -> Adapted | None:
         """Read all rows at once; None if a row needs a closer look."""
         names: dict[str, str] = {}
         for of_layout in naming.values():
@@ -157,9 +153,7 @@ class Squad(RowFormat):
         names = self.names(keys, renamed)
         return "paragraphs" in names or {"question", "answers"} <= names.keys()
 
-    def read(
-        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
-    ) -> list[Conversation]:
+    def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read each question that has an answer."""
         if "paragraphs" in names:
             return _read_questions(row[names["paragraphs"]], "question", "answers")

@@ -32,7 +32,7 @@ from packhouse.run.quarantine import read_quarantined
 from packhouse.run.workspace import Workspace
 from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
-from packhouse.store.address import parse_address
+from packhouse.store.layout import parse_address
 from packhouse.system.places import CachePlace, check_cache, default_cache, find_cache, make_cache
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.wording import by_name, counted

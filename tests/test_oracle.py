@@ -1,7 +1,6 @@
 """The oracle names what differs, shows the first row that does, and expects what is explained."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -68,25 +67,3 @@ def test_a_difference_is_named_and_shown(run, made, tmp_path):
     assert code == 1
     assert "record_id: b\n" in printed
     assert "[1, 2, 3]\n    [1, 2, 4]" in printed
-
-
-def test_an_explained_difference_is_expected_from_then_on(run, made, tmp_path):
-    out = tmp_path / "before.json"
-    run("record", out, "--only", SEED)
-    del made["tokens"]
-
-    assert run("compare", out, "--only", SEED)[0] == 1
-    assert run("compare", out, "--only", SEED, "--explain", "tokens went")[0] == 0
-
-    assert run("compare", out, "--only", SEED)[0] == 0
-    (change,) = json.loads(out.read_bytes())["changes"]
-    assert change == {"why": "tokens went", "made": {SEED: {"tokens": "none"}}}
-
-
-def test_rows_that_are_not_there_are_asked_for(run, made, tmp_path):
-    out = tmp_path / "before.json"
-    run("record", out, "--only", SEED)
-    shutil.rmtree(tmp_path / "before")
-
-    with pytest.raises(SystemExit, match="git worktree add"):
-        run("compare", out, "--show", SEED)

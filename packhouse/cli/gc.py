@@ -5,8 +5,8 @@ import click
 from packhouse.cli.options import json_option
 from packhouse.cli.versions import echo_json, print_table
 from packhouse.errors import IntegrityError
-from packhouse.store.address import open_dataset
 from packhouse.store.gc import GcReport, collect_garbage
+from packhouse.store.read import open_dataset
 from packhouse.system.terminal import echo
 from packhouse.system.wording import counted
 

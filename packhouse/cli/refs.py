@@ -5,8 +5,7 @@ import click
 from packhouse.cli.options import json_option
 from packhouse.cli.versions import echo_json, print_table, warning_of
 from packhouse.errors import VersionNotFoundError
-from packhouse.store.address import open_dataset
-from packhouse.store.read import open_version
+from packhouse.store.read import open_dataset, open_version
 from packhouse.store.refs import Ref, load_ref, rollback_ref, scan_refs, set_ref
 from packhouse.system.terminal import echo
 

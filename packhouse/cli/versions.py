@@ -12,11 +12,10 @@ from rich.table import Table
 from packhouse.cli.options import json_option
 from packhouse.cli.summary import audit_blocks, ledger_block, print_block
 from packhouse.errors import IntegrityError, VersionNotFoundError
-from packhouse.store.address import open_address, parse_address
-from packhouse.store.layout import is_name
+from packhouse.store.layout import is_name, parse_address
 from packhouse.store.manifest import Manifest
 from packhouse.store.objects import ObjectStore, open_store
-from packhouse.store.read import pull_version, scan_versions, verify_version
+from packhouse.store.read import open_address, pull_version, scan_versions, verify_version
 from packhouse.store.refs import scan_refs
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo, print_facts, print_note

@@ -19,7 +19,7 @@ from packhouse.errors import (
 from packhouse.load.copies import mapped_file
 from packhouse.records.lists import list_offsets
 from packhouse.store import FileEntry, OpenVersion, open_store, open_version
-from packhouse.store.address import parse_address
+from packhouse.store.layout import parse_address
 from packhouse.store.manifest import Manifest, parse_slot
 from packhouse.system.places import check_cache, default_cache
 

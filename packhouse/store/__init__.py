@@ -5,11 +5,10 @@ manifest, whoever else is still writing. `packhouse.store.publish` says in which
 written, and `packhouse.store.protocol` how the same code is run and simulated.
 """
 
-from packhouse.store.draft import LocalFile
 from packhouse.store.evolution import Drift, Gate
 from packhouse.store.manifest import FileEntry, Manifest
 from packhouse.store.objects import ObjectStore, open_filesystem, open_store
-from packhouse.store.publish import PublishedVersion, publish_version
+from packhouse.store.publish import LocalFile, PublishedVersion, publish_version
 from packhouse.store.read import (
     OpenVersion,
     VerifyReport,

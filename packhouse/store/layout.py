@@ -1,4 +1,4 @@
-"""Where things lie under a root, and which names are allowed there.
+"""Where things lie under a root, how that is written, and which names are allowed there.
 
 <dataset>/v/<vid>.g<N>/data/train-00000-of-00008-<sha12>.parquet   create-only
 <dataset>/v/<vid>.g<N>/manifest.json                               commit point, create-only
@@ -8,6 +8,7 @@ _doctor-<random>/...                                               what a check 
 """
 
 import re
+from dataclasses import dataclass
 
 from packhouse.errors import ConfigError
 
@@ -103,3 +104,36 @@ def ref_key(dataset: str, ref: str) -> str:
 def tokenizer_key(fingerprint: str) -> str:
     """Key of a tokenizer that versions of any dataset are made with."""
     return f"_tokenizers/{fingerprint}.gz"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Parts of `ROOT/DATASET@NAME`."""
+
+    root: str
+    dataset: str
+    name: str
+    """A ref, a version, or a bare version id; `latest` if nothing was given."""
+
+
+def parse_address(text: str) -> Address:
+    """Split an address; nothing is opened.
+
+    Example:
+        >>> parse_address("s3://bucket/store/alpaca@prod")
+        Address(root='s3://bucket/store', dataset='alpaca', name='prod')
+        >>> parse_address("./store/alpaca")
+        Address(root='./store', dataset='alpaca', name='latest')
+
+    Raises:
+        ConfigError: no dataset in it.
+    """
+    place, at, name = text.rstrip("/").rpartition("@")
+    if not at or "/" in name:  # an @ of a folder's name
+        place, name = text.rstrip("/"), "latest"
+    root, slash, dataset = place.rpartition("/")
+    if not slash:
+        root = "."
+    if not dataset or root.endswith(":/"):
+        raise ConfigError(f"'{text}' names no dataset: expected ROOT/DATASET or ROOT/DATASET@NAME")
+    return Address(root or "/", check_name("dataset", dataset), name)

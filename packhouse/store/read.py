@@ -20,7 +20,7 @@ from packhouse.errors import (
     VersionNotFoundError,
 )
 from packhouse.store.contracts import check_data_file
-from packhouse.store.layout import check_name, file_key, is_version, tokenizer_key
+from packhouse.store.layout import check_name, file_key, is_version, parse_address, tokenizer_key
 from packhouse.store.manifest import (
     FileEntry,
     Manifest,
@@ -137,6 +137,45 @@ def open_version(
     with explaining(store, dataset):
         manifest = run(store, resolve_steps(dataset, ref_or_version))
     return OpenVersion(store=store, dataset=dataset, version=manifest.version, manifest=manifest)
+
+
+def open_address(text: str) -> OpenVersion:
+    """Open the version that an address names.
+
+    Raises:
+        ConfigError: it is a file of rows.
+        VersionNotFoundError: it is not there.
+    """
+    if Path(text).is_file():
+        raise ConfigError(
+            f"'{text}' is a file, not a version; `packhouse init {text} --tokenizer NAME` writes a "
+            "recipe that reads it, and `packhouse inspect` of the recipe shows its rows"
+        )
+    address = parse_address(text)
+    return open_version(address.root, address.dataset, address.name)
+
+
+def open_beside(opened: OpenVersion, text: str) -> OpenVersion:
+    """Open another version: of an address, or of a bare name in the same dataset.
+
+    Raises:
+        VersionNotFoundError: it is not there.
+    """
+    if "/" in text:
+        return open_address(text)
+    return open_version(opened.store, opened.dataset, text.removeprefix("@"))
+
+
+def open_dataset(text: str) -> tuple[ObjectStore, str]:
+    """Open the store of `ROOT/DATASET`, and say which dataset.
+
+    Raises:
+        ConfigError: a version is named where a whole dataset is meant.
+    """
+    address = parse_address(text)
+    if "@" in text.rpartition("/")[2]:
+        raise ConfigError(f"'{text}' names a version; give ROOT/DATASET")
+    return open_store(address.root), address.dataset
 
 
 def resolve_steps(dataset: str, name: str) -> Steps[Manifest]:

@@ -5,7 +5,6 @@ import pytest
 from packhouse.auditing import check_audit
 from packhouse.errors import AuditError, EmptyDatasetError, QuarantineLimitError
 from packhouse.recipe import AuditConfig
-from packhouse.records.gates import GateLog, GateResult
 from packhouse.records.ledger import LedgerLine, check_quarantine
 from packhouse.store import Drift, Gate
 
@@ -83,13 +82,3 @@ def test_drift_without_a_limit_passes_and_one_that_nobody_measured_is_not_reache
         "drift.quarantined": "not reached",
         "drift.trained": "passed",
     }
-
-
-def test_results_that_come_together_share_no_time(monkeypatch):
-    clock = iter([100.0, 103.0, 110.0])
-    monkeypatch.setattr("packhouse.records.gates.time.monotonic", lambda: next(clock))
-    log = GateLog()
-    log.add([GateResult(name=name, outcome="passed") for name in ("audit.a", "audit.b")])
-    log.add([GateResult(name="drift", outcome="passed")], seconds=1.5)
-    log.add([GateResult(name="publish", outcome="passed")])
-    assert [result.seconds for result in log.results] == [3.0, 0.0, 1.5, 5.5]

@@ -19,7 +19,6 @@ from packhouse.pack.dedup import FINGERPRINTS, fingerprint_table, near_libraries
 from packhouse.pack.dedup.policy import _drop_in_order, merged
 from packhouse.read import read_shard, scan_source
 from packhouse.recipe import DedupConfig, SourceConfig, ValidateConfig
-from packhouse.records.rows import number_rows
 from tests.audit.test_audit_gate import Project
 
 WORDS = [f"w{n}" for n in range(3000)]
@@ -72,18 +71,6 @@ def test_the_shards_change_nothing(tmp_path):
     assert whole.first.tolist() == parts.first.tolist()
     assert whole.second.tolist() == parts.second.tolist()
     assert np.array_equal(whole.similarity, parts.similarity)
-
-
-def test_a_shard_without_rows_changes_nothing(tmp_path):
-    table = conversations(tmp_path, planted(20))
-    config = DedupConfig(near="drop")
-    empty, prints = fingerprint_table(table.slice(0, 0), config), fingerprint_table(table, config)
-    none, rows = np.zeros(0, np.int64), np.arange(40)
-    due = find_near([prints], [rows], 0.8)
-    assert len(due.first) >= 19
-    for parts, chosen in (([empty, prints], [none, rows]), ([prints, empty], [rows, none])):
-        assert find_near(parts, chosen, 0.8).first.tolist() == due.first.tolist()
-    assert len(find_near([empty], [none], 0.8).first) == 0
 
 
 def test_candidates_are_those_of_datasketch(tmp_path):
@@ -291,13 +278,6 @@ def test_examples_of_one_conversation_are_no_duplicates_of_each_other(project, o
         sides.setdefault(record["row"], set()).add(record["split"])
     assert all(len(found) == 1 for found in sides.values())
     assert [sides[row] for row in range(15)] == [sides[row + 20] for row in range(15)]
-
-
-def test_units_change_nothing_where_nothing_is_split(tmp_path):
-    table = conversations(tmp_path, planted(30))
-    prints = fingerprint_table(table, DedupConfig(near="drop"))
-    whole = merged(prints, number_rows(table))
-    assert whole.equals(prints.select(["shingles", "minhash"]))
 
 
 def test_a_unit_is_the_union_of_its_rows(tmp_path):

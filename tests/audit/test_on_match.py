@@ -61,25 +61,6 @@ def test_matching_rows_are_left_out_counted_and_listed(project):
         project.prepare("audit.on_match=stop")
 
 
-def test_the_packs_are_those_of_the_other_rows(project):
-    published = project.prepare()
-    rows = (project.folder / "sums.jsonl").read_text().splitlines()
-    kept = [row for number, row in enumerate(rows) if number not in (5, 9, 30)]
-    (project.folder / "sums.jsonl").write_text("\n".join(kept))
-    assert project.prepare().published.content_id == published.published.content_id
-
-
-def test_shards_change_nothing(project, monkeypatch):
-    whole = project.prepare()
-    monkeypatch.setattr("packhouse.run.steps.validate.MAX_SHARD_BYTES", 200)
-    cut = project.prepare()
-    assert len(cut.receipts) > len(whole.receipts)
-    assert cut.published.content_id == whole.published.content_id
-    assert matched(project, cut) == matched(project, whole)
-    audits = [each.published.audit["contamination"] for each in (whole, cut)]
-    assert audits[0] == audits[1]
-
-
 def test_the_benchmark_decides_pack_and_no_step_before(project):
     published = project.prepare()
     again = project.prepare()

@@ -1,6 +1,6 @@
 import pytest
 
-from bench.simulate import MEASURED, Cluster, Data, Step, main, run, simulate, steps_of
+from bench.simulate import Cluster, Step, main, simulate
 
 CALM = {"handout_s": 0.0, "skew": 0.0, "hours_to_failure": 1e9}
 
@@ -25,22 +25,6 @@ def test_a_worker_that_dies_loses_one_job_and_its_task_goes_on():
     assert outcome.num_retries > 0
     assert outcome.worked_s == 8 * 10 * 60.0
     assert outcome.lost_s < 60.0 * outcome.num_retries
-
-
-def test_more_workers_are_never_slower_and_work_stays_the_same():
-    data = Data(raw_mb=1e6, rows=1e8)
-    totals = []
-    for workers in (1, 4, 16, 64):
-        outcomes = run(data, MEASURED, Cluster(workers=workers, store_mb_s=1e9, **CALM), seed=0)
-        totals.append(sum(outcome.makespan_s for outcome in outcomes.values()))
-    assert totals == sorted(totals, reverse=True)
-    assert totals[0] / totals[3] > 40
-
-
-def test_tasks_are_cut_as_the_run_would_cut_them():
-    steps = {s.name: s for s in steps_of(Data(raw_mb=1e6, rows=1e8), MEASURED, Cluster(workers=8))}
-    assert (steps["validate"].num_tasks, steps["validate"].jobs_per_task) == (32, 123)
-    assert (steps["pack"].num_tasks, steps["pack"].jobs_per_task) == (1, 1)
 
 
 def test_the_same_seed_prints_the_same_table(capsys):

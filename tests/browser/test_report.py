@@ -10,7 +10,7 @@ import pytest
 
 import packhouse
 from packhouse.addons.report.diff_report import diff_report
-from packhouse.store.address import open_address
+from packhouse.store.read import open_address
 from tests.browser.conftest import Page
 from tests.report.conftest import TOKENIZER
 from tests.report.hostile import TEXTS, write_rows

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from packhouse.records.tables import VALIDATED
 from packhouse.run.cache.mirrors import open_mirror
 from packhouse.run.cache.steps import StepStore
 from packhouse.run.steps.plan import plan_jobs
-from packhouse.store import load_ref, open_store, open_version
+from packhouse.store import load_ref, open_store
 from packhouse.store.protocol import RetryPolicy
 from packhouse.system.fingerprint import file_sha256
 from packhouse.system.places import CachePlace
@@ -225,25 +224,12 @@ def test_every_refusal_has_a_code_a_gate_and_summaries(override, code, gate, out
     assert ref(place) is None
 
 
-def test_a_refusal_says_the_same_everywhere(place):
-    done = run(place, place / "cache", "--set", "validate.max_quarantined=0")
-    first = "; first 'duplicate_key': instructions/instructions.jsonl line 84, the key 'output' "
-    assert first in done.stderr
-    assert "to see them: `packhouse quarantine show RECIPE`" in done.stderr
-    (gate,) = (gate for gate in facts(place)["gates"] if gate["name"] == "quarantine")
-    assert first in gate["detail"]
-    assert first in (place / "s.md").read_text()
-    assert first in (place / "j.xml").read_text()
-    assert str(place / "cache") not in done.stderr
-
-
-@pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize(
-    ("override", "code", "gate"),
+    ("override", "code", "gate", "cached"),
     [
-        ("validate.max_quarantined=0.01", 4, "quarantine"),
-        ("audit.max_duplicates=0", 4, "audit"),
-        ("golden=golden.jsonl", 2, "golden"),
+        ("validate.max_quarantined=0.01", 4, "quarantine", False),
+        ("audit.max_duplicates=0", 4, "audit", True),
+        ("golden=golden.jsonl", 2, "golden", True),
     ],
 )
 def test_a_version_that_is_published_already_is_held_against_todays_limits(
@@ -273,24 +259,6 @@ def test_a_version_that_is_published_already_is_held_against_todays_limits(
         "drift": "skipped",
         "publish": "skipped",
     }
-
-
-@pytest.mark.parametrize("approval", [False, True])
-def test_counts_that_somebody_changed_in_the_store_pass_no_gate(approval, place):
-    options = ["--approval"] if approval else []
-    run(place, place / "cache", *options)
-    version = ref(place, "latest.candidate" if approval else "latest")
-    path = place / "store" / "demo" / "v" / version / "manifest.json"
-    manifest = open_version(str(place / "store"), "demo", version).manifest
-    ledger = [{**line, "quarantined": {}} for line in manifest.counts["ledger"]]
-    forged = replace(manifest, counts={**manifest.counts, "ledger": ledger})
-    path.write_bytes(forged.to_bytes())
-
-    done = run(place, place / "cache", "--set", "validate.max_quarantined=0.01", *options)
-    assert done.exit_code == 5, done.output
-    assert "somebody changed it since" in done.output
-    assert "failure" in cases(place).values()
-    assert cases(place)["quarantine"] == "skipped"
 
 
 def test_a_gate_shows_its_value_its_limit_and_its_time(place):
@@ -324,7 +292,7 @@ def unreachable(*arguments):
     raise TransientError("no answer")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_job_that_a_signal_ends_in_the_middle_leaves_summaries(number, place):
     """A pipeline ends a job by SIGTERM when its time is over."""
     shutil.rmtree(place / "cache")
@@ -367,8 +335,7 @@ def test_a_job_that_a_signal_ends_in_the_middle_leaves_summaries(number, place):
     assert steps["format"]["cached"] == steps["format"]["jobs"]
 
 
-@pytest.mark.parametrize("becomes", ["raise", "raise ImportError from None"])
-def test_a_signal_while_libraries_are_imported_leaves_summaries_too(becomes, tmp_path):
+def test_a_signal_while_libraries_are_imported_leaves_summaries_too(tmp_path):
     """Importing takes a second. Code in C may turn the signal's exception into another one."""
     program = (
         "import sys, time; from packhouse import cli\n"
@@ -377,7 +344,7 @@ def test_a_signal_while_libraries_are_imported_leaves_summaries_too(becomes, tmp
         "        if name == 'pyarrow':\n"
         "            print('here', flush=True)\n"
         "            try: time.sleep(600)\n"  # never slept to its end: the signal comes first
-        f"            except BaseException: {becomes}\n"
+        "            except BaseException: raise ImportError from None\n"
         "sys.meta_path.insert(0, Slow())\n"
         "cli.main()\n"
     )
@@ -417,17 +384,6 @@ def test_who_waits_for_a_store_is_told_of_each_try(place, monkeypatch):
     assert done.stderr.index("looking at the store ...") < done.stderr.index("does not answer")
 
 
-def test_drift_holds_the_ref_back_with_a_code_of_its_own(place):
-    run(place, place / "cache")
-    before = ref(place)
-    rows = (place / "chats.jsonl").read_text().splitlines()
-    (place / "chats.jsonl").write_text("\n".join(rows[:20]) + "\n")
-    done = run(place, place / "cache", "--set", "publish.max_source_drift=0.05")
-    assert done.exit_code == 7
-    assert cases(place)["drift"] == "failure"
-    assert ref(place) == before
-
-
 def test_a_schema_that_breaks_readers_is_refused_by_that_gate(place):
     run(place, place / "cache")
     done = run(place, place / "cache", "--set", "publish.layout=compact")
@@ -453,19 +409,10 @@ def test_a_summary_that_cannot_be_written_is_said_before_any_work(place):
     assert "make it first" in done.output
 
 
-def test_a_folder_in_the_place_of_a_summary_is_refused_before_any_work(place):
-    done = run(place, place / "cache", "--summary", str(place))
-    assert done.exit_code == 2
-    assert "it is a folder" in done.output
-    assert facts(place)["error"] == "ConfigError"
-    assert not (place / "store").exists()
-
-
 @pytest.mark.parametrize(
     ("option", "override", "code"),
     [
         ("--summary", "pack.seq_len=512", 5),
-        ("--junit", "pack.seq_len=512", 5),
         ("--json-file", "pack.seq_len=512", 5),
         ("--junit", "audit.max_duplicates=0", 4),
     ],
@@ -498,8 +445,10 @@ def test_a_bug_leaves_summaries_too(place, monkeypatch):
     assert not (place / "store" / "demo" / "refs").exists()
 
 
-@pytest.mark.parametrize("secret", ["s3://KEY:can/ary@b/x", "s3://KEY:canary@b/x"])
-@pytest.mark.parametrize("key", ["publish.store", "sources.0.path"])
+@pytest.mark.parametrize(
+    ("key", "secret"),
+    [("publish.store", "s3://KEY:can/ary@b/x"), ("sources.0.path", "s3://KEY:canary@b/x")],
+)
 def test_a_password_in_a_place_is_in_no_summary(key, secret, place):
     """Not even one with a slash in it; summaries become comments that all can read."""
     if key == "sources.0.path":
@@ -513,15 +462,6 @@ def test_a_password_in_a_place_is_in_no_summary(key, secret, place):
     ):
         assert "credentials" in text
         assert not {"can/ary", "canary", "KEY:"} & set(re.findall("can/ary|canary|KEY:", text))
-
-
-def test_a_recipe_whose_name_is_no_unicode_has_summaries(place):
-    files = ["--summary", place / "s.md", "--junit", place / "j.xml", "--json-file"]
-    name = f"{place}/no\x01\udcff.yaml"
-    done = CliRunner().invoke(cli, ["ci", name, *map(str, files), f"{place}/f.json"])
-    assert done.exit_code == 2
-    assert cases(place)["plan"] == "failure"
-    assert facts(place)["exit_code"] == 2
 
 
 @pytest.fixture

@@ -473,16 +473,6 @@ def test_init_and_prepare_read_a_file_as_it_was_meant(name, project):
     assert "trained (green)" in said
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_init_reads_public_data_sets(name, project):
-    Path("rows.jsonl").write_bytes(PUBLIC[name])
-
-    code, said = project.init("rows.jsonl")
-
-    assert code == 0, said
-    check(project.prepare(), TALKS)
-
-
 @pytest.mark.parametrize("name", REMEDIED | MORE_REMEDIED)
 def test_the_remedy_for_a_file_that_no_setting_reads_works(name, project):
     file, data, mended = (REMEDIED | MORE_REMEDIED)[name]

@@ -45,13 +45,6 @@ def test_every_manifest_is_valid(manifest, version):
     kubernetes_validate.validate(manifest, version, strict=True)
 
 
-def test_a_job_with_a_field_that_does_not_exist_is_found():
-    job = filled_in()
-    job["spec"]["template"]["spec"]["restartPolicies"] = "Never"
-    with pytest.raises(kubernetes_validate.ValidationError, match="restartPolicies"):
-        kubernetes_validate.validate(job, VERSIONS[0], strict=True)
-
-
 def test_every_placeholder_is_a_variable_and_every_variable_is_used():
     from prefect.utilities.templating import find_placeholders
 
@@ -63,15 +56,6 @@ def test_a_job_executes_its_flow_run():
     (container,) = filled_in()["spec"]["template"]["spec"]["containers"]
     assert container["args"] == ["prefect", "flow-run", "execute"]
     assert "PREFECT__FLOW_RUN_ID" in {setting["name"] for setting in container["env"]}
-
-
-def test_runs_may_choose_resources():
-    job = filled_in(memory_limit="32Gi", cpu_request="8")
-    (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["resources"] == {
-        "requests": {"cpu": "8", "memory": "4Gi"},
-        "limits": {"memory": "32Gi"},
-    }
 
 
 @pytest.mark.parametrize("kind", ["docker", "kubernetes", "process"])
@@ -133,21 +117,6 @@ def test_secrets_are_references_only():
     prefix = "PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_AUTH_STRING_SECRET"
     assert named[f"{prefix}_NAME"]["value"] == "packhouse"
     assert named[f"{prefix}_KEY"]["value"] == "PREFECT_API_AUTH_STRING"
-
-
-def test_the_worker_says_whether_it_is_well():
-    (worker,) = BY_KIND["Deployment"]["spec"]["template"]["spec"]["containers"]
-    assert worker["args"][:2] == ["python", "deployments/worker.py"]
-    assert "--with-healthcheck" in worker["args"]
-    assert worker["readinessProbe"]["httpGet"] == {"path": "/health", "port": "health"}
-    assert worker["livenessProbe"]
-
-
-def test_runs_know_the_store_and_what_they_may_read():
-    settings = BY_KIND["ConfigMap"]["data"]
-    assert settings["PACKHOUSE_STORE"].startswith("s3://")
-    assert settings["PACKHOUSE_DATA"].startswith("s3://")
-    assert settings["PACKHOUSE_DATA"].endswith("/")
 
 
 def test_the_worker_watches_the_namespace_that_its_account_may_look_at(monkeypatch):

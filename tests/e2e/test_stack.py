@@ -6,7 +6,6 @@ import pytest
 
 from packhouse import load_packed
 from tests.e2e.deployments import demo_recipe, real_recipe
-from tests.e2e.services import wait_until
 from tests.e2e.stack import POOL, s3_client
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -46,15 +45,6 @@ def markdown(stack, run):
 def test_the_server_keeps_its_runs_in_postgresql(stack, prepared):
     rows = stack.database.ask(f"select state_type from flow_run where id = '{prepared['id']}'")
     assert rows == [["COMPLETED"]]
-
-
-def test_the_server_plans_the_runs_of_a_schedule_by_itself(stack, deployed):
-    nightly = deployed.api.get("/deployments/name/refresh/nightly-refresh")["id"]
-    wanted = {"deployments": {"id": {"any_": [nightly]}}}
-    wanted["flow_runs"] = {"state": {"type": {"any_": ["SCHEDULED"]}}}
-    wait_until(lambda: bool(deployed.api.post("/flow_runs/filter", **wanted)), "planned run")
-    planned = deployed.api.post("/flow_runs/filter", **wanted)
-    assert {run["created_by"]["type"] for run in planned} == {"SCHEDULE"}
 
 
 def test_the_worker_is_known_to_be_online(stack):
@@ -101,24 +91,3 @@ def test_the_weekly_check_verifies_all_versions_from_the_store(stack, prepared, 
     rows = {row["dataset"]: row["intact"] for row in json.loads(table["data"])}
     assert {"e2e-demo", real_recipe()} <= set(rows)
     assert set(rows.values()) == {"yes"}
-
-
-def test_a_refused_run_fails_with_the_reason_and_publishes_nothing(stack, deployed):
-    recipe = demo_recipe("e2e-refused", validate={"max_quarantined": 0})
-    run = stack.api.wait(stack.api.start("prepare/form-prepare", recipe=recipe))
-    assert run["state_type"] == "FAILED"
-    assert "9 of 304" in run["state"]["message"]
-    assert "Nothing was published" in markdown(stack, run)
-    assert listing(stack, "e2e-refused/") == []
-
-
-@pytest.mark.parametrize(
-    ("section", "key", "value"),
-    [("pack", "seq_len", 0), ("pack", "strategy", "magic"), ("format", "no_such_key", 1)],
-)
-def test_the_server_refuses_a_bad_value_before_a_run_starts(stack, deployed, section, key, value):
-    before = stack.api.count("prepare/form-prepare")
-    recipe = demo_recipe("e2e-bad", **{section: {key: value}})
-    with pytest.raises(RuntimeError, match="409"):
-        stack.api.start("prepare/form-prepare", recipe=recipe)
-    assert stack.api.count("prepare/form-prepare") == before

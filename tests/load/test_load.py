@@ -8,46 +8,7 @@ from argparse import Namespace
 import pytest
 
 from tests.e2e.services import find_postgres
-from tests.load.load import Outcome, measure, most_at_once
-
-OUTCOME = {
-    "runs": 8,
-    "completed": 8,
-    "started_more_than_once": 0,
-    "versions": 8,
-    "doubled_versions": 0,
-    "seconds": 1.0,
-    "median_run_s": 1.0,
-    "most_at_once": 4,
-    "memory_mib": {},
-    "growth_mib_a_run": {},
-}
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"completed": 7},
-        {"versions": 7},
-        {"versions": 9},
-        {"started_more_than_once": 1},
-        {"doubled_versions": 1},
-    ],
-)
-def test_a_lost_or_doubled_run_is_found(damage):
-    assert Outcome(**OUTCOME).is_sound()
-    assert not Outcome(**{**OUTCOME, **damage}).is_sound()
-
-
-@pytest.mark.parametrize(("runs", "is_flat"), [(8, True), (200, False)])
-def test_memory_that_grows_with_the_runs_is_found(runs, is_flat):
-    grows = Outcome(**OUTCOME | {"runs": runs, "growth_mib_a_run": {"server": 0.1, "worker": 0.3}})
-    assert grows.is_flat() == is_flat
-
-
-def test_runs_under_way_are_counted():
-    times = [("01", "05"), ("02", "04"), ("03", "06"), ("05", "07"), (None, None)]
-    assert most_at_once([{"start_time": a, "end_time": b} for a, b in times]) == 3
+from tests.load.load import measure
 
 
 @pytest.mark.e2e

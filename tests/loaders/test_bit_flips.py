@@ -16,7 +16,7 @@ import pytest
 from packhouse import load_packed
 from packhouse.errors import IntegrityError
 from packhouse.store import pull_version
-from packhouse.store.address import open_address
+from packhouse.store.read import open_address
 
 FLIPS = 25
 

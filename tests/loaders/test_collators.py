@@ -37,12 +37,6 @@ def test_compact_rows_give_the_same_batch_as_rows_with_labels():
     assert all(torch.equal(torch.as_tensor(a[key]), torch.as_tensor(b[key])) for key in a)
 
 
-def test_first_token_of_each_record_is_never_a_target():
-    batch = PackedCollator()([{"input_ids": [7, 8, 9], "labels": [7, 8, 9], "seq_lengths": [2, 1]}])
-
-    assert batch["labels"].tolist() == [[-100, 8, -100]]
-
-
 def test_rows_that_lost_their_boundaries_are_refused():
     lost = {key: PACK[key] for key in ("input_ids", "labels")}
 

@@ -14,7 +14,7 @@ from packhouse import load_packed
 from packhouse.errors import ConfigError, DiskError, IntegrityError, VersionNotFoundError
 from packhouse.load.copies import read_rows
 from packhouse.store import pull_version
-from packhouse.store.address import open_address
+from packhouse.store.read import open_address
 
 COLUMNS = ["input_ids", "labels", "seq_lengths", "record_ids", "position_ids"]
 
@@ -86,34 +86,6 @@ def test_an_address_and_a_version_that_differ_are_refused_and_paths_are_taken(
     assert load_packed(Path(uri), "00000014", cache=tmp_path).num_rows
 
 
-def test_a_flipped_bit_in_the_store_is_found_before_a_row_is_seen(make_version, tmp_path):
-    uri = make_version()
-    (file,) = Path(uri).glob("v/*/data/*.parquet")
-    _flip_bit(file, file.stat().st_size // 2)
-
-    with pytest.raises(IntegrityError, match="does not hold the published bytes"):
-        load_packed(uri, cache=tmp_path)
-
-
-def test_a_damaged_cache_is_made_anew(make_version, tmp_path):
-    uri = make_version()
-    good = load_packed(uri, cache=tmp_path).to_list()
-    (file,) = (tmp_path / "loaded").glob("*.arrow")
-
-    _flip_bit(file, file.stat().st_size // 2)
-    assert load_packed(uri, cache=tmp_path).to_list() == good
-
-    stat = file.stat()
-    _flip_bit(file, file.stat().st_size // 2)
-    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as a rotting disk would
-    assert load_packed(uri, cache=tmp_path).to_list() == good
-
-    file.write_bytes(file.read_bytes()[:-100])
-    assert load_packed(uri, cache=tmp_path).to_list() == good
-    file.unlink()
-    assert load_packed(uri, cache=tmp_path).to_list() == good
-
-
 def test_the_cache_is_keyed_by_content(make_version, tmp_path):
     first = load_packed(make_version(), cache=tmp_path)
     second = load_packed(make_version(), cache=tmp_path)  # another store, the same bytes
@@ -167,13 +139,6 @@ def test_names_are_imported_when_they_are_asked_for():
     assert dir(packhouse) == packhouse.__all__
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = packhouse.nothing
-
-
-def _flip_bit(file: Path, at: int) -> None:
-    data = bytearray(file.read_bytes())
-    data[at] ^= 1
-    file.chmod(0o644)
-    file.write_bytes(data)
 
 
 def _load(uri: str, cache: Path) -> list:

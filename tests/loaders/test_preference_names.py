@@ -17,7 +17,7 @@ from packhouse.addons.exports.writing import export_version
 from packhouse.errors import ContractError
 from packhouse.pack.layout import PREFERENCE_NAMES
 from packhouse.recipe import Recipe
-from packhouse.store.address import open_address
+from packhouse.store.read import open_address
 from tests.loaders.models import tiny_model
 
 pytest.importorskip("torch", reason="torch is not installed")

@@ -31,7 +31,7 @@ from packhouse.run.local_pool import LocalRunner
 from packhouse.run.steps import validate
 from packhouse.run.workspace import Workspace
 from packhouse.store import open_version
-from packhouse.store.draft import dataset_card
+from packhouse.store.card import dataset_card
 
 NUM_ROWS = 120
 DEMO = str(Path(__file__).parents[2] / "deployments" / "demo" / "tokenizer")  # 4,096 tokens

@@ -1,18 +1,14 @@
 import json
-import multiprocessing
 import pickle
 import resource
 from pathlib import Path
 
 import pytest
-import torch
 
 from packhouse import (
     PackedCollator,
     PackedDataset,
     TokenizedDataset,
-    check_packing,
-    enable_packing,
     load_packed,
     make_supervised_dataset,
 )
@@ -28,7 +24,6 @@ from packhouse.run.cache.limits import list_steps, remove_steps
 from packhouse.run.chain import prepare
 from packhouse.run.local_pool import LocalRunner
 from packhouse.run.workspace import Workspace
-from tests.loaders.models import tiny_model
 from tests.sources.hub_files import HubFiles
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo"
@@ -115,8 +110,10 @@ LONG = [
 ]
 
 
-@pytest.mark.parametrize("over_length", ["drop", "truncate_turns", "window"])
-@pytest.mark.parametrize("per_turn", [False, True])
+@pytest.mark.parametrize(
+    ("over_length", "per_turn"),
+    [("drop", True), ("truncate_turns", False), ("window", False), ("window", True)],
+)
 def test_over_long_rows_become_what_the_flow_makes_of_them(tmp_path, over_length, per_turn):
     path = tmp_path / "talks.jsonl"
     talks = [LONG[start:] for start in range(0, 24, 2)]
@@ -233,23 +230,6 @@ def test_tokenizers_and_datasets_may_be_objects(files, cache):
     assert rows_of(by_object) == rows_of(by_path)
 
 
-def test_packs_go_through_a_trainer_which_sets_the_epoch(files, cache, tmp_path):
-    pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
-    from transformers import Trainer, TrainingArguments
-
-    packs = make_supervised_dataset(
-        TOKENIZER, files[0], cache=cache, pack_len=256, **fields(prompt_template="alpaca")
-    )
-    before = rows_of(packs)
-    args = TrainingArguments(str(tmp_path), num_train_epochs=2, report_to=[], use_cpu=True)
-    model = tiny_model("llama", "sdpa", vocabulary=4096)
-    trainer = Trainer(model=model, args=args, train_dataset=packs, data_collator=PackedCollator())
-    trainer.train()
-
-    assert trainer.state.epoch == 2
-    assert rows_of(packs) == before
-
-
 def test_a_second_call_finds_the_steps_done_and_a_changed_file_does_not(cache, tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"query": "a?", "response": "b"}\n' * 2 + '{"query": "c", "response": "d"}\n')
@@ -266,21 +246,6 @@ def test_a_second_call_finds_the_steps_done_and_a_changed_file_does_not(cache, t
     file.write_text('{"query": "e", "response": "f"}\n')
     third, _ = made()
     assert len(third) == 1
-
-
-def test_ranks_that_start_at_once_do_the_work_once(files, tmp_path):
-    context = multiprocessing.get_context("fork")
-    with context.Pool(2) as pool:
-        found = pool.starmap(_prepare, [(files[0], tmp_path)] * 4)
-
-    assert len(found[0][0]) > 10
-    assert all(each == found[0] for each in found)
-
-
-def _prepare(file, cache):
-    packs = make_supervised_dataset(TOKENIZER, file, **fields(pack_len=128), cache=cache)
-    mtimes = [(path.name, path.stat().st_mtime_ns) for path in cache.rglob("*.arrow")]
-    return rows_of(packs), str(sorted(mtimes))
 
 
 def test_bad_rows_are_counted_and_too_many_refused(cache, tmp_path):
@@ -306,33 +271,13 @@ def test_bad_rows_are_counted_and_too_many_refused(cache, tmp_path):
         ([], {}, "empty list"),
         (["a", "b"], {"query_field": ["x"], "resp_field": "y"}, "lists 1 columns for 2 sources"),
         (["a"], {"query_field": "x"}, "both, or neither"),
+        (["a"], fields(pack_len=0), "pack_len is"),
+        (["a"], fields(pack_len=-5), "pack_len is"),
     ],
 )
 def test_what_makes_no_sense_is_refused(cache, data, settings, message):
     with pytest.raises(ConfigError, match=message):
         make_supervised_dataset(TOKENIZER, data, cache=cache, **settings)
-
-
-@pytest.mark.parametrize("tokenizer", ["qwen2.5-instruct", "mistral-7b-instruct-v0.3"])
-def test_real_packs_do_not_leak_and_do_with_a_mask(shared, cache, tokenizer):
-    packs = make_supervised_dataset(
-        str(shared / "tokenizers" / tokenizer),
-        str(shared / "data" / "alpaca_gpt4_eval_1000.jsonl"),
-        prompt_template="alpaca",
-        pack_len=512,
-        cache=cache,
-    )
-    # The decoder alone: logits over 150,000 tokens would cost a hundred times its layers.
-    model = tiny_model("llama", "sdpa", vocabulary=152_064).model
-    batch = PackedCollator()([packs[0]])
-
-    with enable_packing(model):
-        report = check_packing(model, batch)
-    assert report.num_records >= 2
-    assert report.max_leak == 0.0
-    assert report.max_difference < 1e-4
-    masked = batch | {"attention_mask": torch.ones_like(batch["input_ids"])}
-    assert check_packing(model, masked).max_leak > 0.1
 
 
 def test_a_column_called_input_enters_the_prompt_only_where_it_is_meant(tmp_path, cache):
@@ -351,12 +296,6 @@ def test_a_column_called_input_enters_the_prompt_only_where_it_is_meant(tmp_path
     alpaca = lengths(("instruction", "input", "output"), query_field="instruction")
     assert alpaca != other
     assert lengths(("query", "note", "output"), query_field="query", input_field="note") == alpaca
-
-
-@pytest.mark.parametrize("pack_len", [0, -5])
-def test_pack_lengths_below_one_are_refused(files, cache, pack_len):
-    with pytest.raises(ConfigError, match="pack_len is"):
-        make_supervised_dataset(TOKENIZER, files[0], **fields(pack_len=pack_len), cache=cache)
 
 
 def test_columns_called_system_or_history_enter_prompts_only_where_they_are_named(tmp_path, cache):

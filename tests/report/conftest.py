@@ -7,7 +7,7 @@ import pytest
 
 import packhouse
 from packhouse.addons.report.version_report import version_report
-from packhouse.store.address import open_address
+from packhouse.store.read import open_address
 from tests.report.hostile import write_rows
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"

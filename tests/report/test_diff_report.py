@@ -6,7 +6,7 @@ from typing import Any
 
 import packhouse
 from packhouse.addons.report.diff_report import diff_report, mask_runs
-from packhouse.store.address import open_address
+from packhouse.store.read import open_address
 from tests.report.conftest import TOKENIZER
 
 ROWS = [{"instruction": f"Say <b>{n}</b>.", "output": f"{n}!"} for n in range(60)]

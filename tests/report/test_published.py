@@ -7,10 +7,9 @@ import pytest
 import packhouse
 from packhouse.addons.report.version_report import version_report
 from packhouse.store import pull_version, verify_version
-from packhouse.store.address import open_address
-from packhouse.store.draft import LocalFile
 from packhouse.store.objects import open_store
-from packhouse.store.publish import publish_version
+from packhouse.store.publish import LocalFile, publish_version
+from packhouse.store.read import open_address
 from tests.report.conftest import TOKENIZER, Made
 from tests.report.test_version_report import island
 

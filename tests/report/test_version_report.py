@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import packhouse
 from packhouse.addons.ask.files import VersionFiles
-from packhouse.addons.report.figures import class_counts, compare_figure
+from packhouse.addons.report.figures import class_counts
 from packhouse.addons.report.html import page
 from packhouse.addons.report.version_report import MAX_BYTES, measure, version_report
 from packhouse.cli import cli
@@ -24,8 +24,8 @@ from packhouse.pack.layout import published_schema
 from packhouse.pack.other_seq_lens import try_seq_lens
 from packhouse.recipe import Recipe
 from packhouse.records.tables import PACKED
-from packhouse.store.address import open_address
 from packhouse.store.manifest import Manifest
+from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
 from packhouse.tokenize.encoders import load_tokenizer
 from packhouse.tokenize.loading import load_snapshot
@@ -236,19 +236,6 @@ def test_bins_hold_every_length_once() -> None:
 def _samples(html: str) -> list[dict[str, Any]]:
     """The packs of samples on a page."""
     return [pack for split in island(html, "samples-data") for pack in split["packs"]]
-
-
-def test_a_line_falls_to_0_where_no_record_has_such_a_length() -> None:
-    lengths = {"old": {5: 1, 100: 1}, "new": {6: 4}}
-    drawn = compare_figure("lengths", "Records", "", "tokens", lengths)
-    shares = {
-        name: [(p["from"], p["share"]) for p in drawn.spec["data"]["values"] if p["of"] == name]
-        for name in lengths
-    }
-    assert shares == {
-        "old": [(4, 0.5), (5, 0), (6, 0), (96, 0.5), (112, 0)],
-        "new": [(4, 0), (5, 1), (6, 0), (96, 0), (112, 0)],
-    }
 
 
 def test_both_sides_of_a_pair_are_named_and_are_one_record(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Published files that stand for far more than they are: reading them ends in an error."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +14,9 @@ from packhouse import StreamingPackedDataset, load_packed
 from packhouse.cli import cli
 from packhouse.errors import IntegrityError
 from packhouse.pack.layout import published_schema
+from packhouse.records.tables import QUARANTINED
 from packhouse.store import LocalFile, open_store, publish_version, verify_version
-from packhouse.store.address import open_address
+from packhouse.store.read import open_address
 
 MIB = 2**20
 PACKS = {
@@ -73,3 +76,43 @@ def test_packs_of_more_tokens_than_the_manifest_says_are_not_decoded(tmp_path: P
         with pytest.raises(IntegrityError, match=problem):
             read(address, cache=tmp_path / "cache")
     assert pa.default_memory_pool().max_memory() - before < MIB
+
+
+def test_a_bomb_for_a_quarantine_file_is_refused_in_little_memory(tmp_path: Path) -> None:
+    row = {name: "a" for name in QUARANTINED.names}
+    row |= {"row": 0, "byte_offset": 0, "raw": b"", "raw_size": 0}
+    table = pa.Table.from_pylist([row] * 2000, QUARANTINED)
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), ["x" * 2**20])
+    at = QUARANTINED.names.index("detail")
+    pq.write_table(
+        table.set_column(at, "detail", texts),
+        tmp_path / "bad.parquet",
+        store_schema=False,
+        dictionary_pagesize_limit=2**26,
+    )
+    assert (tmp_path / "bad.parquet").stat().st_size < 2**20  # of 2 GB
+    done = CliRunner().invoke(cli, ["quarantine", "ls", str(tmp_path / "bad.parquet")])
+    assert done.exit_code == 2
+    assert "memory" in done.output
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"source": 5, "row": 0, "step": "validate", "raw": "a"},
+        {"source": "rows/x", "row": [1], "step": "validate", "raw": {}},
+        {"source": "rows/x", "row": "z", "step": "validate", "raw": None},
+        {"source": "rows/x", "row": 0, "step": {}, "raw": "a"},
+    ],
+)
+def test_a_line_to_mend_of_other_types_is_refused(line: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text(json.dumps(line) + "\n")
+    (tmp_path / "rows.jsonl").write_text('{"instruction": "a", "output": "b"}\n')
+    recipe = {"dataset": "d", "tokenizer": "deployments/demo/tokenizer"}
+    recipe |= {"sources": [{"path": str(tmp_path / "rows.jsonl")}]}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    words = ["quarantine", "retry", str(tmp_path / "recipe.yaml")]
+    words += ["--from", str(tmp_path / "bad.jsonl"), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 2
+    assert "line 1 of the mended rows has no sound" in done.output

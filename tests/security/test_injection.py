@@ -28,7 +28,7 @@ from packhouse.errors import SourceError
 from packhouse.records.tables import QUARANTINED
 from packhouse.run.steps.plan import Estimate
 from packhouse.store import open_store, publish_version
-from packhouse.store.draft import dataset_card
+from packhouse.store.card import dataset_card
 from packhouse.store.manifest import Manifest, schema_fingerprint
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import EscapedRecord

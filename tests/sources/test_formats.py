@@ -72,20 +72,6 @@ def test_every_format_is_told_and_read(name, read_bytes):
     assert stated.validated.equals(found.validated)
 
 
-@pytest.mark.parametrize("name", sorted(set(CASES) - {"messages"}))
-def test_every_format_is_read_from_parquet(name, tmp_path, read, read_bytes):
-    row, _ = CASES[name]
-    path = tmp_path / "rows.parquet"
-    pq.write_table(pa.Table.from_pylist([row] * 3), path)
-
-    source = read(path, name="rows")
-
-    lines = read_bytes(orjson.dumps(row), name="rows.jsonl")
-    assert source.shards[0].row_format == name
-    assert source.validated["record_id"].to_pylist() == lines.validated["record_id"].to_pylist() * 3
-    assert source.quarantined.num_rows == 0
-
-
 @pytest.mark.parametrize(
     ("row", "name"),
     [
@@ -424,13 +410,6 @@ def test_an_answer_that_begins_with_another_question_than_the_prompt_is_a_bad_ro
 
     assert source.reasons == ["prompt_differs"]
     assert source.quarantined["detail"][0].as_py().startswith("chosen is a conversation")
-
-
-def test_csv_and_tsv_read_the_same_rows(read_bytes):
-    comma = read_bytes(b"text,label\r\nq,0\r\n", "rows.csv")
-    tab = read_bytes(b"text\tlabel\nq\t0", "rows.tsv")
-
-    assert comma.validated["record_id"].equals(tab.validated["record_id"])
 
 
 def test_a_record_of_another_width_is_quarantined(read_bytes):

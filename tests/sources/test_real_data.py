@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 EMPTY_OUTPUTS = [  # of the Stanford Alpaca file
     *(284, 1223, 1347, 1736, 7723, 9038, 11263, 11355, 11471, 14634, 15015, 23488, 24322, 24449),
     *(24541, 25034, 28250, 30605, 31653, 32425, 35802, 44274, 45538, 46258, 46811, 49181, 49248),
@@ -23,18 +21,6 @@ FILES = {
     "reason_tool_use_demo_50.jsonl": ("chat", 50, 0),
     "xtuner_openai_sft.jsonl": ("messages", 128, 0),
 }
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_every_row_of_a_real_file_is_accounted_for(name, shared, read):
-    row_format, num_rows, num_bad = FILES[name]
-
-    source = read(shared / "data" / name)
-
-    assert [shard.row_format for shard in source.shards] == [row_format]
-    assert source.validated.num_rows == num_rows - num_bad
-    assert source.quarantined.num_rows == num_bad
-    assert source.notes == {}
 
 
 def test_the_28_empty_outputs_of_alpaca_are_quarantined_with_their_bytes(shared, read):
@@ -109,12 +95,6 @@ def test_tool_calls_of_glaive_are_canonical(shared, read):
     assert sum(text is None for text in tools) == 109  # "[]" in the file
 
 
-def test_glaive_duplicates_share_their_record_id(shared, read):
-    source = read(shared / "data" / "glaive_toolcall_en_demo.json")
-
-    assert len(set(source.validated["record_id"].to_pylist())) == 300 - 35
-
-
 def test_reasoning_parts_go_to_reasoning(shared, read):
     path = shared / "data" / "reason_tool_use_demo_50.jsonl"
     raw = [json.loads(line) for line in path.read_bytes().splitlines()]
@@ -126,15 +106,3 @@ def test_reasoning_parts_go_to_reasoning(shared, read):
     assert answer["content"].startswith("I'm sorry, but the available tools")
     assert all(json.loads(text) for text in source.validated["tools"].drop_null().to_pylist())
     assert [m["role"] for m in source.messages[-1]] == [m["role"] for m in raw[-1]["messages"]]
-
-
-@pytest.mark.parametrize("name", ["alpaca_data.json", "gsm8k_train.jsonl", "sst2_train.tsv"])
-def test_shard_sizes_do_not_change_the_rows(name, shared, read):
-    path = shared / "data" / name
-    whole = read(path)
-
-    cut = read(path, max_shard_bytes=700_001)
-
-    assert len(cut.shards) > 5
-    assert cut.validated.equals(whole.validated)
-    assert cut.quarantined.equals(whole.quarantined)

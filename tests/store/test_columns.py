@@ -257,54 +257,10 @@ def test_an_object_that_is_gone_is_named(publish, content):
         read(opened, "SELECT num_tokens FROM records")
 
 
-def with_footer(body: bytes, footer: pq.FileMetaData) -> bytes:
-    """A file of other bytes than its footer is of."""
-    written = io.BytesIO()
-    footer.write_metadata_file(written)
-    return body + written.getvalue()[4:]
-
-
-def test_footers_that_lie_are_refused_before_anything_is_asked_for(
-    publish, asked, content, tmp_path
-):
-    footer = pq.read_metadata(io.BytesIO(content))
-    beyond = with_footer(content[:300_000], footer)
-    opened = publish(beyond)
-    with pytest.raises(IntegrityError, match="lies at"):
-        read(opened, "SELECT num_tokens FROM records")
-    assert asked == [(len(beyond) - TAIL, TAIL)]
-
-
 def test_footers_of_other_rows_are_refused(publish, content):
     opened = publish(content, ROWS - 1)
     with pytest.raises(IntegrityError, match="40,000 rows, and the manifest says 39,999"):
         read(opened, "SELECT num_tokens FROM records")
-
-
-def test_a_million_pieces_or_overlapping_ones_cost_no_more_than_the_file(publish, asked, content):
-    footer = pq.read_metadata(io.BytesIO(content))
-    for _ in range(6):
-        footer.append_row_groups(footer)  # 4, 8, ... 256 row groups, all of the same bytes
-    twice = with_footer(content, footer)
-    opened = publish(twice, ROWS * 64)
-    assert read(opened, "SELECT num_tokens FROM records").num_rows == ROWS * 64
-    lengths = [length for start, length in asked]
-    assert sum(lengths) < len(twice) / 2
-    assert len(lengths) < 10
-
-
-def test_more_pieces_than_a_file_has_are_refused(publish, asked, content, monkeypatch):
-    small = io.BytesIO()
-    table = pa.table({"source": ["a"], "num_tokens": [1]})
-    pq.write_table(table, small)
-    footer = pq.read_metadata(small)
-    for _ in range(17):
-        footer.append_row_groups(footer)
-    content = with_footer(small.getvalue(), footer)
-    opened = publish(content, 2**17)
-    with pytest.raises(IntegrityError, match="131,072 row groups of 1 columns"):
-        read(opened, "SELECT num_tokens FROM records")
-    assert len(asked) == 2 + len(content) // 2**23  # the tail, and the rest of the footer
 
 
 @pytest.mark.parametrize("end", [b"\xff\xff\xff\xffPAR1", b"\xff\xff\xff\x7fPAR1", b"\0\0\0\0PARE"])

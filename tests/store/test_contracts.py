@@ -71,11 +71,6 @@ def test_limits_come_from_the_manifest(tmp_path):
         assert messages[name] in problem
 
 
-def test_a_class_label_needs_no_trained_token(tmp_path):
-    untrained = {"labels": [[-100] * 3, [-100] * 2], "label": [0, 1]}
-    assert problems_of(tmp_path, untrained, FACTS) == ()
-
-
 def test_the_row_is_counted_through_all_batches_of_a_file(tmp_path):
     rows = pa.table({k: pa.array([v] * 3000, INT32S) for k, v in ROW.items()})
     labels = [[-100, 8]] * 2999 + [[-100, 7]]

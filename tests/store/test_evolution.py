@@ -151,6 +151,6 @@ def test_load_dataset_reads_a_pulled_version_by_its_card(store, tmp_path, monkey
 
 def test_a_better_card_does_not_make_another_version(store, tmp_path, monkeypatch):
     first = publish(store, tmp_path, "aaaa", pack_table())
-    monkeypatch.setattr("packhouse.store.draft.dataset_card", lambda _: "# better\n")
+    monkeypatch.setattr("packhouse.store.publish.dataset_card", lambda _: "# better\n")
     again = publish(store, tmp_path, "aaaa", pack_table())
     assert (again.created, again.manifest) == (False, first.manifest)

@@ -18,8 +18,8 @@ import pytest
 import packhouse
 from packhouse.errors import PackhouseError, StoreError
 from packhouse.store import gc, open_store, protocol, publish, publish_version, refs, set_ref
-from packhouse.store.draft import card_file, draft_manifest, name_files
 from packhouse.store.objects import FileBody, ObjectStore, file_body
+from packhouse.store.publish import card_file, draft_manifest, name_files
 from tests.store import simulation
 from tests.store.simulation import SimStore
 from tests.store.versions import FACTS, pack_file

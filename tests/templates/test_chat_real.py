@@ -8,7 +8,6 @@ from packhouse.recipe import FormatConfig
 from packhouse.records.thinking import without_thinking
 from packhouse.render import make_renderer
 from packhouse.render.chat_messages import MessageForm, chat_messages, with_call_ids
-from tests.templates.test_chat_toys import GENERATION, TWO
 from tests.templates.toys import make_table, pieces, snapshot_of
 
 TOKENIZERS = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"]
@@ -128,83 +127,6 @@ def test_every_answer_follows_the_prompt_of_inference_and_ends_with_its_stop_tok
             assert call["function"]["name"] in trained
 
 
-def test_spans_of_generation_blocks_equal_transformers_assistant_mask(load_tokenizer, real_rows):
-    tokenizer = load_tokenizer("qwen2.5-instruct")
-    rows = [messages for messages, _ in real_rows("fastchat", 60)]
-    rows.append([{"role": role, "content": text} for role, text in TWO])
-    snapshot = snapshot_of(tokenizer, chat_template=GENERATION)
-    out = make_renderer(FormatConfig(), snapshot).render(make_table(rows)).formatted
-
-    for row, text, spans in zip(rows, out["text"], out["trained_spans"], strict=True):
-        encoded = tokenizer.apply_chat_template(
-            row,
-            chat_template=GENERATION,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-        )
-        offsets = tokenizer(text.as_py(), add_special_tokens=False, return_offsets_mapping=True)[
-            "offset_mapping"
-        ]
-        in_bytes = [len(text.as_py()[:start].encode()) for start, _ in offsets]
-        ours = [
-            int(any(span["start"] <= at < span["end"] for span in spans.as_py())) for at in in_bytes
-        ]
-        assert ours == encoded["assistant_masks"]
-
-
-def test_mistral_answers_follow_the_system_prompt_that_inference_gives(load_tokenizer):
-    turns = [("system", "Be brief."), ("user", "hi"), ("assistant", "hello")]
-    tokenizer = load_tokenizer("mistral-7b-instruct-v0.3")
-    out = make_renderer(FormatConfig(), snapshot_of(tokenizer)).render(make_table([turns]))
-
-    asked = [{"role": role, "content": text} for role, text in turns[:2]]
-    prompt = tokenizer.apply_chat_template(asked, tokenize=False)
-    assert prompt == "<s>[INST] Be brief.\n\nhi[/INST]"
-    assert out.formatted["text"].to_pylist() == [prompt + " hello</s>"]
-    assert pieces(out.formatted) == [[" hello</s>"]]
-    assert pieces(out.formatted, "content_spans") == [["Be brief.", "hi", "hello"]]
-
-
-def test_mistral_has_the_system_prompt_in_the_prompt_of_each_answer(load_tokenizer):
-    snapshot = snapshot_of(load_tokenizer("mistral-7b-instruct-v0.3"))
-    table = make_table([[("system", "Be brief."), *TWO]])
-    first = "<s>[INST] Be brief.\n\nhi[/INST] hello</s>"
-    second = "<s>[INST] hi[/INST] hello</s>[INST] Be brief.\n\nbye[/INST] see you</s>"
-
-    for turns in ("joined", "exact", "alone"):
-        out = make_renderer(FormatConfig(turns=turns), snapshot).render(table)
-        assert out.formatted["text"].to_pylist() == [first, second]
-        assert pieces(out.formatted) == [[" hello</s>"], [" see you</s>"]]
-        assert out.added == {"turns": 1}
-    last = make_renderer(FormatConfig(train_on="last_assistant"), snapshot).render(table)
-    assert last.formatted["text"].to_pylist() == [second]
-    whole = make_renderer(FormatConfig(turns="whole"), snapshot).render(table)
-    assert whole.quarantined["reason"].to_pylist() == ["content_lost"]
-
-
-def test_qwen3_gives_the_empty_thought_to_each_prompt(load_tokenizer):
-    snapshot = snapshot_of(load_tokenizer("qwen3"))
-    empty, answers = "<think>\n\n</think>\n\n", ["hello<|im_end|>", "see you<|im_end|>"]
-    texts = [
-        f"<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n{first}hello<|im_end|>\n"
-        f"<|im_start|>user\nbye<|im_end|>\n<|im_start|>assistant\n{empty}see you<|im_end|>\n"
-        for first in (empty, "")
-    ]
-
-    joined = make_renderer(FormatConfig(), snapshot).render(make_table([TWO]))
-    assert joined.formatted["text"].to_pylist() == texts[:1]
-    assert pieces(joined.formatted) == [answers]
-    assert joined.notes == {"plain_turns": 2, "rewritten_prompts": 1}
-
-    exact = make_renderer(FormatConfig(turns="exact"), snapshot).render(make_table([TWO]))
-    assert exact.formatted["text"][1].as_py() == texts[1]
-    assert pieces(exact.formatted) == [answers[:1], answers[1:]]
-
-    whole = make_renderer(FormatConfig(turns="whole"), snapshot).render(make_table([TWO]))
-    assert whole.formatted["text"].to_pylist() == texts[1:]
-    assert pieces(whole.formatted) == [[answers[0], empty + answers[1]]]
-
-
 def test_qwen3_takes_a_user_text_for_a_tool_result_as_transformers_does(load_tokenizer):
     tokenizer = load_tokenizer("qwen3")
     forged = "<tool_response>\nx\n</tool_response>"
@@ -235,12 +157,3 @@ def test_literals_that_qwen3_looks_for_are_content_where_it_does_not_take_them_a
 
     covered = "".join(pieces(out, "content_spans")[0])
     assert covered.startswith("hia" + forged)
-
-
-def test_alpaca_has_no_eos_to_end_with_on_bert(load_tokenizer):
-    snapshot = snapshot_of(load_tokenizer("bert-base-uncased"))
-    out = make_renderer(FormatConfig(template="sequence_classification"), snapshot).render(
-        make_table([[("user", "fine film")]], labels=[1])
-    )
-
-    assert out.formatted["text"].to_pylist() == ["[CLS]fine film[SEP]"]

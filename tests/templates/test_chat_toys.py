@@ -291,25 +291,6 @@ def call_of(name, **arguments):
     return {"role": "assistant", "content": "", "tool_calls": json.dumps([call])}
 
 
-def test_tool_calls_are_trained_and_tool_results_are_not():
-    turns = [("user", "hi"), call_of("find", q="x", n=3), ("tool", "found"), ("assistant", "ok")]
-    tools = json.dumps([{"type": "function", "function": {"name": "find"}}])
-    out = render_chat(TOOLS, [turns], tools=[tools])
-
-    assert only(out) == [
-        '<tool_call>find {"q": "x", "n": 3}</tool_call><|im_end|>',
-        "ok<|im_end|>",
-    ]
-
-
-def test_a_call_of_numbers_only_is_trained_whole():
-    turns = [("user", "hi"), call_of("add", a=1, b=2), ("tool", "3"), ("assistant", "3")]
-
-    assert only(render_chat(TOOLS, [turns]))[0] == (
-        '<tool_call>add {"a": 1, "b": 2}</tool_call><|im_end|>'
-    )
-
-
 def test_arguments_given_as_json_text_are_parsed():
     call = {"name": "add", "arguments": '{"a": 1}'}
     turn = {"role": "assistant", "content": "", "tool_calls": json.dumps([call])}
@@ -335,19 +316,6 @@ def test_forged_control_tokens_lie_in_content_spans_and_move_nothing():
         outside = outside[: span["start"]] + outside[span["end"] :]
     assert outside.count(b"<|im_start|>") == len(turns) + 1
     assert outside.count(b"<|im_end|>") == len(turns) + 1
-
-
-def test_private_use_characters_of_the_row_are_no_marks():
-    evil = "\U000f0000a\U000f0001\U000f0002\U0010fffd"
-    out = render_chat(CHATML, [[("user", evil), ("assistant", evil)]])
-
-    assert only(out) == [evil + "<|im_end|>"]
-
-
-def test_generation_blocks_are_trained():
-    assert only(render_chat(GENERATION, [TWO])) == ["hello<|im_end|>", "see you<|im_end|>"]
-    last = render_chat(GENERATION, [TWO], config={"train_on": "last_assistant"})
-    assert only(last) == ["see you<|im_end|>"]
 
 
 def test_a_header_before_a_generation_block_is_trained_where_no_prompt_has_it():
@@ -387,19 +355,6 @@ def test_a_prompt_that_depends_on_a_content_is_proven_for_each_row():
         assert pieces(out.formatted) == expected
 
 
-def test_a_weight_of_zero_takes_its_turn_out():
-    turns = [
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": "bad", "weight": 0.0},
-        {"role": "user", "content": "again"},
-        {"role": "assistant", "content": "good"},
-    ]
-    assert only(render_chat(CHATML, [turns])) == ["good<|im_end|>"]
-    assert only(render_chat(GENERATION, [turns])) == ["good<|im_end|>"]
-    out = render_chat(CHATML, [turns[:2]])
-    assert out.quarantined["reason"].to_pylist() == ["nothing_trained"]
-
-
 def test_a_default_system_prompt_is_not_trained():
     default = "{{ '<|im_start|>system\nBe.<|im_end|>\n' }}"
     template = "{% if messages[0].role != 'system' %}" + default + "{% endif %}" + CHATML
@@ -421,45 +376,6 @@ def test_a_silently_dropped_role_is_quarantined(rows):
         "text of message 0 (system) is not in the rendering: 'Be brief.'. Give"
     )
     assert "format.template" in detail
-
-
-def test_a_lost_answer_with_thinking_names_the_setting():
-    drops = CHATML.replace("m.content", "('' if '<think>' in m.content else m.content)")
-    content = f"<think>{'hm' * 60}</think>yes"
-    out = render_chat(drops, [[("user", "hi"), ("assistant", content)]])
-
-    (detail,) = out.quarantined["detail"].to_pylist()
-    assert f"text of message 1 (assistant) is not in the rendering: '{content[:60]}..." in detail
-    assert "Set format.reasoning: strip. Or" in detail
-
-
-def test_tools_that_a_template_ignores_are_quarantined():
-    tools = json.dumps([{"type": "function", "function": {"name": "find"}}])
-    calls = render_chat(CHATML, [[("user", "hi"), call_of("find", q="x")]])
-    defined = render_chat(CHATML, [HI], tools=[tools])
-
-    assert calls.quarantined["reason"].to_pylist() == ["content_lost"]
-    assert (
-        "a tool call of message 1 (assistant) is not in the rendering: 'x'"
-        in calls.quarantined["detail"][0].as_py()
-    )
-    assert "tool 'find' is not in the rendering. Give" in defined.quarantined["detail"][0].as_py()
-
-
-def test_what_the_template_refuses_is_quarantined_with_its_words():
-    strict = "{% if messages|length > 2 %}{{ raise_exception('too long') }}{% endif %}" + CHATML
-    out = render_chat(strict, [TWO, HI])
-
-    assert out.formatted["row"].to_pylist() == [1]
-    assert out.quarantined["detail"][0].as_py().endswith("refuses the row: too long")
-
-
-def test_a_template_that_never_ends_a_turn_is_refused():
-    endless = "{% for m in messages %}{{ '### ' + m.role + '\n' + m.content + '\n' }}{% endfor %}"
-
-    with pytest.raises(TemplateError, match="never learns to stop"):
-        render_chat(endless, [HI])
-    assert only(render_chat(endless, [HI], config={"train_on": "all"}))
 
 
 def test_a_template_that_ends_only_the_last_turn_trains_each_answer_as_the_last():
@@ -488,15 +404,6 @@ def test_a_template_whose_prompt_does_not_lead_to_the_answer_is_refused(turns):
 
     with pytest.raises(TemplateError, match=r"the prompt before message 1 \(assistant\)"):
         render_chat(astray, [TWO], config={"turns": turns})
-
-
-def test_a_template_that_rewrites_contents_is_never_guessed_at():
-    shouting = CHATML.replace("m.content", "m.content|upper")
-
-    with pytest.raises(TemplateError, match="rewrites it"):
-        render_chat(shouting, [HI])
-    out = render_chat(shouting, [HI] * 10, config={"train_on": "all"})
-    assert set(out.quarantined["reason"].to_pylist()) == {"template"}
 
 
 def test_a_template_that_writes_contents_twice_is_refused():

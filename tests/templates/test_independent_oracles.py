@@ -4,13 +4,9 @@
 Mistral's. Each was written by others, from the models rather than from their templates.
 """
 
-import base64
 import json
-import struct
-from collections.abc import Iterator
 from datetime import datetime
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +16,6 @@ pytest.importorskip("trl", reason="TRL is not installed")
 from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.render import make_renderer
 from packhouse.tokenize import load_snapshot, tokenize_table
-from packhouse.tokenize.pipeline import TokenizerSnapshot
 from tests.templates.families import (
     SHAPES,
     Answer,
@@ -94,67 +89,6 @@ def test_answers_are_those_of_renderers(name):
             assert end.removeprefix(bare).strip("\n") in ("", stop), shape
             num_compared += 1
     assert num_compared >= 17
-
-
-O200K = r"""
-[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?
-[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?
-\p{N}{1,3}
- ?[^\s\p{L}\p{N}]+[\r\n/]*
-\s*[\r\n]+
-\s+(?!\S)
-\s+
-""".strip("\n").replace("\n", "|")
-"""What splits texts for gpt-oss's vocabulary, from tiktoken's `o200k_base`."""
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `o200k_base.tiktoken`, from the copy that quicktok ships."""
-    pytest.importorskip("openai_harmony")
-    pytest.importorskip("quicktok")
-    data = (files("quicktok") / "data" / "o200k.vocab").read_bytes()
-    tokens, at = {}, 4  # a count, then of each token: its length, its bytes, its rank
-    while at < len(data):
-        (size,) = struct.unpack_from("<H", data, at)
-        (rank,) = struct.unpack_from("<I", data, at + 2 + size)
-        tokens[rank] = data[at + 2 : at + 2 + size]
-        at += 6 + size
-    lines = [b"%s %d\n" % (base64.b64encode(tokens[rank]), rank) for rank in sorted(tokens)]
-    folder = tmp_path_factory.mktemp("o200k")
-    (folder / "o200k_base.tiktoken").write_bytes(b"".join(lines))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def harmony(vocabulary: Path) -> Iterator[Any]:
-    """OpenAI's own encoding of gpt-oss; it refuses a vocabulary with another hash."""
-    import openai_harmony
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIKTOKEN_ENCODINGS_BASE", str(vocabulary))
-        name = openai_harmony.HarmonyEncodingName.HARMONY_GPT_OSS
-        yield openai_harmony.load_harmony_encoding(name)
-
-
-@pytest.fixture(scope="module")
-def gptoss(vocabulary: Path, harmony: Any) -> TokenizerSnapshot:
-    """gpt-oss's tokenizer as transformers has it: the real vocabulary, and the stock template."""
-    from transformers import PreTrainedTokenizerFast
-    from transformers.convert_slow_tokenizer import TikTokenConverter
-
-    converter = TikTokenConverter(str(vocabulary / "o200k_base.tiktoken"), pattern=O200K)
-    converted = converter.converted()
-    ids = {harmony.encode(t, allowed_special="all")[0]: t for t in harmony.special_tokens_set}
-    assert sorted(ids) == list(range(converted.get_vocab_size(), max(ids) + 1))
-    converted.add_special_tokens([ids[number] for number in sorted(ids)])
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=converted, bos_token="<|startoftext|>", eos_token="<|return|>"
-    )
-    made.chat_template = family("gptoss.jinja").source
-    folder = vocabulary / "tokenizer"
-    made.save_pretrained(folder)
-    return load_snapshot(folder)
 
 
 def harmony_messages(library: Any, messages: Messages, tools: Any) -> list[Any]:
@@ -241,16 +175,15 @@ MOVED = [{"role": "system", "content": "Be kind."}, *SHAPES["chat2"]]
 """Mistral writes the system prompt into the last user turn: history changes with each question."""
 
 
-@pytest.mark.parametrize("vocabulary", ["240718", "240911"])
-def test_ids_of_mistral_are_those_of_mistral_common(vocabulary, tmp_path):
-    """With Mistral's real vocabularies, which mistral-common ships."""
+def test_ids_of_mistral_are_those_of_mistral_common(tmp_path):
+    """With one of Mistral's real vocabularies, which mistral-common ships."""
     pytest.importorskip("mistral_common")
     from mistral_common.protocol.instruct.request import ChatCompletionRequest
     from mistral_common.protocol.instruct.validator import ValidationMode
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
     file = tmp_path / "tekken.json"
-    file.write_bytes((files("mistral_common") / "data" / f"tekken_{vocabulary}.json").read_bytes())
+    file.write_bytes((files("mistral_common") / "data" / "tekken_240911.json").read_bytes())
     snapshot = load_snapshot(tmp_path)
     renderer = make_renderer(FormatConfig(template="mistral"), snapshot, folder=tmp_path)
     asked, told = (

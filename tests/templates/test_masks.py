@@ -148,17 +148,6 @@ def test_each_span_has_the_weight_of_its_message_however_rows_are_grouped(rows, 
             assert {1.0 if m["weight"] is None else m["weight"] for m in owned} == {weight}
 
 
-@pytest.mark.parametrize("name", REAL)
-def test_the_end_token_is_trained_and_the_header_is_not(name, load_tokenizer):
-    snapshot = snapshot_of(load_tokenizer(name))
-    out = make_renderer(FormatConfig(), snapshot).render(make_table([TWO])).formatted
-
-    for span, answer in zip(pieces(out)[0], ("hello", "see you"), strict=True):
-        assert span.endswith(answer + ENDS[name])
-        assert "assistant" not in span
-        assert "[/INST]" not in span
-
-
 THINKING = [
     turn("user", "1+1?"),
     turn("assistant", "2.", reasoning="One and one."),
@@ -294,13 +283,6 @@ def test_thinking_without_an_end_is_refused(reasoning, turns, content, is_refuse
         assert bool(done.formatted.num_rows) != is_refused
 
 
-@pytest.mark.parametrize("reasoning", ["strip", "train_last"])
-def test_thinking_without_an_end_in_an_untrained_answer_is_not(reasoning):
-    done = render_chat(CHATML, [answered("<think>a", weight=0)], config={"reasoning": reasoning})
-    assert done.quarantined.num_rows == 0
-    assert pieces(done.formatted) == [["hello<|im_end|>"]]
-
-
 def test_rows_are_called_by_what_is_left_of_them_without_thinking():
     said = [turn("user", "x"), turn("assistant", "y")]
     talks = [
@@ -321,55 +303,6 @@ def test_rows_are_called_by_what_is_left_of_them_without_thinking():
         names = out["record_id"].to_pylist()
         assert names[0] == names[1] == names[2] == ids[1].as_py() != names[3]
         assert out["group_key"].to_pylist() == (names if same else keys.to_pylist())
-
-
-def test_slime_330_each_answer_follows_the_prompt_of_inference(load_tokenizer):
-    # slime#330, #1742; ms-swift#4939: thinking is dropped from history, so training != inference;
-    # the advice given was to split the data oneself.
-    tokenizer = load_tokenizer("qwen3")
-    table = make_table([[turn("system", "Be exact."), *THINKING]])
-    asked = [
-        {"role": "system", "content": "Be exact."},
-        {"role": "user", "content": "1+1?"},
-        {"role": "assistant", "content": "2.", "reasoning_content": "One and one."},
-        {"role": "user", "content": "2+2?"},
-    ]
-    answers = [
-        "<think>\nOne and one.\n</think>\n\n2.<|im_end|>",
-        "<think>\nTwo twice.\n</think>\n\n4.<|im_end|>",
-    ]
-    for turns in ("joined", "exact", "alone"):
-        done = make_renderer(FormatConfig(turns=turns), snapshot_of(tokenizer)).render(table)
-        assert done.added == {"turns": 1}
-        assert done.formatted["row"].to_pylist() == [0, 0]
-        assert len(set(done.formatted["record_id"].to_pylist())) == 2
-        assert len(set(done.formatted["group_key"].to_pylist())) == 1
-        assert done.examples.num_rows == 2
-        assert pieces(done.formatted) == [answers[:1], answers[1:]]
-        for text, answer, end in zip(
-            done.formatted["text"].to_pylist(), answers, (2, 4), strict=True
-        ):
-            prompt = tokenizer.apply_chat_template(
-                asked[:end], tokenize=False, add_generation_prompt=True
-            )
-            assert text == prompt + answer + "\n"
-
-
-@pytest.mark.parametrize("name", ["qwen2.5-instruct", "mistral-7b-instruct-v0.3"])
-def test_reasoning_that_a_template_never_writes_stops_the_run(name, load_tokenizer):
-    snapshot = snapshot_of(load_tokenizer(name))
-    table = make_table([TWO, THINKING])
-    said = r"never writes reasoning, and toy/rows.jsonl row 1 .* format.reasoning: strip .*the tags"
-    for turns in ("joined", "exact", "alone"):
-        with pytest.raises(TemplateError, match=said):
-            make_renderer(FormatConfig(turns=turns), snapshot).render(table)
-    stripped = make_renderer(FormatConfig(reasoning="strip"), snapshot).render(table)
-    assert stripped.formatted.num_rows == 2
-    end = ENDS[name]
-    space = " " if "mistral" in name else ""
-    assert pieces(stripped.formatted)[1] == [f"{space}2.{end}", f"{space}4.{end}"]
-    whole = make_renderer(FormatConfig(turns="whole"), snapshot).render(table)
-    assert whole.notes["reasoning_not_rendered"] == 1
 
 
 def test_reasoning_of_an_untrained_answer_stops_nothing(load_tokenizer):

@@ -1,11 +1,9 @@
 """Renderers in Python: where the row's texts are in the text of a plug-in, and what is refused."""
 
-import base64
 import functools
 import importlib
 import itertools
 import json
-import struct
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -408,52 +406,11 @@ class Compared:
             self.prompts.append((next(same), tools))
 
 
-@pytest.fixture(scope="module")
-def gpt_oss(tmp_path_factory):
-    """A tokenizer with gpt-oss's vocabulary and control tokens."""
-    library = pytest.importorskip("openai_harmony", reason="openai-harmony is not installed")
-    quicktok = pytest.importorskip("quicktok", reason="quicktok-v1, which has o200k, is missing")
-    from tokenizers import AddedToken
-    from transformers import PreTrainedTokenizerFast
-    from transformers.convert_slow_tokenizer import TikTokenConverter
-
-    folder = tmp_path_factory.mktemp("gpt-oss")
-    data = (Path(quicktok.__path__[0]) / "data" / "o200k.vocab").read_bytes()
-    # A number of tokens; of each its size in 2 bytes, its bytes, and its rank in 4.
-    ranks, at = {}, 4
-    for _ in range(struct.unpack_from("<I", data)[0]):
-        (size,) = struct.unpack_from("<H", data, at)
-        token = data[at + 2 : at + 2 + size]
-        (ranks[token],) = struct.unpack_from("<I", data, at + 2 + size)
-        at += 6 + size
-    lines = [f"{base64.b64encode(t).decode()} {rank}\n" for t, rank in ranks.items()]
-    (folder / "o200k_base.tiktoken").write_text("".join(lines))
-    mixed = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-    endings = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    pattern = "|".join(
-        [
-            rf"[^\r\n\p{{L}}\p{{N}}]?{mixed[0]}*{mixed[1]}+{endings}",
-            rf"[^\r\n\p{{L}}\p{{N}}]?{mixed[0]}+{mixed[1]}*{endings}",
-            r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        ]
-    )
-    made = TikTokenConverter(str(folder / "o200k_base.tiktoken"), pattern).converted()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIKTOKEN_ENCODINGS_BASE", str(folder))
-        encoding = library.load_harmony_encoding("HarmonyGptOss")
-    control = {encoding.encode(t, allowed_special="all")[0]: t for t in encoding.special_tokens_set}
-    texts = [control.get(number, f"<|unused_{number}|>") for number in range(199_998, 200_020)]
-    made.add_special_tokens([AddedToken(text, normalized=False) for text in texts])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|return|>")
-    tokenizer.save_pretrained(folder)
-    (folder / "o200k_base.tiktoken").unlink()
-    return folder
-
-
 @pytest.mark.slow
-def test_harmony_writes_real_rows_as_its_library_does(gpt_oss, shared):
+def test_harmony_writes_real_rows_as_its_library_does(gptoss, vocabulary, shared):
     from packhouse.addons.renderers.harmony import Harmony
 
+    gpt_oss = vocabulary / "tokenizer"
     harmony = Harmony(gpt_oss)
     assert harmony.stop_tokens == tuple(
         reversed([harmony._encoding.decode([n]) for n in (200012, 200002)])
@@ -485,23 +442,6 @@ def test_harmony_writes_real_rows_as_its_library_does(gpt_oss, shared):
         assert len(said) == len(parallel)
 
 
-def test_harmony_writes_one_turn_with_reasoning_and_a_call(gpt_oss):
-    call = {"type": "function", "function": {"name": "get_weather", "arguments": {"city": "Rome"}}}
-    answer = {"content": "", "reasoning": "Must look.", "tool_calls": json.dumps([call])}
-    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", **answer}]
-    config, snapshot = FormatConfig(template="harmony"), load_snapshot(gpt_oss)
-
-    renderer = make_renderer(config, snapshot, folder=gpt_oss)
-    formatted = renderer.render(make_table([talk])).formatted
-
-    assert pieces(formatted) == [
-        [
-            "<|channel|>analysis<|message|>Must look.<|end|><|start|>assistant to=functions."
-            'get_weather<|channel|>commentary json<|message|>{"city": "Rome"}<|call|>'
-        ]
-    ]
-
-
 def test_harmony_refuses_the_tokenizer_of_another_model(shared):
     pytest.importorskip("openai_harmony", reason="openai-harmony is not installed")
     folder = shared / "tokenizers" / "qwen3"
@@ -518,13 +458,13 @@ def test_mistral_needs_tekken_json(shared):
         make_renderer(config, load_snapshot(folder), folder=folder)
 
 
-@pytest.fixture(scope="module", params=["tekken_240718.json", "tekken_240911.json"])
-def tekken(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def tekken(tmp_path_factory):
     common = pytest.importorskip("mistral_common", reason="mistral-common is not installed")
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
     folder = tmp_path_factory.mktemp("tekken")
-    (folder / "tekken.json").symlink_to(Path(common.__path__[0]) / "data" / request.param)
+    (folder / "tekken.json").symlink_to(Path(common.__path__[0]) / "data" / "tekken_240718.json")
     with pytest.MonkeyPatch.context() as patch:  # reading a file takes 2 s, for each of two modes
         patch.setattr(MistralTokenizer, "from_file", functools.cache(MistralTokenizer.from_file))
         yield folder
@@ -602,22 +542,6 @@ def test_the_plug_in_of_the_page_writes_deepseek_v4(deepseek, toys, shared):
         assert rendered.formatted.num_rows > number
         notes = "thinking_turns" if "reason" in file else "plain_turns"
         assert rendered.notes[notes] == rendered.formatted.num_rows
-
-
-def test_deepseek_v4_thinks_in_the_turns_that_have_reasoning(deepseek):
-    talk = [
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "Hello", "reasoning": "Greets."},
-        {"role": "user", "content": "Bye"},
-        {"role": "assistant", "content": "Bye"},
-    ]
-    config, snapshot = FormatConfig(template="deepseek_v4"), load_snapshot(deepseek)
-
-    formatted = make_renderer(config, snapshot, folder=deepseek).render(make_table([talk]))
-
-    end = "<\uff5cend\u2581of\u2581sentence\uff5c>"
-    trained = [piece for row in pieces(formatted.formatted) for piece in row]
-    assert trained == [f"Greets.</think>Hello{end}", f"Bye{end}"]
 
 
 CALL = {"name": "get_weather", "arguments": {"city": "Rome"}}

@@ -108,7 +108,6 @@ HEADERS = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content 
 )
 STOP_FIRST = chatml("{{ '<|im_end|>' + m.content }}")
 SHOUTS = chatml("{{ m.content | upper if '!' in m.content else m.content }}")
-BLOCK_EARLY = chatml("{% generation %}{{ 'Well: ' }}{% endgeneration %}{{ m.content }}")
 NO_PLACE = chatml("{{ m.content }}").replace(
     "{% for m in messages %}",
     "{% for m in messages %}{% if m.content == 'Hi' %}{{ raise_exception('no Hi') }}{% endif %}",

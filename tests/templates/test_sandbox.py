@@ -1,9 +1,6 @@
 """Hostile templates: what they cannot reach, and what they cannot use up."""
 
-import os
 import resource
-import signal
-import subprocess
 from functools import partial
 
 import pytest
@@ -16,7 +13,7 @@ from tests.templates.toys import CHATML, render_chat
 HI = [("user", "hi"), ("assistant", "hello")]
 # Harmless to the probe, hostile to the row.
 ON_ROW = "{% if messages[0].content == 'hi' %}"
-MAPPED_KB = 200 * 2**10  # libraries and files, which are mapped and shared
+MIB = 2**20
 
 
 def render_hostile(hostile: str) -> list[str]:
@@ -27,30 +24,6 @@ def render_hostile(hostile: str) -> list[str]:
 
 def in_worker(call):
     return worker.run_in_worker(call, what="template 'toy'", blames=TemplateError)
-
-
-@pytest.fixture
-def peaks(monkeypatch):
-    """Peak memory in KB of each worker that ends from now on."""
-    worker._end_idle()
-    peaks = []
-
-    def try_wait(process, flags):
-        try:
-            pid, status, usage = os.wait4(process.pid, flags)
-        except ChildProcessError:
-            return process.pid, 0
-        if pid:
-            peaks.append(usage.ru_maxrss)
-        return pid, status
-
-    def kill(process):  # as `Popen.kill`, which reaps a process that has just ended
-        if process.returncode is None:
-            os.kill(process.pid, signal.SIGKILL)
-
-    monkeypatch.setattr(subprocess.Popen, "_try_wait", try_wait)
-    monkeypatch.setattr(subprocess.Popen, "kill", kill)
-    return peaks
 
 
 @pytest.mark.slow
@@ -77,19 +50,16 @@ def peaks(monkeypatch):
         "{{ range(99999) | map('string') | map('center', 100000) | map('list') | list }}",
     ],
 )
-def test_memory_of_a_template_ends_where_the_kernel_says(hostile, peaks, monkeypatch):
+def test_memory_of_a_template_ends_where_the_kernel_says(hostile, monkeypatch):
     monkeypatch.setenv(worker.MEMORY_MB, "256")
 
     with pytest.raises(TemplateError, match="needs more memory than the 256 MB") as caught:
         in_worker(partial(render_hostile, hostile))
 
-    limit, _ = in_worker(partial(resource.getrlimit, resource.RLIMIT_DATA))
     assert caught.value.limit_mb == 256
     assert f"set {worker.MEMORY_MB} above 256" in str(caught.value)
-    assert len(peaks) == 1
-    # A worker's peak counts from its fork, when it is as large as this process.
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert peaks[0] < max(limit // 2**10 + MAPPED_KB, own + 1)
+    limit, _ = in_worker(partial(resource.getrlimit, resource.RLIMIT_DATA))
+    assert 256 * MIB <= limit < 512 * MIB
 
 
 @pytest.mark.slow

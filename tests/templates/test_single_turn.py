@@ -30,18 +30,6 @@ def test_alpaca_without_input_is_stanfords_text_with_bos_and_one_eos():
     assert pieces(out, "content_spans") == [["Add 1 and 2.", "3"]]
 
 
-def test_alpaca_with_input_is_stanfords_text():
-    turn = {"role": "user", "content": "Sort.", "context": "b a"}
-    out = render("alpaca", [[turn, {"role": "assistant", "content": "a b"}]]).formatted
-
-    assert out["text"].to_pylist() == [
-        "<s>Below is an instruction that describes a task, paired with an input that provides "
-        "further context. Write a response that appropriately completes the request.\n\n"
-        "### Instruction:\nSort.\n\n### Input:\nb a\n\n### Response:a b</s>"
-    ]
-    assert pieces(out, "content_spans") == [["Sort.", "b a", "a b"]]
-
-
 def test_alpaca_treats_empty_input_as_none():
     turn = {"role": "user", "content": "Sort.", "context": ""}
     out = render("alpaca", [[turn, {"role": "assistant", "content": "a b"}]]).formatted

@@ -8,7 +8,6 @@ from packhouse.render import make_renderer
 from packhouse.system.fingerprint import digest
 from tests.templates.toys import CHATML, make_snapshot, make_table, pieces, snapshot_of
 
-SNAPSHOT = make_snapshot(chat_template=CHATML)
 TALK = [("user", "Hi"), ("assistant", "Hello!")]
 RECIPE = {"dataset": "made", "tokenizer": "org/name", "sources": [{"path": "rows.jsonl"}]}
 

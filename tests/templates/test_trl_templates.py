@@ -160,18 +160,6 @@ def test_blocks_are_trained_from_the_end_of_the_prompt_to_the_stop_token(name, t
     assert refused == {label for label, names in expected.items() if name in names}
 
 
-@pytest.mark.parametrize("name", NEED_JOINED)
-def test_a_template_that_thinks_by_default_needs_the_prompt_of_each_answer(name, tokenizer):
-    """The prompt ends in `<think>\\n`, and history has `<think></think>`: no rendering has both."""
-    snapshot = snapshot_of(tokenizer, chat_template=source_of(name))
-    table = make_table([copy.deepcopy(TALKS["four turns"])])
-    with pytest.raises(TemplateError, match="the prompt before message 1"):
-        make_renderer(FormatConfig(turns="whole"), snapshot).render(table)
-    rendered = make_renderer(FormatConfig(), snapshot).render(table)
-    assert pieces(rendered.formatted) == [["Hello!<|im_end|>", "Yes, more.<|im_end|>"]]
-    assert rendered.formatted["text"][0].as_py().count("<think></think>") == 2
-
-
 def test_stop_tokens_that_differ_between_inner_and_last_answers_have_to_be_named(tokenizer):
     """gpt-oss ends the last answer with `<|return|>` and earlier ones with `<|end|>`."""
     snapshot = snapshot_of(tokenizer, chat_template=source_of("gptoss"))

@@ -53,13 +53,6 @@ def test_files_that_say_where_generation_stops_are_downloaded(hub):
     assert {name: (folder / name).read_bytes() for name in added} == added
 
 
-def test_revisions_are_branches_tags_and_commits(hub):
-    commit = hub.commit_of(NAME, "v1")
-    assert pin_tokenizer(f"{NAME}@v1") == pin_tokenizer(f"{NAME}@{commit}") == f"{NAME}@{commit}"
-    with pytest.raises(TokenizerError, match="acme/demo has no revision 'v2'"):
-        pin_tokenizer(f"{NAME}@v2")
-
-
 def test_a_name_in_the_cache_needs_no_network(hub, monkeypatch):
     pinned = pin_tokenizer(NAME)
     num_requests = len(hub.requests)
@@ -95,15 +88,6 @@ def test_the_command_in_the_message_is_one(hub, monkeypatch):
     asked = parser.parse_args(words)
     assert asked.what == ["hf", "download", NAME]  # another word would be the name of a file
     assert (asked.revision, len(asked.exclude)) == ("v1", 2)
-
-
-def test_offline_mode_is_named(hub, monkeypatch):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(TokenizerError, match="HF_HUB_OFFLINE is set"):
-        pin_tokenizer(NAME)
-    assert hub.requests == []
 
 
 def test_names_that_the_hub_cannot_have_are_refused(hub):

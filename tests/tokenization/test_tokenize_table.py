@@ -18,25 +18,6 @@ from packhouse.tokenize.pipeline import read_pipeline
 HF = TokenizeConfig(encoder="hf")
 
 
-def test_ids_are_those_of_transformers_on_real_data(
-    real_name, real_snapshots, alpaca_formatted, shared
-):
-    from transformers import AutoTokenizer
-
-    table = alpaca_formatted(real_snapshots(real_name), slice(0, None, 26))
-
-    done = tokenize_table(table, real_snapshots(real_name), TokenizeConfig(control_text="allow"))
-
-    reference = AutoTokenizer.from_pretrained(
-        shared / "tokenizers" / real_name, local_files_only=True
-    )
-    texts = table["text"].to_pylist()
-    expected = reference(texts, add_special_tokens=False)["input_ids"]
-    ids = {row["row"]: row["input_ids"] for row in done.tokenized.to_pylist()}
-    assert len(ids) + done.quarantined.num_rows == len(texts) == 2001
-    assert all(ids[row] == expected[row] for row in ids)
-
-
 @pytest.mark.parametrize("name", ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"])
 def test_ids_of_chat_renderings_are_those_of_transformers(
     name, real_snapshots, make_formatted, shared

@@ -15,7 +15,7 @@ from packhouse.cli.tokens import pipeline_of, plain, runs_of
 from packhouse.cli.versions import echo_json, print_table
 from packhouse.run.workspace import Workspace
 from packhouse.store import OpenVersion
-from packhouse.store.address import open_address, open_beside
+from packhouse.store.read import open_address, open_beside
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo, print_text
 from packhouse.system.wording import cut_pair

@@ -23,7 +23,7 @@ from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import shard_bytes
 from packhouse.run.workspace import Workspace
 from packhouse.store import OpenVersion
-from packhouse.store.address import open_address
+from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo, print_note, print_text
 from packhouse.system.wording import counted
@@ -177,8 +177,8 @@ def _add_raw(
         shards, notes = _shards_of_recipe(recipe, {name.partition("/")[0] for name in wanted})
         missing = "no source of the recipe has it"
     of_version = {
-        (each["file"], each["row_start"], each["sha256"]): each["rows"]
-        for each in opened.manifest.lineage["sources"]
+        (each.file, each.row_start, each.sha256): each.rows
+        for each in opened.manifest.facts.lineage.sources
     }
     for shard in shards:
         num_rows = of_version.get((shard.file, shard.row_start, shard.sha256), 0)

@@ -119,7 +119,7 @@ class VersionFiles:
     @property
     def seq_len(self) -> int:
         """Of a pack; 1 where the version does not say."""
-        return int(self.manifest.configuration.get("pack", {}).get("seq_len") or 1)
+        return self.manifest.facts.configuration.pack.seq_len or 1
 
 
 @dataclass(kw_only=True)

@@ -43,8 +43,8 @@ from packhouse.recipe.reading import is_recipe_path
 from packhouse.registry import COMMANDS
 from packhouse.run.workspace import Workspace
 from packhouse.store import OpenVersion
-from packhouse.store.address import open_address
 from packhouse.store.manifest import Manifest
+from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import console, echo, page, print_note
 from packhouse.system.wording import counted

@@ -22,7 +22,7 @@ from packhouse.addons.ask.columns import fetch_columns
 from packhouse.addons.ask.files import TABLES, FileTable, VersionFiles, columns_of_files
 from packhouse.errors import ConfigError, IntegrityError, PackhouseError
 from packhouse.read.where_select import add_text_functions, check_text_function
-from packhouse.records.ledger import units_of
+from packhouse.records.ledger import LedgerLine, units_of
 from packhouse.records.lists import one_chunk
 from packhouse.registry import TEXT_FUNCTIONS
 from packhouse.store.manifest import Manifest
@@ -379,43 +379,38 @@ def _first_line(error: Exception) -> str:
 
 
 def _facts(opened: OpenVersion, words: Collection[str]) -> dict[str, list[dict[str, Any]]]:
-    manifest = opened.manifest
     facts: dict[str, list[dict[str, Any]]] = {}
+    counts, audit = opened.manifest.facts.counts, opened.manifest.facts.audit
     if "ledger" in words:
-        ledger = manifest.counts.get("ledger", [])
-        units = units_of(manifest.facts.counts.ledger)
-        facts["ledger"] = [line for step in ledger for line in _ledger_lines(step, units)]
-    if "audit" in words and manifest.audit:
-        found = {None: manifest.audit["dataset"], **manifest.audit["sources"]}
+        units = units_of(counts.ledger)
+        facts["ledger"] = [
+            {"step": line.step, "unit": f"{units[line.step][event != 'in']}s", "event": event}
+            | {"reason": reason, "number": number, "tokens": tokens}
+            for line in counts.ledger
+            for event, reason, number, tokens in _events(line)
+        ]
+    if "audit" in words:
         facts["audit"] = [
             {"source": source, "name": name, "value": value}
-            for source, counts in found.items()
-            for name, value in counts.items()
+            for source, found in [(None, audit.dataset), *audit.sources.items()]
+            for name, value in found.items()
         ]
     if "versions" in words:
         facts["versions"] = _versions(opened)
     return facts
 
 
-def _ledger_lines(
-    line: Mapping[str, Any], units: Mapping[str, tuple[str, str]]
-) -> Iterator[dict[str, Any]]:
-    step = line.get("step", "")
-    taken, given = units[step]
-
-    def one(
-        event: str, reason: str | None, number: int | None, tokens: int | None
-    ) -> dict[str, Any]:
-        unit = taken if event == "in" else given
-        counts = {"number": number, "unit": f"{unit}s", "tokens": tokens}
-        return {"step": step, "event": event, "reason": reason, **counts}
-
-    yield one("in", None, line.get("rows_in"), line.get("tokens_in"))
-    for event in ("added", "quarantined", "dropped"):
-        tokens = line.get(f"tokens_{event}", {})
-        for reason, number in line.get(event, {}).items():
-            yield one(event, reason, number, tokens.get(reason))
-    yield one("out", None, line.get("rows_out"), line.get("tokens_out"))
+def _events(line: LedgerLine) -> Iterator[tuple[str, str | None, int, int | None]]:
+    """Yield event, reason, rows and tokens of each number of a step."""
+    yield "in", None, line.rows_in, line.tokens_in
+    for event, counts, tokens in (
+        ("added", line.added, line.tokens_added),
+        ("quarantined", line.quarantined, {}),
+        ("dropped", line.dropped, line.tokens_dropped),
+    ):
+        for reason, number in counts.items():
+            yield event, reason, number, tokens.get(reason)
+    yield "out", None, line.rows_out, line.tokens_out
 
 
 def _versions(opened: OpenVersion) -> list[dict[str, Any]]:

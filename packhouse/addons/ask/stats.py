@@ -7,7 +7,7 @@ import click
 from packhouse.addons.ask.query import read
 from packhouse.addons.ask.sql import print_rows
 from packhouse.cli.options import json_option
-from packhouse.store.address import open_address
+from packhouse.store.read import open_address
 from packhouse.system.terminal import echo
 
 

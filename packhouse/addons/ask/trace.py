@@ -18,7 +18,7 @@ from packhouse.cli.options import json_option
 from packhouse.cli.tokens import trained_ranges
 from packhouse.errors import ConfigError
 from packhouse.store import OpenVersion
-from packhouse.store.address import open_address
+from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo
 from packhouse.system.wording import counted
@@ -107,10 +107,11 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
         before = _tokens_before(opened, split, pack, record_id)
         before += sum(part.end - part.start for part in parts if part.end <= start)
         before %= kept[0]["num_tokens"]
-    train_on = str(opened.manifest.configuration.get("format", {}).get("train_on", "assistant"))
+    facts = opened.manifest.facts
+    train_on = facts.configuration.format.train_on or "assistant"
     rule = f"format.train_on: {train_on} ({_RULES.get(train_on, 'see docs/masks.md')})"
-    sources = opened.manifest.lineage["sources"]
-    if kept and kept[0]["source"] in [s["file"] for s in sources if s.get("is_tokenized")]:
+    tokenized = {shard.file for shard in facts.lineage.sources if shard.is_tokenized}
+    if kept and kept[0]["source"] in tokenized:
         rule = "the mask that the row came with (format: tokenized)"
     if is_of_classes(opened.manifest):
         rule = "a classifier learns the label of the record, and no token"
@@ -156,7 +157,7 @@ def _tokens_before(opened: OpenVersion, split: str, pack: int, record_id: str) -
 
 def _of_row(opened: OpenVersion, file: str, row: int) -> list[dict[str, Any]]:
     """Where a row went: into packs, out of the data, or to the quarantine."""
-    files = {str(each.get("file", "")) for each in opened.manifest.lineage.get("sources", ())}
+    files = {shard.file for shard in opened.manifest.facts.lineage.sources}
     # `faq.jsonl`, or a path that ends so, may be in two sources; `team/faq.jsonl` is in one.
     chosen = {file} & files or {
         name

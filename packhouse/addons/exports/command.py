@@ -7,7 +7,7 @@ import click
 
 from packhouse.addons.exports.writing import FORMATS, export_version
 from packhouse.cli.options import cache_option, json_option
-from packhouse.store.address import open_address
+from packhouse.store.read import open_address
 from packhouse.system.terminal import echo
 
 

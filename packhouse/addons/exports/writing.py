@@ -40,7 +40,7 @@ from packhouse.pack.layout import preference_names
 from packhouse.recipe.publish import NO_NPY, ExportFormat, shard_names
 from packhouse.run.steps.files import check_shards, set_name
 from packhouse.store import OpenVersion
-from packhouse.store.manifest_schema import ExportSettings
+from packhouse.store.manifest import ExportSettings
 from packhouse.system.fingerprint import file_sha256
 from packhouse.system.wording import near_name
 
@@ -101,7 +101,7 @@ def export_version(
 
     Example:
         >>> from packhouse import prepare
-        >>> from packhouse.store.address import open_address
+        >>> from packhouse.store.read import open_address
         >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
         >>> folder = getfixture("tmp_path")
         >>> version = prepare(rows, tokenizer="deployments/demo/tokenizer", store=folder / "store",

@@ -30,7 +30,7 @@ from packhouse.run.quarantine import (
 )
 from packhouse.run.steps.plan import plan_jobs
 from packhouse.run.workspace import Workspace
-from packhouse.store.address import open_address
+from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo, print_note, print_text
 from packhouse.system.wording import counted, near_files, rows_and_records

@@ -14,8 +14,7 @@ from packhouse.recipe.audit import QUALITY_COUNTERS
 from packhouse.records.gates import GateResult
 from packhouse.records.ledger import Filter, LedgerLine, sum_by_reason, units_of
 from packhouse.records.reasons import DROP_REASONS, QUARANTINE_REASONS
-from packhouse.store.manifest import Manifest
-from packhouse.store.manifest_schema import RowPlace
+from packhouse.store.manifest import Manifest, RowPlace
 from packhouse.system.escaping import html_text
 from packhouse.system.wording import counted
 

@@ -13,7 +13,7 @@ from packhouse.cli.options import cache_option, json_option
 from packhouse.recipe.reading import is_recipe_path
 from packhouse.run.given import read_recipe
 from packhouse.run.workspace import Workspace
-from packhouse.store.address import open_address, open_beside
+from packhouse.store.read import open_address, open_beside
 from packhouse.system.terminal import echo
 
 

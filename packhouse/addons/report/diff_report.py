@@ -18,10 +18,10 @@ from packhouse.addons.ask.query import find_records
 from packhouse.addons.ask.samples import label_names, label_text, weights_text
 from packhouse.addons.report.figures import compare_figure
 from packhouse.addons.report.html import details, figure, header, page, section, table
+from packhouse.addons.report.sections import totals_of
 from packhouse.addons.report.version_report import measured_of
 from packhouse.cli.tokens import pipeline_of, token_texts
 from packhouse.store import OpenVersion
-from packhouse.store.counts import totals_of
 from packhouse.store.manifest import Manifest
 from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import html_text

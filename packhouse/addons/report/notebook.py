@@ -23,7 +23,7 @@ from packhouse.addons.ask.samples import (
 from packhouse.cli.tokens import html_runs, pipeline_of, runs_of
 from packhouse.pack import PackStatistics
 from packhouse.store import OpenVersion
-from packhouse.store.counts import numbers_of
+from packhouse.store.card import numbers_of
 from packhouse.system.escaping import PAGE_STYLE, html_table, html_text
 from packhouse.system.wording import counted
 from packhouse.tokenize.of_version import tokenizer_of

@@ -27,8 +27,7 @@ from packhouse.addons.report.html import (
     tiles,
 )
 from packhouse.pack.other_seq_lens import try_seq_lens
-from packhouse.records.ledger import LedgerLine, in_and_out, units_of
-from packhouse.store.counts import totals_of
+from packhouse.records.ledger import LedgerLine, in_and_out, sum_by_reason, units_of
 from packhouse.store.manifest import PULLED_NAMES, Manifest
 from packhouse.system.escaping import html_text
 from packhouse.system.wording import by_name, counted
@@ -192,6 +191,26 @@ def heading(manifest: Manifest) -> str:
     said += f", trained on: {trained}." if trained else "."
     version = f"<code class=quiet>{html_text(manifest.version)}</code>"
     return header(manifest.dataset, f"{version}<p>{html_text(said)}</p>")
+
+
+_OF_SPLITS = {
+    "records packed": "num_sequences",
+    "packs": "num_packs",
+    "tokens": "num_tokens",
+    "trained tokens": "num_trained",
+    "padding": "num_padding",
+}
+
+
+def totals_of(manifest: Manifest) -> dict[str, int]:
+    """Return counts of the ledger, and packs, records and tokens of all splits, by name."""
+    counts = manifest.facts.counts
+    totals = {"rows read": counts.ledger[0].rows_in if counts.ledger else 0}
+    totals["bad rows"] = sum(line.num_bad_rows for line in counts.ledger)
+    totals["dropped"] = sum_by_reason(counts.ledger, "dropped").total()
+    for name, attribute in _OF_SPLITS.items():
+        totals[name] = sum(getattr(each, attribute) for each in counts.splits().values())
+    return totals
 
 
 def overview(manifest: Manifest) -> str:

@@ -33,8 +33,8 @@ from packhouse.cli.tokens import pipeline_of, special_tokens, token_texts
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.recipe import AuditConfig
 from packhouse.store import OpenVersion
-from packhouse.store.draft import LocalFile, draft_manifest, name_files
 from packhouse.store.manifest import FileEntry, Manifest
+from packhouse.store.publish import LocalFile, draft_manifest, name_files
 from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import for_terminal
 from packhouse.system.worker import run_in_worker

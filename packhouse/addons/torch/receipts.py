@@ -18,8 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
-from packhouse.load.global_order import Reader
-from packhouse.load.streaming import StreamingPackedDataset
+from packhouse.load.streaming import Reader, StreamingPackedDataset
 from packhouse.system.disks import disk_errors, write_whole
 
 RECEIPT = "packhouse-receipt.json"

@@ -34,8 +34,8 @@ from packhouse.run.steps.pack import PACK, PackFacts, PackParameters, PlannedSid
 from packhouse.run.steps.records import RECORDS, read_placed
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import VALIDATE, may_drop
-from packhouse.store.draft import LocalFile
 from packhouse.store.manifest import FileKind
+from packhouse.store.publish import LocalFile
 from packhouse.system.fingerprint import digest
 
 FILE_SETTINGS = ("file_format", "layout", "max_file_mb", "position_ids")

@@ -27,7 +27,7 @@ from packhouse.read.chat_messages import (
     speaker_key,
     text_turn,
 )
-from packhouse.read.records import Rows, parse_text
+from packhouse.read.records import Rows, parse_text, value_of
 from packhouse.read.row_formats import (
     Adapted,
     Names,
@@ -102,8 +102,7 @@ def _replies(message: dict[str, Any]) -> list[dict[str, Any]]:
     replies = message.get("replies")
     if replies is None:
         return []
-    if isinstance(replies, str):  # a column of text that holds JSON
-        replies, _ = parse_text(replies)
+    replies = value_of(replies)
     if not isinstance(replies, list) or not all(isinstance(reply, dict) for reply in replies):
         raise BadRowError("type", "replies is not a list of objects")
 
@@ -205,7 +204,7 @@ class Messages(RowFormat):
         """Return True if the first message that names its speaker does so by the format's key."""
         messages = row[names[next(iter(self.required))]]
         if isinstance(messages, str) and messages.lstrip()[:1] == "[":
-            messages, _ = parse_text(messages)
+            messages = value_of(messages)
         return speaker_key(messages) == self.speaker
 
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:

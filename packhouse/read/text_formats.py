@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse.read.chat_messages import Conversation, kind_of, text_turn
-from packhouse.read.records import Rows, parse_text
+from packhouse.read.records import Rows, value_of
 from packhouse.read.row_formats import (
     Adapted,
     Names,
@@ -129,8 +129,7 @@ def _read_history(value: object) -> list[list[str]]:
     """Earlier turns as [question, answer] pairs."""
     if value is None or value == "":
         return []
-    if isinstance(value, str):  # a column of text that holds JSON
-        value, _ = parse_text(value)
+    value = value_of(value)
     if not isinstance(value, list):
         raise BadRowError("type", f"history is {kind_of(value)}, not a list of pairs")
     for pair in value:
@@ -173,8 +172,7 @@ def _read_questions(paragraphs: object, question: str, answers: str) -> list[Con
     Raises:
         BadRowError: they are no such paragraphs, or no question has an answer.
     """
-    if isinstance(paragraphs, str):
-        paragraphs, _ = parse_text(paragraphs)
+    paragraphs = value_of(paragraphs)
     found: list[Conversation] = []
     num_unanswered = 0
     for paragraph in paragraphs if isinstance(paragraphs, list) else [paragraphs]:
@@ -202,7 +200,7 @@ def _read_questions(paragraphs: object, question: str, answers: str) -> list[Con
 def _first_answer(answers: object) -> object:
     """The first answer; None if there is none."""
     if isinstance(answers, str) and answers.lstrip()[:1] in ("[", "{"):
-        answers, _ = parse_text(answers)
+        answers = value_of(answers)
     if isinstance(answers, dict):
         answers = answers.get("text")
     first = answers[0] if isinstance(answers, list) and answers else answers

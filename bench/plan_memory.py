@@ -22,14 +22,12 @@ import pyarrow as pa
 
 from packhouse.recipe import Recipe
 from packhouse.records.tables import TOKENIZED, write_table
-from packhouse.run.cache.steps import StepStore
+from packhouse.run.cache import StepStore, Workspace
 from packhouse.run.step import AnyJob, Job, execute
 from packhouse.run.steps import audit, pack, split
 from packhouse.run.steps.format import FORMAT
-from packhouse.run.steps.shard_io import ShardCounts
 from packhouse.run.steps.tokenize import TOKENIZE, TokenizeFacts, TokenizerFacts
-from packhouse.run.steps.validate import VALIDATE, Origin, ValidateFacts
-from packhouse.run.workspace import Workspace
+from packhouse.run.steps.validate import VALIDATE, Origin, ShardCounts, ValidateFacts
 from packhouse.system.fingerprint import digest
 
 SHARD_RECORDS = 200_000

@@ -20,12 +20,11 @@ from typing import Any
 
 import schemas
 from packhouse.recipe import Recipe, load_recipe
-from packhouse.run.cache.steps import AnyReceipt
+from packhouse.run.cache import AnyReceipt, Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.step import AnyJob, execute
 from packhouse.run.steps.audit import AuditParameters
 from packhouse.run.steps.validate import ValidateParameters
-from packhouse.run.workspace import Workspace
 
 
 class MeasuringRunner:

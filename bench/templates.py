@@ -24,7 +24,7 @@ import pyarrow as pa
 from bench.inputs import find_shared
 from bench.measuring import spread
 from bench.reporting import markdown_table
-from packhouse.system.memory import keep_freed_memory
+from packhouse.system.worker import keep_freed_memory
 
 FILES = {
     "alpaca_data.json": "alpaca",

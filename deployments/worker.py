@@ -14,7 +14,6 @@ the first run is left out of the search.
 import ctypes
 import gc
 import importlib
-import os
 import signal
 import sys
 import threading
@@ -27,7 +26,6 @@ def main() -> None:
     from prefect.cli import app
 
     importlib.import_module("prefect.workers.process")  # before what is loaded is left out
-    os.environ.setdefault("PACKHOUSE_WITHOUT_PANDAS", "1")  # of the runs that it starts
     give_memory_back()
     # A shell starts background jobs with SIGINT ignored, and Prefect answers SIGTERM with SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -29,9 +29,9 @@ from packhouse.read.records import gc_paused
 from packhouse.recipe import Recipe
 from packhouse.run.chain import Prepared
 from packhouse.run.given import read_recipe
-from packhouse.system.interrupts import Interrupted
-from packhouse.system.places import find_cache, make_cache
+from packhouse.system.disks import find_cache, make_cache
 from packhouse.system.progress import show_progress, start_phase
+from packhouse.system.terminal import Interrupted
 
 if TYPE_CHECKING:
     from prefect import Flow

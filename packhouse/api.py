@@ -23,17 +23,15 @@ from packhouse.load.versions import load_packed
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import sum_by_reason
 from packhouse.registry import function_of_addon, has_function
-from packhouse.run.cache.mirrors import open_mirror
+from packhouse.run.cache import Workspace, open_mirror
 from packhouse.run.chain import Prepared
 from packhouse.run.chain import prepare as prepare_chain
 from packhouse.run.given import recipe_for
 from packhouse.run.local_pool import local_runner
-from packhouse.run.quarantine import read_quarantined
-from packhouse.run.workspace import Workspace
 from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
 from packhouse.store.layout import parse_address
-from packhouse.system.places import CachePlace, check_cache, default_cache, find_cache, make_cache
+from packhouse.system.disks import CachePlace, check_cache, default_cache, find_cache, make_cache
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.wording import by_name, counted
 
@@ -103,7 +101,7 @@ class Version:
     @cached_property
     def quarantined(self) -> pa.Table:
         """The bad rows: source, row, step, reason, detail and the first 64 KiB of their bytes."""
-        return read_quarantined(self._opened)
+        return function_of_addon("read_quarantined")(self._opened)
 
     @property
     def audit(self) -> Mapping[str, Any]:

@@ -43,7 +43,7 @@ COMMANDS = {
     "diff": ("packhouse.addons.ask.diff", "Compare two versions: rows, tokens, settings."),
     "ref": ("packhouse.cli.refs", "List, set or roll back refs such as `latest`."),
     "gc": ("packhouse.cli.gc", "Reclaim what dead publishers left; shows what first."),
-    "cache": ("packhouse.cli.cache", "Look at finished steps on this machine; make room."),
+    "cache": ("packhouse.addons.cache", "Look at finished steps on this machine; make room."),
     "doctor": ("packhouse.addons.doctor", "Check a store, or room in the cache, before a run."),
     "explain": ("packhouse.addons.plan.explain", "Say which steps of a recipe would run, and why."),
     "plan": ("packhouse.addons.plan.command", "Estimate a recipe: rows, records, tokens, packs."),
@@ -52,7 +52,10 @@ COMMANDS = {
         "Refresh a dataset as a job of a pipeline; gates, summaries.",
     ),
     "quarantine": ("packhouse.addons.quarantine.command", "List, show and fix bad rows."),
-    "golden": ("packhouse.cli.golden", "Pin how conversations are rendered, and check it."),
+    "golden": (
+        "packhouse.addons.golden.command",
+        "Pin how conversations are rendered, and check it.",
+    ),
     "export": ("packhouse.addons.exports.command", "Write a version in the format of a trainer."),
 }
 """Commands by name: the module of a `click` command of that name, and a line for `--help`."""
@@ -101,18 +104,26 @@ FUNCTIONS = {
     "FramedPage": "packhouse.addons.report.notebook",
     "lengths_svg": "packhouse.addons.report.notebook",
     "estimate": "packhouse.addons.plan.estimate",
+    "try_first_rows": "packhouse.addons.plan.first_rows",
+    "check_pinned": "packhouse.addons.golden.pinning",
+    "pin": "packhouse.addons.golden.pinning",
+    "count_reasons": "packhouse.addons.quarantine.bad_rows",
+    "explain_bad_rows": "packhouse.addons.quarantine.bad_rows",
+    "read_quarantined": "packhouse.addons.quarantine.bad_rows",
     "make_rows": "packhouse.addons.renderers.rows",
     "dart_math_template": "packhouse.addons.dart_math.prompt_texts",
     "find_near": "packhouse.addons.near_dedup",
-    "read_benchmarks": "packhouse.addons.contamination",
-    "match_benchmarks": "packhouse.addons.contamination",
-    "combine_contamination": "packhouse.addons.contamination",
+    "BENCHMARKS": "packhouse.addons.contamination.step",
+    "benchmarks_of": "packhouse.addons.contamination.step",
+    "benchmark_job": "packhouse.addons.contamination.step",
+    "match_shards": "packhouse.addons.contamination.step",
+    "contamination_of": "packhouse.addons.contamination.step",
     "open_step_mirror": "packhouse.addons.mirrors.steps",
-    "mirror_to_hub": "packhouse.addons.mirrors.hub",
-    "log_to_wandb": "packhouse.addons.mirrors.wandb",
-    "write_export": "packhouse.addons.exports.writing",
+    "copy_version": "packhouse.addons.mirrors.copies",
+    "check_published_exports": "packhouse.addons.exports.published",
+    "write_published_export": "packhouse.addons.exports.published",
 }
-"""What the rest of packhouse calls of add-ons, where it is asked for, and the module of each."""
+"""What the rest of packhouse uses of add-ons, where it is asked for, and the module of each."""
 
 
 DECODERS = {

@@ -7,8 +7,6 @@ imported at the first check, and not at all by a run that finds everything cache
 
 import pyarrow as pa
 
-from packhouse.system.without_pandas import without_pandas
-
 __all__ = ["check"]
 
 
@@ -18,7 +16,6 @@ def check(artefact: str, table: pa.Table) -> None:
     Raises:
         ContractError: names artefact, column or rule, and the first rows that break it.
     """
-    with without_pandas():  # Pandera looks for it when it is imported, and at its first check
-        from schemas.pandera_contracts import check_table
+    from schemas.pandera_contracts import check_table
 
-        check_table(artefact, table)
+    check_table(artefact, table)

@@ -17,6 +17,8 @@ import pyarrow as pa
 import yaml
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
+from packhouse.addons.ci.refresh import Refreshed
+from packhouse.addons.quarantine.bad_rows import count_reasons, read_bad_rows
 from packhouse.auditing import audit_rows
 from packhouse.cli.result import loading_lines, splits_of
 from packhouse.cli.summary import audit_blocks, block_markdown, ledger_block
@@ -25,8 +27,6 @@ from packhouse.recipe import Recipe
 from packhouse.records.gates import gates_table
 from packhouse.records.ledger import filters_of
 from packhouse.run.chain import Prepared
-from packhouse.run.quarantine import count_reasons, read_bad_rows
-from packhouse.run.refresh import Refreshed
 from packhouse.run.steps.validate import ValidateFacts
 from packhouse.store import Ref, VerifyReport
 from packhouse.store.gc import GcReport

@@ -11,16 +11,15 @@ from prefect import Task
 from prefect.context import FlowRunContext
 from prefect.states import Completed
 
+from packhouse.addons.ci.refresh import Refreshed, candidate_recipe, finish_refresh, unchanged
 from packhouse.errors import PackhouseError
 from packhouse.recipe import Recipe
-from packhouse.run.cache.mirrors import open_mirror
-from packhouse.run.cache.steps import AnyReceipt
+from packhouse.run.cache import AnyReceipt, open_mirror
 from packhouse.run.chain import Prepared
 from packhouse.run.chain import prepare as prepare_chain
-from packhouse.run.refresh import Refreshed, candidate_recipe, finish_refresh, unchanged
 from packhouse.run.step import AnyJob
 from packhouse.run.steps.plan import Plan
-from packhouse.system.places import CachePlace
+from packhouse.system.disks import CachePlace
 from packhouse.system.progress import start_phase
 from tasks.artifacts import publish_artifacts, refresh_artifacts, refusal_artifacts
 from tasks.engines import Runner

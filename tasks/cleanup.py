@@ -24,11 +24,11 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.states import Crashed
 
 from packhouse.recipe import Recipe
-from packhouse.run.cache.steps import StepStore
+from packhouse.run.cache import StepStore
 from packhouse.store import open_store
 from packhouse.store.gc import collect_steps, find_garbage
 from packhouse.store.protocol import run
-from packhouse.system.places import default_cache
+from packhouse.system.disks import default_cache
 from tasks.guard import allowed_recipe
 
 log = logging.getLogger("packhouse.flows")

@@ -32,7 +32,7 @@ from prefect.runtime import deployment
 from packhouse.errors import ConfigError
 from packhouse.recipe import Recipe
 from packhouse.run.given import pinned, read_recipe
-from packhouse.system.places import CachePlace, find_cache
+from packhouse.system.disks import CachePlace, find_cache
 from schemas.places import Places, load_places
 
 log = logging.getLogger("packhouse.flows")

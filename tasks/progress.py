@@ -14,7 +14,7 @@ from typing import Any
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from packhouse.system.progress import CurrentStep, current_step, own_progress
+from packhouse.system.progress import Step, current_step, own_progress
 from packhouse.system.wording import counted
 from tasks.pictures import artifact_key
 
@@ -61,7 +61,7 @@ def _watch(dataset: str, ended: Event) -> None:
         log.warning("progress is no longer shown: %s", error)
 
 
-def _show(dataset: str, step: CurrentStep, shown: tuple[str, Any] | None) -> tuple[str, Any]:
+def _show(dataset: str, step: Step, shown: tuple[str, Any] | None) -> tuple[str, Any]:
     percent = round(100.0 * step.share, 1)
     if shown:
         update_progress_artifact(artifact_id=shown[1], progress=percent)

@@ -15,11 +15,10 @@ from prefect.states import Completed
 
 import schemas
 from packhouse.recipe import Recipe
-from packhouse.run.cache.steps import AnyReceipt
+from packhouse.run.cache import AnyReceipt, Workspace
 from packhouse.run.local_pool import JobGroup
 from packhouse.run.step import AnyStep, execute
 from packhouse.run.steps import STEPS
-from packhouse.run.workspace import Workspace
 from tasks.policies import retried_task
 
 log = logging.getLogger("packhouse.tasks")

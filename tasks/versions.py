@@ -6,9 +6,9 @@ from typing import TypeVar
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
+from packhouse.addons.ci.refresh import Look, look, planned_version
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.recipe import Recipe
-from packhouse.run.refresh import Look, look, planned_version
 from packhouse.store import Ref, load_ref, open_store, open_version, set_ref
 from packhouse.store.gc import GcReport, collect_garbage
 from packhouse.store.layout import is_name

@@ -66,7 +66,7 @@ def one_folder_of_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
     Other processes, and tests that name a folder of tokenizers themselves, have their own.
     """
-    from packhouse.run.workspace import Workspace
+    from packhouse.run.cache import Workspace
 
     folder = tmp_path_factory.mktemp("tokenizers")
     with pytest.MonkeyPatch.context() as patch:
@@ -77,7 +77,7 @@ def one_folder_of_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture
 def own_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each cache keep its own tokenizers again, for tests of one that is not there."""
-    from packhouse.run.workspace import Workspace
+    from packhouse.run.cache import Workspace
 
     folder = property(lambda workspace: workspace.cache / "tokenizers")
     monkeypatch.setattr(Workspace, "tokenizers", folder)

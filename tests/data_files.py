@@ -2,20 +2,21 @@
 
 import pyarrow.compute as pc
 
-from packhouse.run.steps.data_files import cut_files, write_data_file
+from packhouse.run.steps.files import DataParameters, cut_files, write_data_file
+from packhouse.store import LocalFile
 
 
-def write_data_files(packs, split, folder, config, content):
+def write_data_files(packs, split, folder, config):
     num_tokens = pc.sum(pc.list_value_length(packs["input_ids"])).as_py() or 0
-    return [
-        write_data_file(
-            packs.slice(cut.first, cut.last - cut.first),
-            cut,
-            folder,
-            config,
-            content,
+    files = []
+    for cut in cut_files(split, packs.num_rows, num_tokens, config):
+        parameters = DataParameters(
+            cut=cut,
+            publish=config,
             with_label=packs["label"].null_count < packs.num_rows,
             with_weights=packs["range_weights"].null_count < packs.num_rows,
         )
-        for cut in cut_files(split, packs.num_rows, num_tokens, config)
-    ]
+        rows = packs.slice(cut.first, cut.last - cut.first)
+        (file,) = write_data_file(rows, parameters, folder).files
+        files.append(LocalFile(folder / file.name, file.split, file.rows, file.tokens))
+    return files

@@ -42,7 +42,7 @@ def run(data: Path, tokenizer: Path, seq_len: int, out: Path) -> dict[str, Any]:
     if kept:
         shutil.copytree(kept, cache / "tokenizers")
     from packhouse.run.given import read_recipe
-    from packhouse.system.places import CachePlace
+    from packhouse.system.disks import CachePlace
     from packhouse.system.progress import show_progress
 
     recipe = read_recipe(recipe_path, os.environ.get("BENCH_SETTINGS", "").split())

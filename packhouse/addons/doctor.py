@@ -26,12 +26,10 @@ from packhouse.errors import (
     StoreRefusedError,
     TransientError,
 )
-from packhouse.run.cache.holds import cache_lock, hold_steps
-from packhouse.run.cache.limits import cache_room, in_mb
-from packhouse.run.cache.mirrors import open_mirror
+from packhouse.run.cache import Workspace, open_mirror
+from packhouse.run.cache_room import cache_lock, cache_room, hold_steps, in_mb
 from packhouse.run.given import read_recipe
 from packhouse.run.steps.plan import bytes_needed, plan_jobs
-from packhouse.run.workspace import Workspace
 from packhouse.store import guard
 from packhouse.store.guard import FailedCheckError, expect, stored, write
 from packhouse.store.objects import (
@@ -43,8 +41,7 @@ from packhouse.store.objects import (
 )
 from packhouse.store.protocol import ask, read, run
 from packhouse.store.s3 import S3Store
-from packhouse.system.disks import temporary_folder
-from packhouse.system.places import CachePlace, check_cache, find_cache
+from packhouse.system.disks import CachePlace, check_cache, find_cache, temporary_folder
 
 _MAX_SKEW_S = 15 * 60.0
 """S3 refuses requests that are signed more than this from its own time."""

@@ -9,7 +9,6 @@ import atexit
 import gc
 import importlib
 import json
-import os
 import shlex
 import sys
 import traceback
@@ -20,8 +19,7 @@ import click
 from packhouse.errors import PackhouseError
 from packhouse.registry import COMMANDS, is_there
 from packhouse.system.escaping import for_terminal
-from packhouse.system.interrupts import Interrupted, handle_signals
-from packhouse.system.terminal import echo, print_note
+from packhouse.system.terminal import Interrupted, echo, handle_signals, print_note
 
 
 class _LazyGroup(click.Group):
@@ -99,7 +97,6 @@ def own_process() -> None:
     back right after.
     """
     handle_signals()
-    os.environ.setdefault("PACKHOUSE_WITHOUT_PANDAS", "1")  # see packhouse.system.without_pandas
     atexit.register(gc.freeze)
 
 

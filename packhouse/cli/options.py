@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from packhouse.system.places import default_cache
+from packhouse.system.disks import default_cache
 
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 

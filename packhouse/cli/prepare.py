@@ -5,9 +5,8 @@ import click
 from packhouse.cli import exit_interrupted
 from packhouse.cli.options import json_option, run_options, set_option
 from packhouse.errors import ConfigError
-from packhouse.system.interrupts import Interrupted
 from packhouse.system.progress import show_progress, start_phase
-from packhouse.system.terminal import print_note
+from packhouse.system.terminal import Interrupted, print_note
 
 
 @click.command()
@@ -70,7 +69,7 @@ def prepare(
             start_phase("importing")
             from packhouse.api import prepare_recipe  # takes over a second
             from packhouse.run.given import recipe_for
-            from packhouse.system.places import check_cache, find_cache
+            from packhouse.system.disks import check_cache, find_cache
 
             is_recipe = data[0].endswith((".yaml", ".yml"))
             if is_recipe and len(data) > 1:

@@ -13,10 +13,9 @@ from packhouse.recipe.model import preferences_in
 from packhouse.records.ledger import filters_of
 from packhouse.run.chain import Prepared
 from packhouse.run.steps import STEPS
-from packhouse.run.steps.eval_side import SplitCounts
 from packhouse.run.steps.publish import Published
-from packhouse.run.steps.shard_io import render_counts
-from packhouse.run.steps.validate import ValidateFacts
+from packhouse.run.steps.selection import SplitCounts
+from packhouse.run.steps.validate import ValidateFacts, render_counts
 from packhouse.system.terminal import console, echo, print_text
 from packhouse.system.wording import counted
 

@@ -21,8 +21,7 @@ import torch
 from packhouse.errors import ConfigError, ContractError, EmptyRowError
 from packhouse.load.rows import ArrowRows, Row, open_rows
 from packhouse.pack.layout import IGNORE_INDEX
-from packhouse.pack.pack_plan import PackPlan
-from packhouse.pack.plan import plan_packs
+from packhouse.pack.plan import PackPlan, plan_packs
 from packhouse.pack.shuffle import permutation, splitmix64
 from packhouse.records.ledger import LedgerLine
 from packhouse.system.wording import counted

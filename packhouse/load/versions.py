@@ -21,7 +21,7 @@ from packhouse.records.lists import list_offsets
 from packhouse.store import FileEntry, OpenVersion, open_store, open_version
 from packhouse.store.layout import parse_address
 from packhouse.store.manifest import Manifest, parse_slot
-from packhouse.system.places import check_cache, default_cache
+from packhouse.system.disks import check_cache, default_cache
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -4,7 +4,7 @@ The data's way: `apply_over_length` on each shard -> `plan_packs` over all lengt
 `gather` -> `check_packed` -> `to_layout`.
 """
 
-from packhouse.pack.gather import GatherTally, gather
+from packhouse.pack.gather import GatherTally, PackStatistics, gather
 from packhouse.pack.layout import (
     IGNORE_INDEX,
     check_packed,
@@ -17,15 +17,16 @@ from packhouse.pack.layout import (
     to_layout,
 )
 from packhouse.pack.overlength import Admitted, apply_over_length
-from packhouse.pack.pack_plan import (
+from packhouse.pack.plan import (
+    STRATEGIES,
     IndexArray,
     PackPlan,
     join_plans,
+    lower_bound,
     pack_costs,
+    plan_packs,
     step_imbalance,
 )
-from packhouse.pack.plan import STRATEGIES, lower_bound, plan_packs
-from packhouse.pack.statistics import PackStatistics
 
 __all__ = [
     "IGNORE_INDEX",

@@ -6,6 +6,7 @@ would be trained (it would cost compute and, alone in a pack, make the loss NaN)
 reason and is counted in rows and tokens.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +15,7 @@ import pyarrow as pa
 from packhouse.errors import SequenceTooLongError
 from packhouse.recipe import PackConfig
 from packhouse.records.lists import read_ranges
-from packhouse.system.arrays import Bools, Bytes, Int32s
+from packhouse.system.arrays import Bools, Bytes, Int32s, Int64s
 
 # Reason codes of `Admitted.reasons`, by number; 0 is kept. `duplicate` and `near_duplicate`: see
 # `packhouse.pack.dedup`; `sampled_out`: see `packhouse.run.steps.selection`; `contaminated`: a
@@ -34,9 +35,9 @@ _KEPT, _OVER_SEQ_LEN, _FIRST_TURN_TOO_LONG, _NOTHING_TRAINED = range(4)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Admitted:
-    """What of one shard is packed."""
+    """What of one shard, or of all, is packed."""
 
-    rows: Int32s
+    rows: Int32s | Int64s
     """Row numbers of the kept records, ascending, in the shard's table."""
 
     lengths: Int32s
@@ -62,6 +63,11 @@ class Admitted:
         reasons = np.where(is_out, np.uint8(REASONS.index(reason)), self.reasons)
         return replace(self, rows=self.rows[stays], lengths=self.lengths[stays], reasons=reasons)
 
+    def between(self, start: int, end: int) -> Int32s | Int64s:
+        """Return the kept ones of the rows [start, end)."""
+        low, high = np.searchsorted(self.rows, (start, end))
+        return self.rows[low:high]
+
     def counts(self) -> dict[str, dict[str, int]]:
         """Rows and tokens in, kept, truncated and dropped by reason; in = the sum of the rest.
 
@@ -85,6 +91,25 @@ class Admitted:
                 by_rows[reason] = int(rows[code])
                 by_tokens[reason] = int(tokens[code])
         return {"rows": by_rows, "tokens": by_tokens}
+
+
+def join_admitted(shards: Sequence[Admitted]) -> Admitted:
+    """Return what of all shards is packed; rows are numbered through.
+
+    Example:
+        >>> one = Admitted(np.array([1]), np.array([5]), np.array([2, 0]), np.array([9, 5]))
+        >>> join_admitted([one, one]).rows.tolist()
+        [1, 3]
+    """
+    bounds = np.cumsum([0, *(len(each.reasons) for each in shards)])
+    width = np.int32 if bounds[-1] < 2**31 else np.int64
+    rows = [(each.rows + first).astype(width) for each, first in zip(shards, bounds, strict=False)]
+    return Admitted(
+        np.concatenate([np.zeros(0, width), *rows]),
+        np.concatenate([np.zeros(0, np.int32), *(each.lengths for each in shards)]),
+        np.concatenate([np.zeros(0, np.uint8), *(each.reasons for each in shards)]),
+        np.concatenate([np.zeros(0, np.int32), *(each.num_tokens for each in shards)]),
+    )
 
 
 def apply_over_length(tokenized: pa.Table, config: PackConfig) -> Admitted:

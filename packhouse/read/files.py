@@ -27,7 +27,7 @@ from packhouse.errors import PackhouseError, SourceError, TransientError
 from packhouse.read.file_formats import FORMATS_BY_ENDING, format_of_name
 from packhouse.recipe import SourceConfig
 from packhouse.store.objects import open_filesystem
-from packhouse.system.extras import hub_options, silent_bar
+from packhouse.system.plugins import hub_options, silent_bar
 from packhouse.system.wording import first_line, near_files
 
 _SCHEMES = ("file", "s3", "gs", "az", "hf")

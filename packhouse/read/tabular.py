@@ -27,7 +27,6 @@ from packhouse.errors import SourceError
 from packhouse.read.files import file_errors, open_file
 from packhouse.read.records import Failure, Records, Rows
 from packhouse.registry import DECODERS, decoder
-from packhouse.system.without_pandas import recall_pandas
 from packhouse.system.wording import first_line
 from packhouse.system.worker import at, file_of_parent, stream_from_worker
 
@@ -82,7 +81,6 @@ def parse_tables(
     if not num_rows:
         yield Records(Rows(), np.arange(0), 0)
         return
-    recall_pandas()  # for rows with times in nanoseconds
     for batch in decode_rows(uri, file_format, row_start, row_start + num_rows, table):
         bad: dict[int, dict[str, str]] = {}
         if file_format in WITH_FAULTS:

@@ -42,8 +42,8 @@ from packhouse.read.tabular import without_fill
 from packhouse.recipe import SourceConfig
 from packhouse.records.lists import one_chunk
 from packhouse.registry import TEXT_FUNCTIONS, TEXT_FUNCTIONS_VERSION, is_there
-from packhouse.system.extras import NO_FILES
 from packhouse.system.fingerprint import library_versions
+from packhouse.system.plugins import NO_FILES
 from packhouse.system.wording import counted, first_line, near_name
 from packhouse.system.worker import at, stream_from_worker
 

@@ -155,20 +155,14 @@ class Conversations:
         self, rows: np.ndarray
     ) -> Iterator[tuple[list[dict[str, object]], tuple[str | None, str | None]]]:
         """Yield each row's messages (dicts of MESSAGE, nulls left out); its tools and arguments."""
-        if len(rows) == 1:  # to gather costs more than it does for many
-            start, end = self.starts[rows[0] : rows[0] + 2]
-            given = self.tools[rows[0]].as_py(), self.arguments[rows[0]].as_py()
-            yield list(_dicts(self.messages.values.slice(start, end - start))), given
-            return
-        asides = (each.take(pa.array(rows)).to_pylist() for each in (self.tools, self.arguments))
-        givens = list(zip(*asides, strict=True))
+        lists = self.messages.to_lists()
         for first in range(0, len(rows), 512):
-            block = rows[first : first + 512]
-            lengths = self.starts[block + 1] - self.starts[block]
-            flat = self.messages.values.take(pa.array(_ranges(self.starts[block], lengths)))
-            items = _dicts(flat)
-            for position, length in enumerate(lengths.tolist()):
-                yield [next(items) for _ in range(length)], givens[first + position]
+            block = pa.array(rows[first : first + 512])
+            talks = lists.take(block)
+            items = _dicts(talks.flatten())
+            columns = talks.value_lengths(), self.tools.take(block), self.arguments.take(block)
+            for length, *given in zip(*(each.to_pylist() for each in columns), strict=True):
+                yield [next(items) for _ in range(length)], tuple(given)
 
 
 DEFAULTS = ("tools", "documents")
@@ -197,12 +191,6 @@ def _put_system(flat: FlatMessages, system: str) -> FlatMessages:
     added[lacking + 1] = 1
     values = pa.concat_arrays([flat.values, message]).take(pa.array(order))
     return FlatMessages(values, flat.offsets + np.cumsum(added))
-
-
-def _ranges(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    # Begins [4, 9], lengths [2, 3] -> [4, 5, 9, 10, 11].
-    before = np.cumsum(lengths) - lengths
-    return np.asarray(np.arange(lengths.sum()) + np.repeat(begins - before, lengths))
 
 
 def _dicts(values: pa.StructArray) -> Iterator[dict[str, object]]:

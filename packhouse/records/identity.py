@@ -16,17 +16,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.records.lists import one_chunk
+from packhouse.records.lists import one_chunk, string_bytes
 from packhouse.records.messages import (
     ASSISTANT,
     TEXT_FIELDS,
     UNKNOWN,
     USER,
     FlatMessages,
-    string_buffers,
 )
 from packhouse.records.tables import VALIDATED
-from packhouse.system.arrays import Bools, Int64s
+from packhouse.system.arrays import Bools
 
 GroupBy = Literal["prompt", "record"]
 
@@ -72,10 +71,8 @@ def conversation_ids(
         ['c6c3e5adcc25374549f0']
     """
     flat = FlatMessages.of(messages)
-    joined = _join_messages(flat)
-    offsets, data = string_buffers(joined)
-    view = memoryview(data.data)
-    bounds = offsets[flat.offsets].tolist() if len(joined) else [0] * len(flat.offsets)
+    data, offsets = string_bytes(_join_messages(flat))
+    view, bounds = memoryview(data.data), offsets[flat.offsets].tolist()
     asides = [(tools, _TOOLS_TAG), (labels, _LABEL_TAG)]
     asides += [(arguments, _ARGUMENTS_TAG), (weights, _WEIGHT_TAG), (awaits_thought, _THOUGHT_TAG)]
     if label_names is not None:
@@ -131,15 +128,8 @@ def pair_ids(chosen: pa.Array, rejected: pa.Array) -> pa.Array:
 
 def _names(texts: Iterable[bytes | memoryview]) -> pa.Array:
     """The first 20 hex digits of each text's sha256."""
-    sha256 = hashlib.sha256
-    digests = b"".join([sha256(text).digest() for text in texts])
-    digits = _HEX[np.frombuffer(digests, np.uint8).reshape(-1, 32)[:, :10]]
-    offsets = np.arange(0, digits.nbytes + 1, 20, dtype=np.int32)
-    buffers = [pa.py_buffer(offsets), pa.py_buffer(digits.tobytes())]
-    return pa.StringArray.from_buffers(len(digits), *buffers)
-
-
-_HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint16)
+    names = [hashlib.sha256(text).hexdigest()[:20] for text in texts]
+    return pa.array(names, pa.string())
 
 
 def _join_messages(flat: FlatMessages) -> pa.Array:
@@ -207,9 +197,7 @@ def group_keys(messages: pa.Array, record_ids: pa.Array, group_by: GroupBy) -> p
     """
     if group_by == "record":
         return record_ids
-    flat = FlatMessages.of(messages)
-    prompts = _prompt_texts(flat)
-    return _names(_normalised(prompts))
+    return _names(_normalised(_prompt_texts(FlatMessages.of(messages))))
 
 
 def _prompt_texts(flat: FlatMessages) -> pa.Array:
@@ -244,36 +232,19 @@ def _after_answer(flat: FlatMessages, codes: npt.NDArray[np.int8]) -> Bools:
     return before((codes == ASSISTANT) & before(codes == USER))
 
 
-# What str.split() takes for white space below 0x80; the byte path must agree with the text path.
-_ASCII_FOLD = bytes(
-    0x20 if byte in b"\t\n\v\f\r\x1c\x1d\x1e\x1f " else byte for byte in bytes(range(128)).lower()
-) + bytes(range(128, 256))
+# What str.split() takes for white space below 0x80, as RE2 writes it.
+_SPACES = r"[\t-\r\x1c-\x20]{2,}|[\t-\r\x1c-\x1f]"
 
 
 def _normalised(texts: pa.Array) -> list[bytes]:
     """UTF-8 of each text in NFC, case-folded, with white space collapsed to single spaces."""
-    offsets, data = string_buffers(texts)
-    base = int(offsets[0])
-    folded = data[base : int(offsets[-1])].tobytes().translate(_ASCII_FOLD)
-    bounds = (offsets - base).tolist()
-    normalised = [folded[start:end] for start, end in pairwise(bounds)]
-    for row in np.flatnonzero(_untidy(folded, offsets - base)).tolist():
-        normalised[row] = b" ".join(normalised[row].split())
-    ascii_only = np.asarray(pc.string_is_ascii(texts), np.bool_)
-    for row in np.flatnonzero(~ascii_only).tolist():
+    # In Arrow for ASCII: 1.4 us a text, and 2.0 us in Python.
+    spaced = pc.replace_substring_regex(pc.utf8_lower(texts), _SPACES, " ")
+    normalised = [text.encode() for text in pc.utf8_trim(spaced, " ").to_pylist()]
+    is_ascii = np.asarray(pc.string_is_ascii(texts), np.bool_)
+    for row in np.flatnonzero(~is_ascii).tolist():
         # Folding may take a text out of NFC, so it is composed again.
         composed = unicodedata.normalize("NFC", texts[row].as_py()).casefold()
         words = unicodedata.normalize("NFC", composed).split()
         normalised[row] = " ".join(words).encode("utf-8")
     return normalised
-
-
-def _untidy(folded: bytes, offsets: Int64s) -> Bools:
-    """Return, for each text, if it has white space at an end, or two in a row."""
-    is_space = np.frombuffer(folded, np.uint8) == 0x20
-    untidy = np.zeros(len(offsets) - 1, np.bool_)
-    twice = np.flatnonzero(is_space[1:] & is_space[:-1])
-    untidy[np.searchsorted(offsets, twice, side="right") - 1] = True
-    full = np.flatnonzero(np.diff(offsets) > 0)
-    untidy[full] |= is_space[offsets[full]] | is_space[offsets[full + 1] - 1]
-    return untidy

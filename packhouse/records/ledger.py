@@ -168,7 +168,7 @@ def check_quarantine(
 
     Raises:
         QuarantineLimitError: over the limit; names the reasons and their counts. Where the rows
-            are at hand, `packhouse.run.quarantine.explain_bad_rows` says more.
+            are at hand, `explain_bad_rows` of `packhouse.addons.quarantine` says more.
         EmptyDatasetError: no row is left.
     """
     checked = [line for line in ledger if line.step in ROW_STEPS]

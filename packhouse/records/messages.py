@@ -23,7 +23,7 @@ from packhouse.recipe import FormatConfig
 from packhouse.records.lists import list_items
 from packhouse.records.reasons import TurnOrder
 from packhouse.records.tables import CONVERSATION, MESSAGE
-from packhouse.system.arrays import Bools, Bytes, Float32s, Int64s
+from packhouse.system.arrays import Bools, Float32s, Int64s
 
 VERSION = 1
 """Of these rules and of `identity`; part of cache keys. Raise it when an output changes."""
@@ -153,14 +153,7 @@ class FlatMessages:
 
     def is_blank(self, name: str) -> Bools:
         """Return, for each message, if a text field is null or only white space."""
-        column, sizes = self[name], self.num_bytes(name)
-        blank: Bools = sizes == 0
-        # Text that starts with a visible ASCII character is not blank: look at the rest only.
-        unsure = np.flatnonzero(~blank & ~_starts_visibly(column, sizes))
-        if len(unsure):
-            texts = column.take(pa.array(unsure)).to_pylist()
-            blank[unsure] = [not text.strip() for text in texts]
-        return blank
+        return np.asarray(num_bytes(pc.utf8_ltrim_whitespace(self[name])) == 0)
 
     def replace(self, **fields: pa.Array) -> "FlatMessages":
         """Return the messages with some fields replaced."""
@@ -225,15 +218,6 @@ class FlatMessages:
 def num_bytes(texts: pa.Array) -> Int64s:
     """Return the bytes of each text; 0 where it is null."""
     return np.asarray(pc.fill_null(pc.binary_length(texts), 0)).astype(np.int64)
-
-
-def _starts_visibly(column: pa.Array, sizes: Int64s) -> Bools:
-    offsets, data = string_buffers(column)
-    visible = np.zeros(len(column), np.bool_)
-    full = np.flatnonzero(sizes > 0)
-    first = data[offsets[full]]
-    visible[full] = (first > 0x20) & (first < 0x7F)
-    return visible
 
 
 def role_violations(
@@ -367,30 +351,9 @@ def _check_texts(
     for column in map(flat.__getitem__, TEXT_FIELDS):
         if column.null_count == len(column):
             continue
-        worst.add_messages("control", _with_nul(column))
+        # RE2 takes 50 ns a text, Arrow's own search for a NUL 210 ns.
+        has_nul = pc.match_substring_regex(column, r"\x00")
+        worst.add_messages("control", np.asarray(pc.fill_null(has_nul, False)))
         if max_chars is not None:
-            longer: Bools = (
-                num_bytes(column) > max_chars
-            )  # bytes are at least as many as characters
-            for place in np.flatnonzero(longer).tolist():
-                longer[place] = len(column[place].as_py()) > max_chars
-            worst.add_messages("too_many_chars", longer)
-
-
-def _with_nul(column: pa.Array) -> Bools:
-    offsets, data = string_buffers(column)
-    found = np.zeros(len(column), np.bool_)
-    start = int(offsets[0])
-    places = np.flatnonzero(data[start : int(offsets[-1])] == 0) + start
-    found[np.searchsorted(offsets, places, side="right") - 1] = True
-    return found
-
-
-def string_buffers(column: pa.Array) -> tuple[Int64s, Bytes]:
-    """Offsets and bytes of a string or binary array; null slots are empty or point anywhere."""
-    _, offsets, data = column.buffers()
-    if len(column) == 0:
-        return np.zeros(1, np.int64), np.zeros(0, np.uint8)
-    bounds = np.frombuffer(offsets, np.int32, len(column) + 1, 4 * column.offset)
-    raw = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-    return bounds.astype(np.int64), raw
+            num_chars = np.asarray(pc.fill_null(pc.utf8_length(column), 0))
+            worst.add_messages("too_many_chars", num_chars > max_chars)

@@ -20,24 +20,27 @@ from packhouse.recipe import Recipe
 from packhouse.records.gates import GateLog, GateResult
 from packhouse.records.ledger import LedgerLine, RowCounts, check_quarantine, ledger_of
 from packhouse.records.render_counts import factor_note
-from packhouse.run.cache.holds import Hold, hold_steps
-from packhouse.run.cache.limits import in_mb, keep_limits
-from packhouse.run.cache.mirrors import Mirror
-from packhouse.run.cache.steps import AnyReceipt
-from packhouse.run.golden import check_golden
-from packhouse.run.last_run import load_last_run, obsolete_keys, save_last_run
+from packhouse.registry import function_of_addon, has_function
+from packhouse.run.cache import AnyReceipt, Mirror, Workspace
+from packhouse.run.cache_room import (
+    Hold,
+    hold_steps,
+    in_mb,
+    keep_limits,
+    load_last_run,
+    obsolete_keys,
+    save_last_run,
+)
 from packhouse.run.local_pool import Run
-from packhouse.run.quarantine import explain_bad_rows
 from packhouse.run.step import AnyJob
 from packhouse.run.steps import STEPS
 from packhouse.run.steps.format import FORMAT, split_text_of
 from packhouse.run.steps.plan import Plan, bytes_needed, output_jobs, plan_jobs
 from packhouse.run.steps.publish import Published
 from packhouse.run.steps.validate import filters_of_run
-from packhouse.run.workspace import Workspace
 from packhouse.store.guard import check_usable
-from packhouse.system.interrupts import check_interrupted
 from packhouse.system.progress import after_first_job, say, start_phase
+from packhouse.system.terminal import check_interrupted
 from packhouse.system.wording import counted
 
 log = logging.getLogger("packhouse.run.cache")
@@ -119,6 +122,20 @@ def prepare(
     return replace(prepared, golden=golden.total)
 
 
+def check_golden(recipe: Recipe, tokenizers: Path) -> GateResult:
+    """Check the conversations that the recipe pins, if it does.
+
+    Raises:
+        AuditError: one came out otherwise.
+        ConfigError: their file cannot be read or holds something else.
+    """
+    if recipe.golden is None:
+        detail = "the recipe pins no conversations"
+        return GateResult(name="golden", outcome="not reached", detail=detail)
+    checked: GateResult = function_of_addon("check_pinned")(recipe, tokenizers)
+    return checked
+
+
 def _say_room(cache: Path, plan: Plan) -> None:
     room, needed = keep_limits(cache), bytes_needed(plan, Workspace(cache=cache))
     log.info("cache '%s': %s; this run adds about %s", cache, room, in_mb(needed))
@@ -169,7 +186,9 @@ def _do_steps(
             quarantine = check_quarantine(ledger_of(done), limit, filters_of_run(done))
         except (EmptyDatasetError, QuarantineLimitError) as error:
             bad = [r.path("quarantined.arrow") for r in done if "quarantined.arrow" in r.files]
-            raise explain_bad_rows(error, bad, recipe) from None
+            if has_function("explain_bad_rows"):
+                error = function_of_addon("explain_bad_rows")(error, bad, recipe)
+            raise error from None
     gates.add([quarantine])
     (packed,) = do([plan.pack])
     output = output_jobs(plan, recipe, packed.facts)

@@ -19,9 +19,8 @@ from threading import Thread
 from packhouse.errors import ConfigError, TransientError
 from packhouse.recipe import Recipe
 from packhouse.recipe.model import plugins_of
-from packhouse.run.cache.steps import AnyReceipt
+from packhouse.run.cache import AnyReceipt, Workspace
 from packhouse.run.step import AnyJob, execute
-from packhouse.run.workspace import Workspace
 from packhouse.system.progress import job_done, step_progress
 
 _OVERHEAD_BYTES = 2**15

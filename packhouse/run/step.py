@@ -30,12 +30,11 @@ from pydantic import TypeAdapter
 
 from packhouse.recipe import Recipe
 from packhouse.records.tables import read_table
-from packhouse.run.cache.steps import AnyReceipt, Receipt
-from packhouse.run.workspace import Workspace
+from packhouse.run.cache import AnyReceipt, Receipt, Workspace
 from packhouse.system.fingerprint import canonical_json, digest, library_versions
-from packhouse.system.interrupts import check_interrupted
-from packhouse.system.memory import keep_freed_memory
-from packhouse.system.without_pandas import settle_pyarrow
+from packhouse.system.terminal import check_interrupted
+from packhouse.system.worker import keep_freed_memory
+from packhouse.tokenize import TokenizerSnapshot, load_snapshot
 
 Ref = tuple[str, str]
 """Name of the step and key of a job."""
@@ -193,6 +192,11 @@ class Work(Generic[P_co]):
         (receipt,) = self.inputs(step)
         return receipt
 
+    def load_tokenizer(self) -> TokenizerSnapshot:
+        """Load the tokenizer of the recipe."""
+        recipe = self.recipe
+        return load_snapshot(recipe.tokenizer, self.workspace.tokenizers, recipe.tokenize.pipeline)
+
 
 def execute(job: AnyJob, recipe: Recipe, workspace: Workspace) -> AnyReceipt:
     """Do a job, or find it done; its result is durable when this returns.
@@ -204,7 +208,6 @@ def execute(job: AnyJob, recipe: Recipe, workspace: Workspace) -> AnyReceipt:
         Interrupted: a signal came before it began.
     """
     check_interrupted()
-    settle_pyarrow()
     keep_freed_memory()
     step, work = job.step, Work(job=job, recipe=recipe, workspace=workspace)
 

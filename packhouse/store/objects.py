@@ -23,7 +23,7 @@ from packhouse.errors import (
     StoreRefusedError,
     TransientError,
 )
-from packhouse.system.extras import import_extra
+from packhouse.system.plugins import import_extra
 
 # Codes that mean "send it again", though some come with a 400: bytes or time were lost on the way.
 _AGAIN = {"RequestTimeout", "BadDigest", "IncompleteBody", "SlowDown", "XAmzContentSHA256Mismatch"}

@@ -34,7 +34,7 @@ from packhouse.store.objects import (
     check_key,
     error_of_answer,
 )
-from packhouse.system.extras import import_extra
+from packhouse.system.plugins import import_extra
 
 _CHUNK_BYTES = 2**20
 

@@ -24,7 +24,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock, Timer
-from typing import Any, Self
+from typing import Any
 
 from typing_extensions import override
 
@@ -41,141 +41,105 @@ def is_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
-@dataclass(slots=True)
-class _Task:
-    name: str
-    total: float | None
-    done: float = 0.0
-    visible: bool = True
+def notebook_progress() -> Any:
+    """Return a display of rich that draws as HTML, in one output of the cell, which changes."""
+    from IPython.display import HTML, display
+    from rich.progress import Progress
+
+    class Page(Progress):
+        def __init__(self) -> None:
+            super().__init__(disable=True)  # it draws nothing by itself
+            del self.print  # rich's, of its console; the one below is of the page
+            self.lines: list[str] = []
+            self.handle: Any = None
+            self.drawn = 0.0
+
+        def print(self, *lines: Any, **_: Any) -> None:
+            self.lines += lines
+            self.refresh()
+
+        def update(self, task_id: Any, **changes: Any) -> None:
+            super().update(task_id, **changes)
+            if "visible" in changes or time.monotonic() - self.drawn > _EVERY_S:
+                self.refresh()
+
+        def remove_task(self, task_id: Any) -> None:
+            super().remove_task(task_id)
+            self.refresh()
+
+        def refresh(self) -> None:
+            with self._lock:
+                self.drawn = time.monotonic()
+                bars = "".join(map(_bar, self.tasks))
+                lines = f"<pre>{html_text(chr(10).join(self.lines))}</pre>" if self.lines else ""
+                page = HTML(f'{PAGE_STYLE}<div class="packhouse">{lines}{bars}</div>')
+                if self.handle is None:
+                    self.handle = display(page, display_id=True)
+                else:
+                    self.handle.update(page)
+
+    return Page()
 
 
-class NotebookProgress:
-    """What `progress` asks of a display, as `rich.progress.Progress` answers it."""
-
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-        self._tasks: dict[int, _Task] = {}
-        self._lock = Lock()
-        self._handle: Any = None
-        self._drawn = 0.0
-
-    @property
-    def console(self) -> Self:
-        """Where lines go."""
-        return self
-
-    def print(self, line: str, **_: Any) -> None:
-        """Add a line that stays."""
-        self._lines.append(line)
-        self._draw()
-
-    def add_task(self, name: str, total: float | None = None, visible: bool = True) -> int:
-        """Add a bar; without a total it only says what runs."""
-        number = len(self._lines) + len(self._tasks) + time.monotonic_ns()
-        self._tasks[number] = _Task(name, total, visible=visible)
-        self._draw()
-        return number
-
-    def update(
-        self,
-        task: int,
-        *,
-        completed: float | None = None,
-        total: float | None = None,
-        visible: bool | None = None,
-    ) -> None:
-        """Move a bar."""
-        if (own := self._tasks.get(task)) is None:
-            return
-        own.done = own.done if completed is None else completed
-        own.total = own.total if total is None else total
-        own.visible = own.visible if visible is None else visible
-        if visible is not None or time.monotonic() - self._drawn > _EVERY_S:
-            self._draw()
-
-    def remove_task(self, task: int) -> None:
-        """Take a bar away."""
-        self._tasks.pop(task, None)
-        self._draw()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._tasks.clear()
-        self._draw()
-
-    def _draw(self) -> None:
-        from IPython.display import HTML, display
-
-        with self._lock:
-            self._drawn = time.monotonic()
-            bars = "".join(_bar(task) for task in list(self._tasks.values()) if task.visible)
-            lines = f"<pre>{html_text(chr(10).join(self._lines))}</pre>" if self._lines else ""
-            page = HTML(f'{PAGE_STYLE}<div class="packhouse">{lines}{bars}</div>')
-            if self._handle is None:
-                self._handle = display(page, display_id=True)
-            else:
-                self._handle.update(page)
-
-
-def _bar(task: _Task) -> str:
-    name = html_text(task.name)
+def _bar(task: Any) -> str:
+    name = html_text(task.description)
+    if not task.visible:
+        return ""
     if task.total is None:
         return f"<div>{name} ...</div>"
-    share = min(task.done / task.total, 1.0) if task.total else 1.0
+    share = min(task.completed / task.total, 1.0) if task.total else 1.0
     return f'<div>{name} <progress value="{share:.3f}" max="1"></progress> {share:.0%}</div>'
 
 
 _APPEARS_AFTER_S = 1.0
 
 
-class _Step:
+class Step:
     """The step that runs: how many of its jobs are done, in parts too; and its bar, if one shows.
 
     A bar is hidden for a second, then drawn by rich until the step ends.
     """
 
-    def __init__(self, name: str, total: float, display: Any) -> None:
-        self.name, self.total, self.done = name, total, 0.0
+    def __init__(self, name: str, num_jobs: int) -> None:
+        self.name, self.num_jobs, self.done = name, num_jobs, 0.0
         self.began = time.monotonic()
         self.lock = Lock()
-        self.display = display
-        if display is not None:
-            self.task = display.add_task(name, total=None, visible=False)
-            show = partial(display.update, self.task, visible=True)
+        self.display = _display
+        if self.display is not None:
+            self.task = self.display.add_task(name, total=None, visible=False)
+            show = partial(self.display.update, self.task, visible=True)
             self.timer = Timer(_APPEARS_AFTER_S, show)
             self.timer.daemon = True
             self.timer.start()
 
+    @property
+    def share(self) -> float:
+        """Of its jobs that are done, in [0, 1]."""
+        return self.done / self.num_jobs if self.num_jobs else 1.0
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self.began
+
     def move_to(self, done: float) -> None:
+        """Count so many jobs as done; never fewer than before."""
         with self.lock:
-            self.done = max(self.done, min(done, self.total))
+            self.done = max(self.done, min(done, self.num_jobs))
             if self.display is not None:
-                self.display.update(self.task, completed=self.done, total=self.total)
+                self.display.update(self.task, completed=self.done, total=self.num_jobs)
 
     def close(self) -> None:
+        """Take its bar away."""
         if self.display is not None:
             self.timer.cancel()
             self.display.remove_task(self.task)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CurrentStep:
-    """How far the running step is."""
-
-    name: str
-    share: float
-    """Of its jobs that are done, in [0, 1]."""
-    num_jobs: int
-    seconds: float
-    """Since it began."""
-
-
 class _Run:
     """What runs at a time is one step of it."""
 
-    step: _Step | None = None
+    step: Step | None = None
     after_first_job: Callable[[], None] | None = None
 
 
@@ -190,7 +154,7 @@ class _Phase:
 
 
 _display: Any = None
-"""Of rich in a terminal, `NotebookProgress` in a notebook."""
+"""Of rich: in a terminal, or in a notebook."""
 _is_shown = False
 _phase: _Phase | None = None
 _forward: Callable[[float], None] | None = None
@@ -202,17 +166,9 @@ def _current() -> _Run:
     return _own.get(_of_process)
 
 
-def current_step() -> CurrentStep | None:
-    """Return how far the running step is; None between steps."""
-    step = _current().step
-    if step is None:
-        return None
-    return CurrentStep(
-        name=step.name,
-        share=step.done / step.total if step.total else 1.0,
-        num_jobs=int(step.total),
-        seconds=time.monotonic() - step.began,
-    )
+def current_step() -> Step | None:
+    """Return the running step; None between steps."""
+    return _current().step
 
 
 @contextmanager
@@ -225,7 +181,7 @@ def show_progress(*, is_terminal: bool | None = None) -> Iterator[None]:
     try:
         is_drawn = sys.stderr.isatty() if is_terminal is None else is_terminal
         if is_drawn or is_notebook():
-            with _rich_progress() if is_drawn else NotebookProgress() as _display:
+            with _rich_progress() if is_drawn else notebook_progress() as _display:
                 yield
                 _end_phase()
         else:
@@ -253,7 +209,7 @@ def say(text: str, seconds: float) -> None:
 
 def _print_line(line: str) -> None:
     if _display is not None:
-        _display.console.print(line, markup=False, highlight=False)
+        _display.print(line, markup=False, highlight=False)
     else:
         echo(line, err=True)
 
@@ -297,7 +253,7 @@ def step_progress(name: str, num_jobs: int) -> Iterator[None]:
     """Count the jobs of a step while the block runs."""
     _end_phase()
     run = _current()
-    run.step = step = _Step(name, num_jobs, _display)
+    run.step = step = Step(name, num_jobs)
     try:
         yield
     finally:

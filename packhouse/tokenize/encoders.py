@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from packhouse.records.lists import list_offsets
 from packhouse.system.arrays import Int32s, Int64s
-from packhouse.system.interrupts import check_interrupted
 from packhouse.system.progress import advance
+from packhouse.system.terminal import check_interrupted
 from packhouse.system.worker import limited
 from packhouse.tokenize.pipeline import TokenizerSnapshot, read_pipeline
 

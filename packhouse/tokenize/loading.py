@@ -35,7 +35,7 @@ from packhouse.errors import TokenizerError
 from packhouse.recipe.rows import PipelineChoice
 from packhouse.recipe.section import HUB_NAME
 from packhouse.system.disks import read_checked, temporary_folder, write_checked
-from packhouse.system.extras import hub_options, silent_bar
+from packhouse.system.plugins import hub_options, silent_bar
 from packhouse.system.wording import first_line, near_files
 from packhouse.system.worker import at, limited, run_in_worker
 from packhouse.tokenize.encoders import bare

@@ -21,10 +21,10 @@ from packhouse.cli import cli
 from packhouse.errors import AuditError
 from packhouse.recipe import AuditConfig, load_recipe
 from packhouse.records.tables import PACKED
+from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.local_pool import LocalRunner
 from packhouse.run.steps.records import LINEAGE
-from packhouse.run.workspace import Workspace
 from packhouse.store import open_version
 from tests.audit.conftest import DEMO
 

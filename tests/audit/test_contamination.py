@@ -7,7 +7,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.addons.contamination import combine_contamination, match_benchmarks, read_benchmarks
+from packhouse.addons.contamination.matching import (
+    combine_contamination,
+    match_benchmarks,
+    read_benchmarks,
+)
 from packhouse.errors import AuditError, ConfigError
 from packhouse.recipe import SourceConfig
 from packhouse.store import open_version

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import packhouse
+from packhouse.addons.golden.pinning import pin
 from packhouse.recipe import parse_recipe
-from packhouse.run.golden import pin
 from packhouse.tokenize import load_snapshot
 from packhouse.tokenize.encoders import load_tokenizer
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import packhouse
-from packhouse.pack.dedup.policy import first_of_each
+from packhouse.pack.dedup import first_of_each
 from tests.audit.conftest import DEMO
 from tests.audit.test_audit_gate import Project
 

@@ -10,10 +10,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from packhouse.addons.golden.pinning import check_pinned, pin, read_golden, write_golden
 from packhouse.cli import cli
 from packhouse.errors import AuditError, ConfigError
 from packhouse.recipe import load_recipe, parse_recipe
-from packhouse.run.golden import check_golden, pin, read_golden, write_golden
 from tests.audit.conftest import DEMO
 from tests.audit.test_audit_gate import Project
 
@@ -59,7 +59,7 @@ def test_what_is_pinned_is_text_ids_and_what_is_trained(golden):
     assert item["input_ids"][end - 1] == 2  # <|im_end|>
     assert end == len(item["input_ids"]) - 1
     assert start > 10
-    assert check_golden(golden).total == 1
+    assert check_pinned(golden).total == 1
 
 
 @pytest.mark.parametrize("name", ["text", "input_ids", "trained", "trained_text"])
@@ -67,13 +67,13 @@ def test_each_of_them_is_compared(golden, name):
     (item,) = read_golden(golden.golden)
     change(golden, **{name: item[name][:-1]})
     with pytest.raises(AuditError, match=rf"conversation 0 \(ants\): {name} differ"):
-        check_golden(golden)
+        check_pinned(golden)
 
 
 def test_the_difference_is_shown(golden):
     change(golden, input_ids=[1, 2, 3])
     with pytest.raises(AuditError) as caught:
-        check_golden(golden)
+        check_pinned(golden)
     (item,) = pin([CHAT], golden)
     assert f"\n    - [1, 2, 3]\n    + {item['input_ids'][:4]}" in str(caught.value)
     assert "1 of 1 golden conversations" in str(caught.value)
@@ -86,7 +86,7 @@ def test_functionary_a_template_that_changed_is_noticed(golden):
         update={"format": golden.format.model_copy(update={"system": "Be brief."})}
     )
     with pytest.raises(AuditError, match="text differs at character 12"):
-        check_golden(changed)
+        check_pinned(changed)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_every_example_and_window_of_a_conversation_is_pinned(golden, options):
     recipe = parse_recipe({**golden.model_dump(by_alias=True), **options})
 
     write_golden(Path(recipe.golden), pin([talk], recipe))
-    assert check_golden(recipe).total == 1
+    assert check_pinned(recipe).total == 1
     (item,) = read_golden(recipe.golden)
     trained = [text for example in item["examples"] for text in example["trained_text"]]
     assert trained == ["Six.<|im_end|>", "Six!<|im_end|>", "Yes.<|im_end|>"]
@@ -117,14 +117,14 @@ def test_every_example_and_window_of_a_conversation_is_pinned(golden, options):
         examples[number] = {**examples[number], "trained": [[0, 1]]}
         change(recipe, examples=examples)
         with pytest.raises(AuditError, match=f"example {number}: trained differ"):
-            check_golden(recipe)
+            check_pinned(recipe)
         write_golden(Path(recipe.golden), [item])
     assert item["examples"][0]["weights"] == [0.5]
     change(recipe, examples=[{**item["examples"][0], "weights": [1.0]}, *item["examples"][1:]])
     with pytest.raises(AuditError, match="example 0: weights differ"):
-        check_golden(recipe)
+        check_pinned(recipe)
     with pytest.raises(AuditError, match=r"now 1|was \d examples"):
-        check_golden(parse_recipe(golden.model_dump(by_alias=True)))
+        check_pinned(parse_recipe(golden.model_dump(by_alias=True)))
 
 
 def test_a_conversation_that_is_refused_may_be_pinned_as_such(golden):
@@ -135,9 +135,9 @@ def test_a_conversation_that_is_refused_may_be_pinned_as_such(golden):
     (item,) = pin([chat], alpaca)
     assert item["refused"].startswith("template: tools")
     write_golden(Path(golden.golden), [item])
-    assert check_golden(alpaca).total == 1
+    assert check_pinned(alpaca).total == 1
     with pytest.raises(AuditError, match=r"was template: tools.* now accepted"):
-        check_golden(golden)
+        check_pinned(golden)
 
 
 @pytest.mark.parametrize(
@@ -154,14 +154,14 @@ def test_a_file_of_something_else_is_refused(golden, item, message):
     with Path(golden.golden).open("wb") as file:
         file.write(orjson.dumps(item))
     with pytest.raises(ConfigError, match=message):
-        check_golden(golden)
+        check_pinned(golden)
 
 
 def test_a_conversation_without_anything_pinned_is_a_fault(golden):
     with Path(golden.golden).open("wb") as file:
         file.write(orjson.dumps(CHAT))
     with pytest.raises(AuditError, match="nothing is pinned"):
-        check_golden(golden)
+        check_pinned(golden)
 
 
 texts = st.text(st.characters(codec="utf-8"), max_size=40)

@@ -15,8 +15,13 @@ from hypothesis import strategies as st
 
 from packhouse.addons.near_dedup import bands_for, find_near
 from packhouse.errors import ConfigError
-from packhouse.pack.dedup import FINGERPRINTS, fingerprint_table, near_libraries
-from packhouse.pack.dedup.policy import _drop_in_order, merged
+from packhouse.pack.dedup import (
+    FINGERPRINTS,
+    drop_in_order,
+    fingerprint_table,
+    merged,
+    near_libraries,
+)
 from packhouse.read import read_shard, scan_source
 from packhouse.recipe import DedupConfig, SourceConfig, ValidateConfig
 from tests.audit.test_audit_gate import Project
@@ -120,7 +125,7 @@ def test_similarity_is_that_of_sets(sets):
 
 def test_a_row_falls_only_for_one_that_stays():
     chain = np.array([[0, 1], [1, 2], [2, 3], [0, 3]])
-    assert _drop_in_order(chain).tolist() == [[0, 1], [2, 3]]
+    assert drop_in_order(chain).tolist() == [[0, 1], [2, 3]]
 
 
 def test_rows_of_one_band_cost_linear_work(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from packhouse.run.cache.limits import list_steps
+from packhouse.run.cache_room import list_steps
 from tests.chain.conftest import Project
 
 

@@ -13,19 +13,24 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
+from packhouse.addons.ci.refresh import look, planned_version, unchanged
 from packhouse.cli import cli
 from packhouse.errors import AuditError
-from packhouse.run.cache.holds import UNFINISHED_DAYS, held_keys, hold_steps
-from packhouse.run.cache.limits import list_steps, remove_steps
-from packhouse.run.cache.steps import StepStore
-from packhouse.run.refresh import look, planned_version, unchanged
+from packhouse.run.cache import StepStore
+from packhouse.run.cache_room import (
+    UNFINISHED_DAYS,
+    held_keys,
+    hold_steps,
+    list_steps,
+    remove_steps,
+)
 from tests.cache.conftest import steps_in
 from tests.chain.conftest import Project
 
 GC_LOOP = """
 import sys
 from pathlib import Path
-from packhouse.run.cache.limits import list_steps, remove_steps
+from packhouse.run.cache_room import list_steps, remove_steps
 while not Path(sys.argv[1], "stop").exists():
     cache = Path(sys.argv[1], "cache")
     freed = remove_steps(cache, [each for each in list_steps(cache) if not each.is_held])
@@ -182,7 +187,7 @@ def test_a_file_system_without_locks_takes_runs_and_removes_nothing(tmp_path, mo
         raise OSError(errno.ENOLCK, "No locks available")
 
     without = SimpleNamespace(flock=refuse, LOCK_EX=fcntl.LOCK_EX, LOCK_NB=fcntl.LOCK_NB)
-    monkeypatch.setattr("packhouse.run.cache.holds.fcntl", without)
+    monkeypatch.setattr("packhouse.run.cache_room.fcntl", without)
     project = Project(tmp_path)
     project.write_rows(range(30))
     assert project.prepare().created
@@ -199,7 +204,7 @@ def test_a_hold_is_never_seen_unlocked(tmp_path, monkeypatch):
         seen.append(list(tmp_path.glob("running/*.keys")))
         lock(file, how)
 
-    monkeypatch.setattr("packhouse.run.cache.holds.fcntl.flock", look)
+    monkeypatch.setattr("packhouse.run.cache_room.fcntl.flock", look)
     with hold_steps(tmp_path, "v" * 16, ["a"]):
         assert held_keys(tmp_path) == {"a"}
     assert seen[0] == []

@@ -7,11 +7,10 @@ import time
 import pytest
 from click.testing import CliRunner
 
+from packhouse.addons.ci.refresh import planned_version
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, DiskError
-from packhouse.run.cache.holds import hold_steps
-from packhouse.run.cache.limits import keep_limits, list_steps
-from packhouse.run.refresh import planned_version
+from packhouse.run.cache_room import hold_steps, keep_limits, list_steps
 from tests.cache.conftest import steps_in
 
 
@@ -105,7 +104,7 @@ def test_a_disk_that_fails_after_publication_fails_no_run(project, monkeypatch, 
             raise DiskError("cannot write to the cache")
         return 0
 
-    monkeypatch.setattr("packhouse.run.cache.limits.remove_steps", refuse)
+    monkeypatch.setattr("packhouse.run.cache_room.remove_steps", refuse)
     assert project.prepare().created
     assert "was not brought within its limits: cannot write to the cache" in caplog.text
 

@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from packhouse.cli import cli
 from packhouse.errors import ConfigError
-from packhouse.run.workspace import Workspace
-from packhouse.system.places import CachePlace, check_cache, default_cache, find_cache
+from packhouse.run.cache import Workspace
+from packhouse.system.disks import CachePlace, check_cache, default_cache, find_cache
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "recipe.yaml"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from packhouse.run.cache.steps import StepStore
+from packhouse.run.cache import StepStore
 from packhouse.system.fingerprint import file_sha256
 
 
@@ -193,7 +193,7 @@ def test_a_step_that_is_killed_while_its_receipt_is_written_is_swept(tmp_path, m
         assert list(tmp_path.glob("tmp/*/.lock"))
         return file_sha256(path)
 
-    monkeypatch.setattr("packhouse.run.cache.steps.file_sha256", look)
+    monkeypatch.setattr("packhouse.run.cache.file_sha256", look)
     done = StepStore(tmp_path).run("s", "k", write_hello)
 
     assert sorted(path.name for path in done.path(".").iterdir()) == ["a.txt", "receipt.json"]

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import schemas
 from packhouse.recipe import load_recipe
+from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.local_pool import LocalRunner
-from packhouse.run.steps import STEPS, data_files, files, gather, validate
-from packhouse.run.workspace import Workspace
+from packhouse.run.steps import STEPS, files, gather, validate
 
 SMALL = {
     (validate, "MAX_SHARD_BYTES"): 1500,
     (gather, "_SHARD_TOKENS"): 800,
     (files, "_RECORDS_PER_FILE"): 25,
-    (data_files, "_BYTES_PER_TOKEN"): {"labels": 2**18, "compact": 2**18},  # 1,024 tokens a file
+    (files, "_BYTES_PER_TOKEN"): {"labels": 2**18, "compact": 2**18},  # 1,024 tokens a file
 }
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from packhouse.run.local_pool import LocalRunner, PoolRunner
-from packhouse.system import interrupts
-from packhouse.system.interrupts import Interrupted
+from packhouse.system import terminal
+from packhouse.system.terminal import Interrupted
 from packhouse.tokenize.encoders import _as_encoder_error
 
 
@@ -19,8 +19,8 @@ def handled(monkeypatch):
     """Signals handled as in a command's own process; all as before afterwards."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
-    monkeypatch.setattr(interrupts, "_received", None)
-    interrupts.handle_signals()
+    monkeypatch.setattr(terminal, "_received", None)
+    terminal.handle_signals()
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

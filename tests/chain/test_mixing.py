@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from packhouse import load_packed
 from packhouse.pack import Admitted
+from packhouse.pack.overlength import join_admitted
 from packhouse.recipe import Recipe, SourceConfig, load_recipe
 from packhouse.records.tables import TOKENIZED, read_table
+from packhouse.run.cache import Workspace
 from packhouse.run.steps.selection import mix, row_keys, times_of
-from packhouse.run.workspace import Workspace
 from tests.audit.test_audit_gate import Project
 
 
@@ -143,15 +144,17 @@ def mixed_rows(rows, parts, **settings):
         {"dataset": "d", "tokenizer": "t", "sources": [{"path": "s.jsonl", **settings}]}
     )
     shards, validated, admitted = zip(*(split_rows(rows, part) for part in parts), strict=True)
-    taken, times = mix(admitted, shards, validated, ["s"] * len(shards), recipe)
+    before = join_admitted(admitted)
+    bounds = np.cumsum([0, *(shard.num_rows for shard in shards)])
+    after, times = mix(before, bounds, shards, validated, ["s"] * len(shards), recipe)
     found = {}
-    for shard, before, after, own in zip(shards, admitted, taken, times, strict=True):
-        for place, number in enumerate(shard["row"].to_pylist()):
-            if place in before.rows:
-                found.setdefault(number, set()).add(int(own[place]))
-                assert (place in after.rows) == (own[place] > 0)
-            else:
-                assert own[place] == 0
+    numbers = [number for shard in shards for number in shard["row"].to_pylist()]
+    for place, number in enumerate(numbers):
+        if place in before.rows:
+            found.setdefault(number, set()).add(int(times[place]))
+            assert (place in after.rows) == (times[place] > 0)
+        else:
+            assert times[place] == 0
     assert all(len(each) == 1 for each in found.values())
     return {number: each.pop() for number, each in found.items()}
 

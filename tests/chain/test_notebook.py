@@ -11,9 +11,9 @@ import pytest
 
 import packhouse
 from packhouse.system.progress import (
-    NotebookProgress,
     is_notebook,
     job_done,
+    notebook_progress,
     say,
     show_progress,
     start_phase,
@@ -129,7 +129,7 @@ def test_progress_in_a_notebook_is_one_output_that_changes(
     assert "<progress" not in shown[-1]
     assert "3/9 tokenize" in shown[-1]
 
-    bars = NotebookProgress()
+    bars = notebook_progress()
     task = bars.add_task("pack", total=None)
     bars.update(task, completed=1.0, total=4.0, visible=True)
     assert 'pack <progress value="0.250" max="1">' in shown[-1]

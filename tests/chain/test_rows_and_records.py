@@ -9,8 +9,8 @@ from packhouse.addons.plan.estimate import estimate
 from packhouse.cli import cli
 from packhouse.cli.result import print_report
 from packhouse.errors import EmptyDatasetError, QuarantineLimitError
+from packhouse.run.cache import Workspace
 from packhouse.run.steps.plan import plan_jobs
-from packhouse.run.workspace import Workspace
 
 TREES = ("sources.0.format=oasst", "sources.0.oasst_paths=all", "format.template=chat")
 REFUSE = "tokenize.control_text=quarantine"

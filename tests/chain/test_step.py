@@ -13,10 +13,10 @@ import pytest
 from packhouse.errors import ContractError
 from packhouse.recipe import Recipe
 from packhouse.records.tables import write_table
+from packhouse.run.cache import Workspace
 from packhouse.run.step import Step, Work, execute
 from packhouse.run.steps import ENGINE_VERSIONS, STEPS
 from packhouse.run.steps.plan import plan_jobs
-from packhouse.run.workspace import Workspace
 from packhouse.system.fingerprint import canonical_json, digest
 
 

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from packhouse.addons.golden.pinning import pin
 from packhouse.api import open_version
 from packhouse.errors import AuditError
 from packhouse.recipe import parse_recipe
 from packhouse.run.chain import Prepared
-from packhouse.run.golden import pin
 from packhouse.run.steps.plan import plan_jobs
 from packhouse.tokenize import load_snapshot
 from tests.chain.conftest import DEMO, Project, question

@@ -11,8 +11,8 @@ from packhouse.cli import cli
 from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitError
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import Filter, filters_of
+from packhouse.run.cache import Workspace
 from packhouse.run.steps.plan import plan_jobs
-from packhouse.run.workspace import Workspace
 
 WHERE = "length(output) > 16"
 

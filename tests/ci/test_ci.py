@@ -22,13 +22,12 @@ from packhouse.cli import cli
 from packhouse.errors import ConfigError, StoreError, TransientError
 from packhouse.records import contracts
 from packhouse.records.tables import VALIDATED
-from packhouse.run.cache.mirrors import open_mirror
-from packhouse.run.cache.steps import StepStore
+from packhouse.run.cache import StepStore, open_mirror
 from packhouse.run.steps.plan import plan_jobs
 from packhouse.store import load_ref, open_store
 from packhouse.store.protocol import RetryPolicy
+from packhouse.system.disks import CachePlace
 from packhouse.system.fingerprint import file_sha256
-from packhouse.system.places import CachePlace
 from tests.moto_s3 import s3_client
 from tests.store.ceph import free_port
 
@@ -612,7 +611,7 @@ def test_a_step_of_the_mirror_is_seen_here_only_when_it_was_checked(tmp_path, mo
         was_there.append((there.root / "s" / "k").exists())
         return file_sha256(path)
 
-    monkeypatch.setattr("packhouse.run.cache.steps.file_sha256", look)
+    monkeypatch.setattr("packhouse.run.cache.file_sha256", look)
     assert StepMirror(store=store, steps=there).fetch("s", "k") is True
     assert was_there == [False]
 

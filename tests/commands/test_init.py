@@ -777,8 +777,8 @@ def test_labels_for_a_tokenizer_without_eos_train_a_head_for_classes(project, sh
 
 
 def test_init_says_what_split_rows_cost(tmp_path, monkeypatch):
+    from packhouse.addons.plan import first_rows
     from packhouse.records.render_counts import SplitText
-    from packhouse.run import first_rows
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "talks.jsonl").write_bytes(lines([{"messages": chats_of(t)} for t in TALKS]))

@@ -8,10 +8,10 @@ from click.testing import CliRunner
 
 from packhouse.cli import cli
 from packhouse.recipe import load_recipe
+from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.local_pool import LocalRunner
 from packhouse.run.steps import STEPS
-from packhouse.run.workspace import Workspace
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "recipe.yaml"
 

@@ -9,8 +9,7 @@ import pytest
 
 from packhouse.recipe import PublishConfig
 from packhouse.records.tables import PACKED
-from packhouse.run.steps.data_files import ContentHash
-from packhouse.store import LocalFile, OpenVersion, open_store, open_version, publish_version
+from packhouse.store import OpenVersion, open_store, open_version, publish_version
 from tests.data_files import write_data_files
 
 # Records as (ids, trained ids): one of a single token, ids beyond 16 bits, a trained last token.
@@ -48,12 +47,11 @@ def publish(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., OpenVersi
         for split, packs in PACKS.items():
             table = pa.Table.from_pylist([pack_row(p) for p in packs], PACKED)
             config = PublishConfig(**settings)
-            files += write_data_files(table, split, folder, config, ContentHash())
-        local = [LocalFile(f.path, f.split, f.rows, f.tokens) for f in files]
+            files += write_data_files(table, split, folder, config)
         store = open_store(str(folder / "store"))
         # Records that train nothing are pieces, as `concat` cuts them.
         facts = {"content_id": "c", "configuration": {"pack": {"strategy": "concat"}}}
-        publish_version(store, "made", "0a1b", local, facts, "latest")
+        publish_version(store, "made", "0a1b", files, facts, "latest")
         return open_version(store, "made")
 
     return publish

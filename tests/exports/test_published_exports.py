@@ -10,10 +10,10 @@ from pydantic import ValidationError
 from packhouse.addons.exports.writing import FORMATS, MARKER, export_version
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.recipe import PublishConfig, load_recipe, parse_recipe
+from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.local_pool import LocalRunner
 from packhouse.run.steps.plan import plan_jobs
-from packhouse.run.workspace import Workspace
 from packhouse.store import open_version, pull_version, verify_version
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo"

@@ -11,8 +11,7 @@ import pytest
 from packhouse.pack import gather, plan_packs
 from packhouse.recipe import PublishConfig
 from packhouse.records.tables import PACKED, TOKENIZED
-from packhouse.run.steps.data_files import ContentHash
-from packhouse.store import LocalFile, open_store, publish_version
+from packhouse.store import open_store, publish_version
 from tests.data_files import write_data_files
 
 VOCABULARY = 97
@@ -72,13 +71,10 @@ def make_version(
         for number, start in enumerate(range(0, packs.num_rows, step)):
             part = folder / str(number)
             part.mkdir()
-            files += write_data_files(
-                packs.slice(start, step), "train", part, config, ContentHash()
-            )
-        local = [LocalFile(f.path, f.split, f.rows, f.tokens) for f in files]
+            files += write_data_files(packs.slice(start, step), "train", part, config)
         store = str(root or folder / "store")
         name = f"{seed:04x}{num_records:04x}"
-        publish_version(open_store(store), "made", name, local, {"content_id": name}, "latest")
+        publish_version(open_store(store), "made", name, files, {"content_id": name}, "latest")
         return f"{store}/made"
 
     return make

@@ -26,10 +26,10 @@ from packhouse.errors import ConfigError, ContractError
 from packhouse.load.copies import read_rows
 from packhouse.load.preferences import preference_columns
 from packhouse.recipe import Recipe
+from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.local_pool import LocalRunner
 from packhouse.run.steps import validate
-from packhouse.run.workspace import Workspace
 from packhouse.store import open_version
 from packhouse.store.card import dataset_card
 

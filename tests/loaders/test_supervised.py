@@ -20,10 +20,10 @@ from packhouse.errors import (
     TokenizerError,
 )
 from packhouse.recipe import FormatConfig, parse_recipe
-from packhouse.run.cache.limits import list_steps, remove_steps
+from packhouse.run.cache import Workspace
+from packhouse.run.cache_room import list_steps, remove_steps
 from packhouse.run.chain import prepare
 from packhouse.run.local_pool import LocalRunner
-from packhouse.run.workspace import Workspace
 from tests.sources.hub_files import HubFiles
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo"

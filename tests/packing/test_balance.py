@@ -13,9 +13,9 @@ from packhouse import PackedDataset, StreamingPackedDataset, load_packed
 from packhouse.addons.plan.estimate import estimate
 from packhouse.errors import ConfigError
 from packhouse.pack import STRATEGIES, pack_costs, plan_packs, step_imbalance
-from packhouse.pack.pack_plan import PackPlan
+from packhouse.pack.plan import PackPlan
+from packhouse.run.cache import Workspace
 from packhouse.run.steps.plan import plan_jobs
-from packhouse.run.workspace import Workspace
 from tests.chain.conftest import Project, question
 
 LENGTHS = st.lists(st.integers(1, 64), max_size=200)

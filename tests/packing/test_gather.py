@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.pack import GatherTally, PackStatistics, gather, plan_packs
-from packhouse.pack.pack_plan import PackPlan
-from packhouse.pack.plan import STRATEGIES
-from packhouse.pack.statistics import length_histogram
+from packhouse.pack.gather import length_histogram
+from packhouse.pack.plan import STRATEGIES, PackPlan
 from packhouse.records.tables import PACKED, TOKENIZED
 
 

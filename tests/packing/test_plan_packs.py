@@ -16,7 +16,7 @@ from packhouse.pack.histogram import (
     exact_completion,
     first_fit_decreasing,
 )
-from packhouse.pack.pack_plan import PackPlan
+from packhouse.pack.plan import PackPlan
 from packhouse.pack.shuffle import permutation
 from packhouse.recipe.dataset import Strategy
 

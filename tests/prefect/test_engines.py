@@ -15,9 +15,9 @@ import pytest
 import schemas
 from packhouse.errors import ConfigError, TransientError
 from packhouse.recipe import load_recipe
+from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare as prepare_chain
 from packhouse.run.local_pool import LocalRunner, PoolRunner
-from packhouse.run.workspace import Workspace
 
 pytestmark = [
     pytest.mark.prefect,

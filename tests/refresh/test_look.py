@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from packhouse.addons.ci import refresh
+from packhouse.addons.ci.refresh import planned_version
 from packhouse.read.files import SourceFile
 from packhouse.recipe import load_recipe
-from packhouse.run import refresh
-from packhouse.run.refresh import planned_version
 from packhouse.run.steps.plan import plan_jobs
 from packhouse.system.disks import read_checked, write_checked
 

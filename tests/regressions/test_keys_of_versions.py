@@ -14,10 +14,10 @@ import schemas
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.recipe.audit import QualityConfig
 from packhouse.recipe.publish import ExportConfig
+from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.local_pool import LocalRunner
 from packhouse.run.steps.plan import plan_jobs
-from packhouse.run.workspace import Workspace
 from tests.chain.conftest import DEMO, Project, question
 
 DECIDES_NO_BYTE = {

@@ -21,7 +21,7 @@ from packhouse.cli import cli
 from packhouse.cli.tokens import Run, plain, runs_of, token_texts
 from packhouse.pack import plan_packs
 from packhouse.pack.layout import published_schema
-from packhouse.pack.other_seq_lens import try_seq_lens
+from packhouse.pack.plan import try_seq_lens
 from packhouse.recipe import Recipe
 from packhouse.records.tables import PACKED
 from packhouse.store.manifest import Manifest

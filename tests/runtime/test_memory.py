@@ -9,8 +9,8 @@ _FAULTS = """
 import resource
 import numpy as np
 import pyarrow as pa
-import packhouse.system.memory
-asked = {asked} and packhouse.system.memory.keep_freed_memory()
+import packhouse.system.worker
+asked = {asked} and packhouse.system.worker.keep_freed_memory()
 
 def use():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -23,10 +23,10 @@ from packhouse.addons.ci.summary import (
     plan_markdown,
     to_junit,
 )
+from packhouse.addons.plan.estimate import Estimate
 from packhouse.cli import cli
 from packhouse.errors import SourceError
 from packhouse.records.tables import QUARANTINED
-from packhouse.run.steps.plan import Estimate
 from packhouse.store import open_store, publish_version
 from packhouse.store.card import dataset_card
 from packhouse.store.manifest import Manifest, schema_fingerprint

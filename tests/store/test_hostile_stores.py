@@ -17,7 +17,7 @@ from packhouse.errors import (
     StoreError,
 )
 from packhouse.load.versions import load_packed
-from packhouse.run.cache.steps import StepStore, parse_receipt
+from packhouse.run.cache import StepStore, parse_receipt
 from packhouse.store import (
     load_ref,
     open_store,

@@ -13,7 +13,7 @@ from packhouse.addons.ask.query import find_records
 from packhouse.cli.options import cache_option, json_option
 from packhouse.cli.tokens import pipeline_of, plain, runs_of
 from packhouse.cli.versions import echo_json, print_table
-from packhouse.run.workspace import Workspace
+from packhouse.run.cache import Workspace
 from packhouse.store import OpenVersion
 from packhouse.store.read import open_address, open_beside
 from packhouse.system.escaping import for_terminal

@@ -18,10 +18,10 @@ from packhouse.read.files import source_name
 from packhouse.recipe import Recipe, ValidateConfig
 from packhouse.recipe.reading import load_recipe
 from packhouse.records.tables import read_table
-from packhouse.run.last_run import load_last_run
+from packhouse.run.cache import Workspace
+from packhouse.run.cache_room import load_last_run
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import shard_bytes
-from packhouse.run.workspace import Workspace
 from packhouse.store import OpenVersion
 from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
@@ -134,12 +134,12 @@ def _add_texts(rows: Rows, opened: OpenVersion, workspace: Workspace) -> None:
     for row in rows:
         wanted.setdefault((row["source"], row["row"], row["record_id"]), []).append(row)
     jobs = load_last_run(workspace.cache, opened.dataset).values()
-    if not any(job["key"].startswith(opened.manifest.vid) for job in jobs):
+    if not any(job.key.startswith(opened.manifest.vid) for job in jobs):
         return
     ids: list[list[int]] = []
     found: Rows = []
     for job in jobs:
-        receipt = TOKENIZE.peek(job["key"], workspace) if job["step"] == "tokenize" else None
+        receipt = TOKENIZE.peek(job.key, workspace) if job.step == "tokenize" else None
         if receipt is None or not wanted:
             continue
         table = read_table(receipt.path("tokenized.arrow"))
@@ -206,7 +206,7 @@ def _shards_of_run(opened: OpenVersion, workspace: Workspace) -> list[SourceShar
     """The shards that the last run of the dataset read, as the cache of this machine has them."""
     jobs = load_last_run(workspace.cache, opened.dataset).values()
     with suppress(TypeError):  # another release of packhouse wrote it
-        return [SourceShard(**job["shard"]) for job in jobs if "shard" in job]
+        return [SourceShard(**job.shard) for job in jobs if job.shard is not None]
     return []
 
 

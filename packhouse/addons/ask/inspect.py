@@ -40,8 +40,8 @@ from packhouse.cli.tokens import (
 )
 from packhouse.read.files import source_name
 from packhouse.recipe.reading import is_recipe_path
-from packhouse.registry import COMMANDS
-from packhouse.run.workspace import Workspace
+from packhouse.registry import COMMANDS, function_of_addon
+from packhouse.run.cache import Workspace
 from packhouse.store import OpenVersion
 from packhouse.store.manifest import Manifest
 from packhouse.store.read import open_address
@@ -306,7 +306,6 @@ def _of_recipe(
     target: str, wanted: _Wanted, cache: Path
 ) -> tuple[list[dict[str, Any]], Pipeline | None]:
     """The first rows of each source of a recipe, and what shows them as text."""
-    from packhouse.run.first_rows import try_first_rows
     from packhouse.run.given import read_recipe
     from packhouse.tokenize import load_snapshot
 
@@ -319,7 +318,7 @@ def _of_recipe(
     for source in recipe.sources:
         if wanted.source and wanted.source.partition("/")[0] != source_name(source):
             continue
-        first_rows = try_first_rows(recipe, source, tokenizers)
+        first_rows = function_of_addon("try_first_rows")(recipe, source, tokenizers)
         refused = first_rows.refused()
         rows = [
             row

@@ -29,7 +29,7 @@ from packhouse.store.manifest import Manifest
 from packhouse.store.read import OpenVersion, scan_versions
 from packhouse.store.refs import scan_refs
 from packhouse.system.disks import temporary_folder
-from packhouse.system.extras import NO_FILES
+from packhouse.system.plugins import NO_FILES
 from packhouse.system.worker import run_in_worker, stream_from_worker
 from packhouse.tokenize.encoders import decode_lists
 from packhouse.tokenize.loading import MEMORY_PER_BYTE

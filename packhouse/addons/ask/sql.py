@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from packhouse.addons.ask.query import ask
 from packhouse.cli.options import cache_option, json_option
-from packhouse.run.workspace import Workspace
+from packhouse.run.cache import Workspace
 from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import console, echo, print_facts, print_table

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.addons.audit_any.probes import learn_template
 from packhouse.addons.audit_any.reading import token_batches
 from packhouse.addons.audit_any.report import MEANINGS, OF_SPANS, AuditReport, Example, make_report
 from packhouse.addons.audit_any.token_audit import NUM_SAMPLES, Sample, TokenAudit, audit_token_rows
@@ -29,14 +30,12 @@ from packhouse.pack.layout import expand_labels
 from packhouse.recipe import AuditConfig, Recipe, parse_recipe
 from packhouse.recipe.reading import apply_override, merge_settings
 from packhouse.records.tables import read_table
+from packhouse.registry import function_of_addon
+from packhouse.run.cache import Workspace
 from packhouse.run.chain import Prepared
 from packhouse.run.given import recipe_for, tokenizer_name
-from packhouse.run.probes import learn_template
-from packhouse.run.quarantine import count_reasons, read_quarantined
-from packhouse.run.workspace import Workspace
 from packhouse.store import open_version as open_stored
-from packhouse.system.disks import temporary_folder
-from packhouse.system.places import CachePlace, check_cache, find_cache
+from packhouse.system.disks import CachePlace, check_cache, find_cache, temporary_folder
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.wording import by_name
 from packhouse.tokenize import load_snapshot
@@ -242,7 +241,6 @@ def _report_prepared(
     }
     counts |= {name: found.get(known, 0) for name, known in _PREPARED.items()}
     counts["truncated"] = version.audit["packs"].get("cut_sequences", 0)
-    bad = read_quarantined(version._opened)
     counts["quarantined"] = sum(
         line.num_bad_rows for line in version._opened.manifest.facts.counts.ledger
     )
@@ -255,7 +253,7 @@ def _report_prepared(
         for name, known in _PREPARED.items()
         if (worst := version.audit["worst"].get(known))
     }
-    reasons = count_reasons(bad, NUM_SAMPLES)
+    reasons = function_of_addon("count_reasons")(version.quarantined, NUM_SAMPLES)
     examples["quarantined"] = tuple(
         Example(place=f"{row['source']} row {row['row']:,}", detail=row["detail"])
         for line in reasons

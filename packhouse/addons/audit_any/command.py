@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from packhouse.cli.options import json_option, set_option
-from packhouse.system.interrupts import Interrupted
 from packhouse.system.progress import show_progress, start_phase
-from packhouse.system.terminal import console, echo
+from packhouse.system.terminal import Interrupted, console, echo
 
 if TYPE_CHECKING:
     from packhouse.addons.audit_any.report import AuditReport

@@ -4,15 +4,17 @@ The limits are those of rows that packhouse tokenized; what another tool did is 
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.addons.audit_any.probes import learn_template
 from packhouse.addons.audit_any.token_audit import audit_token_rows
 from packhouse.auditing.shard import worst_rows
-from packhouse.auditing.turns import Turns
 from packhouse.pack.layout import expand_labels
+from packhouse.recipe import Recipe
 from packhouse.records.lists import list_array
 from packhouse.system.arrays import Int64s
 from packhouse.tokenize.pipeline import TokenizerSnapshot, read_pipeline
@@ -34,19 +36,21 @@ _FINDINGS = {
 
 
 def audit_given(
-    tokenized: pa.Table, snapshot: TokenizerSnapshot, turns: Turns
+    tokenized: pa.Table, recipe: Recipe, snapshot: TokenizerSnapshot, tokenizers: Path
 ) -> dict[str, object]:
     """Measure a shard.
 
     Args:
         tokenized: schema `tables.TOKENIZED`, a record a row.
+        recipe: names the template of the rows.
         snapshot: the tokenizer.
-        turns: what the recipe's template writes; empty where that is not known.
+        tokenizers: folder of tokenizer snapshots.
 
     Returns:
         As `audit_shard` does.
     """
     pipeline = read_pipeline(snapshot.backend)
+    turns, _ = learn_template(recipe, snapshot, pipeline, tokenizers)
     found = audit_token_rows(_with_labels(tokenized), snapshot, turns, pipeline)
     trained_bytes = found.counts["trained_bytes"]
     counts = {

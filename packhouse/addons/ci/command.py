@@ -11,9 +11,8 @@ from packhouse.cli import exit_interrupted
 from packhouse.cli.options import json_option, run_options, set_option
 from packhouse.errors import ConfigError
 from packhouse.system.disks import disk_error
-from packhouse.system.interrupts import Interrupted, ignore_signals, interruption
 from packhouse.system.progress import show_progress, start_phase
-from packhouse.system.terminal import echo, print_note
+from packhouse.system.terminal import Interrupted, echo, ignore_signals, interruption, print_note
 
 
 @click.command()

@@ -4,16 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from packhouse.addons.ci.summary import CiJob, PlanFacts
-from packhouse.recipe import Recipe
-from packhouse.records.gates import GateResult
-from packhouse.registry import function_of_addon
-from packhouse.run.cache.mirrors import Mirror, open_mirror
-from packhouse.run.chain import prepare
-from packhouse.run.given import read_recipe
-from packhouse.run.last_run import touch_last_run
-from packhouse.run.local_pool import local_runner
-from packhouse.run.refresh import (
+from packhouse.addons.ci.refresh import (
     Look,
     Planned,
     candidate_recipe,
@@ -22,14 +13,22 @@ from packhouse.run.refresh import (
     open_current,
     unchanged,
 )
+from packhouse.addons.ci.summary import CiJob, PlanFacts
+from packhouse.recipe import Recipe
+from packhouse.records.gates import GateResult
+from packhouse.registry import function_of_addon
+from packhouse.run.cache import Mirror, Workspace, open_mirror
+from packhouse.run.cache_room import touch_last_run
+from packhouse.run.chain import prepare
+from packhouse.run.given import read_recipe
+from packhouse.run.local_pool import local_runner
 from packhouse.run.steps.plan import Plan, plan_jobs
 from packhouse.run.steps.publish import configuration_of
-from packhouse.run.workspace import Workspace
 from packhouse.store import OpenVersion
 from packhouse.store.evolution import changed_settings
-from packhouse.system.interrupts import check_interrupted
-from packhouse.system.places import check_cache, find_cache
+from packhouse.system.disks import check_cache, find_cache
 from packhouse.system.progress import start_phase
+from packhouse.system.terminal import check_interrupted
 
 
 def run_job(

@@ -22,12 +22,12 @@ from packhouse.errors import HELD_BACK, ContractError, PackhouseError
 from packhouse.records.gates import GateLog, GateResult, gates_table
 from packhouse.records.ledger import filters_of
 from packhouse.system.escaping import for_markdown, for_terminal, markdown_code, markdown_table
-from packhouse.system.interrupts import Interrupted
+from packhouse.system.terminal import Interrupted
 from packhouse.system.wording import counted
 
 if TYPE_CHECKING:
-    from packhouse.run.refresh import Refreshed
-    from packhouse.run.steps.plan import Estimate
+    from packhouse.addons.ci.refresh import Refreshed
+    from packhouse.addons.plan.estimate import Estimate
 
 GATES = ("plan", "golden", "quarantine", "audit", "schema", "drift", "publish")
 

@@ -23,15 +23,14 @@ from packhouse.load.dataset import PackedDataset, TokenizedDataset
 from packhouse.load.versions import cache_folder
 from packhouse.recipe import FormatConfig, Recipe, SourceConfig
 from packhouse.records.ledger import check_quarantine, ledger_of
+from packhouse.registry import function_of_addon
 from packhouse.render.single_turn import ends_of
-from packhouse.run.cache.holds import hold_steps
-from packhouse.run.cache.steps import AnyReceipt
+from packhouse.run.cache import AnyReceipt, Workspace
+from packhouse.run.cache_room import hold_steps
 from packhouse.run.given import data_uri, tokenizer_name, write_content
-from packhouse.run.quarantine import explain_bad_rows
 from packhouse.run.step import AnyJob, execute
 from packhouse.run.steps import gather
 from packhouse.run.steps.plan import plan_jobs
-from packhouse.run.workspace import Workspace
 from packhouse.system.disks import disk_errors
 from packhouse.system.fingerprint import digest
 from packhouse.tokenize import load_snapshot
@@ -174,7 +173,8 @@ def _done(steps: list[Sequence[AnyJob]], recipe: Recipe, workspace: Workspace) -
                         if "quarantined.arrow" in r.files
                     ]
                     target = shlex.quote(str(bad[0])) if bad else ""
-                    raise explain_bad_rows(error, bad, recipe, target) from None
+                    explain = function_of_addon("explain_bad_rows")
+                    raise explain(error, bad, recipe, target) from None
     return receipts
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packhouse.records.lists import flat_list, list_array, zero_based
-from packhouse.system.extras import import_extra
+from packhouse.system.plugins import import_extra
 
 Batches = Iterator[pa.RecordBatch]
 

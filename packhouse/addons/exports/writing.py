@@ -38,7 +38,6 @@ from packhouse.load.preferences import preference_columns
 from packhouse.load.versions import cache_folder
 from packhouse.pack.layout import preference_names
 from packhouse.recipe.publish import NO_NPY, ExportFormat, shard_names
-from packhouse.run.steps.files import check_shards, set_name
 from packhouse.store import OpenVersion
 from packhouse.store.manifest import ExportSettings
 from packhouse.system.fingerprint import file_sha256
@@ -204,6 +203,33 @@ def _write_split(
             num_shards=num_shards,
             num_rows=sum(entry.rows for entry in own),
         )
+
+
+def check_shards(name: str, num_rows: int, num_shards: int) -> None:
+    """Refuse more files than a set has rows.
+
+    Raises:
+        ConfigError: says how many rows the set has.
+
+    Example:
+        >>> check_shards("eval", num_rows=3, num_shards=3)
+    """
+    if num_shards > max(num_rows, 1):
+        raise ConfigError(
+            f"'{name}' has {num_rows:,} rows, which make at most as many shards, not "
+            f"{num_shards:,}; take fewer, or cut one split alone: `packhouse export --split train "
+            "--shards N`"
+        )
+
+
+def set_name(split: str, source: str | None) -> str:
+    """Name of an export's files: those of a source have its name where eval is by source.
+
+    Example:
+        >>> set_name("train", None), set_name("eval", "chats")
+        ('train', 'eval-chats')
+    """
+    return split if source is None else f"{split}-{source}"
 
 
 def _parts(

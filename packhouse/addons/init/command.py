@@ -20,9 +20,10 @@ from packhouse.cli.tokens import coloured, pipeline_of, plain, rows_with_masks, 
 from packhouse.errors import ConfigError, SourceError
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
 from packhouse.records.render_counts import SplitText, factor_note, total
-from packhouse.run.workspace import Workspace
+from packhouse.registry import function_of_addon
+from packhouse.run.cache import Workspace
+from packhouse.system.disks import default_cache
 from packhouse.system.escaping import for_terminal
-from packhouse.system.places import default_cache
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.terminal import console, echo, print_note, print_text
 from packhouse.system.wording import counted
@@ -270,10 +271,8 @@ def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> tuple[pa.Table
     Raises:
         SourceError: none of them passes; says why the first did not.
     """
-    from packhouse.run.first_rows import try_first_rows
-
     tokenizers = Workspace(cache=cache).tokenizers
-    rows = try_first_rows(recipe, source, tokenizers, max_rows=_SAMPLE_ROWS)
+    rows = function_of_addon("try_first_rows")(recipe, source, tokenizers, max_rows=_SAMPLE_ROWS)
     tokenized, refused = rows.tokenized, rows.refused()
     num_seen = len({*tokenized["row"].to_pylist(), *(each["row"] for each in refused)})
     if not tokenized.num_rows:

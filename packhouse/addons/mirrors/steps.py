@@ -28,7 +28,7 @@ from pathlib import Path
 from threading import Lock
 
 from packhouse.errors import ConfigError, IntegrityError, PackhouseError, StoreError, TransientError
-from packhouse.run.cache.steps import LOCK, AnyReceipt, StepStore, is_intact, parse_receipt
+from packhouse.run.cache import LOCK, AnyReceipt, StepStore, is_intact, parse_receipt
 from packhouse.store.objects import (
     FileBody,
     ObjectNotFoundError,

@@ -16,7 +16,7 @@ from packhouse.store.contracts import read_batches
 from packhouse.store.layout import version_folder
 from packhouse.store.read import OpenVersion
 from packhouse.system.disks import temporary_folder
-from packhouse.system.extras import import_extra
+from packhouse.system.plugins import import_extra
 
 COLUMNS = ["record_id", "text", "trained_text", "num_tokens", "num_trained"]
 

@@ -22,8 +22,7 @@ import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
 from packhouse.pack.layout import IGNORE_INDEX
-from packhouse.pack.pack_plan import PackPlan
-from packhouse.pack.plan import STRATEGIES, plan_packs
+from packhouse.pack.plan import STRATEGIES, PackPlan, plan_packs
 from packhouse.records.lists import count_up, list_offsets, one_chunk
 from packhouse.system.arrays import Int64s
 from packhouse.system.wording import counted

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import click
 
-from packhouse.addons.plan.estimate import estimate
+from packhouse.addons.plan.estimate import Estimate, estimate
 from packhouse.addons.plan.explain import explain_plan
 from packhouse.cli.options import recipe_options
 from packhouse.read.files import source_name
-from packhouse.run.cache.limits import cache_room, in_mb
+from packhouse.run.cache import Workspace
+from packhouse.run.cache_room import cache_room, in_mb
 from packhouse.run.given import read_recipe
 from packhouse.run.steps import STEPS
-from packhouse.run.steps.plan import Estimate, bytes_needed, plan_jobs
-from packhouse.run.workspace import Workspace
+from packhouse.run.steps.plan import bytes_needed, plan_jobs
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import console, echo, print_table, print_text
 from packhouse.system.wording import counted

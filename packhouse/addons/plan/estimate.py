@@ -16,29 +16,74 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packhouse.addons.plan.first_rows import try_first_rows
 from packhouse.pack import apply_over_length, pack_costs, plan_packs, step_imbalance
-from packhouse.pack.other_seq_lens import SeqLenTrial, try_seq_lens
+from packhouse.pack.plan import SeqLenTrial, try_seq_lens
 from packhouse.read.files import source_name
 from packhouse.recipe import Recipe, SourceConfig
-from packhouse.records.ledger import filters_of
+from packhouse.records.ledger import Filter, filters_of
 from packhouse.records.render_counts import RenderCounts, SplitText, factor_note, total
 from packhouse.records.rows import number_rows
 from packhouse.records.tables import read_table
-from packhouse.run.cache.steps import Receipt
-from packhouse.run.first_rows import try_first_rows
+from packhouse.run.cache import Receipt, Workspace
 from packhouse.run.given import recipe_for
 from packhouse.run.steps.format import FORMAT, split_text_of
-from packhouse.run.steps.plan import Estimate, Plan, plan_jobs
-from packhouse.run.steps.shard_io import ShardCounts, render_counts
+from packhouse.run.steps.plan import Plan, plan_jobs
 from packhouse.run.steps.tokenize import TOKENIZE
-from packhouse.run.steps.validate import VALIDATE
-from packhouse.run.workspace import Workspace
+from packhouse.run.steps.validate import VALIDATE, ShardCounts, render_counts
 from packhouse.system.arrays import Bools, Int64s
-from packhouse.system.places import check_cache, find_cache
-from packhouse.system.wording import counted
+from packhouse.system.disks import check_cache, find_cache
+from packhouse.system.wording import by_name, counted, rows_and_records
 
 _Lengths = npt.NDArray[np.integer]
 _BYTES_PER_TOKEN = {"labels": 2.6, "compact": 1.5}  # zstd-1 Parquet, docs/performance.md
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """What a run would give."""
+
+    rows: int
+    """As often as `weight` and `max_records` take them."""
+    records: int
+    """More than the rows where rows are split (`format.turns`, windows, paths of a tree)."""
+    tokens: int
+    packs: int
+    bytes: int
+    is_exact: bool
+    """True where every shard is tokenized already."""
+    sources: Mapping[str, Mapping[str, int]]
+    """Rows, records and tokens by source file, before any are dropped and sources are mixed."""
+    notes: tuple[str, ...] = ()
+    """What the numbers are based on, and what is not in them."""
+    rendering: RenderCounts = field(default_factory=RenderCounts)
+    """How rows become records, before sources are mixed."""
+    quarantined: Mapping[str, int] = field(default_factory=dict)
+    """Records by reason that would be quarantined (rows, before they are split)."""
+    refusals: tuple[str, ...] = ()
+    """Why the run would publish nothing, as far as the numbers show it."""
+    filters: tuple[Filter, ...] = ()
+    """Rows that each expression of `where` leaves out, by source."""
+    seq_lens: tuple[SeqLenTrial, ...] = ()
+    """What other `pack.seq_len` would give, by the planner of the run, without `over_length`; none
+    for windows, which follow `seq_len`."""
+
+    def lines(self) -> list[str]:
+        """Return the notes, how answers end, and why rows would be quarantined, in words."""
+        bad = [f"quarantined: {by_name(self.quarantined)}"] if self.quarantined else []
+        return [*self.notes, *self.rendering.lines(), *bad]
+
+    @property
+    def num_rows(self) -> str:
+        """Rows, and their records if these are more, in words: `40 rows (100 records)`."""
+        return rows_and_records(self.rows, self.records)
+
+    def by_source(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        """Return names of columns and a line for each source file; records if rows are split."""
+        lines = self.sources.items()
+        is_split = any(line["records"] != line["rows"] for _, line in lines)
+        names = ("rows", "records", "tokens") if is_split else ("rows", "tokens")
+        return ("source", *names), [(file, *(line[n] for n in names)) for file, line in lines]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,14 +9,15 @@ import click
 from packhouse.cli.options import recipe_options
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import ROW_STEPS
+from packhouse.run.cache import Workspace
+from packhouse.run.cache_room import LastJob, load_last_run
 from packhouse.run.given import read_recipe
-from packhouse.run.last_run import changed_parts, load_last_run
 from packhouse.run.step import AnyJob
 from packhouse.run.steps import STEPS
 from packhouse.run.steps.pack import PACK
 from packhouse.run.steps.plan import Plan, output_jobs, plan_jobs
-from packhouse.run.workspace import Workspace
 from packhouse.system.terminal import console, echo
+from packhouse.system.wording import cut_pair
 
 
 @click.command()
@@ -60,7 +61,7 @@ def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[dict[
 
 
 def _explain_job(
-    job: AnyJob, workspace: Workspace, last: dict[tuple[str, str], dict[str, Any]]
+    job: AnyJob, workspace: Workspace, last: dict[tuple[str, str], LastJob]
 ) -> dict[str, Any]:
     step = job.step.name
     row = {"step": step, "label": job.label, "key": job.key, "cached": True, "why": []}
@@ -69,13 +70,32 @@ def _explain_job(
     before = last.get((step, job.label))
     if before is None:
         why = ["new shard" if last and step in ROW_STEPS else "never done"]
-    elif before["key"] == job.key:
+    elif before.key == job.key:
         why = ["its files are gone or were altered"]
     else:
-        why = changed_parts(before["parts"], dict(job.parts))
+        why = changed_parts(before.parts, dict(job.parts))
         own = [change for change in why if not change.startswith("inputs:")]
         why = own or ["an earlier step changed"]
     return {**row, "cached": False, "why": why}
+
+
+def changed_parts(before: object, after: object, name: str = "") -> list[str]:
+    """List the differences between two keys' parts, each as `name: before -> after`.
+
+    Example:
+        >>> changed_parts({"pack": {"seq_len": 2048}}, {"pack": {"seq_len": 4096}})
+        ['pack.seq_len: 2048 -> 4096']
+    """
+    if isinstance(before, dict) and isinstance(after, dict):
+        changes = []
+        for key in sorted({*before, *after}):
+            path = f"{name}.{key}" if name else key
+            changes += changed_parts(before.get(key), after.get(key), path)
+        return changes
+    if before == after:
+        return []
+    old, new = cut_pair(json.dumps(before), json.dumps(after), 24)
+    return [f"{name}: {old} -> {new}"]
 
 
 def _print(rows: list[dict[str, Any]], version_id: str) -> None:

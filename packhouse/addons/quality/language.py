@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from packhouse.errors import ConfigError
-from packhouse.system.extras import import_extra
+from packhouse.system.plugins import import_extra
 
 UNDETERMINED = "und"
 

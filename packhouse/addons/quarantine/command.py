@@ -11,6 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import yaml
 
+from packhouse.addons.quarantine.bad_rows import (
+    count_reasons,
+    count_rows,
+    editable,
+    read_quarantine_file,
+    read_quarantined,
+)
 from packhouse.addons.quarantine.mending import Retried, check_mended
 from packhouse.cli.options import cache_option, json_option
 from packhouse.errors import ConfigError, QuarantineLimitError
@@ -20,16 +27,9 @@ from packhouse.recipe.reading import is_recipe_path
 from packhouse.records.reasons import QUARANTINE_REASONS
 from packhouse.records.tables import QUARANTINED, read_table
 from packhouse.render import rewrites
+from packhouse.run.cache import Workspace
 from packhouse.run.given import read_recipe
-from packhouse.run.quarantine import (
-    count_reasons,
-    count_rows,
-    editable,
-    read_quarantine_file,
-    read_quarantined,
-)
 from packhouse.run.steps.plan import plan_jobs
-from packhouse.run.workspace import Workspace
 from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo, print_note, print_text

@@ -1,6 +1,6 @@
 """Read bad rows again that were mended in an editor.
 
-A quarantined row keeps its first 64 KiB. `packhouse.run.quarantine.editable` turns it into a line
+A quarantined row keeps its first 64 KiB. `bad_rows.editable` turns it into a line
 that people can mend: the row itself where it parses, its text where it does not. `check_mended`
 reads mended rows by the very reader of the recipe, as if they stood in a file of their own, renders
 and tokenizes them, and gives back those that pass as JSON Lines which a recipe can add as one more

@@ -11,8 +11,8 @@ from packhouse.addons.report.recipe_report import recipe_report
 from packhouse.addons.report.version_report import version_report
 from packhouse.cli.options import cache_option, json_option
 from packhouse.recipe.reading import is_recipe_path
+from packhouse.run.cache import Workspace
 from packhouse.run.given import read_recipe
-from packhouse.run.workspace import Workspace
 from packhouse.store.read import open_address, open_beside
 from packhouse.system.terminal import echo
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from packhouse.pack.other_seq_lens import SeqLenTrial
-from packhouse.pack.statistics import length_class
+from packhouse.pack.gather import length_class
+from packhouse.pack.plan import SeqLenTrial
 
 Spec = Mapping[str, object]
 Bins = Mapping[str, Mapping[int, int]]

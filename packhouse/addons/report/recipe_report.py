@@ -1,5 +1,8 @@
 """What a run of a recipe would make: as a page, and in a cell of a notebook.
 
+if TYPE_CHECKING:
+    from packhouse.addons.plan.estimate import Estimate
+
 Of a recipe that ran, the page is the report of its version. Of another it is the estimate of
 `packhouse plan`, from the first megabyte of each source, with lengths and records of that sample.
 Nothing is written but the tokenizer's snapshot in the cache.
@@ -8,7 +11,7 @@ Nothing is written but the tokenizer's snapshot in the cache.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -26,21 +29,23 @@ from packhouse.addons.report.sections import samples_section, short_number
 from packhouse.addons.report.version_report import version_report, with_texts
 from packhouse.cli.tokens import pipeline_of, rows_with_masks
 from packhouse.errors import VersionNotFoundError
-from packhouse.pack.statistics import PackStatistics, length_histogram
+from packhouse.pack.gather import PackStatistics, length_histogram
 from packhouse.read.files import find_files, source_name
 from packhouse.recipe import Recipe
 from packhouse.registry import function_of_addon
-from packhouse.run.first_rows import try_first_rows
+from packhouse.run.cache import Workspace
 from packhouse.run.given import recipe_for
-from packhouse.run.steps.plan import Estimate, Plan, plan_jobs
-from packhouse.run.workspace import Workspace
+from packhouse.run.steps.plan import Plan, plan_jobs
 from packhouse.store import open_version
+from packhouse.system.disks import check_cache, find_cache
 from packhouse.system.escaping import html_text
-from packhouse.system.places import check_cache, find_cache
 from packhouse.system.wording import counted
 from packhouse.tokenize import fingerprint_tokenizer
 from packhouse.tokenize.loading import find_snapshot
 from packhouse.tokenize.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from packhouse.addons.plan.estimate import Estimate
 
 _SOURCES = 8
 _SHOWN_TOKENS = 4_000  # of a source
@@ -123,7 +128,9 @@ def _first_rows(recipe: Recipe, plan: Plan, workspace: Workspace, most: int) -> 
     rows = {}
     for source in recipe.sources[:most]:
         uri = next(v.parameters.shard.uri for v in plan.validate if v.parameters.source == source)
-        found = try_first_rows(recipe, source, workspace.tokenizers, uri=uri, max_rows=None)
+        found = function_of_addon("try_first_rows")(
+            recipe, source, workspace.tokenizers, uri=uri, max_rows=None
+        )
         rows[source_name(source)] = found.tokenized
     return rows
 
@@ -158,7 +165,7 @@ def _estimate_page(recipe: Recipe, plan: Plan, workspace: Workspace) -> str:
     )
 
 
-def _head(recipe: Recipe, version_id: str, expected: Estimate) -> str:
+def _head(recipe: Recipe, version_id: str, expected: "Estimate") -> str:
     about = "" if expected.is_exact else "about; "
     said = (
         "Counted from what is tokenized already; this recipe has no version yet."
@@ -185,7 +192,7 @@ def _head(recipe: Recipe, version_id: str, expected: Estimate) -> str:
     return f"{top}{refusals}{boxes}" + (f"<ul class=quiet>{notes}</ul>" if notes else "")
 
 
-def _filters_section(expected: Estimate) -> str:
+def _filters_section(expected: "Estimate") -> str:
     said = "" if expected.is_exact else "<p class=quiet>About so many, by the sample.</p>"
     inner = said + filters_table(expected.filters)
     return section("left-out", "Rows left out", inner) if expected.filters else ""
@@ -222,7 +229,7 @@ def _parts(
     )
 
 
-def _lengths_section(recipe: Recipe, expected: Estimate, rows: dict[str, pa.Table]) -> str:
+def _lengths_section(recipe: Recipe, expected: "Estimate", rows: dict[str, pa.Table]) -> str:
     lengths = {name: Counter(own["num_tokens"].to_pylist()) for name, own in rows.items()}
     if not any(lengths.values()):
         return ""
@@ -240,7 +247,7 @@ def _lengths_section(recipe: Recipe, expected: Estimate, rows: dict[str, pa.Tabl
     return section("lengths", "Lengths", said, f"<div class=grid>{drawn}</div><br>", other)
 
 
-def _settings_section(recipe: Recipe, expected: Estimate) -> str:
+def _settings_section(recipe: Recipe, expected: "Estimate") -> str:
     columns, rows = expected.by_source()
     settings = recipe.model_dump_json(indent=2, by_alias=True, exclude_unset=True)
     return section(

@@ -26,7 +26,7 @@ from packhouse.addons.report.html import (
     table,
     tiles,
 )
-from packhouse.pack.other_seq_lens import try_seq_lens
+from packhouse.pack.plan import try_seq_lens
 from packhouse.records.ledger import LedgerLine, in_and_out, sum_by_reason, units_of
 from packhouse.store.manifest import PULLED_NAMES, Manifest
 from packhouse.system.escaping import html_text

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from packhouse.errors import SourceError
 from packhouse.read.tabular import fault_column, fault_field
-from packhouse.system.extras import NO_FILES
+from packhouse.system.plugins import NO_FILES
 from packhouse.system.wording import first_line, near_name
 
 DATABASES = {"sqlite": "SQLite", "duckdb": "DuckDB"}

@@ -20,7 +20,7 @@ import pyarrow.ipc
 from packhouse.addons.tables.workbook_cells import Faults, find_faults
 from packhouse.errors import SourceError
 from packhouse.read.tabular import fault_column, fault_field
-from packhouse.system.extras import import_extra
+from packhouse.system.plugins import import_extra
 
 _BATCH_ROWS = 1024
 MAX_CELLS = 2**24

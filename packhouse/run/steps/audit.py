@@ -32,10 +32,8 @@ from packhouse.recipe import Recipe
 from packhouse.records.pairs import REJECTED, split_sides
 from packhouse.records.tables import read_table
 from packhouse.registry import function_of_addon
-from packhouse.run.probes import learn_template
 from packhouse.run.rendering import run_template
 from packhouse.run.step import Job, Step, Work
-from packhouse.run.steps.benchmarks import BENCHMARKS, load_benchmarks
 from packhouse.run.steps.format import FORMAT, FormatParameters, conversations
 from packhouse.run.steps.gather import GATHER, PackRange
 from packhouse.run.steps.pack import PACK, PackParameters
@@ -43,7 +41,6 @@ from packhouse.run.steps.records import read_records
 from packhouse.run.steps.tokenize import TOKENIZE, TokenizeParameters
 from packhouse.run.steps.validate import VALIDATE, ValidateParameters
 from packhouse.system.plugins import find_plugin, plugin_key
-from packhouse.tokenize import load_snapshot
 from packhouse.tokenize.pipeline import read_pipeline
 
 _BATCH_PACKS = 256
@@ -149,13 +146,11 @@ def _shard(work: Work[AuditParameters]) -> dict[str, object]:
     validated, formatted = work.input(VALIDATE), work.input(FORMAT)
     texts = read_table(formatted.path("formatted.arrow"))
     tokenized = read_table(work.input(TOKENIZE).path("tokenized.arrow"))
-    snapshot = load_snapshot(
-        work.recipe.tokenizer, work.workspace.tokenizers, work.recipe.tokenize.pipeline
-    )
+    snapshot = work.load_tokenizer()
     if "tokens.arrow" in validated.files:  # ids were given
-        pipeline = read_pipeline(snapshot.backend)
-        turns, _ = learn_template(work.recipe, snapshot, pipeline, work.workspace.tokenizers)
-        found: dict[str, object] = function_of_addon("audit_given")(tokenized, snapshot, turns)
+        found: dict[str, object] = function_of_addon("audit_given")(
+            tokenized, work.recipe, snapshot, work.workspace.tokenizers
+        )
         return found
     sides = [(conversations(validated, formatted), texts, tokenized)]
     if REJECTED in formatted.files:
@@ -195,10 +190,7 @@ def _quality(work: Work[AuditParameters]) -> dict[str, object]:
 
 def _packs(work: Work[AuditParameters]) -> dict[str, int]:
     table = read_table(work.input(GATHER).path("packs.arrow"))
-    snapshot = load_snapshot(
-        work.recipe.tokenizer, work.workspace.tokenizers, work.recipe.tokenize.pipeline
-    )
-    tokens = TokenBytes.of(read_pipeline(snapshot.backend))
+    tokens = TokenBytes.of(read_pipeline(work.load_tokenizer().backend))
     return audit_packs(table.to_batches(_BATCH_PACKS), tokens.is_control, tokens.is_blank)
 
 
@@ -274,11 +266,7 @@ def combine_audits(work: Work[Any]) -> dict[str, object]:
     if repetition["worst"]:
         combined["worst"]["duplicates"] = repetition["worst"]
     if work.recipe.audit.benchmarks:
-        matched = [receipt.facts.found for receipt in work.inputs(BENCHMARKS)]
-        benchmarks = load_benchmarks(work.recipe, work.parameters.benchmarks)
-        add_up = function_of_addon("combine_contamination")
-        combined["contamination"] = add_up(matched, benchmarks)
-        combined["contamination"]["on_match"] = work.recipe.audit.on_match
+        combined["contamination"] = function_of_addon("contamination_of")(work)
     if found["inference"]:
         combined["inference"] = combine_inference(found["inference"])
     named = [receipt.facts.origin.source for receipt in work.inputs(VALIDATE)]

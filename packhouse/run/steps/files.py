@@ -4,30 +4,33 @@ Data files are cut at packs of their split and read from the gathered shards tha
 records and quarantine are read from the shards. A job writes one file, so that files of a version
 are written side by side, and one that is there already is not written again.
 
+Same packs, same bytes: files and row groups are cut at row numbers computed from totals, never by
+how the rows happened to arrive. Parquet of packs is zstd-1 without dictionaries (token ids do not
+repeat enough to pay for one: 2.56 bytes per token with labels against 2.63 with pyarrow's defaults,
+and twice as fast to write); all has page checksums, which catch a flipped bit that readers pass on.
+
 Exports (files in the formats of other trainers) are made from the written data files, not from the
 packs: so they have the very bytes that `packhouse export` writes.
 """
 
-import itertools
-import os
-import shutil
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from packhouse.errors import ConfigError
-from packhouse.load.copies import read_rows
+from packhouse.pack import preference_names, published_schema, to_layout
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.recipe.publish import ExportConfig
-from packhouse.records.tables import read_table
+from packhouse.records.tables import read_table, write_batches
 from packhouse.registry import function_of_addon
-from packhouse.run.cache.steps import Receipt
+from packhouse.run.cache import Receipt
 from packhouse.run.step import AnyJob, Job, Step, Work
-from packhouse.run.steps.data_files import ContentHash, FileCut, cut_files, write_data_file
 from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.gather import GATHER, PackRange
 from packhouse.run.steps.pack import PACK, PackFacts, PackParameters, PlannedSide, Side
@@ -37,6 +40,7 @@ from packhouse.run.steps.validate import VALIDATE, may_drop
 from packhouse.store.manifest import FileKind
 from packhouse.store.publish import LocalFile
 from packhouse.system.fingerprint import digest
+from packhouse.system.progress import advance
 
 FILE_SETTINGS = ("file_format", "layout", "max_file_mb", "position_ids")
 """Publish settings that affect file contents; the others say where the files go."""
@@ -44,9 +48,31 @@ FILE_SETTINGS = ("file_format", "layout", "max_file_mb", "position_ids")
 _FORMAT_KEYS = {"megatron": "megatron.2", "msgpack": "msgpack.2"}
 """Name in the keys of a run of an export format whose bytes changed."""
 
+_TOKENS_PER_GROUP = 2**21
+_BYTES_PER_TOKEN = {"labels": 8, "compact": 4}
 _RECORDS_PER_FILE = 2**23
 _ROWS_PER_GROUP = 2**20  # of records; pyarrow's own
 _BAD_ROWS_PER_GROUP = 2**14  # each holds up to 64 KiB of raw bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileCut:
+    """Which packs of a split one file holds."""
+
+    split: str
+    number: int
+    """Of the file in its split."""
+    first: int
+    last: int
+    """Packs [first, last) of the split."""
+    rows_per_group: int
+    """Packs of a row group."""
+    source: str | None = None
+    """The source of all its rows, where eval is published by source."""
+
+    def to_json(self) -> dict[str, object]:
+        """Return it as plain JSON; without a source that it has not."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +82,10 @@ class DataParameters:
     cut: FileCut
     publish: PublishConfig
     with_label: bool
-    with_weights: bool
-    of_preferences: bool
+    """True if a row of the split has a label."""
+    with_weights: bool = False
+    """True if a record of the version has a loss weight other than 0 and 1."""
+    of_preferences: bool = False
     """True if some answers are bad, and columns have names by which none is trained."""
 
     def to_json(self) -> dict[str, object]:
@@ -167,11 +195,8 @@ def jobs(
     Raises:
         ConfigError: an export has more shards than a set has packs.
     """
-    for side, planned in packed.sides.items():
-        sets = {set_name(side, name): own["packs"] for name, own in planned.by_source.items()}
-        for name, num_packs in (sets or {side: planned.num_packs}).items():
-            for export in recipe.publish.exports:
-                check_shards(name, num_packs, export.shards)
+    if recipe.publish.exports:
+        function_of_addon("check_published_exports")(recipe.publish.exports, packed)
     data = [job for side in gathered for job in _data_jobs(recipe, side, packed, gathered[side])]
     files: list[Job[FilesParameters]] = [*data]
     files += [
@@ -235,6 +260,32 @@ def _data_jobs(
         )
 
 
+def cut_files(split: str, num_packs: int, num_tokens: int, config: PublishConfig) -> list[FileCut]:
+    """Cut a split into files of at most `config.max_file_mb` MiB of token data each, about.
+
+    Example:
+        >>> cuts = cut_files("train", 10, 2**19, PublishConfig(max_file_mb=1))
+        >>> [(cut.number, cut.first, cut.last) for cut in cuts]
+        [(0, 0, 3), (1, 3, 6), (2, 6, 9), (3, 9, 10)]
+    """
+    if not num_packs:
+        return []
+    # 1 MiB at 8 bytes a token: 131,072 tokens a file. 2**19 in 10 packs take 4: 3, 3, 3 and 1.
+    limit = config.max_file_mb * 2**20 // _BYTES_PER_TOKEN[config.layout]
+    rows_per_file = -(-num_packs // max(1, -(-num_tokens // limit)))
+    rows_per_group = max(1, num_packs * _TOKENS_PER_GROUP // num_tokens)
+    return [
+        FileCut(
+            split=split,
+            number=number,
+            first=first,
+            last=min(first + rows_per_file, num_packs),
+            rows_per_group=rows_per_group,
+        )
+        for number, first in enumerate(range(0, num_packs, rows_per_file))
+    ]
+
+
 def _cuts(side: Side, planned: PlannedSide, publish: PublishConfig) -> Iterator[FileCut]:
     """Yield the files of a side, numbered through; those of a source hold no other."""
     # Sources a of 10 packs and b of 4, files of 3 each: a in files 0 to 3, packs [0, 3) to [9, 10),
@@ -279,40 +330,16 @@ def export_key(export: ExportConfig) -> object:
     return name if export.shards == 1 else {"format": name, "shards": export.shards}
 
 
-def check_shards(name: str, num_rows: int, num_shards: int) -> None:
-    """Refuse more files than a set has rows.
-
-    Raises:
-        ConfigError: says how many rows the set has.
-
-    Example:
-        >>> check_shards("eval", num_rows=3, num_shards=3)
-    """
-    if num_shards > max(num_rows, 1):
-        raise ConfigError(
-            f"'{name}' has {num_rows:,} rows, which make at most as many shards, not "
-            f"{num_shards:,}; take fewer, or cut one split alone: `packhouse export --split train "
-            "--shards N`"
-        )
-
-
-def set_name(split: str, source: str | None) -> str:
-    """Name of an export's files: those of a source have its name where eval is by source.
-
-    Example:
-        >>> set_name("train", None), set_name("eval", "chats")
-        ('train', 'eval-chats')
-    """
-    return split if source is None else f"{split}-{source}"
-
-
 def compute(work: Work[FilesParameters], folder: Path) -> FilesFacts:
     """Write the file that the job says; of an export, all files of one format."""
     match work.parameters:
         case DataParameters() as parameters:
             return _write_data(work, parameters, folder)
         case ExportParameters() as parameters:
-            return _write_exports(work, parameters, folder)
+            written: FilesFacts = function_of_addon("write_published_export")(
+                work, parameters, folder
+            )
+            return written
         case RecordsParameters() as parameters:
             return _write_records(work, parameters, folder)
         case LeftOutParameters(of=of):
@@ -328,63 +355,79 @@ def _write_data(
         low, high = max(cut.first, packs.first), min(cut.last, packs.last)
         table = read_table(receipt.path("packs.arrow"))
         parts.append(table.slice(low - packs.first, high - low))
-    content = ContentHash()
-    file = write_data_file(
-        pa.concat_tables(parts),
-        cut,
-        folder,
-        parameters.publish,
-        content,
-        with_label=parameters.with_label,
-        with_weights=parameters.with_weights,
-        of_preferences=parameters.of_preferences,
-    )
+    return write_data_file(pa.concat_tables(parts), parameters, folder)
+
+
+def write_data_file(rows: pa.Table, parameters: DataParameters, folder: Path) -> FilesFacts:
+    """Write one file of a split, `<split>-<number>.<ending>`.
+
+    Args:
+        rows: the packs of its cut, schema `tables.PACKED`; mapped from disk, and read a row group
+            at a time.
+        parameters: which file it is, its layout and format.
+        folder: where to write it.
+    """
+    cut, config = parameters.cut, parameters.publish
+    described = config.layout, config.position_ids, parameters.with_label, parameters.with_weights
+    layout = published_schema(*described)
+    schema = published_schema(*described, of_preferences=parameters.of_preferences)
+    content = hashlib.sha256()
+
+    def groups() -> Iterator[pa.RecordBatch]:
+        for start in range(0, rows.num_rows, cut.rows_per_group):
+            group = rows.slice(start, cut.rows_per_group).combine_chunks()
+            advance(group.num_rows / rows.num_rows)
+            batch = to_layout(group.to_batches()[0], layout)
+            batch = preference_names(batch) if parameters.of_preferences else batch
+            content.update(f"{cut.split}:{batch.num_rows}".encode())
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                content.update(name.encode())
+                for part in _flat(column):
+                    content.update(part)
+            yield batch
+
+    path = folder / f"{cut.split}-{cut.number:05d}.{config.file_format}"
+    match config.file_format:
+        case "parquet":
+            _write_parquet(path, schema, groups(), use_dictionary=False, write_statistics=False)
+        case "arrow":
+            write_batches(path, schema, groups())
+        case "jsonl":
+            with path.open("wb") as file:
+                for batch in groups():
+                    for row in batch.to_pylist():
+                        file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
     written = WrittenFile(
-        name=file.path.name,
+        name=path.name,
         kind="data",
-        rows=file.rows,
-        split=file.split,
-        tokens=file.tokens,
+        rows=rows.num_rows,
+        split=cut.split,
+        tokens=pc.sum(pc.list_value_length(rows["input_ids"])).as_py() or 0,
         source=cut.source,
     )
     return FilesFacts(files=(written,), content=content.hexdigest())
 
 
-def _write_exports(
-    work: Work[FilesParameters], parameters: ExportParameters, folder: Path
-) -> FilesFacts:
-    """Write each set in the format, flat in the folder, as the files of a step must lie.
+def _flat(column: pa.Array) -> Iterator[bytes]:
+    """Logical content of a column as bytes: lengths of lists, then values, without padding.
 
-    Raises:
-        ConfigError: the format cannot hold the rows' class.
+    Example:
+        >>> lists = pa.array([[7], [8, 9]], pa.list_(pa.int32()))
+        >>> [part.tolist() for part in _flat(lists)]  # memory views
+        [[1, 2], [7, 8, 9]]
     """
-    data = [(receipt.facts.files[0], receipt) for receipt in work.inputs(FILES)]
-    staged = folder / ".export"
-    staged.mkdir()
-    written = []
-    pack, write_export = work.recipe.pack, function_of_addon("write_export")
-    by_set = itertools.groupby(data, key=lambda pair: (pair[0].split, pair[0].source))
-    for (split, source), files in by_set:
-        own = list(files)
-        paths = [receipt.path(file.name) for file, receipt in own]
-        for path in write_export(
-            itertools.chain.from_iterable(map(read_rows, paths)),
-            parameters.format,
-            set_name(split, source),
-            staged,
-            pack.pad_record_to_multiple_of,
-            pack.seq_len,
-            preferences=work.recipe.preferences,
-            num_shards=parameters.shards,
-            num_rows=sum(file.rows for file, _ in own),
-        ):
-            inner = path.relative_to(staged).as_posix()
-            name = f"{parameters.format}-{inner.replace('/', '-')}"
-            os.replace(path, folder / name)
-            home = f"{parameters.format}/{inner}"  # rows and tokens are counted with the data files
-            written.append(WrittenFile(name=name, kind="exports", rows=0, split=split, path=home))
-    shutil.rmtree(staged)
-    return FilesFacts(files=tuple(written))
+    if pa.types.is_list(column.type):
+        yield from _flat(column.value_lengths())
+        yield from _flat(column.flatten())
+    elif pa.types.is_struct(column.type):
+        for child in column.flatten():
+            yield from _flat(child)
+    elif pa.types.is_string(column.type):
+        yield "\x00".join(column.to_pylist()).encode()
+    elif pa.types.is_floating(column.type):
+        yield column.to_numpy(zero_copy_only=False).data  # loss weights, never null
+    else:
+        yield column.fill_null(-(2**31)).to_numpy(zero_copy_only=False).data
 
 
 def _write_records(
@@ -394,8 +437,7 @@ def _write_records(
     packed, rows = work.input(PACK), (parameters.first, parameters.last)
     name = f"records-{parameters.number:05d}.parquet"
     batches = read_placed(packed, work.workspace, rows, _ROWS_PER_GROUP)
-    tables = (pa.Table.from_batches([batch]) for batch in batches)
-    _write_parquet(folder / name, RECORDS, tables, _ROWS_PER_GROUP)
+    _write_parquet(folder / name, RECORDS, batches)
     return FilesFacts(
         files=(WrittenFile(name=name, kind="records", rows=parameters.last - parameters.first),)
     )
@@ -416,19 +458,19 @@ def _write_left_out(
     table, path = pa.concat_tables(parts), folder / f"{of}.parquet"
     starts = range(0, table.num_rows, rows_per_group)
     groups = (table.slice(start, rows_per_group).combine_chunks() for start in starts)
-    _write_parquet(path, table.schema, groups, rows_per_group)
+    _write_parquet(path, table.schema, (group.to_batches()[0] for group in groups))
     return FilesFacts(files=(WrittenFile(name=path.name, kind=of, rows=table.num_rows),))
 
 
 def _write_parquet(
-    path: Path, schema: pa.Schema, groups: Iterable[pa.Table], rows_per_group: int
+    path: Path, schema: pa.Schema, groups: Iterable[pa.RecordBatch], **options: Any
 ) -> None:
-    """Write a row group per table: bytes do not depend on how its rows lay in shards."""
+    """Write a row group per batch: bytes do not depend on how its rows lay in shards."""
     with pq.ParquetWriter(
-        path, schema, compression="zstd", compression_level=1, write_page_checksum=True
+        path, schema, compression="zstd", compression_level=1, write_page_checksum=True, **options
     ) as writer:
         for group in groups:
-            writer.write_table(group, row_group_size=rows_per_group)
+            writer.write_batch(group, row_group_size=group.num_rows)
 
 
 FILES = Step(

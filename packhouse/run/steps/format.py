@@ -25,14 +25,19 @@ from packhouse.records.pairs import REJECTED, both_sides
 from packhouse.records.render_counts import SplitText, total
 from packhouse.records.rows import num_rows
 from packhouse.records.tables import read_table, write_table
+from packhouse.registry import function_of_addon
 from packhouse.render import rewrites
 from packhouse.render.sandbox import pinned_date
-from packhouse.run.cache.steps import Receipt
+from packhouse.run.cache import Receipt
 from packhouse.run.rendering import cuts_windows, render_shard, run_template
 from packhouse.run.step import Job, Ref, Step, Work, execute
-from packhouse.run.steps.benchmarks import benchmark_job
-from packhouse.run.steps.shard_io import ShardCounts, take_refused
-from packhouse.run.steps.validate import VALIDATE, ValidateFacts, ValidateParameters
+from packhouse.run.steps.validate import (
+    VALIDATE,
+    ShardCounts,
+    ValidateFacts,
+    ValidateParameters,
+    take_refused,
+)
 from packhouse.system.plugins import plugin_key, plugin_names
 from packhouse.system.wording import near_files, near_name
 from packhouse.tokenize.given import text_of_given
@@ -185,8 +190,12 @@ def _beside(work: Work[FormatParameters], formatted: Receipt[ShardCounts]) -> Re
     """Look for repeats and benchmarks here, where shards are parallel, if the recipe does."""
     (validated,) = work.job.inputs
     if work.parameters.benchmarks:
-        search = benchmark_job(work.parameters.benchmarks, validated, work.job.label)
-        execute(search, work.recipe, work.workspace)
+        search = function_of_addon("benchmark_job")
+        execute(
+            search(work.parameters.benchmarks, validated, work.job.label),
+            work.recipe,
+            work.workspace,
+        )
     if dedup.needs_fingerprints(work.recipe.dedup):
         job = fingerprint_job(work.recipe, validated, work.job.ref, work.job.label)
         execute(job, work.recipe, work.workspace)

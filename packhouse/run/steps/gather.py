@@ -17,7 +17,7 @@ from packhouse.pack import GatherTally, PackPlan, check_packed, gather
 from packhouse.recipe import PackConfig
 from packhouse.records.pairs import as_sequences
 from packhouse.records.tables import PACKED, read_table, write_batches
-from packhouse.run.cache.steps import Receipt
+from packhouse.run.cache import Receipt
 from packhouse.run.step import Job, Step, Work
 from packhouse.run.steps.pack import PACK, PackFacts, PackParameters, PlannedSide, Side
 from packhouse.run.steps.records import ShardIndex

@@ -10,7 +10,6 @@ only has to prove it. Memory: about 30 bytes a record while packs are planned (d
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +22,6 @@ import pyarrow.compute as pc
 
 from packhouse import pack
 from packhouse.pack import (
-    Admitted,
     GatherTally,
     IndexArray,
     PackPlan,
@@ -35,28 +33,29 @@ from packhouse.pack import (
     splitting,
 )
 from packhouse.pack.dedup import DedupFacts
-from packhouse.pack.overlength import REASONS
+from packhouse.pack.overlength import REASONS, join_admitted
 from packhouse.read.files import source_name
 from packhouse.recipe import MIXING, DedupConfig, PackConfig, Recipe, SplitConfig
 from packhouse.recipe.audit import OnMatch
 from packhouse.records.ledger import RowCounts
 from packhouse.records.tables import write_batches, write_table
-from packhouse.run.cache.steps import Receipt
+from packhouse.registry import function_of_addon
+from packhouse.run.cache import Receipt
 from packhouse.run.step import Job, Step, Work, execute
-from packhouse.run.steps.benchmarks import BENCHMARKS, match_shards
-from packhouse.run.steps.eval_side import (
-    SplitCounts,
-    from_eval_only_sources,
-    is_for_eval,
-    split_counts,
-)
 from packhouse.run.steps.format import FORMAT, FormatParameters, fingerprint_job
 from packhouse.run.steps.records import OUTCOMES, PLACES
-from packhouse.run.steps.selection import Selection, column_of, select
-from packhouse.run.steps.shard_io import MappedTables
+from packhouse.run.steps.selection import (
+    MappedTables,
+    Selection,
+    SplitCounts,
+    column_of,
+    is_for_eval,
+    select,
+    split_counts,
+)
 from packhouse.run.steps.tokenize import TOKENIZE, TokenizeFacts, TokenizeParameters
 from packhouse.run.steps.validate import VALIDATE, ValidateParameters
-from packhouse.system.arrays import Bools, Int32s
+from packhouse.system.arrays import Bools, Int32s, Int64s
 from packhouse.system.plugins import plugin_key
 
 Side = Literal["train", "eval"]
@@ -92,9 +91,12 @@ class PackParameters:
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key: all settings."""
-        matches = {"on_match": self.on_match, "search": BENCHMARKS.version, **self.benchmarks}
+        matches: dict[str, object] = {}
+        if self.benchmarks:
+            search = function_of_addon("BENCHMARKS").version
+            matches = {"on_match": self.on_match, "search": search, **self.benchmarks}
         return {
-            **(matches if self.benchmarks else {}),
+            **matches,
             "mix": self.mix,
             "pack": self.pack.model_dump(mode="json"),
             **plugin_key("packing_strategies", self.pack.strategy, pack.STRATEGIES),
@@ -182,27 +184,26 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
     # Shard by shard: which records can be packed, and how many of their tokens.
     receipts = work.inputs(TOKENIZE)
     shards = MappedTables([receipt.path("tokenized.arrow") for receipt in receipts])
-    admitted = [apply_over_length(shard, parameters.pack) for shard in shards]
+    admitted = join_admitted([apply_over_length(shard, parameters.pack) for shard in shards])
+    bounds = np.cumsum([0, *(shard.num_rows for shard in shards)])
     formatted = list(zip(work.inputs(VALIDATE), work.inputs(FORMAT), strict=True))
     matches: pa.Array | None = None
     if parameters.benchmarks:
-        masks, matches = match_shards(work, parameters.benchmarks, work.inputs(VALIDATE), shards)
+        match_shards = function_of_addon("match_shards")
+        matches = match_shards(work, parameters.benchmarks, work.inputs(VALIDATE), shards)
         if parameters.on_match == "drop":
-            admitted = [
-                each.without(mask, "contaminated")
-                for each, mask in zip(admitted, masks, strict=True)
-            ]
+            admitted = admitted.without(np.asarray(matches.is_valid(), np.bool_), "contaminated")
     # All shards together: which records are taken, how often, and which must share a side.
     fingerprints: list[Path] = []
     if dedup.needs_fingerprints(parameters.dedup):  # made beside format; what is gone, again
         jobs = [fingerprint_job(work.recipe, old.ref, new.ref) for old, new in formatted]
         described = [execute(job, work.recipe, work.workspace) for job in jobs]
         fingerprints = [receipt.path("fingerprints.arrow") for receipt in described]
-    selection = select(shards, formatted, admitted, work.recipe, fingerprints)
-    admitted = selection.admitted
+    selection = select(shards, formatted, admitted, bounds, work.recipe, fingerprints)
     # The side of each record.
     names = [receipt.facts.origin.source for receipt in work.inputs(VALIDATE)]
-    only = from_eval_only_sources(work.recipe, names, shards)
+    eval_only = {source_name(source) for source in work.recipe.sources if source.eval_only}
+    only = np.repeat(np.array([name in eval_only for name in names], np.bool_), np.diff(bounds))
     is_eval = is_for_eval(shards, selection, parameters.split, only)
     if matches is not None and parameters.on_match == "same_side":
         keys = selection.groups_of(shards)  # all records of a group that holds a match go along
@@ -210,7 +211,7 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
         is_eval |= np.asarray(pc.is_in(keys, value_set=matched), np.bool_)
     has_label = np.asarray(column_of(shards, "label").is_valid(), np.bool_)
     with_weights = any(s["range_weights"].null_count < s.num_rows for s in shards)
-    _write_places(folder, receipts, shards, admitted)
+    _write_places(folder, receipts, shards, bounds)
     write_batches(folder / "outcomes.arrow", OUTCOMES, _outcomes(selection, is_eval, matches))
     counts, sources = _counts(selection), selection.sources
     found = selection.dedup
@@ -229,7 +230,7 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
     for side in SIDES:
         own, lengths = kept.pop(side)
         with_label = parameters.pack.strategy == "none" and bool(has_label[own].any())
-        plan, by_source = _plan(parameters, side, names, shards, own, lengths)
+        plan, by_source = _plan(parameters, side, names, bounds, own, lengths)
         path = folder / f"{side}-sequences.arrow"
         write_batches(path, SEQUENCES, _sequences(plan, own, lengths))
         offsets = pa.table([pa.array(plan.pack_offsets)], schema=OFFSETS)
@@ -258,7 +259,7 @@ def _plan(
     parameters: PackParameters,
     side: str,
     names: Sequence[str],
-    shards: Sequence[pa.Table],
+    bounds: Int64s,
     rows: IndexArray,
     lengths: Int32s,
 ) -> tuple[PackPlan, dict[str, dict[str, int]]]:
@@ -277,9 +278,8 @@ def _plan(
     # Shards of sources a, a, b with 2, 2 and 3 rows: first rows [0 2 4 7], so row 3 is of a and
     # row 4 of b.
     sources = list(dict.fromkeys(names))
-    first = np.cumsum([0, *(shard.num_rows for shard in shards)])
     number_of_shard = np.array([sources.index(name) for name in names])
-    number = number_of_shard[np.searchsorted(first, rows, side="right") - 1]
+    number = number_of_shard[np.searchsorted(bounds, rows, side="right") - 1]
     parts, counts = [], {}
     for each, source in enumerate(sources):
         own = np.flatnonzero(number == each)
@@ -308,13 +308,11 @@ def _write_places(
     folder: Path,
     receipts: Sequence[Receipt[TokenizeFacts]],
     shards: Sequence[pa.Table],
-    admitted: Sequence[Admitted],
+    bounds: Int64s,
 ) -> None:
     """Write where records lie: the first one of each shard; and the names of all files."""
-    sizes = [len(each.reasons) for each in admitted]
-    first = np.cumsum([0, *sizes], dtype=np.int64)[:-1]
     keys = pa.array([receipt.key for receipt in receipts])
-    columns = [keys, pa.array(first), pa.array(sizes, pa.int64())]
+    columns = [keys, pa.array(bounds[:-1]), pa.array(np.diff(bounds))]
     write_table(folder / "places.arrow", pa.table(columns, schema=PLACES))
     files = {file for shard in shards for file in shard["source"].unique().to_pylist()}
     (folder / "sources.json").write_text(json.dumps(sorted(files)), encoding="utf-8")
@@ -323,24 +321,24 @@ def _write_places(
 def _outcomes(
     selection: Selection, is_eval: Bools, matches: pa.Array | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield a batch of `OUTCOMES` per shard."""
-    first = 0
+    """Yield `OUTCOMES` of all records, a block at a time."""
+    admitted, times = selection.admitted, selection.times
+    num_tokens = admitted.num_tokens.copy()  # of a dropped record, before the policy
+    num_tokens[admitted.rows] = admitted.lengths
     names = list(REASONS if matches is not None else REASONS[:_CONTAMINATED])
-    for each, times in zip(selection.admitted, selection.times, strict=True):
-        num_tokens = each.num_tokens.copy()  # of a dropped record, before the policy
-        num_tokens[each.rows] = each.lengths
-        rows = slice(first, first + len(each.reasons))
-        first, repeats = rows.stop, pa.nulls(len(times), pa.string())
+    for first in range(0, len(times), _BLOCK):
+        rows = slice(first, first + _BLOCK)
+        reasons = admitted.reasons[rows].astype(np.int8)
+        repeats = pa.nulls(len(reasons), pa.string())
         if selection.repeats is not None:
             repeats = selection.repeats[rows]
         if matches is not None:
-            is_match = pa.array(each.reasons == _CONTAMINATED)
-            repeats = pc.if_else(is_match, matches[rows], repeats)
+            repeats = pc.if_else(pa.array(reasons == _CONTAMINATED), matches[rows], repeats)
         columns = [
             pa.DictionaryArray.from_arrays(is_eval[rows].astype(np.int8), ["train", "eval"]),
-            pa.DictionaryArray.from_arrays(each.reasons.astype(np.int8), names),
-            pa.array(num_tokens),
-            pa.array(times),
+            pa.DictionaryArray.from_arrays(reasons, names),
+            pa.array(num_tokens[rows]),
+            pa.array(times[rows]),
             repeats,
         ]
         yield pa.RecordBatch.from_arrays(columns, schema=OUTCOMES)
@@ -348,22 +346,19 @@ def _outcomes(
 
 def _counts(selection: Selection) -> dict[str, Any]:
     """Fields of `RowCounts`."""
-    rows: Counter[str] = Counter()
-    tokens: Counter[str] = Counter()
-    for each in selection.admitted:
-        counts = each.counts()
-        rows.update(counts["rows"])
-        tokens.update(counts["tokens"])
-    added = selection.added
-    more = {name: sum(counts.values()) for name, counts in added.items()}
+    admitted = selection.admitted
+    counts = admitted.counts()
+    rows, tokens = counts["rows"], counts["tokens"]
+    extra = (selection.times[admitted.rows] - 1).astype(np.int64)
+    repeated, repeated_tokens = int(extra.sum()), int((extra * admitted.lengths).sum())
     return {
-        "rows_in": rows.pop("in", 0),
-        "rows_out": rows.pop("kept", 0) + more.get("rows", 0),
-        "added": added.get("rows", {}),
-        "dropped": {reason: n for reason, n in sorted(rows.items()) if n},
-        "tokens_in": tokens.pop("in", 0),
-        "tokens_out": tokens.pop("kept", 0) + more.get("tokens", 0),
-        "tokens_added": added.get("tokens", {}),
+        "rows_in": rows.pop("in"),
+        "rows_out": rows.pop("kept") + repeated,
+        "added": {"repeated": repeated} if repeated else {},
+        "dropped": dict(sorted(rows.items())),
+        "tokens_in": tokens.pop("in"),
+        "tokens_out": tokens.pop("kept") + repeated_tokens,
+        "tokens_added": {"repeated": repeated_tokens} if repeated else {},
         "tokens_dropped": {reason: n for reason, n in sorted(tokens.items()) if n},
     }
 

@@ -17,19 +17,17 @@ run at the same time, on any number of workers.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
 
 from packhouse.errors import EmptyDatasetError
 from packhouse.pack.dedup import needs_fingerprints
-from packhouse.pack.other_seq_lens import SeqLenTrial
 from packhouse.read import SourceShard
 from packhouse.read.tabular import TABULAR
 from packhouse.recipe import Recipe
-from packhouse.records.ledger import Filter
-from packhouse.records.render_counts import RenderCounts
+from packhouse.registry import function_of_addon
+from packhouse.run.cache import Workspace
 from packhouse.run.step import AnyJob, Job
 from packhouse.run.steps import (
     audit,
@@ -43,7 +41,6 @@ from packhouse.run.steps import (
     validate,
 )
 from packhouse.run.steps.audit import AuditParameters
-from packhouse.run.steps.benchmarks import benchmark_job, benchmarks_of
 from packhouse.run.steps.files import FilesParameters
 from packhouse.run.steps.format import FormatParameters
 from packhouse.run.steps.gather import PackRange
@@ -52,9 +49,7 @@ from packhouse.run.steps.publish import PUBLISH, PublishParameters
 from packhouse.run.steps.split import SplitParameters
 from packhouse.run.steps.tokenize import TokenizeParameters
 from packhouse.run.steps.validate import ValidateParameters
-from packhouse.run.workspace import Workspace
-from packhouse.system.extras import import_extra
-from packhouse.system.wording import by_name, rows_and_records
+from packhouse.system.plugins import import_extra
 from packhouse.tokenize import fingerprint_tokenizer
 
 
@@ -123,7 +118,7 @@ def plan_jobs(recipe: Recipe) -> Plan:
         import_extra("msgpack", "msgpack", "export format 'msgpack'")
     tokenizer = fingerprint_tokenizer(recipe.tokenizer)
     validated = tuple(validate.jobs(recipe, tokenizer))
-    benchmarks = benchmarks_of(recipe)
+    benchmarks = function_of_addon("benchmarks_of")(recipe) if recipe.audit.benchmarks else {}
     formatted = tuple(format.job(recipe, tokenizer, job, benchmarks) for job in validated)
     tokenized = tuple(tokenize.job(recipe, tokenizer, job) for job in formatted)
     packed = pack.job(recipe, validated, formatted, tokenized, benchmarks)
@@ -138,7 +133,10 @@ def plan_jobs(recipe: Recipe) -> Plan:
                 format.fingerprint_job(recipe, old.ref, job.ref, job.label)
                 for old, job in described
             ),
-            *(benchmark_job(benchmarks, job.ref, job.label, job.size) for job in searched),
+            *(
+                function_of_addon("benchmark_job")(benchmarks, job.ref, job.label, job.size)
+                for job in searched
+            ),
         ),
         tokenize=tokenized,
         pack=packed,
@@ -193,50 +191,3 @@ def bytes_needed(plan: Plan, workspace: Workspace) -> int:
     if PUBLISH.peek(plan.publish.key, workspace) is None:
         needed += _WRITTEN_BEHIND_PACK * raw
     return round(needed)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
-    """What a run would give."""
-
-    rows: int
-    """As often as `weight` and `max_records` take them."""
-    records: int
-    """More than the rows where rows are split (`format.turns`, windows, paths of a tree)."""
-    tokens: int
-    packs: int
-    bytes: int
-    is_exact: bool
-    """True where every shard is tokenized already."""
-    sources: Mapping[str, Mapping[str, int]]
-    """Rows, records and tokens by source file, before any are dropped and sources are mixed."""
-    notes: tuple[str, ...] = ()
-    """What the numbers are based on, and what is not in them."""
-    rendering: RenderCounts = field(default_factory=RenderCounts)
-    """How rows become records, before sources are mixed."""
-    quarantined: Mapping[str, int] = field(default_factory=dict)
-    """Records by reason that would be quarantined (rows, before they are split)."""
-    refusals: tuple[str, ...] = ()
-    """Why the run would publish nothing, as far as the numbers show it."""
-    filters: tuple[Filter, ...] = ()
-    """Rows that each expression of `where` leaves out, by source."""
-    seq_lens: tuple[SeqLenTrial, ...] = ()
-    """What other `pack.seq_len` would give, by the planner of the run, without `over_length`; none
-    for windows, which follow `seq_len`."""
-
-    def lines(self) -> list[str]:
-        """Return the notes, how answers end, and why rows would be quarantined, in words."""
-        bad = [f"quarantined: {by_name(self.quarantined)}"] if self.quarantined else []
-        return [*self.notes, *self.rendering.lines(), *bad]
-
-    @property
-    def num_rows(self) -> str:
-        """Rows, and their records if these are more, in words: `40 rows (100 records)`."""
-        return rows_and_records(self.rows, self.records)
-
-    def by_source(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        """Return names of columns and a line for each source file; records if rows are split."""
-        lines = self.sources.items()
-        is_split = any(line["records"] != line["rows"] for _, line in lines)
-        names = ("rows", "records", "tokens") if is_split else ("rows", "tokens")
-        return ("source", *names), [(file, *(line[n] for n in names)) for file, line in lines]

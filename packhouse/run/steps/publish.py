@@ -24,21 +24,19 @@ from packhouse.records.gates import GateOutcome, GateResult
 from packhouse.records.ledger import LedgerLine, ledger_of
 from packhouse.records.render_counts import RenderCounts
 from packhouse.registry import function_of_addon, has_function
-from packhouse.run.cache.steps import Receipt
+from packhouse.run.cache import Receipt
 from packhouse.run.step import AnyStep, Job, Step, Work
 from packhouse.run.steps.audit import AUDIT, combine_audits
-from packhouse.run.steps.eval_side import SplitCounts
 from packhouse.run.steps.files import FILE_SETTINGS, FILES, export_key, local_files
 from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.gather import GATHER
 from packhouse.run.steps.pack import PACK, SIDES, Side, mix_of
-from packhouse.run.steps.shard_io import render_counts
+from packhouse.run.steps.selection import SplitCounts
 from packhouse.run.steps.split import SPLIT, SideCounts, SplitParameters
 from packhouse.run.steps.tokenize import TOKENIZE, TokenizerFacts
-from packhouse.run.steps.validate import VALIDATE
+from packhouse.run.steps.validate import VALIDATE, render_counts
 from packhouse.store import (
     LocalFile,
-    OpenVersion,
     load_ref,
     open_store,
     open_version,
@@ -46,8 +44,6 @@ from packhouse.store import (
 )
 from packhouse.store.evolution import Drift, Gate
 from packhouse.system.fingerprint import digest, library_versions
-from packhouse.tokenize import load_snapshot, run_tokenizer
-from packhouse.tokenize.encoders import decode
 from packhouse.tokenize.loading import check_unchanged, fingerprinted_bytes
 
 STEPS_BEFORE: tuple[AnyStep, ...] = (
@@ -248,7 +244,9 @@ def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Rec
             held_back=published.held_back,
             is_ref_left=at is not None and at.version != published.version,
             gates=(*audited, *ref_gates(config, config.ref, published.drift, published.breaking)),
-            mirrors={uri: _copy_elsewhere(opened, uri, recipe) for uri in config.also},
+            mirrors={
+                uri: function_of_addon("copy_version")(opened, uri, recipe) for uri in config.also
+            },
             quarantine=f"{root}/{bad[0]}" if bad else None,
         ),
     )
@@ -363,30 +361,6 @@ def configuration_of(recipe: Recipe) -> dict[str, object]:
         },
     )
     return settings | ({"mix": mix} if mix else {}) | ({"audit": audit} if drops else {})
-
-
-def _copy_elsewhere(opened: OpenVersion, uri: str, recipe: Recipe) -> str:
-    """Bring a version to `hf://datasets/ORG/NAME` or `wandb://PROJECT`; return its name there.
-
-    The Hub gets one commit, and none if it holds the version already; W&B gets a run with an
-    artifact each time, whose equal contents it stores once.
-
-    Raises:
-        ConfigError: W&B is not installed.
-        StoreError: the target refused.
-        TransientError: the target cannot be reached.
-    """
-    if uri.startswith("hf://"):
-        return str(function_of_addon("mirror_to_hub")(opened, uri))
-    assert uri.startswith("wandb://"), uri  # the recipe admits no other
-    load = partial(load_snapshot, recipe.tokenizer, pipeline=recipe.tokenize.pipeline)
-
-    def as_text(ids: Sequence[int]) -> str:
-        return str(run_tokenizer(partial(decode, load, [ids]), recipe.tokenizer)[0])
-
-    project, _, files = uri.removeprefix("wandb://").partition("?")
-    log_to_wandb = function_of_addon("log_to_wandb")
-    return str(log_to_wandb(opened, project, decode=as_text, files=bool(files))["artifact"])
 
 
 PUBLISH = Step(

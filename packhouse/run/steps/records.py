@@ -16,9 +16,8 @@ import pyarrow.compute as pc
 from packhouse.records.ledger import RowCounts
 from packhouse.records.lists import flat_weights, one_chunk, read_ranges
 from packhouse.records.tables import TOKENIZED, read_table
-from packhouse.run.cache.steps import Receipt
+from packhouse.run.cache import Receipt, Workspace
 from packhouse.run.steps.tokenize import TOKENIZE
-from packhouse.run.workspace import Workspace
 from packhouse.system.arrays import Int64s
 
 if TYPE_CHECKING:

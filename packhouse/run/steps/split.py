@@ -15,11 +15,10 @@ from packhouse.pack.splitting import LeakCheck
 from packhouse.recipe import Recipe, SplitConfig
 from packhouse.records.hex_keys import num_different
 from packhouse.records.ledger import RowCounts
-from packhouse.run.cache.steps import Receipt
+from packhouse.run.cache import Receipt, Workspace
 from packhouse.run.step import Job, Step, Work
 from packhouse.run.steps.pack import PACK, PackParameters, Side
 from packhouse.run.steps.records import read_records
-from packhouse.run.workspace import Workspace
 from packhouse.system.fingerprint import canonical_json
 
 

@@ -15,8 +15,7 @@ from packhouse.recipe import Recipe, TokenizeConfig
 from packhouse.records.tables import read_table
 from packhouse.run.step import Job, Step, Work
 from packhouse.run.steps.format import FORMAT, FormatParameters
-from packhouse.run.steps.shard_io import ShardCounts, take_refused
-from packhouse.run.steps.validate import VALIDATE
+from packhouse.run.steps.validate import VALIDATE, ShardCounts, take_refused
 from packhouse.tokenize import run_tokenizer, tokenize_shard
 from packhouse.tokenize.loading import check_unchanged, tokenizer_bytes
 

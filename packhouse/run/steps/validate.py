@@ -2,11 +2,12 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
+import numpy as np
 import pyarrow as pa
 
 from packhouse import read
@@ -19,17 +20,45 @@ from packhouse.recipe.rows import PipelineChoice
 from packhouse.recipe.source import RowFormatName
 from packhouse.records import messages
 from packhouse.records.identity import GroupBy
-from packhouse.records.ledger import Filter, filters_of
-from packhouse.records.tables import write_table
-from packhouse.run.cache.steps import AnyReceipt
+from packhouse.records.ledger import Filter, RowCounts, filters_of
+from packhouse.records.render_counts import RenderCounts
+from packhouse.records.tables import REFUSED, read_table, write_table
+from packhouse.run.cache import AnyReceipt, Receipt
 from packhouse.run.step import Job, Step, Work
-from packhouse.run.steps.shard_io import ShardCounts, write_quarantined, write_with_reasons
 from packhouse.system.escaping import for_terminal
 from packhouse.system.plugins import plugin_key
 from packhouse.system.worker import start_early
-from packhouse.tokenize import load_snapshot
 from packhouse.tokenize.given import GIVEN_VERSION, read_given
 from packhouse.tokenize.loading import check_unchanged
+
+QUARANTINE = "quarantined.arrow"
+"""Bad rows of a shard, in the folder of the step that refused them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardCounts(RowCounts):
+    """What came of the rows of a shard."""
+
+    notes: Mapping[str, int]
+    """How often something was seen that a reader should know, though no row was lost by it."""
+    stop_tokens: Mapping[str, str] = field(default_factory=dict)
+    """Of the format step: tokens that end answers, and where each is from."""
+    rows_rendered: int | None = None
+    """Of the format step: rows that gave a record."""
+
+
+def render_counts(receipts: Iterable[Receipt[ShardCounts]]) -> RenderCounts:
+    """Return what the format step says of all shards, and the notes of whatever steps are given."""
+    return RenderCounts.total(
+        RenderCounts(
+            rows=(facts.rows_rendered or facts.rows_out) * (receipt.step == "format"),
+            records=facts.rows_out * (receipt.step == "format"),
+            stop_tokens=facts.stop_tokens,
+            notes=facts.notes,
+        )
+        for receipt in receipts
+        if isinstance(facts := receipt.facts, ShardCounts)
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,10 +203,7 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
     parameters = work.parameters
     rows = read_shard(parameters.shard, parameters.source, parameters.rules, parameters.group_by)
     if parameters.tokenizer is not None:
-        snapshot = load_snapshot(
-            work.recipe.tokenizer, work.workspace.tokenizers, parameters.pipeline
-        )
-        token_rows = read_given(rows.validated, snapshot)
+        token_rows = read_given(rows.validated, work.load_tokenizer())
         bad = with_raw_rows(token_rows.quarantined, parameters.shard, parameters.rules)
         quarantined = pa.concat_tables([rows.quarantined, bad]).sort_by("row")
         rows = replace(rows, validated=token_rows.conversations, quarantined=quarantined)
@@ -206,6 +232,51 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
             is_tokenized=parameters.tokenizer is not None,
         ),
     )
+
+
+def take_refused(
+    folder: Path, shard: SourceShard, rules: ValidateConfig, before: Sequence[Receipt[ShardCounts]]
+) -> dict[str, Any]:
+    """Give the rows that a worker refused their raw bytes; write and count them.
+
+    Args:
+        folder: of the step.
+        shard: where the raw bytes are.
+        rules: how many of them are kept.
+        before: receipts of the steps before, of the same shard.
+
+    Returns:
+        `quarantined` and `quarantined_again` of `RowCounts`.
+    """
+    refused = folder / REFUSED
+    quarantined = with_raw_rows(read_table(refused), shard, rules)
+    refused.unlink()
+    files = [each.path(QUARANTINE) for each in before if QUARANTINE in each.files]
+    known = [read_table(file)["row"] for file in files]
+    return write_quarantined(folder, quarantined, known)
+
+
+def write_quarantined(
+    folder: Path, rows: pa.Table, before: Sequence[pa.ChunkedArray] = ()
+) -> dict[str, Any]:
+    """Write bad rows, if any; `before` are the numbers of those that earlier steps found.
+
+    Returns:
+        `quarantined` and `quarantined_again` of `RowCounts`.
+    """
+    every = np.unique(np.concatenate([np.zeros(0, np.int64), *map(np.asarray, before)]))
+    new = np.setdiff1d(rows["row"].to_numpy(), every)
+    return {
+        "quarantined": write_with_reasons(folder / QUARANTINE, rows),
+        "quarantined_again": rows.num_rows - len(new),
+    }
+
+
+def write_with_reasons(path: Path, rows: pa.Table) -> dict[str, int]:
+    """Write bad rows, or those that the recipe leaves out, if any; count them by reason."""
+    if rows.num_rows:
+        write_table(path, rows)
+    return dict(sorted(Counter(rows["reason"].to_pylist()).items()))
 
 
 VALIDATE = Step(

@@ -1,4 +1,6 @@
-"""The cache of steps: a folder per key, holding what the step wrote and a receipt written last.
+"""The cache of finished steps: a folder per key, with what the step wrote and a receipt.
+
+Losing it costs time, never data.
 
 ```
 <root>/<step>/<key>/validated.arrow ...     what the step wrote
@@ -22,16 +24,22 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar, cast
+
+import pyarrow as pa
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from packhouse.errors import IntegrityError
-from packhouse.run.cache.holds import has_ended
-from packhouse.system.disks import disk_errors
+from packhouse.records import contracts
+from packhouse.registry import function_of_addon
+from packhouse.store.objects import ObjectStore
+from packhouse.system.disks import CachePlace, check_cache, default_cache, disk_errors
 from packhouse.system.fingerprint import canonical_json, digest, file_sha256
+from packhouse.system.wording import first_line
 
 LOCK = ".lock"
 """In a work folder; away as soon as the folder is a step."""
@@ -47,8 +55,13 @@ F = TypeVar("F", covariant=True)
 class FileFact:
     """Size in bytes and sha256 of one file of a step."""
 
-    size: int
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    size: Annotated[int, Field(ge=0)]
     sha256: str
+
+
+_FILES = TypeAdapter(dict[str, FileFact])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,25 +228,21 @@ def parse_receipt(
         raw = json.loads(data)
         if raw.pop("digest") != digest(raw) or (raw["step"], raw["key"]) != (step, key):
             raise ValueError("the receipt of another step, or altered")
-        files = {name: FileFact(**fact) for name, fact in raw["files"].items()}
-        for name, fact in files.items():
+        files = _FILES.validate_json(canonical_json(raw["files"]), strict=True)
+        for name in files:
             if not _FILE_NAME.fullmatch(name) or name == "receipt.json":
                 raise ValueError(f"no step writes a file {name[:80]!r}")
-            if type(fact.size) is not int or fact.size < 0 or not isinstance(fact.sha256, str):
-                raise ValueError(f"size or sha256 of '{name}' is none")
-        if not isinstance(raw["facts"], dict) or not isinstance(raw["seconds"], float | int):
-            raise ValueError("facts or seconds are none")
         return Receipt(
             step=step,
             key=key,
             folder=str(folder),
             files=files,
             facts=read(raw["facts"]),
-            seconds=raw["seconds"],
+            seconds=float(raw["seconds"]),
             cached=True,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        problem = str(error) if isinstance(error, ValueError) else type(error).__name__
+        problem = first_line(error)
         raise IntegrityError(f"'{step}/{key}/receipt.json' is no receipt: {problem}") from None
 
 
@@ -247,3 +256,65 @@ def is_intact(receipt: AnyReceipt) -> bool:
         )
     except OSError:  # gone, or no file any more
         return False
+
+
+def has_ended(path: Path) -> bool:
+    """Return True if the process that locked a file is gone; False where that cannot be told."""
+    try:
+        with path.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except OSError:
+        return False
+
+
+class Mirror(Protocol):
+    """Shares finished steps with machines that have another cache: `packhouse.addons.mirrors`."""
+
+    store: ObjectStore
+    notes: list[str]
+    """What went wrong with it; each costs time only."""
+
+    def sharing(self, names: Sequence[tuple[str, str]]) -> AbstractContextManager[None]:
+        """Fetch what is missing of some steps, as (step, key); write what the block computes."""
+
+    def holding(self, steps: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Return which of the steps, as (step, key), it has."""
+
+
+def open_mirror(place: CachePlace) -> Mirror | None:
+    """Open the mirror of a cache; None where it has none.
+
+    Raises:
+        ConfigError: no such kind of store, no credentials.
+    """
+    if place.mirror is None:
+        return None
+    return cast("Mirror", function_of_addon("open_step_mirror")(place.mirror, place.folder))
+
+
+Check = Callable[[str, pa.Table], None]
+"""Called with an artefact's name and its table; raises ContractError."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workspace:
+    """The folder of a run and its contract checks."""
+
+    cache: Path = field(default_factory=default_cache)
+    """Steps that are done lie under it; deleting it loses time, never data."""
+    check: Check = contracts.check
+    """Contract of every table, called before its step counts as done."""
+
+    def __post_init__(self) -> None:
+        check_cache(self.cache)
+
+    @property
+    def steps(self) -> StepStore:
+        """The step store of this workspace."""
+        return StepStore(self.cache / "steps")
+
+    @property
+    def tokenizers(self) -> Path:
+        """Folder of tokenizer snapshots."""
+        return self.cache / "tokenizers"

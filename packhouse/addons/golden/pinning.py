@@ -42,23 +42,18 @@ _CONTEXT = 40
 _OTHER_BREAKS = "\r\x85\u2028\u2029"  # YAML folds them, but for those in double quotes
 
 
-def check_golden(recipe: Recipe, tokenizers: Path | None = None) -> GateResult:
-    """Check the recipe's golden conversations, if it has any.
+def check_pinned(recipe: Recipe, tokenizers: Path | None = None) -> GateResult:
+    """Check the recipe's golden conversations.
 
     Args:
         recipe: with `golden`, the path of the file.
         tokenizers: folder of tokenizer snapshots.
 
-    Returns:
-        Passed, or not reached if the recipe has no golden conversations.
-
     Raises:
         AuditError: one came out otherwise; shows where.
         ConfigError: the file cannot be read or holds something else.
     """
-    if recipe.golden is None:
-        detail = "the recipe pins no conversations"
-        return GateResult(name="golden", outcome="not reached", detail=detail)
+    assert recipe.golden is not None
     try:
         golden = read_golden(recipe.golden)
     except ConfigError as error:

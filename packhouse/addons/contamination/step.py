@@ -9,31 +9,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse import auditing
+from packhouse.addons.contamination.matching import (
+    Benchmarks,
+    combine_contamination,
+    match_benchmarks,
+    read_benchmarks,
+)
 from packhouse.read import scan_source
 from packhouse.recipe import MIXING, Recipe
 from packhouse.records.lists import one_chunk
 from packhouse.records.pairs import REJECTED, both_sides
 from packhouse.records.tables import read_table, write_table
-from packhouse.registry import function_of_addon
-from packhouse.run.cache.steps import Receipt
+from packhouse.run.cache import Receipt
 from packhouse.run.step import Job, Ref, Step, Work, execute
 from packhouse.run.steps.validate import VALIDATE
-from packhouse.system.arrays import Bools
 from packhouse.system.fingerprint import canonical_json
 
 
 def benchmarks_of(recipe: Recipe) -> dict[str, object]:
-    """Return what names the benchmarks; empty without any.
+    """Return what names the benchmarks of a recipe that has some.
 
     What is found of benchmarks is published, so they decide the version; limits do not.
     """
-    if not recipe.audit.benchmarks:
-        return {}
     shards = [shard.identity() for s in recipe.audit.benchmarks for shard in scan_source(s)]
     read = [
         source.model_dump(mode="json", exclude={"path", *MIXING})
@@ -60,7 +61,7 @@ class BenchmarkFacts:
     """What was found in a shard."""
 
     found: dict[str, object]
-    """Counts and worst rows, as plain JSON; see `auditing.match_benchmarks`."""
+    """Counts and worst rows, as plain JSON; see `match_benchmarks`."""
 
 
 def benchmark_job(
@@ -77,17 +78,17 @@ def compute(work: Work[BenchmarkParameters], folder: Path) -> BenchmarkFacts:
     validated = read_table(receipt.path("validated.arrow"))
     if REJECTED in receipt.files:
         validated = both_sides(validated, read_table(receipt.path(REJECTED)))
-    found, matches = function_of_addon("match_benchmarks")(
+    found, matches = match_benchmarks(
         validated, load_benchmarks(work.recipe, work.parameters.benchmarks)
     )
     write_table(folder / "matches.arrow", matches)
     return BenchmarkFacts(found=found)
 
 
-_last_read: dict[bytes, Any] = {}
+_last_read: dict[bytes, Benchmarks] = {}
 
 
-def load_benchmarks(recipe: Recipe, benchmarks: Mapping[str, object]) -> Any:
+def load_benchmarks(recipe: Recipe, benchmarks: Mapping[str, object]) -> Benchmarks:
     """Read the benchmarks once for all jobs that a process does, one after another.
 
     Args:
@@ -97,9 +98,7 @@ def load_benchmarks(recipe: Recipe, benchmarks: Mapping[str, object]) -> Any:
     key = canonical_json(benchmarks["benchmarks"])
     found = _last_read.get(key)
     if found is None:
-        found = function_of_addon("read_benchmarks")(
-            recipe.audit.benchmarks, recipe.audit.benchmark_ngram
-        )
+        found = read_benchmarks(recipe.audit.benchmarks, recipe.audit.benchmark_ngram)
         _last_read.clear()
         _last_read[key] = found
     return found
@@ -110,23 +109,30 @@ def match_shards(
     benchmarks: Mapping[str, object],
     validated: Sequence[Receipt[Any]],
     shards: Sequence[pa.Table],
-) -> tuple[list[Bools], pa.Array]:
+) -> pa.Array:
     """Look up which records of some shards match a benchmark; whatever is gone is made again.
 
     All records of a row that matches do: windows of it, and examples of its turns.
 
     Returns:
-        A mask over the records of each shard; and for all of them the benchmark's row, or null.
+        For all records the benchmark's row, or null.
     """
-    masks, named = [], [pa.nulls(0, pa.string())]
+    named = [pa.nulls(0, pa.string())]
     for before, shard in zip(validated, shards, strict=True):
         job = benchmark_job(benchmarks, (VALIDATE.name, before.key))
         receipt = execute(job, work.recipe, work.workspace)
         matches = read_table(receipt.path("matches.arrow"))
         index = pc.index_in(one_chunk(shard["row"]), value_set=one_chunk(matches["row"]))
-        masks.append(np.asarray(index.is_valid(), np.bool_))
         named.append(one_chunk(matches["benchmark"]).take(index))
-    return masks, pa.concat_arrays(named)
+    return pa.concat_arrays(named)
+
+
+def contamination_of(work: Work[Any]) -> dict[str, Any]:
+    """Add up what was found in all shards that the publish job reads."""
+    matched = [receipt.facts.found for receipt in work.inputs(BENCHMARKS)]
+    benchmarks = load_benchmarks(work.recipe, work.parameters.benchmarks)
+    found = combine_contamination(matched, benchmarks)
+    return found | {"on_match": work.recipe.audit.on_match}
 
 
 BENCHMARKS = Step(

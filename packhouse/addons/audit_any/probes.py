@@ -9,8 +9,8 @@ from packhouse.auditing.plain_template import PlainTemplate
 from packhouse.auditing.turns import PROBES, TokenBytes, Turns, learn_turns
 from packhouse.errors import TemplateError
 from packhouse.recipe import Recipe
+from packhouse.registry import function_of_addon
 from packhouse.render.sandbox import pinned_date
-from packhouse.run.golden import pin
 from packhouse.run.rendering import run_template
 from packhouse.tokenize import TokenizerSnapshot, load_snapshot
 from packhouse.tokenize.pipeline import Pipeline
@@ -43,7 +43,7 @@ def learn_template(
         whole = recipe.model_copy(
             update={"format": recipe.format.model_copy(update={"turns": "whole"})}
         )
-        made = pin(PROBES, whole, tokenizers)
+        made = function_of_addon("pin")(PROBES, whole, tokenizers)
         rendered = [item["input_ids"] for item in made if "input_ids" in item]
     except TemplateError as error:
         notes.append(f"prompts and headers were not looked at: {error}")

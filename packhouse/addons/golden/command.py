@@ -7,15 +7,15 @@ from typing import Any
 
 import click
 
+from packhouse.addons.golden.pinning import check_pinned, pin, read_golden, write_golden
 from packhouse.cli.options import recipe_options
 from packhouse.errors import ConfigError
 from packhouse.recipe import Recipe
 from packhouse.records.tables import read_table
+from packhouse.run.cache import Workspace
 from packhouse.run.given import read_recipe
-from packhouse.run.golden import check_golden, pin, read_golden, write_golden
 from packhouse.run.step import execute
 from packhouse.run.steps.plan import plan_jobs
-from packhouse.run.workspace import Workspace
 from packhouse.system.terminal import echo
 
 _LOOK_AT = 1000  # rows of each shard among which shapes are looked for
@@ -39,7 +39,7 @@ def check(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bo
     recipe = read_recipe(recipe_path, overrides)
     if recipe.golden is None:
         raise ConfigError(f"recipe '{recipe_path}' has no `golden: FILE`")
-    result = check_golden(recipe, Workspace(cache=cache).tokenizers)
+    result = check_pinned(recipe, Workspace(cache=cache).tokenizers)
     if as_json:
         echo(json.dumps({"golden": result.total}))
     else:

@@ -1,24 +1,27 @@
 """`packhouse cache`: what finished steps lie on this machine, and which of them may go."""
 
 import math
+import time
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
 from packhouse.cli.options import json_option
 from packhouse.cli.versions import echo_json, print_table
-from packhouse.run.cache.holds import file_clock, forget_tries
-from packhouse.run.cache.limits import (
+from packhouse.run.cache_room import (
     Cached,
     cache_room,
     choose_steps,
-    find_unfinished,
+    forget_tries,
+    hold_files,
     list_steps,
     remove_steps,
 )
-from packhouse.system.disks import disk_errors
-from packhouse.system.places import check_cache, default_cache
+from packhouse.system.disks import check_cache, default_cache, disk_errors
 from packhouse.system.terminal import echo, print_text
 from packhouse.system.wording import counted
 
@@ -97,7 +100,7 @@ def gc_command(
     if not all(map(math.isfinite, (max_gb or 0, grace_hours))):
         raise click.UsageError("--max-gb and --grace-hours must be numbers, not nan or inf")
     most_bytes = None if max_gb is None else int(max_gb * 10**9)
-    oldest = file_clock(place) - grace_hours * 3600
+    oldest = time.time() - grace_hours * 3600
     found = list_steps(place)
     kept = find_unfinished(place, found)
     chosen = list(kept.steps) if unfinished else []
@@ -129,6 +132,32 @@ def gc_command(
             f"{counted(kept_bytes, 'byte')} in {counted(len(kept.steps), 'job')}: held for {runs} "
             f"to go on from, until {until} at the latest; --unfinished frees them"
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unfinished:
+    """What is kept for runs that failed or were killed, so that their next tries go on there."""
+
+    num_runs: int
+    """Tries of one version count as one."""
+    steps: tuple[Cached, ...]
+    """Without those that other runs need."""
+    until: datetime | None
+    """When the last of them is free, in UTC; None if there is none."""
+
+
+def find_unfinished(cache: Path, found: Sequence[Cached]) -> Unfinished:
+    """Return what only runs hold that ended without success; `found` is what lies there."""
+    files = hold_files(cache)
+    running = {key for file in files if file.until is None for key in file.keys}
+    ended = [file for file in files if file.until is not None]
+    keys = {key for file in ended for key in file.keys} - running
+    until = max((file.until or 0.0 for file in ended), default=None)
+    return Unfinished(
+        num_runs=len({file.version_id for file in ended}),
+        steps=tuple(each for each in found if each.key in keys and not each.is_used),
+        until=None if until is None else datetime.fromtimestamp(until, UTC),
+    )
 
 
 def _json(entries: list[Cached]) -> dict[str, object]:

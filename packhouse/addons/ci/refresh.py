@@ -25,14 +25,12 @@ from packhouse.recipe import PublishConfig, Recipe
 from packhouse.records.gates import GateResult
 from packhouse.records.ledger import ROW_STEPS, check_quarantine
 from packhouse.render.sandbox import pinned_date
-from packhouse.run.cache.holds import forget_tries
-from packhouse.run.chain import Prepared
-from packhouse.run.golden import check_golden
-from packhouse.run.last_run import touch_last_run
+from packhouse.run.cache import Workspace
+from packhouse.run.cache_room import forget_tries, touch_last_run
+from packhouse.run.chain import Prepared, check_golden
 from packhouse.run.steps import ALL_LIBRARIES, ENGINE_VERSIONS
 from packhouse.run.steps.plan import Plan, plan_jobs
 from packhouse.run.steps.publish import ref_gates
-from packhouse.run.workspace import Workspace
 from packhouse.store import Drift, OpenVersion, load_ref, open_store, open_version, set_ref
 from packhouse.store.evolution import (
     ManifestDiff,

@@ -1,0 +1,1 @@
+"""Conversations whose outcome a recipe pins, checked in every run."""

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from packhouse.cli import COMMANDS, cli
-from packhouse.read.evaluation import FUNCTION_GROUPS, text_function
+from packhouse.read.where_select import FUNCTION_GROUPS, text_function
 from packhouse.recipe import Recipe
 from packhouse.recipe.audit import QUALITY_COUNTERS
 from packhouse.records.reasons import DROP_REASONS, QUARANTINE_REASONS, Reason

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` imports
     from packhouse.addons.audit_any.audit import AuditReport, audit
+    from packhouse.addons.dart_math.dataset import TokenizedDataset
     from packhouse.addons.dart_math.supervised import make_supervised_dataset
     from packhouse.addons.exports.writing import Export, export_version
     from packhouse.addons.packs_in_memory import PackTally, pack_dataset
@@ -40,7 +41,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
     from packhouse.api import Version, open_version, prepare
     from packhouse.errors import PackhouseError
     from packhouse.load.collators import ClassificationCollator, PackedCollator, PaddedCollator
-    from packhouse.load.dataset import PackedDataset, TokenizedDataset
+    from packhouse.load.dataset import PackedDataset
     from packhouse.load.preferences import load_preferences
     from packhouse.load.streaming import StreamingPackedDataset
     from packhouse.load.versions import load_packed
@@ -56,7 +57,6 @@ _MODULES = {
     "PaddedCollator": "packhouse.load.collators",
     "Recipe": "packhouse.recipe",
     "StreamingPackedDataset": "packhouse.load.streaming",
-    "TokenizedDataset": "packhouse.load.dataset",
     "Version": "packhouse.api",
     "load_packed": "packhouse.load.versions",
     "load_preferences": "packhouse.load.preferences",

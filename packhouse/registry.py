@@ -67,6 +67,7 @@ PUBLIC = {
     "export_version": "packhouse.addons.exports.writing",
     "PackTally": "packhouse.addons.packs_in_memory",
     "pack_dataset": "packhouse.addons.packs_in_memory",
+    "TokenizedDataset": "packhouse.addons.dart_math.dataset",
     "make_supervised_dataset": "packhouse.addons.dart_math.supervised",
     "plan": "packhouse.addons.plan.estimate",
     "PackingReport": "packhouse.addons.torch.checking",

@@ -43,8 +43,6 @@ Layout = Literal["labels", "compact"]
 PREFERENCE_NAMES = {"input_ids": "preference_ids", "labels": "preference_labels"}
 """Columns of versions of preferences, by their names in those of supervised rows."""
 
-_SUPERVISED_NAMES = {theirs: ours for ours, theirs in PREFERENCE_NAMES.items()}
-
 
 def preference_names(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return rows of preferences under the names that they are published with.
@@ -56,16 +54,14 @@ def preference_names(batch: pa.RecordBatch) -> pa.RecordBatch:
         >>> preference_names(batch).schema.names
         ['preference_ids', 'preference_labels', 'seq_lengths']
     """
-    return _renamed(batch, PREFERENCE_NAMES)
+    schema = _rename_fields(batch.schema, PREFERENCE_NAMES)
+    return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
 def supervised_names(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return published rows under the names of supervised ones, by which packhouse reads them."""
-    return _renamed(batch, _SUPERVISED_NAMES)
-
-
-def _renamed(batch: pa.RecordBatch, names: Mapping[str, str]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(batch.columns, schema=_rename_fields(batch.schema, names))
+    schema = _rename_fields(batch.schema, {new: old for old, new in PREFERENCE_NAMES.items()})
+    return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
 def _rename_fields(schema: pa.Schema, names: Mapping[str, str]) -> pa.Schema:

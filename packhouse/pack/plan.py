@@ -242,8 +242,7 @@ def _assign(
         target = pack_offsets[new_place[patterns.first_pack[row] + repeat]] + columns[row]
         within = count_up(times)
         order[np.repeat(target, times) + within] = by_length[np.repeat(source, times) + within]
-    num_tokens = int(lengths.sum(dtype=np.int64))
-    plan = PackPlan(order, pack_offsets, seq_len, num_tokens, strategy=strategy)
+    plan = _plan_of(order, sizes, lengths, seq_len, strategy)
     return _longest_first(plan, lengths) if seed is None else plan
 
 
@@ -290,8 +289,17 @@ def _permuted_by_length(lengths: Lengths, seed: int | None) -> IndexArray:
     return indices.view(np.int32) if len(indices) < 2**31 else indices.astype(np.int64)
 
 
-def _compact(indices: Int64s, num: int) -> IndexArray:
-    return indices.astype(np.int32) if num < 2**31 else indices
+def _plan_of(
+    order: IndexArray, sizes: Int64s, lengths: Lengths, seq_len: int, strategy: str
+) -> PackPlan:
+    """Packs of so many sequences each, all whole."""
+    num_tokens = int(lengths.sum(dtype=np.int64))
+    offsets = np.append(np.int64(0), np.cumsum(sizes))
+    return PackPlan(_compact(order, len(lengths)), offsets, seq_len, num_tokens, strategy=strategy)
+
+
+def _compact(indices: IndexArray, num: int) -> IndexArray:
+    return indices.astype(np.int32, copy=False) if num < 2**31 else indices
 
 
 def _first_fit_shuffle(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
@@ -321,10 +329,8 @@ def _first_fit_shuffle(lengths: Lengths, seq_len: int, seed: int | None) -> Pack
             if room[node] == most:
                 break
             room[node] = most
-    sizes = np.bincount(packs)
-    compact = _compact(order[np.argsort(packs, kind="stable")], len(lengths))
-    pack_offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-    return PackPlan(compact, pack_offsets, seq_len, num_tokens, strategy="first_fit_shuffle")
+    by_pack = order[np.argsort(packs, kind="stable")]
+    return _plan_of(by_pack, np.bincount(packs), lengths, seq_len, "first_fit_shuffle")
 
 
 def _next_fit(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
@@ -341,9 +347,7 @@ def _next_fit(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
         last = bisect_right(view, filled + seq_len, first, min(first + seq_len, len(ends)))
         filled = view[last - 1]
         offsets.append(last)
-    pack_offsets = np.array(offsets, dtype=np.int64)
-    compact = _compact(order, len(lengths))
-    return PackPlan(compact, pack_offsets, seq_len, filled, strategy="next_fit")
+    return _plan_of(order, np.diff(offsets), lengths, seq_len, "next_fit")
 
 
 def _concat(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
@@ -376,9 +380,7 @@ def _concat(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
 def _none(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
     """One sequence a pack, in the order given; the seed decides nothing."""
     num = len(lengths)
-    num_tokens = int(lengths.sum(dtype=np.int64))
-    order = _compact(np.arange(num), num)
-    return PackPlan(order, np.arange(num + 1), seq_len, num_tokens, strategy="none")
+    return _plan_of(np.arange(num), np.ones(num, np.int64), lengths, seq_len, "none")
 
 
 def plugin_planner(strategy: str) -> Callable[[Lengths, int, int | None], PackPlan]:
@@ -405,16 +407,15 @@ def plugin_planner(strategy: str) -> Callable[[Lengths, int, int | None], PackPl
             raise PluginError(f"{plugin} packed sequence {index} {times[index]} times, not once")
         if not sizes.all():
             raise PluginError(f"{plugin} made pack {int(np.argmin(sizes))} of no sequence")
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[order], dtype=np.int64)])
-        tokens = np.diff(ends[offsets])
+        packed = _plan_of(order, sizes, lengths, seq_len, strategy)
+        ends = np.append(np.int64(0), np.cumsum(lengths[order], dtype=np.int64))
+        tokens = np.diff(ends[packed.pack_offsets])
         if tokens.max(initial=0) > seq_len:
             index = int(np.argmax(tokens))
             raise PluginError(
                 f"{plugin} put {tokens[index]:,} tokens into pack {index}, over seq_len {seq_len:,}"
             )
-        compact = _compact(order, len(lengths))
-        return PackPlan(compact, offsets, seq_len, int(ends[-1]), strategy=strategy)
+        return packed
 
     return plan
 

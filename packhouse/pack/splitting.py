@@ -67,8 +67,15 @@ def goes_to_eval(group_keys: Keys, config: SplitConfig, is_first: Bools | None =
 
 
 def mixed_keys(keys: Keys, seed: int) -> Uint64s:
-    """A number for each key that is even over all 64 bits, another one for each seed."""
-    return _mix(leading_bits(keys), seed)
+    """A number for each key that is even over all 64 bits, another one for each seed.
+
+    It is splitmix64 of the leading bits, in a stream of its own for each seed.
+    """
+    mixed = leading_bits(keys) ^ np.uint64(splitmix64(seed & (2**64 - 1)))
+    mixed += np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)), dtype=np.uint64)
 
 
 def join_groups(group_keys: Keys, pairs: Int64s, seed: int) -> pa.Array:
@@ -138,15 +145,6 @@ def _connected(edges: Int64s, num_nodes: int) -> Int64s:
         np.minimum.at(least, ends.ravel(), np.repeat(lower, 2))
         while (least[least] != least).any():
             least = least[least]
-
-
-def _mix(bits: Uint64s, seed: int) -> Uint64s:
-    """splitmix64 of each key, in a stream of its own for each seed."""
-    mixed = bits ^ np.uint64(splitmix64(seed & (2**64 - 1)))
-    mixed += np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(mixed ^ (mixed >> np.uint64(31)), dtype=np.uint64)
 
 
 class LeakCheck:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from packhouse.read.records import hidden_fault, parse_text
+from packhouse.read.records import hidden_fault, parse_text, value_of
 from packhouse.system.plugins import BadRowError
 
 _Text = str | None
@@ -135,8 +135,7 @@ def rename_messages(
 
     A key that a message has under our name as well gives way to the one that `fields` names.
     """
-    if isinstance(messages, str):
-        messages, _ = parse_text(messages)
+    messages = value_of(messages)
     if not isinstance(messages, list):
         return messages
     content = "content" if speaker == "role" else "value"

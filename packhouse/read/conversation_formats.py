@@ -27,9 +27,12 @@ from packhouse.read.chat_messages import (
     speaker_key,
     text_turn,
 )
-from packhouse.read.records import Rows, parse_text
+from packhouse.read.records import Rows, parse_text, value_of
 from packhouse.read.row_formats import (
     Adapted,
+    Names,
+    Naming,
+    Row,
     RowFormat,
     aliases,
     check_present,
@@ -99,8 +102,7 @@ def _replies(message: dict[str, Any]) -> list[dict[str, Any]]:
     replies = message.get("replies")
     if replies is None:
         return []
-    if isinstance(replies, str):  # a column of text that holds JSON
-        replies, _ = parse_text(replies)
+    replies = value_of(replies)
     if not isinstance(replies, list) or not all(isinstance(reply, dict) for reply in replies):
         raise BadRowError("type", "replies is not a list of objects")
 
@@ -112,7 +114,7 @@ def _replies(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def build_trees(
-    rows: Sequence[Any], naming: Mapping[tuple[str, ...], Mapping[str, str]]
+    rows: Sequence[Any], naming: Naming
 ) -> tuple[list[dict[str, Any]], list[tuple[int, str, str]]]:
     """Put trees together from rows that name the message which they answer.
 
@@ -198,16 +200,14 @@ class Messages(RowFormat):
 
     speaker: Literal["role", "from"]
 
-    def holds(self, row: dict[str, Any], names: dict[str, str]) -> bool:
+    def holds(self, row: Row, names: Names) -> bool:
         """Return True if the first message that names its speaker does so by the format's key."""
         messages = row[names[next(iter(self.required))]]
         if isinstance(messages, str) and messages.lstrip()[:1] == "[":
-            messages, _ = parse_text(messages)
+            messages = value_of(messages)
         return speaker_key(messages) == self.speaker
 
-    def read(
-        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
-    ) -> list[Conversation]:
+    def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read the messages, after the row's system prompt."""
         check_present(row, self.required, names, config)
         system = optional_text(row, names, "system")
@@ -231,7 +231,7 @@ class BareMessages(RowFormat):
         """Nothing: a row that has keys is no list."""
         return []
 
-    def read(self, row: object, names: dict[str, str], config: SourceConfig) -> list[Conversation]:
+    def read(self, row: object, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read the messages."""
         return [read_messages(row, None, None)]
 
@@ -244,9 +244,7 @@ class MessageTree(RowFormat):
         """All but the fields of every message of a tree."""
         return [key for key in super().unread(keys, renamed) if key not in ("deleted", "rank")]
 
-    def read(
-        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
-    ) -> list[Conversation]:
+    def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read the best path, or all paths, best first."""
         check_present(row, self.required, names, config)
         root = {ours: row[name] for ours, name in names.items()} | {"deleted": row.get("deleted")}
@@ -267,15 +265,11 @@ class FlatMessages(RowFormat):
 
     needs_all_rows: ClassVar[bool] = True
 
-    def read(
-        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
-    ) -> list[Conversation]:
+    def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Not by itself: see `read_all`."""
         raise BadRowError("tree", "the row is one message of a tree; set format: oasst_flat")
 
-    def read_all(
-        self, rows: Rows, naming: Mapping[tuple[str, ...], dict[str, str]], config: SourceConfig
-    ) -> Adapted:
+    def read_all(self, rows: Rows, naming: Naming, config: SourceConfig) -> Adapted:
         """Read the trees of a whole file, in the order of their first messages."""
         roots, failures = build_trees(rows, naming)
         found: list[tuple[int, Conversation]] = []
@@ -311,13 +305,11 @@ class Transcript(RowFormat):
         is_named = name in ("chosen", "transcript") or "transcript" in renamed
         return is_named and "prompt" not in keys
 
-    def holds(self, row: dict[str, Any], names: dict[str, str]) -> bool:
+    def holds(self, row: Row, names: Names) -> bool:
         """Return True if the text begins with a human's turn."""
         return is_transcript(optional(row, names, "transcript"))
 
-    def read(
-        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
-    ) -> list[Conversation]:
+    def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read the turns, after the row's system prompt."""
         check_present(row, self.required, names, config)
         text = row[names["transcript"]]
@@ -386,15 +378,13 @@ def _form_of(text: str) -> re.Pattern[str] | None:
 class Preference(RowFormat):
     """A prompt with a chosen and a rejected answer: the chosen one is read."""
 
-    def read(
-        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
-    ) -> list[Conversation]:
+    def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read the chosen conversation, after the prompt unless it begins with it."""
         check_present(row, self.required, names, config)
         return [_whole(row, names, "chosen", _prompt(row, names))]
 
 
-def _prompt(row: dict[str, Any], names: dict[str, str]) -> Conversation:
+def _prompt(row: Row, names: Names) -> Conversation:
     """The row's prompt: messages, a transcript, or a question; without turns if it has none."""
     value = optional(row, names, "prompt")
     if value in (None, "", []):
@@ -405,9 +395,7 @@ def _prompt(row: dict[str, Any], names: dict[str, str]) -> Conversation:
     return prompt
 
 
-def _whole(
-    row: dict[str, Any], names: dict[str, str], side: str, prompt: Conversation
-) -> Conversation:
+def _whole(row: Row, names: Names, side: str, prompt: Conversation) -> Conversation:
     """The conversation of a side: the prompt and the answer, whether or not it repeats it.
 
     Raises:
@@ -446,9 +434,7 @@ class _Stated(RowFormat):
 class Pairs(_Stated):
     """A prompt with a chosen and a rejected answer: both are read, the chosen one first."""
 
-    def read(
-        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
-    ) -> list[Conversation]:
+    def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read both sides, from a prompt of their own or the turns that both begin with."""
         check_present(row, self.required, names, config)
         prompt = _prompt(row, names)
@@ -470,9 +456,7 @@ class Pairs(_Stated):
 class Kto(_Stated):
     """A prompt with an answer, and a label that says whether it is good (1) or bad (0)."""
 
-    def read(
-        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
-    ) -> list[Conversation]:
+    def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read the answer behind its prompt, with its verdict as the label."""
         check_present(row, self.required, names, config)
         label = row[names["label"]]

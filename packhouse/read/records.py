@@ -203,6 +203,11 @@ def parse_text(text: str) -> tuple[Any, tuple[str, str] | None]:
     return (value, None) if bad is None else (None, bad)
 
 
+def value_of(field: object) -> Any:
+    """Return what a field holds, parsed where a column of text holds JSON; None for bad JSON."""
+    return parse_text(field)[0] if isinstance(field, str) else field
+
+
 def why_not_json(piece: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
     """Return reason code and sentence for bytes that orjson refuses."""
     said = error.msg

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from itertools import chain
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, TypeAlias, get_args
 
 import numpy as np
 import orjson
@@ -47,6 +47,13 @@ from packhouse.system.wording import near_name
 
 MESSAGE_FIELDS = frozenset(("messages", "conversations", "conversation"))
 """Names of fields that hold messages; what these say, not their names, tells chat from ShareGPT."""
+
+
+Row: TypeAlias = dict[str, Any]
+Names: TypeAlias = dict[str, str]
+"""Our field -> the row's field, for those that it has."""
+Naming: TypeAlias = dict[tuple[str, ...], Names]
+"""The same for all rows with these keys."""
 
 
 @dataclass(slots=True)
@@ -151,12 +158,12 @@ class RowFormat(ABC):
         """Return True if rows with these keys are of this format, unless `holds` says no."""
         return self.required.keys() <= self.names(keys, renamed).keys()
 
-    def holds(self, row: dict[str, Any], names: dict[str, str]) -> bool:
+    def holds(self, row: Row, names: Names) -> bool:
         """Return True if the values of a row whose keys fit are of this format."""
         return True
 
     @abstractmethod
-    def read(self, row: Any, names: dict[str, str], config: SourceConfig) -> list[Conversation]:
+    def read(self, row: Any, names: Names, config: SourceConfig) -> list[Conversation]:
         """Return the conversations of a row, one or more.
 
         Args:
@@ -168,9 +175,7 @@ class RowFormat(ABC):
             BadRowError: it holds none.
         """
 
-    def read_all(
-        self, rows: Rows, naming: Mapping[tuple[str, ...], dict[str, str]], config: SourceConfig
-    ) -> Adapted:
+    def read_all(self, rows: Rows, naming: Naming, config: SourceConfig) -> Adapted:
         """Return the conversations of rows, and those that have none.
 
         Args:
@@ -206,12 +211,12 @@ def check_present(
             raise BadRowError("fields", f"no field {wanted!r}; the row has {has}")
 
 
-def optional(row: dict[str, Any], names: dict[str, str], ours: str) -> Any:
+def optional(row: Row, names: Names, ours: str) -> Any:
     """Return what a row has in a field, None without it."""
     return row[names[ours]] if ours in names else None
 
 
-def optional_text(row: dict[str, Any], names: dict[str, str], ours: str) -> str | None:
+def optional_text(row: Row, names: Names, ours: str) -> str | None:
     """Return the text that a row has in a field, None without it.
 
     Raises:
@@ -266,7 +271,7 @@ class Mixed(RowFormat):
         ]
         return min(rests, key=len, default=[])
 
-    def read(self, row: Any, names: dict[str, str], config: SourceConfig) -> list[Conversation]:
+    def read(self, row: Any, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read the row by the first format that it fits."""
         formats = _formats_of_conversations()
         found = row_format_of(row, config.fields, formats)
@@ -317,9 +322,7 @@ class PluginRows(RowFormat):
         """Nothing."""
         return []
 
-    def read(
-        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
-    ) -> list[Conversation]:
+    def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Call the plug-in; a row has our names where `fields` renames the file's."""
         renamed = {ours: row[theirs] for ours, theirs in config.fields.items() if theirs in row}
         rest = {name: row[name] for name in row if name not in config.fields.values()}

@@ -6,15 +6,17 @@ these fields.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from packhouse.read.chat_messages import Conversation, kind_of, text_turn
-from packhouse.read.records import Rows, parse_text
+from packhouse.read.records import Rows, value_of
 from packhouse.read.row_formats import (
     Adapted,
+    Names,
+    Naming,
+    Row,
     RowFormat,
     aliases,
     check_present,
@@ -39,9 +41,7 @@ class TextFields(RowFormat):
     context: str = ""
     """Our field of what the question is about."""
 
-    def read(
-        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
-    ) -> list[Conversation]:
+    def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read the turns, with the system prompt and earlier turns before them."""
         fields = [ours for _, ours in self.turns]
         check_present(row, fields, names, config)
@@ -67,15 +67,11 @@ class TextFields(RowFormat):
             label = class_index(row[names["label"]], config.label_names)
         return [Conversation(turns, None, label)]
 
-    def read_all(
-        self, rows: Rows, naming: Mapping[tuple[str, ...], dict[str, str]], config: SourceConfig
-    ) -> Adapted:
+    def read_all(self, rows: Rows, naming: Naming, config: SourceConfig) -> Adapted:
         """Read all rows at once, or row by row where one needs a closer look."""
         return self.read_columns(rows, naming, config) or super().read_all(rows, naming, config)
 
-    def read_columns(
-        self, rows: Rows, naming: Mapping[tuple[str, ...], dict[str, str]], config: SourceConfig
-    ) -> Adapted | None:
+    def read_columns(self, rows: Rows, naming: Naming, config: SourceConfig) -> Adapted | None:
         """Read all rows at once; None if a row needs a closer look."""
         names: dict[str, str] = {}
         for of_layout in naming.values():
@@ -133,8 +129,7 @@ def _read_history(value: object) -> list[list[str]]:
     """Earlier turns as [question, answer] pairs."""
     if value is None or value == "":
         return []
-    if isinstance(value, str):  # a column of text that holds JSON
-        value, _ = parse_text(value)
+    value = value_of(value)
     if not isinstance(value, list):
         raise BadRowError("type", f"history is {kind_of(value)}, not a list of pairs")
     for pair in value:
@@ -157,9 +152,7 @@ class Squad(RowFormat):
         names = self.names(keys, renamed)
         return "paragraphs" in names or {"question", "answers"} <= names.keys()
 
-    def read(
-        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
-    ) -> list[Conversation]:
+    def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read each question that has an answer."""
         if "paragraphs" in names:
             return _read_questions(row[names["paragraphs"]], "question", "answers")
@@ -179,8 +172,7 @@ def _read_questions(paragraphs: object, question: str, answers: str) -> list[Con
     Raises:
         BadRowError: they are no such paragraphs, or no question has an answer.
     """
-    if isinstance(paragraphs, str):
-        paragraphs, _ = parse_text(paragraphs)
+    paragraphs = value_of(paragraphs)
     found: list[Conversation] = []
     num_unanswered = 0
     for paragraph in paragraphs if isinstance(paragraphs, list) else [paragraphs]:
@@ -208,7 +200,7 @@ def _read_questions(paragraphs: object, question: str, answers: str) -> list[Con
 def _first_answer(answers: object) -> object:
     """The first answer; None if there is none."""
     if isinstance(answers, str) and answers.lstrip()[:1] in ("[", "{"):
-        answers, _ = parse_text(answers)
+        answers = value_of(answers)
     if isinstance(answers, dict):
         answers = answers.get("text")
     first = answers[0] if isinstance(answers, list) and answers else answers

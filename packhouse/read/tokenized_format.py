@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from packhouse.read.chat_messages import MAX_WEIGHT, Conversation, Turn, kind_of
 from packhouse.read.records import Ints
-from packhouse.read.row_formats import RowFormat, aliases, check_present
+from packhouse.read.row_formats import Names, Row, RowFormat, aliases, check_present
 from packhouse.recipe import SourceConfig
 from packhouse.records.messages import Answers
 from packhouse.system.plugins import BadRowError
@@ -49,9 +49,7 @@ class TokenRows(RowFormat):
         """Those beside the columns of tokens; a length follows from the ids."""
         return [key for key in super().unread(keys, renamed) if key not in ("length", "num_tokens")]
 
-    def read(
-        self, row: dict[str, Any], names: dict[str, str], config: SourceConfig
-    ) -> list[Conversation]:
+    def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read a record, or each of those that a row holds one behind another."""
         check_present(row, self.required, names, config)
         named = {ours: name for ours, name in names.items() if row[name] is not None}

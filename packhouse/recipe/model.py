@@ -114,9 +114,7 @@ class Recipe(Section):
             f"pack.over_length {pack.over_length}": pack.over_length not in ("drop", "error"),
             "pack.strategy concat": pack.strategy == "concat",
             "pack.pad_record_to_multiple_of": pack.pad_record_to_multiple_of > 1,
-            "loss_weight": any(
-                source.loss_weight != 1 or "loss_weight" in source.fields for source in self.sources
-            ),
+            "loss_weight": any(source.is_weighted for source in self.sources),
         }
         for setting in (name for name, is_set in refused.items() if is_set):
             raise ValueError(f"{setting} is not for sources of format {kind}: each answer is whole")
@@ -128,11 +126,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _a_weight_is_of_trained_tokens(self) -> Self:
-        weighted = [
-            source.path
-            for source in self.sources
-            if source.loss_weight != 1 or "loss_weight" in source.fields
-        ]
+        weighted = [source.path for source in self.sources if source.is_weighted]
         if weighted and self.format.template == "sequence_classification":
             raise ValueError(
                 f"source '{weighted[0]}' has a loss_weight, and sequence_classification trains no "

@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 from packhouse.errors import ConfigError
 from packhouse.recipe.model import Recipe
 from packhouse.recipe.section import HUB_NAME, IN_A_FILE
+from packhouse.recipe.source import SourceConfig
 from packhouse.system.wording import near_files, near_name
 
 # What is wrong with a recipe, in plain words: the line, the key, what is allowed, what was meant.
@@ -184,16 +185,16 @@ def load_recipe(
         raise ConfigError(f"{where} is empty; see deployments/recipes for examples")
     if not isinstance(raw, dict):
         raise ConfigError(f"{where} must be a mapping of keys, got {type(raw).__name__}")
-    given = merge_settings(raw, settings or {})
+    keys = merge_settings(raw, settings or {})
     for override in overrides:
         apply_override(raw, override)
+        keys.append(override.partition("=")[0])
     try:
         expanded = expand_variables(raw)
     except RecursionError:
         raise ConfigError(
             f"{where}: an alias (`*name`) stands inside what it names; write the value out"
         ) from None
-    keys = [*given, *(override.partition("=")[0] for override in overrides)]
     root = cache(lambda: _Loader(text).get_single_node())  # parsed again if there are mistakes
 
     def line_of(loc: tuple[int | str, ...]) -> int | None:
@@ -210,14 +211,14 @@ def _line_of(node: yaml.Node | None, loc: tuple[int | str, ...]) -> int | None:
         if isinstance(node, yaml.MappingNode):
             pairs = [(k, v) for k, v in node.value if getattr(k, "value", None) == part]
             if not pairs:
-                return line
+                break
             key, node = pairs[0]
             line = key.start_mark.line + 1
         elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
             node = node.value[part]
             line = node.start_mark.line + 1
         else:
-            return line
+            break
     return line
 
 
@@ -360,17 +361,13 @@ def apply_override(raw: dict[str, Any], override: str) -> None:
     place: Any = raw
     for parent in parents:
         if isinstance(place, list):
-            place = _item(place, parent, override)
+            place = place[_index(place, parent, override)]
         else:
             place = place.setdefault(parent, {})
         if not isinstance(place, dict | list):
             raise ConfigError(f"--set {override}: '{parent}' is a value, not a section")
     parsed = _parse_yaml(value, f"--set {key}")
-    if isinstance(place, list):
-        _item(place, last, override)
-        place[int(last)] = parsed
-    else:
-        place[last] = parsed
+    place[_index(place, last, override) if isinstance(place, list) else last] = parsed
 
 
 _WHERE = {"store", "ref", "move_ref", "also", "allow_breaking_schema"}
@@ -395,10 +392,10 @@ def changes_data(overrides: Sequence[str]) -> bool:
     return False
 
 
-def _item(place: Sequence[object], index: str, override: str) -> Any:
+def _index(place: Sequence[object], index: str, override: str) -> int:
     if index not in map(str, range(len(place))):
         raise ConfigError(f"--set {override}: '{index}' is not one of items 0 to {len(place) - 1}")
-    return place[int(index)]
+    return int(index)
 
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
@@ -428,21 +425,22 @@ def _variable(match: re.Match[str]) -> str:
 
 
 def _resolve(recipe: Recipe, folder: Path) -> Recipe:
-    sources = [s.model_copy(update={"path": _at(s.path, folder)}) for s in recipe.sources]
-    benchmarks = [
-        s.model_copy(update={"path": _at(s.path, folder)}) for s in recipe.audit.benchmarks
-    ]
+    audit, format_ = recipe.audit, recipe.format
     update: dict[str, Any] = {
-        "sources": sources,
-        "audit": recipe.audit.model_copy(update={"benchmarks": benchmarks}),
+        "sources": _sources_at(recipe.sources, folder),
         "tokenizer": tokenizer_at(recipe.tokenizer, folder),
+        "audit": audit.model_copy(update={"benchmarks": _sources_at(audit.benchmarks, folder)}),
     }
     if recipe.golden is not None:
         update["golden"] = _at(recipe.golden, folder)
-    if recipe.format.template.endswith((".jinja", ".j2")):
-        template = _at(recipe.format.template, folder)
-        update["format"] = recipe.format.model_copy(update={"template": template})
+    if format_.template.endswith((".jinja", ".j2")):
+        template = _at(format_.template, folder)
+        update["format"] = format_.model_copy(update={"template": template})
     return recipe.model_copy(update=update)
+
+
+def _sources_at(sources: list[SourceConfig], folder: Path) -> list[SourceConfig]:
+    return [each.model_copy(update={"path": _at(each.path, folder)}) for each in sources]
 
 
 def _at(uri: str, folder: Path) -> str:

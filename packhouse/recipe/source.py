@@ -2,12 +2,7 @@
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (
-    Discriminator,
-    Field,
-    Tag,
-    field_validator,
-)
+from pydantic import Discriminator, Field, Tag, field_validator
 
 from packhouse.recipe.rows import Role
 from packhouse.recipe.section import Name, Section, Uri
@@ -153,6 +148,11 @@ class SourceConfig(Section):
     def is_reshaped(self) -> bool:
         """True if expressions decide which rows are read, or which fields they have."""
         return bool(self.filters or self.select)
+
+    @property
+    def is_weighted(self) -> bool:
+        """True if its records have loss weights: those of the source, or of rows."""
+        return self.loss_weight != 1 or "loss_weight" in self.fields
 
     @field_validator("where")
     @classmethod

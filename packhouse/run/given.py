@@ -9,7 +9,9 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +77,7 @@ def data_uri(data: object, cache: Path) -> str:
         is_id = _DATASET_ID.fullmatch(uri) and not Path(uri).parent.exists()
         return f"hf://datasets/{uri}" if is_id else uri
     name = "rows.jsonl" if isinstance(data, list | tuple) else "rows.parquet"
-    return write_content(cache, name, _writer_of(data))
+    return write_content(cache, name, partial(_write_rows, data))
 
 
 def is_rows(data: object) -> bool:
@@ -102,31 +104,44 @@ def _is_row(row: Any) -> bool:
     return is_list and all(isinstance(m, dict) and not _SPEAKER.isdisjoint(m) for m in row)
 
 
-def _writer_of(data: Any) -> Callable[[str], object]:
-    """The function that writes rows to a path."""
+def _write_rows(data: Any, path: str) -> None:
+    """Write rows to a file: a list as JSON Lines, all else as Parquet."""
     if is_rows(data):
-        lines = b"".join(_json_line(row, number) for number, row in enumerate(data))
-        return lambda path: Path(path).write_bytes(lines)
-    if isinstance(data, pa.Table):
-        import pyarrow.parquet as pq
+        Path(path).write_bytes(b"".join(_json_line(row, n) for n, row in enumerate(data)))
+        return
+    library = "" if isinstance(data, type) else type(data).__module__.partition(".")[0]
+    try:
+        if isinstance(data, pa.Table):
+            import pyarrow.parquet as pq
 
-        return _arrow_errors(data, lambda path: pq.write_table(data, path))
-    library = type(data).__module__.partition(".")[0]
-    if not isinstance(data, type):
-        if library == "datasets" and hasattr(data, "to_parquet"):
-            return _arrow_errors(data, _without_bar(data.to_parquet))
-        if library == "pandas" and hasattr(data, "to_parquet"):
+            pq.write_table(data, path)
+        elif library == "datasets" and hasattr(data, "to_parquet"):
+            with _without_bars():
+                data.to_parquet(path)
+        elif library == "pandas" and hasattr(data, "to_parquet"):
             is_named = any(name is not None for name in data.index.names)  # else mere row numbers
-            return _arrow_errors(data, lambda path: data.to_parquet(path, index=is_named))
-        for name in ("write_parquet", "to_parquet"):  # polars; whatever else can
-            if hasattr(data, name):
-                return _arrow_errors(data, getattr(data, name))
+            data.to_parquet(path, index=is_named)
+        elif library and hasattr(data, "write_parquet"):  # polars
+            data.write_parquet(path)
+        elif library and hasattr(data, "to_parquet"):  # whatever else can
+            data.to_parquet(path)
+        else:
+            raise _no_rows(data)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        said = " ".join(map(str, error.args))[:200]
+        raise ConfigError(
+            f"rows of the {type(data).__name__} cannot be written as Parquet ({said}); give "
+            "each column one type and a name of its own"
+        ) from None
+
+
+def _no_rows(data: Any) -> ConfigError:
     hint = ""
     if isinstance(data, dict) and any(hasattr(split, "to_parquet") for split in data.values()):
         hint = f"; of a dict of splits give one: data[{next(iter(data))!r:.40}]"
     elif hasattr(data, "collect"):
         hint = "; of a lazy frame give `data.collect()`"
-    raise ConfigError(
+    return ConfigError(
         f"data of type {type(data).__name__} holds no rows; give a path, a list of dicts, a "
         f"datasets.Dataset, a pandas or polars frame, or an Arrow table{hint}"
     )
@@ -142,34 +157,18 @@ def _json_line(row: object, number: int) -> bytes:
         ) from None
 
 
-def _arrow_errors(data: object, write: Callable[[str], Any]) -> Callable[[str], object]:
-    def checked(path: str) -> None:
-        try:
-            write(path)
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            said = " ".join(map(str, error.args))[:200]
-            raise ConfigError(
-                f"rows of the {type(data).__name__} cannot be written as Parquet ({said}); give "
-                "each column one type and a name of its own"
-            ) from None
-
-    return checked
-
-
-def _without_bar(write: Callable[[str], Any]) -> Callable[[str], object]:
-    """Writing by `datasets` without its bar: the run has one of its own."""
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Let `datasets` show no bars: the run has one of its own."""
     from datasets import utils
 
-    def silent(path: str) -> None:
-        is_shown = not utils.are_progress_bars_disabled()
-        utils.disable_progress_bars()
-        try:
-            write(path)
-        finally:
-            if is_shown:
-                utils.enable_progress_bars()
-
-    return silent
+    is_shown = not utils.are_progress_bars_disabled()
+    utils.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if is_shown:
+            utils.enable_progress_bars()
 
 
 def tokenizer_name(tokenizer: object, cache: Path) -> str:

@@ -38,7 +38,7 @@ from packhouse.system.disks import read_checked, temporary_folder, write_checked
 from packhouse.system.plugins import hub_options, silent_bar
 from packhouse.system.wording import first_line, near_files
 from packhouse.system.worker import at, limited, run_in_worker
-from packhouse.tokenize.encoders import bare
+from packhouse.tokenize.encoders import bare, keep
 from packhouse.tokenize.gate import short_texts
 from packhouse.tokenize.pipeline import MAX_IDS, Pipeline, TokenizerSnapshot, read_pipeline
 
@@ -330,8 +330,9 @@ def _read_fields(
         fields = _fields_of(tokenizer, folder, by_file if of_file else None)
         difference = None
         if by_file is not None and not of_file:
-            texts = short_texts(read_pipeline(engine.to_str()))
+            texts = short_texts(read_pipeline(fields["backend"]))
             difference = _difference(texts, bare(engine), bare(by_file), fields["class_name"])
+        keep(fields["backend"], by_file if of_file and by_file is not None else engine)
     return {**fields, "fingerprint": fingerprint, "difference": difference}
 
 

@@ -4,8 +4,8 @@ import orjson
 import pytest
 
 from packhouse.errors import ConfigError, SourceError
-from packhouse.read import evaluation, read_shard, scan_source
-from packhouse.read.evaluation import FUNCTIONS
+from packhouse.read import read_shard, scan_source, where_select
+from packhouse.read.where_select import FUNCTIONS
 from packhouse.recipe import SourceConfig, ValidateConfig
 
 duckdb = pytest.importorskip("duckdb")
@@ -198,7 +198,7 @@ def test_huge_numbers_are_the_rows_fault_or_the_expressions(evaluate):
 
 def test_what_the_tree_lets_pass_still_reaches_no_file():
     """The second wall: DuckDB itself may not read files, attach, or change its settings."""
-    connection = evaluation._connection.__wrapped__()
+    connection = where_select._connection.__wrapped__()
 
     for statement in (
         "SELECT * FROM read_text('/etc/passwd')",

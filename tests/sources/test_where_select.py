@@ -14,7 +14,7 @@ import pytest
 
 from packhouse.addons import quality
 from packhouse.errors import ConfigError, SourceError
-from packhouse.read import evaluation, scan_source
+from packhouse.read import scan_source, where_select
 from packhouse.read.where_select import expression_key
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.recipe.reading import parse_recipe
@@ -359,4 +359,4 @@ def test_a_function_whose_package_is_missing_is_an_error_before_any_row_is_read(
     quality._identifier.cache_clear()
 
     with pytest.raises(ConfigError, match=r"py3langid"):
-        evaluation.analyse(["language(text) = 'en'"])
+        where_select.analyse(["language(text) = 'en'"])

@@ -13,7 +13,7 @@ from packhouse.addons.ask.query import ask
 from packhouse.api import Version, prepare
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, IntegrityError
-from packhouse.read.evaluation import text_function
+from packhouse.read.where_select import text_function
 from packhouse.store import open_store, open_version, publish_version
 from tests.store.versions import FACTS, write_file
 

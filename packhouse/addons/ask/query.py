@@ -21,7 +21,7 @@ import pyarrow as pa
 from packhouse.addons.ask.columns import fetch_columns
 from packhouse.addons.ask.files import TABLES, FileTable, VersionFiles, columns_of_files
 from packhouse.errors import ConfigError, IntegrityError, PackhouseError
-from packhouse.read.evaluation import add_text_functions, check_text_function
+from packhouse.read.where_select import add_text_functions, check_text_function
 from packhouse.records.ledger import LedgerLine, units_of
 from packhouse.records.lists import one_chunk
 from packhouse.registry import TEXT_FUNCTIONS

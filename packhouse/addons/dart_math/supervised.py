@@ -13,13 +13,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
 
+from packhouse.addons.dart_math.dataset import TokenizedDataset
 from packhouse.addons.dart_math.prompt_texts import TEXTS, texts_to_jinja
 from packhouse.errors import (
     ConfigError,
     EmptyDatasetError,
     QuarantineLimitError,
 )
-from packhouse.load.dataset import PackedDataset, TokenizedDataset
+from packhouse.load.dataset import PackedDataset
 from packhouse.load.versions import cache_folder
 from packhouse.recipe import FormatConfig, Recipe, SourceConfig
 from packhouse.records.ledger import check_quarantine, ledger_of

@@ -50,7 +50,7 @@ _FORMAT_KEYS = {"megatron": "megatron.2", "msgpack": "msgpack.2"}
 
 _TOKENS_PER_GROUP = 2**21
 _BYTES_PER_TOKEN = {"labels": 8, "compact": 4}
-_RECORDS_PER_FILE = 2**23
+_RECORDS_PER_FILE = 2**23  # at 64 bytes a record, 512 MiB are read for a file
 _ROWS_PER_GROUP = 2**20  # of records; pyarrow's own
 _BAD_ROWS_PER_GROUP = 2**14  # each holds up to 64 KiB of raw bytes
 
@@ -251,10 +251,10 @@ def _data_jobs(
             with_weights=planned.with_weights,
             of_preferences=recipe.preferences is not None,
         )
-        reads = [(job.parameters, job.ref) for job in gathered]
+        packs = [(job.parameters.first, job.parameters.last, job.ref) for job in gathered]
         yield FILES.job(
             parameters,
-            inputs=[ref for each, ref in reads if each.first < cut.last and cut.first < each.last],
+            inputs=[ref for first, last, ref in packs if first < cut.last and cut.first < last],
             label=f"{side} file {cut.number}",
             size=4 * planned.num_tokens * (cut.last - cut.first) // planned.num_packs,
         )

@@ -1,0 +1,127 @@
+"""Tokenized records, one a row, in views that shuffle, join and pad them."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from packhouse.errors import ConfigError
+from packhouse.load.rows import ArrowRows, open_rows
+from packhouse.pack.layout import IGNORE_INDEX
+from packhouse.pack.shuffle import permutation
+from packhouse.records.ledger import LedgerLine
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Padding:
+    pad_token_id: int
+    length: int
+    side: Literal["left", "right"]
+
+
+class TokenizedDataset(torch.utils.data.Dataset):
+    """Tokenized records, one a row: `input_ids`, `labels`, `attention_mask` as int64 tensors.
+
+    Made by `make_supervised_dataset`. `concat`, `shuffle` and `pad` return another view of the
+    same mapped files; nothing is copied.
+    """
+
+    def __init__(self, paths: Sequence[Path], *, ledger: Sequence[LedgerLine] = ()) -> None:
+        self.ledger = list(ledger)
+        self._paths = tuple(Path(path) for path in paths)
+        self._padding: _Padding | None = None
+        self._rows = open_rows(self._paths, whole_rows=True)
+        self._order: npt.NDArray[np.int64] = np.arange(len(self._rows))
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        row = self._rows[int(self._order[index])]
+        item: dict[str, npt.NDArray[Any]] = {
+            "input_ids": row.input_ids,
+            "labels": row.labels,
+            "attention_mask": np.ones_like(row.input_ids),
+        }
+        if row.loss_weights is not None:
+            item["loss_weights"] = row.loss_weights
+        if self._padding is not None:
+            num_pads = self._padding.length - len(row.input_ids)
+            width = (0, num_pads) if self._padding.side == "right" else (num_pads, 0)
+            fill = {"input_ids": self._padding.pad_token_id, "labels": IGNORE_INDEX}
+            for name, values in item.items():
+                item[name] = np.pad(values, width, constant_values=fill.get(name, 0))
+        tensors = {name: torch.from_numpy(values) for name, values in item.items()}
+        return tensors if row.label is None else tensors | {"label": torch.tensor(row.label)}
+
+    @property
+    def num_tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens of each record, in order."""
+        assert isinstance(self._rows, ArrowRows)
+        return self._rows.num_tokens()[self._order]
+
+    def concat(self, *others: "TokenizedDataset") -> "TokenizedDataset":
+        """Return these records and then those of the others, each in its own order.
+
+        Raises:
+            ConfigError: one is no `TokenizedDataset`; or they are padded, and not alike.
+        """
+        for number, other in enumerate(others, start=1):
+            if not isinstance(other, TokenizedDataset):
+                raise ConfigError(
+                    f"concat takes TokenizedDataset, and argument {number} is a "
+                    f"{type(other).__name__}; make it with make_supervised_dataset, or join rows "
+                    "of other kinds with torch.utils.data.ConcatDataset"
+                )
+        parts = [self, *others]
+        if len({part._padding for part in parts}) > 1:
+            raise ConfigError("these records are padded differently; concat first, then pad")
+        made = TokenizedDataset(
+            [path for part in parts for path in part._paths],
+            ledger=list(chain.from_iterable(part.ledger for part in parts)),
+        )
+        starts = np.cumsum([0, *(len(part._rows) for part in parts)])
+        orders = [part._order + start for part, start in zip(parts, starts, strict=False)]
+        made._order = np.concatenate(orders)
+        made._padding = self._padding
+        return made
+
+    def shuffle(self, seed: int = 42) -> "TokenizedDataset":
+        """Return the same records in an order that `seed` decides, on every platform alike."""
+        made = copy.copy(self)
+        made._order = self._order[permutation(len(self), seed)]
+        return made
+
+    def pad(
+        self,
+        pad_token_id: int,
+        length: int | Literal["longest"] = "longest",
+        side: Literal["left", "right"] = "right",
+    ) -> "TokenizedDataset":
+        """Return the same records padded to one length; labels of pads are -100, by length.
+
+        Raises:
+            ConfigError: a record is longer than `length`, or no such side.
+        """
+        if side not in ("left", "right"):
+            raise ConfigError(f"side '{side}' is not known; use left or right")
+        longest = int(self.num_tokens.max(initial=0))
+        width = longest if length == "longest" else length
+        if width < longest:
+            raise ConfigError(f"a record has {longest:,} tokens, more than length {width:,}")
+        made = copy.copy(self)
+        made._padding = _Padding(pad_token_id=pad_token_id, length=width, side=side)
+        return made
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "_rows"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._rows = open_rows(self._paths, whole_rows=True)

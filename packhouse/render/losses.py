@@ -132,22 +132,13 @@ def _ranges(renderings: Sequence[Rendering]) -> _Ranges:
 
 def _check_field(talk: Conversation, field: Field, ranges: _Ranges) -> list[str]:
     """Thoughts of a field that are not written; all else of it has to be."""
-    message = talk.messages[field.message]
-    is_tagged = message["role"] == "assistant" and HAS_TAGS in str(message.get("content"))
-    setting = "Set format.reasoning: strip. Or: " if is_tagged and not talk.is_stripped else ""
-    own = f"message {field.message} ({message['role']})"
-    kinds = [each.kind for each in ranges if each.message == field.message]
-    if "call" in kinds or "function" in kinds:  # some write one call, or no text with it
-        is_call = field.kind in ("call", "function")
-        part = "each call, followed by its result," if is_call else "the text"
-        setting += f"Put {part} into a separate message. Or: "
-    remedy = f". {setting}{_OTHER_TEMPLATE}"
+    own = f"message {field.message} ({talk.messages[field.message]['role']})"
     thoughts: list[str] = []
     if field.kind != "function":
         for text, is_thinking in _unwritten(field, ranges.get(field, []), talk.control):
             if not is_thinking:
                 what = f"text of {own} is not in the rendering"
-                raise _lost(f"{what}: {_excerpt(text)}", remedy)
+                raise _lost(f"{what}: {_excerpt(text)}", _remedy(talk, field, ranges))
             thoughts.append(text)
     for text in _unwritten_strings(field, ranges, talk.control):
         what = f"a tool call of {own} is not in the rendering"
@@ -160,8 +151,21 @@ def _check_field(talk: Conversation, field: Field, ranges: _Ranges) -> list[str]
                 f": the template writes its id alone ({given[:EXCERPT]!r}), which does not hold the"
                 " name. Set format.call_ids: functions"
             )
-        raise _lost(f"{what}: {_excerpt(text)}", remedy)
+            raise _lost(f"{what}: {_excerpt(text)}", remedy)
+        raise _lost(f"{what}: {_excerpt(text)}", _remedy(talk, field, ranges))
     return thoughts
+
+
+def _remedy(talk: Conversation, field: Field, ranges: _Ranges) -> str:
+    message = talk.messages[field.message]
+    is_tagged = message["role"] == "assistant" and HAS_TAGS in str(message.get("content"))
+    setting = "Set format.reasoning: strip. Or: " if is_tagged and not talk.is_stripped else ""
+    kinds = {each.kind for each in ranges if each.message == field.message}
+    if kinds & {"call", "function"}:  # some write one call, or no text with it
+        is_call = field.kind in ("call", "function")
+        part = "each call, followed by its result," if is_call else "the text"
+        setting += f"Put {part} into a separate message. Or: "
+    return f". {setting}{_OTHER_TEMPLATE}"
 
 
 _TEXT_KEYS = ("text", "content", "contents")

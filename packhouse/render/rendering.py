@@ -227,7 +227,7 @@ class Conversation:
         """All of it."""
         return self.prefix(len(self.messages))
 
-    @property
+    @cached_property
     def roles(self) -> list[str]:
         """Of the messages."""
         return [message["role"] for message in self.messages]

@@ -281,7 +281,7 @@ class RowRenderer:
             raise RefusedError("nothing_trained", "no turn of the conversation is trained")
         config, control = self._config, self.control_bytes
         answers = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
-        others = [n for n, weight in enumerate(weights) if weight > 0 and n not in answers]
+        others = [n for n, role in enumerate(talk.roles) if role != "assistant" and weights[n] > 0]
         is_whole = config.turns == "whole" or config.train_on == "all" or not answers
         if is_whole:
             record = Record(talk.rendering, num_messages=len(raw))

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.usefixtures("shared")
 NUM_STEPS = 150
 CLIENT = {
     "qwen3": {"enable_thinking": True},
+    "glm4moe": {"enable_thinking": True},
+    "nemotron_3_nano": {"enable_thinking": True},
     "gptoss": {},
 }
 """Families, and what their clients ask with when the model is to think."""

@@ -1,6 +1,7 @@
 """Work grows with the number of turns: what is counted is messages given to the template."""
 
 import json
+import sys
 
 import pytest
 
@@ -75,3 +76,31 @@ def test_prompts_that_differ_at_each_turn_are_each_proven_as_long_as_that_is_aff
     assert out.quarantined["reason"].to_pylist() == ["template_limit"]
     assert "the 600 messages are rendered in so many ways" in out.quarantined["detail"][0].as_py()
     assert work < 80 * 600
+
+
+def lines_run(work):
+    """Lines of Python that some work runs, each iteration of a comprehension among them."""
+    number = 0
+
+    def count(frame, event, _):
+        nonlocal number
+        number += event == "line"
+        return count
+
+    sys.settrace(count)
+    try:
+        work()
+    finally:
+        sys.settrace(None)
+    return number
+
+
+@pytest.mark.parametrize("name", ["chatml", "thinking"])
+def test_what_is_done_for_each_message_does_not_look_at_all_others(name):
+    def work(number):
+        config = {"turns": "joined"}
+        renderer = chat_renderer(TEMPLATES[name] + f"{{# {number} #}}", config)
+        return lines_run(lambda: renderer.render(make_table([turns(number)])))
+
+    work(40)  # what a process does once
+    assert work(800) < 12 * work(80)

@@ -37,6 +37,8 @@ class TemplateFacts:
 
     stops: frozenset[bytes]
     """Tokens at which generation stops."""
+    plain_stops: frozenset[bytes]
+    """Those of them that the template writes after a plain answer."""
     stop_sources: Mapping[str, str]
     """Where each is from: `format.stop_tokens`, a file of the model, or `template`."""
     switch: Switch | None
@@ -117,7 +119,7 @@ def learn_facts(
             return render(messages, *how)
         return None
 
-    sources = _stops(tried, answered, stop_tokens, control, where)
+    sources, plain_stops = _stops(tried, answered, stop_tokens, control, where)
     switch = _find_switch(tried, sorted(arguments))
     free = None if switch is None or is_set(switch.name) else switch
     thinking = {free.name: free.thinking} if free else {}
@@ -133,6 +135,7 @@ def learn_facts(
     asks = bool(asking and ends_in_tag(asking.tail)) or bool(is_other)
     return TemplateFacts(
         stops=frozenset(token.encode() for token in sources),
+        plain_stops=frozenset(token.encode() for token in plain_stops),
         stop_sources=sources,
         switch=free,
         opening=tail.removeprefix(question.tail) if question else b"",
@@ -158,8 +161,8 @@ def _stops(
     given: Mapping[str, str],
     control: re.Pattern[bytes],
     where: str,
-) -> dict[str, str]:
-    """Stop tokens with their sources."""
+) -> tuple[dict[str, str], set[str]]:
+    """Stop tokens with their sources, and those of them that follow a plain answer."""
 
     def after(*messages: Messages) -> list[str]:
         """Control tokens between the first answer and the next text."""
@@ -172,8 +175,8 @@ def _stops(
         return [m.group().decode() for m in rendering.controls(control, own[-1].end, stop)]
 
     last, asked = after(QUESTION, ANSWER), after(QUESTION, ANSWER, QUESTION)
-    if any(token in given for token in [*last, *asked]):
-        return dict(given)
+    if found := {*last, *asked} & {*given}:
+        return dict(given), found
     if "format.stop_tokens" in given.values():
         raise TemplateError(
             f"{where} ends answers with {' and '.join(map(repr, last)) or 'no control token'}, and "
@@ -198,7 +201,7 @@ def _stops(
             f" template that ends each turn{header}, or set format.train_on: all and"
             " audit.max_unterminated_turns: 1 to train without an end"
         )
-    return {**given, last[0]: "template"}
+    return {**given, last[0]: "template"}, {last[0]}
 
 
 def _find_switch(tried: _Tried, names: Iterable[str]) -> Switch | None:

@@ -622,11 +622,9 @@ class Answers:
         found, at = body.occurrences, inside[0].start()
         before = next((o for o in reversed(found) if o.end <= at), None)
         after = next((o for o in found if o.start >= at), None)
-        others = {stop.decode() for stop in self._facts.stops} - {
-            m.group().decode() for m in inside
-        }
-        if last.decode() in others:
-            remedy = f"Set format.stop_tokens: {json.dumps(sorted(others))}"
+        others = self._facts.stops - {m.group() for m in inside}
+        if last in others and others & self._facts.plain_stops:
+            remedy = f"Set format.stop_tokens: {json.dumps(sorted(map(bytes.decode, others)))}"
         elif before and is_thought(before) and not self._facts.needs_thought:
             remedy = "Set format.reasoning: strip"
         elif before and after and self._can_stand_apart(number, arguments, before, after):

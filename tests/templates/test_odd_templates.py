@@ -335,3 +335,25 @@ def test_a_call_is_put_into_its_own_message_only_where_the_prompt_after_a_text_h
     )
     assert "Give format.template a Jinja file" in begun
     assert "Put what follows it into a separate message" in apart
+
+
+def test_stop_tokens_that_end_no_plain_answer_are_no_advice():
+    template = (  # as Solar Open: a thought ends with the token that ends plain answers
+        "{% for m in messages %}<|user|>{{ m.role }}: "
+        "{% if m.reasoning_content %}{{ m.reasoning_content }}</s>{% endif %}{{ m.content }}"
+        "{% for call in m.tool_calls or [] %}[{{ call.function.name }}]{% endfor %}"
+        "{{ '<|model|>' if m.tool_calls else '</s>' }}{% endfor %}"
+        "{% if add_generation_prompt %}<|user|>assistant: {% endif %}"
+    )
+    called = {"role": "assistant", "content": "", "tool_calls": json.dumps(CALLS)}
+    turns = [("user", "Two?"), {**called, "reasoning": "Hm."}, ("tool", "2")]
+    config = {"stop_tokens": ["</s>", "<|model|>"]}
+    (refused,) = render_chat(
+        template, [turns], config=config, added_tokens=TOKENS
+    ).quarantined.to_pylist()
+
+    assert refused["reason"] == "stop_inside"
+    assert "Set format.reasoning: strip, or" in refused["detail"]
+    config |= {"reasoning": "strip"}
+    stripped = render_chat(template, [turns], config=config, added_tokens=TOKENS)
+    assert pieces(stripped.formatted) == [["[get]<|model|>"]]

@@ -422,7 +422,7 @@ def _with_columns(files: list[list[SourceShard]], config: SourceConfig) -> list[
         first = shards[0]
         if first.file_format in TABULAR:
             _, *batches = decode_head(first.uri, first.file_format, 1, config.table)
-            found: dict[str, Kind] = dict.fromkeys(first.header or (), "null")
+            found: dict[str, Kind] = {name: "null" for name in first.header or ()}
             for each in batches:
                 found |= {field.name: kind_of_type(field.type) for field in each.schema}
             for name, kind in found.items():

@@ -127,7 +127,7 @@ class ChatEngine:
             raise TemplateError(
                 f"{self._rows.template.where} never writes reasoning, and "
                 f"{conversations.name_of(first)} has some: the model would learn to answer "
-                f"without. {advice[0].upper()}{advice[1:]}"
+                f"without. {advice[0].upper()}{advice[1:]}{self._rows.argument_advice}"
             )
 
 

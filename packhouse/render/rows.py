@@ -39,7 +39,7 @@ from packhouse.render.trained_spans import (
     other_spans,
     weigh_spans,
 )
-from packhouse.render.turns import Answers, Record
+from packhouse.render.turns import NOT_TRAINED, Answers, Record
 from packhouse.tokenize.pipeline import TokenizerSnapshot
 
 _PARAMETERS = {
@@ -127,15 +127,31 @@ class RowRenderer:
             TemplateError: it cannot be used.
         """
         set_arguments, template = self._config.chat_template_kwargs, self.template
-        others = {*_ALWAYS, *self._template_args[1], *DEFAULTS, *template.numbers}
         return learn_facts(
             self._probe,
             where=template.where,
-            arguments=template.names - others,
+            arguments=self._arguments - template.numbers,
             is_set=lambda name: name in set_arguments,
             stop_tokens=self._stops,
             control=self.control_bytes,
         )
+
+    @property
+    def _arguments(self) -> frozenset[str]:
+        """What the template looks up, beside what every template gets."""
+        return self.template.names - {*_ALWAYS, *self._template_args[1], *DEFAULTS}
+
+    @property
+    def argument_advice(self) -> str:
+        """What to try where probes miss how thinking is turned on; empty: the template reads none.
+
+        Probes set arguments to true and false. Some take a word: `thinking_mode: thinking`.
+        """
+        unset = sorted(self._arguments - {*self._config.chat_template_kwargs})[:8]
+        if not unset:
+            return ""
+        names = ", ".join(name[:60] for name in unset)
+        return f". If an argument turns thinking on ({names}), set format.chat_template_kwargs"
 
     def check(self) -> None:
         """Refuse a template that cannot be used, before any row.
@@ -154,7 +170,11 @@ class RowRenderer:
             self.render(raw, self._probe_given)
         except RefusedError as error:
             if error.refusal.reason not in ("no_reasoning", "thought_lost"):
-                raise TemplateError(f"{self.template.where}: {error.refusal.detail}") from None
+                said = error.refusal.detail.removesuffix(f", or {NOT_TRAINED}")
+                raise TemplateError(
+                    f"{self.template.where}, tried with one question and answer: {said}"
+                    f"{self.argument_advice}"
+                ) from None
 
     def _probe(
         self, messages: Messages, arguments: Mapping[str, object] = {}, is_prompt: bool = False

@@ -219,8 +219,8 @@ def _tokenize_slice(
         for row in [row for row, found in plain.items() if found is None]:
             held = forged[row]
             more = f" and {len(held) - 1} more" if len(held) > 1 else ""
-            said = f"contents hold the control token '{held[0]}'{more}{why}"
-            faults[row] = ("control_text", said)
+            detail = f"contents hold the control token '{held[0]}'{more}{why}"
+            faults[row] = ("control_text", detail)
         replaced = {row: found for row, found in plain.items() if found is not None}
         encoded = encoded.with_rows(replaced, pipeline)
     if cut_at_spans:

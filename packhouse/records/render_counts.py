@@ -190,7 +190,7 @@ class SplitText:
     all: float = 0
     """Of all records."""
     split: float = 0
-    """Of the records of rows that were split."""
+    """Of the records of rows that were split, and what joined records hold beyond one rendering."""
     whole: float = 0
     """Of one rendering for each of these rows."""
 
@@ -200,7 +200,7 @@ class SplitText:
 
         Args:
             formatted: tables with a column `text`: one, or of pairs one per side.
-            notes: `split_bytes` and `whole_bytes` are read.
+            notes: `split_bytes`, `whole_bytes` and `joined_bytes` are read.
 
         Example:
             >>> table = pa.table({"text": ["four", "seven b"]})
@@ -208,7 +208,8 @@ class SplitText:
             SplitText(all=11, split=7, whole=2)
         """
         sizes = [pc.sum(pc.binary_length(table["text"])).as_py() or 0 for table in formatted]
-        return cls(sum(sizes), notes.get("split_bytes", 0), notes.get("whole_bytes", 0))
+        more = notes.get("split_bytes", 0) + notes.get("joined_bytes", 0)
+        return cls(sum(sizes), more, notes.get("whole_bytes", 0))
 
     @property
     def factor(self) -> float:

@@ -320,6 +320,10 @@ class RowRenderer:
             written, last = [record.rendering for record in records], records[-1].num_messages
             notes = rule.notes + check_row(talk, written, last, {*answers, *others})
             add_other_turns(records, talk, other_spans(talk, others, control))
+            if len(written) == 1 and rule.notes["rewritten_prompts"] and last == len(raw):
+                # The empty thoughts that Qwen3 writes before each answer stay in the record.
+                with suppress(RefusedError):
+                    notes["joined_bytes"] = len(written[0].text) - len(talk.rendering.text)
         done: list[RenderedRecord] = []
         for record in records:
             trained = weigh_spans(record, raw, talk, config)

@@ -229,7 +229,8 @@ def split_text_of(
         is_split: whether rows of other shards were split.
     """
     receipts = list(formatted)
-    if not is_split and not any(each.facts.notes.get("split_bytes") for each in receipts):
+    noted = {name for each in receipts for name in each.facts.notes}
+    if not is_split and noted.isdisjoint(("split_bytes", "joined_bytes")):
         return SplitText()
     names = ("formatted.arrow", REJECTED)
     return total(

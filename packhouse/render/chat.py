@@ -237,8 +237,7 @@ def render_rows(renderer: RowRenderer, conversations: Conversations, rows: Int64
         ),
     ]
     extents = [record.extent for record in records]
-    own = extents if any(extents) else []
-    filled = Filled(np.array(kept, np.int64), own, pa.table(columns, schema=TEXTS))
+    filled = Filled(np.array(kept, np.int64), extents, pa.table(columns, schema=TEXTS))
     return Texts(filled, refused, notes)
 
 

@@ -226,10 +226,8 @@ class Filling:
         num_trained = trained.value_lengths().to_numpy()
         weights = weights_column(self._weights()[ends > begins], num_trained)
         spans = [each.take(pa.array(order)) for each in (content, trained, weights)]
-        extents = list[Extent | None]()
-        if any(compiled.extent for compiled, _ in self._compiled):
-            every = [each.extent for each, rows in self._compiled for _ in range(len(rows))]
-            extents = [every[place] for place in order.tolist()]
+        every = [each.extent for each, rows in self._compiled for _ in range(len(rows))]
+        extents = [every[place] for place in order.tolist()]
         return Filled(rows[order], extents, pa.table([text, *spans], schema=TEXTS))
 
     def _spans(

@@ -112,12 +112,6 @@ def check_row(
     return notes
 
 
-def _written_id(function: Field, ranges: Mapping[Field, object]) -> str | None:
-    """The id of a call, if that is written."""
-    path = ("call_id", *function.path[1:]) if function.path else None
-    return next((own.value for own in ranges if own.kind == "id" and own.path == path), None)
-
-
 def _ranges(renderings: Sequence[Rendering]) -> _Ranges:
     """Characters of each field that are written."""
     ranges: _Ranges = {}
@@ -142,7 +136,8 @@ def _check_field(talk: Conversation, field: Field, ranges: _Ranges) -> list[str]
             thoughts.append(text)
     for text in _unwritten_strings(field, ranges, talk.control):
         what = f"a tool call of {own} is not in the rendering"
-        given = _written_id(field, ranges)
+        path = ("call_id", *field.path[1:]) if field.path else None
+        given = next((own.value for own in ranges if own.kind == "id" and own.path == path), None)
         if given is not None and field.value.get("name") == text:
             if text in given:  # Kimi's templates write `functions.NAME:N`, and no name beside it
                 field.trace.unrecorded.add((field.message, "name in id"))

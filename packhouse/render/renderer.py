@@ -139,7 +139,7 @@ class Renderer:
         conversations = Conversations.from_table(part, self._config)
         texts = self._engine.render(conversations)
         filled = texts.filled
-        if filled.extents:
+        if any(filled.extents):
             # The recipe's system turn, which counts in the extents, is no message of the row.
             own = FlatMessages.of(part["messages"])
             added = conversations.messages.counts - own.counts

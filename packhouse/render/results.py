@@ -55,15 +55,14 @@ class Filled:
 
     rows: Int64s
     extents: list[Extent | None]
-    """Empty where each has all of its row."""
+    """What of its row each has; None: all of it."""
     texts: pa.Table
     """Schema TEXTS."""
 
     def take(self, places: Int64s) -> "Filled":
         """Return the records at these places."""
-        extents = [self.extents[at] for at in places.tolist()] if self.extents else []
-        texts = self.texts.take(pa.array(places))
-        return Filled(self.rows[places], extents if any(extents) else [], texts)
+        extents = [self.extents[at] for at in places.tolist()]
+        return Filled(self.rows[places], extents, self.texts.take(pa.array(places)))
 
 
 @dataclass(slots=True)
@@ -102,8 +101,6 @@ def concat_filled(parts: Sequence[Filled]) -> Filled:
         return parts[0]
     parts = [Filled(np.zeros(0, np.int64), [], TEXTS.empty_table()), *parts]
     rows = np.concatenate([part.rows for part in parts])
-    extents = list[Extent | None]()
-    if any(part.extents for part in parts):
-        extents = [own for part in parts for own in part.extents or [None] * len(part.rows)]
+    extents = [own for part in parts for own in part.extents]
     texts = pa.concat_tables([part.texts for part in parts]).combine_chunks()
     return Filled(rows, extents, texts).take(np.argsort(rows, kind="stable"))

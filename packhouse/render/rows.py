@@ -148,10 +148,8 @@ class RowRenderer:
         Probes set arguments to true and false. Some take a word: `thinking_mode: thinking`.
         """
         unset = sorted(self._arguments - {*self._config.chat_template_kwargs})[:8]
-        if not unset:
-            return ""
-        names = ", ".join(name[:60] for name in unset)
-        return f". If an argument turns thinking on ({names}), set format.chat_template_kwargs"
+        advice = f". If an argument turns thinking on ({', '.join(unset)[:400]}), set "
+        return f"{advice}format.chat_template_kwargs" if unset else ""
 
     def check(self) -> None:
         """Refuse a template that cannot be used, before any row.

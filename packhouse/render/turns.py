@@ -107,7 +107,8 @@ class Answers:
         self._facts, self._control = facts, control
         self.notes = Counter[str]()
         self._thinks = [self._has_thought(number) for number in range(len(raw))]
-        self._exchange = exchanges(talk.roles)
+        # A user turn and all up to the next: roles s u a u a are in exchanges 0 1 1 2 2.
+        self._exchange = list(accumulate(int(role == "user") for role in talk.roles))
         self._thinking = {
             self._exchange[number] for number, thinks in enumerate(self._thinks) if thinks
         }
@@ -441,9 +442,8 @@ class Answers:
             raise self._no_reasoning(number, prompt.tail[-20:])
         if in_thought and self._thinks[number] and not self._raw[number].get("reasoning"):
             self._check_tagged(number, body)
-        inside = [m for m in body.controls(self._control) if m.group() in self._facts.stops]
-        if inside:
-            raise self._stop_inside(number, arguments, body, inside, closing.stop)
+        if any(match.group() in self._facts.stops for match in body.controls(self._control)):
+            raise self._stop_inside(number, arguments, body, closing.stop)
         end = len(body.text) + closing.size
         trained = [(0, end)]
         if finished.generation and start is not None and not notes:
@@ -611,14 +611,10 @@ class Answers:
         )
 
     def _stop_inside(
-        self,
-        number: int,
-        arguments: Mapping[str, object],
-        body: Rendering,
-        inside: Sequence[re.Match[bytes]],
-        last: bytes,
+        self, number: int, arguments: Mapping[str, object], body: Rendering, last: bytes
     ) -> RefusedError:
         """The error of an answer that contains stop tokens, and how to get rid of the first."""
+        inside = [m for m in body.controls(self._control) if m.group() in self._facts.stops]
         found, at = body.occurrences, inside[0].start()
         before = next((o for o in reversed(found) if o.end <= at), None)
         after = next((o for o in found if o.start >= at), None)
@@ -704,16 +700,6 @@ def _probe_result(call: Any) -> dict[str, Any]:
     if name := function_of(call).get("name"):
         own["name"] = name
     return own
-
-
-def exchanges(roles: Sequence[str]) -> list[int]:
-    """Number the exchanges of a conversation: a user turn and all up to the next.
-
-    Example:
-        >>> exchanges(["system", "user", "assistant", "user", "assistant"])
-        [0, 1, 1, 2, 2]
-    """
-    return list(accumulate(int(role == "user") for role in roles))
 
 
 def merge_touching(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

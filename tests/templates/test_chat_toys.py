@@ -167,7 +167,7 @@ def test_eos_that_history_leaves_out_joins_one_record():
     out = render_chat(source, [TWO])
     assert out.formatted["text"].to_pylist() == [f"{start}</s>{end}"]
     assert only(out) == ["hello<|im_end|></s>", "see you<|im_end|></s>"]
-    assert out.notes == {"rewritten_prompts": 1}
+    assert out.notes == {"joined_bytes": 4, "rewritten_prompts": 1}
     exact = render_chat(source, [TWO], config={"turns": "exact"})
     assert exact.formatted["text"].to_pylist() == [f"{start}</s>", f"{start}{end}"]
     whole = render_chat(source, [TWO], config={"turns": "whole"})

@@ -130,10 +130,10 @@ class TextFile(ABC):
         """Skip what precedes the first record; False where more bytes are needed."""
         return True
 
-    def after_cut(self) -> None:  # noqa: B027 (most kinds of files need none)
+    def after_cut(self) -> None:  # noqa: B027 - nothing divides lines but their ends
         """Drop what divides the shard just taken from the next."""
 
-    def end_of_file(self) -> None:  # noqa: B027
+    def end_of_file(self) -> None:  # noqa: B027 - nothing follows the last line
         """Check and drop what follows the last record."""
 
     def cut(self, chunks: Iterable[bytes]) -> Iterator[Cut]:

@@ -2,7 +2,10 @@
 
 import json
 
+import pytest
+
 from packhouse.auditing.plain_template import PlainTemplate
+from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.render import turns as rule
 from tests.templates.test_chat_toys import THINKING
@@ -357,3 +360,28 @@ def test_stop_tokens_that_end_no_plain_answer_are_no_advice():
     config |= {"reasoning": "strip"}
     stripped = render_chat(template, [turns], config=config, added_tokens=TOKENS)
     assert pieces(stripped.formatted) == [["[get]<|model|>"]]
+
+
+def test_an_argument_that_takes_words_is_named_where_no_reasoning_is_written():
+    template = (  # as DeepSeek V3.2: probes set arguments to true and false alone
+        "{% set on = thinking_mode == 'thinking' %}{% for m in messages %}<|user|>{{ m.role }}: "
+        "{% if m.role == 'assistant' %}{% if on %}<think>{{ m.reasoning_content }}</think>"
+        "{% endif %}{% endif %}{{ m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<|user|>assistant: {% if on %}<think>{% endif %}{% endif %}"
+    )
+    turns = [("user", "Two?"), {"role": "assistant", "content": "2.", "reasoning": "Hm."}]
+    with pytest.raises(TemplateError, match=r"turns thinking on \(thinking_mode\)"):
+        render_chat(template, [turns], added_tokens=TOKENS)
+    config = {"chat_template_kwargs": {"thinking_mode": "thinking"}}
+    done = render_chat(template, [turns], config=config, added_tokens=TOKENS)
+    assert pieces(done.formatted) == [["Hm.</think>2.</s>"]]
+
+
+def test_a_refused_probe_gives_no_advice_about_its_own_messages():
+    template = (
+        "{% for m in messages %}<|user|>{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<|model|>{% endif %}"
+    )
+    with pytest.raises(TemplateError, match="tried with one question and answer") as refused:
+        render_chat(template, [[("user", "Two?"), ("assistant", "2.")]], added_tokens=TOKENS)
+    assert "weight" not in str(refused.value)

@@ -39,6 +39,7 @@ class ArrayFile(TextFile):
             return start is not None
         space = len(self.buffer) - len(self.buffer.lstrip())
         if space == len(self.buffer):
+            self.skip(space)
             return at_end
         self.has_bracket = self.buffer[space] == ord("[")
         self._skip_to(space + self.has_bracket)

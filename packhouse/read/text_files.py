@@ -25,11 +25,12 @@ from packhouse.errors import SourceError
 from packhouse.read.file_formats import BOM
 from packhouse.read.json_structure import with_joined_objects_apart
 from packhouse.read.records import Ints, Records, parse_pieces
+from packhouse.read.streams import name_row
 
 SAMPLE_ROWS = 100
 """Rows looked at to find the format of a file's rows."""
 
-MAX_RECORD_BYTES = 2**29
+MAX_RECORD_BYTES = 2**26
 """A record beyond this is no record: a quote or a bracket was left open. Bounds memory."""
 
 BLOCK_BYTES = 2**21
@@ -64,6 +65,8 @@ class TextFile(ABC):
         max_shard_bytes: of a shard, unless one record is longer.
         header: column names of CSV and TSV, where they are known.
         rows_at: the field of a JSON file's one object that holds its rows.
+        encoding: of the file, for the lines in messages.
+        max_record_bytes: a longer record is refused.
     """
 
     def __init__(
@@ -73,11 +76,15 @@ class TextFile(ABC):
         *,
         header: tuple[str, ...] | None = None,
         rows_at: str | None = None,
+        encoding: str = "utf-8",
+        max_record_bytes: int = MAX_RECORD_BYTES,
     ) -> None:
         self.uri = uri
         self.max_shard_bytes = max_shard_bytes
         self.header = header
         self.rows_at = rows_at
+        self.encoding = encoding
+        self.max_record_bytes = max_record_bytes
         self.buffer = bytearray()
         self.position = 0  # offset in the file of the buffer's first byte
         self.num_rows = 0
@@ -179,14 +186,22 @@ class TextFile(ABC):
         Raises:
             SourceError: says where it begins.
         """
-        if len(self.buffer) > MAX_RECORD_BYTES:
+        if len(self.buffer) > self.max_record_bytes:
+            offset, what = self.find_open()
+            place = self.position + offset
+            line = name_row(self.uri, self.num_rows, place, self.encoding)
             raise SourceError(
-                f"source file '{self.uri}': record {self.num_rows} at byte {self.position:,} does "
-                f"not end within {MAX_RECORD_BYTES:,} bytes; is a quote or bracket left open?",
+                f"source file '{self.uri}': {what.format(line)} (looked at "
+                f"{len(self.buffer):,} bytes). Correct the file there; if the row is that long, "
+                "set `validate.max_row_bytes` to more than its bytes",
                 uri=self.uri,
                 row=self.num_rows,
-                byte_offset=self.position,
+                byte_offset=place,
             )
+
+    def find_open(self) -> tuple[int, str]:
+        """Return where in the buffer something is left open, and what to say of its line."""
+        return 0, "the row that begins at {} does not end"
 
     def _begin(self, *, at_end: bool) -> bool:
         if len(self.buffer) < len(BOM) and not at_end:

@@ -342,8 +342,8 @@ def test_a_refusal_shows_the_first_bad_rows_their_cause_and_what_to_type(place, 
     assert state.is_failed()
     said = (
         "instructions/instructions.jsonl line 1, .*; rows of 'instructions' look like `chat`, and "
-        "the recipe reads them as `alpaca`: try `format: chat`; to see them: `packhouse "
-        "quarantine show RECIPE`"
+        "the recipe reads them as `alpaca`: try `format: chat` if all rows do, or `format: "
+        "mixed` if rows have several shapes; to see them: `packhouse quarantine show RECIPE`"
     )
     assert re.search(said, state.message)
     assert str(cache) not in state.message

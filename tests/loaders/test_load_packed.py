@@ -15,6 +15,7 @@ from packhouse.errors import ConfigError, DiskError, IntegrityError, VersionNotF
 from packhouse.load.copies import read_rows
 from packhouse.store import pull_version
 from packhouse.store.read import open_address
+from packhouse.system import worker
 
 COLUMNS = ["input_ids", "labels", "seq_lengths", "record_ids", "position_ids"]
 
@@ -170,8 +171,9 @@ def test_a_cache_that_cannot_be_written_is_said_in_a_sentence(make_version, tmp_
             load_packed(uri, cache=cache)
 
 
-def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(make_version, tmp_path):
+def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(make_version, tmp_path, monkeypatch):
     uri = make_version()
+    monkeypatch.setattr(worker, "_idle", [])  # a new one inherits the limit
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))
     try:

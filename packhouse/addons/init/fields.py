@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from packhouse.addons.init.words import PARTS
 from packhouse.read.chat_messages import SPEAKERS
 from packhouse.read.conversation_formats import is_transcript
-from packhouse.read.extra_fields import PARTS
 from packhouse.read.records import parse_text
 from packhouse.read.row_formats import MESSAGE_FIELDS, row_format_of, row_formats
 from packhouse.read.text_formats import TextFields

@@ -24,8 +24,9 @@ from packhouse.addons.init.fields import (
     remedy_for_transcripts,
     shape_of,
 )
+from packhouse.addons.init.words import CONVERSATIONAL, PARTS, left_out_of
 from packhouse.errors import SourceError
-from packhouse.read.extra_fields import CONVERSATIONAL, PARTS, bad_answer_remedy, left_out_of
+from packhouse.read.extra_fields import bad_answer_remedy
 from packhouse.read.file_formats import (
     BOM,
     compression_of,

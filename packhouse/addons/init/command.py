@@ -346,6 +346,11 @@ def _show_candidates(
             if each.why_not is not None and not as_json:
                 reads = ", ".join(each.candidate.reading.reads)
                 print_text(f"note: {reads} cannot be trained together: {each.why_not}")
+        if not as_json:
+            print_text(
+                "If none is right, name the fields with --set format=question_answer --set "
+                'fields=\'{"question": "FIELD", "answer": "FIELD"}\'.'
+            )
     if as_json:
         echo(json.dumps({"candidates": found}))
 
@@ -455,7 +460,10 @@ def field_lines(proposal: Proposal, reading: Reading | None) -> list[str]:
         num_rows = held.kinds.total() - held.kinds["nothing"]
         some = "" if num_rows == found.num_rows else f", in {counted(num_rows, 'row')}"
         if reading is None:
-            use = f"needs no reading ({why[name]})" if name in why else "to be decided"
+            ways = {each.reading.reads.get(name) for each in proposal.candidates} - {None}
+            use = f"may be read as {' or '.join(sorted(map(str, ways)))}"
+            if not ways:
+                use = f"ignored ({why[name]})" if name in why else "read in none of the ways below"
         elif name in reading.reads:
             use = f"read as {reading.reads[name]}"
         elif name in ignored:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.addons.init.readings import Reading, explanation, readings_of
+from packhouse.addons.init.readings import Reading, explanation, marks_in, readings_of
 from packhouse.addons.init.survey import Layout, Survey, as_line, refusal
 from packhouse.errors import PackhouseError
 from packhouse.read import read_shard, scan_source
@@ -259,7 +259,10 @@ def _candidates(
     found: list[Candidate] = []
     ignored = given.get("ignored_fields", ())
     for reading in readings_of(layout, survey.fields):
-        if reading.reads.keys() & set(ignored):
+        is_talk = reading.settings["format"] in ("transcript", "preference")
+        if reading.reads.keys() & set(ignored) or (
+            not is_talk and marks_in(layout.rows, list(reading.reads))
+        ):
             continue
         try:
             candidate = _try(survey, layout, reading, ignored, folder)
@@ -275,7 +278,7 @@ def _candidates(
             > candidate.trial.num_rows - candidate.trial.num_dropped
         ):
             found.append(candidate)
-    return sorted(found, key=lambda each: (not each.reading.is_sure, len(each.trial.unread)))
+    return sorted(found, key=lambda each: (len(each.trial.unread), not each.reading.is_sure))
 
 
 def _try(
@@ -303,8 +306,8 @@ def _try(
 def _only_one(candidates: Sequence[Candidate], survey: Survey) -> Candidate | None:
     """The candidate that is sure and leaves out no text, if no other one may be meant.
 
-    Another one may be if it is sure as well and trains text that the first leaves out, even where
-    this repeats what is read: the best of several answers.
+    Another one may be if it is sure as well and trains a field that the first leaves out, even
+    where this repeats what is read, as the best of several answers does.
     """
     sure = [each for each in candidates if each.reading.is_sure]
     structured = [each for each in sure if each.reading.settings["format"] != "text"]
@@ -316,9 +319,9 @@ def _only_one(candidates: Sequence[Candidate], survey: Survey) -> Candidate | No
         return None  # it says more
     for other in structured:
         left_out = other.reading.trained - first.reading.reads.keys()
-        has_text = any(survey.fields[name].num_texts for name in left_out)
+        is_held = any(survey.fields[name].kind != "nothing" for name in left_out)
         is_other = other.trial.ids != first.trial.ids
-        if is_other and (has_text or (other.is_complete and other is not first)):
+        if is_other and (is_held or (other.is_complete and other is not first)):
             return None
     return first
 
@@ -355,6 +358,13 @@ def _unknown(survey: Survey, layout: Layout) -> str:
             "each row is one message. Write a row for each conversation, with all of its messages: "
             '{"messages": [{"role": "user", "content": "..."}, ...]}'
         )
+    names = row if isinstance(row, dict) else ()
+    for name in names:
+        if what := marks_in(layout.rows, [name]):
+            return (
+                f"the text in '{name}' is a whole conversation, with {what} in it, which packhouse "
+                "cannot read. Write rows with messages ([{role, content}])"
+            )
     return (
         f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} hold {_kinds_of(row)}, in which "
         "nothing tells question and answer. If two fields hold them, say so with --set "

@@ -306,7 +306,7 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         for name in _texts_of(rows[0], rows)
         if sum(isinstance(row[name], str) for row in rows) > (1 - _MAX_EMPTY) * len(rows)
     ]
-    free = [name for name in texts if not _words_of_label(name)]
+    free = [n for n in texts if not _words_of_label(n) and _rank(n, _SYSTEM) is None]
     asking, answering = _called(free, _QUESTION), _called(free, _ANSWER)
     is_sure = bool(asking and answering)
     others = [name for name in free if _has_text(name, fields) and name not in asking + answering]
@@ -315,7 +315,7 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
     pairs = [(question, answer) for question in asking for answer in answering]
     for question, answer in pairs[: 2 * _SHOWN]:
         if question != answer:
-            yield _pair(question, answer, texts, rows, is_sure=is_sure)
+            yield from _pair(question, answer, texts, rows, is_sure=is_sure)
 
 
 def _called(names: Sequence[str], known: Sequence[str]) -> list[str]:
@@ -325,32 +325,36 @@ def _called(names: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def _has_text(name: str, fields: Mapping[str, Field]) -> bool:
-    return name not in fields or fields[name].num_texts > 0
+    """Return True if a field holds text, or short values of several words."""
+    if name not in fields or fields[name].num_texts:
+        return True
+    return any(isinstance(value, str) and " " in value.strip() for value in fields[name].values)
 
 
 def _pair(
     question: str, answer: str, texts: Sequence[str], rows: Sequence[Any], *, is_sure: bool
-) -> Reading:
+) -> Iterator[Reading]:
+    """A question and its answer, with what stands beside them; with the reasoning and without."""
     rest = [name for name in texts if name not in (question, answer)]
-    system, context = _best(rest, _SYSTEM), None
     contexts = [name for name in rest if name.lower() in _CONTEXT]
+    row_format, ours = "prompt_completion", ("prompt", "completion")
     if len(contexts) == 1:
-        context = contexts[0]
-    row_format = "prompt_completion" if context is None else "question_answer"
-    ours = ("prompt", "completion") if context is None else ("question", "answer")
+        row_format, ours = "question_answer", ("question", "answer")
     fields = dict(zip(ours, (question, answer), strict=True))
-    fields |= {"context": context} if context is not None else {}
-    fields |= {"system": system} if system is not None else {}
-    if reasoning := _best([n for n in rest if n not in (system, context)], _REASONING):
-        fields["reasoning"] = reasoning
+    if len(contexts) == 1:
+        fields["context"] = contexts[0]
+    if system := _best(rest, _SYSTEM):
+        fields["system"] = system
+    reasoning = _best([n for n in rest if n not in fields.values()], _REASONING)
     usual = row_formats()[row_format].names(rows[0], {})
-    renamed = {ours: name for ours, name in fields.items() if usual.get(ours) != name}
-    settings = {"format": row_format, "fields": renamed}
-    return Reading(
-        settings={key: value for key, value in settings.items() if value},
-        reads={name: ours for ours, name in fields.items()},
-        is_sure=is_sure,
-    )
+    for more in ({"reasoning": reasoning}, {}) if reasoning else ({},):
+        read = fields | more
+        renamed = {ours: name for ours, name in read.items() if usual.get(ours) != name}
+        yield Reading(
+            settings={"format": row_format} | ({"fields": renamed} if renamed else {}),
+            reads={name: ours for ours, name in read.items()},
+            is_sure=is_sure,
+        )
 
 
 def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Iterator[Reading]:
@@ -601,6 +605,8 @@ def _lists_of_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         lists = [row[name] for row in rows if row[name]]
         if not lists or not all(isinstance(value, list) for value in lists):
             continue
+        if _words_of_label(name):
+            continue
         asks = _best([n for n in _texts_of(rows[0], rows) if n != name], _QUESTION)
         items = [item for value in lists for item in value]
         role = "CASE WHEN i % 2 = 1 THEN 'user' ELSE 'assistant' END"
@@ -707,17 +713,19 @@ def _choices(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
     for name in right:
         values = fields[name].values if name in fields else Counter(row[name] for row in rows)
         number = _number_of(name, values, most)
-        text = f"{choices}[{number}]" if number else _sql(name)
+        said = f"{choices}[{number}]" if number else _sql(name)
         if not number and not all(row[name] in _choice_texts(row, read) for row in rows):
             continue
         letter = "chr(CAST(64 + i AS INTEGER))"
         letters = f"list_transform({choices}, lambda text, i: {letter} || '. ' || text)"
         asked = f"{_sql(asks)} || chr(10) || array_to_string({letters}, chr(10))"
-        if lists and all(re.match(r"\W?[A-Z]\W", text) for row in rows for text in row[lists[0]]):
+        if lists and all(
+            re.match(r"\W?[A-Z][).:]", text) for row in rows for text in row[lists[0]]
+        ):
             asked = f"{_sql(asks)} || chr(10) || array_to_string({choices}, chr(10))"
         reads = {asks: "question", **dict.fromkeys(read, "choices"), name: "answer"}
-        of = {"letter": f"chr(64 + CAST({number} AS INTEGER))", "text": text}
-        for what, answer in of.items() if number else [("text", text)]:
+        of = {"letter": f"chr(64 + CAST({number} AS INTEGER))", "text": said}
+        for what, answer in of.items() if number else [("text", said)]:
             yield Reading(
                 settings={
                     "format": "question_answer",
@@ -742,6 +750,38 @@ def _number_of(name: str, values: Iterable[Any], most: int) -> str | None:
     letters = {value.strip().upper() for value in known if isinstance(value, str)}
     if letters and letters <= {chr(65 + n) for n in range(most)}:
         return f"ascii(upper(trim({_sql(name)}))) - 64"
+    return None
+
+
+# Texts that hold a whole conversation already.
+
+_MARKS = {
+    "marks of speakers": re.compile(
+        r"(?:^|\s)(?:###\s?(?:Human|Assistant|User):|\[\|(?:Human|AI)\|\])"
+        r"|(?:^|\n)(?:Human|Assistant|USER|ASSISTANT|User): "
+    ),
+    "what a chat template wrote": re.compile(
+        r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|\[INST\]|<\|(?:user|assistant)\|>"
+    ),
+}
+
+
+def marks_in(rows: Sequence[Any], names: Iterable[str]) -> str | None:
+    """Say what marks of turns the texts of some fields hold, in every row; None: none.
+
+    Example:
+        >>> marks_in([{"text": "USER: Hi\\nASSISTANT: Hello"}], ["text"])
+        'marks of speakers'
+    """
+    texts = [
+        "\n".join(value for name in names if isinstance(value := row.get(name), str))
+        for row in rows
+        if isinstance(row, dict)
+    ]
+    for what, mark in _MARKS.items():
+        least = 2 if what == "marks of speakers" else 1
+        if texts and all(len(mark.findall(text)) >= least for text in texts):
+            return what
     return None
 
 

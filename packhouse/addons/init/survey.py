@@ -20,6 +20,7 @@ import orjson
 
 from packhouse.errors import SourceError
 from packhouse.read.chat_messages import speaker_key
+from packhouse.read.extra_fields import is_text
 from packhouse.read.file_formats import (
     BOM,
     Compression,
@@ -62,7 +63,7 @@ class Field:
     kinds: Counter[str] = field(default_factory=Counter)
     """`text`, `number`, `true or false`, `list`, `object`, `nothing` -> rows."""
     num_texts: int = 0
-    """Rows in which it holds text, as `says_something` has it."""
+    """Rows in which it holds text, as `holds_text` has it."""
     values: Counter[str | int | float | bool] = field(default_factory=Counter)
     """Its different values, while they are short and at most `_MAX_VALUES`..."""
     has_few_values: bool = True
@@ -81,7 +82,7 @@ class Field:
                 self.has_few_values = False
                 self.values.clear()
         if types.keys() & {str, list, dict}:
-            self.num_texts += sum(map(is_worded, values))
+            self.num_texts += sum(map(holds_text, values))
 
     @property
     def kind(self) -> str:
@@ -186,18 +187,12 @@ def _layout_of(row: Any) -> object:
     return tuple(row), tuple(inner)
 
 
-_WORDS = re.compile(r"\s*(?:\S+\s+){3}\S")
-_LETTERS = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
-
-
-def is_worded(value: object) -> bool:
-    """Return True for text of four words, or of ten letters of a script without spaces."""
+def holds_text(value: object) -> bool:
+    """Return True for text, and for what holds some, as the check of `prepare` has it."""
     if isinstance(value, str):
-        if _WORDS.match(value):
-            return True
-        return not value.isascii() and len(_LETTERS.findall(value, 0, 2000)) >= 10
+        return is_text(value)
     if isinstance(value, list | dict):
-        return any(map(is_worded, value.values() if isinstance(value, dict) else value))
+        return any(map(holds_text, value.values() if isinstance(value, dict) else value))
     return False
 
 

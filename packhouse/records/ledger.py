@@ -182,13 +182,13 @@ def check_quarantine(
         f"{reason} {counted(n, 'record') if is_by_record else f'{n:,}'}"
         for reason, n in reasons.most_common()
     )
-    limit = share_allowed(limit, rows)
+    allowed = share_allowed(limit, rows)
     is_empty = not checked or checked[-1].rows_out == 0
     result = GateResult(
         name="quarantine",
-        outcome="failed" if is_empty or bad / rows > limit else "passed",
+        outcome="failed" if is_empty or bad / rows > allowed else "passed",
         value=bad / rows if rows else 0.0,
-        limit=limit,
+        limit=allowed,
         total=rows,
         detail=f"{bad:,} of {counted(rows, 'row is', 'rows are')} bad"
         + (f": {counts}" if counts else ""),

@@ -294,8 +294,8 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
 def _refusals(
     recipe: Recipe, num_bad: int, num_over: int, num_read: int, mixed: list[_Records]
 ) -> Iterator[str]:
-    limit = share_allowed(recipe.validate_.max_quarantined, num_read)
-    if num_read and num_bad / num_read > limit:
+    limit = recipe.validate_.max_quarantined
+    if num_read and num_bad / num_read > share_allowed(limit, num_read):
         yield (
             f"{num_bad:,} of {counted(num_read, 'row')} ({num_bad / num_read:.2%}) are bad, over "
             f"validate.max_quarantined {limit:.2%}; `packhouse inspect RECIPE` names the first"

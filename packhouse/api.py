@@ -49,7 +49,7 @@ class _Table:
 
     def to_pandas(self) -> Any:
         """Return the table as a `pandas.DataFrame`, its rows named by the first column."""
-        import pandas as pd
+        import pandas as pd  # type: ignore[import-untyped]  # a package of stubs more
 
         columns = self._columns()
         return pd.DataFrame(columns).set_index(next(iter(columns)))

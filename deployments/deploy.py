@@ -1,8 +1,8 @@
 """Bring a server up to date: work pools, deployments, run forms, automations. Safe to run again.
 
-python deployments/deploy.py [POOL ...]    # in the root of the repository; the server at PREFECT_API_URL
+python deployments/deploy.py [POOL ...]    # in the root of the repository
 
-Without a POOL, all of them. PACKHOUSE_NOTIFY is where notifications go: docs/how-to/schedule.md.
+The server is the one at PREFECT_API_URL. Without a POOL, all of them. PACKHOUSE_NOTIFY is where notifications go: docs/how-to/schedule.md.
 """
 
 import json

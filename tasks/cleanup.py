@@ -1,6 +1,6 @@
 """What a cancelled or killed run leaves is put in order.
 
-Half-done steps and objects of an uncommitted version are removed after a cancellation. Task runs and
+Half-done steps and objects of an uncommitted version are removed after a cancellation. Task and
 child runs of a killed run, which says nothing any more, are shown as Crashed.
 
 A run that is told to stop gives back its slot at once and ends when its jobs in hand are done; one

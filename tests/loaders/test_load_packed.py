@@ -15,6 +15,7 @@ from packhouse.errors import ConfigError, DiskError, IntegrityError, VersionNotF
 from packhouse.load.copies import read_rows
 from packhouse.store import pull_version
 from packhouse.store.read import open_address
+from packhouse.system.plugins import pip_install
 
 COLUMNS = ["input_ids", "labels", "seq_lengths", "record_ids", "position_ids"]
 
@@ -127,7 +128,7 @@ except ImportError as error:
         check=False,
         env=os.environ | {"USE_TORCH": "0"},
     )
-    needs = "packhouse.PackedCollator needs torch: pip install 'packhouse[torch]'"
+    needs = f"packhouse.PackedCollator needs torch: {pip_install('torch')}"
     assert done.stdout == f"16\n{needs}\n", done.stderr
 
 

@@ -2,7 +2,8 @@
 
 python deployments/deploy.py [POOL ...]    # in the root of the repository
 
-The server is the one at PREFECT_API_URL. Without a POOL, all of them. PACKHOUSE_NOTIFY is where notifications go: docs/how-to/schedule.md.
+The server is the one at PREFECT_API_URL. Without a POOL, all of them. PACKHOUSE_NOTIFY is where
+notifications go: docs/how-to/schedule.md.
 """
 
 import json

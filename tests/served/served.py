@@ -154,6 +154,9 @@ def serving(home, held):
             self.send_response(200)
             self.end_headers()
 
+        def log_message(self, *arguments):
+            pass
+
     with (
         ThreadingHTTPServer(("127.0.0.1", 0), Webhook) as webhook,
         watched(home / "p" / "server.log"),

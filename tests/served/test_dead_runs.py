@@ -110,7 +110,7 @@ def test_people_are_told_of_runs_that_need_them(kind, name, served):
         served.call(f"/flow_runs/{made}/set_state", {"state": state, "force": True})
     subject = f"packhouse: packhouse run {name} is {name}"
     until(lambda: subject in [note["subject"] for note in served.notes], 100)
-    (note,) = [note for note in served.notes if name in note["subject"]]
+    (note,) = [note for note in served.notes if f"run {name}" in note["subject"]]
     assert note["body"].startswith(f"why\nhttp://127.0.0.1:{served.port}/")
 
 

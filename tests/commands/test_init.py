@@ -246,11 +246,6 @@ REMEDIED: dict[str, tuple[str, bytes, str]] = {
     "a zip archive": ("a.zip", zipped(), "inside.jsonl"),
 }
 MORE_REMEDIED: dict[str, tuple[str, bytes, str]] = {
-    "objects divided by commas": (
-        "a.json",
-        ",\n".join(map(json.dumps, named("question", "answer"))).encode(),
-        "a-rows.json",
-    ),
     "rows that are the values of an object": (
         "a.json",
         json.dumps({str(n): row for n, row in enumerate(named("query", "reply"))}).encode(),

@@ -123,9 +123,10 @@ def shape_of(rows: Sequence[Any], taken: Iterable[str] = ()) -> Shape | None:
 
 def _shape_of_preference(rows: Sequence[dict[str, Any]]) -> Shape:
     """Rows with a chosen answer, and the prompt by whatever name."""
-    rest = [name for name in rows[0] if name not in row_formats()["preference"].names(rows[0], {})]
-    is_answer = all(isinstance(row["chosen"], str) for row in rows)
-    prompt = None if "prompt" in rows[0] or not is_answer else _best(rest, _QUESTION)
+    names = row_formats()["preference"].names(rows[0], {})
+    rest = [name for name in rows[0] if name not in names.values()]
+    is_answer = all(isinstance(row[names["chosen"]], str) for row in rows)
+    prompt = None if "prompt" in names or not is_answer else _best(rest, _QUESTION)
     return Shape("preference", {} if prompt is None else {"prompt": prompt})
 
 
@@ -334,12 +335,7 @@ def remedy_for_text(head: str, path: str) -> str | None:
         head: the first text of the file.
         path: of the file.
     """
-    first, _, rest = head.lstrip("\ufeff \n\t").partition("\n")
-    if first.rstrip().endswith("},") and rest.lstrip().startswith("{"):
-        out = _out(path, ".json")
-        command = f"(echo '['; sed '$ s/,[[:space:]]*$//' {shlex.quote(path)}; echo ']') > {out}"
-        why = "its objects are divided by commas, with no brackets around them"
-        return _mending(why, command, out)
+    first = head.lstrip("\ufeff \n\t").partition("\n")[0]
     if first.startswith("{'") and len(first) < _MAX_CHARS:
         try:
             ast.literal_eval(first.strip())

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from packhouse.cli.summary import Block, audit_blocks, ledger_block, print_block, splits_block
 from packhouse.errors import HELD_BACK
-from packhouse.read.extra_fields import CONVERSATIONAL, IN_MESSAGES, TRAIN_FLAGS
 from packhouse.recipe.model import preferences_in
 from packhouse.records.ledger import filters_of
 from packhouse.run.chain import Prepared
@@ -142,30 +141,11 @@ def _unused_fields(prepared: Prepared) -> dict[str, dict[str, int]]:
 
 
 def _print_unused_fields(prepared: Prepared) -> None:
-    """Fields of rows that no format reads, by source, those that look like conversation first."""
+    """Fields of rows that no format reads, by source."""
     for source, counts in _unused_fields(prepared).items():
-        talk = [name for name in counts if _bare(name) in CONVERSATIONAL]
-        flags = [name for name in counts if name != _bare(name) and _bare(name) in TRAIN_FLAGS]
-        named = list(dict.fromkeys([*flags, *talk, *counts]))
-        shown = ", ".join(f"{name} {counts[name]:,}" for name in named[:8])
-        more = f", and {len(named) - 8} more" if len(named) > 8 else ""
+        shown = ", ".join(f"{name} {number:,}" for name, number in list(counts.items())[:8])
+        more = f", and {len(counts) - 8} more" if len(counts) > 8 else ""
         print_text(f"note: fields of '{source}' that are not used (rows): {shown}{more}", 2)
-        if talk:
-            print_text(
-                f"{', '.join(talk)} may belong to the conversation: look at `format` and "
-                "`fields` of the source",
-                4,
-            )
-        if flags:
-            print_text(
-                f"{', '.join(flags)} may say what is trained: a message's `train` and `weight` "
-                "are read",
-                4,
-            )
-
-
-def _bare(name: str) -> str:
-    return name.removeprefix(IN_MESSAGES)
 
 
 def _print_mixing(published: Published) -> None:

@@ -158,6 +158,10 @@ NOTES: Mapping[str, tuple[str, str]] = {
         "rows have template arguments that the template does not read",
     ),
     "bom": ("file starts with a byte order mark", "files start with a byte order mark"),
+    "media_parts": (
+        "row was read without its images, sound, video or files",
+        "rows were read without their images, sound, video or files",
+    ),
     "unanswered": (
         "question has no answer and is left out",
         "questions have no answer and are left out",

@@ -37,7 +37,7 @@ from packhouse.run.steps import STEPS
 from packhouse.run.steps.format import FORMAT, split_text_of
 from packhouse.run.steps.plan import Plan, bytes_needed, output_jobs, plan_jobs
 from packhouse.run.steps.publish import Published
-from packhouse.run.steps.validate import filters_of_run
+from packhouse.run.steps.validate import check_all_text_is_read, filters_of_run
 from packhouse.store.guard import check_usable
 from packhouse.store.layout import pinned
 from packhouse.system.progress import after_first_job, say, start_phase
@@ -205,6 +205,8 @@ def _do_steps(
             if has_function("explain_bad_rows"):
                 error = function_of_addon("explain_bad_rows")(error, bad, recipe)
             raise error from None
+        if jobs is plan.validate:
+            check_all_text_is_read(recipe, plan.validate, done)
     gates.add([quarantine])
     (packed,) = do([plan.pack])
     output = output_jobs(plan, recipe, packed.facts)

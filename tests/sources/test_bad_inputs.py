@@ -511,12 +511,43 @@ def test_loss_says_whether_a_message_is_trained(said, weights, read_bytes):
     assert (found, source.reasons) == (([], ["type"]) if weights is None else (weights, []))
 
 
-def test_rows_with_images_are_refused_as_such(read_bytes):
-    row = orjson.loads(GOOD)
-    rows = b"\n".join(map(orjson.dumps, [{**row, "image": "a.jpg"}, {**row, "image": ""}, row]))
+IMAGE = {"type": "image_url", "image_url": {"url": "a.jpg"}}
 
-    assert read_bytes(rows).reasons == ["media"]
-    assert read_bytes(rows, ignored_fields=["image"]).validated.num_rows == 3
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"photo": "train/0001.JPG"},
+        {"frames": [{"bytes": None, "path": "0001.bin"}]},
+        {"sound": "data:audio/wav;base64,UklGRg=="},
+        {"messages": [IMAGE]},
+        {"messages": [{"type": "video", "video": "a.mp4"}]},
+        {"messages": [{"image": "a"}]},
+    ],
+)
+def test_media_is_a_bad_row_or_left_out_as_the_source_says(more, read_bytes):
+    parts = [{"type": "text", "text": "Why?"}, *more.get("messages", [])]
+    answer = {"role": "assistant", "content": "So."}
+    row = {**more, "messages": [{"role": "user", "content": parts}, answer]}
+    plain = {"messages": [{"role": "user", "content": "Where is a.jpg?"}, answer], "photo": ""}
+    as_text = {**row, "messages": orjson.dumps(row["messages"]).decode()}
+    data = b"\n".join(map(orjson.dumps, [row, as_text, plain]))
+
+    assert read_bytes(data).reasons == ["media", "media"]
+    rows = read_bytes(data, media="drop_rows")
+    assert (rows.reasons, rows.dropped["reason"].to_pylist()) == ([], ["media", "media"])
+    parts = read_bytes(data, media="drop_parts")
+    assert [row[0] for row in parts.texts] == [("user", "Why?")] * 2 + [("user", "Where is a.jpg?")]
+    assert (parts.reasons, parts.notes) == ([], {"media_parts": 2})
+    if "messages" not in more:
+        assert read_bytes(data, ignored_fields=list(more)).reasons == []
+
+
+def test_a_part_that_may_be_text_is_never_dropped_as_media(read_bytes):
+    parts = [{"type": "text", "text": "Why?"}, {"type": "tool_result", "content": "So."}]
+    row = {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "y"}]}
+
+    assert read_bytes(orjson.dumps(row), media="drop_parts").reasons == ["type"]
 
 
 MESSAGES = [
@@ -546,27 +577,6 @@ def test_reasoning_of_any_name_is_read(read_bytes, name):
 
     assert source.validated["messages"][0].as_py()[1]["reasoning"] == "z"
     assert source.extra_fields == {}
-
-
-def test_45_fields_beyond_an_allow_list_are_quarantined(read_bytes):
-    rows = b"\n".join([GOOD, NEW_FIELDS, ALSO_GOOD])
-    allowed = ["source_url", "score", "tags"]
-
-    assert read_bytes(rows, ignored_fields=allowed).validated.num_rows == 3
-    source = read_bytes(rows, ignored_fields=allowed[1:])
-    assert source.reasons == ["unknown_field"]
-    assert "'source_url'" in source.quarantined["detail"][0].as_py()
-    assert source.quarantined["raw"].to_pylist() == [NEW_FIELDS]
-
-
-def test_45_an_allow_list_holds_for_files_without_bytes_too(tmp_path, read):
-    path = tmp_path / "rows.parquet"
-    pq.write_table(pa.table({"instruction": ["x"], "output": ["y"], "score": [1]}), path)
-
-    source = read(path, ignored_fields=[])
-
-    assert orjson.loads(source.quarantined["raw"][0].as_py())["score"] == 1
-    assert source.reasons == ["unknown_field"]
 
 
 def test_46_fake_parquet_is_refused(read_bytes):

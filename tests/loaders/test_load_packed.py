@@ -16,6 +16,7 @@ from packhouse.load.copies import read_rows
 from packhouse.store import pull_version
 from packhouse.store.read import open_address
 from packhouse.system import worker
+from packhouse.system.plugins import pip_install
 
 COLUMNS = ["input_ids", "labels", "seq_lengths", "record_ids", "position_ids"]
 
@@ -128,7 +129,7 @@ except ImportError as error:
         check=False,
         env=os.environ | {"USE_TORCH": "0"},
     )
-    needs = "packhouse.PackedCollator needs torch: pip install 'packhouse[torch]'"
+    needs = f"packhouse.PackedCollator needs torch: {pip_install('torch')}"
     assert done.stdout == f"16\n{needs}\n", done.stderr
 
 

@@ -25,6 +25,7 @@ def report_json(prepared: Prepared) -> dict[str, object]:
     return {
         "dataset": prepared.dataset,
         "version": prepared.version,
+        "address": prepared.address,
         "store": prepared.store,
         "created": prepared.created,
         "ledger": [line.to_json() for line in prepared.ledger],
@@ -62,8 +63,7 @@ def print_report(prepared: Prepared) -> None:
     verb = "published" if prepared.created else "unchanged, already published:"
     dataset = f" {prepared.dataset} "
     out.print(Text.assemble("\n", (verb, "bold green"), (dataset, "bold"), prepared.version))
-    uri = f"{prepared.store.rstrip('/')}/{prepared.dataset}"
-    print_text(f"in {uri}, {_ref(prepared, uri)}", 2)
+    print_text(f"in {prepared.address}, {_ref(prepared)}", 2)
     print_block(ledger_block(prepared.ledger, filters_of(published.sources)))
     _print_notes(prepared)
     _print_unused_fields(prepared)
@@ -86,7 +86,7 @@ def print_report(prepared: Prepared) -> None:
         out.print(f"quarantine: {counted(rows, 'row')} in {published.quarantine}")
     out.print("\nload it:")
     is_latest = (published.ref, published.ref_version) == ("latest", prepared.version)
-    for line in loading_lines(prepared, uri if is_latest else f"{uri}@{prepared.version}"):
+    for line in loading_lines(prepared, prepared.uri if is_latest else prepared.address):
         out.print(f"  {line}")
 
 
@@ -104,11 +104,11 @@ def loading_lines(prepared: Prepared, uri: str) -> list[str]:
     return [f"from packhouse import {load}", f'{split} = {load}("{uri}", split="{split}")']
 
 
-def _ref(prepared: Prepared, uri: str) -> str:
+def _ref(prepared: Prepared) -> str:
     ref, at = prepared.published.ref, prepared.published.ref_version
     if at == prepared.version:
         return f"ref '{ref}'"
-    move = f"packhouse ref set {uri} {ref} {prepared.version}"
+    move = f"packhouse ref set {prepared.uri} {ref} {prepared.pinned}"
     if prepared.published.held_back:
         reasons = "; ".join(prepared.published.held_back)
         return f"but ref '{ref}' was held back: {reasons}; to move it all the same: {move}"

@@ -167,6 +167,10 @@ NOTES: Mapping[str, tuple[str, str]] = {
         "questions have no answer and are left out",
     ),
     "blank_lines": ("blank line was skipped", "blank lines were skipped"),
+    "joined_rows": (
+        "row follows another without a comma or a line break between them",
+        "rows follow another without a comma or a line break between them",
+    ),
     "trailing_commas": (
         "JSON array has a comma after its last row",
         "JSON arrays have a comma after their last row",

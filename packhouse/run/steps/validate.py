@@ -142,7 +142,8 @@ def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
     `tokenizer` is a fingerprint.
     """
     size = shard_bytes(recipe)
-    scanned = [(source, scan_source(source, size)) for source in recipe.sources]
+    longest = recipe.validate_.max_row_bytes
+    scanned = [(source, scan_source(source, size, longest)) for source in recipe.sources]
     _refuse_same_names(scanned)
     pairs = [(shard, source) for source, shards in scanned for shard in shards]
     pairs.sort(key=lambda pair: (pair[0].file, pair[0].byte_start))

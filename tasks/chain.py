@@ -29,6 +29,7 @@ from tasks.artifacts import publish_artifacts, refresh_artifacts, refusal_artifa
 from tasks.engines import Runner
 from tasks.events import announce_held, announce_published
 from tasks.outcomes import ended, flow_run, is_approved, is_repeated, stopped
+from tasks.policies import this_run
 from tasks.progress import progress_artifacts
 from tasks.runner import prefect_runner
 from tasks.versions import look_at_sources, move_ref
@@ -148,7 +149,7 @@ def refresh_run(
         else:
             published = candidate_recipe(recipe) if approval else recipe
             prepared = run_chain(published, cache, steps, runner, found.plan)
-            refreshed = finish_refresh(recipe, found, prepared)
+            refreshed = finish_refresh(recipe, found, prepared, by=this_run())
             if approval and refreshed.prepared and refreshed.prepared.published.held_back:
                 announce_held(refreshed.prepared)
         refresh_artifacts(recipe, refreshed)
@@ -198,6 +199,7 @@ def _ended(
         )
         message += f". To move '{ref}', {move}"
         if is_approved(outcome, question, version, is_new=is_new):
-            move_ref(recipe.publish.store, recipe.dataset, version, ref, current)
-            outcome, message = "published", f"'{ref}' moved to {version}: this run was resumed"
+            place = recipe.publish.store, recipe.dataset
+            move_ref(*place, version, ref, current, "approved: someone resumed the run")
+            outcome, message = "published", f"'{ref}' moved to {version}: someone resumed this run"
     return ended(outcome, message, version, data)

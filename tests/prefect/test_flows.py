@@ -205,7 +205,9 @@ def test_a_deployed_run_waits_for_a_person_who_resumes_it_and_the_ref_moves(plac
     run = deployed.work(run.id, approval=True)
     assert (run.state.type.value, run.state.name) == ("COMPLETED", "Published")
     assert run.tags == ["dataset:demo", "outcome:published", f"version:{candidate}"]
-    assert ref(place) == candidate
+    moved = load_ref(open_store(str(place / "store")), "demo", "latest")
+    assert (moved.version, moved.note.by) == (candidate, f"run refresh demo {run.id}")
+    assert moved.note.reason == "approved: someone resumed the run"
 
 
 def test_a_cancelled_question_that_is_run_again_asks_again(place, deployed, first):
@@ -401,7 +403,9 @@ def test_rollback_goes_back_and_once_only_however_often_the_move_is_retried(
     state = rollback(str(place / "store"), "demo", return_state=True)
     assert (len(moves), ref(place)) == (2, first)
     assert state.message == f"'latest' of demo: {second} -> {first}"
-    assert f"`{second}`" in newest("demo-ref-latest")
+    page = newest("demo-ref-latest")
+    assert f"`{second}`" in page
+    assert "| rolled back 1 move |" in page
 
     with pytest.raises(VersionNotFoundError, match="cannot go back 9"):
         rollback(str(place / "store"), "demo", steps=9)

@@ -12,10 +12,10 @@ from schemas.places import RecipeName, StorePlace
 from tasks.artifacts import backfill_artifacts
 from tasks.backfill import filled, name_of
 from tasks.engines import Runner
-from tasks.hooks import FLOW
+from tasks.hooks import FLOW, backfill_run_name
 
 
-@flow(name="backfill", flow_run_name="backfill", **FLOW)
+@flow(name="backfill", flow_run_name=backfill_run_name, **FLOW)
 def backfill(
     recipes: Annotated[list[RecipeName | Recipe], Field(min_length=1)],
     approval: bool = False,

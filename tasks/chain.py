@@ -2,6 +2,7 @@
 
 import logging
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from threading import current_thread, main_thread
@@ -32,6 +33,7 @@ from tasks.outcomes import ended, flow_run, is_approved, is_repeated, stopped
 from tasks.policies import this_run
 from tasks.progress import progress_artifacts
 from tasks.runner import prefect_runner
+from tasks.story import log_end, log_step
 from tasks.versions import look_at_sources, move_ref
 
 Steps = Sequence[Task[..., Any]]
@@ -69,11 +71,16 @@ def run_chain(
                 progress_artifacts(recipe.dataset),
                 prefect_runner(recipe, str(folder), steps, runner) as run,
             ):
+                done: list[AnyReceipt] = []
 
                 def run_step(jobs: Sequence[AnyJob]) -> list[AnyReceipt]:
                     if jobs and jobs[0].step.name == "publish":
                         publication.enter_context(_sigterm_waits())
-                    return run(jobs)
+                    start = time.perf_counter()
+                    receipts = run(jobs)
+                    log_step(recipe, done, receipts, time.perf_counter() - start)
+                    done.extend(receipts)
+                    return receipts
 
                 prepared = prepare_chain(recipe, run_step, folder, plan, mirror=mirror)
                 for note in mirror.notes if mirror else ():
@@ -81,6 +88,7 @@ def run_chain(
         except PackhouseError as error:
             refusal_artifacts(recipe, error)
             raise
+        log_end(prepared)
         publish_artifacts(prepared)
         if prepared.created or is_repeated():  # a run that was killed may not have announced it
             announce_published(prepared)
@@ -125,6 +133,8 @@ def prepare_run(
     if published.held_back:
         outcome = "held"
         message += f", '{published.ref}' stays: {'; '.join(published.held_back)}"
+    else:
+        message += f", '{published.ref}' is at {published.ref_version}"
     ref = published.ref, published.ref_version
     return _ended(recipe, ref, outcome, message, version, prepared, is_new=prepared.created)
 

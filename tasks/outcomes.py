@@ -67,6 +67,7 @@ def tag_run(**facts: str) -> None:
 def ended(outcome: Outcome, message: str, version: str, data: object) -> State[Any]:
     """Tag the run, and return its final state."""
     tag_run(version=version, outcome=outcome)
+    log.log(logging.WARNING if outcome == "held" else logging.INFO, "%s", message)
     return Completed(name=_STATES[outcome], data=data, message=message)
 
 

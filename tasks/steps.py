@@ -36,7 +36,7 @@ def run_group(group: JobGroup, recipe: Recipe, cache: str) -> Receipts | State[R
     for job in group.jobs:
         receipt = execute(job, recipe, workspace)
         done = "cached" if receipt.cached else f"done in {receipt.seconds:.1f} s"
-        log.info("%s %s: %s (key %s)", receipt.step, job.label, done, job.key[:12])
+        log.debug("%s %s: %s (key %s)", receipt.step, job.label, done, job.key[:12])
         receipts.append(receipt)
     if all(receipt.cached for receipt in receipts):
         keys = ", ".join(job.key for job in group.jobs[:3])

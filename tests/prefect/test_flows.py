@@ -88,11 +88,21 @@ def ref(place, name="latest"):
     return found.version if found else None
 
 
-def tags_of(state):
+def run_of(state):
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
-        return client.read_flow_run(state.state_details.flow_run_id).tags
+        return client.read_flow_run(state.state_details.flow_run_id)
+
+
+def tags_of_children(state):
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+
+    parent = FlowRunFilterParentFlowRunId(any_=[state.state_details.flow_run_id])
+    with get_client(sync_client=True) as client:
+        found = client.read_flow_runs(flow_run_filter=FlowRunFilter(parent_flow_run_id=parent))
+    return [run.tags for run in found]
 
 
 def newest(key):
@@ -121,7 +131,7 @@ def test_a_refresh_publishes_then_does_nothing_until_a_source_changes(place, cac
     monkeypatch.setattr(steps, "execute", lambda *a: jobs.append(a[0]) or execute(*a))
     second = refresh(place, cache)
     assert (first.name, second.name, second.is_completed()) == ("Published", "Unchanged", True)
-    assert tags_of(second) == ["dataset:demo", "outcome:unchanged", f"version:{version}"]
+    assert run_of(second).tags == ["dataset:demo", "outcome:unchanged", f"version:{version}"]
     assert second.message == f"nothing changed: 'latest' is at {version} already"
     assert jobs == []
 
@@ -314,7 +324,7 @@ def test_a_refused_refresh_says_why_and_leaves_the_ref(place, cache, first):
     add_row(place)
     state = refresh(place, cache, "audit.max_duplicates=0")
     assert (state.type.value, state.name) == ("FAILED", "Refused")
-    assert tags_of(state) == ["dataset:demo", "outcome:refused"]
+    assert run_of(state).tags == ["dataset:demo", "outcome:refused"]
     with pytest.raises(AuditError):
         state.result()
     assert ref(place) == first
@@ -466,6 +476,7 @@ def test_a_backfill_goes_on_when_a_recipe_fails_and_says_which(place, cache):
     state = backfill([good, bad, last], cache=str(cache), return_state=True)
     assert state.is_failed()
     assert state.message == "1 of 3 recipes failed: bad"
+    assert run_of(state).name == "backfill 3 recipes"
     rows = json.loads(newest("backfill"))
     assert [(row["recipe"], row["state"]) for row in rows] == [
         ("good", "Published"),
@@ -473,6 +484,7 @@ def test_a_backfill_goes_on_when_a_recipe_fails_and_says_which(place, cache):
         ("last", "Published"),
     ]
     assert rows[1]["message"].startswith("refused by its quarantine gate: 9 of 304 rows")
+    assert ["dataset:bad", "outcome:refused"] in tags_of_children(state)
     assert backfill([good, last], cache=str(cache), return_state=True).is_completed()
 
 

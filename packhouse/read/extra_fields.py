@@ -1,6 +1,6 @@
 """Fields that rows have beyond what their format reads: counted, bad rows, or a refusal.
 
-Every field that holds something is reported with its number of rows. A source's `allowed_fields`
+Every field that holds something is reported with its number of rows. A source's `ignored_fields`
 makes a row with any other field a bad row. And where nobody chose the format (`format: auto`), a
 field that goes by the name of a part of a conversation stops the run: the answer would be trained
 without it.
@@ -86,15 +86,15 @@ def look_at_extra_fields(
 ) -> tuple[Counter[str], dict[int, tuple[str, str]]]:
     """Count the rows that hold something in an extra field, and find those that it makes bad.
 
-    Bad are fields beyond format and `allowed_fields`, where a source has them; and images and the
-    like, unless `allowed_fields` names their field.
+    Bad are fields beyond format and `ignored_fields`, where a source has them; and images and the
+    like, unless `ignored_fields` names their field.
 
     Returns:
         Name of a field -> rows; index of each bad row -> reason, sentence.
     """
     counts: Counter[str] = Counter()
     bad: dict[int, tuple[str, str]] = {}
-    allowed = set(config.allowed_fields or ())
+    allowed = set(config.ignored_fields or ())
     # By keys, not by row: millions of rows share a few sets of keys.
     unknown = {keys: [n for n in names if n not in allowed] for keys, names in extra.items()}
     for index, row in enumerate(rows) if any(extra.values()) else ():
@@ -106,9 +106,9 @@ def look_at_extra_fields(
         media = next((name for name in held if name in names and name in _MEDIA), None)
         if media is not None:
             bad[index] = ("media", f"the field {media!r} holds what is no text")
-        elif names and config.allowed_fields is not None:
+        elif names and config.ignored_fields is not None:
             detail = f"the field {names[0][:100]!r} is neither of {row_format} nor one of"
-            bad[index] = ("unknown_field", f"{detail} allowed_fields")
+            bad[index] = ("unknown_field", f"{detail} ignored_fields")
     return counts, bad
 
 
@@ -140,7 +140,7 @@ def check_nothing_is_left_out(
     """
     if config.format != "auto" or row_format == "tokenized":  # ids say all that a row teaches
         return
-    allowed = set(config.allowed_fields or ())
+    allowed = set(config.ignored_fields or ())
     labelled = {keys for keys, names in extra.items() if "label" in {*names} - allowed}
     suspects = {keys: CONVERSATIONAL.intersection(names) - allowed for keys, names in extra.items()}
     if not labelled and not any(suspects.values()):
@@ -195,7 +195,7 @@ def _texts(value: object) -> Iterator[str]:
 
 def _remedy(row: Mapping[str, object], name: str, row_format: str) -> str:
     leave_out = (
-        f"to leave it out, write `format: {row_format}` and `allowed_fields: [{name}]` "
+        f"to leave it out, write `format: {row_format}` and `ignored_fields: [{name}]` "
         "for this source"
     )
     fields = {part: [key for key in row if key in names] for part, names in PARTS.items()}

@@ -110,7 +110,7 @@ class SourceConfig(Section):
     roles: dict[str, Role] = {}
     """Speaker of messages -> role, where `auto` knows no such speaker: `{Agent: assistant}`."""
 
-    allowed_fields: list[str] | None = None
+    ignored_fields: list[str] | None = None
     """Fields that rows may have beyond their format's; a row with another one is bad. By default
     any, and their names are reported."""
 

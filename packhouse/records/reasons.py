@@ -47,7 +47,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "name the file's with `fields: {output: answer}`; in CSV, quote text that holds commas",
         ),
         "unknown_field": Reason(
-            "a field outside of `allowed_fields`", "add it there, or take it out of the row"
+            "a field outside of `ignored_fields`", "add it there, or take it out of the row"
         ),
         "type": Reason(
             "a value has another type than it must",
@@ -56,7 +56,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "media": Reason(
             "the row holds an image, a video or sound",
-            "packhouse packs text: to train it alone, name the field in `allowed_fields`, or take "
+            "packhouse packs text: to train it alone, name the field in `ignored_fields`, or take "
             "such parts out of contents",
         ),
         "label": Reason(
@@ -89,7 +89,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         "arguments": Reason(
             "arguments of the chat template that no template can have, or documents that are no "
             "list of objects",
-            "write them as transformers takes them, or leave the field out: `allowed_fields`",
+            "write them as transformers takes them, or leave the field out: `ignored_fields`",
         ),
         "loss_weight": Reason(
             "a row's loss weight is not a number over 0", "write a number, or filter with `where`"

@@ -469,7 +469,7 @@ def test_rows_with_images_are_refused_as_such(read_bytes):
     rows = b"\n".join(map(orjson.dumps, [{**row, "image": "a.jpg"}, {**row, "image": ""}, row]))
 
     assert read_bytes(rows).reasons == ["media"]
-    assert read_bytes(rows, allowed_fields=["image"]).validated.num_rows == 3
+    assert read_bytes(rows, ignored_fields=["image"]).validated.num_rows == 3
 
 
 MESSAGES = [
@@ -505,8 +505,8 @@ def test_45_fields_beyond_an_allow_list_are_quarantined(read_bytes):
     rows = b"\n".join([GOOD, NEW_FIELDS, ALSO_GOOD])
     allowed = ["source_url", "score", "tags"]
 
-    assert read_bytes(rows, allowed_fields=allowed).validated.num_rows == 3
-    source = read_bytes(rows, allowed_fields=allowed[1:])
+    assert read_bytes(rows, ignored_fields=allowed).validated.num_rows == 3
+    source = read_bytes(rows, ignored_fields=allowed[1:])
     assert source.reasons == ["unknown_field"]
     assert "'source_url'" in source.quarantined["detail"][0].as_py()
     assert source.quarantined["raw"].to_pylist() == [NEW_FIELDS]
@@ -516,7 +516,7 @@ def test_45_an_allow_list_holds_for_files_without_bytes_too(tmp_path, read):
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"instruction": ["x"], "output": ["y"], "score": [1]}), path)
 
-    source = read(path, allowed_fields=[])
+    source = read(path, ignored_fields=[])
 
     assert orjson.loads(source.quarantined["raw"][0].as_py())["score"] == 1
     assert source.reasons == ["unknown_field"]

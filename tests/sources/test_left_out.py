@@ -56,14 +56,14 @@ def test_a_bad_answer_of_kto_is_not_trained_as_a_good_one(tmp_path):
     assert len(read(tmp_path, good, bad, where="label")) == 1
     assert len(read(tmp_path, good, bad, format="kto")) == 2
     assert len(read(tmp_path, good, bad, format="prompt_completion")) == 2
-    assert len(read(tmp_path, good, bad, allowed_fields=["label"])) == 2
+    assert len(read(tmp_path, good, bad, ignored_fields=["label"])) == 2
 
 
 def test_a_part_may_be_left_out_by_name(tmp_path):
     row = {"question": "Why?", "answer": "So.", "reasoning": "Because."}
-    with pytest.raises(SourceError, match=r"`allowed_fields: \[reasoning\]`"):
+    with pytest.raises(SourceError, match=r"`ignored_fields: \[reasoning\]`"):
         read(tmp_path, row)
-    assert len(read(tmp_path, row, allowed_fields=["reasoning"])) == 1
+    assert len(read(tmp_path, row, ignored_fields=["reasoning"])) == 1
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_a_part_may_be_left_out_by_name(tmp_path):
         ("sql_context", "CREATE TABLE skies (colour TEXT)", "context: sql_context"),
         ("query", "Which colour?", "Join it with another field"),
         ("rationale", "Because.", "reasoning: rationale"),
-        ("options", ["A: so", "B: not so"], "allowed_fields: [options]"),
-        ("B", "Not so.", "allowed_fields: [B]"),
+        ("options", ["A: so", "B: not so"], "ignored_fields: [options]"),
+        ("B", "Not so.", "ignored_fields: [B]"),
     ],
 )
 def test_no_part_of_a_question_is_left_out_in_silence(tmp_path, name, value, remedy):

@@ -134,7 +134,7 @@ def prepare_run(
         outcome = "held"
         message += f", '{published.ref}' stays: {'; '.join(published.held_back)}"
     else:
-        message += f", '{published.ref}' is at {published.ref_version}"
+        message += f", '{published.ref}' points to {published.ref_version}"
     ref = published.ref, published.ref_version
     return _ended(recipe, ref, outcome, message, version, prepared, is_new=prepared.created)
 

@@ -121,5 +121,6 @@ def is_approved(outcome: Outcome, message: str, version: str, *, is_new: bool) -
         answer = client.set_flow_run_state(run.id, asked)
     if answer.status != SetStateStatus.ACCEPT:  # it is being cancelled
         return False
+    log.warning("%s", message)
     announce_end(context.flow, run, asked)
     raise Pause(state=answer.state)

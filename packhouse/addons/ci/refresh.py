@@ -294,8 +294,8 @@ def finish_refresh(
         said = _held_message(found, prepared.version, reasons)
     elif is_candidate:
         outcome = "waiting"
-        now = found.current or "nothing"
-        said = f"{prepared.version} waits for approval; '{found.ref}' is at {now}"
+        now = found.current or "nothing yet"
+        said = f"{prepared.version} waits for approval; '{found.ref}' points to {now}"
     else:
         outcome = "published"
         command = ""

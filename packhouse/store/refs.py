@@ -88,8 +88,8 @@ def note_move(reason: str, by: str | None = None) -> MoveNote:
             by = f"{getpass.getuser()}@{socket.gethostname()}"
         except (KeyError, OSError):  # a container's user need not have a name
             by = socket.gethostname()
-    time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return MoveNote(time, by[:_MOST_NOTED], reason[:_MOST_NOTED])
+    texts = (text.encode("utf-8", "replace").decode()[:_MOST_NOTED] for text in (by, reason))
+    return MoveNote(datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), *texts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,11 +71,11 @@ def test_refs_are_set_listed_and_rolled_back(dataset):
     call("ref", "rollback", dataset, "latest")
     refs = json.loads(call("ref", "ls", dataset, "--json"))
     assert {r["name"]: r["version"] for r in refs} == {"latest": "aaaa.g0", "prod": "bbbb.g0"}
-    call("ref", "set", dataset, "latest", "prod", "--reason", "checked by hand")
+    call("ref", "set", dataset, "latest", "prod", "--reason", "checked by hand\udcff")
     log = json.loads(call("ref", "log", dataset, "latest", "--json"))
     moves = [log, *log["past"]]
     assert [(move["version"], move["reason"]) for move in moves] == [
-        ("bbbb.g0", "checked by hand"),
+        ("bbbb.g0", "checked by hand?"),
         ("aaaa.g0", "rolled back 1 move"),
         ("bbbb.g0", "published"),
         ("aaaa.g0", "published"),

@@ -127,7 +127,7 @@ def prepare_run(
         return stopped(error)
     published, version = prepared.published, prepared.version
     outcome: Outcome = "published" if prepared.created else "unchanged"
-    message = f"{prepared.dataset} {version} is published"
+    message = f"published {prepared.dataset} {version}"
     if not prepared.created:
         message = f"nothing changed: {prepared.dataset} {version} was published before"
     if published.held_back:

@@ -159,7 +159,8 @@ def show(address: str, as_json: bool) -> None:
         echo_json(json.loads(opened.manifest.to_bytes()))
         return
     manifest = opened.manifest
-    _print_facts(f"{opened.dataset} {opened.version}", list(_summary(manifest).items()))
+    facts = [("address", opened.address), *_summary(manifest).items()]
+    _print_facts(f"{opened.dataset} {opened.version}", facts)
     units = {"data": "pack", "quarantine": "bad record"}
     files = [
         (

@@ -554,7 +554,7 @@ def option_names(keys: Collection[str], config: SourceConfig) -> dict[str, str]:
         >>> option_names(["messages", "documents", "quality"], config)
         {'documents': 'documents', 'loss_weight': 'quality'}
     """
-    taken = {*config.fields.values(), *(config.ignored_fields or ())}
+    taken = {*config.fields.values(), *config.ignored_fields}
     names = {ours: ours for ours in _ARGUMENTS if ours not in taken}
     names |= {ours: config.fields[ours] for ours in OPTIONS if ours in config.fields}
     return {ours: theirs for ours, theirs in names.items() if theirs in keys}

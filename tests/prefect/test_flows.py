@@ -273,7 +273,7 @@ def test_a_prepared_version_whose_ref_is_held_is_shown_as_held(place, cache, fir
     page = newest("demo-version")
     assert "## Held: `latest` stays where it is" in page
     assert "points to it" not in page
-    assert f"packhouse ref set {place / 'store'}/demo latest {state.result().version}" in page
+    assert f"packhouse ref set {place / 'store'}/demo latest {state.result().pinned}" in page
 
 
 def test_sources_that_went_back_leave_the_ref_and_say_how_to_move_it(place, cache, both):

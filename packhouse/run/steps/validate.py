@@ -158,7 +158,9 @@ def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
                 pipeline=recipe.tokenize.pipeline if shard.row_format == "tokenized" else None,
             ),
             inputs=[],
-            label=for_terminal(f"{shard.file} from byte {shard.byte_start:,}"),
+            label=for_terminal(
+                shard.file + f" from row {shard.row_start:,}" * (shard.row_start > 0)
+            ),
             size=shard.byte_end - shard.byte_start,
         )
 

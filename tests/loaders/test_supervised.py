@@ -264,14 +264,14 @@ def test_a_second_call_finds_the_steps_done_and_a_changed_file_does_not(cache, t
 def test_bad_rows_are_counted_and_too_many_refused(cache, tmp_path):
     file = tmp_path / "rows.jsonl"
     good = "".join(f'{{"query": "q{n}", "response": "r{n}"}}\n' for n in range(9))
-    file.write_text(good + '{"query": "x", "response": ""}\n')
+    file.write_text(good + '{"query": "x", "response": ""}\n' * 2)
 
-    said = r"1 of 10 rows .*rows\.jsonl line 10, .*`packhouse quarantine show .*quarantined\.arrow`"
+    said = r"2 of 11 rows .*rows\.jsonl line 10, .*`packhouse quarantine show .*quarantined\.arrow`"
     with pytest.raises(QuarantineLimitError, match=said):
         make_supervised_dataset(TOKENIZER, file, **fields(), cache=cache)
     dataset = make_supervised_dataset(TOKENIZER, file, **fields(max_quarantined=0.2), cache=cache)
     assert len(dataset) == 9
-    assert dataset.ledger[0].quarantined == {"empty_answer": 1}
+    assert dataset.ledger[0].quarantined == {"empty_answer": 2}
     with pytest.raises(EmptyDatasetError, match="no record fits into pack_len 16"):
         make_supervised_dataset(
             TOKENIZER, file, **fields(max_quarantined=0.2, pack_len=16), cache=cache

@@ -352,16 +352,6 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         1,
         TALKS,
     ),
-    "two candidates with a winner": (
-        lambda n, t: {
-            "prompt": t.question,
-            "candidate_a": (t.answer, bad(t))[n % 2],
-            "candidate_b": (bad(t), t.answer)[n % 2],
-            "winner": "ab"[n % 2],
-        },
-        1,
-        TALKS,
-    ),
     "several answers and the best one": (
         lambda n, t: {"question": t[0], "answers": [bad(t), t[1]], "best_answer": t[1]},
         1,

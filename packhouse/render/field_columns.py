@@ -9,6 +9,7 @@ columns of all calls.
 
 import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from itertools import repeat
 from typing import Any
@@ -262,8 +263,11 @@ def _parsed(texts: pa.Array) -> list[Any]:
     """
     # orjson makes floats of integers of over 64 bits, which have 19 digits and more.
     is_long = pc.match_substring_regex(texts, "[0-9]{19}").to_pylist()
-    parsed: list[Any] = []
-    for text, has_long in zip(texts.to_pylist(), is_long, strict=True):
+    given, parsed = texts.to_pylist(), list[Any]()
+    if not any(is_long):
+        with suppress(orjson.JSONDecodeError):
+            return list(orjson.loads(f"[{','.join(given)}]"))
+    for text, has_long in zip(given, is_long, strict=True):
         try:
             parsed.append(json.loads(text) if has_long else orjson.loads(text))
         except orjson.JSONDecodeError:  # NaN, half a surrogate pair, nested over 1,024 deep
@@ -308,9 +312,10 @@ def _shape(
     """
     if not isinstance(whole, dict):
         return json.dumps(whole)
-    rest = [v for k, v in whole.items() if v is not function and not is_own(k, v, False)]
-    rest += [v for k, v in function.items() if not is_own(k, v, True)]
-    values = (*whole.values(), *function.values())
-    kinds = [type(value) if value else repr(value) for value in values]
-    same = (value if isinstance(value, str) else json.dumps(value) for value in rest)
-    return (*whole, 0, *function, *kinds, *same)
+    found: list[object] = [*whole, 0, *function]
+    for owner, is_function in ((whole, False), (function, True)):
+        for key, value in owner.items():
+            found.append(type(value) if value else repr(value))
+            if value is not function and not is_own(key, value, is_function):
+                found.append(value if isinstance(value, str) else json.dumps(value))
+    return tuple(found)

@@ -24,6 +24,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, wraps
+from json.encoder import (  # type: ignore[attr-defined]
+    c_make_encoder,
+    encode_basestring,
+    encode_basestring_ascii,
+)
 from typing import Any, NamedTuple, TypeAlias
 
 from packhouse.render.predicates import Predicate
@@ -52,7 +57,16 @@ class JsonForm(NamedTuple):
 @lru_cache(maxsize=64)
 def encoder(form: JsonForm) -> Callable[[object], str]:
     """The function that writes JSON in a form."""
-    return json.JSONEncoder(**form._asdict()).encode
+    made = json.JSONEncoder(**form._asdict(), check_circular=False)
+    if form.indent is not None or c_make_encoder is None:
+        return made.encode
+    # `encode` makes this encoder anew for each value, which takes longer than to write it.
+    quote = encode_basestring_ascii if form.ensure_ascii else encode_basestring
+    separators = made.key_separator, made.item_separator
+    write = c_make_encoder(
+        None, made.default, quote, None, *separators, form.sort_keys, False, True
+    )
+    return lambda value: "".join(write(value, 0))
 
 
 @dataclass(eq=False, slots=True)

@@ -18,7 +18,7 @@ from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import DEFAULTS
 from packhouse.records.rows import Extent
-from packhouse.records.thinking import tag_spans
+from packhouse.records.thinking import BEGINS_THOUGHT, tag_spans
 from packhouse.render.chat_messages import (
     PLAIN,
     Given,
@@ -239,30 +239,30 @@ class RowRenderer:
 
         The model writes the tags as tokens, wherever the template takes them from.
         """
-        spans, roles = list[tuple[int, int]](), talk.roles
+        spans, roles, end = list[tuple[int, int]](), talk.roles, 0
         for own in rendering.occurrences:
-            start, value = own.start, own.field.value
-            is_answer = own.field.kind == "content" and roles[own.field.message] == "assistant"
+            start, value, number = own.start, own.field.value, own.field.message
+            is_answer = own.field.kind == "content" and roles[number] == "assistant"
             if is_answer and self._has_tags:
-                before = rendering.text[max(start - 16, 0) : start].rstrip()
-                tags = tag_spans(value, is_opened=before.endswith(b"<think>"))
-                for first, last in tags:
+                is_opened = (
+                    rendering.text[max(start - 16, end) : start].rstrip().endswith(b"<think>")
+                )
+                is_tagged = "</think>" in value
+                asked = [Predicate("contains", "</think>", is_tagged)]
+                if is_tagged and not is_opened:
+                    is_tagged = bool(re.match(BEGINS_THOUGHT, value))
+                    asked.append(Predicate("matches", BEGINS_THOUGHT, is_tagged))
+                talk.trace.predicates.update((("content", number), each) for each in asked)
+                if is_tagged:  # rows whose answers have tags are written otherwise
+                    talk.trace.unrecorded.add((number, "tags of a thought"))
+                for first, last in tag_spans(value, is_opened=is_opened):
                     if own.first <= first and last <= own.last:
                         at = own.start + len(value[own.first : first].encode())
                         spans.append((start, at))
                         start = at + last - first
             spans.append((start, own.end))
+            end = own.end
         return [span for span in spans if span[0] < span[1]]
-
-    def _ask_for_tags(self, talk: Conversation) -> None:
-        """Note that rows whose answers have tags are written otherwise than those without."""
-        for number, message in enumerate(talk.messages if self._has_tags else ()):
-            if message["role"] == "assistant" and message.get("content"):
-                is_tagged = "</think>" in message["content"]
-                question = Predicate("contains", "</think>", is_tagged)
-                talk.trace.predicates.add((("content", number), question))
-                if is_tagged:
-                    talk.trace.unrecorded.add((number, "tags of a thought"))
 
     def _writes(self, texts: Sequence[str], talk: Messages, form: MessageForm) -> bool | None:
         """Return True if all texts are in the rendering; None where the template refuses it."""
@@ -293,7 +293,6 @@ class RowRenderer:
         talk = Conversation(
             self.template, messages, given, self.control, self.has_content_parts, is_stripped
         )
-        self._ask_for_tags(talk)
         weights = [message["weight"] for message in raw]
         if not any(weights):
             raise RefusedError("nothing_trained", "no turn of the conversation is trained")

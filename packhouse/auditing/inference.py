@@ -324,7 +324,7 @@ class _Check:
             what += ", and the template does not read add_generation_prompt"
         return _difference(what, before, first)
 
-    def _modes(self, record: _Record, answer: _Answer) -> Iterator[tuple[dict[str, bool], bool]]:
+    def _modes(self, record: _Record, answer: _Answer) -> Iterator[tuple[dict[str, object], bool]]:
         """Arguments to try, the likeliest first, and whether an answer may follow that prompt.
 
         Where the row or the recipe sets the thinking switch, or there is none, they are as given.
@@ -336,8 +336,7 @@ class _Check:
         if switch is None or switch[0] in record.arguments:
             yield {}, True
             return
-        name, value = switch
-        thinking, plain = {name: value}, {name: not value}
+        thinking, plain = ({switch[0]: value} for value in switch[1:])
         default = self.template.default_mode
         if answer.thought:
             yield thinking, True

@@ -130,7 +130,7 @@ class RowRenderer:
         return learn_facts(
             self._probe,
             where=template.where,
-            arguments=self._arguments - template.numbers,
+            arguments={name: template.values.get(name, (True, False)) for name in self._arguments},
             is_set=lambda name: name in set_arguments,
             stop_tokens=self._stops,
             control=self.control_bytes,
@@ -145,7 +145,7 @@ class RowRenderer:
     def argument_advice(self) -> str:
         """What to try where probes miss how thinking is turned on; empty: the template reads none.
 
-        Probes set arguments to true and false. Some take a word: `thinking_mode: thinking`.
+        They set it to true and false, or to a word of the template. Some take a number.
         """
         unset = sorted(self._arguments - {*self._config.chat_template_kwargs})[:8]
         advice = f". If an argument turns thinking on ({', '.join(unset)[:400]}), set "

@@ -33,7 +33,6 @@ from packhouse.render.results import (
     RefusedError,
     Texts,
     concat_filled,
-    extents_of,
     span_lists,
 )
 from packhouse.render.rows import RenderedRecord, RowRenderer
@@ -238,7 +237,7 @@ def render_rows(renderer: RowRenderer, conversations: Conversations, rows: Int64
             np.array([len(record.trained) for record in records], np.int64),
         ),
     ]
-    extents = extents_of(record.extent for record in records)
+    extents = np.fromiter((record.extent for record in records), np.object_)
     filled = Filled(np.array(kept, np.int64), extents, pa.table(columns, schema=TEXTS))
     return Texts(filled, refused, notes)
 

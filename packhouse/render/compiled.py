@@ -24,7 +24,7 @@ from packhouse.records.rows import Extent
 from packhouse.render.field_columns import Column, FieldColumns
 from packhouse.render.predicates import Predicate
 from packhouse.render.provenance import JsonForm, Path, Piece
-from packhouse.render.results import TEXTS, Filled, Trained, concat_filled, extents_of, span_lists
+from packhouse.render.results import TEXTS, Filled, Trained, concat_filled, span_lists
 from packhouse.render.rows import RenderedRecord, RenderedRow
 from packhouse.system.arrays import Bools, Float32s, Int64s
 
@@ -228,7 +228,7 @@ class Filling:
         spans = [content, trained, weights]
         if len(self._compiled) > 1:
             spans = [each.take(pa.array(order)) for each in spans]
-        own = extents_of(each.extent for each, _ in self._compiled)
+        own = np.fromiter((each.extent for each, _ in self._compiled), np.object_)
         extents = np.repeat(own, [len(rows) for _, rows in self._compiled])[order]
         return Filled(rows[order], extents, pa.table([text, *spans], schema=TEXTS))
 

@@ -24,11 +24,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, wraps
-from json.encoder import (  # type: ignore[attr-defined]
-    c_make_encoder,
-    encode_basestring,
-    encode_basestring_ascii,
-)
+from json import encoder as encoder_of
 from typing import Any, NamedTuple, TypeAlias
 
 from packhouse.render.predicates import Predicate
@@ -58,14 +54,12 @@ class JsonForm(NamedTuple):
 def encoder(form: JsonForm) -> Callable[[object], str]:
     """The function that writes JSON in a form."""
     made = json.JSONEncoder(**form._asdict(), check_circular=False)
-    if form.indent is not None or c_make_encoder is None:
+    if form.indent is not None:
         return made.encode
     # `encode` makes this encoder anew for each value, which takes longer than to write it.
-    quote = encode_basestring_ascii if form.ensure_ascii else encode_basestring
-    separators = made.key_separator, made.item_separator
-    write = c_make_encoder(
-        None, made.default, quote, None, *separators, form.sort_keys, False, True
-    )
+    own, quote = vars(encoder_of), "encode_basestring" + "_ascii" * form.ensure_ascii
+    rest = None, made.key_separator, made.item_separator, form.sort_keys, False, True
+    write = own["c_make_encoder"](None, made.default, own[quote], *rest)
     return lambda value: "".join(write(value, 0))
 
 

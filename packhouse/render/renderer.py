@@ -20,7 +20,7 @@ from packhouse.records.rows import replace_rows, rewrites, take_records
 from packhouse.records.tables import FORMATTED, QUARANTINED, VALIDATED, refused_rows
 from packhouse.records.thinking import strip_thinking
 from packhouse.render.chat import ChatEngine
-from packhouse.render.results import TEXTS, Filled, Texts, extents_of
+from packhouse.render.results import TEXTS, Filled, Texts
 from packhouse.render.single_turn import SingleTurnEngine
 from packhouse.render.windows import WindowRule, split_to_windows
 from packhouse.system.arrays import Int64s
@@ -143,10 +143,8 @@ class Renderer:
             # The recipe's system turn, which counts in the extents, is no message of the row.
             own = FlatMessages.of(part["messages"])
             added = conversations.messages.counts - own.counts
-            extents = extents_of(
-                extent and extent.without_first(count)
-                for extent, count in zip(filled.extents, added[filled.rows].tolist(), strict=True)
-            )
+            each = zip(filled.extents, added[filled.rows].tolist(), strict=True)
+            extents = np.fromiter((own and own.without_first(n) for own, n in each), np.object_)
             return take_records(part, filled.rows, extents, self._config), texts
         is_same = len(filled.rows) == part.num_rows
         return (part if is_same else part.take(pa.array(filled.rows))), texts

@@ -1,14 +1,13 @@
 """What rendering gives: texts with their spans as columns, and rows that were refused."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from packhouse.records.rows import Extent
 from packhouse.records.tables import FORMATTED
 from packhouse.system.arrays import Int64s, Objects
 
@@ -73,11 +72,6 @@ class Texts:
     notes: Counter[str] = field(default_factory=Counter)
 
 
-def extents_of(given: Iterable[Extent | None]) -> Objects:
-    """Return an array of them."""
-    return np.fromiter(given, np.object_)
-
-
 def span_lists(begins: Int64s, ends: Int64s, counts: Int64s) -> pa.Array:
     """Lists of spans, `counts[i]` for row i, the empty spans left out.
 
@@ -103,7 +97,7 @@ def concat_filled(parts: Sequence[Filled]) -> Filled:
     """Put parts together, in the order of row numbers."""
     if len(parts) == 1:
         return parts[0]
-    parts = [Filled(np.zeros(0, np.int64), extents_of([]), TEXTS.empty_table()), *parts]
+    parts = [Filled(np.zeros(0, np.int64), np.zeros(0, np.object_), TEXTS.empty_table()), *parts]
     rows = np.concatenate([part.rows for part in parts])
     extents = np.concatenate([part.extents for part in parts])
     texts = pa.concat_tables([part.texts for part in parts]).combine_chunks()

@@ -33,12 +33,7 @@ from packhouse.render.rendering import Conversation, Rendering, Template
 from packhouse.render.results import RefusedError, Trained
 from packhouse.render.sandbox import ChatTemplate
 from packhouse.render.template_facts import ANSWER, PROBE, QUESTION, TemplateFacts, learn_facts
-from packhouse.render.trained_spans import (
-    add_other_turns,
-    all_spans,
-    other_spans,
-    weigh_spans,
-)
+from packhouse.render.trained_spans import add_other_turns, all_spans, other_spans, weigh_spans
 from packhouse.render.turns import NOT_TRAINED, Answers, Record
 from packhouse.tokenize.pipeline import TokenizerSnapshot
 
@@ -147,9 +142,9 @@ class RowRenderer:
 
         They set it to true and false, or to a word of the template. Some take a number.
         """
-        unset = sorted(self._arguments - {*self._config.chat_template_kwargs})[:8]
-        advice = f". If an argument turns thinking on ({', '.join(unset)[:400]}), set "
-        return f"{advice}format.chat_template_kwargs" if unset else ""
+        unset = ", ".join(sorted(self._arguments - {*self._config.chat_template_kwargs})[:8])[:400]
+        advice = f". If an argument turns thinking on ({unset}), set format.chat_template_kwargs"
+        return advice if unset else ""
 
     def check(self) -> None:
         """Refuse a template that cannot be used, before any row.
@@ -244,15 +239,12 @@ class RowRenderer:
             start, value, number = own.start, own.field.value, own.field.message
             is_answer = own.field.kind == "content" and roles[number] == "assistant"
             if is_answer and self._has_tags:
-                is_opened = (
-                    rendering.text[max(start - 16, end) : start].rstrip().endswith(b"<think>")
-                )
-                is_tagged = "</think>" in value
-                asked = [Predicate("contains", "</think>", is_tagged)]
-                if is_tagged and not is_opened:
-                    is_tagged = bool(re.match(BEGINS_THOUGHT, value))
-                    asked.append(Predicate("matches", BEGINS_THOUGHT, is_tagged))
-                talk.trace.predicates.update((("content", number), each) for each in asked)
+                before = rendering.text[max(start - 16, end) : start].rstrip()
+                is_opened = before.endswith(b"<think>")
+                pattern = "</think>" if is_opened else f"{BEGINS_THOUGHT}(?s:.*)</think>"
+                is_tagged = bool(re.search(pattern, value))
+                question = Predicate("matches", pattern, is_tagged)
+                talk.trace.predicates.add((("content", number), question))
                 if is_tagged:  # rows whose answers have tags are written otherwise
                     talk.trace.unrecorded.add((number, "tags of a thought"))
                 for first, last in tag_spans(value, is_opened=is_opened):

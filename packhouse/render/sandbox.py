@@ -10,6 +10,7 @@ consistent and a build can be repeated.
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -285,28 +286,25 @@ def _compile(
     return template, environment.has_generation, frozenset(find_undeclared_variables(tree)), values
 
 
-_COMPARING: tuple[type[nodes.Expr], ...] = (nodes.Compare, nodes.Filter)  # `in` is a filter
-
-
 def values_to_try(tree: nodes.Template) -> dict[str, tuple[object, ...]]:
     """Values of each name that a template compares with constants; of others, true and false.
 
     For `mode == "thinking"` that is the word, and False for no word of the template. There is none
     for numbers: `thinking_budget == 0` holds for False, too.
     """
-    words, numbers = dict[str, list[object]](), set[str]()
-    for node in tree.find_all(_COMPARING):
-        if not isinstance(node, nodes.Filter) or node.name == "_in":
-            constants = [each.value for each in node.find_all(nodes.Const)]
-            names = [each.name for each in node.find_all(nodes.Name)]
-            if any(type(each) in (int, float) for each in constants):
-                numbers.update(names)
-            for name in names:
-                words.setdefault(name, []).extend(
-                    each for each in constants if each.__class__ is str
-                )
-    tried = {name: tuple(dict.fromkeys([*own, False, True])) for name, own in words.items() if own}
-    return tried | dict.fromkeys(numbers, ())
+    compared = defaultdict[str, list[object]](list)
+    for node in tree.find_all((nodes.Compare, nodes.Filter)):
+        if getattr(node, "name", "_in") == "_in":  # which is a filter here
+            for each in node.find_all(nodes.Name):
+                compared[each.name] += [c.value for c in node.find_all(nodes.Const)]
+    found = dict[str, tuple[object, ...]]()
+    for name, constants in compared.items():
+        words = dict.fromkeys(each for each in constants if isinstance(each, str))
+        if not {int, float}.isdisjoint(map(type, constants)):
+            found[name] = ()
+        elif words:
+            found[name] = (*words, False, True)
+    return found
 
 
 class ChatTemplate:

@@ -217,11 +217,8 @@ def _find_switch(tried: _Tried, arguments: Mapping[str, Sequence[object]]) -> Sw
         # Of words that give the same header, the one that the template takes by itself.
         default = tried(messages, {}, True)
         usual = sorted(prompts, key=lambda v: not default or prompts[v].text != default.text)
-        thinking, plain = (
-            next(value for value in usual if (prompts[value].tail == header) is wanted)
-            for wanted in (True, False)
-        )
-        return Switch(name, thinking, plain)
+        thinking = next(value for value in usual if prompts[value].tail == header)
+        return Switch(name, thinking, next(v for v in usual if prompts[v].tail != header))
     return None
 
 

@@ -24,10 +24,9 @@ from packhouse.recipe.rows import TEMPLATES, is_chat, is_renderer
 from packhouse.records.messages import FlatMessages
 from packhouse.records.pairs import REJECTED, both_sides
 from packhouse.records.render_counts import SplitText, total
-from packhouse.records.rows import num_rows
+from packhouse.records.rows import num_rows, rewrites
 from packhouse.records.tables import read_table, write_table
 from packhouse.registry import function_of_addon
-from packhouse.render import rewrites
 from packhouse.render.sandbox import pinned_date
 from packhouse.run.cache import AnyReceipt, Receipt
 from packhouse.run.rendering import cuts_windows, render_row, render_shard, run_template

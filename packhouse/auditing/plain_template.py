@@ -13,6 +13,7 @@ from functools import cached_property
 from importlib import resources
 from itertools import product
 from pathlib import Path
+from typing import cast
 
 import jinja2
 import jinja2.ext
@@ -21,10 +22,16 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from packhouse.recipe import FormatConfig
+from packhouse.recipe import FormatConfig, Recipe
+from packhouse.recipe.rows import is_renderer
+from packhouse.registry import function_of_addon
 from packhouse.render.chat_messages import MessageForm, Messages, chat_messages, in_parts
+from packhouse.render.rendering import Template
+from packhouse.render.results import RefusedError
 from packhouse.render.sandbox import values_to_try
+from packhouse.system.plugins import find_plugin
 from packhouse.system.worker import limited
+from packhouse.tokenize.loading import tokenizer_folder
 from packhouse.tokenize.pipeline import TokenizerSnapshot
 
 _TEXT = ("Perhaps", "Certainly", "Otherwise", "Naturally", "Therefore")
@@ -103,10 +110,7 @@ class PlainTemplate:
             **snapshot.special_tokens,
             **{k: v for k, v in config.chat_template_kwargs.items() if k != "tools"},
         }
-        self.control = sorted(
-            {*snapshot.added_tokens, *snapshot.special_tokens.values()} - {""},
-            key=lambda token: (-len(token), token),
-        )
+        self.control = _control_tokens(snapshot)
 
     def render(
         self,
@@ -312,6 +316,70 @@ class PlainTemplate:
         if first == second:
             return False
         return self._own_text.sub("", first) != self._own_text.sub("", second)
+
+
+class RendererTemplate(PlainTemplate):
+    """A renderer in Python, called with the row's own texts and nothing else.
+
+    Args:
+        config: the recipe's format section.
+        snapshot: of the tokenizer.
+        written: the renderer.
+        stop_tokens: what it says that generation stops at.
+    """
+
+    reads_prompt = True
+
+    def __init__(
+        self,
+        config: FormatConfig,
+        snapshot: TokenizerSnapshot,
+        written: Template,
+        stop_tokens: Sequence[str],
+    ) -> None:
+        self._config, self._snapshot, self._written = config, snapshot, written
+        self._names, self._values = {*written.names}, {}
+        own = config.chat_template_kwargs.items()
+        self.arguments = {key: value for key, value in own if key != "tools"}
+        self.control = _control_tokens(snapshot)
+        self.stop_tokens = tuple(config.stop_tokens or stop_tokens)
+        words = re.compile("|".join(_TEXT))
+        probes = [self.probe(talk, is_prompt=True) for talk in (_CHAT, _CALL[:3], _CALL)]
+        self._texts = {text for probe in probes for text in words.split(probe or "")}
+
+    def render(
+        self,
+        messages: Messages,
+        tools: object = None,
+        arguments: Mapping[str, object] = {},
+        *,
+        is_prompt: bool,
+        is_marked: bool = False,
+    ) -> str:
+        """Return the text of a conversation; there are no marks."""
+        given = {**self.arguments, **arguments}
+        try:
+            named = cast("list[object] | None", tools)
+            return str(self._written.render(messages, named, given, is_prompt=is_prompt))
+        except RefusedError as error:
+            raise PromptError(f"{error}"[:200]) from None
+
+
+def open_template(
+    recipe: Recipe, snapshot: TokenizerSnapshot, date: str | None = None
+) -> PlainTemplate:
+    """Return what writes prompts as inference does: Jinja, or the recipe's renderer in Python."""
+    config = recipe.format
+    if not is_renderer(config.template):
+        return PlainTemplate(config, snapshot, date)
+    plugin, folder = find_plugin("renderers", config.template), tokenizer_folder(recipe.tokenizer)
+    written = function_of_addon("make_rows")(plugin, config, snapshot, folder).template
+    return RendererTemplate(config, snapshot, written, written.stop_tokens)
+
+
+def _control_tokens(snapshot: TokenizerSnapshot) -> list[str]:
+    tokens = {*snapshot.added_tokens, *snapshot.special_tokens.values()} - {""}
+    return sorted(tokens, key=lambda token: (-len(token), token))
 
 
 def _environment(generation: type[_Generation], date: str | None) -> ImmutableSandboxedEnvironment:

@@ -42,7 +42,7 @@ EXAMPLES: dict[str, Any] = {
     "sources.format": "sharegpt",
     "sources.file_format": "jsonl",
     "sources.fields": {"instruction": "question_text"},
-    "sources.allowed_fields": ["id", "category"],
+    "sources.ignored_fields": ["editor_note", "input.source"],
     "sources.label_names": ["negative", "positive"],
     "sources.where": ["length(output) > 20", "lang = 'en'"],
     "sources.weight": 0.5,

@@ -14,7 +14,7 @@ from prefect import flow
 
 from packhouse.recipe import Recipe
 from packhouse.recipe.section import Uri
-from tasks.chain import prepared_state, run_chain
+from tasks.chain import prepare_run
 from tasks.engines import Runner
 from tasks.guard import allowed_recipe, dataset_slot, worker_cache
 from tasks.hooks import FLOW, recipe_run_name
@@ -37,4 +37,4 @@ def prepare(recipe: Recipe, cache: Uri | None = None, runner: Runner | None = No
     folder = worker_cache(cache)
     allowed = allowed_recipe(recipe)
     with dataset_slot(allowed):
-        return prepared_state(run_chain(allowed, folder, STEPS, runner))
+        return prepare_run(allowed, folder, STEPS, runner)

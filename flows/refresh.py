@@ -8,7 +8,7 @@ from flows.prepare import STEPS
 from packhouse.recipe import Recipe
 from packhouse.recipe.section import Uri
 from schemas.places import RecipeName, StorePlace
-from tasks.chain import refresh_chain
+from tasks.chain import refresh_run
 from tasks.engines import Runner
 from tasks.guard import allowed_recipe, dataset_slot, worker_cache
 from tasks.hooks import FLOW, recipe_run_name
@@ -35,4 +35,4 @@ def refresh(
     folder = worker_cache(cache)
     allowed = allowed_recipe(recipe, store)
     with dataset_slot(allowed):
-        return refresh_chain(allowed, folder, STEPS, approval=approval, runner=runner)
+        return refresh_run(allowed, folder, STEPS, approval=approval, runner=runner)

@@ -30,7 +30,7 @@ from packhouse.run.given import recipe_for
 from packhouse.run.local_pool import local_runner
 from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
-from packhouse.store.layout import parse_address
+from packhouse.store.read import open_address
 from packhouse.system.disks import CachePlace, check_cache, default_cache, find_cache, make_cache
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.wording import by_name, counted
@@ -43,7 +43,7 @@ class Version:
 
     Attributes:
         id: `<version id>.g<N>`, the same for the same data and settings.
-        uri: `<store>/<dataset>@<id>`, as every command of packhouse takes it.
+        uri: `<store>/<dataset>@<id>#<digest>`, as every command of packhouse takes it.
         is_new: False where `prepare` found it published already; None where it was opened.
         held_back: why the ref stayed where it was; empty where it moved.
 
@@ -69,7 +69,7 @@ class Version:
         self.is_new, self.held_back = is_new, held_back
         self.id: str = opened.version
         self.dataset: str = opened.dataset
-        self.uri = f"{opened.store.uri}/{opened.dataset}@{opened.version}"
+        self.uri = opened.address
 
     @cached_property
     def train(self) -> Any:
@@ -185,7 +185,8 @@ def open_version(uri: str | Path, ref: str = "latest") -> Version:
     """Open a published version.
 
     Args:
-        uri: `<store>/<dataset>`, a folder or an address; may end in `@<ref>` or `@<version>`.
+        uri: `<store>/<dataset>`, a folder or an address; may end in `@<ref>` or
+            `@<version>#<digest>`.
         ref: a ref, a version or a version id, where `uri` names none.
 
     Raises:
@@ -200,9 +201,7 @@ def open_version(uri: str | Path, ref: str = "latest") -> Version:
         >>> open_version(store / "numbers").id == made.id
         True
     """
-    address = parse_address(str(uri))
-    name = ref if address.name == "latest" else address.name
-    return Version(open_stored(address.root, address.dataset, name))
+    return Version(open_address(str(uri), ref))
 
 
 def prepare(

@@ -208,7 +208,6 @@ def _create_table(key: str, rows: Sequence[Mapping[str, Any]], description: str)
 
 
 def _version_page(prepared: Prepared) -> str:
-    place = f"{prepared.store.rstrip('/')}/{prepared.dataset}"
     published = prepared.published
     verb = "Published" if prepared.created else "Unchanged, already published"
     lines = [
@@ -222,16 +221,16 @@ def _version_page(prepared: Prepared) -> str:
         "",
         *(line for block in audit_blocks(published.audit) for line in block_markdown(block)),
         "## Where",
-        *_links(prepared, place),
+        *_links(prepared),
         "",
         "Charts and samples, in any browser (the version holds the page as `report.html`):",
         "",
         "```sh",
-        f"packhouse report {shlex.quote(f'{for_terminal(place)}@{prepared.version}')} --open",
+        f"packhouse report {shlex.quote(for_terminal(prepared.address))} --open",
         "```",
         "",
         "```python",
-        *loading_lines(prepared, f"{for_terminal(place)}@{prepared.version}"),
+        *loading_lines(prepared, for_terminal(prepared.address)),
         "```",
     ]
     return "\n".join(lines)
@@ -240,22 +239,22 @@ def _version_page(prepared: Prepared) -> str:
 def _held(prepared: Prepared) -> list[str]:
     at, ref = prepared.published.ref_version, prepared.published.ref
     if prepared.published.held_back:
-        place = f"{prepared.store.rstrip('/')}/{prepared.dataset}"
         return [
             "",
             f"## Held: {markdown_code(ref)} stays where it is",
             *(f"- {for_markdown(reason)}" for reason in prepared.published.held_back),
             "",
             "## To promote it",
-            *_how_to_promote(place, prepared.dataset, ref, prepared.version),
+            *_how_to_promote(prepared.uri, prepared.dataset, ref, prepared.pinned),
         ]
     if at is not None and at != prepared.version:
         return [f"The ref {markdown_code(ref)} stays at {markdown_code(at)}, published after it."]
     return [f"The ref {markdown_code(ref)} points to it."]
 
 
-def _links(prepared: Prepared, place: str) -> list[str]:
-    lines = [f"- version: {markdown_code(f'{place}/v/{prepared.version}/manifest.json')}"]
+def _links(prepared: Prepared) -> list[str]:
+    place = f"{prepared.uri}/v/{prepared.version}/manifest.json"
+    lines = [f"- version: {markdown_code(place)}"]
     if bad := prepared.published.quarantine:
         lines.append(f"- quarantine: {markdown_code(bad)}")
     for uri, name in prepared.published.mirrors.items():
@@ -263,7 +262,7 @@ def _links(prepared: Prepared, place: str) -> list[str]:
         if re.fullmatch(r"hf://[\w./-]+", uri):
             where = f"[{uri}](https://huggingface.co/{uri.removeprefix('hf://')})"
         lines.append(f"- also in {where} ({for_markdown(name)})")
-    lines.append(f"- look at it: {markdown_code(f'packhouse inspect {place}@{prepared.version}')}")
+    lines.append(f"- look at it: {markdown_code(f'packhouse inspect {prepared.address}')}")
     return lines
 
 

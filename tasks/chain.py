@@ -8,10 +8,14 @@ from threading import current_thread, main_thread
 from typing import Any
 
 from prefect import Task
-from prefect.context import FlowRunContext
-from prefect.states import Completed
 
-from packhouse.addons.ci.refresh import Refreshed, candidate_recipe, finish_refresh, unchanged
+from packhouse.addons.ci.refresh import (
+    Outcome,
+    Refreshed,
+    candidate_recipe,
+    finish_refresh,
+    unchanged,
+)
 from packhouse.errors import PackhouseError
 from packhouse.recipe import Recipe
 from packhouse.run.cache import AnyReceipt, open_mirror
@@ -24,9 +28,10 @@ from packhouse.system.progress import start_phase
 from tasks.artifacts import publish_artifacts, refresh_artifacts, refusal_artifacts
 from tasks.engines import Runner
 from tasks.events import announce_held, announce_published
+from tasks.outcomes import ended, flow_run, is_approved, is_repeated, stopped
 from tasks.progress import progress_artifacts
 from tasks.runner import prefect_runner
-from tasks.versions import look_at_sources
+from tasks.versions import look_at_sources, move_ref
 
 Steps = Sequence[Task[..., Any]]
 """A task for each step of the chain, named like the step (`tasks.steps`)."""
@@ -76,10 +81,7 @@ def run_chain(
             refusal_artifacts(recipe, error)
             raise
         publish_artifacts(prepared)
-        context = FlowRunContext.get()
-        flow_run = context.flow_run if context else None
-        is_repeated = flow_run is not None and flow_run.run_count > 1
-        if prepared.created or is_repeated:  # a run that was killed may not have announced it
+        if prepared.created or is_repeated():  # a run that was killed may not have announced it
             announce_published(prepared)
         if prepared.published.held_back:
             announce_held(prepared)
@@ -101,50 +103,101 @@ def _sigterm_waits() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-        context = FlowRunContext.get()
-        flow_run = context.flow_run if context else None
-        if received and flow_run is not None and flow_run.parent_task_run_id is not None:
+        run = flow_run()
+        if received and run is not None and run.parent_task_run_id is not None:
             signal.raise_signal(signal.SIGTERM)
 
 
-def prepared_state(prepared: Prepared) -> Any:
-    """Return the state of a run that prepared a version: Completed, or Held if its ref stays."""
-    verb = "published" if prepared.created else "unchanged, already published:"
-    message = f"{verb} {prepared.dataset} {prepared.version}"
-    held = "; ".join(prepared.published.held_back)
-    if held:
-        return Completed(name="Held", data=prepared, message=f"{message}; ref held: {held}")
-    return Completed(data=prepared, message=message)
+def prepare_run(
+    recipe: Recipe, cache: CachePlace, steps: Steps, runner: Runner | None = None
+) -> Any:
+    """Run the chain; return the state of the run, with a `Prepared`."""
+    try:
+        prepared = run_chain(recipe, cache, steps, runner)
+    except PackhouseError as error:
+        return stopped(error)
+    published, version = prepared.published, prepared.version
+    outcome: Outcome = "published" if prepared.created else "unchanged"
+    message = f"{prepared.dataset} {version} is published"
+    if not prepared.created:
+        message = f"nothing changed: {prepared.dataset} {version} was published before"
+    if published.held_back:
+        outcome = "held"
+        message += f", '{published.ref}' stays: {'; '.join(published.held_back)}"
+    ref = published.ref, published.ref_version
+    return _ended(recipe, ref, outcome, message, version, prepared, is_new=prepared.created)
 
 
-def refresh_chain(
+def refresh_run(
     recipe: Recipe, cache: CachePlace, steps: Steps, *, approval: bool, runner: Runner | None = None
 ) -> Any:
     """Check the gates if nothing changed; else run the chain, and move the ref or leave it.
 
     Returns:
         The state of the run, with a `Refreshed`.
-
-    Raises:
-        PackhouseError: nothing was published, or a gate refuses what is; the UI says why.
     """
     start_phase("looking at the sources")
-    found = look_at_sources(recipe, str(cache.folder))
-    if found.is_unchanged or (approval and found.is_waiting):
-        try:
-            return _completed(recipe, unchanged(recipe, found, cache.folder))
-        except PackhouseError as error:
-            refusal_artifacts(recipe, error)
-            raise
-    published = candidate_recipe(recipe) if approval else recipe
-    prepared = run_chain(published, cache, steps, runner, found.plan)
-    refreshed = finish_refresh(recipe, found, prepared)
-    if approval and refreshed.prepared and refreshed.prepared.published.held_back:
-        announce_held(refreshed.prepared)
-    return _completed(recipe, refreshed)
+    try:
+        found = look_at_sources(recipe, str(cache.folder))
+        if found.is_unchanged or (approval and found.is_waiting):
+            try:
+                refreshed = unchanged(recipe, found, cache.folder)
+            except PackhouseError as error:
+                refusal_artifacts(recipe, error)
+                raise
+        else:
+            published = candidate_recipe(recipe) if approval else recipe
+            prepared = run_chain(published, cache, steps, runner, found.plan)
+            refreshed = finish_refresh(recipe, found, prepared)
+            if approval and refreshed.prepared and refreshed.prepared.published.held_back:
+                announce_held(refreshed.prepared)
+        refresh_artifacts(recipe, refreshed)
+    except PackhouseError as error:
+        return stopped(error)
+    made = refreshed.prepared
+    return _ended(
+        recipe,
+        (found.ref, found.current),
+        refreshed.outcome,
+        refreshed.said,
+        refreshed.version,
+        refreshed,
+        is_new=made is not None and made.created,
+    )
 
 
-def _completed(recipe: Recipe, refreshed: Refreshed) -> Any:
-    refresh_artifacts(recipe, refreshed)
-    name = "Held" if refreshed.outcome == "held" else None
-    return Completed(name=name, data=refreshed, message=refreshed.message)
+def _ended(
+    recipe: Recipe,
+    ref_now: tuple[str, str | None],
+    outcome: Outcome,
+    message: str,
+    version: str,
+    data: Prepared | Refreshed,
+    *,
+    is_new: bool,
+) -> Any:
+    """Return the final state of a run; where a person has to act, say what to do, or ask first.
+
+    Args:
+        recipe: of the run.
+        ref_now: name of the ref and the version that it points to.
+        outcome: names the state.
+        message: says what happened.
+        version: that was published, or found.
+        data: result of the run.
+        is_new: True if this run committed the version.
+    """
+    ref, current = ref_now
+    if outcome in ("waiting", "held"):
+        move = (
+            f"run the deployment promote/promote-version with dataset {recipe.dataset}, version "
+            f"{version}, ref {ref}"
+        )
+        question = (
+            f"{message}. Resume this run to move '{ref}', cancel it to keep '{ref}'; or {move}"
+        )
+        message += f". To move '{ref}', {move}"
+        if is_approved(outcome, question, version, is_new=is_new):
+            move_ref(recipe.publish.store, recipe.dataset, version, ref, current)
+            outcome, message = "published", f"'{ref}' moved to {version}: this run was resumed"
+    return ended(outcome, message, version, data)

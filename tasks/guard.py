@@ -34,6 +34,7 @@ from packhouse.recipe import Recipe
 from packhouse.run.given import pinned, read_recipe
 from packhouse.system.disks import CachePlace, find_cache
 from schemas.places import Places, load_places
+from tasks.outcomes import tag_run
 
 log = logging.getLogger("packhouse.flows")
 
@@ -106,6 +107,7 @@ def worker_cache(cache: str | None) -> CachePlace:
 def dataset_slot(recipe: Recipe) -> Iterator[None]:
     """Hold the only slot of a dataset while the block runs; wait for it if another run has it."""
     name = slot_name(recipe)
+    tag_run(dataset=recipe.dataset)
     with get_client(sync_client=True) as client:
         if client.server_type == ServerType.EPHEMERAL:
             yield

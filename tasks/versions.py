@@ -16,6 +16,7 @@ from packhouse.store.read import VerifyReport, verify_version
 from packhouse.store.refs import scan_refs
 from packhouse.system.wording import counted
 from tasks.artifacts import move_artifacts
+from tasks.outcomes import tag_run
 from tasks.policies import retried_task
 
 T = TypeVar("T")
@@ -115,6 +116,7 @@ def collect(store: str, dataset: str, grace_hours: float, delete: bool) -> GcRep
 def moved(store: str, dataset: str, ref: Ref) -> State[Ref]:
     """Show where a ref points now, and return the state of the run that moved it."""
     move_artifacts(store, dataset, ref)
+    tag_run(dataset=dataset, version=ref.version)
     before = ref.parent or "nothing"
     return Completed(data=ref, message=f"'{ref.name}' of {dataset}: {before} -> {ref.version}")
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from packhouse.cli.summary import Block, audit_blocks, ledger_block, print_block, splits_block
 from packhouse.errors import HELD_BACK
-from packhouse.read.extra_fields import CONVERSATIONAL, IN_MESSAGES, TRAIN_FLAGS
 from packhouse.recipe.model import preferences_in
 from packhouse.records.ledger import filters_of
 from packhouse.run.chain import Prepared
@@ -26,6 +25,7 @@ def report_json(prepared: Prepared) -> dict[str, object]:
     return {
         "dataset": prepared.dataset,
         "version": prepared.version,
+        "address": prepared.address,
         "store": prepared.store,
         "created": prepared.created,
         "ledger": [line.to_json() for line in prepared.ledger],
@@ -63,8 +63,7 @@ def print_report(prepared: Prepared) -> None:
     verb = "published" if prepared.created else "unchanged, already published:"
     dataset = f" {prepared.dataset} "
     out.print(Text.assemble("\n", (verb, "bold green"), (dataset, "bold"), prepared.version))
-    uri = f"{prepared.store.rstrip('/')}/{prepared.dataset}"
-    print_text(f"in {uri}, {_ref(prepared, uri)}", 2)
+    print_text(f"in {prepared.address}, {_ref(prepared)}", 2)
     print_block(ledger_block(prepared.ledger, filters_of(published.sources)))
     _print_notes(prepared)
     _print_unused_fields(prepared)
@@ -87,7 +86,7 @@ def print_report(prepared: Prepared) -> None:
         out.print(f"quarantine: {counted(rows, 'row')} in {published.quarantine}")
     out.print("\nload it:")
     is_latest = (published.ref, published.ref_version) == ("latest", prepared.version)
-    for line in loading_lines(prepared, uri if is_latest else f"{uri}@{prepared.version}"):
+    for line in loading_lines(prepared, prepared.uri if is_latest else prepared.address):
         out.print(f"  {line}")
 
 
@@ -105,11 +104,11 @@ def loading_lines(prepared: Prepared, uri: str) -> list[str]:
     return [f"from packhouse import {load}", f'{split} = {load}("{uri}", split="{split}")']
 
 
-def _ref(prepared: Prepared, uri: str) -> str:
+def _ref(prepared: Prepared) -> str:
     ref, at = prepared.published.ref, prepared.published.ref_version
     if at == prepared.version:
         return f"ref '{ref}'"
-    move = f"packhouse ref set {uri} {ref} {prepared.version}"
+    move = f"packhouse ref set {prepared.uri} {ref} {prepared.pinned}"
     if prepared.published.held_back:
         reasons = "; ".join(prepared.published.held_back)
         return f"but ref '{ref}' was held back: {reasons}; to move it all the same: {move}"
@@ -142,30 +141,11 @@ def _unused_fields(prepared: Prepared) -> dict[str, dict[str, int]]:
 
 
 def _print_unused_fields(prepared: Prepared) -> None:
-    """Fields of rows that no format reads, by source, those that look like conversation first."""
+    """Fields of rows that no format reads, by source."""
     for source, counts in _unused_fields(prepared).items():
-        talk = [name for name in counts if _bare(name) in CONVERSATIONAL]
-        flags = [name for name in counts if name != _bare(name) and _bare(name) in TRAIN_FLAGS]
-        named = list(dict.fromkeys([*flags, *talk, *counts]))
-        shown = ", ".join(f"{name} {counts[name]:,}" for name in named[:8])
-        more = f", and {len(named) - 8} more" if len(named) > 8 else ""
+        shown = ", ".join(f"{name} {number:,}" for name, number in list(counts.items())[:8])
+        more = f", and {len(counts) - 8} more" if len(counts) > 8 else ""
         print_text(f"note: fields of '{source}' that are not used (rows): {shown}{more}", 2)
-        if talk:
-            print_text(
-                f"{', '.join(talk)} may belong to the conversation: look at `format` and "
-                "`fields` of the source",
-                4,
-            )
-        if flags:
-            print_text(
-                f"{', '.join(flags)} may say what is trained: a message's `train` and `weight` "
-                "are read",
-                4,
-            )
-
-
-def _bare(name: str) -> str:
-    return name.removeprefix(IN_MESSAGES)
 
 
 def _print_mixing(published: Published) -> None:

@@ -136,7 +136,8 @@ def show(address: str, as_json: bool) -> None:
         echo_json(json.loads(opened.manifest.to_bytes()))
         return
     manifest = opened.manifest
-    _print_facts(f"{opened.dataset} {opened.version}", list(_summary(manifest).items()))
+    facts = [("address", opened.address), *_summary(manifest).items()]
+    _print_facts(f"{opened.dataset} {opened.version}", facts)
     files = [(e.key, e.rows, e.tokens, e.size) for e in manifest.files]
     echo()
     print_table(("file", "rows", "tokens", "bytes"), files)

@@ -23,18 +23,21 @@ import stat
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import orjson
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from packhouse.errors import IntegrityError
 from packhouse.pack.layout import published_schema, to_layout
 from packhouse.store import FileEntry, OpenVersion
-from packhouse.store.contracts import read_batches
+from packhouse.store.contracts import check_footer, read_batches
 from packhouse.store.local import LocalStore
 from packhouse.system.disks import disk_errors, write_whole
 from packhouse.system.fingerprint import file_sha256
+from packhouse.system.worker import at, run_in_worker
 
 
 def verified_file(opened: OpenVersion, entry: FileEntry, cache: Path, verify: bool = True) -> Path:
@@ -63,6 +66,8 @@ def verified_file(opened: OpenVersion, entry: FileEntry, cache: Path, verify: bo
     return _verified(path, entry.sha256, receipt, verify, fetch)
 
 
+_MAX_GROUP_BYTES = 2**28
+"""Of a decoded row group, of which a stream holds one for each lane; ours have about 2**24."""
 _FORM = 1
 """Of the cached rows; part of their name, so that another form is another file."""
 
@@ -94,16 +99,8 @@ def mapped_file(
         for left in path.parent.glob(f".{path.name}.*"):  # by a process that was killed: large
             left.unlink(missing_ok=True)
         staged = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        writer = None
         try:
-            with pa.OSFile(str(staged), "wb") as sink:
-                found = read_rows(source, entry)
-                for rows in map(columns, found) if columns else found:
-                    writer = writer or pa.ipc.new_stream(sink, rows.schema)
-                    writer.write_batch(rows)
-                if writer is None:
-                    raise IntegrityError(f"'{source}' holds no row, though its version counts some")
-                writer.close()
+            _decode(partial(_write_rows, source, entry, columns, staged), source, entry)
             os.replace(staged, path)
         finally:
             staged.unlink(missing_ok=True)
@@ -112,6 +109,61 @@ def mapped_file(
             source.with_suffix(".json").unlink(missing_ok=True)
 
     return _verified(path, None, path.with_suffix(".json"), verify, convert)
+
+
+def _write_rows(
+    source: Path,
+    entry: FileEntry,
+    columns: Callable[[pa.RecordBatch], pa.RecordBatch] | None,
+    dest: Path,
+) -> None:
+    writer, found = None, read_rows(source, entry)
+    with pa.OSFile(str(dest), "wb") as sink:
+        for number, rows in enumerate(map(columns, found) if columns else found):
+            at(f"batch {number}")
+            writer = writer or pa.ipc.new_stream(sink, rows.schema)
+            writer.write_batch(rows)
+        if writer is None:
+            raise IntegrityError(f"'{source}' holds no row, though its version counts some")
+        writer.close()
+
+
+def check_row_groups(path: Path, entry: FileEntry, cache: Path) -> None:
+    """Decode the row groups of a Parquet file in a worker, once, before a trainer does.
+
+    Raises:
+        IntegrityError: one of them takes too much memory, or cannot be read.
+    """
+    proof = cache / "loaded" / f"{entry.sha256}.bounded"
+    with disk_errors(proof.parent), _locked(proof):
+        if not proof.exists():
+            _decode(partial(_read_row_groups, path, entry), path, entry)
+            write_whole(proof, b"")
+
+
+def _read_row_groups(path: Path, entry: FileEntry) -> None:
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            check_footer(file.metadata, entry)
+            for number in range(file.num_row_groups):
+                at(f"row group {number}")
+                size = file.read_row_group(number).nbytes
+                if size > _MAX_GROUP_BYTES:
+                    raise IntegrityError(
+                        f"row group {number} of '{entry.key}' decodes to {size:,} bytes; a stream "
+                        f"takes up to {_MAX_GROUP_BYTES:,}. Use load_packed, or publish it again",
+                        key=entry.key,
+                    )
+    except MemoryError:  # of Arrow, too
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise IntegrityError(f"'{entry.key}' cannot be read: {error}", key=entry.key) from None
+
+
+def _decode(call: Callable[[], None], path: Path, entry: FileEntry) -> None:
+    """Decode a file in a worker: some kilobytes of Parquet or Arrow may stand for gigabytes."""
+    size = path.stat().st_size
+    run_in_worker(call, what=f"'{entry.key}'", blames=IntegrityError, num_bytes=size)
 
 
 _State = tuple[int, int, int, int, int]

@@ -10,8 +10,10 @@ stopped after `n` packs goes on with pack `n` whatever the new world size, and w
     global order:                    0 4 7 1 5 8 2 6 9 3
     2 ranks:                         rank 0: 0 7 5 2 9        rank 1: 4 1 8 6 3
 
-Memory: a decoded row group (about 2 M tokens, 16 MB) and an open file for each lane that a rank
-reads, and `prefetch` rows. A file is fetched and its digest checked when a lane comes to it.
+Memory: a decoded row group (about 2 M tokens, 16 MB; 256 MB are the limit) and an open file for
+each lane that a rank reads, and `prefetch` rows. A file is fetched and its digest checked when a
+lane comes to it. Before the first epoch on a machine, a worker process decodes it once, to find out
+how much memory its row groups take.
 """
 
 import os
@@ -32,12 +34,11 @@ import pyarrow.parquet as pq
 import torch
 
 from packhouse.errors import ConfigError, IntegrityError
-from packhouse.load.copies import mapped_file, verified_file
+from packhouse.load.copies import check_row_groups, mapped_file, verified_file
 from packhouse.load.rows import ArrowRows, Row
 from packhouse.load.versions import cache_folder, open_split
 from packhouse.pack.shuffle import permutation, splitmix64
 from packhouse.store import FileEntry, OpenVersion, open_store
-from packhouse.store.contracts import check_footer
 
 # Places in the state that processes share. From the last on: whether each reader of the pass (each
 # worker, or the process itself) came to the end of its part.
@@ -432,12 +433,9 @@ class RowGroups:
         self._uri = opened.uri(entry)
         if entry.key.endswith(".parquet"):
             path = verified_file(opened, entry, cache, verify)
-            try:
-                self._parquet = pq.ParquetFile(path, page_checksum_verification=True)
-            except (pa.ArrowException, OSError) as error:
-                raise IntegrityError(f"'{self._uri}' cannot be read: {error}") from None
+            check_row_groups(path, entry, cache)
+            self._parquet = pq.ParquetFile(path, page_checksum_verification=True)
             about = self._parquet.metadata
-            check_footer(about, entry)
             sizes = [about.row_group(n).num_rows for n in range(about.num_row_groups)]
         else:
             path = mapped_file(opened, entry, cache, verify)

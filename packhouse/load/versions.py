@@ -18,9 +18,10 @@ from packhouse.errors import (
 )
 from packhouse.load.copies import mapped_file
 from packhouse.records.lists import list_offsets
-from packhouse.store import FileEntry, OpenVersion, open_store, open_version
-from packhouse.store.layout import parse_address
-from packhouse.store.manifest import Manifest, parse_slot
+from packhouse.store import FileEntry, OpenVersion, open_store
+from packhouse.store.layout import split_pinned
+from packhouse.store.manifest import Manifest, changed_manifest, parse_slot
+from packhouse.store.read import open_address
 from packhouse.system.disks import check_cache, default_cache
 
 if TYPE_CHECKING:
@@ -65,9 +66,9 @@ def load_packed(
     `transformers.Trainer` does not drop.
 
     Args:
-        uri: `<store>/<dataset>`, a folder or `s3://bucket/prefix/<dataset>`, may end in `@<ref>`;
-            or a folder that `packhouse pull` wrote.
-        version: a ref, a version (`<vid>.g<N>`) or a version id.
+        uri: `<store>/<dataset>`, a folder or `s3://bucket/prefix/<dataset>`, may end in `@<ref>` or
+            `@<version>#<digest>`; or a folder that `packhouse pull` wrote.
+        version: a ref, a version (`<vid>.g<N>`) or a version id; best `<version>#<digest>`.
         split: `train` or `eval`.
         by_source: return a dict of one dataset for each source, as `Trainer(eval_dataset=...)`
             takes it; of a version with `split.eval_by_source`.
@@ -178,13 +179,7 @@ def open_split(
     uri = str(uri)
     opened = _open_pulled(uri, version)
     if opened is None:
-        address = parse_address(uri)
-        if "latest" not in (address.name, version) and address.name != version:
-            raise ConfigError(
-                f"'{uri}' names '{address.name}' and version is '{version}'; give one of them"
-            )
-        name = version if address.name == "latest" else address.name
-        opened = open_version(address.root, address.dataset, name)
+        opened = open_address(uri, version)
     if preferences != (opened.manifest.preferences is not None):
         raise ConfigError(
             f"{opened.dataset} {opened.version} holds no preferences: load it with load_packed"
@@ -224,11 +219,14 @@ def _open_pulled(uri: str, version: str) -> OpenVersion | None:
     manifest = parse_slot((folder / "manifest.json").read_bytes(), f"'{folder / 'manifest.json'}'")
     if not isinstance(manifest, Manifest):
         raise VersionNotFoundError(f"'{folder}' holds a removed version; pull another one")
+    version, recorded = split_pinned(version)
     if version not in ("latest", manifest.version, manifest.vid):
         raise VersionNotFoundError(
             f"'{folder}' is a copy of {manifest.version}, not of '{version}'; leave `version` out "
             "or load from the store"
         )
+    if not manifest.manifest_id.startswith(recorded):
+        raise changed_manifest(manifest, recorded, "the address")
     return _Pulled(
         store=open_store(str(folder)),
         dataset=manifest.dataset,

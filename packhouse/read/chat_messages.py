@@ -280,9 +280,9 @@ def _read_part(part: object, number: int) -> tuple[str, Any]:
         raise BadRowError("type", f"message {number}: a content part is {what}, not an object")
     part_type = part.get("type", "text")
     kind = _PART_KINDS.get(str(part_type))
-    if kind is None:
-        what = str(part_type)[:40]
-        reason = "media" if re.search("image|audio|video|file", what) else "type"
+    if kind is None or is_media_part(part):
+        reason = "media" if is_media_part(part) else "type"
+        what = str(part.get("type", next(iter(part))))[:40]
         raise BadRowError(reason, f"message {number}: content part of type {what!r}, not text")
     keys = ("text", "value", "content", part_type)
     value = next((part[key] for key in keys if isinstance(key, str) and key in part), None)
@@ -290,6 +290,24 @@ def _read_part(part: object, number: int) -> tuple[str, Any]:
         what = kind_of(value)
         raise BadRowError("type", f"message {number}: a text part holds {what}, not text")
     return kind, value
+
+
+def is_media_part(part: object) -> bool:
+    """Return True for a part of a content that is an image, a sound, a video or a file.
+
+    Example:
+        >>> is_media_part({"type": "image_url", "image_url": {"url": "a.jpg"}})
+        True
+        >>> is_media_part({"type": "text", "text": "an image"})
+        False
+    """
+    if not isinstance(part, dict):
+        return False
+    stated = part.get("type", next(iter(part), None) if len(part) == 1 else None)
+    return isinstance(stated, str) and _MEDIA_PART.fullmatch(stated) is not None
+
+
+_MEDIA_PART = re.compile("(input_|output_)?(image|audio|video|file)(_url|_file|_path)?")
 
 
 def _read_calls(value: object, number: int) -> list[object]:

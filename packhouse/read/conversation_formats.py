@@ -9,7 +9,11 @@ so that nothing of it is trained:
     -> [user "1+1?" weight 0, assistant "2"], [user "1+1?" weight 0, assistant "3"]
 
 Of a pair the prompt is all that both sides begin with. Turns that they share teach nothing about
-which one is better: their probabilities cancel out.
+which one is better: their probabilities cancel out. These are read as well:
+
+    {"input": {"messages": [...]}, "preferred_output": [...], "non_preferred_output": [...]}
+    {"conversations": [...], "chosen": {"from": "gpt", ...}, "rejected": {"from": "gpt", ...}}
+    {"prompt": "1+1?", "response_a": "3", "response_b": "2", "winner": "b"}
 """
 
 import re
@@ -29,6 +33,7 @@ from packhouse.read.chat_messages import (
 )
 from packhouse.read.records import Rows, parse_text, value_of
 from packhouse.read.row_formats import (
+    MESSAGE_FIELDS,
     Adapted,
     Names,
     Naming,
@@ -201,10 +206,17 @@ class Messages(RowFormat):
     speaker: Literal["role", "from"]
 
     def holds(self, row: Row, names: Names) -> bool:
-        """Return True if the first message that names its speaker does so by the format's key."""
+        """Return True if the first message that names its speaker does so by the format's key.
+
+        Not if the messages end on a question that the row's `chosen` and `rejected` answer.
+        """
         messages = row[names[next(iter(self.required))]]
         if isinstance(messages, str) and messages.lstrip()[:1] == "[":
             messages = value_of(messages)
+        if {"chosen", "rejected"} <= row.keys() and isinstance(messages, list) and messages:
+            last = messages[-1]
+            if isinstance(last, dict) and last.get(self.speaker) in ("user", "human"):
+                return False
         return speaker_key(messages) == self.speaker
 
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
@@ -374,13 +386,62 @@ def _form_of(text: str) -> re.Pattern[str] | None:
 # Preferences: see the top of this file.
 
 
+_ANSWER = "response|answer|output|completion|candidate|reply|conversation"
+_CANDIDATE = re.compile(rf"({_ANSWER})[_ -]?([abAB012])")
+_WINNER = re.compile(rf"(?:(?:model|option|assistant|{_ANSWER})[\W_]*)?([ab012])")
+_QUESTIONS = ("question", "query", "instruction", "input")
+
+
 @dataclass(frozen=True, kw_only=True)
-class Preference(RowFormat):
+class _Sides(RowFormat):
+    """A prompt with a chosen and a rejected answer."""
+
+    def names(self, keys: Collection[str], renamed: Mapping[str, str]) -> dict[str, str]:
+        """Our field -> the file's field; of two candidates, the first stands for `chosen`."""
+        found = super().names(keys, renamed)
+        if found.get("chosen") == "preferred_output" and "input" in keys:
+            found.setdefault("prompt", "input")
+        if "chosen" in found or "winner" not in found:
+            return {ours: n for ours, n in found.items() if ours != "winner" or ours in renamed}
+        pairs: dict[str, dict[str, str]] = {}
+        for key in keys:
+            if candidate := _CANDIDATE.fullmatch(key):
+                pairs.setdefault(candidate[1], {})[candidate[2].lower()] = key
+        known = [pair for pair in pairs.values() if "".join(sorted(pair)) in ("ab", "12", "01")]
+        if len(known) != 1:
+            return found
+        asked = [name for name in _QUESTIONS if name in keys]
+        if len(asked) == 1:
+            found.setdefault("prompt", asked[0])
+        sides = (known[0][which] for which in sorted(known[0]))
+        return found | dict(zip(("chosen", "rejected"), sides, strict=True))
+
+    def sides(self, row: Row, names: Names, config: SourceConfig) -> Names:
+        """Return the names of a row's fields, with the winner as `chosen`.
+
+        Raises:
+            BadRowError: a field is missing, or none of the two has won.
+        """
+        check_present(row, self.required, names, config)
+        if "winner" not in names or not _CANDIDATE.fullmatch(names["chosen"]):
+            return names
+        won = str(row[names["winner"]])
+        said = _WINNER.fullmatch(won.strip().lower())
+        if said and said[1] == names["chosen"][-1].lower():
+            return names
+        if said and said[1] == names["rejected"][-1].lower():
+            return names | {"chosen": names["rejected"], "rejected": names["chosen"]}
+        detail = f"{names['winner']} is {won[:60]!r}, which names neither"
+        raise BadRowError("label", f"{detail} {names['chosen']} nor {names['rejected']}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preference(_Sides):
     """A prompt with a chosen and a rejected answer: the chosen one is read."""
 
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read the chosen conversation, after the prompt unless it begins with it."""
-        check_present(row, self.required, names, config)
+        names = self.sides(row, names, config)
         return [_whole(row, names, "chosen", _prompt(row, names))]
 
 
@@ -389,7 +450,12 @@ def _prompt(row: Row, names: Names) -> Conversation:
     value = optional(row, names, "prompt")
     if value in (None, "", []):
         return Conversation([])
+    value = _messages_in_text(value)
+    if isinstance(value, dict) and "messages" in value:
+        return read_messages(value["messages"], value.get("tools"), None)
     prompt = _conversation(value, "user", names["prompt"])
+    if names["prompt"] in MESSAGE_FIELDS and prompt.turns[-1][0] == "assistant":
+        return Conversation([])  # it is a side, not a prompt
     if prompt.turns[-1][:2] == ("assistant", ""):  # "Human: ... Assistant:", where the answer goes
         prompt.turns.pop()
     return prompt
@@ -407,6 +473,8 @@ def _whole(row: Row, names: Names, side: str, prompt: Conversation) -> Conversat
     name = names[side]
     own = _conversation(row[name], "assistant", name)
     turns, before = own.turns, prompt.turns
+    if not before and names.get("prompt") in MESSAGE_FIELDS and turns[0][0] == "assistant":
+        raise BadRowError("no_prompt", f"{names['prompt']} ends on an answer, and is no prompt")
     num_system = int(turns[0][0] == "system" and before[:1] != turns[:1])
     if turns[num_system : num_system + len(before)] != before:
         first = turns[0][0]
@@ -417,11 +485,10 @@ def _whole(row: Row, names: Names, side: str, prompt: Conversation) -> Conversat
     system = optional_text(row, names, "system")
     if system and turns[:1] != [text_turn("system", system)]:
         turns.insert(0, text_turn("system", system))
-    tools = read_messages([], optional(row, names, "tools"), None).tools
+    tools = read_messages([], optional(row, names, "tools"), None).tools or prompt.tools
     return Conversation(turns, tools, unread_fields=prompt.unread_fields | own.unread_fields)
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Stated(RowFormat):
     """Rows that only a source which names the format has: `auto` reads their answers as usual."""
 
@@ -431,12 +498,12 @@ class _Stated(RowFormat):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs(_Stated):
+class Pairs(_Stated, _Sides):
     """A prompt with a chosen and a rejected answer: both are read, the chosen one first."""
 
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read both sides, from a prompt of their own or the turns that both begin with."""
-        check_present(row, self.required, names, config)
+        names = self.sides(row, names, config)
         prompt = _prompt(row, names)
         sides = [_whole(row, names, side, prompt) for side in ("chosen", "rejected")]
         chosen, rejected = (each.turns for each in sides)
@@ -507,15 +574,23 @@ def _conversation(value: object, role: str, name: str) -> Conversation:
 
 def _messages_in_text(value: object) -> object:
     """The messages that JSON text holds; other text, and anything else, as it is."""
-    if isinstance(value, str) and value.lstrip()[:1] == "[":
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         parsed, bad = parse_text(value)
+        if isinstance(parsed, dict):
+            return parsed if any(keys <= parsed.keys() for keys in _OF_OBJECTS) else value
         if bad is None and parsed and all(speaker_key([item]) for item in parsed):
             return parsed
     return value
 
 
+_OF_OBJECTS = ({"role", "content"}, {"from", "value"}, {"messages"})
+
+
 _TALK = "tools|functions system|system_prompt"
-_ASIDE = "prompt system|system_prompt tools"
+_ASIDE = "system|system_prompt tools"
+_CHOSEN = "chosen|preferred_output"
+_REJECTED = "rejected|non_preferred_output"
+_PROMPT = "prompt|conversations|conversation|messages winner|preferred"
 CONVERSATION_FORMATS: dict[str, RowFormat] = {
     "messages": BareMessages(required={}),
     "chat": Messages(
@@ -532,9 +607,13 @@ CONVERSATION_FORMATS: dict[str, RowFormat] = {
         required=aliases("transcript|chosen|text|conversation"),
         optional=aliases("rejected system|system_prompt"),
     ),
-    "preference": Preference(required=aliases("chosen"), optional=aliases(f"rejected {_ASIDE}")),
-    "pairs": Pairs(required=aliases("chosen rejected"), optional=aliases(_ASIDE)),
-    "kto": Kto(required=aliases("completion|response label"), optional=aliases(_ASIDE)),
+    "preference": Preference(
+        required=aliases(_CHOSEN), optional=aliases(f"{_REJECTED} {_PROMPT} {_ASIDE}")
+    ),
+    "pairs": Pairs(
+        required=aliases(f"{_CHOSEN} {_REJECTED}"), optional=aliases(f"{_PROMPT} {_ASIDE}")
+    ),
+    "kto": Kto(required=aliases("completion|response label"), optional=aliases(f"prompt {_ASIDE}")),
     "oasst": MessageTree(required=aliases("text role replies")),
     "oasst_flat": FlatMessages(
         required=aliases("message_id parent_id text role"),

@@ -1,17 +1,26 @@
-"""Fields that rows have beyond what their format reads: counted, bad rows, or a refusal.
+"""Fields that rows have beyond what their format reads.
 
-Every field that holds something is reported with its number of rows. A source's `allowed_fields`
-makes a row with any other field a bad row. And where nobody chose the format (`format: auto`), a
-field that goes by the name of a part of a conversation stops the run: the answer would be trained
-without it.
+Every field that holds something is counted by name. One that holds text which nobody reads stops
+the run, unless the source lists it under `ignored_fields`: names tell nothing of what a field is
+for, so what it holds decides. Images and the like make a bad row.
+
+Only rows with such fields are looked at, and what is read is compared only where one holds text.
 """
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+import pyarrow as pa
 
 from packhouse.errors import SourceError
-from packhouse.read.records import Rows, parse_text
-from packhouse.read.row_formats import option_names, row_format_called
+from packhouse.read.chat_messages import is_media_part
+from packhouse.read.records import Rows, value_of
+from packhouse.read.row_formats import Adapted, option_names, row_format_called
+from packhouse.read.where_select import columns_read
 from packhouse.recipe import SourceConfig
 
 ExtraFields = dict[tuple[str, ...], list[str]]
@@ -20,36 +29,8 @@ ExtraFields = dict[tuple[str, ...], list[str]]
 MAX_NAMES = 100
 """Names counted for a shard; all beyond are one, named `...`."""
 
-PARTS = {
-    "question": frozenset(("question", "query", "instruction", "prompt")),
-    "context": frozenset(
-        "context input passage paragraph background article document story evidence knowledge "
-        "schema sql_context".split()
-    ),
-    "answer": frozenset(("answer", "response", "output", "completion")),
-    "system": frozenset(("system", "system_prompt")),
-    "history": frozenset(("history",)),
-    "reasoning": frozenset(
-        "reasoning thinking reasoning_content rationale explanation thought cot "
-        "chain_of_thought".split()
-    ),
-}
-"""Names of the parts of a question and its answer, by `question_answer`'s names for them."""
-
-CONVERSATIONAL = frozenset().union(*PARTS.values()) | frozenset(
-    "messages conversations conversation tools functions chosen options choices A B C D".split()
-)
-"""Names of a conversation's own parts."""
-
 IN_MESSAGES = "messages[]."
 """Before the name of a field that messages have, not rows."""
-
-TRAIN_FLAGS = frozenset("loss_mask mask masked trainable weights".split())
-"""Names that other tools give to what says whether a message is trained."""
-
-
-_MEDIA = frozenset("image images video videos audio audios".split())
-"""Names of what a row has beside its text in the data of models that see or hear."""
 
 
 def find_extra_fields(
@@ -82,37 +63,80 @@ def bounded(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def look_at_extra_fields(
-    rows: Rows, extra: ExtraFields, row_format: str, config: SourceConfig
+    rows: Rows, extra: ExtraFields, config: SourceConfig
 ) -> tuple[Counter[str], dict[int, tuple[str, str]]]:
-    """Count the rows that hold something in an extra field, and find those that it makes bad.
-
-    Bad are fields beyond format and `allowed_fields`, where a source has them; and images and the
-    like, unless `allowed_fields` names their field.
+    """Count the rows that hold something in an extra field, and find those with media.
 
     Returns:
-        Name of a field -> rows; index of each bad row -> reason, sentence.
+        Name of a field -> rows; index of each row with media that is not ignored -> reason,
+        sentence.
     """
     counts: Counter[str] = Counter()
-    bad: dict[int, tuple[str, str]] = {}
-    allowed = set(config.allowed_fields or ())
-    # By keys, not by row: millions of rows share a few sets of keys.
-    unknown = {keys: [n for n in names if n not in allowed] for keys, names in extra.items()}
+    media: dict[int, tuple[str, str]] = {}
     for index, row in enumerate(rows) if any(extra.values()) else ():
         if not isinstance(row, dict):
             continue
         held = [name for name in extra[tuple(row)] if row[name] not in _NOTHING]
         counts.update(held)
-        names = unknown[tuple(row)]
-        media = next((name for name in held if name in names and name in _MEDIA), None)
-        if media is not None:
-            bad[index] = ("media", f"the field {media!r} holds what is no text")
-        elif names and config.allowed_fields is not None:
-            detail = f"the field {names[0][:100]!r} is neither of {row_format} nor one of"
-            bad[index] = ("unknown_field", f"{detail} allowed_fields")
-    return counts, bad
+        for name in held:
+            if name not in config.ignored_fields and _is_media(row[name]):
+                media[index] = "media", f"the field {name[:100]!r} holds what is not text"
+                break
+    return counts, media
 
 
-def check_nothing_is_left_out(
+_MEDIA_FILE = re.compile(
+    r"\S+\.(jpe?g|png|gif|bmp|webp|tiff?|svg|mp3|wav|flac|ogg|m4a|opus|mp4|webm|mkv|mov|avi)",
+    re.IGNORECASE,
+)
+_MEDIA_TEXT = ("data:image/", "data:audio/", "data:video/", "iVBORw0KGgo", "/9j/")
+_MEDIA_BYTES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"ID3", b"OggS", b"fLaC", b"\x1aE")
+
+
+def _is_media(value: object) -> bool:
+    """Return True for an image, a sound or a video: its bytes, its file, or a list of some.
+
+    Example:
+        >>> [_is_media(value) for value in ("a/b.jpg", [{"bytes": None, "path": "x"}], "see b.jpg")]
+        [True, True, False]
+    """
+    if isinstance(value, str):
+        is_file = len(value) < 2000 and _MEDIA_FILE.fullmatch(value) is not None
+        return is_file or value.startswith(_MEDIA_TEXT)
+    if isinstance(value, bytes):
+        return value.startswith(_MEDIA_BYTES)
+    if isinstance(value, dict):  # as the library `datasets` stores images and audio
+        return {"bytes", "path"} == value.keys() or {"array", "sampling_rate"} <= value.keys()
+    return isinstance(value, list) and any(map(_is_media, value[:10]))
+
+
+def drop_media_parts(rows: Rows) -> tuple[Rows, set[int]]:
+    """Return rows whose contents have no parts with media, and the indices of those that had."""
+    num_parts = 0
+
+    def clean(value: object) -> object:
+        nonlocal num_parts
+        if isinstance(value, str) and value.lstrip()[:1] == "[" and '"type"' in value:
+            before, parsed = num_parts, clean(value_of(value))
+            return value if num_parts == before else parsed
+        if isinstance(value, dict):
+            return {key: clean(item) for key, item in value.items()}
+        if isinstance(value, list):
+            kept = [item for item in value if not is_media_part(item)]
+            num_parts += len(value) - len(kept)
+            return list(map(clean, kept))
+        return value
+
+    cleaned, had_some = [], set()
+    for index, row in enumerate(rows):
+        before = num_parts
+        cleaned.append(clean(row))
+        if num_parts > before:
+            had_some.add(index)
+    return (Rows(cleaned), had_some) if had_some else (rows, had_some)
+
+
+def check_labels(
     rows: Rows,
     name_of: Callable[[int], str],
     extra: ExtraFields,
@@ -120,12 +144,7 @@ def check_nothing_is_left_out(
     config: SourceConfig,
     uri: str,
 ) -> None:
-    """Refuse rows of an `auto` source with a part of the conversation that would not be read.
-
-    So is a `label` that says that an answer is a bad one.
-
-    A field that repeats what the fields that are read say is no loss: many chats come with a
-    `prompt` that is their first message.
+    """Refuse rows of an `auto` source whose `label` says that an answer is a bad one.
 
     Args:
         rows: parsed rows.
@@ -136,28 +155,15 @@ def check_nothing_is_left_out(
         uri: for messages.
 
     Raises:
-        SourceError: names the row, the field, and what to write into the recipe.
+        SourceError: names the row, and what to write into the recipe.
     """
-    if config.format != "auto" or row_format == "tokenized":  # ids say all that a row teaches
+    if config.format != "auto" or "label" in config.ignored_fields:
         return
-    allowed = set(config.allowed_fields or ())
-    labelled = {keys for keys, names in extra.items() if "label" in {*names} - allowed}
-    suspects = {keys: CONVERSATIONAL.intersection(names) - allowed for keys, names in extra.items()}
-    if not labelled and not any(suspects.values()):
-        return
-    for index, row in enumerate(rows):
-        if not isinstance(row, dict):
-            continue
-        if tuple(row) in labelled and row["label"] is False:
+    labelled = {keys for keys, names in extra.items() if "label" in names}
+    for index, row in enumerate(rows) if labelled else ():
+        if isinstance(row, dict) and tuple(row) in labelled and row["label"] is False:
             said = f"source file '{uri}': {name_of(index)} {bad_answer_remedy(row_format)}"
             raise SourceError(said, uri=uri)
-        for name in left_out_of(row, suspects[tuple(row)]):
-            raise SourceError(
-                f"source file '{uri}': {name_of(index)} says something in the field '{name}', "
-                f"which the format '{row_format}' does not read, so it would not be trained. "
-                f"{_remedy(row, name, row_format)}",
-                uri=uri,
-            )
 
 
 def bad_answer_remedy(row_format: str) -> str:
@@ -170,41 +176,233 @@ def bad_answer_remedy(row_format: str) -> str:
     )
 
 
-def left_out_of(row: Mapping[str, object], unread: Collection[str]) -> list[str]:
-    """Return those of a row's unread fields that say what no other field of it says."""
-    read = "\n".join(text for name in row if name not in unread for text in _texts(row[name]))
-    return [
-        name
-        for name in sorted(unread)
-        if name in row and any(text not in read for text in _texts(row[name]))
-    ]
+# Text that nobody reads.
+
+
+MIN_ROWS = 3
+"""Rows of a source that hold text in a field, at least, for the field to be one of text."""
+MIN_SHARE = 0.05
+"""The same as a share of the rows that gave a conversation."""
+_MIN_WORDS = 4
+_MIN_LETTERS = 10
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+"""Letters of scripts without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
+_WORD = re.compile(r"\S+")
+_MAX_PIECES = 200
+"""Texts of a field, or of a conversation, that are compared; a bound on time."""
+_MAX_FIELDS = 1000
+
+
+def is_text(value: str) -> bool:
+    """Return True for at least four words, or ten letters of a script without spaces.
+
+    Example:
+        >>> is_text("What is the sum?"), is_text("2026-11-27 10:15:00 UTC +1"), is_text("cs.CL")
+        (True, False, False)
+    """
+    words = (word for word in _WORD.finditer(value) if any(map(str.isalpha, word[0])))
+    if len(list(islice(words, _MIN_WORDS))) == _MIN_WORDS:
+        return True
+    return not value.isascii() and len(_UNSPACED.findall(value)) >= _MIN_LETTERS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnreadText:
+    """A field of a shard that holds text which nobody reads."""
+
+    rows: int
+    """Rows in which it does."""
+    row: int
+    """Number in the file of the first of them."""
+    byte_offset: int | None
+    """Where that row begins in the uncompressed file; None: it has no bytes of its own."""
+
+
+@dataclass(slots=True)
+class UnreadTexts:
+    """Text that nobody reads in the rows of a shard, by field.
+
+    A field that is a part of what is read in its row, or is made of what is read and of words that
+    are the same in other rows, is none: `text` is often the prompt and the answer in a template.
+    """
+
+    config: SourceConfig
+    _rows: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """Field -> hashes of its text, and of what is left of it without the texts that are read, of
+    each row."""
+    _first: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+
+    def count(
+        self,
+        rows: Rows,
+        given: Sequence[Mapping[str, object]] | None,
+        extra: ExtraFields,
+        message_fields: Iterable[str],
+        adapted: Adapted,
+        arguments: pa.Array,
+        place_of: Callable[[int], tuple[int, int | None]],
+    ) -> None:
+        """Look at the rows of a part.
+
+        Args:
+            rows: as the format reads them.
+            given: the same rows before `select`; None without it.
+            extra: of `rows`, from `find_extra_fields`.
+            message_fields: fields of their messages that nobody reads.
+            adapted: conversations of these rows.
+            arguments: of the chat template, as JSON, for each conversation.
+            place_of: number in the file and byte offset of a row, by its index.
+        """
+        ignored, read = set(self.config.ignored_fields), columns_read(self.config)
+        unread = {
+            keys: [n for n in names if n not in ignored and n.lower() not in read]
+            for keys, names in extra.items()
+        }
+        of_messages = [n for n in message_fields if IN_MESSAGES + n not in ignored]
+        if not (given or of_messages or any(unread.values())):
+            return
+        found: dict[int, dict[str, list[str]]] = {}
+        for index in np.unique(adapted.origin).tolist():
+            row, values = rows[index], []
+            if isinstance(row, dict):
+                values = [(name, row[name]) for name in unread[tuple(row)]]
+            if of_messages:
+                values += _of_messages(row, of_messages)
+            if given:
+                values += _left_by_select(given[index], read, ignored)
+            texts = {
+                name: said
+                for name, value in values
+                if type(value) in (str, list, dict)
+                for name, said in _texts_by_name(name, value, ignored)
+            }
+            if texts:
+                found[index] = texts
+        if found:
+            self._compare(found, adapted, arguments, place_of)
+
+    def _compare(
+        self,
+        found: dict[int, dict[str, list[str]]],
+        adapted: Adapted,
+        arguments: pa.Array,
+        place_of: Callable[[int], tuple[int, int | None]],
+    ) -> None:
+        """Count the fields that say what the row's conversations do not."""
+        read: defaultdict[int, list[str]] = defaultdict(list)
+        places = np.flatnonzero(np.isin(adapted.origin, list(found)))
+        messages = adapted.messages.take(pa.array(places))
+        ends = np.cumsum(messages.value_lengths())
+        of_message = adapted.origin[places][
+            np.searchsorted(ends, np.arange(len(messages.flatten())), side="right")
+        ].tolist()
+        for name in ("content", "context", "reasoning", "tool_calls"):
+            for index, text in zip(
+                of_message, messages.flatten().field(name).to_pylist(), strict=True
+            ):
+                if text:
+                    read[index].append(text)
+        for place in places.tolist():
+            for text in (adapted.tools[place].as_py(), arguments[place].as_py()):
+                if text:
+                    read[int(adapted.origin[place])].append(text)
+        for index, texts in found.items():
+            pieces = sorted({_plain(t) for text in read[index] for t in (text, *_texts(text))})
+            pieces = sorted(filter(None, pieces), key=len, reverse=True)[:_MAX_PIECES]
+            everything = "\n".join(pieces)
+            for name, said in texts.items():
+                own = _joined(text for text in map(_plain, said) if text not in everything)
+                if not is_text(own):
+                    continue
+                left = own
+                for piece in pieces:
+                    before, at, after = left.rpartition(piece)
+                    left = f"{before} {after}" if at else left
+                if is_text(left) and (name in self._rows or len(self._rows) < _MAX_FIELDS):
+                    if name not in self._rows:
+                        self._rows[name], self._first[name] = [], place_of(index)
+                    self._rows[name].append((hash(own), hash(left)))
+
+    def result(self) -> dict[str, UnreadText]:
+        """Return the fields, the most frequent ones, by name."""
+        counts = {}
+        for name, rows in self._rows.items():
+            different = Counter(left for own, left in set(rows) if own != left)
+            counts[name] = sum(different[left] < MIN_ROWS for _, left in rows)
+        names = sorted((n for n in counts if counts[n]), key=lambda n: (-counts[n], n))
+        return {
+            name: UnreadText(
+                rows=counts[name], row=self._first[name][0], byte_offset=self._first[name][1]
+            )
+            for name in sorted(names[:MAX_NAMES])
+        }
+
+
+def _left_by_select(
+    row: Mapping[str, object], read: set[str], ignored: set[str]
+) -> Iterator[tuple[str, object]]:
+    """Fields that no expression reads, and of an object whose fields some do the other ones."""
+    for name, value in row.items():
+        if name.lower() in read or name in ignored:
+            continue
+        if isinstance(value, dict):
+            value = {k: v for k, v in value.items() if f"{name}.{k}".lower() not in read}
+        yield name, value
+
+
+def _of_messages(row: object, names: Sequence[str]) -> Iterator[tuple[str, object]]:
+    """Values of fields of a row's messages, wherever it has messages."""
+    fields = row.values() if isinstance(row, dict) else [row]
+    values: dict[str, list[object]] = {}
+    for value in map(_parsed, fields):
+        for message in value if isinstance(value, list) else [value]:
+            if isinstance(message, dict):
+                for name in names:
+                    if name in message:
+                        values.setdefault(IN_MESSAGES + name, []).append(message[name])
+    yield from values.items()
+
+
+def _texts_by_name(name: str, value: object, ignored: set[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield a field that holds text with its texts, and after it those inside of it that do.
+
+    Example:
+        >>> list(_texts_by_name("input", {"n": 1, "ask": "How do you do?"}, set()))
+        [('input', ['How do you do?']), ('input.ask', ['How do you do?'])]
+    """
+    value, inside = _parsed(value), dict[str, object]()
+    if isinstance(value, dict):
+        named = ((f"{name}.{key}", item) for key, item in value.items())
+        value = inside = {key: item for key, item in named if key not in ignored}
+    texts = list(islice(_texts(value), _MAX_PIECES))
+    if is_text(_joined(texts)):
+        yield name, texts
+        for key, item in inside.items():
+            yield from _texts_by_name(key, item, ignored)
+
+
+def _joined(texts: Iterable[str]) -> str:
+    """One text of several, without those of a single word: these are roles, tags and names."""
+    return " ".join(t for t in texts if len(t.split(None, 1)) > 1 or _UNSPACED.search(t))
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _parsed(value: object) -> object:
+    """A value, parsed where it is text that holds JSON."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        parsed = value_of(value)
+        return value if parsed is None else parsed
+    return value
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Every text in a value that is not blank; a column of text may hold JSON."""
-    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-        parsed, _ = parse_text(value)
-        value = value if parsed is None else parsed
+    """Every text in a value; a column of text may hold JSON."""
+    value = _parsed(value)
     if isinstance(value, str):
-        if value.strip():
-            yield value.strip()
+        yield value
     elif isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _texts(inner)
-
-
-def _remedy(row: Mapping[str, object], name: str, row_format: str) -> str:
-    leave_out = (
-        f"to leave it out, write `format: {row_format}` and `allowed_fields: [{name}]` "
-        "for this source"
-    )
-    fields = {part: [key for key in row if key in names] for part, names in PARTS.items()}
-    is_pair = all(len(found) < 2 for found in fields.values())
-    if not (is_pair and fields["question"] and fields["answer"]):
-        return f"Join it with another field, or, {leave_out}"
-    named = {part: found[0] for part, found in fields.items() if found}
-    if not any(name == key for key in named.values()):
-        return f"`packhouse init` looks at the file and proposes how it is read; {leave_out}"
-    mapping = ", ".join(f"{part}: {key}" for part, key in named.items())
-    train = f"`format: question_answer` and `fields: {{{mapping}}}`"
-    return f"To train with it, write {train}; {leave_out}"

@@ -10,6 +10,7 @@ from typing import Literal
 import orjson
 
 from packhouse.errors import SourceError
+from packhouse.read.json_structure import split_elements
 from packhouse.recipe.source import FileFormat
 
 Compression = Literal["none", "gzip", "zstd"]
@@ -135,8 +136,10 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
     # Of a file called .json, the first line tells which kind of JSON it is:
     #   `[{...}, {...}]`  an array: json     `[{...}]` and `[{...}]` below it  lists a line: jsonl
     #   `{"a": 1}`        a row: jsonl       `{` and `"a": 1` below it         objects
+    #   `{"a": 1}, {"a": 2}`  objects with no brackets around them, read as an array: json
     text = head.removeprefix(BOM).lstrip()
     first, newline, rest = text.partition(b"\n")
+    first = first.rstrip().removesuffix(b",")
     try:
         value, is_json = orjson.loads(first), True
     except orjson.JSONDecodeError:
@@ -147,6 +150,8 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
     elif text.startswith(b"[") and not rest.strip() and value and isinstance(value[0], dict):
         num_rows = 0 if {"role", "from"} & value[0].keys() else len(value)
     found: FileFormat
+    if wanted == "auto" and named in ("json", "jsonl", None) and _is_bare_array(text, is_json):
+        return "json"
     if named not in ("json", None):
         found = named
         if named == "jsonl" and wanted == "auto" and num_rows:
@@ -180,6 +185,16 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
             uri=uri,
         )
     return found
+
+
+def _is_bare_array(text: bytes, is_row: bool) -> bool:
+    """Return True for objects with a comma between them, or all of them on one line."""
+    if is_row or not text.startswith(b"{"):
+        return False
+    for comma in split_elements(text).commas[:1].tolist():
+        behind = text[comma:].removeprefix(b",").lstrip()
+        return behind[:1] == b"{" and (behind != text[comma:] or b"\n" not in text.rstrip())
+    return False
 
 
 def _what_is(head: bytes) -> str:

@@ -1,135 +1,29 @@
 """Read JSON arrays: one row for each element of the file's array.
 
-A parser says what a text means but not where its parts lie, and a file larger than memory must be
-cut before it is parsed. So the commas between elements are found first, in one pass over the bytes
-with numpy: quotes that are not escaped divide text from syntax, brackets outside text give the
-depth, and commas at depth 0 divide elements (the idea of simdjson, Langdale and Lemire 2019).
-About 300 MB/s. Broken input stays local where it can: no JSON string may hold a raw newline, so a
-string left open ends at the end of its line.
+Objects divided by commas, or by nothing, are read as an array whose brackets were forgotten.
 """
 
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 
 from packhouse.errors import SourceError
+from packhouse.read.json_structure import between, split_elements
 from packhouse.read.records import Ints, Records, Rows, check_parsed, parse_pieces
 from packhouse.read.text_files import BLOCK_BYTES, NotInBlocksError, TextFile
-
-_QUOTE, _BACKSLASH, _COMMA, _NEWLINE = b'"\\,\n'
-_SPLIT_BYTES = 2**18
-
-
-class Elements(NamedTuple):
-    """Places in the inside of a JSON array (the bytes after its `[`)."""
-
-    commas: Ints
-    """Offsets of the commas between its elements, rising."""
-    end: int | None
-    """Offset of the `]` that closes the array, if it is there."""
-
-
-def split_elements(data: bytes | bytearray | memoryview) -> Elements:
-    r"""Find the commas between the elements of an array, and its end.
-
-    Args:
-        data: bytes after the array's `[`, from the start of an element.
-
-    Returns:
-        Offsets into `data`. After the closing bracket nothing is looked at.
-
-    Example:
-        >>> split_elements(b'{"a": "x,]\\""}, [1, 2], 3] tail')
-        Elements(commas=array([14, 22]), end=25)
-    """
-    state = _State()
-    commas: list[Ints] = []
-    array = np.frombuffer(data, np.uint8)
-    for start in range(0, len(array), _SPLIT_BYTES):
-        found, end = _split_block(array[start : start + _SPLIT_BYTES], state)
-        commas.append(found + start)
-        if end is not None:
-            return Elements(np.concatenate(commas), start + end)
-    return Elements(np.concatenate(commas) if commas else np.zeros(0, np.int64), None)
-
-
-@dataclass(slots=True)
-class _State:
-    """What a block hands on to the next."""
-
-    depth: int = 0
-    in_text: bool = False
-    escapes_next: bool = False
-
-
-def _split_block(block: npt.NDArray[np.uint8], state: _State) -> tuple[Ints, int | None]:
-    quotes = _unescaped_quotes(block, state)
-    folded = block | 0x20  # [ ] become { }
-    opens_or_closes = (folded == 0x7B) | (folded == 0x7D)
-    places = np.flatnonzero(opens_or_closes | (block == _COMMA))
-    places = places[~_in_text(places, quotes, block, state)]
-    # `{"a": 1}, [2], 3` has { } , [ ] , at 0 7 8 10 12 13: depth 1 0 0 1 0 0 behind each, so the
-    # commas at 8 and 13 stand between elements.
-    kinds = folded[places]
-    steps = (kinds == 0x7B).astype(np.int64) - (kinds == 0x7D)
-    depth = state.depth + np.cumsum(steps)
-    state.depth = int(depth[-1]) if len(depth) else state.depth
-    closings = np.flatnonzero(depth < 0)
-    end = int(places[closings[0]]) if len(closings) else None
-    is_comma = (block[places] == _COMMA) & (depth == 0)
-    if end is not None:
-        is_comma &= places < end
-    return places[is_comma].astype(np.int64), end
-
-
-def _unescaped_quotes(block: npt.NDArray[np.uint8], state: _State) -> Ints:
-    """Offsets of the quotes that begin or end a text."""
-    quotes = np.flatnonzero(block == _QUOTE)
-    slashes = np.flatnonzero(block == _BACKSLASH)
-    if state.escapes_next:  # the first byte, whatever it is
-        quotes, slashes = quotes[quotes != 0], slashes[slashes != 0]
-    state.escapes_next = False
-    if not len(slashes):
-        return quotes
-    # A character is escaped when an odd number of backslashes runs up to it: `"a\"b\\"` has them at
-    # 2 | 5 6, whose runs begin at 0 1 1; 2 and 5 are the first of theirs, so they escape what
-    # follows: the quote at 3, and the backslash at 6. The quotes at 0 and 7 are left.
-    new_run = np.concatenate([[True], np.diff(slashes) != 1])
-    run_starts = np.maximum.accumulate(np.where(new_run, np.arange(len(slashes)), 0))
-    is_odd = (np.arange(len(slashes)) - run_starts) % 2 == 0
-    escaping = slashes[is_odd]
-    state.escapes_next = len(block) - 1 in escaping[-1:]
-    return np.setdiff1d(quotes, escaping + 1, assume_unique=True)
-
-
-def _in_text(
-    places: Ints, quotes: Ints, block: npt.NDArray[np.uint8], state: _State
-) -> npt.NDArray[np.bool_]:
-    # Quotes before each place: an odd number of them, and it lies in a text. In `"a": "b,c", "d`
-    # there are 3 before the comma at 7, and 4 before the one at 10.
-    before = np.searchsorted(quotes, places) + state.in_text
-    newlines = np.flatnonzero(block == _NEWLINE)
-    at_line_start = np.searchsorted(quotes, newlines) + state.in_text
-    starts = np.append(0, at_line_start)
-    if (starts % 2).any():  # a text open at the end of its line: count from line starts
-        before = before - starts[np.searchsorted(newlines, places)]
-    state.in_text = bool((len(quotes) + state.in_text - starts[-1]) % 2)
-    inside: npt.NDArray[np.bool_] = before % 2 == 1
-    return inside
-
 
 _FIRST_BYTES = 2**16
 
 
 class ArrayFile(TextFile):
     """A JSON array: records end at the commas of its first level."""
+
+    has_bracket = True
+    """False where the file begins with an object."""
 
     def begin(self, *, at_end: bool) -> bool:
         """Skip the opening bracket, and what stands before the list of an object's field."""
@@ -145,9 +39,10 @@ class ArrayFile(TextFile):
             return start is not None
         space = len(self.buffer) - len(self.buffer.lstrip())
         if space == len(self.buffer):
+            self.skip(space)
             return at_end
-        assert self.buffer[space] == ord("["), "the file's format was found by this bracket"
-        self._skip_to(space + 1)
+        self.has_bracket = self.buffer[space] == ord("[")
+        self._skip_to(space + self.has_bracket)
         return True
 
     def boundary(self, data: bytearray) -> int | None:
@@ -175,8 +70,9 @@ class ArrayFile(TextFile):
         tail = self.buffer.rstrip()
         if self.rows_at is not None:
             tail = self._without_rest(tail)
-        if tail.endswith(b"]"):  # whether it is the array's own shows when the shard is parsed
-            self.buffer = tail[:-1].rstrip()
+        # Whether a last bracket is the array's own shows when the shard is parsed.
+        if tail.endswith(b"]") or not self.has_bracket:
+            self.buffer = tail.removesuffix(b"]").rstrip()
             if self.buffer.endswith(b","):  # `{...},\n]`: written by hand; no row is missing
                 self.buffer = self.buffer[:-1]
                 self.notes["trailing_commas"] = 1
@@ -212,11 +108,11 @@ class ArrayFile(TextFile):
         """Elements, with the white space around them."""
         if not data.strip():
             return np.zeros((0, 2), np.int64)
-        return _between(split_elements(data).commas, len(data))
+        return between(data, split_elements(data).commas)
 
     def sample(self, head: bytes) -> list[object]:
         """The first elements that are JSON."""
-        text = head.lstrip()[1:]
+        text = head.lstrip().removeprefix(b"[")
         if self.rows_at is not None:
             text = head[find_list(head, self.rows_at) or 0 :]
         return super().sample(text[: split_elements(text).end])
@@ -239,7 +135,7 @@ class ArrayFile(TextFile):
                 commas = split_elements(data[start : start + size]).commas
             end = len(data) if start + size >= len(data) else start + int(commas[-1])
             block = data[start:end]
-            spans = _between(commas[commas < len(block)], len(block))
+            spans = between(block, commas[commas < len(block)])
             try:
                 rows = orjson.loads(b"[%b]" % block)
             except orjson.JSONDecodeError:
@@ -250,13 +146,9 @@ class ArrayFile(TextFile):
             records = Records(Rows(rows), np.arange(len(rows)), len(rows), spans=spans)
             check_parsed(records, block, block)
             yield start, end, records
+            if end < len(data) and data[end] != ord(","):  # one is missing
+                raise NotInBlocksError
             start = end + 1
-
-
-def _between(commas: Ints, size: int) -> Ints:
-    """Spans of the elements of `size` bytes that commas divide."""
-    bounds = np.concatenate([[-1], commas, [size]])
-    return np.stack([bounds[:-1] + 1, bounds[1:]], axis=1)
 
 
 def find_list(data: bytes, field: str) -> int | None:
@@ -294,6 +186,10 @@ def parse_array(
     if end is not None and data[end] == ord("]"):
         raise SourceError(f"{where}: text follows the end of the JSON array, {end:,} bytes into it")
     records = parse_pieces(data, ArrayFile.spans(data), max_row_bytes)
+    assert records.spans is not None
+    joined = np.count_nonzero(records.spans[1:, 0] == records.spans[:-1, 1])
+    if joined:
+        records.notes["joined_rows"] = int(joined)
     if _lost_bytes(records) > 0:  # an open bracket or quote may have swallowed sound elements
         by_layout = parse_pieces(data, spans_by_layout(data), max_row_bytes)
         # Rows behind this shard are numbered by the scan's count, so another count would move them.

@@ -10,7 +10,7 @@ be judged by themselves. What those bytes may come to is limited in `streams`, `
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -22,8 +22,11 @@ import pyarrow.compute as pc
 from packhouse.errors import SourceError
 from packhouse.read.extra_fields import (
     IN_MESSAGES,
+    UnreadText,
+    UnreadTexts,
     bounded,
-    check_nothing_is_left_out,
+    check_labels,
+    drop_media_parts,
     find_extra_fields,
     look_at_extra_fields,
 )
@@ -108,9 +111,14 @@ def raw_columns(found: list[tuple[bytes, int | None]]) -> dict[str, list[object]
 
 def name_row_of(part: Part, index: int) -> str:
     """Name of a good row for messages."""
+    return name_row(part.shard.uri, *_place_of(part, index), part.shard.encoding)
+
+
+def _place_of(part: Part, index: int) -> tuple[int, int | None]:
+    """Number of a good row in its file, and where it begins in the uncompressed file."""
     number = int(part.records.numbers[index])
     ((_, offset),) = read_raw(part, [number])
-    return name_row(part.shard.uri, part.row_start + number, offset, part.shard.encoding)
+    return part.row_start + number, offset
 
 
 def read_raw(part: Part, numbers: Sequence[int]) -> Iterator[tuple[bytes, int | None]]:
@@ -146,7 +154,9 @@ class ShardRows:
     their messages that have it."""
     notes: dict[str, int]
     """Counts of what is no error: `blank_lines`, `bom`, `truncated_files`, `empty_files`,
-    `misnamed_compression`, `bidi_controls` (rows)."""
+    `misnamed_compression`, `bidi_controls` and `media_parts` (rows)."""
+    unread_text: dict[str, UnreadText] = field(default_factory=dict)
+    """Fields with text that nobody reads and that the source does not ignore."""
     rejected: pa.Table | None = None
     """Of pairs, the rejected sides, row by row as `validated` has the chosen ones; else None."""
 
@@ -199,6 +209,7 @@ def read_shard(
         extra_paths=sum(part.extra_paths for part in parts),
         extra_fields=of_rows | {IN_MESSAGES + name: count for name, count in inside.items()},
         notes={name: count for name, count in notes.items() if count},
+        unread_text=reader.unread_texts.result(),
         rejected=pa.concat_tables(rejected).combine_chunks() if rejected else None,
     )
 
@@ -211,6 +222,10 @@ class _Reader:
     rules: ValidateConfig
     group_by: GroupBy
     num_bad: int = 0
+    unread_texts: UnreadTexts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.unread_texts = UnreadTexts(self.config)
 
     def read(self, part: Part) -> ShardRows:
         """Check and name the rows of a part.
@@ -220,7 +235,7 @@ class _Reader:
         """
         shard, records, config = part.shard, part.records, self.config
         if part.row_start == shard.row_start:  # the shard is read, or read again as one part
-            self.num_bad = 0
+            self.num_bad, self.unread_texts = 0, UnreadTexts(config)
         if config.unwrap:
             records.rows = Rows(unwrapped(records.rows))
         if shard.encoding != "utf-8":
@@ -231,6 +246,7 @@ class _Reader:
                 for failure in records.failures
             ]
         dropped: list[Failure] = []
+        given: list[dict[str, object]] | None = None
         if config.is_reshaped:
             reshaped = reshape(records.rows, config, shard.columns or {})
             self._check_bad(
@@ -240,7 +256,12 @@ class _Reader:
                 records.failed |= dict(zip(records.numbers.tolist(), records.rows, strict=True))
             records.failures += records.failures_of(reshaped.failures)
             dropped = records.failures_of((n, "filtered", text) for n, text in reshaped.filtered)
+            if config.select:
+                given = list(map(records.rows.__getitem__, reshaped.places))
             records.rows, records.numbers = reshaped.rows, records.numbers[reshaped.places]
+        has_media: set[int] = set()
+        if config.media == "drop_parts":
+            records.rows, has_media = drop_media_parts(records.rows)
         # The format, and fields that it does not read.
         row_format = shard.row_format
         name_of = partial(name_row_of, part)
@@ -250,28 +271,40 @@ class _Reader:
         elif config.format == "auto":
             check_same_format(records.rows, name_of, row_format, config.fields, shard.uri)
         extra = find_extra_fields(records.rows.layouts, row_format, config)
-        check_nothing_is_left_out(records.rows, name_of, extra, row_format, config, shard.uri)
-        extra_fields, bad_fields = look_at_extra_fields(records.rows, extra, row_format, config)
+        check_labels(records.rows, name_of, extra, row_format, config, shard.uri)
+        extra_fields, media_fields = look_at_extra_fields(records.rows, extra, config)
+        if config.media == "drop_parts":  # nobody reads these fields
+            has_media, media_fields = has_media | media_fields.keys(), {}
         options = read_options(records.rows, config)
-        unfit = options.failures | bad_fields
+        unfit = options.failures | media_fields
         if unfit:
             records.failures += records.failures_of((i, *why) for i, why in unfit.items())
             records.failed |= {int(records.numbers[i]): records.rows[i] for i in unfit}
             fit = [i for i in range(len(records.rows)) if i not in unfit]
             records.keep(fit)
             options = options.take(fit)
+            given = given and [given[i] for i in fit]
         self._check_bad(shard.uri, part.row_start, len(records.failures))
         # Rows become conversations, and these a table.
         adapted = adapt(records.rows, row_format, config)
         kept, bad = _apply_rules(adapted, self.rules, row_format)
         failures = records.failures + records.failures_of([*adapted.failures, *bad])
         dropped += records.failures_of(adapted.dropped)
+        if config.media == "drop_rows":
+            dropped += [failure for failure in failures if failure.reason == "media"]
+            failures = [failure for failure in failures if failure.reason != "media"]
         self._check_bad(shard.uri, part.row_start, len(failures))
         self.num_bad += len(failures)
         is_paired = row_format == "pairs"
         sides = [kept]  # of pairs, chosen and rejected conversations by turns
         if is_paired:
             sides = [kept.take(np.arange(side, len(kept.origin), 2)) for side in (0, 1)]
+        if row_format != "tokenized":  # ids say all that a row teaches
+            arguments = options.arguments.take(pa.array(kept.origin))
+            unread = adapted.unread_fields
+            self.unread_texts.count(
+                records.rows, given, extra, unread, kept, arguments, partial(_place_of, part)
+            )
         options = options.take(sides[0].origin)
         validated = self._validated(part, sides, options)
         rejected = None
@@ -287,7 +320,8 @@ class _Reader:
             extra_fields=extra_fields
             | {IN_MESSAGES + name: rows for name, rows in adapted.unread_fields.items()},
             notes=Counter(records.notes)
-            + Counter(bidi_controls=_bidi_rows(kept.messages), unanswered=adapted.num_unanswered),
+            + Counter(bidi_controls=_bidi_rows(kept.messages), unanswered=adapted.num_unanswered)
+            + Counter(media_parts=len(has_media)),
             rejected=rejected,
         )
 

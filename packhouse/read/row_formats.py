@@ -523,7 +523,7 @@ _ARGUMENTS = ("chat_template_kwargs", "documents")
 OPTIONS = (*_ARGUMENTS, "loss_weight")
 """Our names of these fields."""
 
-_LEAVE_OUT = "if it is not for the chat template, name it in `allowed_fields`"
+_LEAVE_OUT = "if it is not for the chat template, name it in `ignored_fields`"
 _WEIGHTS = (1e-6, MAX_WEIGHT)  # a product of two, and of a message's own, is a float32 over 0
 
 
@@ -554,7 +554,7 @@ def option_names(keys: Collection[str], config: SourceConfig) -> dict[str, str]:
         >>> option_names(["messages", "documents", "quality"], config)
         {'documents': 'documents', 'loss_weight': 'quality'}
     """
-    taken = {*config.fields.values(), *(config.allowed_fields or ())}
+    taken = {*config.fields.values(), *config.ignored_fields}
     names = {ours: ours for ours in _ARGUMENTS if ours not in taken}
     names |= {ours: config.fields[ours] for ours in OPTIONS if ours in config.fields}
     return {ours: theirs for ours, theirs in names.items() if theirs in keys}

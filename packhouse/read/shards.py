@@ -30,7 +30,13 @@ from packhouse.read.records import Records, Rows, gc_paused, unwrapped
 from packhouse.read.row_formats import check_fields, find_row_format, row_formats
 from packhouse.read.streams import CHUNK_BYTES, FileStream, read_range
 from packhouse.read.tabular import TABULAR, decode_head, parse_tables
-from packhouse.read.text_files import LinesFile, NotInBlocksError, ObjectsFile, TextFile
+from packhouse.read.text_files import (
+    MAX_RECORD_BYTES,
+    LinesFile,
+    NotInBlocksError,
+    ObjectsFile,
+    TextFile,
+)
 from packhouse.read.where_select import (
     Kind,
     check_types,
@@ -121,7 +127,7 @@ class SourceShard:
 
 
 def _scan_file(
-    file: SourceFile, config: SourceConfig, max_shard_bytes: int
+    file: SourceFile, config: SourceConfig, max_shard_bytes: int, max_record_bytes: int
 ) -> Iterator[SourceShard]:
     with file_errors(file.uri), open_file(file.uri) as opened:
         head = opened.read(CHUNK_BYTES)
@@ -164,7 +170,13 @@ def _scan_file(
             raise SourceError(f"source file '{file.uri}' is compressed {file_format}; unpack it")
         yield from _scan_table(whole, config, max_shard_bytes)
         return
-    text_file = TEXT_FILES[file_format](file.uri, max_shard_bytes, rows_at=config.rows_at)
+    text_file = TEXT_FILES[file_format](
+        file.uri,
+        max_shard_bytes,
+        rows_at=config.rows_at,
+        encoding=config.encoding,
+        max_record_bytes=max_record_bytes,
+    )
     stream = FileStream(file.uri, compression, config.encoding)
     cuts = list(text_file.cut(stream))
     if stream.stored_bytes != file.size:
@@ -341,7 +353,11 @@ MAX_WHOLE_BYTES = 2**29
 _ANY_SIZE = ValidateConfig(max_row_bytes=2**31)
 
 
-def scan_source(config: SourceConfig, max_shard_bytes: int = MAX_SHARD_BYTES) -> list[SourceShard]:
+def scan_source(
+    config: SourceConfig,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    max_row_bytes: int = MAX_RECORD_BYTES,
+) -> list[SourceShard]:
     """Find a source's files and cut them into shards.
 
     Where the source has `where` or `select`, all its rows are parsed once for the types of the
@@ -350,6 +366,8 @@ def scan_source(config: SourceConfig, max_shard_bytes: int = MAX_SHARD_BYTES) ->
     Args:
         config: the source.
         max_shard_bytes: uncompressed bytes of a shard; one record larger than that is a shard.
+        max_row_bytes: the recipe's. A file with a record beyond this, and beyond
+            `MAX_RECORD_BYTES`, is refused.
 
     Returns:
         Shards sorted by uri, then by place in the file. A file without rows gives one shard of 0
@@ -363,7 +381,8 @@ def scan_source(config: SourceConfig, max_shard_bytes: int = MAX_SHARD_BYTES) ->
     """
     check_fields(config)
     with gc_paused():
-        files = [list(_scan_file(file, config, max_shard_bytes)) for file in find_files(config)]
+        sizes = max_shard_bytes, max(max_row_bytes, MAX_RECORD_BYTES)
+        files = [list(_scan_file(file, config, *sizes)) for file in find_files(config)]
         if config.is_reshaped:
             files = _with_columns(files, config)
     first: dict[str, str] = {}

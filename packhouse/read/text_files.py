@@ -23,12 +23,14 @@ import orjson
 
 from packhouse.errors import SourceError
 from packhouse.read.file_formats import BOM
+from packhouse.read.json_structure import with_joined_objects_apart
 from packhouse.read.records import Ints, Records, parse_pieces
+from packhouse.read.streams import name_row
 
 SAMPLE_ROWS = 100
 """Rows looked at to find the format of a file's rows."""
 
-MAX_RECORD_BYTES = 2**29
+MAX_RECORD_BYTES = 2**26
 """A record beyond this is no record: a quote or a bracket was left open. Bounds memory."""
 
 BLOCK_BYTES = 2**21
@@ -36,6 +38,7 @@ BLOCK_BYTES = 2**21
 costs is little, and few enough that its rows are parsed, checked and dropped in a processor's
 cache. A megabyte at a time takes a third of the time of 32 at once."""
 
+_COMMA, _CLOSE = b",}"
 _IS_SPACE = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 
 
@@ -62,6 +65,8 @@ class TextFile(ABC):
         max_shard_bytes: of a shard, unless one record is longer.
         header: column names of CSV and TSV, where they are known.
         rows_at: the field of a JSON file's one object that holds its rows.
+        encoding: of the file, for the lines in messages.
+        max_record_bytes: a longer record is refused.
     """
 
     def __init__(
@@ -71,11 +76,15 @@ class TextFile(ABC):
         *,
         header: tuple[str, ...] | None = None,
         rows_at: str | None = None,
+        encoding: str = "utf-8",
+        max_record_bytes: int = MAX_RECORD_BYTES,
     ) -> None:
         self.uri = uri
         self.max_shard_bytes = max_shard_bytes
         self.header = header
         self.rows_at = rows_at
+        self.encoding = encoding
+        self.max_record_bytes = max_record_bytes
         self.buffer = bytearray()
         self.position = 0  # offset in the file of the buffer's first byte
         self.num_rows = 0
@@ -177,14 +186,22 @@ class TextFile(ABC):
         Raises:
             SourceError: says where it begins.
         """
-        if len(self.buffer) > MAX_RECORD_BYTES:
+        if len(self.buffer) > self.max_record_bytes:
+            offset, what = self.find_open()
+            place = self.position + offset
+            line = name_row(self.uri, self.num_rows, place, self.encoding)
             raise SourceError(
-                f"source file '{self.uri}': record {self.num_rows} at byte {self.position:,} does "
-                f"not end within {MAX_RECORD_BYTES:,} bytes; is a quote or bracket left open?",
+                f"source file '{self.uri}': {what.format(line)} (looked at "
+                f"{len(self.buffer):,} bytes). Correct the file there; if the row is that long, "
+                "set `validate.max_row_bytes` to more than its bytes",
                 uri=self.uri,
                 row=self.num_rows,
-                byte_offset=self.position,
+                byte_offset=place,
             )
+
+    def find_open(self) -> tuple[int, str]:
+        """Return where in the buffer something is left open, and what to say of its line."""
+        return 0, "the row that begins at {} does not end"
 
     def _begin(self, *, at_end: bool) -> bool:
         if len(self.buffer) < len(BOM) and not at_end:
@@ -220,10 +237,20 @@ class LinesFile(TextFile):
 
     @staticmethod
     def spans(data: bytes | bytearray) -> Ints:
+        r"""Start and end of each object, without a comma that divides it from its neighbour.
+
+        Example:
+            >>> LinesFile.spans(b'{"a": 1},\n{"a": 2} {"a": 3}\n').tolist()
+            [[0, 8], [10, 19], [19, 27]]
+        """
+        return _objects_of(data, LinesFile.lines(data))
+
+    @staticmethod
+    def lines(data: bytes | bytearray) -> Ints:
         r"""Start and end of each line that is not blank, line end excluded.
 
         Example:
-            >>> LinesFile.spans(b"ab\n\n  \ncd\r\n").tolist()
+            >>> LinesFile.lines(b"ab\n\n  \ncd\r\n").tolist()
             [[0, 2], [7, 10]]
         """
         array = np.frombuffer(data, np.uint8)
@@ -247,10 +274,15 @@ class LinesFile(TextFile):
             >>> records.rows, [(f.number, f.reason) for f in records.failures], records.notes
             ([{'a': 1}], [(1, 'duplicate_key')], {'blank_lines': 1})
         """
-        records = super().parse(data, max_row_bytes)
+        lines = self.lines(data)
+        records = parse_pieces(data, lines, max_row_bytes)
+        if records.failures:
+            records = parse_pieces(data, _objects_of(data, lines), max_row_bytes)
         num_lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
-        if num_lines > records.num_records:
-            records.notes["blank_lines"] = num_lines - records.num_records
+        if num_lines > len(lines):
+            records.notes["blank_lines"] = num_lines - len(lines)
+        if records.num_records > len(lines):
+            records.notes["joined_rows"] = records.num_records - len(lines)
         return records
 
     def blocks(self, data: bytes, max_row_bytes: int) -> Iterator[tuple[int, int, Records]]:
@@ -284,15 +316,29 @@ def filled_lines(array: npt.NDArray[np.uint8]) -> Ints:
     return np.flatnonzero(holds_text[1:] != holds_text[:-1]).reshape(-1, 2)
 
 
-_BETWEEN = re.compile(rb"\}[ \t\r]*\n\s*(?=\{)")
+def _objects_of(data: bytes | bytearray, lines: Ints) -> Ints:
+    """Spans of the objects in lines: `{...} {...}` apart, `{...},` without its comma."""
+    array = np.frombuffer(data, np.uint8)
+    ends = lines[:, 1]
+    for _ in range(2):
+        ends = ends - _IS_SPACE[array[ends - 1]]
+    has_comma = (array[ends - 1] == _COMMA) & (array[ends - 2] == _CLOSE) & (ends > lines[:, 0] + 1)
+    starts = lines[:, 0] + ((array[lines[:, 0]] == _COMMA) & (ends > lines[:, 0] + 1))
+    spans = np.stack([starts, np.where(has_comma, ends - 1, lines[:, 1])], axis=1)
+    return with_joined_objects_apart(data, spans)
+
+
+_BETWEEN = re.compile(rb"\}[ \t\r]*\n\s*(?=\{)|^\}[ \t]*(?=\{)", re.MULTILINE)
 
 
 class ObjectsFile(LinesFile):
     """JSON objects one after another, each over as many lines as it takes.
 
     One ends and the next begins where a line ends in `}` and the next that is not blank begins
-    with `{`. In JSON that is so nowhere else: between the objects of a list stands a comma, and no
-    string holds a newline. So nothing is counted, and a broken object harms at most its neighbour.
+    with `{`, and where `{` follows a `}` that begins its line. In JSON that is so nowhere else:
+    between the objects of a list stands a comma, and no string holds a newline. So nothing is
+    counted, and a broken object harms at most its neighbour. Where a comma divides two, they are
+    cut apart if they are no JSON together.
     """
 
     def last_end(self, data: bytes | bytearray, start: int, size: int) -> int | None:
@@ -312,7 +358,8 @@ class ObjectsFile(LinesFile):
             return np.zeros((0, 2), np.int64)
         # There may be a third as many ends as bytes, so no list of Python's integers is made.
         ends = np.fromiter(_ends(data, 0, len(data)), np.int64)
-        return np.stack([np.append(0, ends), np.append(ends, len(data))], axis=1)
+        spans = np.stack([np.append(0, ends), np.append(ends, len(data))], axis=1)
+        return with_joined_objects_apart(data, spans, b" \t\r\n,")
 
     def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None = None) -> Records:
         """Parse all objects."""

@@ -50,7 +50,7 @@ class TextFields(RowFormat):
                 value = row[names[ours]]
                 hint = ""
                 if isinstance(value, list) and value and isinstance(value[0], dict):
-                    hint = "; `packhouse init` looks at the file and proposes how messages are read"
+                    hint = "; `format: chat` reads messages, or `select` puts them in one field"
                 raise BadRowError("type", f"{names[ours]} is {kind_of(value)}, not text{hint}")
         context = optional_text(row, names, self.context) or None
         reasoning = optional_text(row, names, "reasoning") or None

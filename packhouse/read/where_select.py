@@ -221,6 +221,8 @@ class Parsed:
     """An allowed expression, and which columns it reads."""
 
     columns: tuple[str, ...]
+    paths: tuple[str, ...]
+    """The columns with what is read of objects: `input.messages`."""
     functions: tuple[str, ...]
     """Those that it calls beyond `FUNCTIONS`."""
     bare: str | None
@@ -306,6 +308,17 @@ def expression_key(config: SourceConfig) -> dict[str, Any]:
 def wanted_columns(config: SourceConfig) -> set[str]:
     """Return the names of the columns that the expressions of a source read, in lower case."""
     return {name.lower() for each in _expressions(config) for name in each.parsed.columns}
+
+
+def columns_read(config: SourceConfig) -> set[str]:
+    """Return the columns that the expressions of a source read, whole or a field of them.
+
+    Example:
+        >>> config = SourceConfig(path="", where="N > 1", select={"messages": "input.messages"})
+        >>> sorted(columns_read(config))
+        ['input.messages', 'n']
+    """
+    return {path.lower() for each in _expressions(config) for path in each.parsed.paths}
 
 
 def check_types(config: SourceConfig, columns: Mapping[str, Kind]) -> None:
@@ -573,8 +586,10 @@ def parse_expression(connection: Any, text: str, functions: frozenset[str]) -> P
         if (name := str(item.get("function_name")).lower()) in functions:
             called.append(name)
     bare = selected[0].get("column_names", [])
+    paths = tuple(dict.fromkeys(_column_paths(selected[0])))
     return Parsed(
-        columns=tuple(dict.fromkeys(_column_names(selected[0]))),
+        columns=tuple(dict.fromkeys(path[0] for path in paths)),
+        paths=tuple(map(".".join, paths)),
         functions=tuple(dict.fromkeys(called)),
         bare=bare[0] if len(bare) == 1 else None,
     )
@@ -593,8 +608,10 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
             rest += reversed(value)
 
 
-def _column_names(tree: Any) -> Iterator[str]:
-    """Yield the names of columns, and none of the parameters of lambdas where these hold.
+def _column_paths(tree: Any) -> Iterator[tuple[str, ...]]:
+    """Yield the names of columns, each with those of fields inside of it.
+
+    None of the parameters of lambdas is yielded, where these hold.
 
     Only what is given to a function of lists is a lambda: `meta -> '$.a'` looks the same.
     """
@@ -610,7 +627,7 @@ def _column_names(tree: Any) -> Iterator[str]:
             continue
         kind = value.get("class")
         if kind == "COLUMN_REF" and value["column_names"][0] not in parameters:
-            yield value["column_names"][0]
+            yield tuple(value["column_names"])
         if kind == "LAMBDA" and is_given:
             own = (n["column_names"][0] for n in _nodes(value["lhs"]) if "column_names" in n)
             rest.append((value["expr"], parameters.union(own), False))

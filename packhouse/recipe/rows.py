@@ -19,7 +19,8 @@ class ValidateConfig(Section):
     """What makes a row bad, and how many bad rows are too many."""
 
     max_quarantined: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Share of rows that may be quarantined before the run fails."""
+    """Share of rows that may be quarantined before the run fails. One row always may, so that a
+    small file does not fail by it, unless the share is 0."""
 
     max_row_bytes: Annotated[int, Field(gt=0)] = 16 * 2**20
     """Bytes of one raw row; longer rows are quarantined unparsed."""

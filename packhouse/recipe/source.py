@@ -110,9 +110,14 @@ class SourceConfig(Section):
     roles: dict[str, Role] = {}
     """Speaker of messages -> role, where `auto` knows no such speaker: `{Agent: assistant}`."""
 
-    allowed_fields: list[str] | None = None
-    """Fields that rows may have beyond their format's; a row with another one is bad. By default
-    any, and their names are reported."""
+    ignored_fields: list[str] = []
+    """Fields with text that is left out. `prepare` refuses text that nothing reads: at least four
+    words, in 5% of the rows and three of them. `input.notes` is a field of an object, and
+    `messages[].notes` one of messages."""
+
+    media: Literal["quarantine", "drop_rows", "drop_parts"] = "quarantine"
+    """Rows with images, sound, video or files: bad rows; or dropped and counted; or read without
+    these parts, which are counted."""
 
     label_names: list[str] | None = None
     """Classification: text of label 0, 1, ...; it is what a generative template trains."""

@@ -163,7 +163,7 @@ def check_quarantine(
 
     Args:
         ledger: lines so far; those of `ROW_STEPS` are looked at.
-        limit: share of the rows read that may be bad.
+        limit: `validate.max_quarantined`.
         filters: what each expression of `where` left out.
 
     Raises:
@@ -182,12 +182,13 @@ def check_quarantine(
         f"{reason} {counted(n, 'record') if is_by_record else f'{n:,}'}"
         for reason, n in reasons.most_common()
     )
+    allowed = share_allowed(limit, rows)
     is_empty = not checked or checked[-1].rows_out == 0
     result = GateResult(
         name="quarantine",
-        outcome="failed" if is_empty or bad / rows > limit else "passed",
+        outcome="failed" if is_empty or bad / rows > allowed else "passed",
         value=bad / rows if rows else 0.0,
-        limit=limit,
+        limit=allowed,
         total=rows,
         detail=f"{bad:,} of {counted(rows, 'row is', 'rows are')} bad"
         + (f": {counts}" if counts else ""),
@@ -199,8 +200,9 @@ def check_quarantine(
             "the sources hold no rows at all: nothing to publish"
         )
     elif is_empty and left_out:
+        policies = "`where` or `media`" if "media" in checked[0].dropped else "`where`"
         error = EmptyDatasetError(
-            f"no row is left of {rows:,}: `where` leaves out {left_out:,}"
+            f"no row is left of {rows:,}: {policies} leaves out {left_out:,}"
             + "".join(
                 f"; `{each.where}` of {each.source} {each.filtered:,}"
                 for each in filters
@@ -226,6 +228,16 @@ def check_quarantine(
         )
     error.facts["gates"] = (result,)
     raise error
+
+
+def share_allowed(limit: float, rows: int) -> float:
+    """Return the share of rows that may be bad: the recipe's, or one row if that is more.
+
+    Example:
+        >>> share_allowed(0.01, 1_000), share_allowed(0.01, 20), share_allowed(0, 20)
+        (0.01, 0.05, 0)
+    """
+    return max(limit, 1 / rows) if limit and rows else limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,18 +46,15 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "a field of the format is missing, or a CSV row is not as wide as the header",
             "name the file's with `fields: {output: answer}`; in CSV, quote text that holds commas",
         ),
-        "unknown_field": Reason(
-            "a field outside of `allowed_fields`", "add it there, or take it out of the row"
-        ),
         "type": Reason(
             "a value has another type than it must",
             "write text where text is due, in `select` by `cast(... as varchar)`; and whole "
             "numbers where ids and labels are",
         ),
         "media": Reason(
-            "the row holds an image, a video or sound",
-            "packhouse packs text: to train it alone, name the field in `allowed_fields`, or take "
-            "such parts out of contents",
+            "the row holds an image, sound, a video or a file, and packhouse packs text",
+            "set `media: drop_rows` for the source to drop such rows, or `media: drop_parts` to "
+            "train the text without them",
         ),
         "label": Reason(
             "a label is not a class", "write 0, 1, ... or one of `label_names`, all in one way"
@@ -89,7 +86,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         "arguments": Reason(
             "arguments of the chat template that no template can have, or documents that are no "
             "list of objects",
-            "write them as transformers takes them, or leave the field out: `allowed_fields`",
+            "write them as transformers takes them, or leave the field out: `ignored_fields`",
         ),
         "loss_weight": Reason(
             "a row's loss weight is not a number over 0", "write a number, or filter with `where`"
@@ -280,6 +277,10 @@ DROP_REASONS: dict[str, Reason] = {
     ),
     "filtered": Reason(
         "`where` of its source is false or NULL for it", "widen the expression to keep it"
+    ),
+    "media": Reason(
+        "the row holds an image, sound, a video or a file, and its source has `media: drop_rows`",
+        "set `media: drop_parts` to train the text without them",
     ),
     "sampled_out": Reason(
         "not chosen by `weight` or `max_records` of its source", "raise them to take more"

@@ -158,11 +158,19 @@ NOTES: Mapping[str, tuple[str, str]] = {
         "rows have template arguments that the template does not read",
     ),
     "bom": ("file starts with a byte order mark", "files start with a byte order mark"),
+    "media_parts": (
+        "row was read without its images, sound, video or files",
+        "rows were read without their images, sound, video or files",
+    ),
     "unanswered": (
         "question has no answer and is left out",
         "questions have no answer and are left out",
     ),
     "blank_lines": ("blank line was skipped", "blank lines were skipped"),
+    "joined_rows": (
+        "row follows another without a comma or a line break between them",
+        "rows follow another without a comma or a line break between them",
+    ),
     "trailing_commas": (
         "JSON array has a comma after its last row",
         "JSON arrays have a comma after their last row",

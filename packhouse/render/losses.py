@@ -182,7 +182,7 @@ def _check_documents(talk: Conversation, ranges: Mapping[Field, object]) -> None
             key = (lost or keys)[0]
             raise _lost(
                 f"the {key} of document {at} is not in the rendering: {_excerpt(document[key])}",
-                ". Take a template that writes documents, or name the field in allowed_fields, "
+                ". Take a template that writes documents, or name the field in ignored_fields, "
                 "which leaves it out",
             )
 

@@ -37,8 +37,9 @@ from packhouse.run.steps import STEPS
 from packhouse.run.steps.format import FORMAT, check_reasoning, split_text_of
 from packhouse.run.steps.plan import Plan, bytes_needed, output_jobs, plan_jobs
 from packhouse.run.steps.publish import Published
-from packhouse.run.steps.validate import filters_of_run
+from packhouse.run.steps.validate import check_all_text_is_read, filters_of_run
 from packhouse.store.guard import check_usable
+from packhouse.store.layout import pinned
 from packhouse.system.progress import after_first_job, say, start_phase
 from packhouse.system.terminal import check_interrupted
 from packhouse.system.wording import counted
@@ -71,6 +72,21 @@ class Prepared:
     def version(self) -> str:
         """The version that was published, or found."""
         return self.published.version
+
+    @property
+    def pinned(self) -> str:
+        """`<version>#<digest>`, which no other manifest answers to."""
+        return pinned(self.version, self.published.manifest_id)
+
+    @property
+    def uri(self) -> str:
+        """`<store>/<dataset>`."""
+        return f"{self.store.rstrip('/')}/{self.dataset}"
+
+    @property
+    def address(self) -> str:
+        """`<store>/<dataset>@<version>#<digest>`."""
+        return f"{self.uri}@{self.pinned}"
 
     @property
     def created(self) -> bool:
@@ -193,6 +209,8 @@ def _do_steps(
             if has_function("explain_bad_rows"):
                 error = function_of_addon("explain_bad_rows")(error, bad, recipe)
             raise error from None
+        if jobs is plan.validate:
+            check_all_text_is_read(recipe, plan.validate, done)
     gates.add([quarantine])
     (packed,) = do([plan.pack])
     output = output_jobs(plan, recipe, packed.facts)

@@ -17,6 +17,7 @@ PROBES = "_doctor-"
 
 _NAME = re.compile(r"(?=.{1,64}\Z)[a-z0-9]([a-z0-9_-]|\.[a-z0-9_-])*")
 _VID = re.compile(r"[a-z0-9]{4,64}")
+_DIGEST = re.compile(r"[0-9a-f]{32,64}")
 _VERSION = re.compile(r"([a-z0-9]{4,64})\.g(0|[1-9][0-9]{0,8})")
 
 
@@ -81,6 +82,33 @@ def split_version(version: str) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
+def pinned(version: str, manifest_id: str) -> str:
+    """Name a version together with its manifest, which nobody can change unnoticed then.
+
+    128 bits of the digest: too many for a second manifest that has the same ones.
+
+    Example:
+        >>> pinned("3f2a9c.g0", "0123456789abcdef" * 4)
+        '3f2a9c.g0#0123456789abcdef0123456789abcdef'
+    """
+    return f"{version}#{manifest_id[:32]}"
+
+
+def split_pinned(name: str) -> tuple[str, str]:
+    """Split a name, which may be pinned, into the name and the digest; empty if there is none.
+
+    Raises:
+        ConfigError: what follows the name is no digest, or is too short a part of one.
+    """
+    name, sign, manifest_id = name.partition("#")
+    if sign and not _DIGEST.fullmatch(manifest_id):
+        raise ConfigError(
+            f"'{name}#{manifest_id[:80]}' does not end in a digest: give the first 32 to 64 digits "
+            "of the manifest_id, as `packhouse show` prints them"
+        )
+    return name, manifest_id
+
+
 def version_folder(dataset: str, version: str) -> str:
     """Key prefix of a version, without a slash at its end."""
     return f"{check_name('dataset', dataset)}/v/{version}"
@@ -113,7 +141,7 @@ class Address:
     root: str
     dataset: str
     name: str
-    """A ref, a version, or a bare version id; `latest` if nothing was given."""
+    """A ref, a version, or a version id; `latest` if nothing was given. It may be pinned."""
 
 
 def parse_address(text: str) -> Address:

@@ -564,11 +564,11 @@ def committed_steps(dataset: str, version: str, manifest_id: str = "") -> Steps[
     raise VersionNotFoundError(f"version '{version}' of '{dataset}' {state}")
 
 
-def changed_manifest(found: Manifest, recorded: str) -> IntegrityError:
-    """The error for a manifest that is another than a ref recorded."""
+def changed_manifest(found: Manifest, recorded: str, by: str = "a ref") -> IntegrityError:
+    """The error for a manifest that is another than a ref or an address recorded."""
     return IntegrityError(
         f"the manifest of '{found.dataset}' {found.version} has id {found.manifest_id[:12]}, and "
-        f"a ref recorded {recorded[:12]}: somebody changed it since. Put back the manifest.json of "
+        f"{by} recorded {recorded[:12]}: somebody changed it since. Put back the manifest.json of "
         "a pulled copy, or remove that object and publish the version again",
         key=manifest_key(found.dataset, found.version),
     )

@@ -6,6 +6,7 @@ digest is fetched once more and then reported, never used.
 """
 
 import fcntl
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,7 +21,15 @@ from packhouse.errors import (
     VersionNotFoundError,
 )
 from packhouse.store.contracts import check_data_file
-from packhouse.store.layout import check_name, file_key, is_version, parse_address, tokenizer_key
+from packhouse.store.layout import (
+    check_name,
+    file_key,
+    is_version,
+    parse_address,
+    pinned,
+    split_pinned,
+    tokenizer_key,
+)
 from packhouse.store.manifest import (
     FileEntry,
     Manifest,
@@ -36,6 +45,8 @@ from packhouse.store.tokenizers import fetch_tokenizer
 from packhouse.system.disks import OF_DISKS, temporary_folder, write_whole
 from packhouse.system.fingerprint import file_sha256
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenVersion:
@@ -45,6 +56,16 @@ class OpenVersion:
     dataset: str
     version: str
     manifest: Manifest
+
+    @property
+    def pinned(self) -> str:
+        """`<version>#<digest>`, which no other manifest answers to."""
+        return pinned(self.version, self.manifest.manifest_id)
+
+    @property
+    def address(self) -> str:
+        """`<store>/<dataset>@<version>#<digest>`."""
+        return f"{self.store.uri}/{self.dataset}@{self.pinned}"
 
     def files(self, kind: str = "data", split: str | None = None) -> list[FileEntry]:
         """Entries of one kind, in published order; all splits, or one."""
@@ -127,7 +148,9 @@ class VerifyReport:
 def open_version(
     root: str | ObjectStore, dataset: str, ref_or_version: str = "latest"
 ) -> OpenVersion:
-    """Resolve a ref, a version (`<vid>.g<N>`) or a bare version id to a committed version.
+    """Resolve a ref, a version (`<vid>.g<N>`) or its id to a committed version.
+
+    A version may be pinned, `<vid>.g<N>#<digest>`: its manifest must have that digest.
 
     Raises:
         VersionNotFoundError: none of these is there.
@@ -139,11 +162,14 @@ def open_version(
     return OpenVersion(store=store, dataset=dataset, version=manifest.version, manifest=manifest)
 
 
-def open_address(text: str) -> OpenVersion:
-    """Open the version that an address names.
+def open_address(text: str, name: str = "latest") -> OpenVersion:
+    """Open the version that an address names; `name` is the version where the address has none.
+
+    A version that is not pinned is noted in the log: whoever may write to the store could have
+    rewritten its manifest, which a ref or a digest would show.
 
     Raises:
-        ConfigError: it is a file of rows.
+        ConfigError: it is a file of rows, or ends in another name than `name`.
         VersionNotFoundError: it is not there.
     """
     if Path(text).is_file():
@@ -152,7 +178,20 @@ def open_address(text: str) -> OpenVersion:
             "recipe that reads it, and `packhouse inspect` of the recipe shows its rows"
         )
     address = parse_address(text)
-    return open_version(address.root, address.dataset, address.name)
+    if "latest" not in (address.name, name) and address.name != name:
+        raise ConfigError(
+            f"'{text}' names '{address.name}' and version is '{name}'; give one of them"
+        )
+    name = name if address.name == "latest" else address.name
+    opened = open_version(address.root, address.dataset, name)
+    if name in (opened.version, opened.manifest.vid):
+        log.warning(
+            "'%s' was opened without the digest of its manifest, so nobody would notice if that "
+            "was rewritten. Use %s",
+            name,
+            opened.address,
+        )
+    return opened
 
 
 def open_beside(opened: OpenVersion, text: str) -> OpenVersion:
@@ -179,17 +218,23 @@ def open_dataset(text: str) -> tuple[ObjectStore, str]:
 
 
 def resolve_steps(dataset: str, name: str) -> Steps[Manifest]:
-    """Name -> manifest; a ref wins over a version id of the same letters."""
+    """Name -> manifest; a ref wins over a version id of the same letters, if it is not pinned."""
+    name, recorded = split_pinned(name)
+    manifest = None
     if is_version(name):
-        return (yield from committed_steps(dataset, name))
-    ref, _ = yield from read_ref_steps(dataset, name)
-    if ref is not None:
-        return (yield from committed_steps(dataset, ref.version, ref.manifest_id))
-    if name.isalnum():
+        manifest = yield from committed_steps(dataset, name)
+    elif not recorded:
+        ref, _ = yield from read_ref_steps(dataset, name)
+        if ref is not None:
+            return (yield from committed_steps(dataset, ref.version, ref.manifest_id))
+    if manifest is None and name.isalnum():
         manifest, _ = yield from find_slot_steps(dataset, name)
-        if manifest is not None:
-            return manifest
-    raise VersionNotFoundError(f"'{dataset}' has no ref or version '{name}'")
+    if manifest is None:
+        what = "version" if recorded else "ref or version"
+        raise VersionNotFoundError(f"'{dataset}' has no {what} '{name}'")
+    if not manifest.manifest_id.startswith(recorded):
+        raise changed_manifest(manifest, recorded, "the address")
+    return manifest
 
 
 def scan_versions(store: ObjectStore, dataset: str) -> tuple[list[Manifest], list[IntegrityError]]:

@@ -41,7 +41,7 @@ def test_equal_texts_whose_classes_have_other_names_are_no_duplicates(tmp_path):
         other = {"mood": "topic", "topic": "mood"}[field]
         settings = {"path": "rows.jsonl", "format": "classification", "name": field}
         labels = {"fields": {"label": field}, "label_names": names[field]}
-        return settings | labels | {"allowed_fields": [other]} | more
+        return settings | labels | {"ignored_fields": [other]} | more
 
     def prepare(*sources: dict[str, object]) -> packhouse.Version:
         recipe = {"dataset": "moods", "sources": [*sources], "tokenizer": str(DEMO / "tokenizer")}

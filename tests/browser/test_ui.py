@@ -97,7 +97,7 @@ def test_a_person_fills_the_form_runs_it_and_reads_what_was_published(ui, deploy
     assert run["state_type"] == "COMPLETED", run["state"]["message"]
     assert run["parameters"]["recipe"]["dataset"] == "browser-demo"
     assert run["parameters"]["recipe"]["pack"]["seq_len"] == 256
-    ui.find("//*[text()='Completed']")  # the page's own word; logs say `Completed()` before it
+    ui.find("//*[text()='Published']")  # the page's own word; logs say `Published(` before it
     ui.picture("06-run-completed")
     ui.click("Artifacts", tag="*[@role='tab']")
     ui.says("browser-demo-version")
@@ -117,9 +117,9 @@ def test_a_run_that_a_gate_refuses_says_why(ui, deployed):
     run_id = submit(ui, deployed)
     run = deployed.api.wait(run_id)
     assert run["state_type"] == "FAILED"
-    ui.find("//*[text()='Failed']")
+    ui.find("//*[text()='Refused']")
     ui.open(ui.driver.current_url)  # the page asks for no more logs once the run has ended
-    ui.says("Failed", "QuarantineLimitError")
+    ui.says("Refused", "refused by its quarantine gate")
     ui.picture("11-run-refused")
     page = open_artifact(ui, deployed, run_id, "browser-refused-refused", "12-artifact-refused")
     assert "9 of 304" in page

@@ -163,11 +163,11 @@ def test_all_rows_bad_publishes_nothing(project):
 def test_too_many_bad_rows_publish_nothing(project):
     project.write_rows(range(10))
     with project.rows.open("a") as file:
-        file.write("{broken\n")
+        file.write("{broken\n{broken\n")
     fails_with(
         project,
         QuarantineLimitError,
-        r"^1 of 11 rows \(9\.09%\) are bad, over the limit of 1\.00%: json 1\. Mend the rows, or "
+        r"^2 of 12 rows \(16\.67%\) are bad, over the limit of 1\.00%: json 2\. Mend the rows, or "
         r"raise validate\.max_quarantined; first 'json': rows/rows\.jsonl line 11, .+; to see "
         r"them: `packhouse quarantine show RECIPE`$",
     )

@@ -71,6 +71,13 @@ def test_over_the_quarantine_limit_names_reasons_counts_and_remedy():
     assert pickle.loads(pickle.dumps(caught.value)).reasons == {"json": 3}  # noqa: S301
 
 
+def test_one_bad_row_does_not_fail_a_small_file():
+    ledger = [LedgerLine(step="validate", rows_in=20, rows_out=19, quarantined={"json": 1})]
+    assert check_quarantine(ledger, 0.01).shown_limit == "at most 5.00%"
+    with pytest.raises(QuarantineLimitError, match="1 of 20 rows"):
+        check_quarantine(ledger, 0)
+
+
 def test_nothing_left_is_an_error_of_its_own():
     with pytest.raises(EmptyDatasetError, match="hold no rows"):
         check_quarantine([], 1.0)

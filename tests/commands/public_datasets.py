@@ -127,7 +127,7 @@ ROWS: dict[str, Callable[[str, str], Row]] = {
     },
     "open-thoughts/OpenThoughts-114k (metadata)": lambda q, a: {
         "problem": q,
-        "deepseek_reasoning": "Add both.",
+        "deepseek_reasoning": "Add both of the numbers.",
         "deepseek_solution": a,
         "ground_truth_solution": a,
         "domain": "math",
@@ -142,13 +142,13 @@ ROWS: dict[str, Callable[[str, str], Row]] = {
         "conversations": gpt(q, THOUGHT + a),
     },
     "simplescaling/s1K": lambda q, a: {
-        "solution": "Short.",
+        "solution": "A short answer to it.",
         "question": q,
         "cot_type": "math",
         "source_type": "x",
         "metadata": "{}",
         "cot": None,
-        "thinking_trajectories": ["Add both."],
+        "thinking_trajectories": ["Add both of the numbers."],
         "attempt": a,
     },
     "open-r1/Mixture-of-Thoughts": lambda q, a: {
@@ -158,7 +158,7 @@ ROWS: dict[str, Callable[[str, str], Row]] = {
     },
     "open-r1/OpenR1-Math-220k": lambda q, a: {
         "problem": q,
-        "solution": "By adding.",
+        "solution": "By adding both of them.",
         "answer": "7",
         "problem_type": "Algebra",
         "source": "olympiads",

@@ -1,9 +1,6 @@
-"""Public data sets by the shape of their rows: `init` finds it, or says what to do."""
+"""Public data sets by the shape of their rows: `init` finds it, or shows it as a candidate."""
 
 import json
-import os
-import re
-import subprocess
 from collections import Counter
 from itertools import accumulate
 from pathlib import Path
@@ -11,42 +8,60 @@ from typing import Any
 
 import pytest
 
-from packhouse.addons.init.fields import is_whole_talk
-from packhouse.addons.init.files import look_at
-from packhouse.api import open_version
+from packhouse.addons.init.proposals import Proposal, propose
+from packhouse.addons.init.survey import survey
+from packhouse.api import open_version, prepare
 from packhouse.errors import SourceError
+from packhouse.read.files import find_files
+from packhouse.recipe import SourceConfig
 from tests.commands.public_datasets import ROWS, SYSTEM, THOUGHT, TOOL, chat
-from tests.commands.test_init import PUBLIC, TALKS, project
+from tests.commands.test_init import PUBLIC, TALKS
 
-__all__ = ["project"]
-
-REFUSED = {
-    "Salesforce/xlam-function-calling-60k",
-    "glaiveai/glaive-function-calling-v2",
-    "nvidia/Llama-Nemotron-Post-Training-Dataset",
-    "simplescaling/s1K",
-    "facebook/natural_reasoning",
+# Data sets with text beside the conversation, or two questions or answers: the candidate meant.
+ASKED = {
+    "Magpie-Align/Magpie-Pro-300K-Filtered": 0,
+    "open-r1/OpenR1-Math-220k": 1,
+    "AI-MO/NuminaMath-1.5": 0,
+    "nvidia/OpenMathInstruct-2": 0,
+    "Salesforce/xlam-function-calling-60k": 0,
+    "MetaMath": 0,
+    "OpenMathInstruct": 0,
+    "code-alpaca": 0,
+    "camel-ai": 0,
 }
+# None of their candidates is the one meant: a thought, an attempt; the first of some objects.
+UNKNOWN = {"simplescaling/s1K", "facebook/natural_reasoning"}
 
 
-def write(name: str, path: Path) -> None:
-    rows = [ROWS[name](talk.question, talk.answer) for talk in TALKS]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def look(path: Path, folder: Path) -> Proposal:
+    (file,) = find_files(SourceConfig(path=str(path)))
+    return propose(survey(file, {}), {}, folder)
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if name not in REFUSED])
-def test_the_shape_is_found_and_nothing_is_a_guess(name: str, tmp_path: Path) -> None:
-    write(name, tmp_path / "rows.jsonl")
+def settings_of(name: str, path: Path, folder: Path) -> dict[str, Any]:
+    """Settings of the reading, or of the candidate that is meant."""
+    found = look(path, folder)
+    assert (found.reading is None) == (name in ASKED)
+    if found.reading is not None:
+        return found.settings
+    chosen = found.candidates[ASKED[name]]
+    return found.settings_of(chosen.reading, chosen.trial.unread)
 
-    (look,) = look_at(str(tmp_path / "rows.jsonl"))
 
-    assert not look.is_guess
-    said = ROWS[name]("QUESTION", "ANSWER")
-    fields = look.settings.get("fields", {})
-    if "completion" in fields:
-        assert said[fields["completion"]] == "ANSWER"
-    if "prompt" in fields:
-        assert said[fields["prompt"]] == "QUESTION"
+def test_texts_that_hold_a_whole_conversation_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(rows_of("glaiveai/glaive-function-calling-v2", 0))
+
+    with pytest.raises(SourceError, match="'chat' is a whole conversation, with marks"):
+        look(path, tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(UNKNOWN))
+def test_what_no_candidate_says_is_never_chosen(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(rows_of(name, 0))
+
+    assert look(path, tmp_path).reading is None
 
 
 # What a row says beside its question and answer: system prompt, template arguments, a thought.
@@ -93,21 +108,23 @@ def rows_of(name: str, number: int) -> bytes:
 
 
 @pytest.mark.slow
-def test_every_shape_is_published_with_the_ids_of_transformers(project: Any, shared: Path) -> None:
+def test_every_shape_is_published_with_the_ids_of_transformers(
+    tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
     folder = shared / "tokenizers" / "qwen2.5-instruct"
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     # Qwen2.5's template never writes reasoning from a field: a run with such rows stops.
-    names = [name for name in (*ROWS, *PUBLIC) if name not in WITH_REASONING]
-    Path("all").mkdir()
-    expected = []
+    left_out = {*WITH_REASONING, *UNKNOWN, "glaiveai/glaive-function-calling-v2"}
+    names = [name for name in (*ROWS, *PUBLIC) if name not in left_out]
+    expected, sources = [], []
     for number, name in enumerate(names):
-        path = Path(f"all/{number}.jsonl")
+        path = tmp_path / f"{number}.jsonl"
         path.write_bytes(rows_of(name, number))
-        if name in REFUSED:
-            mend(path)
+        settings = settings_of(name, path, tmp_path)
+        sources.append({"path": str(path), "name": f"s{number}", **settings})
         tools = [{"type": "function", "function": TOOL}] if "function-calling" in name else None
-        tools = None if name.startswith("glaiveai") else tools
         for talk in TALKS[:3]:
             given = {"enable_thinking": False} if name.endswith("smoltalk2") else {}
             text = theirs.apply_chat_template(
@@ -115,12 +132,9 @@ def test_every_shape_is_published_with_the_ids_of_transformers(project: Any, sha
             )
             expected.append((name, theirs(text, add_special_tokens=False)["input_ids"]))
 
-    code, said = project.call("init", "all", "--tokenizer", str(folder), "--yes")
-    assert code == 0, said
-    code, said = project.call("prepare", "recipe.yaml")
-    assert code == 0, said
+    result = prepare(sources, tokenizer=str(folder), seq_len=2048, store="store", dataset="all")
 
-    version = open_version("store/all")
+    version = open_version(f"store/{result.dataset}")
     published = Counter(
         tuple(row["input_ids"][end - size : end])
         for row in version.train
@@ -131,77 +145,11 @@ def test_every_shape_is_published_with_the_ids_of_transformers(project: Any, sha
     assert published.total() == 3 * len(names)
 
 
-def mend(path: Path) -> None:
-    """Run the command of a refusal, and put its rows in the place of the file's."""
-    with pytest.raises(SourceError) as refused:
-        look_at(str(path))
-    found = re.search(r"then give (\S+):\n(.*)", str(refused.value), re.DOTALL)
-    assert found
-    subprocess.run(found[2], shell=True, check=True, env=dict(os.environ))
-    Path(found[1]).replace(path)
-
-
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_the_command_of_a_refusal_makes_rows_that_are_read(name: str, project: Any) -> None:
-    write(name, Path("rows.jsonl"))
-
-    mend(Path("rows.jsonl"))
-
-    (look,) = look_at("rows.jsonl")
-    assert look.settings["format"] == "chat"
-    (first, *_) = map(json.loads, Path("rows.jsonl").read_text().splitlines())
-    due = meant(name, 0, TALKS[0])
-    due[-2]["content"] = TALKS[0].question
-    assert first["messages"] == due
-
-
-def test_talks_with_functions_are_not_split_into_questions_and_answers(tmp_path: Path) -> None:
-    chat = "USER: a\n\nASSISTANT: <functioncall> {}\n\nFUNCTION RESPONSE: {}\n\nASSISTANT: b"
-    rows = [{"system": "SYSTEM: x", "chat": chat} for _ in range(5)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-    with pytest.raises(SourceError, match="with the role `tool`"):
-        look_at(str(tmp_path / "rows.jsonl"))
-
-
-def test_prompts_with_earlier_turns_are_no_whole_talks() -> None:
-    assert not is_whole_talk("\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:")
-    assert not is_whole_talk("Human: a\n\nAssistant: b\n\nHuman: c")
-    assert not is_whole_talk("What does Assistant: mean?")
-    assert not is_whole_talk(None)
-
-
-@pytest.mark.parametrize(
-    ("row", "asked", "said"),
-    [
-        (
-            {"question": "2 + 2?", "subject": "sums", "choices": ["3", "4"], "answer": 1},
-            "2 + 2?\nA. 3\nB. 4",
-            "B",
-        ),
-        (
-            {"question": "2 + 2?", "options": ["A)3", "B)4"], "rationale": "", "correct": "B"},
-            "2 + 2?\nA)3\nB)4",
-            "B",
-        ),
-    ],
-    ids=["cais/mmlu", "deepmind/aqua_rat"],
-)
-def test_a_question_is_not_trained_without_its_choices(
-    row: dict[str, Any], asked: str, said: str, project: Any
-) -> None:
-    Path("rows.jsonl").write_text((json.dumps(row) + "\n") * 2)
-
-    mend(Path("rows.jsonl"))
-
-    first = json.loads(Path("rows.jsonl").read_text().splitlines()[0])
-    assert [m["content"] for m in first["messages"]] == [asked, said]
-
-
-def test_a_passage_is_the_context_of_its_question(project: Any) -> None:
+def test_a_passage_is_the_context_of_its_question(tmp_path: Path) -> None:
     row = {"passage": "The sky is blue.", "question": "What is blue?", "answer": "The sky"}
-    Path("rows.jsonl").write_text((json.dumps(row) + "\n") * 2)
+    path = tmp_path / "rows.jsonl"
+    path.write_text((json.dumps(row) + "\n") * 2)
 
-    (look,) = look_at("rows.jsonl")
+    found = look(path, tmp_path)
 
-    assert look.settings == {"format": "question_answer", "fields": {"context": "passage"}}
+    assert found.settings == {"format": "question_answer", "fields": {"context": "passage"}}

@@ -261,7 +261,7 @@ def _outcome(
     quarters = {name: by_quarter(samples, len(runs)) for name, samples in memory.items()}
     return Outcome(
         runs=len(runs),
-        completed=sum(run["state_name"] == "Completed" for run in runs),
+        completed=sum(run["state_type"] == "COMPLETED" for run in runs),
         started_more_than_once=sum(run["run_count"] != 1 for run in runs),
         versions=len(versions),
         doubled_versions=len(addresses) - len(set(addresses)),

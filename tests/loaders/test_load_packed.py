@@ -15,6 +15,7 @@ from packhouse.errors import ConfigError, DiskError, IntegrityError, VersionNotF
 from packhouse.load.copies import read_rows
 from packhouse.store import pull_version
 from packhouse.store.read import open_address
+from packhouse.system import worker
 
 COLUMNS = ["input_ids", "labels", "seq_lengths", "record_ids", "position_ids"]
 
@@ -172,12 +173,14 @@ def test_a_cache_that_cannot_be_written_is_said_in_a_sentence(make_version, tmp_
 
 def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(make_version, tmp_path):
     uri = make_version()
+    worker._end_idle()  # a new one inherits the limit
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))
     try:
         with pytest.raises(DiskError, match=r"cannot write to the cache '.*': .*; make room"):
             load_packed(uri, cache=tmp_path)
     finally:
+        worker._end_idle()
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list(tmp_path.rglob("*.arrow"))
     assert len(load_packed(uri, cache=tmp_path)) > 0

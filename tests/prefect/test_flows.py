@@ -3,7 +3,9 @@
 import json
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -86,6 +88,13 @@ def ref(place, name="latest"):
     return found.version if found else None
 
 
+def tags_of(state):
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        return client.read_flow_run(state.state_details.flow_run_id).tags
+
+
 def newest(key):
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
@@ -111,8 +120,8 @@ def test_a_refresh_publishes_then_does_nothing_until_a_source_changes(place, cac
     execute = steps.execute
     monkeypatch.setattr(steps, "execute", lambda *a: jobs.append(a[0]) or execute(*a))
     second = refresh(place, cache)
-    assert second.is_completed()
-    assert second.name == "Completed"
+    assert (first.name, second.name, second.is_completed()) == ("Published", "Unchanged", True)
+    assert tags_of(second) == ["dataset:demo", "outcome:unchanged", f"version:{version}"]
     assert second.message == f"nothing changed: 'latest' is at {version} already"
     assert jobs == []
 
@@ -138,12 +147,87 @@ def test_with_approval_the_ref_stays_until_someone_promotes(place, cache, first)
     assert f"packhouse ref set {place}/store/demo latest {waiting.version}" in page
 
     again = refresh(place, cache, approval=True)
-    assert again.message == f"nothing changed: {waiting.version} still waits for approval"
+    assert again.name == "WaitingForApproval"
+    assert again.message == (
+        f"nothing changed: {waiting.version} still waits for approval. To move 'latest', run the "
+        "deployment promote/promote-version with dataset demo, version "
+        f"{waiting.version}, ref latest"
+    )
 
     state = promote(str(place / "store"), "demo", return_state=True)
     assert state.message == f"'latest' of demo: {first} -> {waiting.version}"
     assert ref(place) == waiting.version
     assert refresh(place, cache, approval=True).result().outcome == "unchanged"
+
+
+@pytest.fixture
+def deployed(place, monkeypatch):
+    """Starts runs of a deployment of `refresh`, and does what a worker does with a run."""
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import Pause
+    from prefect.flow_engine import run_flow_sync
+
+    from flows.refresh import refresh
+
+    monkeypatch.setattr("tasks.guard._is_deployed", lambda: False)  # places are not the matter here
+
+    def work(run_id, **parameters):
+        with suppress(Pause):
+            run_flow_sync(
+                refresh,
+                flow_run=client.read_flow_run(run_id),
+                parameters=parameters | {"recipe": recipe_of(place), "cache": str(place / "cache")},
+                return_type="state",
+            )
+        return client.read_flow_run(run_id)
+
+    def start(**parameters):
+        return work(client.create_flow_run_from_deployment(deployment).id, **parameters)
+
+    with get_client(sync_client=True) as client:
+        deployment = client.create_deployment(client.create_flow(refresh), name="asks")
+        yield SimpleNamespace(start=start, work=work, client=client)
+
+
+def test_a_deployed_run_waits_for_a_person_who_resumes_it_and_the_ref_moves(place, deployed, first):
+    add_row(place)
+    run = deployed.start(approval=True)
+    candidate = ref(place, "latest.candidate")
+    assert (run.state.type.value, run.state.name) == ("PAUSED", "WaitingForApproval")
+    assert "Resume this run to move 'latest', cancel it to keep 'latest'" in run.state.message
+    assert run.tags == ["dataset:demo", "outcome:waiting", f"version:{candidate}"]
+    assert ref(place) == first
+
+    again = deployed.start(approval=True)  # it does not ask again
+    assert (again.state.type.value, again.state.name) == ("COMPLETED", "WaitingForApproval")
+
+    deployed.client.resume_flow_run(run.id)
+    run = deployed.work(run.id, approval=True)
+    assert (run.state.type.value, run.state.name) == ("COMPLETED", "Published")
+    assert run.tags == ["dataset:demo", "outcome:published", f"version:{candidate}"]
+    assert ref(place) == candidate
+
+
+def test_a_cancelled_question_that_is_run_again_asks_again(place, deployed, first):
+    from prefect.states import Cancelled, Scheduled
+
+    add_row(place)
+    run = deployed.start(approval=True)
+    deployed.client.set_flow_run_state(run.id, Cancelled())
+    deployed.client.set_flow_run_state(run.id, Scheduled(name="AwaitingRetry"), force=True)
+    run = deployed.work(run.id, approval=True)
+    assert (run.state.name, ref(place)) == ("WaitingForApproval", first)
+
+
+def test_a_resumed_run_asks_again_if_its_sources_changed_meanwhile(place, deployed, first):
+    add_row(place)
+    run = deployed.start(approval=True)
+    add_row(place)
+    deployed.client.resume_flow_run(run.id)
+    run = deployed.work(run.id, approval=True)
+    assert (run.state.type.value, run.state.name) == ("PAUSED", "WaitingForApproval")
+    assert ref(place, "latest.candidate") in run.state.message
+    assert ref(place) == first
 
 
 def test_a_drifted_version_is_published_and_its_ref_held(place, cache, first):
@@ -172,11 +256,12 @@ def test_a_prepared_version_whose_ref_is_held_is_shown_as_held(place, cache, fir
     recipe = recipe_of(place, "publish.max_source_drift=0.05")
     state = prepare(recipe, cache=str(cache), return_state=True)
     assert (state.type.value, state.name) == ("COMPLETED", "Held")
-    assert "ref held: drift of sources" in state.message
+    assert "'latest' stays: drift of sources" in state.message
+    assert "run the deployment promote/promote-version with dataset demo" in state.message
     page = newest("demo-version")
     assert "## Held: `latest` stays where it is" in page
     assert "points to it" not in page
-    assert f"packhouse ref set {place / 'store'}/demo latest {state.result().version}" in page
+    assert f"packhouse ref set {place / 'store'}/demo latest {state.result().pinned}" in page
 
 
 def test_sources_that_went_back_leave_the_ref_and_say_how_to_move_it(place, cache, both):
@@ -226,7 +311,8 @@ def test_a_candidate_too_far_from_what_readers_have_is_held_and_announced(
 def test_a_refused_refresh_says_why_and_leaves_the_ref(place, cache, first):
     add_row(place)
     state = refresh(place, cache, "audit.max_duplicates=0")
-    assert state.is_failed()
+    assert (state.type.value, state.name) == ("FAILED", "Refused")
+    assert tags_of(state) == ["dataset:demo", "outcome:refused"]
     with pytest.raises(AuditError):
         state.result()
     assert ref(place) == first
@@ -378,11 +464,11 @@ def test_a_backfill_goes_on_when_a_recipe_fails_and_says_which(place, cache):
     assert state.message == "1 of 3 recipes failed: bad"
     rows = json.loads(newest("backfill"))
     assert [(row["recipe"], row["state"]) for row in rows] == [
-        ("good", "Completed"),
-        ("bad", "Failed"),
-        ("last", "Completed"),
+        ("good", "Published"),
+        ("bad", "Refused"),
+        ("last", "Published"),
     ]
-    assert "QuarantineLimitError" in rows[1]["message"]
+    assert rows[1]["message"].startswith("refused by its quarantine gate: 9 of 304 rows")
     assert backfill([good, last], cache=str(cache), return_state=True).is_completed()
 
 

@@ -26,7 +26,7 @@ def test_a_version_holds_its_report(hostile: Made, tmp_path: Path) -> None:
     assert str(tmp_path) not in html  # no path of this machine
     note = "<p class=quiet>STORE is the folder or bucket that this file came from.</p>"
     again = version_report(opened, hostile.tokenizers)
-    assert again.replace(opened.store.uri, "STORE") == html.replace(note, "")
+    assert again.replace(opened.address, f"STORE/rows@{opened.version}") == html.replace(note, "")
 
 
 def test_the_key_leaves_it_out_and_the_version_is_the_same(hostile: Made, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from packhouse.errors import SourceError
-from packhouse.read import tabular, text_files
+from packhouse.read import tabular
 from packhouse.system import worker
 
 MIB = 2**20
@@ -217,9 +217,23 @@ def long_string_in_array(path: Path) -> None:
         out.write(b'"}]')
 
 
+def long_field(path: Path) -> None:
+    """A quote that is opened in line 3, and 1 GB of rows after it."""
+    with path.open("wb") as out:
+        out.write(b'question,answer\n"a\n5"" disk","b\n')
+        rows = b"Where is it?,It is here.\n" * (MIB // 25)
+        for _ in range(1024):
+            out.write(rows)
+
+
+def spaces(path: Path) -> None:
+    with path.open("wb") as out:
+        for _ in range(256):
+            out.write(b" " * MIB)
+
+
 SMALL = 256 * MIB
 DECODER = 1024 * MIB + SMALL  # of a child
-RECORD = 4 * text_files.MAX_RECORD_BYTES
 
 BOMBS = [
     (dictionary_parquet, "a.parquet", DECODER, "bomb"),
@@ -239,8 +253,9 @@ BOMBS = [
     (gzip_bomb, "a.jsonl.gz", SMALL, "bomb"),
     (zstd_bomb, "a.jsonl.zst", SMALL, "bomb"),
     (zip_bomb, "a.zip", SMALL, "zip archive"),
-    (long_string, "a.jsonl", RECORD, "does not end within 536,870,912 bytes"),
-    (long_string_in_array, "a.json", RECORD, "does not end within 536,870,912 bytes"),
+    (long_string, "a.jsonl", SMALL, "the row that begins at line 1 does not end"),
+    (long_string_in_array, "a.json", SMALL, "the row that begins at line 1 does not end"),
+    (long_field, "a.csv", 2 * SMALL, "the quote opened at line 3 is never closed"),
 ]
 
 
@@ -261,7 +276,8 @@ def test_a_bomb_is_refused_in_little_memory(
 
 BAD_ROWS = [
     (blank_lines, "a.csv", SMALL, {"rows": 1, "bad": {}}),
-    (open_quote, "a.csv", RECORD, {"rows": 40, "bad": {"csv": 1, "too_many_chars": 39}}),
+    (spaces, "a.json", SMALL, {"rows": 0, "bad": {}}),
+    (open_quote, "a.csv", SMALL, {"rows": 40, "bad": {"csv": 1, "too_many_chars": 39}}),
     (deep_json, "a.jsonl", SMALL, {"rows": 2, "bad": {"depth": 1}}),
     (deep_array, "a.json", SMALL, {"rows": 2, "bad": {"depth": 1}}),
 ]

@@ -42,13 +42,19 @@ def shared_text() -> pa.Table:
     return pa.table({**PACKS, "record_ids": [[text] * 9, [text]]}, schema=published_schema())
 
 
-def publish(folder: Path, table: pa.Table) -> str:
-    """Publish rows that are told as 2 rows of 7 tokens, and return the address."""
+def publish(folder: Path, table: pa.Table, tokens: int = 7, *, lies: bool = False) -> str:
+    """Publish 2 rows, by their manifest of 7 tokens, and return the address."""
     path = folder / "train.parquet"
     pq.write_table(table, path, compression="zstd", data_page_size=2**30)
+    if lies:  # the footer counts 7 ids; numbers are varints of twice their value
+        data = path.read_bytes()
+        assert data.count(b"\x80\x84\xaf\x5f") > 2
+        at = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+        footer = data[at:].replace(b"\x80\x84\xaf\x5f", b"\x8e\x80\x80\x00")
+        path.write_bytes(data[:at] + footer)
     assert path.stat().st_size < MIB
     store = open_store(str(folder / "store"))
-    file = LocalFile(path, "train", rows=2, tokens=7)
+    file = LocalFile(path, "train", rows=2, tokens=tokens)
     publish_version(store, "bomb", "aaaa", [file], {"configuration": {}}, "latest")
     return f"{folder}/store/bomb"
 
@@ -75,6 +81,24 @@ def test_packs_of_more_tokens_than_the_manifest_says_are_not_decoded(tmp_path: P
     for read in (load_packed, lambda *a, **k: list(StreamingPackedDataset(*a, **k))):
         with pytest.raises(IntegrityError, match=problem):
             read(address, cache=tmp_path / "cache")
+    assert pa.default_memory_pool().max_memory() - before < MIB
+
+
+@pytest.mark.parametrize("told", [{"tokens": 100_000_000}, {"lies": True}])
+def test_packs_are_decoded_in_a_worker_before_a_trainer_does(
+    told: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manifest that was rewritten to fit the file, and a footer that fits the manifest."""
+    address = publish(tmp_path, long_run(), **told)
+    monkeypatch.setenv("PACKHOUSE_CHILD_MEMORY_MB", "200")
+    before = pa.default_memory_pool().max_memory()
+
+    for read in (load_packed, lambda *a, **k: list(StreamingPackedDataset(*a, **k))):
+        with pytest.raises(IntegrityError, match="needs more memory than the 200 MB"):
+            read(address, cache=tmp_path / "cache")
+    monkeypatch.setenv("PACKHOUSE_CHILD_MEMORY_MB", "4000")
+    with pytest.raises(IntegrityError, match=r"decodes to 400,.* a stream takes up to 268,435,456"):
+        list(StreamingPackedDataset(address, cache=tmp_path / "cache"))
     assert pa.default_memory_pool().max_memory() - before < MIB
 
 

@@ -95,7 +95,7 @@ def test_a_run_says_after_its_last_heartbeat_that_it_ended(served):
     run = served.start("prepare/form-prepare", tags=["packhouse"])
     assert served.wait(run)["type"] == "COMPLETED"
     ended = served.event("packhouse.run.ended", run)
-    assert ended["payload"] == {"state": "Completed"}
+    assert ended["payload"] == {"state": "Published"}
     assert "prefect.tag.packhouse" in str(ended["related"])
     assert served.event("prefect.flow-run.heartbeat", run)["occurred"] < ended["occurred"]
 

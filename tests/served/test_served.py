@@ -222,7 +222,7 @@ def test_a_refused_version_starts_what_an_automation_says(served):
     bad = recipe(served, "refused", validate={"max_quarantined": 0})
     state = served.wait(served.start("prepare/form-prepare", recipe=bad))
     assert state["type"] == "FAILED"
-    assert "QuarantineLimitError" in state["message"]
+    assert (state["name"], "quarantine gate" in state["message"]) == ("Refused", True)
     assert "refused by its quarantine gate" in served.artifact("refused-refused")
     assert not (served.store / "refused").exists()
     said = served.event("packhouse.version.refused", "packhouse.dataset.refused")

@@ -24,6 +24,7 @@ class Source:
     notes: dict[str, int]
     extra_paths: int
     extra_fields: dict[str, int]
+    unread_text: dict[str, int]
 
     @property
     def reasons(self) -> list[str]:
@@ -52,6 +53,7 @@ def read_source(
     parts = [read_shard(s, source, ValidateConfig(**(rules or {})), group_by) for s in shards]
     notes: dict[str, int] = {}
     extra_fields: dict[str, int] = {}
+    unread_text: dict[str, int] = {}
     for shard, part in zip(shards, parts, strict=True):
         seen = part.validated.num_rows + part.quarantined.num_rows + part.dropped.num_rows
         assert seen == part.num_records + part.extra_paths
@@ -60,6 +62,8 @@ def read_source(
             notes[name] = notes.get(name, 0) + count
         for name, count in part.extra_fields.items():
             extra_fields[name] = extra_fields.get(name, 0) + count
+        for name, unread in part.unread_text.items():
+            unread_text[name] = unread_text.get(name, 0) + unread.rows
     validated = pa.concat_tables([part.validated for part in parts])
     quarantined = pa.concat_tables([part.quarantined for part in parts])
     assert validated.schema.equals(VALIDATED)
@@ -69,7 +73,7 @@ def read_source(
     dropped = pa.concat_tables([part.dropped for part in parts])
     assert dropped.schema.equals(DROPPED)
     tables = [table.combine_chunks() for table in (validated, quarantined, dropped)]
-    return Source(shards, *tables, notes, extra_paths, extra_fields)
+    return Source(shards, *tables, notes, extra_paths, extra_fields, unread_text)
 
 
 @pytest.fixture

@@ -75,7 +75,6 @@ BAD_ROWS = {
     "29-string": (b'"text"', "not_an_object"),
     "29-null": (b"null", "not_an_object"),
     "29-list-of-numbers": (b"[1, 2]", "not_an_object"),
-    "36-two-objects": (GOOD + GOOD, "json"),
     "37-single-quotes": (b"{'instruction': 'x', 'output': 'y'}", "json"),
     "50-5000-keys": (
         orjson.dumps({"instruction": "x", "output": "y"} | {f"k{i}": 1 for i in range(200)})[:-1]
@@ -106,7 +105,7 @@ def test_a_bad_line_is_quarantined_and_its_neighbours_live(case, read_bytes):
     assert_keeps_the_bytes(source.quarantined, bad, row=1, offset=len(GOOD) + 1)
 
 
-@pytest.mark.parametrize("case", sorted(set(BAD_ROWS) - {"36-two-objects"}))
+@pytest.mark.parametrize("case", BAD_ROWS)
 def test_a_bad_element_of_an_array_is_quarantined_and_its_neighbours_live(case, read_bytes):
     bad, reason = BAD_ROWS[case]
     data = b"[\n  " + b",\n  ".join([GOOD, bad, ALSO_GOOD]) + b"\n]\n"
@@ -335,7 +334,55 @@ def test_32_windows_line_ends_are_accepted(read_bytes):
     assert source.notes == {}
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.tsv"])
+TEN_ROWS = [
+    b'{"question": "\\\\frac{%d}{b} } {", "answer": "{\\"", "t": [{}, {}]}' % n for n in range(10)
+]
+TEN_PRETTY = [orjson.dumps(orjson.loads(line), option=orjson.OPT_INDENT_2) for line in TEN_ROWS]
+BROKEN_SEPARATORS = {
+    "space": b" ".join(TEN_ROWS),
+    "nothing": b"".join(TEN_ROWS),
+    "comma": b", ".join(TEN_ROWS),
+    "comma-and-line": b",\n".join(TEN_ROWS) + b",\r\n",
+    "line-and-comma": b"\n,".join(TEN_ROWS),
+    "one-space-in-lines": b"\n".join(TEN_ROWS[:4]) + b" " + b"\n".join(TEN_ROWS[4:]),
+    "two-of-one-comma": b"\n".join(TEN_ROWS[:4]) + b", " + b"\n".join(TEN_ROWS[4:]),
+    "one-comma-in-lines": b"\n".join(TEN_ROWS[:4]) + b",\n" + b"\n".join(TEN_ROWS[4:]),
+    "carriage-returns": b"\r".join(TEN_ROWS),
+    "no-comma-in-array": b"[" + b"\n".join(TEN_ROWS) + b"]",
+    "one-comma-missing": b"[" + b", ".join(TEN_ROWS[:4]) + b" " + b", ".join(TEN_ROWS[4:]) + b"]",
+    "pretty-and-commas": b",\n".join(TEN_PRETTY),
+    "pretty-on-a-line": b"\n".join(TEN_PRETTY[:4]) + b" " + b"\n".join(TEN_PRETTY[4:]),
+    "pretty-and-one-comma": b"\n".join(TEN_PRETTY[:4]) + b",\n" + b"\n".join(TEN_PRETTY[4:]),
+}
+
+
+@pytest.mark.parametrize("max_shard_bytes", [100, 2**25])
+@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
+@pytest.mark.parametrize("case", BROKEN_SEPARATORS)
+def test_36_a_broken_separator_costs_no_object(case, name, max_shard_bytes, read_bytes):
+    data = BROKEN_SEPARATORS[case]
+    asked = [orjson.loads(line)["question"] for line in TEN_ROWS]
+
+    source = read_bytes(data, name, max_shard_bytes=max_shard_bytes)
+
+    assert (source.reasons, source.validated["row"].to_pylist()) == ([], list(range(10)))
+    assert [texts[0][1] for texts in source.texts] == asked
+
+    source = read_bytes(data.replace(b"frac{3}{b}", b"\xff"), name, max_shard_bytes=max_shard_bytes)
+    assert (source.reasons, source.quarantined["row"].to_pylist()) == (["encoding"], [3])
+    assert [texts[0][1] for texts in source.texts] == asked[:3] + asked[4:]
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"a": [{"a": 1} {"a": 2} {"a": 3}]}', b'{"a": [{"a": 1}, {"a": 2}, x]}']
+)
+def test_36_what_stands_inside_a_broken_object_is_no_row(line, read_bytes):
+    source = read_bytes(GOOD + b"\n" + line + b"\n" + GOOD)
+
+    assert (source.reasons, source.validated["row"].to_pylist()) == (["json"], [0, 2])
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.tsv"])
 def test_33_carriage_returns_alone_are_refused(name, read_bytes):
     with pytest.raises(SourceError, match="in CR only"):
         read_bytes(GOOD + b"\r" + ALSO_GOOD + b"\r", name)
@@ -464,12 +511,43 @@ def test_loss_says_whether_a_message_is_trained(said, weights, read_bytes):
     assert (found, source.reasons) == (([], ["type"]) if weights is None else (weights, []))
 
 
-def test_rows_with_images_are_refused_as_such(read_bytes):
-    row = orjson.loads(GOOD)
-    rows = b"\n".join(map(orjson.dumps, [{**row, "image": "a.jpg"}, {**row, "image": ""}, row]))
+IMAGE = {"type": "image_url", "image_url": {"url": "a.jpg"}}
 
-    assert read_bytes(rows).reasons == ["media"]
-    assert read_bytes(rows, allowed_fields=["image"]).validated.num_rows == 3
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"photo": "train/0001.JPG"},
+        {"frames": [{"bytes": None, "path": "0001.bin"}]},
+        {"sound": "data:audio/wav;base64,UklGRg=="},
+        {"messages": [IMAGE]},
+        {"messages": [{"type": "video", "video": "a.mp4"}]},
+        {"messages": [{"image": "a"}]},
+    ],
+)
+def test_media_is_a_bad_row_or_left_out_as_the_source_says(more, read_bytes):
+    parts = [{"type": "text", "text": "Why?"}, *more.get("messages", [])]
+    answer = {"role": "assistant", "content": "So."}
+    row = {**more, "messages": [{"role": "user", "content": parts}, answer]}
+    plain = {"messages": [{"role": "user", "content": "Where is a.jpg?"}, answer], "photo": ""}
+    as_text = {**row, "messages": orjson.dumps(row["messages"]).decode()}
+    data = b"\n".join(map(orjson.dumps, [row, as_text, plain]))
+
+    assert read_bytes(data).reasons == ["media", "media"]
+    rows = read_bytes(data, media="drop_rows")
+    assert (rows.reasons, rows.dropped["reason"].to_pylist()) == ([], ["media", "media"])
+    parts = read_bytes(data, media="drop_parts")
+    assert [row[0] for row in parts.texts] == [("user", "Why?")] * 2 + [("user", "Where is a.jpg?")]
+    assert (parts.reasons, parts.notes) == ([], {"media_parts": 2})
+    if "messages" not in more:
+        assert read_bytes(data, ignored_fields=list(more)).reasons == []
+
+
+def test_a_part_that_may_be_text_is_never_dropped_as_media(read_bytes):
+    parts = [{"type": "text", "text": "Why?"}, {"type": "tool_result", "content": "So."}]
+    row = {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "y"}]}
+
+    assert read_bytes(orjson.dumps(row), media="drop_parts").reasons == ["type"]
 
 
 MESSAGES = [
@@ -499,27 +577,6 @@ def test_reasoning_of_any_name_is_read(read_bytes, name):
 
     assert source.validated["messages"][0].as_py()[1]["reasoning"] == "z"
     assert source.extra_fields == {}
-
-
-def test_45_fields_beyond_an_allow_list_are_quarantined(read_bytes):
-    rows = b"\n".join([GOOD, NEW_FIELDS, ALSO_GOOD])
-    allowed = ["source_url", "score", "tags"]
-
-    assert read_bytes(rows, allowed_fields=allowed).validated.num_rows == 3
-    source = read_bytes(rows, allowed_fields=allowed[1:])
-    assert source.reasons == ["unknown_field"]
-    assert "'source_url'" in source.quarantined["detail"][0].as_py()
-    assert source.quarantined["raw"].to_pylist() == [NEW_FIELDS]
-
-
-def test_45_an_allow_list_holds_for_files_without_bytes_too(tmp_path, read):
-    path = tmp_path / "rows.parquet"
-    pq.write_table(pa.table({"instruction": ["x"], "output": ["y"], "score": [1]}), path)
-
-    source = read(path, allowed_fields=[])
-
-    assert orjson.loads(source.quarantined["raw"][0].as_py())["score"] == 1
-    assert source.reasons == ["unknown_field"]
 
 
 def test_46_fake_parquet_is_refused(read_bytes):

@@ -72,9 +72,9 @@ def test_a_field_that_is_not_for_the_template_is_named(read_bytes):
     assert bad.reasons == ["arguments", "arguments"]
     assert bad.quarantined["detail"][0].as_py() == (
         "documents is no list of objects, such as {title, text}; if it is not for the chat "
-        "template, name it in `allowed_fields`"
+        "template, name it in `ignored_fields`"
     )
-    left_out = read_bytes(rows, allowed_fields=["documents"])
+    left_out = read_bytes(rows, ignored_fields=["documents"])
     assert given(left_out, "arguments") == [None] * 3
     mapped = read_bytes(
         json.dumps({"question": "Why?", "answer": "So.", "documents": "It is blue."}).encode(),

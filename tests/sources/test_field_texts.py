@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from packhouse.read import records
 from packhouse.read.chat_messages import BadRowError, parse_field
-from packhouse.read.records import find_fault, hidden_fault, parse_text
+from packhouse.read.records import find_fault, hidden_fault, parse_pieces, parse_text
 from packhouse.read.text_files import LinesFile
 
 CALL = '{"name": "search", "arguments": {"query": "a: b", "limits": [3, -1.5], "deep": null}}'
@@ -19,7 +19,7 @@ CALL = '{"name": "search", "arguments": {"query": "a: b", "limits": [3, -1.5], "
 def as_line(text):
     """Value, or reason and sentence, of the same JSON as the only line of a file."""
     data = text.encode("utf-8", "surrogatepass").replace(b"\n", b" ").replace(b"\r", b" ")
-    records = LinesFile("").parse(data, len(data) + 1)
+    records = parse_pieces(data, LinesFile.lines(data), len(data) + 1)
     if records.failures:
         return None, tuple(records.failures[0][1:])
     return (records.rows[0], None) if records.rows else (None, ("json", "not JSON: no text"))

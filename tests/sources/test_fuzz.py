@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from packhouse.errors import PackhouseError
 from packhouse.read.delimited import record_ends
-from packhouse.read.json_arrays import parse_array, split_elements
+from packhouse.read.json_arrays import parse_array
+from packhouse.read.json_structure import split_elements
 from packhouse.read.text_files import LinesFile
 
 ROWS = [
@@ -142,7 +143,7 @@ def test_blocks_do_not_change_how_elements_are_split(block, monkeypatch):
     data = json.dumps([ROWS, 'a\\"]', "\\", [[1, 2], "},{"], {"k": '\\\\"'}], indent=1).encode()[1:]
     whole = split_elements(data)
 
-    monkeypatch.setattr("packhouse.read.json_arrays._SPLIT_BYTES", block)
+    monkeypatch.setattr("packhouse.read.json_structure._SPLIT_BYTES", block)
     cut = split_elements(data)
 
     assert cut.commas.tolist() == whole.commas.tolist()

@@ -1,7 +1,6 @@
-"""With `format: auto` no part of a conversation is left out in silence."""
+"""No field with text is left out in silence: it is read, or the recipe lists it."""
 
 import json
-import re
 
 import pytest
 
@@ -16,11 +15,16 @@ def read(tmp_path, *rows, **config):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = SourceConfig(path=str(path), **config)
     (shard,) = scan_source(source)
-    return read_shard(shard, source, ValidateConfig(), "prompt").validated["messages"].to_pylist()
+    return read_shard(shard, source, ValidateConfig(), "prompt")
 
 
-def said(messages):
-    return [[(m["role"], m["content"], m["context"]) for m in row] for row in messages]
+def said(shard):
+    rows = shard.validated["messages"].to_pylist()
+    return [[(m["role"], m["content"], m["context"]) for m in row] for row in rows]
+
+
+def unread(tmp_path, *rows, **config):
+    return {name: found.rows for name, found in read(tmp_path, *rows, **config).unread_text.items()}
 
 
 def test_input_beside_response_is_the_context_of_the_question(tmp_path):
@@ -37,81 +41,99 @@ def test_system_prompt_is_the_system_turn(tmp_path):
     assert found[0][0] == ("system", "Be brief.", None)
 
 
-def test_a_part_that_is_not_read_stops_the_run_with_the_mapping_to_write(tmp_path):
-    plain = {"prompt": "Why?", "response": "So.", "context": ""}
-    row = {"prompt": "What of it?", "response": "So.", "context": "It is blue."}
-    with pytest.raises(SourceError, match="line 2 says something in the field 'context'") as caught:
-        read(tmp_path, plain, row)
-    remedy = "format: question_answer` and `fields: {question: prompt, context: context, answer: re"
-    assert remedy in str(caught.value)
-    mapping = {"question": "prompt", "context": "context", "answer": "response"}
-    found = said(read(tmp_path, plain, row, format="question_answer", fields=mapping))
-    assert found[1][0] == ("user", "What of it?", "It is blue.")
-
-
 def test_a_bad_answer_of_kto_is_not_trained_as_a_good_one(tmp_path):
     good, bad = ({"prompt": "1+1?", "completion": str(n), "label": n == 2} for n in (2, 3))
     with pytest.raises(SourceError, match=r"line 2 has `label: false`.*`where: label`.*`format: k"):
         read(tmp_path, good, bad)
-    assert len(read(tmp_path, good, bad, where="label")) == 1
-    assert len(read(tmp_path, good, bad, format="kto")) == 2
-    assert len(read(tmp_path, good, bad, format="prompt_completion")) == 2
-    assert len(read(tmp_path, good, bad, allowed_fields=["label"])) == 2
+    ways = [
+        {"where": "label"},
+        {"format": "kto"},
+        {"format": "prompt_completion"},
+        {"ignored_fields": ["label"]},
+    ]
+    assert [read(tmp_path, good, bad, **way).validated.num_rows for way in ways] == [1, 2, 2, 2]
 
 
-def test_a_part_may_be_left_out_by_name(tmp_path):
-    row = {"question": "Why?", "answer": "So.", "reasoning": "Because."}
-    with pytest.raises(SourceError, match=r"`allowed_fields: \[reasoning\]`"):
-        read(tmp_path, row)
-    assert len(read(tmp_path, row, allowed_fields=["reasoning"])) == 1
+LONG = "The sky is blue because of the air."
+MESSAGES = [{"role": "user", "content": "Why is it so?"}, {"role": "assistant", "content": "So."}]
+TOOLS = [{"name": "add", "description": "Add two numbers and return the sum."}]
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "remedy"),
+    ("row", "config", "names"),
     [
-        ("passage", "The sky is blue.", "context: passage"),
-        ("article", "The sky is blue.", "context: article"),
-        ("sql_context", "CREATE TABLE skies (colour TEXT)", "context: sql_context"),
-        ("query", "Which colour?", "Join it with another field"),
-        ("rationale", "Because.", "reasoning: rationale"),
-        ("options", ["A: so", "B: not so"], "allowed_fields: [options]"),
-        ("B", "Not so.", "allowed_fields: [B]"),
+        (  # a class is trained, and what it says something of is not read
+            {"query": LONG, "completion": "It is, by day.", "text": "A sky", "label": "good"},
+            {"format": "classification", "label_names": ["good", "bad"]},
+            ["completion", "query"],
+        ),
+        (  # the first candidate is trained, whatever `winner` says
+            {"prompt": "Why?", "candidate_a": "So.", "candidate_b": LONG, "winner": "candidate_b"},
+            {"format": "prompt_completion", "fields": {"completion": "candidate_a"}},
+            ["candidate_b"],
+        ),
+        (  # the first of all answers is trained, though one is called the best
+            {"question": "Why?", "answers": ["So.", LONG], "best_answer": LONG},
+            {},
+            ["best_answer"],
+        ),
+        (
+            {"question": "Why?", "answer": "Air.", "thoughts": LONG, "whole_reply": f"{LONG} Air."},
+            {"format": "question_answer"},
+            ["thoughts", "whole_reply"],
+        ),
+        ({"prompt": "1+1?", "completion": "add(1, 1)", "tools": TOOLS}, {}, ["tools"]),
+        ({"prompt": "1+1?", "completion": "2", "tools": json.dumps(TOOLS)}, {}, ["tools"]),
+        (  # answers without their question
+            {"input": {"messages": MESSAGES, "tools": TOOLS}, "preferred_output": MESSAGES[1:]},
+            {"select": {"messages": "preferred_output"}},
+            ["input", "input.messages", "input.tools"],
+        ),
+        (
+            {"input": {"messages": MESSAGES, "tools": TOOLS}, "n": 1},
+            {"select": {"messages": "input.messages"}},
+            ["input", "input.tools"],
+        ),
+        ({"messages": [{**MESSAGES[0], "hint": LONG}, MESSAGES[1]]}, {}, ["messages[].hint"]),
+        ({"question": "Why?", "answer": "So.", "背景": "天空是蓝色的因为空气很多"}, {}, ["背景"]),
+        ({"question": "Why?", "answer": "So.", "options": ["A: so", "B: not"]}, {}, ["options"]),
     ],
 )
-def test_no_part_of_a_question_is_left_out_in_silence(tmp_path, name, value, remedy):
-    row = {"question": "Why?", "answer": "So.", name: value}
-    with pytest.raises(SourceError, match=f"in the field '{name}'") as refused:
-        read(tmp_path, row)
-    assert remedy in str(refused.value)
+def test_a_field_with_text_that_nobody_reads_is_counted(tmp_path, row, config, names):
+    assert unread(tmp_path, row, row, **config) == dict.fromkeys(names, 2)
+    outer = [name for name in names if "." not in name.replace("[].", "")]
+    assert unread(tmp_path, row, row, ignored_fields=outer, **config) == {}
 
 
-def test_the_mapping_of_a_refusal_reads_the_reasoning(tmp_path):
-    row = {"question": "Why?", "answer": "So.", "thinking": "Because."}
-    with pytest.raises(SourceError, match=r"`fields: {(.*)}`") as refused:
-        read(tmp_path, row)
-    said = re.search(r"`fields: {(.*?)}`", str(refused.value))
-    fields = dict(pair.split(": ") for pair in said[1].split(", "))
-    ((_, answer),) = read(tmp_path, row, format="question_answer", fields=fields)
-    assert (answer["content"], answer["reasoning"]) == ("So.", "Because.")
-    assert len(read(tmp_path, row, format="question_answer")) == 1
+@pytest.mark.parametrize(
+    ("row", "config"),
+    [
+        ({"messages": MESSAGES, "prompt": "Why is it so?"}, {}),  # a part of what is read
+        ({"messages": json.dumps(MESSAGES), "prompt": "Why is it  so?\n"}, {}),
+        ({"messages": MESSAGES, "conversations": MESSAGES}, {}),
+        ({"question": LONG, "answer": "So.", "both": f"{LONG}\n\nSo."}, {}),
+        ({"question": "Why?", "answer": "So.", "note": LONG}, {"where": "length(note) > 9"}),
+        ({"question": "Why?", "answer": "So.", "made": "2026-11-27 10:00 UTC", "n": 1.5}, {}),
+        ({"question": "Why?", "answer": "So.", "tags": ["sky", "air", "blue", "why"]}, {}),
+        ({"prompt": "Why is it so?", "chosen": "So.", "rejected": LONG}, {}),
+        ({"input_ids": [5, 6], "labels": [5, 6], "text": LONG}, {}),
+    ],
+)
+def test_what_repeats_or_explains_is_no_loss(tmp_path, row, config):
+    assert unread(tmp_path, row, row, row, **config) == {}
 
 
-def test_a_field_that_repeats_the_conversation_is_no_loss(tmp_path):
-    messages = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
-    rows = [
-        {"prompt": "Why?", "messages": messages},
-        {"prompt": "Why?", "messages": json.dumps(messages)},
-    ]
-    assert len(read(tmp_path, rows[0])) == 1
-    assert len(read(tmp_path, rows[1])) == 1
-    with pytest.raises(SourceError, match="'prompt'"):
-        read(tmp_path, {"prompt": "Something else", "messages": messages})
+def test_a_template_around_what_is_read_is_no_loss_and_reasoning_around_it_is(tmp_path):
+    def row(n, text):
+        return {"instruction": f"Add one to {n}", "output": f"It is {n + 1}", "text": text}
 
-
-def test_two_questions_in_a_row_are_to_be_joined(tmp_path):
-    row = {"instruction": "Answer.", "question": "Why?", "output": "So."}
-    with pytest.raises(SourceError, match="Join it with another field"):
-        read(tmp_path, row)
+    written = "Below is a task. Write what completes it.\n### Task: Add one to {}\n### It is {}"
+    rows = [row(n, written.format(n, n + 1)) for n in range(5)]
+    assert unread(tmp_path, *rows) == {}
+    thought = "Add one to {}: we take the number {} and count on by one, so It is {}"
+    rows = [row(n, thought.format(n, n, n + 1)) for n in range(5)]
+    assert unread(tmp_path, *rows) == {"text": 5}
+    assert unread(tmp_path, *[rows[0]] * 5) == {"text": 5}  # equal rows are no template
 
 
 @pytest.mark.parametrize(

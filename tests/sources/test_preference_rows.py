@@ -14,6 +14,15 @@ U, A, B = (
     {"role": "assistant", "content": "b"},
 )
 SYSTEM = {"role": "system", "content": "s"}
+SHAREGPT = [
+    {"from": speaker, "value": text}
+    for speaker, text in (("human", "q"), ("gpt", "a"), ("gpt", "b"))
+]
+OPENAI = {
+    "input": {"messages": [U], "tools": [], "parallel_tool_calls": True},
+    "preferred_output": [A],
+    "non_preferred_output": [B],
+}
 TALK = [U, {"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]
 
 
@@ -48,15 +57,50 @@ def turns(table: pa.Table) -> list[list[tuple[str, str, float | None]]]:
             "chosen": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}],
             "rejected": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "b"}],
         },
+        OPENAI,
+        {name: json.dumps(value) for name, value in OPENAI.items()},
+        {"conversations": SHAREGPT[:1], "chosen": SHAREGPT[1], "rejected": SHAREGPT[2]},
+        {"messages": [U], "chosen": json.dumps(A), "rejected": json.dumps(B)},
+        {"messages": [U, A], "chosen": [U, A], "rejected": [U, B]},
+        {"question": "q", "candidate_a": "b", "candidate_b": "a", "winner": "b"},
+        {"prompt": "q", "response_1": "a", "response_2": "b", "preferred": 1},
+        {"conversation_a": [U, B], "conversation_b": [U, A], "winner": "model_b"},
     ],
 )
 def test_both_sides_are_read_behind_a_prompt_that_is_not_trained(row, tmp_path):
+    trained = read(tmp_path, row, format="auto").validated
+    assert [turn[:2] for turn in turns(trained)[0]] == [("user", "q"), ("assistant", "a")]
     found = read(tmp_path, row)
 
     assert turns(found.validated) == [[("user", "q", 0.0), ("assistant", "a", None)]]
     assert turns(found.rejected) == [[("user", "q", 0.0), ("assistant", "b", None)]]
     for name in ("record_id", "source", "row", "group_key", "tools", "label"):
         assert found.rejected[name].equals(found.validated[name])
+
+
+@pytest.mark.parametrize(
+    ("row", "reason", "says"),
+    [
+        (
+            {"response_a": "a", "response_b": "b", "winner": "tie"},
+            "label",
+            "neither response_a nor",
+        ),
+        ({"response_1": "a", "response_2": "b", "winner": 0}, "label", "winner is '0'"),
+        (
+            {"messages": [U, A], "chosen": A, "rejected": B},
+            "no_prompt",
+            "messages ends on an answer",
+        ),
+    ],
+)
+@pytest.mark.parametrize("row_format", ["pairs", "preference"])
+def test_no_answer_is_chosen_that_the_row_does_not_name(row, reason, says, row_format, tmp_path):
+    (bad,) = read(
+        tmp_path, {"prompt": "q"} | row if "winner" in row else row, format=row_format
+    ).quarantined.to_pylist()
+
+    assert (bad["reason"], says in bad["detail"]) == (reason, True)
 
 
 def test_turns_that_both_sides_share_are_their_prompt(tmp_path):

@@ -15,6 +15,7 @@ from packhouse.errors import (
     ConfigError,
     IntegrityError,
     StoreError,
+    VersionNotFoundError,
 )
 from packhouse.load.versions import load_packed
 from packhouse.run.cache import StepStore, parse_receipt
@@ -298,6 +299,38 @@ def test_a_manifest_that_changed_after_its_ref_moved_is_refused(store, tmp_path,
     assert load_ref(store, "tiny", "latest").version == "bbbb.g0"
     with pytest.raises(IntegrityError, match=problem):  # drift would be measured from it
         publish_version(store, "tiny", "cccc", [pack_file(tmp_path, 50)], FACTS, "latest")
+
+
+def test_an_address_with_a_digest_refuses_a_rewritten_manifest(store, tmp_path, caplog):
+    opened = open_version(store, "tiny", "bbbb.g0")
+    copy = pull_version(opened, tmp_path / "copy")
+    assert opened.address == f"{store.uri}/tiny@bbbb.g0#{opened.manifest.manifest_id[:32]}"
+
+    def load(name):
+        return load_packed(f"{store.uri}/tiny@{name}", cache=tmp_path / "cache").num_rows
+
+    digest = opened.manifest.manifest_id
+    for name in ("latest", opened.pinned, f"bbbb.g0#{digest}", f"bbbb#{digest}"):
+        assert load(name) == 4
+    assert not caplog.records
+    for name in ("bbbb.g0", "bbbb"):
+        assert load(name) == 4
+        assert f"Use {opened.address}" in caplog.messages.pop()
+    with pytest.raises(ConfigError, match="first 32 to 64 digits"):
+        load(f"bbbb.g0#{digest[:31]}")
+    with pytest.raises(VersionNotFoundError, match="no version 'latest'"):
+        load(f"latest#{digest}")
+
+    forge(store, erase_counts)
+    problem = "the address recorded .*: somebody changed it since"
+    for name in (opened.pinned, f"bbbb.g0#{digest}", f"bbbb#{digest}"):
+        with pytest.raises(IntegrityError, match=problem):
+            load(name)
+    done = cli_call("ref", "set", f"{store.uri}/tiny", "prod", opened.pinned)
+    assert done.exit_code == 5
+    assert load_packed(copy, opened.pinned, cache=tmp_path / "cache").num_rows == 4
+    with pytest.raises(IntegrityError, match=problem):
+        load_packed(copy, f"bbbb.g0#{'0' * 64}", cache=tmp_path / "cache")
 
 
 def test_a_version_that_was_removed_and_published_again_is_recorded_again(store, tmp_path):

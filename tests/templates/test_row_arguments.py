@@ -197,7 +197,7 @@ def test_documents_that_the_template_leaves_out_are_a_bad_row_with_a_remedy():
     ]
     assert bad[0]["detail"] == (
         "the text of document 0 is not in the rendering: 'Paris.'. Take a template that writes "
-        "documents, or name the field in allowed_fields, which leaves it out"
+        "documents, or name the field in ignored_fields, which leaves it out"
     )
     only_title = RAG.replace("d.items()", "[['title', d.title]]")
     given = [{"documents": [{"title": "T", "text": "Body"}]}] * 2

@@ -217,7 +217,7 @@ def _shards_of_recipe(recipe: Recipe, names: set[str]) -> tuple[list[SourceShard
     for source in recipe.sources:
         if (name := source_name(source)) in names:
             try:
-                shards += scan_source(source, shard_bytes(recipe))
+                shards += scan_source(source, shard_bytes(recipe), recipe.validate_.max_row_bytes)
             except PackhouseError as error:
                 wrong[name] = str(error)
     return shards, wrong

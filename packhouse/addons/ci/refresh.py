@@ -103,15 +103,23 @@ class Refreshed:
     dataset: str
     ref: str
     outcome: Outcome
-    """`unchanged`: nothing to do; `published`: the ref moved; `waiting`: published, and someone is
-    to move the ref; `held`: published, and a limit or a later version keeps the ref where it is."""
+    """`unchanged`: nothing to do; `published`: the ref moved; `waiting`: published, now or before,
+    and someone is to move the ref; `held`: published, and a limit or a later version keeps the ref
+    where it is."""
     version: str
-    message: str
-    """One sentence for people."""
+    said: str
+    """What happened, in one sentence."""
+    command: str = ""
+    """Moves the ref, where someone is to decide that."""
     gates: tuple[GateResult, ...] = ()
     prepared: Prepared | None = None
     change: Change | None = None
     """From the version that readers have; None where they have none, or this one."""
+
+    @property
+    def message(self) -> str:
+        """What happened, and what to type, for people at a shell."""
+        return f"{self.said}; to move it: {self.command}" if self.command else self.said
 
 
 def candidate_of(ref: str) -> str:
@@ -190,7 +198,8 @@ def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
         cache: folder under which tokenizer snapshots lie.
 
     Returns:
-        `unchanged`; or `held`, for a candidate that is too far from the version readers have.
+        `unchanged`; for a candidate `waiting`, or `held` if it is too far from the version that
+        readers have.
 
     Raises:
         PackhouseError: a gate refuses the version; it stays published.
@@ -219,19 +228,22 @@ def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
     with suppress(OSError):  # nothing was ever done in this cache, or it cannot be written
         forget_tries(cache, found.version_id)
     limits, reasons = _limits(recipe, found, change)
-    outcome: Outcome = "held" if reasons else "unchanged"
-    message = f"nothing changed: {version} still waits for approval"
+    outcome: Outcome = "waiting"
+    said = f"nothing changed: {version} still waits for approval"
     if found.is_unchanged:
-        message = f"nothing changed: '{found.ref}' is at {version} already"
+        outcome = "unchanged"
+        said = f"nothing changed: '{found.ref}' is at {version} already"
     elif reasons:
-        message = f"nothing changed: {_held_message(recipe, found, version, reasons)}"
+        outcome = "held"
+        said = f"nothing changed: {_held_message(found, version, reasons)}"
     return Refreshed(
         dataset=found.dataset,
         ref=found.ref,
         outcome=outcome,
         version=version,
-        message=message,
-        gates=(*gates, *limits, GateResult(name="publish", outcome="not reached", detail=message)),
+        said=said,
+        command="" if found.is_unchanged else _command(recipe, found.ref, version),
+        gates=(*gates, *limits, GateResult(name="publish", outcome="not reached", detail=said)),
         change=change,
     )
 
@@ -261,37 +273,39 @@ def finish_refresh(recipe: Recipe, found: Look, prepared: Prepared) -> Refreshed
         limits, reasons = _limits(recipe, found, change)
         gates = (*(each for each in gates if each.gate not in ("schema", "drift")), *limits)
     outcome: Outcome
+    command = _command(recipe, found.ref, prepared.version)
     if at not in (None, prepared.version):
-        outcome = "held"
+        outcome, command = "held", _command(recipe, ref, prepared.version)
         why = "which was published later"
         if prepared.published.is_ref_left:
             why = "publish.move_ref is false"
         elif found.is_moved_back and not is_candidate:
             why = "someone moved it back there"
-        message = (
+        said = (
             f"the sources give {prepared.version}, which is published, but '{ref}' points to "
-            f"{at} ({why}), and a refresh leaves that alone; "
-            f"to move it: {_command(recipe, ref, prepared.version)}"
+            f"{at} ({why}), and a refresh leaves that alone"
         )
     elif reasons:
         outcome = "held"
-        message = _held_message(recipe, found, prepared.version, reasons)
+        said = _held_message(found, prepared.version, reasons)
     elif is_candidate:
         outcome = "waiting"
-        message = f"{prepared.version} waits for approval; to promote it: "
-        message += _command(recipe, found.ref, prepared.version)
+        now = found.current or "nothing"
+        said = f"{prepared.version} waits for approval; '{found.ref}' is at {now}"
     else:
         outcome = "published"
-        message = f"'{found.ref}' moved from {found.current or 'nothing'} to {prepared.version}"
+        command = ""
+        said = f"'{found.ref}' moved from {found.current or 'nothing'} to {prepared.version}"
     is_shown = outcome != "held" or any(gate.outcome == "failed" for gate in gates)
-    publish = GateResult(name="publish", outcome="passed" if is_shown else "failed", detail=message)
+    publish = GateResult(name="publish", outcome="passed" if is_shown else "failed", detail=said)
     published = replace(prepared.published, held_back=tuple(reasons), ref_version=at)
     return Refreshed(
         dataset=recipe.dataset,
         ref=found.ref,
         outcome=outcome,
         version=prepared.version,
-        message=message,
+        said=said,
+        command=command,
         gates=(*gates, publish),
         prepared=replace(prepared, gates=tuple(gates), published=published),
         change=change,
@@ -314,9 +328,8 @@ def _limits(
     return limits, reasons
 
 
-def _held_message(recipe: Recipe, found: Look, version: str, reasons: Sequence[str]) -> str:
-    said = f"{version} is published, '{found.ref}' stays: {'; '.join(reasons)}"
-    return f"{said}; to move it all the same: {_command(recipe, found.ref, version)}"
+def _held_message(found: Look, version: str, reasons: Sequence[str]) -> str:
+    return f"{version} is published, '{found.ref}' stays: {'; '.join(reasons)}"
 
 
 def _command(recipe: Recipe, ref: str, version: str) -> str:

@@ -2,34 +2,494 @@
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import yaml
 
-from packhouse.addons.init.files import Look, look_at
+from packhouse.addons.init.proposals import (
+    Candidate,
+    Proposal,
+    Trial,
+    explained,
+    propose,
+    render_sample,
+    try_source,
+)
+from packhouse.addons.init.readings import Reading
+from packhouse.addons.init.survey import Survey, survey
 from packhouse.cli.options import json_option
 from packhouse.cli.tokens import coloured, pipeline_of, plain, rows_with_masks, runs_of
-from packhouse.errors import ConfigError, SourceError
+from packhouse.errors import ConfigError, PackhouseError, SourceError, TemplateError
+from packhouse.read.files import find_files, source_name
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
-from packhouse.records.render_counts import SplitText, factor_note, total
-from packhouse.registry import function_of_addon
+from packhouse.recipe.reading import apply_override
+from packhouse.records.ledger import LedgerLine, check_quarantine
+from packhouse.records.render_counts import factor_note, total
 from packhouse.run.cache import Workspace
-from packhouse.system.disks import default_cache
+from packhouse.run.given import data_uri, name_of, pinned, tokenizer_name
+from packhouse.run.rendering import usual_template
+from packhouse.system.disks import default_cache, temporary_folder
 from packhouse.system.escaping import for_terminal
-from packhouse.system.progress import show_progress, start_phase
+from packhouse.system.progress import show_progress, step_progress
 from packhouse.system.terminal import console, echo, print_note, print_text
 from packhouse.system.wording import counted
+from packhouse.tokenize import load_snapshot, run_tokenizer
 
-# Write a recipe with comments that say what was seen and why each setting is there.
+_SHOWN_ROWS = 3
+_SHOWN_EXAMPLES = 2
+"""Of each candidate."""
+_SHOWN_TOKENS = 400
+_SHOWN_FIELDS = 60
+_LEAST_SEQ_LEN, _MOST_SEQ_LEN = 2048, 32_768
+_MAX_FILES = 200
+"""Files of one path that are looked at."""
+_UNDECIDED = 7
+"""Exit code where a person has to choose."""
 
+
+@click.command()
+@click.argument("data", metavar="DATA...", nargs=-1, required=True)
+@click.option("--tokenizer", required=True, help="Folder, or name on the Hub: org/name[@revision].")
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("recipe.yaml"),
+    show_default=True,
+    help="The recipe to write.",
+)
+@click.option(
+    "--set",
+    "overrides",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="A setting of the sources, such as format=chat: how their rows are read.",
+)
+@click.option("--yes", is_flag=True, help="Write it without a question. Chooses nothing.")
+@click.option("--cache", type=click.Path(path_type=Path), default=default_cache, hidden=True)
+@json_option("Print what was found as JSON; ask nothing.")
+def init(
+    data: tuple[str, ...],
+    tokenizer: str,
+    out: Path,
+    overrides: tuple[str, ...],
+    yes: bool,
+    cache: Path,
+    as_json: bool,
+) -> None:
+    """Look at DATA, and write a recipe that reads it, with comments.
+
+    DATA are files, folders, globs, addresses (s3://, gs://, az://, hf://). All rows are read for
+    their fields and shapes; where that is too much, the output says what was read. Two rows are
+    shown as they would be trained, trained tokens in green, and you are asked whether that is
+    right. Where rows can be read in several ways, or would lose text, nothing is written: each way
+    is shown with the command that takes it, and the exit code is 7.
+
+    \b
+    packhouse init talks.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
+    packhouse init faq.xlsx chats/ --tokenizer ./llama -o support.yaml --yes
+    """
+    if out.exists():
+        raise ConfigError(f"'{out}' is there already; name another file with -o, or remove it")
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"there is no folder '{out.absolute().parent}' to write '{out.name}' to")
+    given: dict[str, Any] = {}
+    for override in overrides:
+        apply_override(given, override)
+    SourceConfig(path="", **given)
+    with show_progress(), temporary_folder("init") as folder:
+        proposals = [
+            found for item in data for found in _look_at(data_uri(item, cache), given, folder)
+        ]
+        undecided = [each for each in proposals if each.reading is None]
+        if undecided:
+            _show_candidates(undecided, tokenizer, out, cache, as_json=as_json)
+            raise click.exceptions.Exit(_UNDECIDED)
+        raw: dict[str, Any] = {
+            "dataset": name_of(data[0]),
+            "sources": _sources(proposals),
+            "tokenizer": tokenizer_name(tokenizer, cache),
+        }
+        raw |= _template(raw["sources"], raw["tokenizer"], cache)
+        recipe = pinned(parse_recipe(raw, where="init"))
+        with step_progress("check", len(proposals)):
+            trials = [
+                try_source(_tried(proposal, source, folder), recipe.validate_)
+                for proposal, source in zip(proposals, recipe.sources, strict=True)
+            ]
+        tokenizers = Workspace(cache=cache).tokenizers
+        rendered, refusals = [], []
+        try:
+            for source, trial in zip(recipe.sources, trials, strict=True):
+                rendered.append(render_sample(recipe, source, trial, tokenizers))
+        except TemplateError as error:
+            refusals.append(str(error))
+    refusals += _refusals(recipe, proposals, trials, [bad for _, bad, _ in rendered])
+    samples = [sample for sample, _, _ in rendered]
+    lengths = np.concatenate([[1], *(sample["num_tokens"].to_numpy() for sample in samples)])[1:]
+    if not len(lengths) and len(samples) == len(trials):
+        raise SourceError("\n".join(refusals))
+    # The least power of two that all rows fit.
+    fits = 2 ** int(np.ceil(np.log2(lengths.max(initial=_LEAST_SEQ_LEN))))
+    raw["pack"]["seq_len"] = int(np.clip(fits, _LEAST_SEQ_LEN, _MOST_SEQ_LEN))
+    root = out.absolute().parent
+    for source in raw["sources"]:
+        source["path"] = path_in_recipe(source["path"], root)
+    raw["tokenizer"] = tokenizer
+    if "://" not in tokenizer and Path(tokenizer).expanduser().is_dir():
+        raw["tokenizer"] = path_in_recipe(tokenizer, root)
+    num_good = sum(trial.num_good for trial in trials)
+    said = _of_lengths(lengths, num_good)
+    text = recipe_text(raw, proposals, [said], str(out))
+    if as_json:
+        echo(json.dumps({"file": str(out), "recipe": raw, "refusals": refusals}))
+    else:
+        for number, proposal in enumerate(proposals):
+            _show(proposal, samples[number] if number < len(samples) else None, recipe, cache)
+        echo(said)
+        if factor := factor_note(total([texts for *_, texts in rendered]), recipe.format):
+            print_text(f"note: {factor}")
+        for refusal in refusals:
+            print_note(f"`packhouse prepare` would refuse this: {refusal}")
+        if (
+            not yes
+            and sys.stdin.isatty()
+            and not click.confirm(f"Right? Write {out}?", default=True)
+        ):
+            echo("Nothing is written. `--yes` writes the recipe as it is, to be changed by hand.")
+            raise click.exceptions.Exit(1)
+    out.write_text(text, encoding="utf-8")
+    if not as_json:
+        unasked = "" if yes or sys.stdin.isatty() else " (there is no terminal to ask at)"
+        print_text(f"written to {out}{unasked}; next: packhouse prepare {shlex.quote(str(out))}")
+
+
+def _look_at(path: str, given: Mapping[str, Any], folder: Path) -> list[Proposal]:
+    """Propose how the files of a path are read: together if they are alike, else each by itself."""
+    files = find_files(SourceConfig(path=path))
+    proposals = []
+    with step_progress("read", min(len(files), _MAX_FILES)):
+        for file in files[:_MAX_FILES]:
+            found = survey(file, given)
+            _check_header(found)
+            proposals.append(propose(found, given, folder))
+    first = proposals[0]
+    are_alike = all(
+        each.reading is not None
+        and first.reading is not None
+        and (each.reading.settings, each.survey.settings, each.survey.file_format)
+        == (first.reading.settings, first.survey.settings, first.survey.file_format)
+        for each in proposals
+    )
+    if len(files) == 1 or are_alike:
+        size = sum(file.size for file in files)
+        for each in proposals[1:]:
+            first.survey.fields.update(
+                {n: f for n, f in each.survey.fields.items() if n not in first.survey.fields}
+            )
+        return [replace(first, path=path, num_files=len(files), size=size)]
+    if len(files) > _MAX_FILES:
+        raise SourceError(
+            f"'{path}' names {len(files):,} files that are not alike. Give those that are, by "
+            "folder or glob",
+            path=path,
+        )
+    return proposals
+
+
+def _check_header(found: Survey) -> None:
+    """Refuse columns whose names are the first row of a file without names.
+
+    Raises:
+        SourceError: says what to write above it.
+    """
+    if found.file_format not in ("csv", "csv_semicolon", "tsv", "xlsx"):
+        return
+    for name, held in found.fields.items():
+        is_sentence = len(name.split()) > 4 or name.rstrip().endswith("?")
+        is_value = held.has_few_values and len(held.values) < found.num_rows / 2
+        if is_sentence or name.strip().isdigit() or (is_value and name in held.values):
+            raise SourceError(
+                f"source file '{found.file.uri}': its first line is a row ({name[:60]!r}), where "
+                "the names of the columns should be. Write a line with their names above it, such "
+                "as question and answer",
+                uri=found.file.uri,
+            )
+
+
+def _sources(proposals: Sequence[Proposal]) -> list[dict[str, Any]]:
+    """Sources of a recipe, with names of their own where files have the same name."""
+    names = [source_name(SourceConfig(path=each.path)) for each in proposals]
+    sources = []
+    for number, (each, name) in enumerate(zip(proposals, names, strict=True), 1):
+        own = {"name": f"{name[:60]}-{number}"} if names.count(name) > 1 else {}
+        sources.append({"path": each.path, **own, **each.settings})
+    return sources
+
+
+def _template(sources: Sequence[Mapping[str, Any]], tokenizer: str, cache: Path) -> dict[str, Any]:
+    """The sections `format` and `pack` for rows of these formats."""
+    formats = {source["format"] for source in sources} - {"tokenized"}  # no template writes it
+    for alone in ("text", "classification", "kto"):
+        if alone in formats and len(formats) > 1:
+            others = ", ".join(sorted(formats - {alone}))
+            raise ConfigError(
+                f"the files hold {alone} and {others}, which take a recipe each. Call `packhouse "
+                "init` for each kind, with -o"
+            )
+    pack: dict[str, Any] = {"seq_len": _MOST_SEQ_LEN}
+    if formats == {"text"}:
+        return {"format": {"template": "text"}, "pack": pack}
+    tokenizers, has_labels = Workspace(cache=cache).tokenizers, formats == {"classification"}
+    call = partial(usual_template, tokenizer, tokenizers, has_labels=has_labels)
+    template = str(run_tokenizer(call, tokenizer))
+    if template == "sequence_classification" or formats == {"kto"}:
+        pack["strategy"] = "none"
+    return {"format": {"template": template}, "pack": pack}
+
+
+def _tried(proposal: Proposal, source: SourceConfig, folder: Path) -> SourceConfig:
+    """The source itself, or examples of it where it was not read whole."""
+    if not proposal.survey.part:
+        return source
+    path = folder / f"{source_name(source)}.jsonl"
+    path.write_bytes(proposal.survey.examples_as_lines())
+    update = {"path": str(path), "file_format": "auto", "encoding": "utf-8", "rows_at": None}
+    return source.model_copy(update={**update, "table": None})
+
+
+def _refusals(
+    recipe: Recipe,
+    proposals: Sequence[Proposal],
+    trials: Sequence[Trial],
+    refused: Sequence[pa.Table],
+) -> list[str]:
+    """Say why a run of the recipe would stop, with counts, and the one option to change."""
+    said = []
+    for proposal, trial in zip(proposals, trials, strict=True):
+        said += [
+            f"'{name}' of '{proposal.path}' holds text in {number:,} of "
+            f"{counted(trial.num_rows, 'row')}, which nobody reads. Add it to `ignored_fields` of "
+            "the source to leave it out"
+            for name, number in trial.unread.items()
+        ]
+    bad = sum(trial.bad.total() for trial in trials)
+    reasons = sum((trial.bad for trial in trials), type(trials[0].bad)())
+    examples = {reason: row for trial in trials for reason, row in trial.first_bad.items()}
+    for table in refused:
+        for row in table.select(["row", "reason", "detail"]).to_pylist():
+            reasons[row["reason"]] += 1
+            bad += 1
+            examples.setdefault(row["reason"], f"row {row['row']:,}: {row['detail']}")
+    if not bad:
+        return said
+    ledger = LedgerLine(
+        step="validate",
+        rows_in=sum(trial.num_rows for trial in trials),
+        rows_out=sum(trial.num_good for trial in trials),
+        quarantined=dict(reasons),
+        dropped={"filtered": sum(trial.num_dropped for trial in trials)},
+    )
+    shown = "; ".join(f"{reason}: {row}" for reason, row in examples.items())
+    try:
+        check_quarantine([ledger], recipe.validate_.max_quarantined)
+    except PackhouseError as error:
+        said.append(f"{error} ({shown})")
+    else:
+        print_note(
+            f"note: {counted(bad, 'row is', 'rows are')} bad and will be quarantined ({shown})"
+        )
+    return said
+
+
+# What a person sees.
+
+
+def _show_candidates(
+    proposals: Sequence[Proposal], tokenizer: str, out: Path, cache: Path, *, as_json: bool
+) -> None:
+    """Print the ways to read each file, with rows of each, and the command that takes it."""
+    found = []
+    for proposal in proposals:
+        examples = [_example(each, tokenizer, cache) for each in proposal.candidates]
+        usable = [each for each in examples if each.why_not is None]
+        if not as_json:
+            _show_file(proposal, None)
+            print_text(
+                f"These rows can be read in {counted(len(usable), 'way', 'ways')}, and none is "
+                "certain. Nothing is written; run the command of the right one."
+            )
+        for number, each in enumerate(usable, 1):
+            reading, unread = each.candidate.reading, each.candidate.trial.unread
+            settings = {**reading.settings} | ({"ignored_fields": [*unread]} if unread else {})
+            command = _command(path_in_recipe(proposal.path, Path.cwd()), tokenizer, out, settings)
+            found.append({"settings": settings, "leaves_out": dict(unread), "command": command})
+            if as_json:
+                continue
+            reads = ", ".join(f"{name} ({ours})" for name, ours in reading.reads.items())
+            console().print(f"\n{number}. {reads}", style="bold")
+            if unread:
+                left = ", ".join(f"{n} (text in {rows:,} examples)" for n, rows in unread.items())
+                print_text(f"leaves out {left}", 3)
+            _show_rows(each.rows, each.recipe, cache, each.candidate.numbers)
+            echo(command)  # in one line, to be copied
+        for each in examples:
+            if each.why_not is not None and not as_json:
+                reads = ", ".join(each.candidate.reading.reads)
+                print_text(f"note: {reads} cannot be trained together: {each.why_not}")
+        if not as_json:
+            print_text(
+                "If none is right, name the fields with --set format=question_answer --set "
+                'fields=\'{"question": "FIELD", "answer": "FIELD"}\'.'
+            )
+    if as_json:
+        echo(json.dumps({"candidates": found}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Example:
+    """Rows of a candidate as they would be trained."""
+
+    candidate: Candidate
+    recipe: Recipe
+    rows: pa.Table
+    why_not: str | None
+    """Why they cannot be."""
+
+
+def _example(candidate: Candidate, tokenizer: str, cache: Path) -> _Example:
+    source = candidate.source
+    raw: dict[str, Any] = {
+        "dataset": "examples",
+        "sources": [source.model_dump(mode="json", exclude_unset=True)],
+        "tokenizer": tokenizer_name(tokenizer, cache),
+    }
+    raw |= _template([{"format": source.format}], raw["tokenizer"], cache)
+    recipe = pinned(parse_recipe(raw, where="init"))
+    tokenizers = Workspace(cache=cache).tokenizers
+    rows, why_not = pa.table({}), None
+    try:
+        rows, refused, _ = render_sample(
+            recipe, source, candidate.trial, tokenizers, _SHOWN_EXAMPLES
+        )
+        if not rows.num_rows:
+            why_not = refused["detail"][0].as_py()
+    except TemplateError as error:
+        why_not = str(error)
+    return _Example(candidate=candidate, recipe=recipe, rows=rows, why_not=why_not)
+
+
+def _command(path: str, tokenizer: str, out: Path, settings: Mapping[str, Any]) -> str:
+    """The command that writes a recipe with these settings."""
+    parts = ["packhouse", "init", path, "--tokenizer", tokenizer, "-o", str(out)]
+    for key, value in settings.items():
+        is_plain = isinstance(value, str) and value.isidentifier()
+        shown = value if is_plain else json.dumps(value, ensure_ascii=False)
+        parts += ["--set", f"{key}={shown}"]
+    return shlex.join(parts)
+
+
+def _show(proposal: Proposal, sample: pa.Table | None, recipe: Recipe, cache: Path) -> None:
+    """Print what was found in a source, and rows of it with trained tokens in green."""
+    _show_file(proposal, proposal.reading)
+    print_text(f"proposed: {json.dumps(proposal.settings, ensure_ascii=False)}", 2)
+    if sample is not None:
+        _show_rows(sample, recipe, cache, None)
+
+
+def _show_file(proposal: Proposal, reading: Reading | None) -> None:
+    out = console()
+    out.print(f"\n{proposal.path}", style="bold")
+    print_text(file_facts(proposal), 2)
+    for line in field_lines(proposal, reading)[:_SHOWN_FIELDS]:
+        print_text(line, 2)
+
+
+def _show_rows(
+    sample: pa.Table, recipe: Recipe, cache: Path, numbers: Sequence[int] | None
+) -> None:
+    out = console()
+    tokenizers = Workspace(cache=cache).tokenizers
+    pipeline = pipeline_of(
+        partial(load_snapshot, recipe.tokenizer, tokenizers, recipe.tokenize.pipeline)
+    )
+    # From the beginning, the middle and the end.
+    places = np.unique(np.linspace(0, sample.num_rows - 1, _SHOWN_ROWS).astype(int))
+    for row in rows_with_masks(sample.take(places)):
+        ids, trained = (row[name][:_SHOWN_TOKENS] for name in ("input_ids", "trained"))
+        runs = runs_of(ids, np.asarray(trained, np.bool_), pipeline)
+        number = row["row"] if numbers is None else numbers[row["row"]]
+        title = (
+            f"-- row {number:,}: {counted(row['num_tokens'], 'token')}, {row['num_trained']:,} "
+            "trained (green) --"
+        )
+        out.print(f"\n{title}", style="cyan")
+        out.print(coloured(runs) if out.is_terminal else plain(runs))
+        out.print("" if row["num_tokens"] <= _SHOWN_TOKENS else " ...")
+
+
+def file_facts(proposal: Proposal) -> str:
+    """Return what was found, as one line for people."""
+    found = proposal.survey
+    what = f"{proposal.num_files:,} files, " if proposal.num_files > 1 else ""
+    size = proposal.size
+    shown = f"{size:,} bytes" if size < 10**6 else f"{size / 10**6:,.1f} MB"
+    rows = counted(found.num_rows, "row")
+    read = f"{rows} read, {found.part}" if found.part else rows
+    of_first = " in the first file" if proposal.num_files > 1 else ""
+    shapes = f" of {len(found.layouts):,} shapes" if len(found.layouts) > 1 else ""
+    return f"{found.file_format}, {what}{shown}, {read}{of_first}{shapes}"
+
+
+def field_lines(proposal: Proposal, reading: Reading | None) -> list[str]:
+    """Return what each field holds, and its use."""
+    found = proposal.survey
+    why = explained(found)
+    ignored = set(reading.settings.get("ignored_fields") or ()) if reading is not None else set()
+    lines = []
+    for name, held in found.fields.items():
+        num_rows = held.kinds.total() - held.kinds["nothing"]
+        some = "" if num_rows == found.num_rows else f", in {counted(num_rows, 'row')}"
+        if reading is None:
+            ways = {each.reading.reads.get(name) for each in proposal.candidates} - {None}
+            use = f"may be read as {' or '.join(sorted(map(str, ways)))}"
+            if not ways:
+                use = f"ignored ({why[name]})" if name in why else "read in none of the ways below"
+        elif name in reading.reads:
+            use = f"read as {reading.reads[name]}"
+        elif name in ignored:
+            use = "ignored, as --set says"
+        elif name in why:
+            use = f"ignored ({why[name]})"
+        elif not reading.reads:
+            use = "read where the shape of the row has it"
+        else:
+            use = "ignored (its text stands in other fields, too)"
+        lines.append(f"{name}: {held.kind}{some}; {use}")
+    return lines
+
+
+def _of_lengths(lengths: Any, num_good: int) -> str:
+    if not len(lengths):
+        return "lengths are not known"
+    median, most = np.percentile(lengths, [50, 99])
+    of_all = f" of {num_good:,}, from all over the data and with the longest"
+    return (
+        f"tokens of {counted(len(lengths), 'record')}{of_all if len(lengths) < num_good else ''}: "
+        f"median {median:,.0f}, 99% have at most {most:,.0f}, the longest {lengths.max():,}"
+    )
+
+
+# The recipe, with comments that say what was seen and why each setting is there.
 
 _WHY = {
     "encoding": "the file is not UTF-8",
@@ -40,19 +500,13 @@ _WHY = {
     "fields": "our field: the file's field",
     "roles": "who speaks: user or assistant",
     "label_names": "the classes, in the order of their numbers",
+    "ignored_fields": "not read",
 }
 _FORMATS = {
     "mixed": "rows of several shapes, each read by its own",
     "text": "plain text; all of it is trained",
     "preference": "the chosen answers; `pairs` reads the rejected ones, too",
 }
-
-
-def file_facts(look: Look) -> str:
-    """Return what was found, as one line for people."""
-    what = f"{look.num_files:,} files, " if look.num_files > 1 else ""
-    size = f"{look.size:,} bytes" if look.size < 10**6 else f"{look.size / 10**6:,.1f} MB"
-    return f"{look.file_format}, {what}{size}"
 
 
 def path_in_recipe(path: str, folder: Path) -> str:
@@ -63,30 +517,28 @@ def path_in_recipe(path: str, folder: Path) -> str:
 
 
 def recipe_text(
-    raw: Mapping[str, Any], looks: Sequence[Look], lengths: Sequence[str], name: str
+    raw: Mapping[str, Any], proposals: Sequence[Proposal], lengths: Sequence[str], name: str
 ) -> str:
     """Return a recipe as YAML with comments.
 
     Args:
-        raw: the recipe; its sources are those of `looks`, in their order.
-        looks: what was found.
+        raw: the recipe; its sources are those of `proposals`, in their order.
+        proposals: what was found.
         lengths: lines about tokens, for `pack`.
         name: of the recipe's file, for the command to run.
     """
     lines = [
-        "# Written by `packhouse init`, which looked at the first rows of each file.",
+        "# Written by `packhouse init`.",
         "# Change what is wrong; these show rows as they are trained, and make the version:",
-        _comment(f"  packhouse inspect {name}"),
-        _comment(f"  packhouse prepare {name}"),
+        _comment(f"  packhouse inspect {shlex.quote(name)}"),
+        _comment(f"  packhouse prepare {shlex.quote(name)}"),
         "# All settings: docs/reference/recipe.md.",
         _line("dataset", raw["dataset"]),
         "sources:",
     ]
-    for source, look in zip(raw["sources"], looks, strict=True):
-        lines.append(_comment(file_facts(look), 2))
-        lines += [_comment(f"  {field}: {what}", 2) for field, what in look.fields.items()]
-        if look.is_guess:
-            lines.append(_comment("a guess by the order of the fields: look at the rows", 2))
+    for source, proposal in zip(raw["sources"], proposals, strict=True):
+        lines.append(_comment(file_facts(proposal), 2))
+        lines += [_comment(f"  {line}", 2) for line in field_lines(proposal, proposal.reading)]
         for key, value in source.items():
             lead = "  - " if key == "path" else "    "
             why = _FORMATS.get(str(value), "") if key == "format" else _WHY.get(key, "")
@@ -101,7 +553,7 @@ def recipe_text(
         *(_comment(line, 2) for line in lengths),
         "  "
         + _line("seq_len", raw["pack"]["seq_len"], "tokens of a pack; longer rows are dropped"),
-        *(f"  {_line('strategy', each, 'a label a row')}" for each in strategy),
+        *(f"  {_line('strategy', each, 'a row each')}" for each in strategy),
         "# split:",
         "#   eval_fraction: 0.01            # hold out a hundredth for evaluation",
         "# publish:",
@@ -124,202 +576,3 @@ def _line(key: str, value: Any, why: str = "") -> str:
 def _comment(text: str, indent: int = 0) -> str:
     """A comment in one line, whatever a file's name or field holds."""
     return " " * indent + "# " + for_terminal(text)
-
-
-_SHOWN_ROWS = 2
-_SHOWN_TOKENS = 400
-_SAMPLE_ROWS = 500
-_LEAST_SEQ_LEN, _MOST_SEQ_LEN = 2048, 32_768
-
-
-@click.command()
-@click.argument("data", metavar="DATA...", nargs=-1, required=True)
-@click.option("--tokenizer", required=True, help="Folder, or name on the Hub: org/name[@revision].")
-@click.option(
-    "-o",
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("recipe.yaml"),
-    show_default=True,
-    help="The recipe to write.",
-)
-@click.option("--question", metavar="FIELD", help="Field of the question, if it is not found.")
-@click.option("--answer", metavar="FIELD", help="Field of the answer.")
-@click.option("--yes", is_flag=True, help="Write it without a question.")
-@click.option("--cache", type=click.Path(path_type=Path), default=default_cache, hidden=True)
-@json_option("Print what was found as JSON; ask nothing.")
-def init(
-    data: tuple[str, ...],
-    tokenizer: str,
-    out: Path,
-    question: str | None,
-    answer: str | None,
-    yes: bool,
-    cache: Path,
-    as_json: bool,
-) -> None:
-    """Look at DATA, and write a recipe that reads it, with comments.
-
-    DATA are files, folders, globs, addresses (s3://, gs://, az://, hf://). The first rows of each
-    file tell its format, its encoding and which fields hold question and answer. Two rows of each
-    are shown as they would be trained, trained tokens in green, and you are asked whether that is
-    right. Without a terminal the recipe is written as proposed.
-
-    \b
-    packhouse init talks.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
-    packhouse init faq.xlsx chats/ --tokenizer ./llama -o support.yaml --yes
-    """
-    if out.exists():
-        raise ConfigError(f"'{out}' is there already; name another file with -o, or remove it")
-    if not out.absolute().parent.is_dir():
-        raise ConfigError(f"there is no folder '{out.absolute().parent}' to write '{out.name}' to")
-    if (question is None) != (answer is None):
-        raise ConfigError("give --question and --answer, or neither")
-    asked = None if question is None or answer is None else (question, answer)
-    with show_progress():
-        start_phase("looking at the files")
-        from packhouse.run.given import data_uri, name_of, pinned, tokenizer_name
-
-        looks = [look for item in data for look in look_at(data_uri(item, cache), asked)]
-        raw: dict[str, Any] = {
-            "dataset": name_of(data[0]),
-            "sources": _sources(looks),
-            "tokenizer": tokenizer_name(tokenizer, cache),
-            "format": {},
-            "pack": {"seq_len": _MOST_SEQ_LEN},
-        }
-        raw["format"]["template"] = _template(looks, raw["tokenizer"], cache)
-        if raw["format"]["template"] == "sequence_classification":
-            raw["pack"]["strategy"] = "none"
-        recipe = pinned(parse_recipe(raw, where="init"))
-        start_phase("rendering the first rows")
-        samples, texts = zip(
-            *(_sample(recipe, source, cache) for source in recipe.sources), strict=True
-        )
-    factor = factor_note(total(texts), recipe.format)
-    is_split = any(len(each["row"].unique()) < each.num_rows for each in samples)
-    lengths = np.concatenate([sample["num_tokens"].to_numpy() for sample in samples])
-    fits = 2 ** int(np.ceil(np.log2(lengths.max())))  # the least power of two for all rows
-    raw["pack"]["seq_len"] = int(np.clip(fits, _LEAST_SEQ_LEN, _MOST_SEQ_LEN))
-    folder = out.absolute().parent
-    for source in raw["sources"]:
-        source["path"] = path_in_recipe(source["path"], folder)
-    raw["tokenizer"] = tokenizer
-    if "://" not in tokenizer and Path(tokenizer).expanduser().is_dir():
-        raw["tokenizer"] = path_in_recipe(tokenizer, folder)
-    said = _of_lengths(lengths, "record" if is_split else "row")
-    text = recipe_text(raw, looks, [said], str(out))
-    if as_json:
-        echo(json.dumps({"file": str(out), "recipe": raw}))
-    else:
-        for look, sample in zip(looks, samples, strict=True):
-            _show(look, sample, recipe, cache)
-        echo(said)
-        if factor:
-            print_text(f"note: {factor}")
-        if (
-            not yes
-            and sys.stdin.isatty()
-            and not click.confirm(f"Right? Write {out}?", default=True)
-        ):
-            echo("Nothing is written. `--yes` writes the recipe as it is, to be changed by hand.")
-            raise click.exceptions.Exit(1)
-    out.write_text(text, encoding="utf-8")
-    if not as_json:
-        unasked = "" if yes or sys.stdin.isatty() else " (there is no terminal to ask at)"
-        print_text(f"written to {out}{unasked}; next: packhouse prepare {out}")
-
-
-def _sources(looks: list[Look]) -> list[dict[str, Any]]:
-    """Sources of a recipe, with names of their own where files have the same name."""
-    from packhouse.read.files import source_name
-
-    names = [source_name(SourceConfig(path=look.path)) for look in looks]
-    sources = []
-    for number, (look, name) in enumerate(zip(looks, names, strict=True), 1):
-        own = {"name": f"{name[:60]}-{number}"} if names.count(name) > 1 else {}
-        sources.append({"path": look.path, **own, **look.settings})
-    return sources
-
-
-def _template(looks: list[Look], tokenizer: str, cache: Path) -> str:
-    """The template for rows of these formats."""
-    from packhouse.run.rendering import usual_template
-    from packhouse.tokenize import run_tokenizer
-
-    formats = {look.settings["format"] for look in looks} - {"tokenized"}  # no template writes it
-    for alone in ("text", "classification"):
-        if alone in formats and len(formats) > 1:
-            others = ", ".join(sorted(formats - {alone}))
-            raise ConfigError(
-                f"the files hold {alone} and {others}, which take a template each: call `packhouse "
-                "init` for each kind, with -o"
-            )
-    if formats == {"text"}:
-        return "text"
-    tokenizers, has_labels = Workspace(cache=cache).tokenizers, formats == {"classification"}
-    call = partial(usual_template, tokenizer, tokenizers, has_labels=has_labels)
-    return str(run_tokenizer(call, tokenizer))
-
-
-def _sample(recipe: Recipe, source: SourceConfig, cache: Path) -> tuple[pa.Table, SplitText]:
-    """Read, render and tokenize the first rows of a source.
-
-    Returns:
-        Their records, schema `tables.TOKENIZED`, and the bytes that were rendered.
-
-    Raises:
-        SourceError: none of them passes; says why the first did not.
-    """
-    tokenizers = Workspace(cache=cache).tokenizers
-    rows = function_of_addon("try_first_rows")(recipe, source, tokenizers, max_rows=_SAMPLE_ROWS)
-    tokenized, refused = rows.tokenized, rows.refused()
-    num_seen = len({*tokenized["row"].to_pylist(), *(each["row"] for each in refused)})
-    if not tokenized.num_rows:
-        raise SourceError(
-            f"source '{source.path}': none of the first {counted(num_seen, 'row')} passes; row "
-            f"{refused[0]['row']:,}: {refused[0]['detail']}",
-            path=source.path,
-        )
-    if refused:
-        print_note(
-            f"note: {len(refused):,} of the first {counted(num_seen, 'row')} of '{source.path}' "
-            f"are bad; row {refused[0]['row']:,}: {refused[0]['detail']}",
-        )
-    return tokenized, rows.text
-
-
-def _of_lengths(lengths: npt.NDArray[np.integer[Any]], unit: str) -> str:
-    median, most = np.percentile(lengths, [50, 99])
-    return (
-        f"tokens of the first {counted(len(lengths), unit)}: median {median:,.0f}, 99% have at "
-        "most "
-        f"{most:,.0f}, the longest {lengths.max():,}"
-    )
-
-
-def _show(look: Look, sample: pa.Table, recipe: Recipe, cache: Path) -> None:
-    """Print what was found in a source, and rows of it with trained tokens in green."""
-    from packhouse.tokenize import load_snapshot
-
-    out = console()
-    out.print(f"\n{look.path}", style="bold")
-    out.print(f"  {file_facts(look)}")
-    for name, what in look.fields.items():
-        print_text(f"{name}: {what}", 2)
-    proposed = json.dumps(look.settings, ensure_ascii=False)
-    print_text(f"proposed: {proposed}" + (" (a guess)" if look.is_guess else ""), 2)
-    tokenizers = Workspace(cache=cache).tokenizers
-    pipeline = pipeline_of(
-        partial(load_snapshot, recipe.tokenizer, tokenizers, recipe.tokenize.pipeline)
-    )
-    for row in rows_with_masks(sample.slice(0, _SHOWN_ROWS)):
-        ids, trained = (row[name][:_SHOWN_TOKENS] for name in ("input_ids", "trained"))
-        runs = runs_of(ids, np.asarray(trained, np.bool_), pipeline)
-        title = (
-            f"-- row {row['row']:,}: {counted(row['num_tokens'], 'token')}, {row['num_trained']:,} "
-            "trained (green) --"
-        )
-        out.print(f"\n{title}", style="cyan")
-        out.print(coloured(runs) if out.is_terminal else plain(runs))
-        out.print("" if row["num_tokens"] <= _SHOWN_TOKENS else " ...")

@@ -21,7 +21,7 @@ from packhouse.pack import apply_over_length, pack_costs, plan_packs, step_imbal
 from packhouse.pack.plan import SeqLenTrial, try_seq_lens
 from packhouse.read.files import source_name
 from packhouse.recipe import Recipe, SourceConfig
-from packhouse.records.ledger import Filter, filters_of
+from packhouse.records.ledger import Filter, filters_of, share_allowed
 from packhouse.records.render_counts import RenderCounts, SplitText, factor_note, total
 from packhouse.records.rows import number_rows
 from packhouse.records.tables import read_table
@@ -295,7 +295,7 @@ def _refusals(
     recipe: Recipe, num_bad: int, num_over: int, num_read: int, mixed: list[_Records]
 ) -> Iterator[str]:
     limit = recipe.validate_.max_quarantined
-    if num_read and num_bad / num_read > limit:
+    if num_read and num_bad / num_read > share_allowed(limit, num_read):
         yield (
             f"{num_bad:,} of {counted(num_read, 'row')} ({num_bad / num_read:.2%}) are bad, over "
             f"validate.max_quarantined {limit:.2%}; `packhouse inspect RECIPE` names the first"

@@ -60,7 +60,7 @@ def try_first_rows(
     """
     shards = [
         shard
-        for shard in scan_source(source, _SAMPLE_BYTES)
+        for shard in scan_source(source, _SAMPLE_BYTES, recipe.validate_.max_row_bytes)
         if (shard.num_rows != 0 if uri is None else shard.uri == uri)
     ]
     if not shards:

@@ -179,7 +179,7 @@ def _from_delimited(raw: str, file: str, config: SourceConfig) -> object:
 
 @cache
 def _shards_of(config: str) -> Sequence[SourceShard]:
-    return scan_source(SourceConfig.model_validate_json(config))
+    return scan_source(SourceConfig.model_validate_json(config), max_row_bytes=2**31)
 
 
 def _config_of(config: SourceConfig, name: str, row_format: str) -> SourceConfig:

@@ -164,7 +164,7 @@ def version_cell(opened: OpenVersion, tokenizers: Path) -> str:
         records,
         pipeline_of(tokenizer_of(opened, tokenizers)),
     )
-    title = html_text(f"{opened.store.uri}/{opened.dataset}@{opened.version}")
+    title = html_text(opened.address)
     return f'{PAGE_STYLE}<div class="packhouse"><b>{title}</b>{shown}</div>'
 
 

@@ -277,8 +277,8 @@ def load_section(manifest: Manifest, uri: str | None) -> str:
     trainer = "transformers' Trainer" if is_of_classes(manifest) else "TRL's SFTTrainer and others"
     python = (
         "import packhouse\n\n"
-        f"rows = packhouse.load_preferences({where.rpartition('@')[0]!r}, "
-        f"{manifest.version!r}, {split!r})  # columns of TRL's trainers"
+        f"rows = packhouse.load_preferences({where!r}, split={split!r})  # columns of TRL's "
+        "trainers"
         if manifest.preferences
         else "import packhouse\n\n"
         f"version = packhouse.open_version({where!r})\n"

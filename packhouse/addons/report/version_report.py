@@ -328,13 +328,12 @@ def version_report(opened: OpenVersion, tokenizers: Path) -> str:
         IntegrityError: a file is damaged.
     """
     pipeline = pipeline_of(tokenizer_of(opened, tokenizers))
-    uri = f"{opened.store.uri}/{opened.dataset}@{opened.version}"
     with temporary_folder("report") as folder:
         return report_of(
             opened.manifest,
             lambda entry: opened.fetch(entry, folder / Path(entry.key).name),
             pipeline,
-            uri=uri,
+            uri=opened.address,
         )
 
 

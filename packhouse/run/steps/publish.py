@@ -114,6 +114,7 @@ class Published(PublishFacts):
     """What a version holds, and what came of publishing it in this run."""
 
     version: str
+    manifest_id: str
     created: bool
     """False where the version was there already."""
     ref: str
@@ -238,6 +239,7 @@ def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Rec
         facts=Published(
             **{each.name: getattr(facts, each.name) for each in fields(PublishFacts)},
             version=published.version,
+            manifest_id=opened.manifest.manifest_id,
             created=published.created,
             ref=config.ref,
             ref_version=ref.version if (ref := at or published.ref) else None,

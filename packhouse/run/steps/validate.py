@@ -1,5 +1,7 @@
 """validate: one shard of raw rows -> conversations, and rows that are not."""
 
+import json
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,9 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse import read
-from packhouse.errors import ConfigError
+from packhouse.errors import ConfigError, SourceError
 from packhouse.read import SourceShard, read_shard, scan_source, with_raw_rows
+from packhouse.read.extra_fields import MIN_ROWS, MIN_SHARE, UnreadText
 from packhouse.read.shards import MAX_SHARD_BYTES
+from packhouse.read.streams import name_row
 from packhouse.read.where_select import expression_key
 from packhouse.recipe import MIXING, Recipe, SourceConfig, ValidateConfig
 from packhouse.recipe.rows import PipelineChoice
@@ -117,6 +121,8 @@ class ValidateFacts(ShardCounts):
     origin: Origin
     filtered: Mapping[str, int] = field(default_factory=dict)
     """Rows by the expression that left them out, where `where` is a list of several."""
+    unread_text: Mapping[str, UnreadText] = field(default_factory=dict)
+    """Fields with text that nobody reads and that the source does not ignore."""
 
     def lineage(self) -> dict[str, object]:
         """Return what the manifest says of the shard."""
@@ -136,7 +142,8 @@ def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
     `tokenizer` is a fingerprint.
     """
     size = shard_bytes(recipe)
-    scanned = [(source, scan_source(source, size)) for source in recipe.sources]
+    longest = recipe.validate_.max_row_bytes
+    scanned = [(source, scan_source(source, size, longest)) for source in recipe.sources]
     _refuse_same_names(scanned)
     pairs = [(shard, source) for source, shards in scanned for shard in shards]
     pairs.sort(key=lambda pair: (pair[0].file, pair[0].byte_start))
@@ -169,7 +176,50 @@ def filters_of_run(receipts: Iterable[AnyReceipt]) -> list[Filter]:
 
 def may_drop(parameters: ValidateParameters) -> bool:
     """Return True if rows of a shard may be left out before they are records."""
-    return bool(parameters.source.filters) or parameters.shard.row_format == "oasst_flat"
+    source = parameters.source
+    is_tree = parameters.shard.row_format == "oasst_flat"
+    return bool(source.filters) or source.media == "drop_rows" or is_tree
+
+
+def check_all_text_is_read(
+    recipe: Recipe, jobs: Sequence[Job[ValidateParameters]], receipts: Sequence[AnyReceipt]
+) -> None:
+    """Refuse sources with text that nobody reads and that `ignored_fields` does not list.
+
+    Raises:
+        SourceError: names each such field, with the option that leaves it out.
+    """
+    said = []
+    for number, source in enumerate(recipe.sources):
+        rows, found = 0, dict[str, list[tuple[SourceShard, UnreadText]]]()
+        for job, receipt in zip(jobs, receipts, strict=True):
+            facts = receipt.facts
+            if job.parameters.source == source and isinstance(facts, ValidateFacts):
+                rows += facts.rows_in - facts.num_bad_rows - sum(facts.dropped.values())
+                for name, unread in facts.unread_text.items():
+                    found.setdefault(name, []).append((job.parameters.shard, unread))
+        least = max(MIN_ROWS, MIN_SHARE * rows)
+        counts = {name: sum(unread.rows for _, unread in found[name]) for name in found}
+        names = [name for name in counts if counts[name] >= least]
+        # Of a field and one inside of it, the inner one says more.
+        names = [n for n in names if not any(other.startswith(f"{n}.") for other in names)]
+        if not names:
+            continue
+        shown = []
+        for name in names[:20]:
+            shard, unread = found[name][0]
+            row = name_row(shard.uri, unread.row, unread.byte_offset, shard.encoding)
+            shown.append(f"'{name}' ({counts[name]:,} of {rows:,} rows, as in {shard.file} {row})")
+        ignored = json.dumps([*source.ignored_fields, *names], ensure_ascii=False)
+        option = shlex.quote(f"sources.{number}.ignored_fields={ignored}")
+        said.append(
+            f"source '{shard.file.split('/')[0]}': nothing reads the text in {', '.join(shown)}"
+            f"{', ...' if len(names) > 20 else ''}. Read it with `fields` or `select`, or leave it "
+            f"out: --set {option} (in Python, give the data as "
+            f'{{"path": ..., "ignored_fields": {ignored}}})'
+        )
+    if said:
+        raise SourceError("\n".join(said))
 
 
 def _refuse_same_names(scanned: list[tuple[SourceConfig, list[SourceShard]]]) -> None:
@@ -219,6 +269,7 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
         dropped=write_with_reasons(folder / "dropped.arrow", rows.dropped),
         notes=dict(sorted(rows.notes.items())),
         extra_fields=rows.extra_fields,
+        unread_text=rows.unread_text,
         filtered={
             text: by_expression[text] for text in parameters.source.filters if by_expression[text]
         }

@@ -1,0 +1,384 @@
+"""Choose how a file is read, if there is one way; else hold the candidates for a person to choose.
+
+Each reading is tried on examples from all over the file, by the code of a run: which rows become
+conversations, and which text nobody would read.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.addons.init.readings import Reading, explanation, marks_in, readings_of
+from packhouse.addons.init.survey import Layout, Survey, as_line, refusal
+from packhouse.errors import PackhouseError
+from packhouse.read import read_shard, scan_source
+from packhouse.read.extra_fields import MIN_SHARE
+from packhouse.read.row_formats import row_formats
+from packhouse.recipe import Recipe, SourceConfig, ValidateConfig
+from packhouse.records.render_counts import SplitText
+from packhouse.records.tables import REFUSED, read_table, write_table
+from packhouse.run.rendering import run_template, try_rows
+from packhouse.system.disks import temporary_folder
+from packhouse.system.progress import advance
+from packhouse.system.wording import counted
+
+_RARE = 0.1
+"""Share of a file's rows that may be of no reading; they are bad rows."""
+_FOUND = ("encoding", "file_format", "rows_at", "table")
+"""Settings that are of the file, not of its rows."""
+_MAX_CANDIDATES = 6
+_SAMPLE_ROWS = 500
+
+
+@dataclass(slots=True)
+class Trial:
+    """What became of rows of a source."""
+
+    num_rows: int = 0
+    num_dropped: int = 0
+    bad: Counter[str] = field(default_factory=Counter)
+    """Reason -> rows."""
+    first_bad: dict[str, str] = field(default_factory=dict)
+    """Reason -> its first row, and what is wrong."""
+    unread: Counter[str] = field(default_factory=Counter)
+    """Field with text that nobody reads -> rows."""
+    num_good: int = 0
+    ids: set[bytes] = field(default_factory=set)
+    """Of the conversations in `sample`."""
+    sample: pa.Table | None = None
+    """Conversations from all over the source, and the longest one."""
+    rejected: pa.Table | None = None
+    row_format: str = "text"
+
+    def add_bad(self, quarantined: pa.Table) -> None:
+        """Count bad rows."""
+        for bad in quarantined.select(["row", "reason", "detail"]).to_pylist():
+            self.bad[bad["reason"]] += 1
+            self.first_bad.setdefault(bad["reason"], f"row {bad['row']:,}: {bad['detail']}")
+
+
+def try_source(source: SourceConfig, rules: ValidateConfig) -> Trial:
+    """Read all rows of a source, as the step validate does.
+
+    Raises:
+        PackhouseError: a run of the source would end with it.
+    """
+    trial = Trial()
+    shards = scan_source(source)
+    samples, rejected, unread = [], [], Counter[str]()
+    for shard in shards:
+        rows = read_shard(shard, source, rules, "prompt")
+        trial.num_rows += rows.num_records
+        trial.num_dropped += rows.dropped.num_rows
+        trial.num_good += rows.validated.num_rows
+        trial.add_bad(rows.quarantined)
+        unread.update({name: text.rows for name, text in rows.unread_text.items()})
+        places = _spread(rows.validated, max(2, _SAMPLE_ROWS // len(shards)))
+        samples.append(rows.validated.take(places))
+        if rows.rejected is not None:
+            rejected.append(rows.rejected.take(places))
+        if rows.validated.num_rows:
+            trial.row_format = shard.row_format
+        advance(1 / len(shards))
+    for name, number in unread.items():
+        is_outer = any(other.startswith(f"{name}.") for other in unread)
+        if number >= MIN_SHARE * trial.num_good and not is_outer:
+            trial.unread[name] = number
+    trial.sample = pa.concat_tables(samples)
+    trial.rejected = pa.concat_tables(rejected) if rejected else None
+    trial.ids = set(trial.sample["record_id"].to_pylist())
+    return trial
+
+
+def _spread(table: pa.Table, number: int) -> npt.NDArray[np.int64]:
+    """Rows from all over a table, and the one with the longest messages."""
+    if table.num_rows <= number:
+        return np.arange(table.num_rows)
+    messages = table["messages"].combine_chunks()
+    sizes = pc.fill_null(pc.binary_length(messages.flatten().field("content")), 0)
+    ends = np.cumsum(np.append(0, sizes.to_numpy(zero_copy_only=False)))
+    offsets = np.asarray(messages.offsets) - messages.offsets[0].as_py()
+    longest = int(np.argmax(np.diff(ends[offsets])))
+    return np.unique(np.append(np.linspace(0, table.num_rows - 1, number).astype(int), longest))
+
+
+def render_sample(
+    recipe: Recipe,
+    source: SourceConfig,
+    trial: Trial,
+    tokenizers: Path,
+    num_rows: int | None = None,
+) -> tuple[pa.Table, pa.Table, SplitText]:
+    """Render and tokenize the conversations of a trial.
+
+    Returns:
+        Their records, schema `tables.TOKENIZED`; those refused; and the bytes that were rendered.
+    """
+    assert trial.sample is not None
+    with temporary_folder("sample") as folder:
+        last = trial.sample.num_rows - 1
+        places = np.unique(np.linspace(0, last, num_rows or last + 1).astype(int))
+        sample = trial.sample.take(places)
+        write_table(folder / "validated.arrow", sample)
+        if trial.rejected is not None:
+            write_table(folder / "rejected.arrow", trial.rejected.take(places))
+        call = partial(try_rows, recipe, trial.row_format, source.label_names, tokenizers, folder)
+        reply = run_template(call, recipe, sample.nbytes)
+        return (
+            read_table(folder / "tokenized.arrow"),
+            read_table(folder / REFUSED),
+            SplitText(**reply["text"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A reading, and what it gives on examples."""
+
+    reading: Reading
+    trial: Trial
+    source: SourceConfig
+    """Reads the examples."""
+    numbers: Sequence[int]
+    """Numbers of the examples in the file."""
+
+    @property
+    def is_complete(self) -> bool:
+        """True if it leaves out no text."""
+        return not self.trial.unread
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """What a file holds, and how it is read."""
+
+    path: str
+    """For a recipe: a file, a folder, a glob or an address."""
+    survey: Survey
+    reading: Reading | None
+    """The one reading; None: a person has to choose one of `candidates`."""
+    candidates: Sequence[Candidate] = ()
+    num_files: int = 1
+    size: int = 0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Keys of a recipe's source besides `path`."""
+        assert self.reading is not None
+        return self.settings_of(self.reading)
+
+    def settings_of(self, reading: Reading, more_ignored: Iterable[str] = ()) -> dict[str, Any]:
+        """Those of a reading."""
+        settings = {**self.survey.settings, **reading.settings}
+        ignored = dict.fromkeys([*settings.get("ignored_fields", ()), *more_ignored])
+        if reading.reads and settings.get("format") != "mixed":
+            ignored |= dict.fromkeys(
+                name for name in self.survey.fields if name not in reading.reads
+            )
+        return settings | ({"ignored_fields": list(ignored)} if ignored else {})
+
+
+def explained(survey: Survey) -> dict[str, str]:
+    """Fields that need no reading -> why."""
+    found = {name: explanation(name, held, survey.num_rows) for name, held in survey.fields.items()}
+    return {name: why for name, why in found.items() if why is not None}
+
+
+def propose(survey: Survey, given: Mapping[str, Any], folder: Path) -> Proposal:
+    """Find the readings of a file, and take one if it is the only one.
+
+    Args:
+        survey: of the file.
+        given: settings of its source that a person gave; with `format` they are the reading.
+        folder: examples are written there.
+
+    Raises:
+        SourceError: nothing tells how its rows are read.
+    """
+    proposal = Proposal(path=survey.file.uri, survey=survey, reading=None, size=survey.file.size)
+    given = {key: value for key, value in given.items() if key not in survey.settings}
+    if "format" in given:
+        return replace(proposal, reading=_given(survey, given))
+    layouts = sorted(survey.layouts.values(), key=lambda layout: -layout.num_rows)
+    chosen: list[Reading] = []
+    unknown = survey.num_bad
+    for layout in layouts:
+        candidates = _candidates(survey, layout, given, folder)
+        is_rare = layout.num_rows <= _RARE * survey.num_rows
+        if (only := _only_one(candidates, survey)) is not None:
+            chosen.append(only.reading)
+        elif is_rare and not any(each.reading.is_sure for each in candidates):
+            unknown += layout.num_rows
+        elif candidates:
+            return replace(proposal, candidates=candidates[:_MAX_CANDIDATES])
+        else:
+            unknown += layout.num_rows
+            if not is_rare:
+                raise refusal(survey.file, _unknown(survey, layout))
+    joined = _join(chosen)
+    if joined is None or unknown > _RARE * survey.num_rows:
+        raise refusal(
+            survey.file,
+            f"its rows have {counted(len(layouts), 'shape')} that one source cannot read. Write "
+            "each shape to a file of its own",
+        )
+    settings = {**joined.settings, **given}
+    return replace(proposal, reading=replace(joined, settings=settings))
+
+
+def _given(survey: Survey, given: Mapping[str, Any]) -> Reading:
+    """The reading that settings say."""
+    config = SourceConfig(path="", **given)
+    reads: dict[str, str] = {}
+    names = list(survey.fields)
+    if config.select:
+        for ours, expression in config.select.items():
+            reads |= {
+                name: ours for name in names if f'"{name}"' in expression or name == expression
+            }
+    elif config.format in row_formats():
+        reads = {
+            theirs: ours
+            for ours, theirs in row_formats()[config.format].names(names, config.fields).items()
+        }
+    return Reading(settings=dict(given), reads=reads)
+
+
+def _candidates(
+    survey: Survey, layout: Layout, given: Mapping[str, Any], folder: Path
+) -> list[Candidate]:
+    found: list[Candidate] = []
+    ignored = given.get("ignored_fields", ())
+    for reading in readings_of(layout, survey.fields):
+        is_talk = reading.settings["format"] in ("transcript", "preference")
+        if reading.reads.keys() & set(ignored) or (
+            not is_talk and marks_in(layout.rows, list(reading.reads))
+        ):
+            continue
+        try:
+            candidate = _try(survey, layout, reading, ignored, folder)
+        except PackhouseError:
+            continue
+        is_new = all(
+            (each.trial.ids, each.trial.unread) != (candidate.trial.ids, candidate.trial.unread)
+            for each in found
+        )
+        if (
+            is_new
+            and candidate.trial.num_good * 2
+            > candidate.trial.num_rows - candidate.trial.num_dropped
+        ):
+            found.append(candidate)
+    return sorted(found, key=lambda each: (len(each.trial.unread), not each.reading.is_sure))
+
+
+def _try(
+    survey: Survey, layout: Layout, reading: Reading, ignored: Iterable[str], folder: Path
+) -> Candidate:
+    """Read the examples of a layout."""
+    rows = b"".join(map(as_line, layout.rows))
+    path = folder / f"{hashlib.sha256(rows).hexdigest()[:16]}.jsonl"
+    path.write_bytes(rows)
+    settings = {key: value for key, value in survey.settings.items() if key not in _FOUND}
+    settings |= reading.settings
+    settings["ignored_fields"] = [
+        *ignored,
+        *(name for name in explained(survey) if name not in reading.reads),
+    ]
+    source = SourceConfig(path=str(path), **settings)
+    return Candidate(
+        reading=reading,
+        trial=try_source(source, ValidateConfig()),
+        source=source,
+        numbers=[number for number, _ in layout.examples],
+    )
+
+
+def _only_one(candidates: Sequence[Candidate], survey: Survey) -> Candidate | None:
+    """The candidate that is sure and leaves out no text, if no other one may be meant.
+
+    Another one may be if it is sure as well and trains a field that the first leaves out, even
+    where this repeats what is read, as the best of several answers does.
+    """
+    sure = [each for each in candidates if each.reading.is_sure]
+    structured = [each for each in sure if each.reading.settings["format"] != "text"]
+    complete = [each for each in structured or sure if each.is_complete]
+    if not complete:
+        return None
+    first = complete[0]
+    if any(each.reading.reads.keys() > first.reading.reads.keys() for each in candidates):
+        return None  # it says more
+    for other in structured:
+        left_out = other.reading.trained - first.reading.reads.keys()
+        is_held = any(survey.fields[name].kind != "nothing" for name in left_out)
+        is_other = other.trial.ids != first.trial.ids
+        if is_other and (is_held or (other.is_complete and other is not first)):
+            return None
+    return first
+
+
+def _join(readings: Sequence[Reading]) -> Reading | None:
+    """One reading for rows of several; None if their settings contradict each other."""
+    if not readings:
+        return None
+    if all(each.settings == readings[0].settings for each in readings):
+        reads = {name: ours for each in readings for name, ours in each.reads.items()}
+        return replace(readings[0], reads=reads)
+    if any(each.settings.keys() - {"format", "fields", "roles"} for each in readings):
+        return None
+    settings: dict[str, Any] = {"format": "mixed", "fields": {}, "roles": {}}
+    for each in readings:
+        for key in ("fields", "roles"):
+            for ours, theirs in each.settings.get(key, {}).items():
+                if settings[key].setdefault(ours, theirs) != theirs:
+                    return None
+    formats = {each.settings["format"] for each in readings}
+    if len(formats) == 1:
+        settings["format"] = formats.pop()
+    elif formats & {"text", "classification"}:
+        return None
+    reads = {name: ours for each in readings for name, ours in each.reads.items()}
+    return Reading(settings={k: v for k, v in settings.items() if v}, reads=reads)
+
+
+def _unknown(survey: Survey, layout: Layout) -> str:
+    """Say that nothing tells how rows are read, and what would."""
+    row = layout.rows[0]
+    if isinstance(row, dict) and {"role", "content"} <= row.keys():
+        return (
+            "each row is one message. Write a row for each conversation, with all of its messages: "
+            '{"messages": [{"role": "user", "content": "..."}, ...]}'
+        )
+    names = row if isinstance(row, dict) else ()
+    for name in names:
+        if what := marks_in(layout.rows, [name]):
+            return (
+                f"the text in '{name}' is a whole conversation, with {what} in it, which packhouse "
+                "cannot read. Write rows with messages ([{role, content}])"
+            )
+    return (
+        f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} hold {_kinds_of(row)}, in which "
+        "nothing tells question and answer. If two fields hold them, say so with --set "
+        'format=question_answer --set \'fields={"question": "FIELD", "answer": "FIELD"}\'; else '
+        "write rows with messages ([{role, content}])"
+    )
+
+
+def _kinds_of(row: object) -> str:
+    if not isinstance(row, dict):
+        return "a list" if isinstance(row, list) else "a bare value"
+    kinds = {str: "text", dict: "an object", list: "a list", bool: "true or false"}
+    shown = [
+        f"{name[:40]!r} ({kinds.get(type(value), 'nothing' if value is None else 'a number')})"
+        for name, value in list(row.items())[:8]
+    ]
+    return f"{', '.join(shown)}{', ...' if len(row) > 8 else ''}"

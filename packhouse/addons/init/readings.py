@@ -1,0 +1,851 @@
+"""How rows of a file may be read: every reading that their fields allow, and what each leaves out.
+
+Names and values only find readings and put them in order. `proposals` takes one if it is the only
+one that fields of known names have, and leaves no text over; else a person chooses.
+
+    {"query": ..., "reply": ...}                  one: query asks, reply answers
+    {"query": ..., "original": ..., "reply": ...} query or original asks; the other is left out
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from packhouse.addons.init.survey import Field, Layout
+from packhouse.read.chat_messages import SPEAKERS
+from packhouse.read.conversation_formats import is_transcript
+from packhouse.read.records import parse_text
+from packhouse.read.row_formats import MESSAGE_FIELDS, row_format_of, row_formats
+from packhouse.read.text_formats import TextFields
+from packhouse.system.wording import counted
+
+# Words of names. Those of `_LIKELY_*` are no evidence: they only make candidates.
+
+_QUESTION = (
+    "question instruction prompt query ask user human problem request input inputs 问题 提问 问 "
+    "指令 質問 질문 frage pregunta pergunta вопрос soal"
+).split()
+_ANSWER = (
+    "solution answer output response completion assistant reply bot gpt chosen target targets 答案 "
+    "回答 答 输出 回复 答え 답변 antwort respuesta resposta réponse ответ jawaban"
+).split()
+_LIKELY_QUESTION = (
+    "q patient customer utterance task title source src document article text passage"
+).split()
+_LIKELY_ANSWER = "a doctor agent chatbot tgt summary highlights result translation".split()
+_PLAIN = ("text", "content", "body")
+_CONTEXT = (
+    "context input background passage reference material paragraph document article story evidence "
+    "knowledge schema sql_context 背景 输入"
+).split()
+_SYSTEM = "system sys persona".split()
+_REASONING = "reasoning thinking thought thoughts cot rationale chain_of_thought".split()
+_TOOLS = ("tools", "functions", "available_tools", "tool_definitions")
+_FILLERS = frozenset("text content body string message msg prompt field".split())
+"""Last words of a name that say nothing: `question_text`."""
+_GOOD = frozenset("chosen preferred better best good winning accepted positive".split())
+_BAD = frozenset(
+    "rejected dispreferred wrong incorrect bad worse worst negative losing non".split()
+)
+_LABEL_WORDS = frozenset(
+    "id ids uuid hash index source sources origin url link date time type kind category categories "
+    "topic subject domain tag tags lang language license licence model dataset split subset author "
+    "difficulty level score len length count num name file path".split()
+)
+"""Words of names of ids, sources, categories and the like."""
+
+_SPEAKER_KEYS = ("role", "from", "speaker", "sender", "author", "who", "name", "user")
+_CONTENT_KEYS = ("content", "value", "text", "message", "utterance", "body", "msg")
+_USERS = frozenset(
+    "user human customer client patient person prompter question student visitor caller kunde 用户 "
+    "问 患者".split()
+)
+_ASSISTANTS = frozenset(
+    "assistant gpt bot ai model agent chatgpt chatbot doctor answer claude llm 助手 "
+    "机器人 答 医生".split()
+)
+_MAX_EMPTY = 0.1
+"""Share of rows of a layout that may be of no format; they are bad rows."""
+_MAX_CLASSES = 200
+_SHOWN = 6
+"""Candidates that are shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """One way to read the rows of a file."""
+
+    settings: Mapping[str, Any]
+    """Keys of a recipe's source."""
+    reads: Mapping[str, str] = field(default_factory=dict)
+    """Field of the file -> what it is read as."""
+    is_sure: bool = True
+    """False where nothing but the order of fields, or a likely name, tells what they are."""
+
+    @property
+    def trained(self) -> set[str]:
+        """The fields that are trained."""
+        return {name for name, ours in self.reads.items() if ours in _TRAINED}
+
+
+_TRAINED = {
+    *("answer", "completion", "output", "response", "chosen", "text", "messages", "conversations"),
+    *("transcript", "label", "answers", "paragraphs", "input_ids"),
+}
+
+
+def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
+    """Return how rows of one layout may be read, the most likely first.
+
+    Args:
+        layout: at least one row.
+        fields: what the fields hold in the whole file.
+
+    Example:
+        >>> rows = Layout(0, 1, [(0, {"id": 1, "query": "1 + 1?", "reply": "It is 2."})])
+        >>> [each.settings for each in readings_of(rows, {})]
+        [{'format': 'prompt_completion', 'fields': {'prompt': 'query', 'completion': 'reply'}}]
+    """
+    rows = layout.rows
+    if all(isinstance(row, list) for row in rows):
+        is_known = row_format_of(rows[0], {}) == "messages"
+        return [Reading(settings={"format": "messages"})] if is_known else []
+    rows = [row for row in rows if isinstance(row, dict)]
+    if not rows or {"role", "content"} <= rows[0].keys():  # of these, a row is one message
+        return []
+    found = [
+        *_natural(rows, fields),
+        *_preferences(rows),
+        *_messages(rows),
+        *_made_of_lists(rows),
+        *_choices(rows, fields),
+        *_pairs(rows, fields),
+    ]
+    found = found or list(_plain(rows, fields))
+    different: list[Reading] = []
+    for each in found:
+        # One that reads less than another and trains the same is no reading of its own.
+        is_less = any(
+            each.reads.keys() < {n for n, ours in other.reads.items() if ours != "reasoning"}
+            and each.trained <= other.trained
+            and (other.is_sure or not each.is_sure)
+            for other in found
+        )
+        if not is_less and not any(dict(each.reads) == dict(d.reads) for d in different):
+            different.append(each)
+    different = [made for each in different for made in _with_verdicts(each, rows, fields)]
+    return sorted(different, key=lambda each: not each.is_sure)
+
+
+# Formats whose fields the rows have.
+
+
+def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Iterator[Reading]:
+    for name, known in row_formats().items():
+        fitting = [
+            row
+            for row in rows
+            if known.fits(tuple(row), {}) and known.holds(row, known.names(tuple(row), {}))
+        ]
+        if len(fitting) < (1 - _MAX_EMPTY) * len(rows):
+            continue
+        names = known.names(list(rows[0]), {})
+        if isinstance(known, TextFields):
+            turns = [names[ours] for _, ours in known.turns]
+            if not any(all(isinstance(row[name], str) for name in turns) for row in rows):
+                continue
+        settings: dict[str, Any] = {"format": name}
+        more: dict[str, str] = {}
+        if name in ("chat", "sharegpt"):
+            yield from _of_messages(names[next(iter(known.required))], fitting)
+            continue
+        if name == "classification" and not _add_classes(settings, fields.get(names["label"])):
+            continue
+        if name == "preference" and "prompt" not in names and isinstance(rows[0]["chosen"], str):
+            rest = [n for n in rows[0] if n not in names.values()]
+            more = {"prompt": best} if (best := _best(rest, _QUESTION)) else {}
+        if isinstance(known, TextFields) and known.answers == "required":
+            more = _beside(name, [n for n in rows[0] if n not in names.values()], rows)
+        if more:
+            settings["fields"] = dict(more)
+        reads = {theirs: ours for ours, theirs in (names | more).items()}
+        yield Reading(settings=settings, reads=reads)
+        if "reasoning" in more:
+            del more["reasoning"]
+            kept = {theirs: ours for theirs, ours in reads.items() if ours != "reasoning"}
+            yield Reading(
+                settings={"format": name} | ({"fields": more} if more else {}), reads=kept
+            )
+
+
+def _add_classes(settings: dict[str, Any], label: Field | None) -> bool:
+    """Put the classes of labels into settings; False if the field holds no labels."""
+    if label is None or not label.has_few_values or not 0 < len(label.values) <= _MAX_CLASSES:
+        return False
+    texts = [value for value in label.values if isinstance(value, str)]
+    if any(not text.strip().isdigit() for text in texts):
+        if len(texts) < len(label.values) or label.num_texts:
+            return False
+        settings["label_names"] = sorted(texts)
+        return True
+    if not all(type(value) in (int, str) for value in label.values):
+        return False
+    settings["label_names"] = [str(n) for n in range(max(map(int, label.values)) + 1)]
+    return True
+
+
+def _beside(row_format: str, names: Sequence[str], rows: Sequence[Any]) -> dict[str, str]:
+    """The fields that hold a passage to the question and the answer's reasoning, where read."""
+    texts = _texts_of(names, rows)
+    known = {"reasoning": _best(texts, _REASONING)}
+    optional = row_formats()[row_format].optional
+    if "context" not in row_formats()[row_format].names(rows[0], {}):
+        contexts = [name for name in texts if name.lower() in _CONTEXT]
+        known["context"] = contexts[0] if len(contexts) == 1 else None
+    return {part: name for part, name in known.items() if name is not None and part in optional}
+
+
+# Messages, whatever their field and their parts are called.
+
+
+def _messages(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    for name in rows[0]:
+        values = [row.get(name) for row in rows]
+        if all(is_transcript(value) for value in values):
+            known = row_formats()["transcript"].names([name], {})
+            fields = {} if known else {"fields": {"transcript": name}}
+            yield Reading(settings={"format": "transcript", **fields}, reads={name: "transcript"})
+        elif name not in MESSAGE_FIELDS or row_format_of(rows[0], {}) not in ("chat", "sharegpt"):
+            yield from _of_messages(name, rows)
+
+
+def _of_messages(name: str, rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    """Readings of rows with messages in the field `name`.
+
+    Example:
+        >>> said = [{"speaker": "human", "text": "1+1?"}, {"speaker": "bot", "text": "2"}]
+        >>> (reading,) = _of_messages("talk", [{"talk": said}])
+        >>> reading.settings["fields"], reading.settings["roles"]
+        ({'messages': 'talk', 'role': 'speaker', 'content': 'text'}, {'bot': 'assistant'})
+    """
+    if name in ("chosen", "rejected"):
+        return
+    lists = [
+        parse_text(value)[0] if isinstance(value, str) and value.lstrip()[:1] == "[" else value
+        for value in (row.get(name) for row in rows)
+    ]
+    talks = [messages for messages in lists if isinstance(messages, list) and messages]
+    if len(talks) < len(lists):
+        return
+    said = [message for messages in talks for message in messages]
+    if not all(isinstance(message, dict) for message in said):
+        return
+    speaker = _key_in_all(_SPEAKER_KEYS, said)
+    content = _key_in_all([key for key in _CONTENT_KEYS if key != speaker], said, is_text=False)
+    if speaker is None or content is None:
+        return
+    row_format = "sharegpt" if speaker == "from" and content == "value" else "chat"
+    if not any(len({message[speaker] for message in messages}) > 1 for messages in talks):
+        return  # of one speaker alone: a prompt, or an answer
+    ours = {"role": speaker, "content": content}
+    usual = {"role": "from", "content": "value"} if row_format == "sharegpt" else {}
+    fields = {key: theirs for key, theirs in ours.items() if theirs != usual.get(key, key)}
+    known = row_formats()[row_format]
+    if name not in MESSAGE_FIELDS:
+        fields = {next(iter(known.required)): name, **fields}
+    beside = known.names([n for n in rows[0] if n != name], {})
+    reads = {name: "messages"} | {n: ours for ours, n in beside.items() if n not in MESSAGE_FIELDS}
+    choices = _roles_of([[message[speaker] for message in messages] for messages in talks])
+    for roles in choices:
+        settings = {"format": row_format, "fields": fields, "roles": roles}
+        yield Reading(
+            settings={key: value for key, value in settings.items() if value},
+            reads=reads,
+            is_sure=len(choices) == 1,
+        )
+
+
+def _key_in_all(
+    keys: Iterable[str], said: list[dict[str, Any]], is_text: bool = True
+) -> str | None:
+    for key in keys:
+        if all(key in message and (not is_text or type(message[key]) is str) for message in said):
+            return key
+    return None
+
+
+def _roles_of(speakers: list[list[str]]) -> list[dict[str, str]]:
+    """Roles of the speakers that go by names of their own; several where nothing tells."""
+    unknown = list(dict.fromkeys(n for names in speakers for n in names if n not in SPEAKERS))
+    roles: dict[str, str] = {}
+    for name in unknown:
+        words = set(_words(name))
+        role = "user" if words & _USERS else "assistant" if words & _ASSISTANTS else ""
+        role = role or ("system" if "system" in words else "")
+        if role:
+            roles[name] = role
+    rest = [name for name in unknown if name not in roles]
+    if len(rest) == 2 and not roles:  # who speaks first may ask
+        first = Counter(names[0] for names in speakers).most_common(1)[0][0]
+        both = sorted(rest, key=lambda name: name != first)
+        parts = ("user", "assistant")
+        return [dict(zip(names, parts, strict=True)) for names in (both, both[::-1])]
+    if len(rest) == 1 and "assistant" in roles.values():
+        return [roles | {rest[0]: "user"}]
+    return [] if rest else [roles]
+
+
+# Question and answer in fields of their own.
+
+
+def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Iterator[Reading]:
+    texts = [
+        name
+        for name in _texts_of(rows[0], rows)
+        if sum(isinstance(row[name], str) for row in rows) > (1 - _MAX_EMPTY) * len(rows)
+    ]
+    free = [n for n in texts if not _words_of_label(n) and _rank(n, _SYSTEM) is None]
+    asking, answering = _called(free, _QUESTION), _called(free, _ANSWER)
+    is_sure = bool(asking and answering)
+    others = [name for name in free if _has_text(name, fields) and name not in asking + answering]
+    asking = asking or _called(others, _LIKELY_QUESTION) or others
+    answering = answering or _called(others, _LIKELY_ANSWER) or others
+    pairs = [(question, answer) for question in asking for answer in answering]
+    for question, answer in pairs[: 2 * _SHOWN]:
+        if question != answer:
+            yield from _pair(question, answer, texts, rows, is_sure=is_sure)
+
+
+def _called(names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Those of the names that are of the known ones, the clearest first."""
+    ranked = [(rank, name) for name in names if (rank := _rank(name, known)) is not None]
+    return [name for _, name in sorted(ranked, key=lambda item: item[0])]
+
+
+def _has_text(name: str, fields: Mapping[str, Field]) -> bool:
+    """Return True if a field holds text, or short values of several words."""
+    if name not in fields or fields[name].num_texts:
+        return True
+    return any(isinstance(value, str) and " " in value.strip() for value in fields[name].values)
+
+
+def _pair(
+    question: str, answer: str, texts: Sequence[str], rows: Sequence[Any], *, is_sure: bool
+) -> Iterator[Reading]:
+    """A question and its answer, with what stands beside them; with the reasoning and without."""
+    rest = [name for name in texts if name not in (question, answer)]
+    contexts = [name for name in rest if name.lower() in _CONTEXT]
+    row_format, ours = "prompt_completion", ("prompt", "completion")
+    if len(contexts) == 1:
+        row_format, ours = "question_answer", ("question", "answer")
+    fields = dict(zip(ours, (question, answer), strict=True))
+    if len(contexts) == 1:
+        fields["context"] = contexts[0]
+    if system := _best(rest, _SYSTEM):
+        fields["system"] = system
+    reasoning = _best([n for n in rest if n not in fields.values()], _REASONING)
+    usual = row_formats()[row_format].names(rows[0], {})
+    for more in ({"reasoning": reasoning}, {}) if reasoning else ({},):
+        read = fields | more
+        renamed = {ours: name for ours, name in read.items() if usual.get(ours) != name}
+        yield Reading(
+            settings={"format": row_format} | ({"fields": renamed} if renamed else {}),
+            reads={name: ours for ours, name in read.items()},
+            is_sure=is_sure,
+        )
+
+
+def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Iterator[Reading]:
+    """A text that is trained whole, where a row has one alone."""
+    texts = [name for name in _texts_of(rows[0], rows) if _has_text(name, fields)]
+    if len(texts) == 1 and texts[0] != "text":
+        is_named = texts[0].lower() in _PLAIN
+        has_lists = any(isinstance(value, list | dict) and value for value in rows[0].values())
+        yield Reading(
+            settings={"format": "text", "fields": {"text": texts[0]}},
+            reads={texts[0]: "text"},
+            is_sure=is_named and not has_lists,
+        )
+
+
+# A good and a bad answer.
+
+
+def _preferences(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    """Two answers whose names say which is better, or another field does."""
+    first = rows[0]
+    if "chosen" not in first:
+        words = {name: set(_words(name)) for name in first}
+        bad = [name for name in first if words[name] & _BAD]
+        good = [name for name in first if words[name] & _GOOD and name not in bad]
+        pairs = [
+            (one, other)
+            for one in good
+            for other in bad
+            if type(first[one]) is type(first[other])
+            and words[one] - _GOOD == words[other] - _BAD - _GOOD
+        ]
+        if len(pairs) == 1:
+            yield from _preference(rows, *pairs[0])
+    yield from _winners(rows)
+
+
+def _preference(rows: Sequence[dict[str, Any]], chosen: str, rejected: str) -> Iterator[Reading]:
+    rest = [name for name in rows[0] if name not in (chosen, rejected)]
+    prompt = _best(rest, _QUESTION)
+    nested = [
+        (name, inner)
+        for name in rest
+        for inner in MESSAGE_FIELDS
+        if all(isinstance(row[name], dict) and row[name].get(inner) for row in rows)
+    ]
+    if nested:
+        name, inner = nested[0]
+        select = {
+            "prompt": f"{_sql(name)}.{_sql(inner)}",
+            "chosen": _sql(chosen),
+            "rejected": _sql(rejected),
+        }
+        if all(row[name].get("tools") for row in rows):
+            select["tools"] = f"{_sql(name)}.tools"
+        settings: dict[str, Any] = {"format": "preference", "select": select}
+        prompt = name
+    elif prompt is not None:
+        fields = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+        settings = {"format": "preference", "fields": fields}
+    else:
+        return
+    reads = {prompt: "prompt", chosen: "chosen", rejected: "rejected, which is not trained"}
+    yield Reading(settings=settings, reads=reads)
+
+
+def _winners(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    """Two candidates that differ by the end of their names, and a field that names the better."""
+    first = rows[0]
+    for one in first:
+        for a, b in (("a", "b"), ("A", "B"), ("1", "2"), ("0", "1")):
+            other = one[: -len(a)] + b
+            if not one.endswith(a) or other not in first or len(one) < 2:
+                continue
+            if not isinstance(first[one], str | list) or type(first[one]) is not type(first[other]):
+                continue
+            for judge in first:
+                values = {row[judge] for row in rows if isinstance(row[judge], str | int)}
+                names: list[set[Any]] = [{a, one, a.lower()}, {b, other, b.lower()}]
+                names = [group | {int(n) for n in group if n.isdigit()} for group in names]
+                wins = [sorted(values & group, key=str) for group in names]
+                if judge in (one, other) or not all(wins):
+                    continue
+                yield _judged(rows, (one, other), judge, [w[0] for w in wins])
+
+
+def _judged(
+    rows: Sequence[dict[str, Any]], answers: tuple[str, str], judge: str, wins: Sequence[Any]
+) -> Reading:
+    one, other = map(_sql, answers)
+    first, second = map(_literal, wins)
+    rest = [name for name in rows[0] if name not in (*answers, judge)]
+    prompt = _best(rest, _QUESTION) or next(iter(_texts_of(rest, rows)), rest[0])
+    is_first = f"{_sql(judge)} = {first}"
+    return Reading(
+        settings={
+            "format": "preference",
+            "where": f"{_sql(judge)} IN ({first}, {second})",
+            "select": {
+                "prompt": _sql(prompt),
+                "chosen": f"CASE WHEN {is_first} THEN {one} ELSE {other} END",
+                "rejected": f"CASE WHEN {is_first} THEN {other} ELSE {one} END",
+            },
+        },
+        reads={
+            prompt: "prompt",
+            answers[0]: f"chosen where {judge} is {wins[0]}",
+            answers[1]: f"chosen where {judge} is {wins[1]}",
+            judge: "which one is chosen",
+        },
+        is_sure=False,
+    )
+
+
+def _with_verdicts(
+    reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
+) -> list[Reading]:
+    """A reading; several where a `label` says that some of its answers are bad, as KTO's does."""
+    settings, label = reading.settings, fields.get("label")
+    is_read = "label" in reading.reads or "label" not in rows[0]
+    if is_read or label is None or False not in label.values or label.kind != "true or false":
+        return [reading]
+    reads = {**reading.reads, "label": "whether the answer is good"}
+    both = []
+    by_role = {ours: name for name, ours in reading.reads.items()}
+    prompt = by_role.get("prompt") or by_role.get("question") or by_role.get("instruction")
+    answer = reading.trained
+    if prompt and len(answer) == 1:
+        kto = {"prompt": prompt, "completion": next(iter(answer))}
+        both.append(Reading(settings={"format": "kto", "fields": kto}, reads=reads, is_sure=False))
+    good = Reading(settings={**settings, "where": "label"}, reads=reads, is_sure=False)
+    return [good, *both]
+
+
+# Rows that `select` makes messages, or question and answer, of.
+
+
+def _sql(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(value: object) -> str:
+    return str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
+
+
+_KEYS = {"chat": ("role", "content"), "sharegpt": ("from", "value")}
+"""Format -> the fields of a message that it reads."""
+_BESIDE = ("system", "system_prompt", "tools")
+"""Fields that formats of messages read, too."""
+_PROMPTS = (*_QUESTION, "messages")
+
+
+def _made_of_lists(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    for row_format in _KEYS:
+        beside = {name: _sql(name) for name in _BESIDE if name in rows[0]}
+        for select, reads, is_sure in (
+            *_nested(rows, row_format),
+            *_in_two_lists(rows, row_format),
+            *_without_answer(rows, row_format),
+        ):
+            yield Reading(
+                settings={"format": row_format, "select": beside | select},
+                reads={name: name for name in beside} | reads,
+                is_sure=is_sure,
+            )
+    yield from _lists_of_texts(rows)
+    yield from _with_tools(rows)
+
+
+Made = tuple[dict[str, str], dict[str, str], bool]
+"""`select`, field -> read as, whether it is sure."""
+
+
+def _nested(rows: Sequence[Mapping[str, Any]], row_format: str) -> Iterator[Made]:
+    """Messages in an object."""
+    if any(_are_messages([row[name] for row in rows], row_format) for name in rows[0]):
+        return
+    for outer in rows[0]:
+        objects = [row[outer] for row in rows]
+        if not all(isinstance(each, dict) for each in objects):
+            continue
+        for inner in MESSAGE_FIELDS:
+            talks = [each.get(inner) for each in objects]
+            if _are_messages(talks, row_format) and not _are_questions(talks, row_format):
+                names = [n for n in _BESIDE if any(each.get(n) for each in objects)]
+                path = f"{_sql(outer)}.{_sql(inner)}"
+                select = {n: f"{_sql(outer)}.{_sql(n)}" for n in names} | {"messages": path}
+                yield select, {outer: "messages"}, True
+
+
+def _in_two_lists(rows: Sequence[Mapping[str, Any]], row_format: str) -> Iterator[Made]:
+    """A prompt and its answer that are both lists of messages; the prompt has no loss."""
+    if "chosen" in rows[0] or "rejected" in rows[0]:
+        return
+    lists = [name for name in rows[0] if _are_messages([row[name] for row in rows], row_format)]
+    prompts = [name for name in lists if _rank(name, _PROMPTS) is not None]
+    answers = [name for name in lists if _rank(name, _ANSWER) is not None]
+    for prompt in prompts:
+        for answer in answers:
+            said = [message for row in rows for name in (prompt, answer) for message in row[name]]
+            speaker, content = _KEYS[row_format]
+            if any(set(each) != {speaker, content} for each in said):
+                continue
+            parts = [
+                f"list_transform({_sql(name)}, lambda m: {{'{speaker}': m.\"{speaker}\", "
+                f"'{content}': m.\"{content}\", 'loss': {loss}}})"
+                for name, loss in ((prompt, "false"), (answer, "true"))
+            ]
+            select = {"messages": f"list_concat({', '.join(parts)})"}
+            yield select, {prompt: "prompt", answer: "answer"}, len(prompts) == len(answers) == 1
+
+
+def _without_answer(rows: Sequence[Mapping[str, Any]], row_format: str) -> Iterator[Made]:
+    """Messages that end on a question, and a text that answers it."""
+    answers = [n for n in _texts_of(rows[0], rows) if _rank(n, _ANSWER) is not None]
+    for prompt in rows[0]:
+        talks = [row[prompt] for row in rows]
+        if not _are_messages(talks, row_format) or not _are_questions(talks, row_format):
+            continue
+        speaker, content = _KEYS[row_format]
+        if any(set(each) != {speaker, content} for talk in talks for each in talk):
+            continue
+        name = "assistant" if speaker == "role" else "gpt"
+        for said in answers:
+            answer = f"{{'{speaker}': '{name}', '{content}': {_sql(said)}}}"
+            select = {"messages": f"list_append({_sql(prompt)}, {answer})"}
+            yield select, {prompt: "messages", said: "answer"}, len(answers) == 1
+
+
+def _are_questions(talks: Sequence[Any], row_format: str) -> bool:
+    """Return True if all end on a question."""
+    return {talk[-1].get(_KEYS[row_format][0]) for talk in talks} <= {"user", "human"}
+
+
+def _are_messages(values: Sequence[Any], row_format: str) -> bool:
+    """Return True for lists of objects that have the fields of a format's messages."""
+    return all(
+        isinstance(value, list)
+        and value
+        and all(isinstance(each, dict) and each.keys() >= set(_KEYS[row_format]) for each in value)
+        for value in values
+    )
+
+
+def _lists_of_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    """Turns without speakers; pairs of question and answer; several answers to a question."""
+    for name in rows[0]:
+        lists = [row[name] for row in rows if row[name]]
+        if not lists or not all(isinstance(value, list) for value in lists):
+            continue
+        if _words_of_label(name):
+            continue
+        asks = _best([n for n in _texts_of(rows[0], rows) if n != name], _QUESTION)
+        items = [item for value in lists for item in value]
+        role = "CASE WHEN i % 2 = 1 THEN 'user' ELSE 'assistant' END"
+        if all(isinstance(item, str) for item in items):
+            if asks is not None:
+                yield Reading(
+                    settings={
+                        "format": "question_answer",
+                        "select": {"question": _sql(asks), "answer": f"{_sql(name)}[1]"},
+                    },
+                    reads={asks: "question", name: "answer: its first item"},
+                    is_sure=False,
+                )
+            elif all(len(value) % 2 == 0 for value in lists):
+                said = f"{{'role': {role}, 'content': text}}"
+                messages = f"list_transform({_sql(name)}, lambda text, i: {said})"
+                yield Reading(
+                    settings={"format": "chat", "select": {"messages": messages}},
+                    reads={name: "messages: user and assistant by turns"},
+                    is_sure=False,
+                )
+        elif all(isinstance(item, dict) for item in items):
+            keys = _key_pair(items)
+            if keys is None:
+                continue
+            asked, said = (
+                f"{{'role': '{who}', 'content': pair.{_sql(key)}}}"
+                for who, key in zip(("user", "assistant"), keys, strict=True)
+            )
+            messages = f"flatten(list_transform({_sql(name)}, lambda pair: [{asked}, {said}]))"
+            yield Reading(
+                settings={"format": "chat", "select": {"messages": messages}},
+                reads={name: f"messages: {keys[0]} asks, {keys[1]} answers"},
+                is_sure=False,
+            )
+
+
+def _key_pair(items: Sequence[dict[str, Any]]) -> tuple[str, str] | None:
+    asks, says = _best(items[0], _QUESTION), _best(items[0], _ANSWER)
+    if asks is None or says is None or asks == says:
+        return None
+    is_text = all(isinstance(item.get(key), str) for item in items for key in (asks, says))
+    return (asks, says) if is_text else None
+
+
+def _with_tools(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    """A question and an answer of texts, or calls in JSON, beside definitions of tools."""
+    tools = next((name for name in _TOOLS if rows[0].get(name)), None)
+    texts = [name for name in _texts_of(rows[0], rows) if name != tools]
+    asks = _best(texts, _QUESTION)
+    says = _best([n for n in texts if n != asks], [*_ANSWER, "answers", "calls", "tool_calls"])
+    if tools is None or asks is None or says is None:
+        return
+    are_calls = all(str(row[says] or "").lstrip()[:1] == "[" for row in rows)
+    role = "function_call" if are_calls else "assistant"
+    said = (
+        f"[{{'role': 'user', 'content': {_sql(asks)}}}, "
+        f"{{'role': '{role}', 'content': {_sql(says)}}}]"
+    )
+    yield Reading(
+        settings={"format": "chat", "select": {"messages": said, "tools": _sql(tools)}},
+        reads={asks: "question", says: "calls" if are_calls else "answer", tools: "tools"},
+        is_sure=False,
+    )
+
+
+# Questions with choices.
+
+_CHOICE_NAMES = re.compile(r"(?i)(?:option|choice|answer|opt|ending|sol)?[_ ]?([a-h]|[0-9])")
+
+
+def _choices(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Iterator[Reading]:
+    """A question, choices in a list or in fields of their own, and which of them is right."""
+    first = rows[0]
+    asks = _best(_texts_of(first, rows), _QUESTION)
+    if asks is None:
+        return
+    names = [
+        name for name in first if _CHOICE_NAMES.fullmatch(name) and isinstance(first[name], str)
+    ]
+    lists = [
+        name
+        for name in ("choices", "options")
+        if all(
+            isinstance(row.get(name), list) and all(isinstance(text, str) for text in row[name])
+            for row in rows
+        )
+    ]
+    if lists:
+        choices, read = _sql(lists[0]), lists[:1]
+        most = max(len(row[lists[0]]) for row in rows)
+    elif len(names) >= 2:
+        choices, read = f"[{', '.join(map(_sql, names))}]", names
+        most = len(names)
+    else:
+        return
+    right = [
+        name
+        for name in first
+        if name not in (asks, *read)
+        and {"answer", "label", "correct", "answerkey", "gold", "target", "idx"} & {*_words(name)}
+        and type(first[name]) in (str, int)
+    ]
+    for name in right:
+        values = fields[name].values if name in fields else Counter(row[name] for row in rows)
+        number = _number_of(name, values, most)
+        said = f"{choices}[{number}]" if number else _sql(name)
+        if not number and not all(row[name] in _choice_texts(row, read) for row in rows):
+            continue
+        letter = "chr(CAST(64 + i AS INTEGER))"
+        letters = f"list_transform({choices}, lambda text, i: {letter} || '. ' || text)"
+        asked = f"{_sql(asks)} || chr(10) || array_to_string({letters}, chr(10))"
+        if lists and all(
+            re.match(r"\W?[A-Z][).:]", text) for row in rows for text in row[lists[0]]
+        ):
+            asked = f"{_sql(asks)} || chr(10) || array_to_string({choices}, chr(10))"
+        reads = {asks: "question", **dict.fromkeys(read, "choices"), name: "answer"}
+        of = {"letter": f"chr(64 + CAST({number} AS INTEGER))", "text": said}
+        for what, answer in of.items() if number else [("text", said)]:
+            yield Reading(
+                settings={
+                    "format": "question_answer",
+                    "select": {"question": asked, "answer": answer},
+                },
+                reads=reads | {name: f"answer: the {what} of the choice"},
+                is_sure=False,
+            )
+
+
+def _choice_texts(row: Mapping[str, Any], read: Sequence[str]) -> list[Any]:
+    return row[read[0]] if isinstance(row[read[0]], list) else [row[name] for name in read]
+
+
+def _number_of(name: str, values: Iterable[Any], most: int) -> str | None:
+    """SQL of the number of the right choice, from 1; None: the field holds no number or letter."""
+    known = set(values)
+    if known and all(type(value) is int for value in known):
+        if min(known) == 0 and max(known) < most:
+            return f"{_sql(name)} + 1"
+        return _sql(name) if min(known) == 1 and max(known) == most else None
+    letters = {value.strip().upper() for value in known if isinstance(value, str)}
+    if letters and letters <= {chr(65 + n) for n in range(most)}:
+        return f"ascii(upper(trim({_sql(name)}))) - 64"
+    return None
+
+
+# Texts that hold a whole conversation already.
+
+_MARKS = {
+    "marks of speakers": re.compile(
+        r"(?:^|\s)(?:###\s?(?:Human|Assistant|User):|\[\|(?:Human|AI)\|\])"
+        r"|(?:^|\n)(?:Human|Assistant|USER|ASSISTANT|User): "
+    ),
+    "what a chat template wrote": re.compile(
+        r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|\[INST\]|<\|(?:user|assistant)\|>"
+    ),
+}
+
+
+def marks_in(rows: Sequence[Any], names: Iterable[str]) -> str | None:
+    """Say what marks of turns the texts of some fields hold, in every row; None: none.
+
+    Example:
+        >>> marks_in([{"text": "USER: Hi\\nASSISTANT: Hello"}], ["text"])
+        'marks of speakers'
+    """
+    texts = [
+        "\n".join(value for name in names if isinstance(value := row.get(name), str))
+        for row in rows
+        if isinstance(row, dict)
+    ]
+    for what, mark in _MARKS.items():
+        least = 2 if what == "marks of speakers" else 1
+        if texts and all(len(mark.findall(text)) >= least for text in texts):
+            return what
+    return None
+
+
+# Names.
+
+
+def _texts_of(names: Iterable[str], rows: Sequence[Any]) -> list[str]:
+    """The names of fields that hold text in some row, and nothing but text in any."""
+    return [
+        name
+        for name in names
+        if all(isinstance(row.get(name), str | None) for row in rows)
+        and any(str(row.get(name) or "").strip() for row in rows)
+    ]
+
+
+def _words_of_label(name: str) -> set[str]:
+    """Words by which a name is one of an id, a source, a category or the like."""
+    words = _words(name)
+    return {*words} & _LABEL_WORDS if len(words) > 1 or words[:1] != ["source"] else set()
+
+
+def _best(names: Iterable[str], known: Sequence[str]) -> str | None:
+    """The name that says most clearly that it is one of the known; None: none does."""
+    return next(iter(_called(list(names), known)), None)
+
+
+def _rank(name: str, known: Sequence[str]) -> int | None:
+    words = _words(name)
+    if name.lower() in known:
+        return known.index(name.lower())
+    if len(words) < 2 or (_LABEL_WORDS | _BAD).intersection(words):
+        return None
+    while len(words) > 1 and words[-1] in _FILLERS:
+        words.pop()
+    is_known = len(words[-1]) > 1 and words[-1] in known  # of `candidate_a`, `a` is no answer
+    return len(known) + known.index(words[-1]) if is_known else None
+
+
+def _words(name: str) -> list[str]:
+    """Words of a name: `userMessage` -> user, message."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", " ", name).lower().split()
+
+
+def explanation(name: str, held: Field, num_rows: int) -> str | None:
+    """Say why a field needs no reading: what else it holds; None: nothing explains it.
+
+    Example:
+        >>> explanation("score", Field(Counter({"number": 9})), 9)
+        'numbers'
+    """
+    kind = held.kind
+    num_values = len(held.values)
+    if kind == "nothing":
+        return "empty"
+    if kind in ("number", "true or false"):
+        return "numbers" if kind == "number" else kind
+    if num_rows and held.num_texts < max(1, 0.05 * num_rows):
+        if kind != "text":
+            return f"no text: {kind}s"
+        if not held.has_few_values or num_values > 0.9 * held.kinds["text"]:
+            return "short values"
+        return counted(num_values, "different short value")
+    if _LABEL_WORDS.intersection(_words(name)) and held.has_few_values:
+        if 0 < num_values <= max(1, num_rows // 4):
+            return f"a category: {counted(num_values, 'different value')}"
+    return None

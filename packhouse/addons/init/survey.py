@@ -1,0 +1,463 @@
+"""Survey a file: its encoding, its format, where its rows are, and what all of its fields hold.
+
+A local file of up to 2 GB is read once, from beginning to end, by the cutters and parsers of
+`packhouse.read`: keys, types and shapes are counted over all rows, and examples are kept from all
+over it. Of larger and remote files, ranges are read (`Survey.part` says which).
+
+    {"ask": "1+1?", "id": 1}        layout (ask, id): 2 rows, of which 2 examples are kept
+    {"ask": "2+2?", "id": 2}        field ask: text in 3 rows; id: a number in 2
+    {"ask": "3+3?"}                 layout (ask): 1 row
+"""
+
+import codecs
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from packhouse.errors import SourceError
+from packhouse.read.chat_messages import speaker_key
+from packhouse.read.extra_fields import is_text
+from packhouse.read.file_formats import (
+    BOM,
+    Compression,
+    compression_of,
+    format_of,
+    format_of_name,
+)
+from packhouse.read.files import SourceFile, file_errors, local_path, open_file
+from packhouse.read.json_arrays import find_list, spans_by_layout
+from packhouse.read.records import Records, gc_paused, parse_pieces, unwrapped
+from packhouse.read.row_formats import row_format_of
+from packhouse.read.shards import HEAD_BYTES, TEXT_FILES, for_parts, scan_source
+from packhouse.read.streams import FileStream, read_range
+from packhouse.read.tabular import TABULAR, decode_head, parse_tables
+from packhouse.recipe import SourceConfig, ValidateConfig
+from packhouse.recipe.source import FileFormat
+from packhouse.system.progress import advance
+
+MAX_WHOLE_BYTES = 2 * 10**9
+"""Stored bytes of a local file that is read whole."""
+MAX_REMOTE_BYTES = 16 * 2**20
+"""Of a remote one."""
+
+_MAX_ROW_BYTES = 2**31
+_ANY_SIZE = ValidateConfig(max_row_bytes=_MAX_ROW_BYTES)
+_SHARD_BYTES = 8 * 2**20
+_NUM_RANGES, _RANGE_BYTES, _RANGE_ROWS = 16, 2**20, 1000
+_MAX_LAYOUTS = 200
+_MAX_VALUES = 1000
+"""Different short values of a field that are counted."""
+_MAX_VALUE_CHARS = 200
+_NUM_EXAMPLES = 100
+"""Of a layout; up to twice as many are kept."""
+
+
+@dataclass(slots=True)
+class Field:
+    """What a field holds in all rows."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    """`text`, `number`, `true or false`, `list`, `object`, `nothing` -> rows."""
+    num_texts: int = 0
+    """Rows in which it holds text, as `holds_text` has it."""
+    values: Counter[str | int | float | bool] = field(default_factory=Counter)
+    """Its different values, while they are short and at most `_MAX_VALUES`..."""
+    has_few_values: bool = True
+    """... else False, and `values` is empty."""
+
+    def add(self, values: Sequence[Any]) -> None:
+        """Count the values of some rows."""
+        types = Counter(map(type, values))
+        for kind, number in types.items():
+            self.kinds[_KINDS.get(kind, "number")] += number
+        if self.has_few_values:
+            if types.keys() <= {str, int, float, bool, type(None)}:
+                self.values.update(value for value in values if value not in (None, ""))
+            is_long = any(isinstance(v, str) and len(v) > _MAX_VALUE_CHARS for v in self.values)
+            if is_long or len(self.values) > _MAX_VALUES or types.keys() & {list, dict}:
+                self.has_few_values = False
+                self.values.clear()
+        if types.keys() & {str, list, dict}:
+            self.num_texts += sum(map(holds_text, values))
+
+    @property
+    def kind(self) -> str:
+        """The most frequent one that is something."""
+        known = [kind for kind, _ in self.kinds.most_common() if kind != "nothing"]
+        return known[0] if known else "nothing"
+
+
+_KINDS = {str: "text", list: "list", dict: "object", bool: "true or false", type(None): "nothing"}
+
+
+@dataclass(slots=True)
+class Layout:
+    """Rows of the same keys and the same kinds of lists."""
+
+    first: int
+    """Number of its first row."""
+    num_rows: int = 0
+    examples: list[tuple[int, Any]] = field(default_factory=list)
+    """(number, row) of some, evenly spread over the file."""
+    step: int = 1
+
+    def add(self, number: int, row: Any) -> None:
+        """Count a row, and keep every `step`th one, which doubles when these become too many."""
+        if self.num_rows % self.step == 0:
+            self.examples.append((number, row))
+            if len(self.examples) > 2 * _NUM_EXAMPLES:
+                self.examples = self.examples[::2]
+                self.step *= 2
+        self.num_rows += 1
+
+    @property
+    def rows(self) -> list[Any]:
+        """The examples."""
+        return [row for _, row in self.examples]
+
+
+@dataclass(slots=True)
+class Survey:
+    """What a file holds."""
+
+    file: SourceFile
+    file_format: FileFormat
+    settings: dict[str, Any]
+    """Keys of a recipe's source by which its rows are found."""
+    part: str = ""
+    """What was read, if not all of it."""
+    num_rows: int = 0
+    """Read, good and bad."""
+    num_bad: int = 0
+    """Of these, rows that cannot be parsed."""
+    first_bad: str = ""
+    fields: dict[str, Field] = field(default_factory=dict)
+    layouts: dict[object, Layout] = field(default_factory=dict)
+
+    def add(self, records: Records) -> None:
+        """Count the rows of some records."""
+        rows = unwrapped(records.rows) if self.settings.get("unwrap") else records.rows
+        for failure in records.failures:
+            self.num_bad += 1
+            number = self.num_rows + failure.number
+            self.first_bad = self.first_bad or f"row {number:,}: {failure.detail}"
+        by_keys: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for number, row in zip(records.numbers.tolist(), rows, strict=True):
+            keys = _layout_of(row)
+            layout = self.layouts.get(keys)
+            if layout is None:
+                if len(self.layouts) >= _MAX_LAYOUTS:
+                    keys = "other"
+                layout = self.layouts.setdefault(keys, Layout(self.num_rows + number))
+            layout.add(self.num_rows + number, row)
+            if type(row) is dict:
+                by_keys.setdefault(tuple(row), []).append(row)
+        for names, alike in by_keys.items():
+            for name in names:
+                found = self.fields.setdefault(name, Field())
+                found.add([row[name] for row in alike])
+        self.num_rows += records.num_records
+
+    @property
+    def examples(self) -> list[tuple[int, Any]]:
+        """Those of all layouts, in the file's order."""
+        each = (example for layout in self.layouts.values() for example in layout.examples)
+        return sorted(each, key=lambda example: example[0])
+
+    def examples_as_lines(self) -> bytes:
+        """The examples as JSON Lines."""
+        rows = (row for _, row in self.examples)
+        return b"".join(map(as_line, rows))
+
+
+def _layout_of(row: Any) -> object:
+    if type(row) is not dict:
+        return type(row), speaker_key(row) if type(row) is list else None
+    inner = []
+    for name, value in row.items():
+        if value and type(value) is list:
+            first = value[0]
+            inner.append((name, speaker_key(value) or type(first)))
+        elif value and type(value) is dict:
+            inner.append((name, dict))
+    return tuple(row), tuple(inner)
+
+
+def holds_text(value: object) -> bool:
+    """Return True for text, and for what holds some, as the check of `prepare` has it."""
+    if isinstance(value, str):
+        return is_text(value)
+    if isinstance(value, list | dict):
+        return any(map(holds_text, value.values() if isinstance(value, dict) else value))
+    return False
+
+
+def survey(file: SourceFile, given: Mapping[str, Any]) -> Survey:
+    """Read a file and count what is in it.
+
+    Args:
+        file: from `find_files`.
+        given: settings of its source that a person gave: `encoding`, `file_format`, `rows_at`, ...
+
+    Raises:
+        SourceError: no row of it can be read; says why.
+    """
+    found = _find_rows(file, given)
+    with gc_paused():
+        for records in _records(found):
+            found.add(records)
+    if not found.layouts:
+        why = found.first_bad or "it is empty"
+        raise refusal(file, f"no row of it can be read as {found.file_format} ({why})")
+    return found
+
+
+def as_line(row: Any) -> bytes:
+    """Return a row as a line of JSON."""
+    return orjson.dumps(row, default=str, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def refusal(file: SourceFile, why: str) -> SourceError:
+    """Return the error for a file that cannot be read."""
+    return SourceError(f"source file '{file.uri}': {why}", uri=file.uri)
+
+
+# Where the rows are: encoding, format of the file, the list or the lists around them.
+
+
+def _find_rows(file: SourceFile, given: Mapping[str, Any]) -> Survey:
+    """Look at the first bytes of a file for the settings by which its rows are read."""
+    settings = {key: given[key] for key in ("encoding", "file_format", "table") if key in given}
+    head, is_whole = _read_head(file)
+    kind = settings.get("file_format") or format_of_name(file.name)
+    if kind not in TABULAR and not head.startswith((b"PAR1", b"ARROW1", b"PK\x03\x04")):
+        encoding = settings.get("encoding") or guess_encoding(head)
+        if encoding is None:
+            format_of(head, file.name, "auto", file.uri)  # says what it is, if it is no text
+            raise refusal(
+                file, "its text is of no encoding that a source can have; save it as UTF-8"
+            )
+        if encoding != "utf-8":
+            settings["encoding"] = encoding
+            decoder = codecs.getincrementaldecoder(encoding)("replace")
+            head = decoder.decode(head).encode()
+        if "file_format" not in settings and (divided := _divided_by(head, kind)):
+            settings["file_format"] = divided
+    if head.startswith(b"PK\x03\x04") and b"xl/workbook" in head and kind != "xlsx":
+        settings["file_format"] = "xlsx"
+    file_format = format_of(head, file.name, settings.get("file_format", "auto"), file.uri)
+    if file_format in TABULAR:
+        return Survey(file, file_format, settings)
+    if "rows_at" in given:
+        settings["rows_at"] = given["rows_at"]
+        return Survey(file, "json", settings)
+    rows = _first_rows(file, file_format, head, is_whole=is_whole)
+    if len(rows) <= 1 and file_format in ("jsonl", "objects") and not _holds_messages(rows):
+        name = _field_with_rows(head)
+        if name is not None:
+            settings["rows_at"] = name
+            file_format = "json"
+    if given.get("unwrap") or (
+        rows
+        and all(isinstance(row, list) and len(row) == 1 for row in rows)
+        and not _holds_messages(rows)
+    ):
+        settings["unwrap"] = True
+    return Survey(file, file_format, settings)
+
+
+def _holds_messages(rows: Sequence[Any]) -> bool:
+    return bool(rows) and row_format_of(rows[0], {}) is not None
+
+
+def _read_head(file: SourceFile) -> tuple[bytes, bool]:
+    """The first bytes, uncompressed, and whether they are all there are."""
+    compression = _compression_of(file)
+    head = b""
+    for chunk in FileStream(file.uri, compression):
+        head += chunk
+        if len(head) > HEAD_BYTES:
+            break
+    return head[:HEAD_BYTES], len(head) <= HEAD_BYTES
+
+
+def _compression_of(file: SourceFile) -> Compression:
+    with file_errors(file.uri), open_file(file.uri) as opened:
+        return compression_of(opened.read(4), file.name)[0]
+
+
+def _divided_by(head: bytes, kind: FileFormat | None) -> FileFormat | None:
+    """The file format, if the first line's columns are divided by another character than named."""
+    first = head.removeprefix(BOM).lstrip().partition(b"\n")[0]
+    if kind == "csv":
+        if first.count(b";") > first.count(b","):
+            return "csv_semicolon"
+        return "tsv" if b"\t" in first and b"," not in first else None
+    if kind is None and first[:1] not in (b"{", b"[", b"<"):
+        return "tsv" if b"\t" in first else "csv" if b"," in first else None
+    return None
+
+
+def _first_rows(
+    file: SourceFile, file_format: FileFormat, head: bytes, *, is_whole: bool
+) -> list[Any]:
+    """Rows of the first bytes that can be parsed, without one that is cut off."""
+    text_file = TEXT_FILES[file_format](file.uri, 2 * HEAD_BYTES)
+    (cut,) = text_file.cut([head])
+    rows = text_file.parse(head[cut.start : cut.end], HEAD_BYTES).rows
+    return rows if is_whole or len(rows) < 2 else rows[:-1]
+
+
+def _field_with_rows(head: bytes) -> str | None:
+    """The field of the file's one object that holds a list of objects, if there is one."""
+    text = head.removeprefix(BOM).lstrip()
+    found: list[bytes] = re.findall(rb'"([^"\\]{1,60})"\s*:\s*\[', text[: 2**16])
+    for name in list(dict.fromkeys(each.decode("utf-8", "replace") for each in found))[:50]:
+        start = find_list(text, name)
+        if start is not None and text[start:].lstrip()[:1] == b"{":
+            return name
+    return None
+
+
+# The rows of a file: all of them, or those of ranges from all over it.
+
+
+def _records(found: Survey) -> Iterator[Records]:
+    file, settings = found.file, found.settings
+    limit = MAX_REMOTE_BYTES if local_path(file.uri) is None else MAX_WHOLE_BYTES
+    if file.size <= limit:
+        config = SourceConfig(path=file.uri, format="text", **settings)
+        shards = scan_source(config, _SHARD_BYTES)
+        for shard in shards:
+            yield from for_parts(shard, _ANY_SIZE, lambda part: part.records)
+            advance(1 / len(shards))
+        return
+    if found.file_format in TABULAR:
+        yield from _ranges_of_table(found)
+        return
+    if _compression_of(file) == "none" and "encoding" not in settings:
+        records = list(_ranges_of_text(found))
+        if any(len(each.rows) for each in records):
+            yield from records
+            return
+    found.part = f"the first {_NUM_RANGES * _RANGE_BYTES:,} bytes"
+    yield from _beginning(found)
+
+
+def _ranges_of_table(found: Survey) -> Iterator[Records]:
+    file, table = found.file, found.settings.get("table")
+    facts, *_ = decode_head(file.uri, found.file_format, 1, table)
+    num_rows = sum(rows for rows, _ in facts["sizes"])
+    found.part = f"{_NUM_RANGES} ranges of {_RANGE_ROWS:,} rows from all over the file"
+    for first in sorted({num_rows * n // _NUM_RANGES for n in range(_NUM_RANGES)}):
+        size = min(_RANGE_ROWS, num_rows - first)
+        yield from parse_tables(file.uri, found.file_format, first, size, table)
+        advance(1 / _NUM_RANGES)
+
+
+def _ranges_of_text(found: Survey) -> Iterator[Records]:
+    file = found.file
+    found.part = f"{_NUM_RANGES} ranges of {_RANGE_BYTES:,} bytes from all over the file"
+    text_file = TEXT_FILES[found.file_format](file.uri, _SHARD_BYTES)
+    for number in range(_NUM_RANGES):
+        start = file.size * number // _NUM_RANGES
+        data = read_range(file.uri, "none", start, start + _RANGE_BYTES, file.pin)
+        advance(1 / _NUM_RANGES)
+        lines = data[data.find(b"\n") + 1 : data.rfind(b"\n") + 1]
+        if found.file_format in ("json", "objects"):  # each on lines of its own
+            yield parse_pieces(data, spans_by_layout(data)[1:-1], _RANGE_BYTES)
+        elif found.file_format == "jsonl":
+            yield text_file.parse(lines, _RANGE_BYTES)
+        else:
+            if number == 0:
+                list(text_file.cut([data]))  # for the header
+            yield text_file.parse(lines, _RANGE_BYTES)
+
+
+def _beginning(found: Survey) -> Iterator[Records]:
+    file, settings = found.file, found.settings
+    encoding = settings.get("encoding", "utf-8")
+    data = b""
+    for chunk in FileStream(file.uri, _compression_of(file), encoding):
+        data += chunk
+        if len(data) > _NUM_RANGES * _RANGE_BYTES:
+            break
+    text_file = TEXT_FILES[found.file_format](
+        file.uri, 2 * len(data), rows_at=settings.get("rows_at")
+    )
+    (cut,) = text_file.cut([data])
+    records = text_file.parse(data[cut.start : cut.end], _MAX_ROW_BYTES)
+    records.failures = records.failures[:-1]  # the record that is cut off
+    yield records
+
+
+# Guess the encoding of text, by whether its letters are those that people write.
+#
+# Text that is UTF-8 but for a few bytes stays UTF-8: its rows with other bytes are bad rows. The
+# guess is shown to a person, and nothing is read by it that the recipe does not say.
+
+
+_ENOUGH = 0.6
+"""Share of the letters beyond ASCII that must be common ones."""
+
+
+def guess_encoding(data: bytes) -> str | None:
+    """Return the encoding of the first bytes of a text; None: none that a source can have.
+
+    Example:
+        >>> guess_encoding("你好世界天空为什么是蓝色的".encode("gbk"))
+        'gb18030'
+    """
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return None if data.startswith(b"\xff\xfe\0\0") else "utf-16"
+    letters = _letters_beyond_ascii(data, "utf-8")
+    if letters.count("\ufffd") <= len(letters) / 10:
+        return "utf-8"
+    runs = re.findall(rb"[\x80-\xff]+", data)
+    stand_alone = sum(len(run) == 1 for run in runs) > len(runs) / 2  # an accent in a Latin word
+    names = [name for name in _COMMON if (name == "cp1252") == stand_alone]
+    scores = {}
+    for name in names:
+        letters = _letters_beyond_ascii(data, name)
+        scores[name] = sum(map(_COMMON[name], letters)) / max(1, len(letters))
+    best = max(scores, key=lambda name: scores[name])
+    return best if scores[best] >= _ENOUGH else None
+
+
+def _letters_beyond_ascii(data: bytes, encoding: str) -> str:
+    text = codecs.getincrementaldecoder(encoding)("replace").decode(data)  # may end in a letter
+    return "".join(letter for letter in text if letter > "\x7f")
+
+
+def _lead_byte(first: int, last: int, encoding: str) -> Callable[[str], bool]:
+    """True for letters of the part of a national set that holds the common ones."""
+
+    def is_common(letter: str) -> bool:
+        if "\u3000" <= letter <= "\u303f" or "\uff00" <= letter <= "\uff60":  # punctuation
+            return True
+        return first <= letter.encode(encoding, "replace")[0] <= last
+
+    return is_common
+
+
+_KANJI = _lead_byte(0x88, 0x97, "cp932")
+
+_LATIN = (
+    "äöüßÄÖÜéèêëàâáíìîïóòôúùûñçåæøÉÀÇÑÅØ\u00ab\u00bb\u20ac\u00b0"
+    "\u2013\u2014\u2018\u2019\u201c\u201d\u2026"
+)
+
+# In the order of trial; the first of equals wins: what is common in Korean, read as Chinese, is
+# common as well.
+_COMMON: dict[str, Callable[[str], bool]] = {
+    "cp949": _lead_byte(0xB0, 0xC8, "euc_kr"),
+    "gb18030": _lead_byte(0xB0, 0xD7, "gb2312"),
+    "big5": _lead_byte(0xA4, 0xC6, "big5"),
+    "cp932": lambda letter: "\u3040" <= letter <= "\u30ff" or _KANJI(letter),
+    "cp1251": lambda letter: "\u0410" <= letter <= "\u044f",
+    "cp1252": lambda letter: letter in _LATIN,
+}

@@ -1,0 +1,124 @@
+"""How a run ended, as the Runs page shows it: the name and colour of its state, and its tags.
+
+| state | type, and with it the colour | what happened |
+|---|---|---|
+| Published | Completed | a version was committed, or its ref moved |
+| Unchanged | Completed | there was nothing to do |
+| WaitingForApproval | Paused, or Completed | a person is to move the ref |
+| Held | Paused, or Completed | a limit, or a person, keeps the ref where it is |
+| Refused | Failed | a gate stopped the version |
+| Failed | Failed | anything else went wrong |
+
+A run of a deployment that made the version asks once and is Paused. Resuming it runs it again: if
+the sources still give that version, the ref moves. Cancelling it leaves the ref. Other runs, such
+as those of a backfill, cannot be paused; they are Completed, and the deployment `promote` moves the
+ref.
+"""
+
+import logging
+from itertools import pairwise
+from typing import Any
+from uuid import uuid4
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.responses import SetStateStatus
+from prefect.context import FlowRunContext
+from prefect.exceptions import Pause
+from prefect.states import Completed, Failed, Paused
+
+from packhouse.addons.ci.refresh import Outcome
+from packhouse.errors import PackhouseError
+from tasks.events import announce_end, gate_of
+
+log = logging.getLogger("packhouse.flows")
+
+_STATES: dict[Outcome, str] = {
+    "published": "Published",
+    "unchanged": "Unchanged",
+    "waiting": "WaitingForApproval",
+    "held": "Held",
+}
+
+
+def flow_run() -> FlowRun | None:
+    """Return the flow run that this code is part of."""
+    context = FlowRunContext.get()
+    return context.flow_run if context else None
+
+
+def is_repeated() -> bool:
+    """Return True if this run ran before: it was killed, or asked a person and was resumed."""
+    run = flow_run()
+    return run is not None and run.run_count > 1
+
+
+def tag_run(**facts: str) -> None:
+    """Tag the run, `dataset:demo`; a tag of the same name is replaced."""
+    run = flow_run()
+    if run is None:
+        return
+    kept = {tag for tag in run.tags if tag.partition(":")[0] not in facts}
+    run.tags = sorted(kept | {f"{name}:{value}" for name, value in facts.items()})
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(run.id, tags=run.tags)
+
+
+def ended(outcome: Outcome, message: str, version: str, data: object) -> State[Any]:
+    """Tag the run, and return its final state."""
+    tag_run(version=version, outcome=outcome)
+    return Completed(name=_STATES[outcome], data=data, message=message)
+
+
+def stopped(error: PackhouseError) -> State[Any]:
+    """Tag the run, and return its final state: Refused by a gate, or Failed."""
+    gate = gate_of(error)
+    tag_run(outcome="refused" if gate else "failed")
+    said = f"refused by its {gate} gate: {error}" if gate else f"{type(error).__name__}: {error}"
+    log.error("%s", said)
+    return Failed(name="Refused" if gate else None, data=error, message=said)
+
+
+def is_approved(outcome: Outcome, message: str, version: str, *, is_new: bool) -> bool:
+    """Ask a person whether the ref may move: suspend this run until somebody resumes it.
+
+    A version is asked about once, by the run that made it.
+
+    Args:
+        outcome: names the state.
+        message: says what Resume does.
+        version: what the ref would point to.
+        is_new: False if an earlier run made the version.
+
+    Returns:
+        True if this run was resumed; False if it does not ask.
+
+    Raises:
+        Pause: this process ends; a worker runs the run again when somebody resumes it.
+    """
+    context, run = FlowRunContext.get(), flow_run()
+    if context is None or run is None or run.deployment_id is None or run.parent_task_run_id:
+        return False
+    with get_client(sync_client=True) as client:
+        history = client.read_flow_run_states(run.id)
+        answers = [
+            after
+            for state, after in pairwise(history)
+            if state.is_paused() and (state.state_details.pause_key or "").startswith(f"{version}/")
+        ]
+        if answers and answers[-1].name == "Resuming":  # not, say, cancelled and run again
+            return True
+        if not (is_new or is_repeated()):
+            return False
+        tag_run(version=version, outcome=outcome)
+        asked: State[Any] = Paused(
+            name=_STATES[outcome],
+            message=message,
+            reschedule=True,
+            pause_key=f"{version}/{uuid4()}",  # the server takes a key once
+        )
+        answer = client.set_flow_run_state(run.id, asked)
+    if answer.status != SetStateStatus.ACCEPT:  # it is being cancelled
+        return False
+    announce_end(context.flow, run, asked)
+    raise Pause(state=answer.state)

@@ -1,0 +1,47 @@
+"""`prepare` refuses text that nothing reads, and names the option that leaves it out."""
+
+import json
+import shlex
+
+import pytest
+
+from packhouse.errors import SourceError
+
+LONG = "The sky is blue because of the air."
+
+
+def write(project, rows):
+    project.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_the_option_works_as_printed(project):
+    write(project, [question(n) | {"it's so": LONG, "id": f"q {n} of a test"} for n in range(40)])
+    given = 'sources.0.ignored_fields=["id"]'
+    with pytest.raises(SourceError) as refused:
+        project.prepare(given)
+    message = str(refused.value)
+    assert message.startswith(
+        "source 'rows': nothing reads the text in 'it's so' (40 of 40 rows, as in rows/rows.jsonl "
+        "line 1). Read it with `fields` or `select`, or leave it out: --set "
+    )
+    assert not (project.root / "store" / "sums").exists()
+    option = shlex.split(message.partition("--set ")[2].partition(" (in Python")[0])[0]
+    assert project.prepare(option).version
+    assert json.loads(message.partition('"ignored_fields": ')[2][:-2]) == ["id", "it's so"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "with_text", "is_refused"),
+    [(20, 2, False), (20, 3, True), (100, 4, False), (100, 5, True)],
+)
+def test_three_rows_and_a_twentieth_of_the_rows_are_enough(project, rows, with_text, is_refused):
+    write(project, [question(n) | ({"note": LONG} if n < with_text else {}) for n in range(rows)])
+    if is_refused:
+        with pytest.raises(SourceError, match=f"'note' .{with_text} of {rows} rows"):
+            project.prepare()
+    else:
+        assert project.prepare().version
+
+
+def question(number):
+    return {"instruction": f"Double {number}.", "output": f"{2 * number}"}

@@ -19,8 +19,8 @@ help: ## print this list
 setup: $(TEST_STAMP) ## make .venv with everything that work on packhouse needs
 
 demo: $(RUN_STAMP) ## run the whole chain on the sample in the repo; LOCAL=1: without a server
-	@env -u PREFECT_API_URL PREFECT_HOME=$(CURDIR)/.packhouse/prefect \
-		PACKHOUSE_CACHE="$${PACKHOUSE_CACHE:-.packhouse}" $(BIN)/python -m $(if $(LOCAL),packhouse prepare,flows.prepare) $(DEMO)
+	@env -u PREFECT_API_URL PREFECT_HOME="$(CURDIR)/.packhouse/prefect" \
+		PACKHOUSE_CACHE="$(CURDIR)/.packhouse" $(BIN)/python -m $(if $(LOCAL),packhouse prepare,flows.prepare) $(DEMO)
 
 serve: $(RUN_STAMP) ## server, worker and deployments on this machine, until Ctrl-C; PORT=4200
 	@$(BIN)/python deployments/serve.py --port $(or $(PORT),4200)
@@ -128,21 +128,21 @@ $(VENV)/bin/python:
 
 # A lock names everything, so pip resolves nothing: with extras it would take what came out today.
 $(RUN_STAMP): $(VENV)/bin/python requirements/run.txt pyproject.toml
-	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/run.txt
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
+	$(BIN)/pip install --no-deps --require-hashes -r requirements/run.txt
+	$(BIN)/pip install --no-deps --no-build-isolation -e .
 	@touch $@
 
 # A build for CPUs where pip finds one; else the registry's, on Linux with CUDA's libraries.
 TORCH := requirements/torch-cpu.txt requirements/torch.txt
 define install_torch
-	$(1)/pip install --quiet --no-deps --require-hashes -r requirements/torch-cpu.txt 2>/dev/null \
-		|| $(1)/pip install --quiet --no-deps --require-hashes -r requirements/torch.txt
+	$(1)/pip install --no-deps --require-hashes -r requirements/torch-cpu.txt 2>/dev/null \
+		|| $(1)/pip install --no-deps --require-hashes -r requirements/torch.txt
 endef
 
 $(TEST_STAMP): $(RUN_STAMP) requirements/test.txt $(TORCH) requirements/trainers.txt
-	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/test.txt
+	$(BIN)/pip install --no-deps --require-hashes -r requirements/test.txt
 	$(call install_torch,$(BIN))
-	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/trainers.txt
+	$(BIN)/pip install --no-deps --require-hashes -r requirements/trainers.txt
 	@touch $@
 
 $(BENCH_RUN)/.done: requirements/run.txt

@@ -1,6 +1,9 @@
 """Bring a server up to date: work pools, deployments, run forms, automations. Safe to run again.
 
-python deployments/deploy.py      # in the root of the repository; the server at PREFECT_API_URL
+python deployments/deploy.py [POOL ...]    # in the root of the repository
+
+The server is the one at PREFECT_API_URL. Without a POOL, all of them. PACKHOUSE_NOTIFY is where
+notifications go: docs/how-to/schedule.md.
 """
 
 import json
@@ -10,11 +13,15 @@ import sys
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import yaml
+from prefect.blocks.notifications import CustomWebhookNotificationBlock, SlackWebhook
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
 from prefect.events.schemas.automations import AutomationCore
+from prefect.types import SecretDict
+from pydantic import SecretStr
 
 from packhouse.recipe.reading import expand_variables
 from schemas.places import Places
@@ -27,12 +34,33 @@ POOLS = {  # name: type, template of its jobs
 }
 
 
-def main() -> int:
-    """Do the four steps; the first that fails ends it."""
-    make_pools()
+BLOCK = "packhouse-notify"
+"""The notification block that the automations use: made from PACKHOUSE_NOTIFY, or by a person."""
+
+SHOWN = {
+    "parameters": "recipe recipes approval store",
+    "Recipe": "dataset sources tokenizer validate pack split publish",
+    "SourceConfig": "path format",
+    "ValidateConfig": "max_quarantined",
+    "PackConfig": "seq_len",
+    "SplitConfig": "eval_fraction",
+    "PublishConfig": "store",
+}
+"""What the form of a recipe shows. It takes the other settings as JSON."""
+
+
+def main(pools: list[str]) -> int:
+    """Do the four steps for these pools; the first that fails ends it."""
+    make_pools(pools)
+    deployments = [
+        each
+        for each in yaml.safe_load((HERE / "prefect.yaml").read_text())["deployments"]
+        if each["work_pool"]["name"] in pools
+    ]
     deployed = subprocess.run(
         [
-            *(sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"),
+            *(sys.executable, "-m", "prefect", "--no-prompt", "deploy"),
+            *(part for each in deployments for part in ("--name", each["name"])),
             *("--prefect-file", str(HERE / "prefect.yaml")),
         ],
         stdout=subprocess.PIPE,
@@ -43,26 +71,26 @@ def main() -> int:
     if deployed.returncode:
         print(deployed.stdout)
         return deployed.returncode
-    make_forms()
-    make_automations()
+    make_forms(deployments)
+    make_automations(make_block())
     print("deployed: pools, deployments, forms and automations are up to date")
     return 0
 
 
-def make_pools() -> None:
+def make_pools(names: list[str]) -> None:
     """Create the work pools, or renew what their runs may set; ${PACKHOUSE_X} is filled in."""
     with get_client(sync_client=True) as client:
-        for name, (kind, file) in POOLS.items():
+        for name in names:
+            kind, file = POOLS[name]
             template = expand_variables(json.loads((HERE / file).read_text()))
             pool = WorkPoolCreate(name=name, type=kind, base_job_template=template)
             client.create_work_pool(pool, overwrite=True)
 
 
-def make_forms() -> None:
+def make_forms(deployments: list[dict[str, Any]]) -> None:
     """Let the forms offer what a deployed run accepts, and the names that its worker knows."""
     file = Path(os.environ.get("PACKHOUSE_SOURCES", HERE / "sources.yaml"))
     places = Places.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
-    deployments = yaml.safe_load((HERE / "prefect.yaml").read_text())["deployments"]
     with get_client(sync_client=True) as client:
         for each in deployments:
             flow = each["entrypoint"].rpartition(".")[2]  # flows.prepare.prepare
@@ -105,13 +133,56 @@ def form(schema: dict[str, Any], places: Places) -> dict[str, Any]:
         else:
             found["anyOf"][0]["title"] = "Path or URI"
             found["anyOf"].insert(0, choice)
+    if "Recipe" in sections:
+        hide(schema, SHOWN["parameters"])
+        for section in SHOWN.keys() - {"parameters"}:
+            hide(schema["definitions"][section], SHOWN[section])
     return schema
 
 
-def make_automations() -> None:
-    """Create the automations, or bring those of the same name up to date."""
+def hide(section: dict[str, Any], shown: str) -> None:
+    """Let a form show only these properties; the server checks the others as before.
+
+    The UI shows `properties` alone, and a JSON schema checks `patternProperties` just the same.
+    """
+    hidden = section["properties"].keys() - set(shown.split())
+    section["patternProperties"] = {
+        f"^{name}$": section["properties"].pop(name) for name in sorted(hidden)
+    }
+
+
+def make_block() -> UUID | None:
+    """Return the id of the notification block, made from PACKHOUSE_NOTIFY if that is set."""
+    if url := os.environ.get("PACKHOUSE_NOTIFY"):
+        is_plain = url.startswith(("http://", "https://")) and "://hooks.slack" not in url
+        block = (
+            CustomWebhookNotificationBlock(
+                name=BLOCK,
+                url="{{url}}",
+                json_data={"subject": "{{subject}}", "body": "{{body}}"},
+                secrets=SecretDict({"url": url}),  # it may hold a token, and `url` is shown
+            )
+            if is_plain
+            else SlackWebhook(url=SecretStr(url))  # passes on what Apprise knows, as `mailtos://`
+        )
+        block.save(BLOCK, overwrite=True)
+    with get_client(sync_client=True) as client:
+        return next((each.id for each in client.read_block_documents() if each.name == BLOCK), None)
+
+
+def make_automations(block: UUID | None) -> None:
+    """Create the automations, or bring those of the same name up to date.
+
+    Args:
+        block: where notifications go; without one, automations that notify are left out.
+    """
     with get_client(sync_client=True) as client:
         for raw in yaml.safe_load((HERE / "automations.yaml").read_text()):
+            for action in raw["actions"]:
+                if action["type"] == "send-notification":
+                    action["block_document_id"] = block
+            if block is None and any("block_document_id" in each for each in raw["actions"]):
+                continue
             wanted = AutomationCore.model_validate(raw)
             found = client.read_automations_by_name(wanted.name)
             if found:
@@ -121,4 +192,4 @@ def make_automations() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:] or [*POOLS]))

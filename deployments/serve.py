@@ -22,10 +22,12 @@ HOST = "127.0.0.1"
 POOL = "packhouse"
 _STARTS_WITHIN_S = 300  # the first start makes the database; a busy machine is slow at it
 _STOPS_WITHIN_S = 40  # a worker gives its runs 30
+_LOOKS_EVERY_S = 0.5
+_RESTARTS_AFTER_S = 5  # a worker that cannot start does not keep the machine busy
 
 
 def main() -> int:
-    """Serve until told to stop, or until a part of it ends by itself."""
+    """Serve until told to stop, or until the server ends by itself; a dead worker is replaced."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_AsWritten)
     parser.add_argument("--port", type=int, default=4200)
     parser.add_argument("--home", type=Path, default=ROOT / ".packhouse" / "server")
@@ -75,7 +77,7 @@ def settings(port: int, home: Path) -> dict[str, str]:
 def stop(parts: list[subprocess.Popen[bytes]]) -> None:
     """End the parts, the last one first, each with all the processes that it started."""
     for part in reversed(parts):
-        if part.poll() is None:
+        if not _has_ended(part):
             part.terminate()
             try:
                 part.wait(_STOPS_WITHIN_S)
@@ -97,7 +99,7 @@ def _serve(
         print(f"the server did not start; see {home / 'server.log'}")
         return 1
     deployed = subprocess.run(
-        [sys.executable, str(ROOT / "deployments" / "deploy.py")],
+        [sys.executable, str(ROOT / "deployments" / "deploy.py"), POOL],
         cwd=ROOT,
         env=environment,
         check=False,
@@ -107,12 +109,20 @@ def _serve(
     worker = (str(ROOT / "deployments" / "worker.py"), "--pool", POOL)
     parts.append(_start("worker", worker, home, environment))
     print(f"Prefect's UI: http://{HOST}:{port}   (Ctrl-C stops it; logs in {home})", flush=True)
-    while True:
-        time.sleep(0.5)  # between two looks whether a part has ended
-        for name, part in zip(("server", "worker"), parts, strict=True):
-            if part.poll() is not None:
-                print(f"the {name} ended by itself ({part.returncode}); see {home / name}.log")
-                return 1
+    while not _has_ended(parts[0]):
+        time.sleep(_LOOKS_EVERY_S)
+        if _has_ended(parts[-1]):
+            print(f"the worker ended by itself; starting another; see {home / 'worker.log'}")
+            sys.stdout.flush()
+            time.sleep(_RESTARTS_AFTER_S)
+            parts.append(_start("worker", worker, home, environment))
+    print(f"the server ended by itself; see {home / 'server.log'}")
+    return 1
+
+
+def _has_ended(part: subprocess.Popen[bytes]) -> bool:
+    """Look without reaping: while a dead worker is a zombie, its group is known by its number."""
+    return os.waitid(os.P_PID, part.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _start(
@@ -131,7 +141,7 @@ def _start(
 
 def _is_up(port: int, server: subprocess.Popen[bytes]) -> bool:
     deadline = time.monotonic() + _STARTS_WITHIN_S
-    while server.poll() is None and time.monotonic() < deadline:
+    while not _has_ended(server) and time.monotonic() < deadline:
         try:
             with urllib.request.urlopen(f"http://{HOST}:{port}/api/ready", timeout=5) as answer:
                 if answer.status == 200:

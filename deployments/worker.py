@@ -1,4 +1,4 @@
-"""`prefect worker start`, but memory of runs that have ended is given back.
+"""`prefect worker start`, but it waits for the server, and gives back memory of runs that ended.
 
 python deployments/worker.py --pool packhouse [--limit 2] [what else `prefect worker start` takes]
 
@@ -17,6 +17,7 @@ import importlib
 import signal
 import sys
 import threading
+import time
 
 EVERY_S = 10.0
 
@@ -27,10 +28,25 @@ def main() -> None:
 
     importlib.import_module("prefect.workers.process")  # before what is loaded is left out
     give_memory_back()
+    if not {"-h", "--help"} & set(sys.argv):
+        wait_for_server()
     # A shell starts background jobs with SIGINT ignored, and Prefect answers SIGTERM with SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["prefect", "worker", "start", *sys.argv[1:]]
     app()
+
+
+def wait_for_server(every_s: float = 2.0) -> None:
+    """Return when the server at PREFECT_API_URL answers; Prefect's worker would end at once."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        is_said = False
+        while error := client.api_healthcheck():
+            if not is_said:
+                print(f"waiting for Prefect's server at {client.api_url}: {error}", flush=True)
+            is_said = True
+            time.sleep(every_s)
 
 
 def give_memory_back(every_s: float = EVERY_S) -> None:

@@ -23,13 +23,14 @@ PY
 fi
 
 for name in PREFECT_API_AUTH_STRING PREFECT_SERVER_API_AUTH_STRING \
-  PREFECT_SERVER_DATABASE_PASSWORD AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY HF_TOKEN WANDB_API_KEY
+  PREFECT_SERVER_DATABASE_PASSWORD AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY HF_TOKEN WANDB_API_KEY \
+  PACKHOUSE_NOTIFY
 do
   eval "file=\${${name}_FILE:-}"
   [ -n "$file" ] || continue
   value=$(cat "$file") || exit 2
   case "$name:$value" in
-    HF_TOKEN: | WANDB_API_KEY:) ;; # an empty file: none is needed
+    HF_TOKEN: | WANDB_API_KEY: | PACKHOUSE_NOTIFY:) ;; # an empty file: none is needed
     *:)
       echo "packhouse: '$file' (${name}_FILE) is empty; write the secret into it" >&2
       exit 2

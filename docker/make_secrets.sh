@@ -28,4 +28,5 @@ printf '[default]\naws_access_key_id = %s\naws_secret_access_key = %s\n' "$key" 
   put aws_credentials
 printf '{"identities": [{"name": "packhouse", "credentials": [{"accessKey": "%s", "secretKey": "%s"}], "actions": ["Admin", "Read", "Write", "List", "Tagging"]}]}\n' \
   "$key" "$secret" | put s3_identities.json
+printf '%s' "${PACKHOUSE_NOTIFY:-}" | put notify # empty: nobody is told of failed runs
 printf '%s' "${HF_TOKEN:-}" | put hf_token # empty: sources on the Hub need no account

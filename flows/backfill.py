@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from prefect import flow
+from prefect import flow, tags
 from pydantic import Field
 
 from flows.refresh import refresh
@@ -33,9 +33,10 @@ def backfill(
         runner: the engine that does the work; by default the worker's PACKHOUSE_RUNNER, else
             threads.
     """
-    states: Any = [
-        (name_of(recipe), refresh(recipe, approval, store, cache, runner, return_state=True))
-        for recipe in recipes
-    ]
+    with tags("packhouse"):  # automations watch runs that have it
+        states: Any = [
+            (name_of(recipe), refresh(recipe, approval, store, cache, runner, return_state=True))
+            for recipe in recipes
+        ]
     backfill_artifacts(states)
     return filled(states)

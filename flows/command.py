@@ -9,13 +9,14 @@ import atexit
 import gc
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
-from concurrent.futures import Future
-from contextvars import copy_context
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import click
@@ -24,7 +25,7 @@ from pydantic_core import to_jsonable_python
 
 from packhouse.cli import exit_interrupted, exit_with, own_process
 from packhouse.cli.result import print_result
-from packhouse.errors import PackhouseError, TransientError
+from packhouse.errors import ConfigError, PackhouseError, TransientError
 from packhouse.read.records import gc_paused
 from packhouse.recipe import Recipe
 from packhouse.run.chain import Prepared
@@ -40,13 +41,9 @@ _PREFECT_DEFAULTS = {
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "packhouse",
-    "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",  # of the embedded one, which writes to stderr
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "ERROR",  # of processes that do tasks
     "DO_NOT_TRACK": "1",
 }
-
-_NO_SERVER = ("Failed to reach API", "connect to ephemeral Prefect API server")
-"""What Prefect says, as a RuntimeError, where the server at hand or its own does not answer."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -94,6 +91,13 @@ def run_flow(recipe: Recipe, cache: Path) -> Prepared:
     for variable, value in _PREFECT_DEFAULTS.items():
         os.environ.setdefault(variable, value)
     log_file = _log_to_file(cache / "logs" / "prefect.log")
+    if home := os.environ.get("PREFECT_HOME"):  # Prefect makes it, but not its parents
+        try:
+            Path(home).expanduser().mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"PREFECT_HOME '{home}' cannot be made ({error.strerror}). Name another folder."
+            ) from None
     start_phase("importing Prefect")
     # Python's collector would walk what this import makes again and again, a tenth of its time.
     with gc_paused():
@@ -106,20 +110,17 @@ def run_flow(recipe: Recipe, cache: Path) -> Prepared:
     try:
         if not os.environ.get("PREFECT_API_URL"):
             start_phase("starting Prefect's server")
-        start_embedded_server()
+        start_embedded_server(log_file.with_name("server.log"))
         start_phase("creating the run")
         # No automation watches a command, and waiting for the heartbeats' end takes half a second.
         with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
             return cast(Prepared, prepare(recipe))  # Prefect's types give None
     except RuntimeError as error:
-        if not any(text in str(error) for text in _NO_SERVER):
+        if "Failed to reach API" not in str(error):
             raise
-        remedy = "on a busy machine raise PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
-        if os.environ.get("PREFECT_API_URL"):
-            remedy = "start it, unset PREFECT_API_URL"
         raise TransientError(
-            f"no Prefect server answers ({str(error).rstrip('.')}); {remedy}, or run "
-            f"`packhouse prepare`, which needs none (log: {log_file})"
+            f"no Prefect server answers ({str(error).rstrip('.')}); start it, unset "
+            f"PREFECT_API_URL, or run `packhouse prepare`, which needs none (log: {log_file})"
         ) from None
 
 
@@ -163,41 +164,79 @@ def _keep_prefect_off_the_terminal() -> None:
                 logger.propagate = True
 
 
-def start_embedded_server() -> None:
+def start_embedded_server(log_file: Path) -> None:
     """Start the server that Prefect would start at the flow's first request, if it would.
+
+    Prefect would lose what the server says, and start one that ends at its start again and again.
 
     A terminal sends Ctrl-C to all processes in the foreground. A server that it ended could not be
     told that the run has ended, and Prefect would ask it again for minutes. A process inherits
     which signals are blocked from the thread that starts it, hence the thread. Prefect ends the
     server by SIGTERM when this process exits; if it is killed, a shell that waits for it does.
 
+    Args:
+        log_file: gets what the server says, instead of what it held.
+
     Raises:
-        RuntimeError: it does not come up.
+        TransientError: it does not come up; the message has its own last word.
     """
     from prefect.client.base import ServerType, determine_server_type
 
     if determine_server_type() is not ServerType.EPHEMERAL:
         return
     from prefect.server.api.server import SubprocessASGIServer
+    from prefect.settings import get_current_settings
 
-    class Server(SubprocessASGIServer):
-        def _run_uvicorn_command(self) -> "subprocess.Popen[Any]":
-            server = super()._run_uvicorn_command()
-            _end_with_this_process(server.pid)
-            return server
+    server = SubprocessASGIServer()  # the only one: Prefect's clients find it
+    server.port = server.find_available_port()
+    settings = get_current_settings()
+    command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
+    command += ["--port", str(server.port), "--log-level", "error", "--lifespan", "on"]
+    env = os.environ | settings.to_environment_variables(exclude_unset=True)
+    env |= {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1"}
+    env |= {"PREFECT__SERVER_FINAL": "1"}
 
-    started: Future[None] = Future()
+    def start() -> "subprocess.Popen[Any]":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        with log_file.open("wb") as log:
+            return subprocess.Popen(command, env=env, stdout=log, stderr=log)
 
-    def start() -> None:
-        try:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            Server().start()
-            started.set_result(None)
-        except BaseException as error:  # whatever it is, the caller's thread has to tell it
-            started.set_exception(error)
+    with ThreadPoolExecutor(1) as thread:
+        process = server.server_process = thread.submit(start).result()
+    server.running = True
+    atexit.register(server.stop)
+    _end_with_this_process(process.pid)
+    patience_s = settings.server.ephemeral.startup_timeout_seconds
+    deadline = time.monotonic() + patience_s
+    while not _is_up(server.port):
+        if process.poll() is not None:
+            said = f"Prefect's embedded server did not start: {_last_error(log_file)}"
+            raise TransientError(f"{said} (log: {log_file}); `packhouse prepare` needs no server")
+        if time.monotonic() > deadline:
+            raise TransientError(
+                f"Prefect's embedded server did not answer within {patience_s} s; on a busy "
+                "machine raise PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS, or run "
+                f"`packhouse prepare`, which needs none (log: {log_file})"
+            )
+        time.sleep(0.1)  # between two questions
 
-    Thread(target=copy_context().run, args=(start,), name="embedded-server", daemon=True).start()
-    started.result()
+
+def _is_up(port: int) -> bool:
+    connection = HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/api/health")
+        return connection.getresponse().status == 200
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _last_error(log_file: Path) -> str:
+    """Return the last line that names an exception, else the last line."""
+    lines = [line for line in log_file.read_text("utf-8", "replace").splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (named or lines or ["it said nothing"])[-1].strip()
 
 
 def _end_with_this_process(pid: int) -> None:

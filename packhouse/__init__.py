@@ -124,8 +124,9 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        needs = f"packhouse.{name} needs torch: pip install 'packhouse[torch]'"
-        raise ImportError(needs) from error
+        from packhouse.system.plugins import pip_install
+
+        raise ImportError(f"packhouse.{name} needs torch: {pip_install('torch')}") from error
 
 
 def _version() -> str:

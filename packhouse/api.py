@@ -1,6 +1,7 @@
 """The front door: raw data in, a published version out, in one call of this process.
 
-    version = packhouse.prepare("data.json", tokenizer="Qwen/Qwen2.5-0.5B-Instruct", seq_len=4096)
+    version = packhouse.prepare("data.json", tokenizer="Qwen/Qwen2.5-0.5B-Instruct", seq_len=4096,
+                                split={"eval_fraction": 0.02})
     trainer = SFTTrainer(..., train_dataset=version.train, eval_dataset=version.eval)
 
 The same steps as the flow runs, with the same keys in the same cache and the same bytes: what
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from typing_extensions import override
 
 from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitError
 from packhouse.load.preferences import load_preferences
@@ -36,6 +38,72 @@ from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.wording import by_name, counted
 
 log = logging.getLogger("packhouse.run.cache")
+
+
+class _Table:
+    """Prints as a table, and is one for pandas."""
+
+    def _columns(self) -> dict[str, list[Any]]:
+        """Return the cells of each column; the first one names the rows."""
+        raise NotImplementedError
+
+    def to_pandas(self) -> Any:
+        """Return the table as a `pandas.DataFrame`, its rows named by the first column."""
+        import pandas as pd  # type: ignore[import-untyped]  # a package of stubs more
+
+        columns = self._columns()
+        return pd.DataFrame(columns).set_index(next(iter(columns)))
+
+    @override
+    def __repr__(self) -> str:
+        cells = [
+            [name, *(f"{each:,}" if type(each) is int else each or "-" for each in column)]
+            for name, column in self._columns().items()
+        ]
+        widths = [max(map(len, column)) for column in cells]
+        return "\n".join(
+            "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])])
+            for first, *others in zip(*cells, strict=True)
+        )
+
+
+class Ledger(_Table, list[dict[str, Any]]):
+    """A dict for each step: rows in, out, quarantined and dropped by reason, and tokens.
+
+    Example:
+        >>> from packhouse.records.ledger import LedgerLine
+        >>> line = LedgerLine(step="validate", rows_in=9, rows_out=8, quarantined={"json": 1})
+        >>> Ledger([line.to_json()])
+        step      rows_in  added  quarantined  dropped  rows_out  tokens_in  tokens_out
+        validate        9      0            1        0         8          -           -
+    """
+
+    @override
+    def _columns(self) -> dict[str, list[Any]]:
+        names = ("step", "rows_in", "added", "quarantined", "dropped", "rows_out")
+        return {
+            name: [sum(v.values()) if isinstance(v := line[name], dict) else v for line in self]
+            for name in (*names, "tokens_in", "tokens_out")
+        }
+
+
+class Audit(_Table, dict[str, Any]):
+    """What the tokens teach, measured before publication; `dataset` and each of `sources`.
+
+    Example:
+        >>> Audit(dataset={"rows": 3, "turns": 4}, packs={"packs": 1}, sources={"a": {"rows": 3}})
+        count  dataset  a
+        rows         3  3
+        turns        4  -
+        packs        1  -
+    """
+
+    @override
+    def _columns(self) -> dict[str, list[Any]]:
+        whole = {**self.get("dataset", {}), **self.get("packs", {})}
+        counts = {"dataset": whole, **self.get("sources", {})}
+        columns = {name: [own.get(count) for count in whole] for name, own in counts.items()}
+        return {"count": [*whole], **columns}
 
 
 class Version:
@@ -89,9 +157,9 @@ class Version:
         return load(self.uri, split=split, cache=self._cache)
 
     @property
-    def ledger(self) -> list[dict[str, Any]]:
-        """A dict for each step: rows in, out, quarantined and dropped by reason, and tokens."""
-        return [line.to_json() for line in self._opened.manifest.facts.counts.ledger]
+    def ledger(self) -> Ledger:
+        """Where every row went: a list of a dict for each step, which prints as a table."""
+        return Ledger(line.to_json() for line in self._opened.manifest.facts.counts.ledger)
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -104,9 +172,9 @@ class Version:
         return function_of_addon("read_quarantined")(self._opened)
 
     @property
-    def audit(self) -> Mapping[str, Any]:
-        """What the tokens teach, measured before publication; `dataset` and each of `sources`."""
-        return self._opened.manifest.audit
+    def audit(self) -> Audit:
+        """What the tokens teach: a dict of counts by `dataset` and `sources`, and a table."""
+        return Audit(self._opened.manifest.audit)
 
     @property
     def sources(self) -> list[dict[str, Any]]:

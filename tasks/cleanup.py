@@ -1,7 +1,7 @@
 """What a cancelled or killed run leaves is put in order.
 
-Half-done steps and objects of an uncommitted version are removed after a cancellation. Task runs of
-a killed run, which says nothing any more, are shown as Crashed.
+Half-done steps and objects of an uncommitted version are removed after a cancellation. Task and
+child runs of a killed run, which says nothing any more, are shown as Crashed.
 
 A run that is told to stop gives back its slot at once and ends when its jobs in hand are done; one
 that takes over half a minute for that is killed by its worker. Neither leaves anything that a
@@ -11,11 +11,15 @@ removed by the next run there, or by `gc`.
 
 import logging
 from typing import Any
+from uuid import UUID
 
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterId,
+    FlowRunFilterParentFlowRunId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
     TaskRunFilter,
     TaskRunFilterState,
     TaskRunFilterStateType,
@@ -50,19 +54,34 @@ def clean_up(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
     log.info("removed %d folders and %d objects of an unfinished run", folders, objects)
 
 
-def end_task_runs(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
-    """End the task runs of a crashed run: they would stay Running forever. A hook of every flow."""
-    unfinished = [StateType.PENDING, StateType.RUNNING]
+def end_parts(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
+    """End the task runs and child runs of a crashed run: they would stay Running forever.
+
+    A hook of every flow.
+    """
     with get_client(sync_client=True) as client:
-        found = client.read_task_runs(
-            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id])),
-            task_run_filter=TaskRunFilter(
-                state=TaskRunFilterState(type=TaskRunFilterStateType(any_=unfinished))
-            ),
+        _end_parts(client, flow_run.id, Crashed(message=f"its run crashed: {state.message}"))
+
+
+def _end_parts(client: SyncPrefectClient, flow_run: UUID, ended: State[Any]) -> None:
+    unfinished = [StateType.PENDING, StateType.RUNNING]
+    task_runs = client.read_task_runs(
+        flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run])),
+        task_run_filter=TaskRunFilter(
+            state=TaskRunFilterState(type=TaskRunFilterStateType(any_=unfinished))
+        ),
+    )
+    for task_run in task_runs:
+        client.set_task_run_state(task_run.id, ended, force=True)
+    children = client.read_flow_runs(
+        flow_run_filter=FlowRunFilter(
+            parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run]),
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=unfinished)),
         )
-        for task_run in found:
-            ended: State[Any] = Crashed(message=f"its run crashed: {state.message}")
-            client.set_task_run_state(task_run.id, ended, force=True)
+    )
+    for child in children:
+        client.set_flow_run_state(child.id, ended, force=True)
+        _end_parts(client, child.id, ended)
 
 
 def recipe_of(flow_run: FlowRun) -> Recipe | None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from packhouse.errors import ConfigError, TransientError
 from packhouse.run.local_pool import end_with_parent
+from packhouse.system.plugins import pip_install
 
 if TYPE_CHECKING:
     from prefect.task_runners import TaskRunner
@@ -73,7 +74,7 @@ def choose_engine(runner: str | None = None) -> Engine:
         raise ConfigError(f"no runner '{asked}'; known: {', '.join(ENGINES)}")
     is_cluster = name in ("dask", "ray")
     if is_cluster and find_spec(f"prefect_{name}") is None:
-        raise ConfigError(f"runner '{name}' needs pip install 'packhouse[{name}]'")
+        raise ConfigError(f"runner '{name}' is not installed: {pip_install(name)}")
     address = os.environ.get("PACKHOUSE_RUNNER_ADDRESS") or None
     if address and not is_cluster:
         raise ConfigError(f"runner '{name}' has no address; it is for dask and ray")

@@ -17,7 +17,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from packhouse.errors import PackhouseError
-from tasks.cleanup import clean_up, end_task_runs
+from tasks.cleanup import clean_up, end_parts
 from tasks.events import announce_end, announce_refused
 from tasks.guard import named_recipe
 
@@ -90,7 +90,7 @@ FLOW: dict[str, Any] = {
     "result_serializer": "json",  # what Prefect keeps of an exception; its default is a pickle
     "on_completion": [announce_end],
     "on_failure": [_on_failure, announce_end],
-    "on_crashed": [end_task_runs, announce_end],
+    "on_crashed": [end_parts, announce_end],
     "on_cancellation": [clean_up, announce_end],
 }
 """Arguments of every `@flow`."""

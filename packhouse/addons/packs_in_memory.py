@@ -9,7 +9,6 @@ A whole dataset is one plan; TRL plans 1,000 rows at a time, which takes 2,536 p
 for Alpaca, and 2,501 are enough. Cost: 40 ns a token, 8 bytes of each of 2 million at a time.
 """
 
-import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -21,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
+from packhouse.load.boundaries import first_packs, warn_of_packs, watch_packs
 from packhouse.pack.layout import IGNORE_INDEX
 from packhouse.pack.plan import STRATEGIES, PackPlan, plan_packs
 from packhouse.records.lists import count_up, list_offsets, one_chunk
@@ -146,16 +146,13 @@ def pack_dataset(
             tally=tally,
         )
         return type(dataset)({name: pack(part) for name, part in dataset.items()})
-    if "transformers" in sys.modules:
-        from packhouse.load.versions import warn_of_packs
-
-        warn_of_packs()
     settings = _settings(seq_length, strategy, over_length, seed, balance)
     tally = PackTally() if tally is None else tally
     options: dict[str, object] = dict(map_kwargs or {}) | {"batched": True}
     if isinstance(dataset, IterableDataset):
         kind = dataset._formatting and dataset._formatting.format_type
         packing = _Packing(settings, tally)
+        warn_of_packs()
         return dataset.with_format("arrow").map(packing, **options).with_format(kind)
     if not isinstance(dataset, Dataset):
         dataset = Dataset(dataset) if isinstance(dataset, pa.Table) else _from_rows(dataset)
@@ -165,6 +162,10 @@ def pack_dataset(
     rows = dataset.with_format("arrow")
     settings.count(_lengths(rows[:]), tally)  # `map` may find its answer in the cache
     packed = rows.map(_Packing(settings), **{"batch_size": None} | options)
+    if "seq_lengths" in packed.column_names:
+        watch_packs(first_packs(packed))
+    else:
+        warn_of_packs()
     columns = packed.column_names
     if len(form["columns"]) < len(rows.column_names):
         columns = [*form["columns"], *({"seq_lengths"} & set(columns))]

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from packhouse.errors import ConfigError, ContractError, EmptyRowError
+from packhouse.load.boundaries import MOST_PACKS, watch_packs
 from packhouse.load.rows import ArrowRows, Row, open_rows
 from packhouse.pack.layout import IGNORE_INDEX
 from packhouse.pack.plan import PackPlan, plan_packs
@@ -139,6 +140,8 @@ class PackedDataset(torch.utils.data.Dataset):
             self._settings = (seq_len, strategy, seed, pad_record_to_multiple_of, balance)
             self.set_epoch(epoch)
         _refuse_shifted(self._rows, range(len(self._rows)) if self._plan is None else self._kept)
+        first = map(self._row, range(min(len(self), MOST_PACKS)))
+        watch_packs((row.input_ids, row.seq_lengths) for row in first)
 
     def set_epoch(self, epoch: int) -> None:
         """Pack the records anew, as `epoch` and the seed decide; packs that are given stay.

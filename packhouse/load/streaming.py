@@ -34,6 +34,7 @@ import pyarrow.parquet as pq
 import torch
 
 from packhouse.errors import ConfigError, IntegrityError
+from packhouse.load.boundaries import MOST_PACKS, watch_packs
 from packhouse.load.copies import check_row_groups, mapped_file, verified_file
 from packhouse.load.rows import ArrowRows, Row
 from packhouse.load.versions import cache_folder, open_split
@@ -219,6 +220,8 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
 
     def _pass(self, rows: Iterator[Row], number: int) -> Iterator[dict[str, torch.Tensor]]:
         for row in read_ahead(rows, self._prefetch):
+            if self._seen < MOST_PACKS:
+                watch_packs([(row.input_ids, row.seq_lengths)])
             self._seen += 1
             yield row.to_tensors()
         self._shared[_ENDED + number] = 1

@@ -16,8 +16,8 @@ from packhouse.errors import (
     EmptyDatasetError,
     VersionNotFoundError,
 )
+from packhouse.load.boundaries import first_packs, watch_packs
 from packhouse.load.copies import mapped_file
-from packhouse.records.lists import list_offsets
 from packhouse.store import FileEntry, OpenVersion, open_store
 from packhouse.store.layout import split_pinned
 from packhouse.store.manifest import Manifest, changed_manifest, parse_slot
@@ -111,8 +111,8 @@ def load_packed(
         paths.setdefault(source, []).append(mapped_file(opened, entry, folder, verify))
     about = f"packhouse {opened.dataset} {opened.version} {split}"
     rows = {name: map_rows(own, f"{about} {name or ''}".strip()) for name, own in paths.items()}
-    if "transformers" in sys.modules and any(_holds_packs(each) for each in rows.values()):
-        warn_of_packs()
+    for each in rows.values():
+        watch_packs(first_packs(each))
     if "transformers.trainer" in sys.modules and any(
         "loss_weights" in each.column_names for each in rows.values()
     ):
@@ -130,31 +130,6 @@ def map_rows(paths: Sequence[Path], description: str) -> "Dataset":
 
     info = DatasetInfo(description=description)
     return concatenate_datasets([Dataset.from_file(str(path)) for path in paths], info=info)
-
-
-def _holds_packs(rows: "Dataset") -> bool:
-    """Return True if there are more records than rows."""
-    chunks = rows.data["seq_lengths"].chunks
-    return sum(int(list_offsets(chunk)[-1]) for chunk in chunks if len(chunk)) > len(rows)
-
-
-def warn_of_packs() -> None:
-    """Warn of models, collators and trainers in this process that lose where records end."""
-    modules, advice = sys.modules, []
-    enabling = modules.get("packhouse.addons.torch.enabling")
-    is_enabled = enabling is not None and enabling.is_enabled()
-    if "transformers.modeling_utils" in modules and not is_enabled:
-        advice.append("call enable_packing(model) first")
-    if "trl.trainer.sft_trainer" in modules:
-        advice.append("set SFTConfig(padding_free=True, max_length=None, packing=False)")
-    elif "transformers.trainer" in modules and "packhouse.load.collators" not in modules:
-        advice.append("use packhouse.PackedCollator")
-    if advice:
-        warnings.warn(
-            "rows hold several records each, across which most models and collators train without "
-            f"an error: {', and '.join(advice)} (docs/how-to/keep-records-apart.md)",
-            stacklevel=3,
-        )
 
 
 def cache_folder(cache: str | Path | None) -> Path:

@@ -65,7 +65,7 @@ class CommaFile(TextFile):
         for start, end in _quoted_fields(array, quotes, newlines, ord(self.delimiter), False)[-1:]:
             if end == len(array):
                 return start, "the quote opened at {} is never closed"
-        return super().find_open()
+        return 0, "the row that begins at {} does not end"
 
     def count(self, size: int, *, is_last: bool) -> int | None:
         """Records that are not blank lines.

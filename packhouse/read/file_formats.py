@@ -125,11 +125,10 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
         return "parquet" if is_parquet else "arrow"
     if what.startswith("UTF-"):
         encoding = what.split()[0]
+        is_known = encoding == "UTF-16"  # with a mark of its byte order
+        then = "Set `encoding: utf-16` for its source" if is_known else "Save it as UTF-8"
         raise SourceError(
-            f"source file '{uri}' is {encoding} text; convert it to UTF-8 "
-            f"(iconv -f {encoding} -t UTF-8)",
-            uri=uri,
-            encoding=encoding,
+            f"source file '{uri}' is {encoding} text. {then}", uri=uri, encoding=encoding
         )
     if head and what != "text":
         raise SourceError(f"source file '{uri}' holds no rows: it is {what}", uri=uri)
@@ -175,7 +174,8 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
         )
     if found != "json" and b"\n" not in head and b"\r" in head.rstrip(b"\r\n"):
         raise SourceError(
-            f"source file '{uri}' ends its lines in CR only; convert them to LF (tr '\\r' '\\n')",
+            f"source file '{uri}' ends its lines in CR only, which packhouse cannot read. Save it "
+            "with lines that end in LF",
             uri=uri,
         )
     if found == "jsonl" and num_rows > 1:  # a list of one may be a line with its row

@@ -426,7 +426,8 @@ def find_row_format(rows: list[Any], config: SourceConfig, uri: str) -> str:
         SourceError: rows are there, but none is of a known format.
     """
     odd = None
-    for row in unwrapped(rows) if config.unwrap else rows:
+    rows = unwrapped(rows) if config.unwrap else rows
+    for row in rows:
         found = row_format_of(row, config.fields)
         if found is not None:
             return found
@@ -441,22 +442,31 @@ def find_row_format(rows: list[Any], config: SourceConfig, uri: str) -> str:
     )
     raise SourceError(
         f"source file '{uri}': rows have {_keys_of(odd)}, which is no known shape ({known}); "
-        f"{_where_rows_are(odd)}set format, and fields where names differ: `packhouse init` looks "
-        "at the file and proposes them",
+        f"{_where_rows_are(odd, is_alone=len(rows) == 1)}",
         uri=uri,
     )
 
 
-def _where_rows_are(row: object) -> str:
-    """What to set first, for a row that only holds rows."""
+def _where_rows_are(row: object, *, is_alone: bool) -> str:
+    """What to do about a row of no known format; `is_alone` if the file has no other."""
     if isinstance(row, list) and len(row) == 1 and isinstance(row[0], dict):
-        return "if each row stands in a list of its own, set `unwrap: true`; "
-    for name, value in row.items() if isinstance(row, dict) else ():
-        if isinstance(value, list) and len(value) > 1 and isinstance(value[0], dict):
-            return (
-                f"if the rows are those of the list in '{name[:40]}', set `rows_at: {name[:40]}`; "
-            )
-    return ""
+        return "if each row stands in a list of its own, set `unwrap: true`"
+    values = row if isinstance(row, dict) and is_alone else {}
+    for name, value in values.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            field = name if name.isidentifier() else orjson.dumps(name).decode()
+            return f"if the rows are those of the list in '{name}', set `rows_at: {field}`"
+    kinds = set(map(type, values.values()))
+    if kinds == {dict} or (kinds == {list} and len(values) > 1):
+        what = "objects" if kinds == {dict} else "columns"
+        return (
+            f"its {what} stand in one object, which packhouse cannot read. Write a list of rows, "
+            "or an object a line"
+        )
+    return (
+        "set format, and fields where names differ: `packhouse init` looks at the file and "
+        "proposes them"
+    )
 
 
 def check_same_format(

@@ -62,9 +62,10 @@ class FileStream:
                     yield text.encode("utf-8", "surrogatepass")
             if text := decoder.decode(b"", final=True):
                 yield text.encode("utf-8", "surrogatepass")
-        except UnicodeDecodeError as error:
+        except UnicodeError as error:  # without a mark of its byte order, UTF-16 is no decode error
+            why = error.reason if isinstance(error, UnicodeDecodeError) else str(error)
             raise SourceError(
-                f"source file '{self.uri}' is not {self.encoding} text ({error.reason}); correct "
+                f"source file '{self.uri}' is not {self.encoding} text ({why}); correct "
                 "the encoding of the source, or mend the file",
                 uri=self.uri,
             ) from None

@@ -201,7 +201,7 @@ class TextFile(ABC):
 
     def find_open(self) -> tuple[int, str]:
         """Return where in the buffer something is left open, and what to say of its line."""
-        return 0, "the row that begins at {} does not end"
+        return 0, "the row that begins at {} does not end; if rows are in it, set `rows_at`"
 
     def _begin(self, *, at_end: bool) -> bool:
         if len(self.buffer) < len(BOM) and not at_end:

@@ -23,7 +23,8 @@ class ValidateConfig(Section):
     small file does not fail by it, unless the share is 0."""
 
     max_row_bytes: Annotated[int, Field(gt=0)] = 16 * 2**20
-    """Bytes of one raw row; longer rows are quarantined unparsed."""
+    """Bytes of one raw row; longer rows are quarantined unparsed. A file with a row that has not
+    ended after 64 MiB, nor after this, is refused."""
 
     max_chars: Annotated[int, Field(gt=0)] = 1_000_000
     """Characters of one message; longer ones are quarantined before the tokenizer sees them."""

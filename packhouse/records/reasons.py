@@ -25,7 +25,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         "csv": Reason("the line is not one record", "put text with quotes or breaks in quotes"),
         "encoding": Reason(
             "bytes that are not UTF-8, or half of a surrogate pair",
-            "convert the file: `iconv -f latin1 -t utf-8`; in a database, the value",
+            "set the `encoding` of the source, such as `cp1252`, if the file has another one",
         ),
         "cell": Reason(
             "a cell of the workbook holds an error, or a formula that nobody computed",

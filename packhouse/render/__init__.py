@@ -21,7 +21,7 @@ from packhouse.render.rows import RowRenderer
 from packhouse.render.sandbox import pinned_date
 from packhouse.render.single_turn import SINGLE_TURN, ends_of, make_single_turn
 from packhouse.render.windows import WindowRule
-from packhouse.system.plugins import find_plugin
+from packhouse.system.plugins import find_plugin, pip_install
 from packhouse.tokenize.pipeline import TokenizerSnapshot
 
 __all__ = [
@@ -114,7 +114,7 @@ def _chat_source(
     if not snapshot.chat_template:
         other = "alpaca, completion or text, or to a Jinja file"
         if folder is not None and (folder / "tekken.json").is_file():
-            other = "mistral, which writes for tekken.json (pip install 'packhouse[mistral]')"
+            other = f"mistral, which writes for tekken.json ({pip_install('mistral')})"
         raise TemplateError(
             f"the tokenizer ({snapshot.class_name}) has no chat template: set format.template to"
             f" {other}"

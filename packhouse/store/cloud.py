@@ -38,6 +38,7 @@ from packhouse.store.objects import (
     check_key,
     error_of_answer,
 )
+from packhouse.system.plugins import pip_install
 from packhouse.system.wording import first_line
 
 try:
@@ -46,9 +47,7 @@ try:
     from obstore.fsspec import FsspecStore
     from obstore.store import AzureStore, GCSStore
 except ImportError:
-    raise ConfigError(
-        "gs:// and az:// stores need obstore: pip install 'packhouse[gcs]' or 'packhouse[azure]'"
-    ) from None
+    raise ConfigError(f"gs:// and az:// stores need obstore: {pip_install('gcs,azure')}") from None
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutResult, UpdateVersion

@@ -11,14 +11,17 @@ read without importing anything. docs/plugins.md shows one of each kind. A funct
 script goes in place of the name, as a `PluginFunction` with a version of its own.
 """
 
+import json
 import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from importlib.metadata import version as version_of
 from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
 
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -176,8 +179,7 @@ def _shipped_renderer(name: str) -> Plugin:
         version = version_of(library)
     except PackageNotFoundError:
         raise ConfigError(
-            f"renderer '{name}' needs {library}, which is not installed: pip install "
-            f"'packhouse[{name}]'",
+            f"renderer '{name}' needs {library}, which is not installed: {pip_install(name)}",
             name=name,
         ) from None
     return Plugin(
@@ -317,5 +319,23 @@ def import_extra(module: str, extra: str, what: str) -> Any:
     except ImportError:
         package = module.partition(".")[0]
         raise ConfigError(
-            f"{what} needs {package}, which is not installed: pip install 'packhouse[{extra}]'"
+            f"{what} needs {package}, which is not installed: {pip_install(extra)}"
         ) from None
+
+
+def pip_install(extra: str) -> str:
+    """Return the command that installs an extra of this packhouse, from where packhouse came.
+
+    pip notes a checkout, a file or a repository in `direct_url.json`, and nothing for an index.
+    """
+    try:
+        origin = json.loads(distribution("packhouse").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        origin = {}
+    url = origin.get("url", "")
+    if origin.get("dir_info", {}).get("editable"):
+        folder = unquote(urlsplit(url).path)
+        return f"pip install -e {shlex.quote(f'{folder}[{extra}]')}"
+    if vcs := origin.get("vcs_info"):
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    return f"pip install 'packhouse[{extra}]{url and ' @ '}{url}'"

@@ -35,6 +35,14 @@ def echo(text: str = "", *, err: bool = False) -> None:
     click.echo(for_terminal(text, keep_lines=True), err=err)
 
 
+def echo_data(text: str) -> None:
+    """Print data for a program, byte for byte; escaped where a terminal would show it."""
+    if sys.stdout.isatty():
+        echo(text)
+    else:
+        click.echo(text.encode())
+
+
 def console(*, stderr: bool = False, soft_wrap: bool = True) -> "Console":
     """Return a rich console that takes no markup from text and escapes what it draws."""
     from rich.console import Console, ConsoleOptions, RenderableType

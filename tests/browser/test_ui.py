@@ -17,7 +17,6 @@ SECTIONS = (
     "Where raw rows come from.",
     "Folder of the tokenizer",
     "What makes a row bad",
-    "How a conversation becomes text",
     "How sequences become rows",
     "Which records are for evaluation",
     "Where a version goes",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -306,3 +307,21 @@ def test_a_function_needs_a_version_and_a_name_of_its_own(functions):
             tokenizer="t",
             pack={"strategy": PluginFunction(len, version="1", name="concat")},
         )
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "pip install 'packhouse[s3]'"),
+        ({"url": "file:///a/b%20c", "dir_info": {"editable": True}}, "pip install -e '/a/b c[s3]'"),
+        ({"url": "file:///a/p.whl"}, "pip install 'packhouse[s3] @ file:///a/p.whl'"),
+        (
+            {"url": "https://h/p", "vcs_info": {"vcs": "git", "commit_id": "1f"}},
+            "pip install 'packhouse[s3] @ git+https://h/p@1f'",
+        ),
+    ],
+)
+def test_an_extra_is_installed_from_where_packhouse_came(origin, command, monkeypatch):
+    text = origin and json.dumps(origin)
+    monkeypatch.setattr(plugins, "distribution", lambda _: Mock(read_text=lambda _: text))
+    assert plugins.pip_install("s3") == command

@@ -191,6 +191,12 @@ def test_a_version_gives_an_account_of_every_row(prepare):
     assert version.quarantined["row"].to_pylist() == [60]
     assert version.dropped == {"over_seq_len": 1}
     assert version.audit["dataset"]["rows"] == 61
+    ledger, audit = version.ledger.to_pandas(), version.audit.to_pandas()
+    assert ledger.loc["validate", ["rows_in", "quarantined", "rows_out"]].tolist() == [62, 1, 61]
+    assert audit.loc["rows", "dataset"] == 61
+    lines = repr(version.ledger).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == steps
+    assert repr(version.audit).splitlines()[0].split() == ["count", *audit.columns]
     shown = repr(version)
     for part in (version.uri, "quarantined: 1 row ", "dropped: 1 row (over_seq_len 1)"):
         assert part in shown

@@ -19,6 +19,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lines = "".join(f'{{"messages": [{turns % number}]}}\n' for number in range(30))
     (tmp_path / "talks.jsonl").write_text(lines)
     (tmp_path / "mine.jinja").write_text("{{ messages }}")
+    (tmp_path / "pairs.jsonl").write_text('{"chosen": "a", "rejected": "b"}\n' * 30)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -52,8 +53,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             HEAD + ROWS + "    format: alpaca\n",
             "all 30 rows are bad (fields 30): nothing to publish; first 'fields': "
             "talks/talks.jsonl line 1, no field 'instruction'; the row has 'messages'; rows of "
-            "'talks' look like `chat`, and the recipe reads them as `alpaca`: try `format: chat`; "
-            "to see them: `packhouse quarantine show ",
+            "'talks' look like `chat`, and the recipe reads them as `alpaca`: try `format: chat` "
+            "if all rows do, or `format: mixed` if rows have several shapes; to see them: "
+            "`packhouse quarantine show ",
+        ),
+        (  # a row that is of the recipe's format is not sent to another one
+            HEAD + "sources: [{path: pairs.jsonl, format: pairs}]\n",
+            "no_prompt': pairs/pairs.jsonl line 1, chosen has no prompt before it; remedy: ",
         ),
         (
             HEAD + ROWS + "    fields: {messags: talk}\n",

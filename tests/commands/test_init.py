@@ -449,6 +449,11 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         each(lambda t: {"text": f"[INST] {t.question} [/INST] {t.answer}"}),
         "with what a chat template wrote",
     ),
+    "rows that are the values of an object": (
+        "a.json",
+        json.dumps({str(n): {"question": str(n)} for n in range(1001)}).encode(),
+        "its rows are the values of one object",
+    ),
     "rows of one message": (
         "a.jsonl",
         each(lambda t: {"turn": 0, "role": "user", "content": t.question}),
@@ -586,16 +591,25 @@ def test_a_field_that_repeats_what_is_read_is_left_out(project):
     check(project.prepare(), TALKS)
 
 
-def test_a_preference_of_openai_trains_the_preferred_answers_to_their_questions(project):
-    rows = [
-        {
+@pytest.mark.parametrize(
+    "row",
+    [
+        lambda n, t: {
             "input": {"messages": messages_of("user", t.question), "tools": []},
             "preferred_output": messages_of("assistant", t.answer),
             "non_preferred_output": messages_of("assistant", bad(t)),
-        }
-        for t in TALKS
-    ]
-    Path("a.jsonl").write_bytes(lines(rows))
+        },
+        lambda n, t: {
+            "prompt": t.question,
+            "candidate_a": (t.answer, bad(t))[n % 2],
+            "candidate_b": (bad(t), t.answer)[n % 2],
+            "winner": "ab"[n % 2],
+        },
+        lambda n, t: {"request": t[0], "better_output": t[1], "worse_output": bad(t)},
+    ],
+)
+def test_of_a_preference_the_better_answers_are_trained(row, project):
+    Path("a.jsonl").write_bytes(lines([row(n, t) for n, t in enumerate(TALKS)]))
 
     code, said = project.init("a.jsonl")
 

@@ -2,8 +2,9 @@
 
 import pytest
 import yaml
+from prefect.utilities.schema_tools.validation import validate
 
-from deployments.deploy import HERE, form
+from deployments.deploy import HERE, SHOWN, form
 from schemas.places import Places
 
 PLACES = Places(
@@ -39,8 +40,8 @@ def test_the_form_has_no_cache_which_a_deployed_run_may_not_choose(flow, flows):
     before = schema_of(flows[flow])
     assert "cache" in before["properties"]
     after = form(before, PLACES)
-    assert "cache" not in after["properties"]
-    assert before["properties"].keys() - after["properties"].keys() == {"cache"}
+    assert after["patternProperties"].keys() == {"^runner$"}
+    assert before["properties"].keys() - after["properties"].keys() == {"cache", "runner"}
     assert after["additionalProperties"] is False  # so the server refuses it, too
 
 
@@ -68,21 +69,12 @@ def test_a_recipe_is_one_of_the_names_or_a_whole_one(flows):
     assert recipes["items"]["anyOf"][0]["enum"] == ["nightly"]
 
 
-def test_an_export_is_a_name_or_a_name_with_shards_in_the_form(flows):
-    sections = form(schema_of(flows["prepare"]), PLACES)["definitions"]
-    name, config = sections["PublishConfig"]["properties"]["exports"]["items"]["anyOf"]
-    assert name["enum"][:3] == ["trl", "axolotl", "megatron"]
-    assert config["$ref"].endswith("/ExportConfig")
-    assert sections["ExportConfig"]["properties"]["shards"]["maximum"] == 10_000
-
-
-def test_where_is_a_text_or_a_list_of_texts_in_the_form(flows):
-    where = form(schema_of(flows["prepare"]), PLACES)["definitions"]["SourceConfig"]["properties"]
-    one, several, none = where["where"]["anyOf"]
-    assert (one["type"], several["type"], none) == ("string", "array", {"type": "null"})
-    assert several["items"] == one
-
-
-def test_without_names_the_form_asks_for_places(flows):
-    schema = schema_of(flows["prepare"])
-    assert form(schema, Places())["definitions"] == schema["definitions"]
+def test_the_form_shows_common_settings_and_takes_all(flows):
+    schema = form(schema_of(flows["prepare"]), Places())
+    shown = {name: set(each.get("properties", ())) for name, each in schema["definitions"].items()}
+    assert shown["SourceConfig"] == {"path", "format"}
+    assert sum(len(shown[name]) for name in SHOWN.keys() - {"parameters"}) == 13
+    recipe = {"dataset": "d", "sources": [{"path": "a", "weight": 2}], "tokenizer": "t"}
+    assert not validate({"recipe": recipe, "runner": "threads"}, schema)
+    for wrong in ({"pack": {"strategy": "zzz"}}, {"pack": {"seq_length": 1}}, {"tokenise": {}}):
+        assert validate({"recipe": recipe | wrong}, schema)

@@ -1,8 +1,12 @@
-"""The worker's memory: what lies in cycles is freed though Python's own collector is off."""
+"""The worker: it waits for its server, and memory in cycles is freed without Python's collector."""
 
+import os
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+
+from tests.served.served import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 WAITS = """
@@ -42,3 +46,27 @@ def test_it_takes_what_prefects_worker_takes():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "worker start" in done.stdout
     assert "--limit" in done.stdout
+
+
+def test_it_waits_for_the_server():
+    port = free_port()
+    program = "from deployments.worker import wait_for_server\nwait_for_server(0.05)"
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=os.environ | {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as waiting:
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline().startswith("waiting for Prefect's server at http://127")
+        assert waiting.poll() is None
+
+        class Server(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(200)
+                self.end_headers()
+
+        with HTTPServer(("127.0.0.1", port), Server) as server:
+            server.handle_request()
+        assert waiting.wait(60) == 0

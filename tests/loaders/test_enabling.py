@@ -186,3 +186,24 @@ def test_a_model_that_was_compiled_before_is_guarded_and_freed(model):
         torch.testing.assert_close(logits(), alone, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(logits(), plain)
     torch._dynamo.reset()
+
+
+def test_a_pack_that_is_called_one_record_is_refused(model):
+    from packhouse import PackedDataset
+
+    pack = {"input_ids": [*range(3, 40)], "labels": [*range(3, 40)], "seq_lengths": [5, 20, 12]}
+    ids = PackedDataset([pack])[0]["input_ids"][None]
+    whole = torch.arange(ids.shape[1])[None]
+    pads = torch.zeros(1, 2, dtype=torch.int64)
+    padded = {"input_ids": torch.cat([pads, ids], 1)}
+    padded["attention_mask"] = torch.cat([pads, torch.ones_like(ids)], 1)
+    cut = {"input_ids": torch.cat([IDS, ids[:, :22]], 1)}
+    cut["position_ids"] = torch.cat([ARANGE, whole[:, :22]], 1)
+    with enable_packing(model):
+        for batch in ({"input_ids": ids}, {"input_ids": ids, "position_ids": whole}, padded, cut):
+            with pytest.raises(ContractError, match="several records of a pack as one. Use Packed"):
+                model(**batch)
+        model(**PackedCollator()([pack]))
+        model(input_ids=ids[:, :5])
+        with pytest.warns(UserWarning, match="no position_ids, so each row is trained as one"):
+            model.train()(input_ids=IDS)

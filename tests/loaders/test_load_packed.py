@@ -16,6 +16,7 @@ from packhouse.load.copies import read_rows
 from packhouse.store import pull_version
 from packhouse.store.read import open_address
 from packhouse.system import worker
+from packhouse.system.plugins import pip_install
 
 COLUMNS = ["input_ids", "labels", "seq_lengths", "record_ids", "position_ids"]
 
@@ -128,7 +129,7 @@ except ImportError as error:
         check=False,
         env=os.environ | {"USE_TORCH": "0"},
     )
-    needs = "packhouse.PackedCollator needs torch: pip install 'packhouse[torch]'"
+    needs = f"packhouse.PackedCollator needs torch: {pip_install('torch')}"
     assert done.stdout == f"16\n{needs}\n", done.stderr
 
 
@@ -186,26 +187,35 @@ def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(make_version, tmp_
     assert len(load_packed(uri, cache=tmp_path)) > 0
 
 
-def test_a_model_that_was_not_enabled_is_warned_of(make_version, tmp_path, monkeypatch):
+def test_packs_are_warned_of_until_a_model_is_guarded(make_version, tmp_path, monkeypatch):
+    """Whatever was imported, and in any order."""
     pytest.importorskip("torch")
-    import transformers.modeling_utils  # noqa: F401 - as where a model was made
-
-    from packhouse import enable_packing
+    from packhouse import PackedDataset, StreamingPackedDataset, enable_packing
     from packhouse.addons.torch import enabling
+    from packhouse.load import boundaries
 
-    monkeypatch.setattr(enabling, "_ACTIVE", set())  # other tests' models
-    monkeypatch.delitem(sys.modules, "trl.trainer.sft_trainer", raising=False)
+    guards: set[object] = set()  # none of other tests
+    for module in (boundaries, enabling):
+        monkeypatch.setattr(module, "GUARDS", guards)
+    monkeypatch.setattr(boundaries, "_WARNED", set())
     packs, records = make_version(), make_version(num_records=20, strategy="none")
-    with pytest.warns(UserWarning, match=r"call enable_packing\(model\) first"):
-        load_packed(packs, cache=tmp_path)
+    said = r"several records each.*Call enable_packing\(model\) before training.*padding_free=True"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load_packed(records, cache=tmp_path)
         with enable_packing("llama"):
             load_packed(packs, cache=tmp_path)
-    monkeypatch.setitem(sys.modules, "trl.trainer.sft_trainer", None)
-    with enable_packing("llama"), pytest.warns(UserWarning, match="padding_free=True"):
-        load_packed(packs, cache=tmp_path)
+    with pytest.warns(UserWarning, match=said):
+        data = load_packed(packs, cache=tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PackedDataset(data)  # said above
+        PackedDataset([{"input_ids": [1, 2]}, {"input_ids": [3, 4]}], seq_len=2)
+    with pytest.warns(UserWarning, match=said):
+        PackedDataset([{"input_ids": [1, 2]}, {"input_ids": [3, 4]}], seq_len=4)
+    other = make_version(num_records=30)
+    with pytest.warns(UserWarning, match=said):
+        next(iter(StreamingPackedDataset(other, cache=tmp_path, prefetch=0)))
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next_one(make_version, tmp_path):

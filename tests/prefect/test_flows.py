@@ -342,8 +342,8 @@ def test_a_refusal_shows_the_first_bad_rows_their_cause_and_what_to_type(place, 
     assert state.is_failed()
     said = (
         "instructions/instructions.jsonl line 1, .*; rows of 'instructions' look like `chat`, and "
-        "the recipe reads them as `alpaca`: try `format: chat`; to see them: `packhouse "
-        "quarantine show RECIPE`"
+        "the recipe reads them as `alpaca`: try `format: chat` if all rows do, or `format: "
+        "mixed` if rows have several shapes; to see them: `packhouse quarantine show RECIPE`"
     )
     assert re.search(said, state.message)
     assert str(cache) not in state.message
@@ -518,3 +518,22 @@ def test_every_flow_retries_a_hiccup_and_nothing_else(task, place, cache, both, 
     monkeypatch.setattr(versions, inner, failing(ConflictError, 1))
     assert runs[flow]().is_failed()
     assert len(calls) == 1
+
+
+def test_a_crashed_backfill_ends_its_children():
+    from prefect.client.orchestration import get_client
+    from prefect.states import Crashed, Running
+
+    from flows.backfill import backfill
+    from flows.refresh import refresh
+    from tasks.cleanup import end_parts
+    from tasks.steps import tokenize
+
+    with get_client(sync_client=True) as client:
+        parent = client.create_flow_run(backfill, state=Running())
+        task = client.create_task_run(tokenize, parent.id, dynamic_key="0", state=Running())
+        child = client.create_flow_run(refresh, parent_task_run_id=task.id, state=Running())
+        end_parts(backfill, parent, Crashed(message="killed"))
+        ended = client.read_flow_run(child.id).state
+        assert ended is not None
+        assert (ended.name, ended.message) == ("Crashed", "its run crashed: killed")

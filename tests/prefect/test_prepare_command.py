@@ -1,17 +1,14 @@
-import logging
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
 
-from flows.command import command, run_flow
+from flows.command import command
 from packhouse.cli import cli
-from packhouse.errors import TransientError
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "deployments" / "demo" / "recipe.yaml"
@@ -31,29 +28,35 @@ def test_a_cache_that_is_no_folder_is_refused_before_any_work(
     assert "give a folder with --cache or PACKHOUSE_CACHE" in done.output
 
 
-def test_an_embedded_server_that_does_not_start_is_one_sentence(tmp_path, monkeypatch):
-    error = "Timed out while attempting to connect to ephemeral Prefect API server."
-    monkeypatch.setattr("flows.prepare.prepare", Mock(side_effect=RuntimeError(error)))
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    before = list(logging.getLogger().handlers)
-    with pytest.raises(TransientError, match="raise PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SEC"):
-        run_flow(None, tmp_path)
-    for handler in set(logging.getLogger().handlers) - set(before):  # its log file
-        logging.getLogger().removeHandler(handler)
-        handler.close()
-
-
-def test_a_dead_server_is_one_sentence_with_its_address(tmp_path):
-    settings = {"PREFECT_API_URL": "http://127.0.0.1:9/api", "PREFECT_HOME": str(tmp_path / "home")}
-    settings |= {"PYTHONPATH": str(ROOT), "PACKHOUSE_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run(
+def prepare_demo(folder, **settings):
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("PREFECT_")}
+    settings |= {"PYTHONPATH": str(ROOT), "PACKHOUSE_CACHE": str(folder / "cache")}
+    return subprocess.run(
         [sys.executable, "-m", "flows.prepare", DEMO],
-        cwd=tmp_path,
-        env=os.environ | settings,
+        cwd=folder,
+        env=kept | settings,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_an_embedded_server_that_does_not_start_says_why(tmp_path):
+    (tmp_path / "prefect.db").write_text("no database")
+    done = prepare_demo(tmp_path, PREFECT_HOME=str(tmp_path))
+    assert done.returncode == 6
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(
+        "TransientError: Prefect's embedded server did not start: sqlalchemy.exc."
+    )
+    assert "file is not a database (log: " in said
+    assert said.endswith("`packhouse prepare` needs no server")
+
+
+def test_a_dead_server_is_one_sentence_with_its_address(tmp_path):
+    home = tmp_path / "not" / "there"  # Prefect makes no parents, and starts no server then
+    done = prepare_demo(tmp_path, PREFECT_API_URL="http://127.0.0.1:9/api", PREFECT_HOME=str(home))
+    assert home.is_dir()
     assert done.returncode == 6
     *phases, said = done.stderr.splitlines()
     assert said.startswith("TransientError: no Prefect server answers (Failed to reach API")
@@ -66,9 +69,10 @@ def test_a_dead_server_is_one_sentence_with_its_address(tmp_path):
 
 SERVE = """
 import time
+from pathlib import Path
 from flows.command import start_embedded_server
 from prefect.server.api.server import SubprocessASGIServer
-start_embedded_server()
+start_embedded_server(Path("server.log"))
 print(SubprocessASGIServer().server_process.pid, flush=True)
 time.sleep(600)
 """
@@ -79,7 +83,12 @@ def test_the_embedded_server_of_a_run_that_was_killed_ends(tmp_path):
     settings["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = "110"
     kept = {name: text for name, text in os.environ.items() if not name.startswith("PREFECT_")}
     command = [sys.executable, "-c", SERVE]
-    with subprocess.Popen(command, env=kept | settings, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=kept | settings | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+    ) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
         process.kill()

@@ -120,6 +120,21 @@ def test_a_bomb_for_a_quarantine_file_is_refused_in_little_memory(tmp_path: Path
     assert "memory" in done.output
 
 
+def test_an_arrow_file_whose_offsets_decrease_is_told_by_the_audit(tmp_path: Path) -> None:
+    offsets = pa.array([0, 8, 4, 6], pa.int32()).buffers()[1]
+    ids = pa.array(range(10), pa.int32())
+    lists = pa.Array.from_buffers(pa.list_(pa.int32()), 3, [None, offsets], children=[ids])
+    batch = pa.record_batch({"input_ids": lists})
+    path = tmp_path / "rows.arrow"
+    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_file(out, batch.schema) as writer:
+        writer.write_batch(batch)
+    done = CliRunner().invoke(
+        cli, ["audit", str(path), "--tokenizer", "deployments/demo/tokenizer"]
+    )
+    assert done.exit_code == 3
+    assert "rows.arrow' cannot be read: In column 0: Invalid: Offset invariant" in done.output
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -10,8 +10,10 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 from tests.server_logs import watched
 
@@ -27,6 +29,8 @@ class Served:
     port: int
     home: Path
     store: Path
+    notes: list[dict[str, str]] = field(default_factory=list)
+    """Notifications: subject and body."""
 
     def call(self, path, body=None, method=None):
         """Answer of the API: (status, document)."""
@@ -104,7 +108,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def serve(home, held, root=ROOT, python=sys.executable):
+def serve(home, held, root=ROOT, python=sys.executable, webhook=""):
     """Start `make serve` in a process of its own; `held` is the folder of the held flow.
 
     `root` is the checkout, or a project of `packhouse new`; `python` runs it.
@@ -115,6 +119,7 @@ def serve(home, held, root=ROOT, python=sys.executable):
         "PACKHOUSE_CACHE": str(home / "cache"),
         "PACKHOUSE_SOURCES": str(root / "deployments" / "sources.yaml"),
         "HELD_FOLDER": str(held),
+        "PACKHOUSE_NOTIFY": webhook,
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # the least that Prefect takes
         "PREFECT_SERVER_LOG_RETRYABLE_ERRORS": "true",  # such as "database is locked"
     }
@@ -141,12 +146,30 @@ def serve(home, held, root=ROOT, python=sys.executable):
 @contextmanager
 def serving(home, held):
     """`make serve` with the deployment `prepare/held`; its logs are watched, and Ctrl-C ends it."""
-    with watched(home / "p" / "server.log"), watched(home / "p" / "worker.log"):
-        served = serve(home, held)
+    notes = []
+
+    class Webhook(BaseHTTPRequestHandler):
+        def do_POST(self):
+            notes.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), Webhook) as webhook,
+        watched(home / "p" / "server.log"),
+        watched(home / "p" / "worker.log"),
+    ):
+        Thread(target=webhook.serve_forever, daemon=True).start()
+        served = serve(home, held, webhook=f"http://127.0.0.1:{webhook.server_port}/hook")
+        served.notes = notes
         try:
             deploy_held(served)
             yield served
         finally:
+            webhook.shutdown()
             if served.process.poll() is None:
                 interrupt(served)
 

@@ -19,6 +19,9 @@ from tests.served.served import ROOT, serving, until
 pytestmark = [pytest.mark.prefect, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
+STALE = "packhouse-stale"
+
+
 @pytest.fixture(scope="module")
 def held(tmp_path_factory):
     return tmp_path_factory.mktemp("held")
@@ -66,7 +69,8 @@ def test_a_killed_run_takes_its_processes_along_and_is_crashed(served):
 def test_no_task_of_a_killed_run_stays_running(served, held):
     (held / "hold-tasks-pack").touch()
     split = {"group_by": "record", "eval_fraction": 0.1}
-    run = served.start("prepare/held", recipe=form(served, "tasks", split=split))
+    tags = ["packhouse", "auto-scheduled"]
+    run = served.start("prepare/held", tags=tags, recipe=form(served, "tasks", split=split))
     until((held / "tasks-pack").exists)
     until(lambda: task_runs(served, run, "RUNNING"))
     for pid in served.processes(run):
@@ -75,6 +79,80 @@ def test_no_task_of_a_killed_run_stays_running(served, held):
     until(lambda: not task_runs(served, run, "RUNNING", "PENDING"), 100)
     (crashed,) = task_runs(served, run, "CRASHED")
     assert crashed["state"]["message"].startswith("its run crashed: Process exited")
+    until(lambda: made_by_automations(served))
+    (again,) = made_by_automations(served)  # though the worker says twice that it crashed
+    assert again["created_by"]["display_value"] == "packhouse-run-again"
+    assert "auto-scheduled" not in again["tags"]
+    assert served.wait(again["id"])["type"] == "COMPLETED"
+
+
+def made_by_automations(served):
+    runs = served.call("/flow_runs/filter", {"limit": 200})[1]
+    return [run for run in runs if (run["created_by"] or {}).get("type") == "AUTOMATION"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("FAILED", "Failed"),
+        ("FAILED", "Refused"),
+        ("CRASHED", "Crashed"),
+        ("COMPLETED", "Held"),
+        ("PAUSED", "WaitingForApproval"),
+    ],
+)
+def test_people_are_told_of_runs_that_need_them(kind, name, served):
+    flow = served.call("/flows/", {"name": "prepare"})[1]["id"]
+    for tag in ("packhouse", "another"):
+        run = {"flow_id": flow, "name": f"{tag} run {name}", "tags": [tag]}
+        made = served.call("/flow_runs/", run)[1]["id"]
+        state = {"type": kind, "name": name, "message": "why"}
+        served.call(f"/flow_runs/{made}/set_state", {"state": state, "force": True})
+    subject = f"packhouse: packhouse run {name} is {name}"
+    until(lambda: subject in [note["subject"] for note in served.notes], 100)
+    (note,) = [note for note in served.notes if f"run {name}" in note["subject"]]
+    assert note["body"].startswith(f"why\nhttp://127.0.0.1:{served.port}/")
+
+
+def test_people_are_told_of_a_dataset_without_a_new_version(served):
+    """The shipped automation with less patience."""
+    (stale,) = served.call("/automations/filter", {"automations": {"name": {"any_": [STALE]}}})[1]
+    assert stale["trigger"]["within"] == 7 * 24 * 3600
+    sooner = {"trigger": stale["trigger"] | {"within": 15}, "actions": stale["actions"]}
+    status, made = served.call("/automations/", sooner | {"name": "stale sooner"})
+    assert status == 201, made
+
+    def publish(dataset, flow):
+        said = {"id": str(uuid4()), "event": "packhouse.version.published"}
+        said["occurred"] = datetime.now(UTC).isoformat()
+        said["payload"] = {"dataset": dataset, "version": "v1"}
+        said["resource"] = {"prefect.resource.id": f"packhouse.dataset.{dataset}"}
+        by = {"prefect.resource.id": "prefect.flow.x", "prefect.resource.role": "flow"}
+        said["related"] = [by | {"prefect.resource.name": flow}]
+        assert served.call("/events", [said])[0] == 204
+        return any(dataset in key for key in watched(served))
+
+    try:
+        until(lambda: publish("old", "refresh"))  # the server takes a moment to know an automation
+        publish("by-hand", "prepare")
+        subject = "packhouse: no new version of old for 7 days"
+        until(lambda: subject in [note["subject"] for note in served.notes], 100)
+        assert not [note for note in served.notes if "by-hand" in note["subject"]]
+    finally:
+        served.call(f"/automations/{made['id']}", method="DELETE")
+
+
+def test_a_dead_worker_is_replaced(served):
+    def workers():
+        wanted = str(ROOT / "deployments" / "worker.py")
+        processes = psutil.Process(served.process.pid).children()
+        return [p for p in processes if p.status() != "zombie" and wanted in p.cmdline()]
+
+    (worker,) = workers()
+    worker.kill()
+    until(lambda: workers() and workers() != [worker], 60)
+    assert "the worker ended by itself" in (served.home / "serve.log").read_text()
+    served.wait(served.start("verify/weekly-verify"))
 
 
 def test_a_cancellation_after_the_commit_still_announces_the_version(served, held):
@@ -92,7 +170,7 @@ def test_a_cancellation_after_the_commit_still_announces_the_version(served, hel
 
 
 def test_a_run_says_after_its_last_heartbeat_that_it_ended(served):
-    run = served.start("prepare/form-prepare", tags=["packhouse"])
+    run = served.start("prepare/form-prepare", tags=["packhouse"], recipe=form(served, "ended"))
     assert served.wait(run)["type"] == "COMPLETED"
     ended = served.event("packhouse.run.ended", run)
     assert ended["payload"] == {"state": "Published"}
@@ -106,7 +184,7 @@ def test_no_automation_fires_on_a_run_whose_last_heartbeat_comes_late(served):
     The server hears of the end of `late` before it hears of its heartbeat. `in_state_held` ends in
     a state with a name of its own. `dead` says nothing more.
     """
-    (shipped,) = yaml.safe_load((ROOT / "deployments" / "automations.yaml").read_text())
+    shipped = yaml.safe_load((ROOT / "deployments" / "automations.yaml").read_text())[0]
     sooner = shipped | {"name": "soonest", "trigger": shipped["trigger"] | {"within": 40}}
     sooner["trigger"]["match_related"] = [{"prefect.resource.id": "prefect.tag.by-events"}]
     status, made = served.call("/automations/", sooner)

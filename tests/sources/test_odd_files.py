@@ -5,6 +5,7 @@ import json
 
 import orjson
 import pytest
+import yaml
 
 from packhouse.errors import SourceError
 from packhouse.read.streams import lines_at, lines_of_rows
@@ -59,6 +60,8 @@ def test_a_byte_that_is_no_text_of_its_encoding_is_a_bad_row(read_bytes):
 def test_a_file_that_ends_inside_a_letter_of_utf16_is_refused(read_bytes):
     with pytest.raises(SourceError, match="not utf-16 text"):
         read_bytes(LINES.encode("utf-16")[:-1], encoding="utf-16")
+    with pytest.raises(SourceError, match="does not start with BOM"):
+        read_bytes(LINES.encode("utf-16-le"), encoding="utf-16")
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows"])
@@ -122,12 +125,31 @@ def test_an_object_that_is_cut_off_is_noted(read_bytes):
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
-def test_rows_in_lists_of_one_are_unwrapped_if_the_source_says_so(name, read_bytes):
-    data = b"".join(orjson.dumps([row]) + b"\n" for row in ROWS)
-
-    assert read_bytes(data, name, unwrap=True).texts == TEXTS
-    with pytest.raises(SourceError, match="set `unwrap: true`"):
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"".join(orjson.dumps([row]) + b"\n" for row in ROWS),
+        orjson.dumps({"n": 40, "my rows": ROWS}),
+        orjson.dumps({"n": 40, "rows": ROWS[:1] * 40}, option=orjson.OPT_INDENT_2),
+        LINES.encode("utf-16"),
+    ],
+)
+def test_the_setting_that_a_message_shows_reads_the_file(name, data, read_bytes):
+    with pytest.raises(SourceError) as refused:
         read_bytes(data, name)
+
+    shown = str(refused.value).rpartition("et `")[2].partition("`")[0]
+    assert len(read_bytes(data, name, **yaml.safe_load(shown)).texts) == len(ROWS)
+
+
+@pytest.mark.parametrize("rows", [dict(enumerate(map(str, ROWS))), {"a": [1, 2], "b": [3, 4]}])
+def test_a_shape_that_no_setting_reads_is_said_to_be_none(rows, read_bytes):
+    rows = {
+        str(key): value if isinstance(value, list) else {"q": value} for key, value in rows.items()
+    }
+
+    with pytest.raises(SourceError, match="in one object, which packhouse cannot read"):
+        read_bytes(orjson.dumps(rows), "rows.json")
 
 
 def test_articles_and_questions_with_answers_are_read(read_bytes):

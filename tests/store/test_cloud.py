@@ -192,7 +192,7 @@ def test_a_wrong_credentials_file_is_named(gcs, monkeypatch, tmp_path, value):
 def test_a_client_that_is_not_installed_is_named(uri, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.delitem(sys.modules, "packhouse.store.cloud", raising=False)
-    with pytest.raises(ConfigError, match=rf"pip install .*'packhouse\[{extra}\]'"):
+    with pytest.raises(ConfigError, match=rf"pip install .*\[.*{extra}"):
         open_store(uri)
 
 

@@ -356,9 +356,9 @@ def test_a_renderer_of_packhouse_names_the_extra_that_it_needs(monkeypatch):
     for name, library in (("harmony", "openai-harmony"), ("mistral", "mistral-common")):
         with pytest.raises(ConfigError) as caught:
             render(name, TALK)
+        command = plugins.pip_install(name)
         assert str(caught.value) == (
-            f"renderer '{name}' needs {library}, which is not installed: "
-            f"pip install 'packhouse[{name}]'"
+            f"renderer '{name}' needs {library}, which is not installed: {command}"
         )
 
 

@@ -214,6 +214,41 @@ def test_the_command_prints_a_table_json_and_csv(make):
     assert list(csv.DictReader(io.StringIO(call("--csv"))))[1]["text"] == lines[1]["text"]
 
 
+def test_the_command_prints_values_of_every_type_as_json(make):
+    uri = make().uri
+    query = (
+        "select date 'infinity' d, '290000-01-01'::timestamp far, interval '3 months 1 day' i, "
+        "map([1], ['a']) m, {'x': '-inf'::double, 'd': [date '2026-01-02']} s, 'nan'::float f, "
+        "time '24:00' t, chr(7) || chr(27) || 'a' || chr(13) c, 'x' d, ['inf'::double, 1] l"
+    )
+    expected = {
+        "d": "infinity",
+        "far": "290000-01-01 00:00:00",
+        "i": "3 months 1 day",
+        "m": {"1": "a"},
+        "s": {"x": "-inf", "d": ["2026-01-02"]},
+        "f": "nan",
+        "t": "24:00:00",
+        "c": "\a\x1ba\r",
+        "d_1": "x",
+        "l": ["inf", 1.0],
+    }
+
+    def call(*options: str) -> str:
+        done = CliRunner().invoke(cli, ["sql", uri, query, *options])
+        assert done.exit_code == 0, done.output
+        return done.stdout_bytes.decode()
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    assert json.loads(call("--json"), parse_constant=refuse) == expected
+    (row,) = csv.DictReader(io.StringIO(call("--csv"), newline=""))
+    assert (row["d"], row["c"], json.loads(row["s"])) == ("infinity", "\a\x1ba\r", expected["s"])
+    assert "\x07\x1ba\r" not in call()
+    assert "3 months 1 day" in call()
+
+
 def test_stats_are_those_of_the_ledger_and_the_manifest(make):
     version = make("stats", dedup={"exact": "keep"})
     done = CliRunner().invoke(cli, ["stats", version.uri, "--json"])

@@ -36,7 +36,8 @@ from packhouse.tokenize.loading import MEMORY_PER_BYTE
 from packhouse.tokenize.of_version import LoadSnapshot, tokenizer_of
 
 if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
+    from duckdb import DuckDBPyConnection, DuckDBPyRelation
+    from duckdb.sqltypes import DuckDBPyType
 
 VIEWS = ("records", "packs", "contents", "quarantine", "dropped", "ledger", "audit", "versions")
 
@@ -58,23 +59,28 @@ _FACTS: Mapping[str, Mapping[str, pa.DataType]] = {
 
 MEMORY = 2**30
 """Bytes that a database may take, beside 32 for each byte of files."""
+_PLAIN_TYPES = {"boolean", "decimal", "double", "float", "varchar", "hugeint", "bigint", "integer"}
+_PLAIN_TYPES |= {"smallint", "tinyint", "ubigint", "uinteger", "usmallint", "utinyint", "null"}
+"""Types of DuckDB that Python prints as JSON does."""
 _CANDIDATES = 3
 """Signatures of a function that an error names."""
 
 
-def ask(opened: OpenVersion, query: str, tokenizers: Path) -> pa.Table:
+def ask(opened: OpenVersion, query: str, tokenizers: Path, *, is_printed: bool = False) -> pa.Table:
     """Answer one SELECT over the views of a version.
 
     Args:
         opened: the version.
         query: SQL of DuckDB, over `VIEWS`.
         tokenizers: folder of tokenizers in the cache.
+        is_printed: values are to be printed: those of types that JSON has not are JSON by DuckDB.
 
     Raises:
         ConfigError: the query does not run.
         IntegrityError: a file of the version is damaged.
     """
-    answer = _answered(opened, Question(query=query, is_ours=False), tokenizers)
+    question = Question(query=query, is_ours=False, is_printed=is_printed)
+    answer = _answered(opened, question, tokenizers)
     return answer.rename_columns(_apart(answer.column_names))
 
 
@@ -141,6 +147,8 @@ class Question:
     """Of its parameters."""
     is_ours: bool = True
     """False: a user's, who is to blame where it does not run."""
+    is_printed: bool = False
+    """As of `ask`."""
     facts: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Rows of the views that are no files."""
     load: LoadSnapshot | None = None
@@ -289,7 +297,8 @@ class Views:
         for name, table in self.tables.items():
             table.columns = taken.get(name, ())
         with self._errors_named():
-            return self.database.sql(query, params=[*values] or None).to_arrow_table()
+            answer = self.database.sql(query, params=[*values] or None)
+            return _with_json(answer) if self.question.is_printed else answer.to_arrow_table()
 
     def columns_taken(self, query: str, values: Sequence[Any] = ()) -> dict[str, list[str]]:
         """Read in the plan of a SELECT which columns of tables it scans.
@@ -367,6 +376,25 @@ class Views:
         except (PackhouseError, MemoryError) as error:
             self.errors.append(error)
             raise
+
+
+def _with_json(answer: "DuckDBPyRelation") -> pa.Table:
+    """Return an answer with JSON of what Python may not hold: a date may be infinite or far."""
+    is_json = [not _is_plain(kind) for kind in answer.types]
+    shown = (f"to_json(#{n})" if cast else f"#{n}" for n, cast in enumerate(is_json, 1))
+    table = answer.project(", ".join(shown)).to_arrow_table()
+    columns = [
+        column.cast(pa.json_()) if cast else column
+        for column, cast in zip(table.columns, is_json, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, answer.columns)
+
+
+def _is_plain(kind: "DuckDBPyType") -> bool:
+    if kind.id in ("list", "array"):
+        child: Any = kind.children[0][1]
+        return _is_plain(child)
+    return kind.id in _PLAIN_TYPES
 
 
 def _decode_bytes(raw: pa.ChunkedArray | pa.Array) -> pa.Array:

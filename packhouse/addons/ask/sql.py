@@ -1,11 +1,13 @@
 """`packhouse sql VERSION QUERY` and `packhouse stats VERSION`: questions about a version."""
 
 import csv
-import io
 import json
+import math
 import os
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import click
 import pyarrow as pa
@@ -15,7 +17,7 @@ from packhouse.cli.options import cache_option, json_option
 from packhouse.run.cache import Workspace
 from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
-from packhouse.system.terminal import console, echo, print_facts, print_table
+from packhouse.system.terminal import console, echo, echo_data, print_facts, print_table
 from packhouse.system.wording import counted
 
 _CELL = 400
@@ -54,31 +56,44 @@ def sql(target: str, query: str, as_json: bool, as_csv: bool, limit: int, cache:
     packhouse sql ./store/demo "select outcome, count(*) from records group by 1"
     packhouse sql ./store/demo "select row, text from records where row < 3"
     """
-    table = ask(open_address(target), query, Workspace(cache=cache).tokenizers)
+    tokenizers = Workspace(cache=cache).tokenizers
+    table = ask(open_address(target), query, tokenizers, is_printed=True)
     if as_json:
-        for row in table.to_pylist():
-            echo(json.dumps({name: _plain(value) for name, value in row.items()}))
+        for row in _plain_rows(table):
+            echo(json.dumps(row))
     elif as_csv:
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
+        lines: list[str] = []
+        writer = csv.writer(SimpleNamespace(write=lines.append))
         writer.writerow(table.column_names)
-        for row in table.to_pylist():
-            plain = [_plain(value) for value in row.values()]
+        for row in _plain_rows(table):
+            plain = row.values()
             writer.writerow([json.dumps(v) if isinstance(v, list | dict) else v for v in plain])
-        echo(out.getvalue().rstrip("\n"))
+        echo_data("\n".join(line.removesuffix("\r\n") for line in lines))
     else:
         print_rows(table, limit)
 
 
+def _plain_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Rows of values that JSON has; columns of JSON are read."""
+    is_json = {field.name for field in table.schema if isinstance(field.type, pa.JsonType)}
+    return [
+        {
+            name: _plain(json.loads(value) if value is not None and name in is_json else value)
+            for name, value in row.items()
+        }
+        for row in table.to_pylist()
+    ]
+
+
 def _plain(value: object) -> object:
-    """A value as JSON has it: DuckDB adds whole numbers up to decimals."""
+    """A value as JSON has it: no infinity, and DuckDB adds whole numbers up to decimals."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, list):
         return [_plain(each) for each in value]
     if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+        return {name: _plain(each) for name, each in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_rows(table: pa.Table, limit: int = 0) -> None:
@@ -90,7 +105,7 @@ def print_rows(table: pa.Table, limit: int = 0) -> None:
     """
     from rich.table import Table
 
-    shown = table.slice(0, limit or table.num_rows).to_pylist()
+    shown = _plain_rows(table.slice(0, limit or table.num_rows))
     drawn = Table(box=None, pad_edge=False)
     for field in table.schema:
         is_number = pa.types.is_decimal(field.type) or pa.types.is_primitive(field.type)
@@ -100,7 +115,7 @@ def print_rows(table: pa.Table, limit: int = 0) -> None:
             overflow="fold",
             no_wrap=is_number,
         )
-    cells = [[_cell(_plain(value)) for value in row.values()] for row in shown]
+    cells = [[_cell(value) for value in row.values()] for row in shown]
     names = [for_terminal(name) for name in table.schema.names]
     # Columns of text are folded, but to no less than 16 signs: `from records` is 11 columns.
     widths = [max(map(len, (name, *of))) for name, *of in zip(names, *cells, strict=True)]

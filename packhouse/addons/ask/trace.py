@@ -1,6 +1,8 @@
 """`packhouse trace VERSION`: from a token to its row, and from a row to its place in the packs."""
 
 import json
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import click
@@ -24,7 +26,6 @@ from packhouse.system.terminal import echo
 from packhouse.system.wording import counted
 
 _FROM = {name: f"{name} (from 0)" for name in ("row", "pack", "position", "token of the record")}
-_FROM["line"] = "line (from 1)"
 _RULES = {
     "assistant": "answers are trained",
     "last_assistant": "the last answer is trained",
@@ -55,8 +56,8 @@ def trace(
 ) -> None:
     """Say from which row a token comes and why it is trained; or where a row went.
 
-    Rows, packs and tokens count from 0 everywhere. A LINE counts from 1, every line of the file
-    that is not blank: line 18 is row 17.
+    Rows, packs and tokens count from 0 everywhere. A LINE counts from 1, as an editor does, in a
+    file that is here: without blank lines, line 18 is row 17.
 
     \b
     packhouse trace ./store/demo --pack 12 --token 345
@@ -66,8 +67,7 @@ def trace(
     if pack is not None and token is not None:
         found = [_of_token(opened, split or first_split(opened), pack, token)]
     elif file is not None and (line is not None or row is not None):
-        number = row if row is not None else (line or 1) - 1
-        found = _of_row(opened, file, number)
+        found = _of_row(opened, file, row if row is not None else _row_at(file, line or 1))
     else:
         raise click.UsageError("give --pack and --token, or --file and --line (or --row)")
     for number, each in enumerate(found):
@@ -133,7 +133,6 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
     return {
         "file": kept[0]["source"] if kept else None,
         "row": kept[0]["row"] if kept else None,
-        "line": kept[0]["row"] + 1 if kept and kept[0]["source"].endswith(".jsonl") else None,
         "rows of equal content": max(len({(p["source"], p["row"]) for p in kept}) - 1, 0),
         "record": record_id,
         **({"side" if is_paired else "label": side} if side else {}),
@@ -153,6 +152,24 @@ def _tokens_before(opened: OpenVersion, split: str, pack: int, record_id: str) -
         "WHERE split = ? AND pack < ?) WHERE record_id = ?"
     )
     return int(read(opened, query, [split, pack, record_id])["n"][0].as_py())
+
+
+def _row_at(file: str, line: int) -> int:
+    """Return the number of the row in a line of a JSON Lines file, which blank lines are none of.
+
+    Raises:
+        ConfigError: the file is not here, or the line is blank or behind its end.
+    """
+    if not file.endswith(".jsonl") or not Path(file).is_file():
+        raise ConfigError(
+            f"lines are counted in a .jsonl file on this machine, and '{file}' is none. Give its "
+            "path, or --row instead"
+        )
+    with Path(file).open("rb") as opened:
+        is_row = [bool(each.strip()) for each in islice(opened, line)]
+    if len(is_row) < line or not is_row[-1]:
+        raise ConfigError(f"'{file}' has no row in line {line:,}. Give the line of a row, or --row")
+    return sum(is_row) - 1
 
 
 def _of_row(opened: OpenVersion, file: str, row: int) -> list[dict[str, Any]]:

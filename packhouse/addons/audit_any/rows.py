@@ -228,12 +228,13 @@ def _arrow_batches(source: pa.NativeFile) -> Iterator[pa.RecordBatch]:
     """Batches of an IPC file, or of a stream, which `datasets` writes."""
     try:
         reader = pa.ipc.open_file(source)
+        batches = map(reader.get_batch, range(reader.num_record_batches))
     except pa.ArrowInvalid:
         source.seek(0)
-        yield from pa.ipc.open_stream(source)
-        return
-    for number in range(reader.num_record_batches):
-        yield reader.get_batch(number)
+        batches = iter(pa.ipc.open_stream(source))
+    for batch in batches:
+        batch.validate(full=True)  # its offsets may decrease, or lead elsewhere
+        yield batch
 
 
 def _json_rows(path: Path, head: bytes) -> Iterator[object]:

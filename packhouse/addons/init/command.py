@@ -39,7 +39,7 @@ from packhouse.run.given import data_uri, name_of, pinned, tokenizer_name
 from packhouse.run.rendering import usual_template
 from packhouse.system.disks import default_cache, temporary_folder
 from packhouse.system.escaping import for_terminal
-from packhouse.system.progress import show_progress, step_progress
+from packhouse.system.progress import show_progress, start_phase, step_progress
 from packhouse.system.terminal import console, echo, print_note, print_text
 from packhouse.system.wording import counted
 from packhouse.tokenize import load_snapshot, run_tokenizer
@@ -52,6 +52,7 @@ _SHOWN_FIELDS = 60
 _LEAST_SEQ_LEN, _MOST_SEQ_LEN = 2048, 32_768
 _MAX_FILES = 200
 """Files of one path that are looked at."""
+_REPEATS = "its text stands in other fields, too"
 _UNDECIDED = 7
 """Exit code where a person has to choose."""
 
@@ -126,6 +127,7 @@ def init(
                 try_source(_tried(proposal, source, folder), recipe.validate_)
                 for proposal, source in zip(proposals, recipe.sources, strict=True)
             ]
+        start_phase("rendering examples")
         tokenizers = Workspace(cache=cache).tokenizers
         rendered, refusals = [], []
         try:
@@ -160,11 +162,10 @@ def init(
             print_text(f"note: {factor}")
         for refusal in refusals:
             print_note(f"`packhouse prepare` would refuse this: {refusal}")
-        if (
-            not yes
-            and sys.stdin.isatty()
-            and not click.confirm(f"Right? Write {out}?", default=True)
-        ):
+        repeats = [line for each in proposals for line in field_lines(each, each.reading)]
+        left_out = "".join(f" Leave out {line}?" for line in repeats if _REPEATS in line)
+        question = for_terminal(f"Right?{left_out} Write {out}?")
+        if not yes and sys.stdin.isatty() and not click.confirm(question, default=True):
             echo("Nothing is written. `--yes` writes the recipe as it is, to be changed by hand.")
             raise click.exceptions.Exit(1)
     out.write_text(text, encoding="utf-8")
@@ -319,6 +320,7 @@ def _show_candidates(
 ) -> None:
     """Print the ways to read each file, with rows of each, and the command that takes it."""
     found = []
+    start_phase("rendering examples")
     for proposal in proposals:
         examples = [_example(each, tokenizer, cache) for each in proposal.candidates]
         usable = [each for each in examples if each.why_not is None]
@@ -458,7 +460,7 @@ def field_lines(proposal: Proposal, reading: Reading | None) -> list[str]:
     lines = []
     for name, held in found.fields.items():
         num_rows = held.kinds.total() - held.kinds["nothing"]
-        some = "" if num_rows == found.num_rows else f", in {counted(num_rows, 'row')}"
+        some = "" if num_rows in (0, found.num_rows) else f", in {counted(num_rows, 'row')}"
         if reading is None:
             ways = {each.reading.reads.get(name) for each in proposal.candidates} - {None}
             use = f"may be read as {' or '.join(sorted(map(str, ways)))}"
@@ -473,7 +475,7 @@ def field_lines(proposal: Proposal, reading: Reading | None) -> list[str]:
         elif not reading.reads:
             use = "read where the shape of the row has it"
         else:
-            use = "ignored (its text stands in other fields, too)"
+            use = f"ignored ({_REPEATS})"
         lines.append(f"{name}: {held.kind}{some}; {use}")
     return lines
 

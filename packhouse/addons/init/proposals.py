@@ -358,7 +358,9 @@ def _unknown(survey: Survey, layout: Layout) -> str:
             "each row is one message. Write a row for each conversation, with all of its messages: "
             '{"messages": [{"role": "user", "content": "..."}, ...]}'
         )
-    names = row if isinstance(row, dict) else ()
+    names = row if isinstance(row, dict) else {}
+    if survey.num_rows == 1 and names and all(isinstance(each, dict) for each in names.values()):
+        return "its rows are the values of one object. Write them as a list"
     for name in names:
         if what := marks_in(layout.rows, [name]):
             return (

@@ -163,7 +163,11 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
             continue
         if name == "classification" and not _add_classes(settings, fields.get(names["label"])):
             continue
-        if name == "preference" and "prompt" not in names and isinstance(rows[0]["chosen"], str):
+        if (
+            name == "preference"
+            and "prompt" not in names
+            and isinstance(rows[0][names["chosen"]], str)
+        ):
             rest = [n for n in rows[0] if n not in names.values()]
             more = {"prompt": best} if (best := _best(rest, _QUESTION)) else {}
         if isinstance(known, TextFields) and known.answers == "required":
@@ -374,99 +378,24 @@ def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
 
 
 def _preferences(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
-    """Two answers whose names say which is better, or another field does."""
-    first = rows[0]
-    if "chosen" not in first:
-        words = {name: set(_words(name)) for name in first}
-        bad = [name for name in first if words[name] & _BAD]
-        good = [name for name in first if words[name] & _GOOD and name not in bad]
-        pairs = [
-            (one, other)
-            for one in good
-            for other in bad
-            if type(first[one]) is type(first[other])
-            and words[one] - _GOOD == words[other] - _BAD - _GOOD
-        ]
-        if len(pairs) == 1:
-            yield from _preference(rows, *pairs[0])
-    yield from _winners(rows)
-
-
-def _preference(rows: Sequence[dict[str, Any]], chosen: str, rejected: str) -> Iterator[Reading]:
-    rest = [name for name in rows[0] if name not in (chosen, rejected)]
-    prompt = _best(rest, _QUESTION)
-    nested = [
-        (name, inner)
-        for name in rest
-        for inner in MESSAGE_FIELDS
-        if all(isinstance(row[name], dict) and row[name].get(inner) for row in rows)
+    """Two answers whose names say which is better: `better_output` and `worse_output`."""
+    words = {name: set(_words(name)) for name in rows[0]}
+    bad = [name for name in words if words[name] & _BAD]
+    pairs = [
+        (one, other)
+        for one in words
+        for other in bad
+        if words[one] & _GOOD and words[one] - _GOOD == words[other] - _BAD - _GOOD
     ]
-    if nested:
-        name, inner = nested[0]
-        select = {
-            "prompt": f"{_sql(name)}.{_sql(inner)}",
-            "chosen": _sql(chosen),
-            "rejected": _sql(rejected),
-        }
-        if all(row[name].get("tools") for row in rows):
-            select["tools"] = f"{_sql(name)}.tools"
-        settings: dict[str, Any] = {"format": "preference", "select": select}
-        prompt = name
-    elif prompt is not None:
-        fields = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-        settings = {"format": "preference", "fields": fields}
-    else:
+    if len(pairs) != 1:
         return
-    reads = {prompt: "prompt", chosen: "chosen", rejected: "rejected, which is not trained"}
-    yield Reading(settings=settings, reads=reads)
-
-
-def _winners(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
-    """Two candidates that differ by the end of their names, and a field that names the better."""
-    first = rows[0]
-    for one in first:
-        for a, b in (("a", "b"), ("A", "B"), ("1", "2"), ("0", "1")):
-            other = one[: -len(a)] + b
-            if not one.endswith(a) or other not in first or len(one) < 2:
-                continue
-            if not isinstance(first[one], str | list) or type(first[one]) is not type(first[other]):
-                continue
-            for judge in first:
-                values = {row[judge] for row in rows if isinstance(row[judge], str | int)}
-                names: list[set[Any]] = [{a, one, a.lower()}, {b, other, b.lower()}]
-                names = [group | {int(n) for n in group if n.isdigit()} for group in names]
-                wins = [sorted(values & group, key=str) for group in names]
-                if judge in (one, other) or not all(wins):
-                    continue
-                yield _judged(rows, (one, other), judge, [w[0] for w in wins])
-
-
-def _judged(
-    rows: Sequence[dict[str, Any]], answers: tuple[str, str], judge: str, wins: Sequence[Any]
-) -> Reading:
-    one, other = map(_sql, answers)
-    first, second = map(_literal, wins)
-    rest = [name for name in rows[0] if name not in (*answers, judge)]
-    prompt = _best(rest, _QUESTION) or next(iter(_texts_of(rest, rows)), rest[0])
-    is_first = f"{_sql(judge)} = {first}"
-    return Reading(
-        settings={
-            "format": "preference",
-            "where": f"{_sql(judge)} IN ({first}, {second})",
-            "select": {
-                "prompt": _sql(prompt),
-                "chosen": f"CASE WHEN {is_first} THEN {one} ELSE {other} END",
-                "rejected": f"CASE WHEN {is_first} THEN {other} ELSE {one} END",
-            },
-        },
-        reads={
-            prompt: "prompt",
-            answers[0]: f"chosen where {judge} is {wins[0]}",
-            answers[1]: f"chosen where {judge} is {wins[1]}",
-            judge: "which one is chosen",
-        },
-        is_sure=False,
-    )
+    prompt = _best([name for name in words if name not in pairs[0]], _QUESTION)
+    if prompt is None:
+        return
+    fields = {"prompt": prompt, "chosen": pairs[0][0], "rejected": pairs[0][1]}
+    if {*pairs[0]} != {"chosen", "rejected"}:
+        reads = {name: ours for ours, name in fields.items()}
+        yield Reading(settings={"format": "preference", "fields": fields}, reads=reads)
 
 
 def _with_verdicts(
@@ -494,10 +423,6 @@ def _with_verdicts(
 
 def _sql(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-def _literal(value: object) -> str:
-    return str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
 
 
 _KEYS = {"chat": ("role", "content"), "sharegpt": ("from", "value")}

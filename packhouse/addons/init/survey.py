@@ -73,7 +73,7 @@ class Field:
         """Count the values of some rows."""
         types = Counter(map(type, values))
         for kind, number in types.items():
-            self.kinds[_KINDS.get(kind, "number")] += number
+            self.kinds[_KINDS.get(kind, kind.__name__)] += number
         if self.has_few_values:
             if types.keys() <= {str, int, float, bool, type(None)}:
                 self.values.update(value for value in values if value not in (None, ""))
@@ -91,7 +91,15 @@ class Field:
         return known[0] if known else "nothing"
 
 
-_KINDS = {str: "text", list: "list", dict: "object", bool: "true or false", type(None): "nothing"}
+_KINDS = {
+    str: "text",
+    int: "number",
+    float: "number",
+    bool: "true or false",
+    list: "list",
+    dict: "object",
+    type(None): "nothing",
+}
 
 
 @dataclass(slots=True)
@@ -212,6 +220,8 @@ def survey(file: SourceFile, given: Mapping[str, Any]) -> Survey:
             found.add(records)
     if not found.layouts:
         why = found.first_bad or "it is empty"
+        if "fields, over" in why:
+            raise refusal(file, "its rows are the values of one object. Write them as a list")
         raise refusal(file, f"no row of it can be read as {found.file_format} ({why})")
     return found
 

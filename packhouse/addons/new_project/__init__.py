@@ -15,6 +15,7 @@ import packhouse
 from packhouse.cli.options import json_option
 from packhouse.errors import ConfigError, PackhouseError
 from packhouse.system.disks import disk_errors
+from packhouse.system.plugins import pip_install
 from packhouse.system.terminal import echo
 
 _OWN = Path(__file__).parent / "files"
@@ -24,7 +25,7 @@ _CHECKOUT = Path(packhouse.__file__).parents[1]
 _CARRIED = ("flows", "tasks", "schemas", "deployments", "docker", "requirements/image.txt")
 _LEFT_OUT = ("__pycache__", "recipes", "templates", "secrets", "sources.yaml", "Dockerfile*")
 
-# Files of `files/` -> their places; @NAME@ and @VERSION@ are filled in.
+# Files of `files/` -> their places; @NAME@, @VERSION@ and @INSTALL@ are filled in.
 _FILLED = {
     "README.md": "README.md",
     "Makefile": "Makefile",
@@ -41,11 +42,12 @@ _FILLED = {
 def new(folder: Path, as_json: bool) -> None:
     """Write a new project to FOLDER: flows, schedules, an image, a recipe with a sample.
 
-    FOLDER is made, or is empty. Running flows needs `pip install 'packhouse[flows]'`, or what
-    `make setup` installs in the project.
+    FOLDER is made, or is empty. `make setup` installs this packhouse and what flows need, from
+    where packhouse was installed from.
 
     \b
     packhouse new my-data && cd my-data
+    make setup     # once
     make demo      # the whole chain on the sample
     make serve     # Prefect's UI with schedules and forms, on this machine
     """
@@ -59,6 +61,7 @@ def new(folder: Path, as_json: bool) -> None:
         return
     echo(f"wrote a project to {folder}; next:")
     echo(f"  cd {folder}")
+    echo("  make setup     # once: .venv with packhouse and Prefect")
     echo("  make demo      # the whole chain on the sample; `make` alone lists the rest")
 
 
@@ -98,4 +101,5 @@ def carried(name: str) -> Path:
 
 def _filled(text: str, folder: Path) -> str:
     name = re.sub(r"[^a-z0-9]+", "-", folder.absolute().name.lower()).strip("-") or "my-data"
-    return text.replace("@NAME@", name).replace("@VERSION@", packhouse.__version__)
+    filled = {"NAME": name, "VERSION": packhouse.__version__, "INSTALL": pip_install("flows")}
+    return re.sub("@([A-Z]+)@", lambda found: filled[found[1]], text)

@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from packhouse.errors import ConfigError, IntegrityError, PackhouseError
 from packhouse.read.files import source_name
-from packhouse.read.row_formats import row_format_of
+from packhouse.read.row_formats import row_format_of, row_formats
 from packhouse.read.streams import lines_of_rows, place_of
 from packhouse.read.text_files import LinesFile
-from packhouse.recipe import Recipe
+from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.reasons import QUARANTINE_REASONS, WITH_REMEDY
 from packhouse.records.tables import QUARANTINED, read_table
 from packhouse.store import OpenVersion
@@ -158,18 +158,31 @@ def likely_causes(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> list[str
         name = row["source"].partition("/")[0]
         if name in sources:
             reasons[name][row["reason"]] += 1
-            shapes[name][row_format_of(editable(row)["raw"], sources[name].fields)] += 1
+            shapes[name][_other_format(editable(row)["raw"], sources[name])] += 1
     causes = []
     for name, counts in sorted(shapes.items()):
         if reasons[name].most_common(1)[0][0] == "encoding" and sources[name].encoding == "utf-8":
             causes.append(f"the text of '{name}' is not UTF-8: `packhouse init` finds its encoding")
-        found, wanted = counts.most_common(1)[0][0], sources[name].format
-        if found is not None and wanted not in (found, "auto", "mixed"):
+        if (found := counts.most_common(1)[0][0]) is not None:
             causes.append(
-                f"rows of '{name}' look like `{found}`, and the recipe reads them as `{wanted}`: "
-                f"try `format: {found}`"
+                f"rows of '{name}' look like `{found}`, and the recipe reads them as "
+                f"`{sources[name].format}`: try `format: {found}` if all rows do, or `format: "
+                "mixed` if rows have several shapes"
             )
     return causes
+
+
+def _other_format(row: Any, source: SourceConfig) -> str | None:
+    """Return the format of a row that is not of its source's; None if nothing else reads it."""
+    if source.format not in row_formats() or source.format == "mixed":
+        return None
+    wanted = row_formats()[source.format]
+    if isinstance(row, dict) and wanted.required:
+        names = wanted.names(tuple(row), source.fields)
+        if wanted.required.keys() <= names.keys() and wanted.holds(row, names):
+            return None  # what is wrong with it is no matter of its shape
+    found = row_format_of(row, source.fields)
+    return None if found == source.format else found
 
 
 def read_bad_rows(files: Iterable[Path]) -> pa.Table | None:

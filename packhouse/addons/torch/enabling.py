@@ -11,8 +11,8 @@ the decoder's forward pass. For packed batches the guard
   cache, `loss_weights`, and RoPE that the longest record of a pack would change for all.
 
 Generation and unpacked batches pass through untouched. The guard costs a few comparisons of T
-positions a step. `check_packing` proves the result. No guard sees what a collator lost before the
-model is called: `load_packed` warns of it.
+positions a step. `check_packing` proves the result. Boundaries that a collator or trainer lost are
+noticed for packs that this process loaded (`packhouse.load.boundaries`).
 
 For attention that does not read `position_ids` itself there are masks. A record is a run in which
 `position_ids` rise by one.
@@ -29,12 +29,15 @@ A mask given to a transformers model **replaces** its own, so it must hold the s
 import functools
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
 from packhouse.errors import ConfigError, ContractError
+from packhouse.load.boundaries import GUARDS, as_bytes, begins_with_packs
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -170,8 +173,6 @@ _ATTENTION = {"eager", "sdpa", "flex_attention"} | _FLASH
 # Decoder class -> its own forward, and the handles that guard it: they may end in any order.
 _GUARDED: dict[type[torch.nn.Module], tuple[Forward, list["PackingHandle"]]] = {}
 
-_ACTIVE: set["PackingHandle"] = set()
-
 
 class PackingHandle:
     """Made by `enable_packing`: undoes it, by `disable()` or at the end of a `with` block."""
@@ -185,7 +186,7 @@ class PackingHandle:
             _forget_compiled()
         while self._undo:
             self._undo.pop()()
-        _ACTIVE.discard(self)
+        GUARDS.discard(self)
 
     def __enter__(self) -> "PackingHandle":
         return self
@@ -240,13 +241,8 @@ def enable_packing(target: "torch.nn.Module | type | PretrainedConfig | str") ->
         assert decoder_class is not None, "a family that is known has one"
         _guard_class(decoder_class, handle)
     _forget_compiled()
-    _ACTIVE.add(handle)
+    GUARDS.add(handle)
     return handle
-
-
-def is_enabled() -> bool:
-    """Return True if a handle is active."""
-    return bool(_ACTIVE)
 
 
 def _forget_compiled() -> None:
@@ -360,6 +356,7 @@ def _guard(
     elif positions is None:
         positions = _numbers_to_positions(mask)
     _refuse_other_bounds(given, positions, is_flash)
+    _refuse_lost_bounds(given.get("input_ids"), positions, mask, decoder.training)
     if positions is None or not (has_numbers or _is_packed(positions, mask)):
         return args, kwargs
     if is_flash and len(positions) > 1:
@@ -459,6 +456,35 @@ def _refuse_other_bounds(given: Mapping[str, Any], positions: Any, is_flash: boo
                 )
         if not agrees:
             raise ContractError(f"{name} and position_ids disagree where records end")
+
+
+def _refuse_lost_bounds(ids: Any, positions: Any, mask: object, is_training: bool) -> None:
+    """Refuse what begins as a known pack and is called one record; warn where nothing is called so.
+
+    No mark in the batch tells it from a single record: its tokens do.
+    """
+    advice = (
+        "Use PackedCollator, or SFTConfig(padding_free=True, max_length=None, packing=False) "
+        "(docs/how-to/keep-records-apart.md)"
+    )
+    if not isinstance(ids, torch.Tensor) or (positions is not None and positions.ndim != 2):
+        return
+    is_start = torch.zeros_like(ids, dtype=torch.bool)
+    if positions is not None:
+        is_start |= record_starts(positions)
+    if _is_matrix(mask) and mask.shape == ids.shape:
+        is_start[:, 1:] |= torch.diff(mask != 0)
+    is_start[:, 0] = True
+    for row, starts in zip(ids.cpu().numpy(), is_start.cpu().numpy(), strict=True):
+        data, bounds = as_bytes(row), [*(4 * starts.nonzero()[0]).tolist(), 4 * len(row)]
+        if any(begins_with_packs(data[start:end]) for start, end in pairwise(bounds)):
+            raise ContractError(f"a batch holds several records of a pack as one. {advice}")
+    if is_training and positions is None:
+        warnings.warn(
+            "the model was given no position_ids, so each row is trained as one record. If rows "
+            f"hold several, these see each other. {advice}",
+            stacklevel=2,
+        )
 
 
 def _refuse_mask(positions: torch.Tensor, mask: object, has_numbers: bool) -> None:

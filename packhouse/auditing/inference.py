@@ -36,7 +36,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.auditing.plain_template import PlainTemplate, PromptError
+from packhouse.auditing.plain_template import PlainTemplate, PromptError, open_template
 from packhouse.auditing.tokens import NUM_WORST, Side, read_sides
 from packhouse.recipe import FormatConfig, Recipe
 from packhouse.recipe.rows import CHAT_TEMPLATES, is_renderer
@@ -68,7 +68,7 @@ def has_prompts(config: FormatConfig) -> bool:
     """Return True if answers have a prompt of inference: with chat templates, not train_on: all."""
     name = config.template
     is_jinja = name.endswith((".jinja", ".j2")) or name in CHAT_TEMPLATES
-    return is_jinja and not is_renderer(name) and config.train_on != "all"
+    return (is_jinja or is_renderer(name)) and config.train_on != "all"
 
 
 class _Answer(NamedTuple):
@@ -146,7 +146,10 @@ def check_prompts(
     snapshot = load_snapshot(recipe.tokenizer, cache, recipe.tokenize.pipeline)
     sides = read_sides(conversations, formatted, tokenized, rejected)
     allows_control = recipe.tokenize.control_text == "allow"
-    return audit_inference(sides, snapshot, recipe.format, date=date, allows_control=allows_control)
+    template = open_template(recipe, snapshot, date)
+    return audit_inference(
+        sides, snapshot, recipe.format, template=template, allows_control=allows_control
+    )
 
 
 def audit_inference(
@@ -155,6 +158,7 @@ def audit_inference(
     config: FormatConfig,
     *,
     date: str | None = None,
+    template: PlainTemplate | None = None,
     allows_control: bool = False,
 ) -> dict[str, object]:
     """Compare trained answers with the prompts and the stop tokens of inference.
@@ -164,6 +168,7 @@ def audit_inference(
         snapshot: the tokenizer.
         config: a chat template, and how answers became records.
         date: the day that the texts were made at; None where the template prints none.
+        template: writes the prompts; None: the recipe's Jinja.
         allows_control: whether control tokens in the row's own text are tokenized as such.
 
     Returns:
@@ -173,7 +178,8 @@ def audit_inference(
         `finding`, `source`, `row`, `record_id`, `value` (number of the message), `what`, `text` and
         `expected`.
     """
-    check = _Check(config, snapshot, PlainTemplate(config, snapshot, date), allows_control)
+    template = template or PlainTemplate(config, snapshot, date)
+    check = _Check(config, snapshot, template, allows_control)
     for side in sides:
         for record in check.records_of(side):
             check.add(record)
@@ -324,7 +330,7 @@ class _Check:
             what += ", and the template does not read add_generation_prompt"
         return _difference(what, before, first)
 
-    def _modes(self, record: _Record, answer: _Answer) -> Iterator[tuple[dict[str, bool], bool]]:
+    def _modes(self, record: _Record, answer: _Answer) -> Iterator[tuple[dict[str, object], bool]]:
         """Arguments to try, the likeliest first, and whether an answer may follow that prompt.
 
         Where the row or the recipe sets the thinking switch, or there is none, they are as given.
@@ -336,8 +342,7 @@ class _Check:
         if switch is None or switch[0] in record.arguments:
             yield {}, True
             return
-        name, value = switch
-        thinking, plain = {name: value}, {name: not value}
+        thinking, plain = ({switch[0]: value} for value in switch[1:])
         default = self.template.default_mode
         if answer.thought:
             yield thinking, True

@@ -7,12 +7,13 @@ stricter rules of that sandbox, and runs in the same kind of worker.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from importlib import resources
 from itertools import product
 from pathlib import Path
+from typing import cast
 
 import jinja2
 import jinja2.ext
@@ -21,10 +22,16 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from packhouse.recipe import FormatConfig
+from packhouse.recipe import FormatConfig, Recipe
+from packhouse.recipe.rows import is_renderer
+from packhouse.registry import function_of_addon
 from packhouse.render.chat_messages import MessageForm, Messages, chat_messages, in_parts
-from packhouse.render.sandbox import numbers_in
+from packhouse.render.rendering import Template
+from packhouse.render.results import RefusedError
+from packhouse.render.sandbox import values_to_try
+from packhouse.system.plugins import find_plugin
 from packhouse.system.worker import limited
+from packhouse.tokenize.loading import tokenizer_folder
 from packhouse.tokenize.pipeline import TokenizerSnapshot
 
 _TEXT = ("Perhaps", "Certainly", "Otherwise", "Naturally", "Therefore")
@@ -91,8 +98,8 @@ class PlainTemplate:
             tree = environment.parse(source)
             self._template = environment.from_string(source)
             self._marked = _environment(_MarkedGeneration, date).from_string(source)
+        self._values = values_to_try(tree)  # before Jinja makes one constant of a list of words
         self._names = find_undeclared_variables(tree)
-        self._numbers = numbers_in(tree)
         self.reads_prompt = "add_generation_prompt" in self._names
         constants = [node.value for node in tree.find_all(nodes.Const)]
         constants += [node.data for node in tree.find_all(nodes.TemplateData)]
@@ -103,10 +110,7 @@ class PlainTemplate:
             **snapshot.special_tokens,
             **{k: v for k, v in config.chat_template_kwargs.items() if k != "tools"},
         }
-        self.control = sorted(
-            {*snapshot.added_tokens, *snapshot.special_tokens.values()} - {""},
-            key=lambda token: (-len(token), token),
-        )
+        self.control = _control_tokens(snapshot)
 
     def render(
         self,
@@ -219,40 +223,46 @@ class PlainTemplate:
         return None if written is None else all(text in written for text in texts)
 
     @cached_property
-    def switch(self) -> tuple[str, bool] | None:
-        """The argument that changes what opens answers, and its value for thinking."""
+    def switch(self) -> tuple[str, object, object] | None:
+        """The argument that changes what opens answers, its value for thinking, and another."""
         known = {*self.arguments, "messages", "tools", "add_generation_prompt"}
-        for name in sorted(self._names - known - self._numbers):
-            for probe in (_CHAT[:1], _CALL[:3]):
-                on, off = (
-                    self.probe(probe, is_prompt=True, **{name: value}) for value in (True, False)
-                )
-                last = probe[-1]["content"]
-                if on and off and on.rpartition(last)[2] != off.rpartition(last)[2]:
-                    return name, self._thinks_if(name)
+        for name, probe in product(sorted(self._names - known), (_CHAT[:1], _CALL[:3])):
+            values = self._values.get(name, (True, False))
+            done = {value: self.probe(probe, is_prompt=True, **{name: value}) for value in values}
+            opened = {
+                value: prompt.rpartition(probe[-1]["content"])[2]
+                for value, prompt in done.items()
+                if prompt
+            }
+            if len({*opened.values()}) > 1:
+                own = self.probe(probe, is_prompt=True)
+                usual = sorted(opened, key=lambda value: done[value] != own)
+                asks = opened[self._thinking(name, list(opened))]
+                thinking = next(value for value in usual if opened[value] == asks)
+                return name, thinking, next(value for value in usual if opened[value] != asks)
         return None
 
     @cached_property
     def default_mode(self) -> bool | None:
         """True if answers open for thinking where nobody sets the switch; None: neither way."""
         assert self.switch is not None
-        name, thinking = self.switch
+        name, *values = self.switch
         asked = _CHAT[:1]
         own = self.probe(asked, is_prompt=True)
-        for value in (thinking, not thinking):
+        for value, thinks in zip(values, (True, False), strict=True):
             if own is not None and own == self.probe(asked, is_prompt=True, **{name: value}):
-                return value == thinking
+                return thinks
         return None
 
-    def _thinks_if(self, name: str) -> bool:
-        """Return the value whose prompt a thought follows; True where none or both do."""
+    def _thinking(self, name: str, values: Sequence[object]) -> object:
+        """Return the first value whose prompt a thought follows; the first if none does."""
         thought = [*_CHAT[:1], {**_CHAT[1], "reasoning": "Likewise"}]
-        follows = []
-        for value in (True, False):
+        for value in values:
             prompt = self.probe(thought[:1], is_prompt=True, **{name: value})
             whole = self.probe(thought, is_prompt=False, **{name: value})
-            follows.append(bool(prompt and whole and whole.startswith(prompt)))
-        return follows != [False, True]
+            if prompt and whole and whole.startswith(prompt):
+                return value
+        return values[0]
 
     def openings(self) -> list[str]:
         """Return what opens an answer after a question and after a tool's result, in any mode.
@@ -262,7 +272,7 @@ class PlainTemplate:
         """
         modes: list[dict[str, object]] = [{}]
         if self.switch is not None:
-            modes += [{self.switch[0]: value} for value in (True, False)]
+            modes += [{self.switch[0]: value} for value in self.switch[1:]]
         found: dict[str, None] = {}
         for asked, mode in product((_CHAT[:1], _CALL[:3]), modes):
             prompt = self.probe(asked, is_prompt=True, **mode)
@@ -306,6 +316,70 @@ class PlainTemplate:
         if first == second:
             return False
         return self._own_text.sub("", first) != self._own_text.sub("", second)
+
+
+class RendererTemplate(PlainTemplate):
+    """A renderer in Python, called with the row's own texts and nothing else.
+
+    Args:
+        config: the recipe's format section.
+        snapshot: of the tokenizer.
+        written: the renderer.
+        stop_tokens: what it says that generation stops at.
+    """
+
+    reads_prompt = True
+
+    def __init__(
+        self,
+        config: FormatConfig,
+        snapshot: TokenizerSnapshot,
+        written: Template,
+        stop_tokens: Sequence[str],
+    ) -> None:
+        self._config, self._snapshot, self._written = config, snapshot, written
+        self._names, self._values = {*written.names}, {}
+        own = config.chat_template_kwargs.items()
+        self.arguments = {key: value for key, value in own if key != "tools"}
+        self.control = _control_tokens(snapshot)
+        self.stop_tokens = tuple(config.stop_tokens or stop_tokens)
+        words = re.compile("|".join(_TEXT))
+        probes = [self.probe(talk, is_prompt=True) for talk in (_CHAT, _CALL[:3], _CALL)]
+        self._texts = {text for probe in probes for text in words.split(probe or "")}
+
+    def render(
+        self,
+        messages: Messages,
+        tools: object = None,
+        arguments: Mapping[str, object] = {},
+        *,
+        is_prompt: bool,
+        is_marked: bool = False,
+    ) -> str:
+        """Return the text of a conversation; there are no marks."""
+        given = {**self.arguments, **arguments}
+        try:
+            named = cast("list[object] | None", tools)
+            return str(self._written.render(messages, named, given, is_prompt=is_prompt))
+        except RefusedError as error:
+            raise PromptError(f"{error}"[:200]) from None
+
+
+def open_template(
+    recipe: Recipe, snapshot: TokenizerSnapshot, date: str | None = None
+) -> PlainTemplate:
+    """Return what writes prompts as inference does: Jinja, or the recipe's renderer in Python."""
+    config = recipe.format
+    if not is_renderer(config.template):
+        return PlainTemplate(config, snapshot, date)
+    plugin, folder = find_plugin("renderers", config.template), tokenizer_folder(recipe.tokenizer)
+    written = function_of_addon("make_rows")(plugin, config, snapshot, folder).template
+    return RendererTemplate(config, snapshot, written, written.stop_tokens)
+
+
+def _control_tokens(snapshot: TokenizerSnapshot) -> list[str]:
+    tokens = {*snapshot.added_tokens, *snapshot.special_tokens.values()} - {""}
+    return sorted(tokens, key=lambda token: (-len(token), token))
 
 
 def _environment(generation: type[_Generation], date: str | None) -> ImmutableSandboxedEnvironment:

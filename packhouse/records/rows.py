@@ -23,7 +23,7 @@ from packhouse.recipe.rows import is_chat
 from packhouse.records.identity import group_keys, rename
 from packhouse.records.lists import one_chunk
 from packhouse.records.messages import FlatMessages
-from packhouse.system.arrays import Float32s, Int64s
+from packhouse.system.arrays import Float32s, Int64s, Objects
 
 
 def number_rows(shard: pa.Table) -> Int64s:
@@ -129,31 +129,31 @@ def derive(
     return rename(parts, is_part, asked, awaits_thought)
 
 
-def take_records(
-    table: pa.Table, rows: Int64s, extents: Sequence[Extent | None], config: FormatConfig
-) -> pa.Table:
+def take_records(table: pa.Table, rows: Int64s, extents: Objects, config: FormatConfig) -> pa.Table:
     """Return the conversations of records that have a part of their row.
 
     Args:
         table: schema VALIDATED.
         rows: number of each record's row.
-        extents: what of it each record has; None: all.
+        extents: what of it each record has (`Extent`); None: all.
         config: decides the weights that messages have of themselves.
     """
     flat = FlatMessages.of(table["messages"])
     weights = flat.decide_weights(config)
-    ranges, own_weights = list[list[tuple[int, int]]](), list[Float32s | None]()
-    for row, extent in zip(rows.tolist(), extents, strict=True):
-        start, end = flat.offsets[row : row + 2].tolist()
-        own = None
-        if extent is not None:
-            end = start + extent.num_messages
-            is_trained = np.isin(np.arange(extent.num_messages), extent.trained)
-            own = np.where(is_trained, weights[start:end], 0).astype(np.float32)
-        ranges.append([(start, end)])
+    ranges, own_weights, awaits = list[list[tuple[int, int]]](), list[Float32s | None](), []
+    is_part = np.array([extent is not None for extent in extents], np.bool_)
+    for row, extent in zip(rows[is_part].tolist(), extents[is_part].tolist(), strict=True):
+        start = int(flat.offsets[row])
+        ranges.append([(start, start + extent.num_messages)])
+        own, trained = np.zeros(extent.num_messages, np.float32), list(extent.trained)
+        own[trained] = weights[start:][trained]
         own_weights.append(own)
-    awaits = [True if extent and extent.awaits_thought else None for extent in extents]
-    return derive(table, config, rows, ranges, own_weights, pa.array(awaits, pa.bool_()))
+        awaits.append(extent.awaits_thought or None)
+    is_awaiting = pa.array(awaits, pa.bool_())
+    parts = derive(table, config, rows[is_part], ranges, own_weights, is_awaiting)
+    whole = table.take(pa.array(rows[~is_part]))
+    places = np.argsort(np.append(np.flatnonzero(~is_part), np.flatnonzero(is_part)))
+    return pa.concat_tables([whole, parts]).unify_dictionaries().take(pa.array(places))
 
 
 def replace_rows(

@@ -25,6 +25,8 @@ REASONS = {
 """Reason code -> sentence; the last that applies wins."""
 
 THOUGHT = re.compile(r"<think>.*?(?:</think>\s*|\Z)|\A(?:(?!<think>).)*</think>\s*", re.DOTALL)
+BEGINS_THOUGHT = r"\A[ \t\r\n]*<think>"
+"""For Python and RE2 alike."""
 _THOUGHT_BYTES = re.compile(THOUGHT.pattern.encode(), re.DOTALL)
 
 
@@ -87,12 +89,11 @@ def tag_spans(content: str, *, is_opened: bool = False) -> list[tuple[int, int]]
         >>> tag_spans("a</think> Hello", is_opened=True)
         [(1, 9)]
     """
-    close = content.find("</think>")
-    begin = len(content) - len(content.lstrip())
+    close, begun = content.find("</think>"), re.match(BEGINS_THOUGHT, content)
     if close < 0:
         return []
-    if content.startswith("<think>", begin):
-        return [(begin, begin + 7), (close, close + 8)]
+    if begun:
+        return [(begun.end() - 7, begun.end()), (close, close + 8)]
     is_thought = is_opened and "<think>" not in content[:close]
     return [(close, close + 8)] if is_thought else []
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.recipe.rows import TEMPLATES, is_renderer
-from packhouse.records.rows import rewrites
 from packhouse.registry import function_of_addon
 from packhouse.render.chat import ChatEngine
 from packhouse.render.renderer import Rendered, Renderer
@@ -31,7 +30,6 @@ __all__ = [
     "Renderer",
     "WindowRule",
     "make_renderer",
-    "rewrites",
     "writes_prompts",
 ]
 

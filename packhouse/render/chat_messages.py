@@ -188,10 +188,7 @@ def _fitting(text: str) -> str:
 
 
 def trace_conversation(
-    messages: Messages,
-    given: Given,
-    control: re.Pattern[str],
-    has_content_parts: bool = False,
+    messages: Messages, given: Given, control: re.Pattern[str], has_content_parts: bool = False
 ) -> tuple[Messages, Given, Trace]:
     """A conversation whose texts are traced.
 

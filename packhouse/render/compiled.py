@@ -225,9 +225,11 @@ class Filling:
         trained = span_lists(begins, ends, counts)
         num_trained = trained.value_lengths().to_numpy()
         weights = weights_column(self._weights()[ends > begins], num_trained)
-        spans = [each.take(pa.array(order)) for each in (content, trained, weights)]
-        every = [each.extent for each, rows in self._compiled for _ in range(len(rows))]
-        extents = [every[place] for place in order.tolist()]
+        spans = [content, trained, weights]
+        if len(self._compiled) > 1:
+            spans = [each.take(pa.array(order)) for each in spans]
+        own = np.fromiter((each.extent for each, _ in self._compiled), np.object_)
+        extents = np.repeat(own, [len(rows) for _, rows in self._compiled])[order]
         return Filled(rows[order], extents, pa.table([text, *spans], schema=TEXTS))
 
     def _spans(

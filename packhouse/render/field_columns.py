@@ -9,6 +9,7 @@ columns of all calls.
 
 import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from itertools import repeat
 from typing import Any
@@ -190,16 +191,13 @@ class FieldColumns:
         messages = self._all.messages
         if kind == "content":
             return self._joined_content
-        if kind == "thought":
-            return messages["reasoning"]
         if kind == "label":
             return self._labels
         if kind in ("call_id", "tool_call_id") and self._form().makes_ids:
             return self._made_ids[kind == "call_id"]
-        if kind in messages.values.type.names:  # ids and names; contexts by themselves
-            return messages[kind]
-        if kind == "text":
-            return messages["content"]
+        name = {"thought": "reasoning", "text": "content"}.get(kind, kind)
+        if name in messages.values.type.names:  # ids and names; contexts by themselves
+            return messages[name]
         found = self._values(kind, *key)
         return pa.array([v if isinstance(v, str) else "" for v in found], pa.string())
 
@@ -207,18 +205,13 @@ class FieldColumns:
         """Values of all calls or tool definitions of the part."""
         if kind == "argument":
             return [_item_at(own, key) for own in self._arguments]
-        if kind == "call_id":
-            return [call.get("id") if isinstance(call, dict) else None for call in self._calls]
-        if kind == "function":
-            return self._functions
-        if kind in _OF_CALLS:
-            return [own.get(kind.removeprefix("call_")) for own in self._functions]
-        if kind == "tool":
-            return self._tools
-        if kind == "tool_function":
-            return self._tool_functions
-        owners = self._tools if kind == "tool_item" else self._tool_functions
-        return [own.get(key[0]) if isinstance(own, dict) else None for own in owners]
+        owners: list[Any] = self._functions if kind in _OF_CALLS else self._tool_functions
+        if kind in ("call_id", "tool", "tool_item"):
+            owners = self._calls if kind == "call_id" else self._tools
+        if kind in ("function", "tool", "tool_function"):
+            return owners
+        name = key[0] if key else kind.removeprefix("call_")
+        return [own.get(name) if isinstance(own, dict) else None for own in owners]
 
     @cached_property
     def _joined_content(self) -> pa.Array:
@@ -260,15 +253,12 @@ def _parsed(texts: pa.Array) -> list[Any]:
         >>> _parsed(pa.array(['{"a": 1}', "[-12345678901234567890]", "[NaN]"]))
         [{'a': 1}, [-12345678901234567890], [nan]]
     """
+    given = texts.to_pylist()
     # orjson makes floats of integers of over 64 bits, which have 19 digits and more.
-    is_long = pc.match_substring_regex(texts, "[0-9]{19}").to_pylist()
-    parsed: list[Any] = []
-    for text, has_long in zip(texts.to_pylist(), is_long, strict=True):
-        try:
-            parsed.append(json.loads(text) if has_long else orjson.loads(text))
-        except orjson.JSONDecodeError:  # NaN, half a surrogate pair, nested over 1,024 deep
-            parsed.append(json.loads(text))
-    return parsed
+    if not any(pc.match_substring_regex(texts, "[0-9]{19}").to_pylist()):
+        with suppress(orjson.JSONDecodeError):  # NaN, half a surrogate pair, nested over 1,024 deep
+            return list(orjson.loads(f"[{','.join(given)}]"))
+    return [json.loads(text) for text in given]
 
 
 def _item_at(value: Any, path: Iterable[object]) -> object:
@@ -308,9 +298,10 @@ def _shape(
     """
     if not isinstance(whole, dict):
         return json.dumps(whole)
-    rest = [v for k, v in whole.items() if v is not function and not is_own(k, v, False)]
-    rest += [v for k, v in function.items() if not is_own(k, v, True)]
-    values = (*whole.values(), *function.values())
-    kinds = [type(value) if value else repr(value) for value in values]
-    same = (value if isinstance(value, str) else json.dumps(value) for value in rest)
-    return (*whole, 0, *function, *kinds, *same)
+    found: list[object] = [*whole, 0, *function]
+    for owner, is_function in ((whole, False), (function, True)):
+        for key, value in owner.items():
+            found.append(type(value) if value else repr(value))
+            if value is not function and not is_own(key, value, is_function):
+                found.append(value if isinstance(value, str) else json.dumps(value))
+    return tuple(found)

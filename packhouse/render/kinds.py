@@ -183,12 +183,6 @@ class Kinds:
         is_written = self._whole.text[place.first : place.last] == completion.text[first:last]
         if not is_written or not shown.endswith(between):
             return None
-        return Kind(
-            len(shown) - len(between),
-            joined.tail,
-            completion.text[:first],
-            completion.text[last : turn.end],
-            turn.stop,
-            turn.thinks,
-            notes,
-        )
+        skipped, text = len(shown) - len(between), completion.text
+        opening, closing = text[:first], text[last : turn.end]
+        return Kind(skipped, joined.tail, opening, closing, turn.stop, turn.thinks, notes)

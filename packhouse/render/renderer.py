@@ -139,14 +139,12 @@ class Renderer:
         conversations = Conversations.from_table(part, self._config)
         texts = self._engine.render(conversations)
         filled = texts.filled
-        if any(filled.extents):
+        if filled.extents.any():
             # The recipe's system turn, which counts in the extents, is no message of the row.
             own = FlatMessages.of(part["messages"])
             added = conversations.messages.counts - own.counts
-            extents = [
-                extent and extent.without_first(count)
-                for extent, count in zip(filled.extents, added[filled.rows].tolist(), strict=True)
-            ]
+            each = zip(filled.extents, added[filled.rows].tolist(), strict=True)
+            extents = np.fromiter((own and own.without_first(n) for own, n in each), np.object_)
             return take_records(part, filled.rows, extents, self._config), texts
         is_same = len(filled.rows) == part.num_rows
         return (part if is_same else part.take(pa.array(filled.rows))), texts

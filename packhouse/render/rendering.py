@@ -175,8 +175,8 @@ class Template(Protocol):
     where: str
     names: frozenset[str]
     """Arguments that it looks up."""
-    numbers: frozenset[str]
-    """Those that are numbers."""
+    values: Mapping[str, tuple[object, ...]]
+    """Of some, what a probe sets them to instead of true and false."""
     has_generation: bool
 
     def render(

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from packhouse.records.rows import Extent
 from packhouse.records.tables import FORMATTED
-from packhouse.system.arrays import Int64s
+from packhouse.system.arrays import Int64s, Objects
 
 SPANS = FORMATTED.field("content_spans").type
 _COLUMNS = ("text", "content_spans", "trained_spans", "span_weights")
@@ -54,15 +53,14 @@ class Filled:
     """Records: the number of each one's row (ascending), and text and spans in the same order."""
 
     rows: Int64s
-    extents: list[Extent | None]
-    """What of its row each has; None: all of it."""
+    extents: Objects
+    """What of its row each has (`Extent`); None: all of it."""
     texts: pa.Table
     """Schema TEXTS."""
 
     def take(self, places: Int64s) -> "Filled":
         """Return the records at these places."""
-        extents = [self.extents[at] for at in places.tolist()]
-        return Filled(self.rows[places], extents, self.texts.take(pa.array(places)))
+        return Filled(self.rows[places], self.extents[places], self.texts.take(pa.array(places)))
 
 
 @dataclass(slots=True)
@@ -99,8 +97,8 @@ def concat_filled(parts: Sequence[Filled]) -> Filled:
     """Put parts together, in the order of row numbers."""
     if len(parts) == 1:
         return parts[0]
-    parts = [Filled(np.zeros(0, np.int64), [], TEXTS.empty_table()), *parts]
+    parts = [Filled(np.zeros(0, np.int64), np.zeros(0, np.object_), TEXTS.empty_table()), *parts]
     rows = np.concatenate([part.rows for part in parts])
-    extents = [own for part in parts for own in part.extents]
+    extents = np.concatenate([part.extents for part in parts])
     texts = pa.concat_tables([part.texts for part in parts]).combine_chunks()
     return Filled(rows, extents, texts).take(np.argsort(rows, kind="stable"))

@@ -18,7 +18,7 @@ from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import DEFAULTS
 from packhouse.records.rows import Extent
-from packhouse.records.thinking import tag_spans
+from packhouse.records.thinking import BEGINS_THOUGHT, tag_spans
 from packhouse.render.chat_messages import (
     PLAIN,
     Given,
@@ -33,12 +33,7 @@ from packhouse.render.rendering import Conversation, Rendering, Template
 from packhouse.render.results import RefusedError, Trained
 from packhouse.render.sandbox import ChatTemplate
 from packhouse.render.template_facts import ANSWER, PROBE, QUESTION, TemplateFacts, learn_facts
-from packhouse.render.trained_spans import (
-    add_other_turns,
-    all_spans,
-    other_spans,
-    weigh_spans,
-)
+from packhouse.render.trained_spans import add_other_turns, all_spans, other_spans, weigh_spans
 from packhouse.render.turns import NOT_TRAINED, Answers, Record
 from packhouse.tokenize.pipeline import TokenizerSnapshot
 
@@ -130,7 +125,7 @@ class RowRenderer:
         return learn_facts(
             self._probe,
             where=template.where,
-            arguments=self._arguments - template.numbers,
+            arguments={name: template.values.get(name, (True, False)) for name in self._arguments},
             is_set=lambda name: name in set_arguments,
             stop_tokens=self._stops,
             control=self.control_bytes,
@@ -145,11 +140,11 @@ class RowRenderer:
     def argument_advice(self) -> str:
         """What to try where probes miss how thinking is turned on; empty: the template reads none.
 
-        Probes set arguments to true and false. Some take a word: `thinking_mode: thinking`.
+        They set it to true and false, or to a word of the template. Some take a number.
         """
-        unset = sorted(self._arguments - {*self._config.chat_template_kwargs})[:8]
-        advice = f". If an argument turns thinking on ({', '.join(unset)[:400]}), set "
-        return f"{advice}format.chat_template_kwargs" if unset else ""
+        unset = ", ".join(sorted(self._arguments - {*self._config.chat_template_kwargs})[:8])[:400]
+        advice = f". If an argument turns thinking on ({unset}), set format.chat_template_kwargs"
+        return advice if unset else ""
 
     def check(self) -> None:
         """Refuse a template that cannot be used, before any row.
@@ -239,30 +234,27 @@ class RowRenderer:
 
         The model writes the tags as tokens, wherever the template takes them from.
         """
-        spans, roles = list[tuple[int, int]](), talk.roles
+        spans, roles, end = list[tuple[int, int]](), talk.roles, 0
         for own in rendering.occurrences:
-            start, value = own.start, own.field.value
-            is_answer = own.field.kind == "content" and roles[own.field.message] == "assistant"
+            start, value, number = own.start, own.field.value, own.field.message
+            is_answer = own.field.kind == "content" and roles[number] == "assistant"
             if is_answer and self._has_tags:
-                before = rendering.text[max(start - 16, 0) : start].rstrip()
-                tags = tag_spans(value, is_opened=before.endswith(b"<think>"))
-                for first, last in tags:
+                before = rendering.text[max(start - 16, end) : start].rstrip()
+                is_opened = before.endswith(b"<think>")
+                pattern = "</think>" if is_opened else f"{BEGINS_THOUGHT}(?s:.*)</think>"
+                is_tagged = bool(re.search(pattern, value))
+                question = Predicate("matches", pattern, is_tagged)
+                talk.trace.predicates.add((("content", number), question))
+                if is_tagged:  # rows whose answers have tags are written otherwise
+                    talk.trace.unrecorded.add((number, "tags of a thought"))
+                for first, last in tag_spans(value, is_opened=is_opened):
                     if own.first <= first and last <= own.last:
                         at = own.start + len(value[own.first : first].encode())
                         spans.append((start, at))
                         start = at + last - first
             spans.append((start, own.end))
+            end = own.end
         return [span for span in spans if span[0] < span[1]]
-
-    def _ask_for_tags(self, talk: Conversation) -> None:
-        """Note that rows whose answers have tags are written otherwise than those without."""
-        for number, message in enumerate(talk.messages if self._has_tags else ()):
-            if message["role"] == "assistant" and message.get("content"):
-                is_tagged = "</think>" in message["content"]
-                question = Predicate("contains", "</think>", is_tagged)
-                talk.trace.predicates.add((("content", number), question))
-                if is_tagged:
-                    talk.trace.unrecorded.add((number, "tags of a thought"))
 
     def _writes(self, texts: Sequence[str], talk: Messages, form: MessageForm) -> bool | None:
         """Return True if all texts are in the rendering; None where the template refuses it."""
@@ -293,7 +285,6 @@ class RowRenderer:
         talk = Conversation(
             self.template, messages, given, self.control, self.has_content_parts, is_stripped
         )
-        self._ask_for_tags(talk)
         weights = [message["weight"] for message in raw]
         if not any(weights):
             raise RefusedError("nothing_trained", "no turn of the conversation is trained")

@@ -10,7 +10,9 @@ consistent and a build can be repeated.
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -22,6 +24,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.filters import make_attrgetter
 from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
@@ -168,6 +171,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             return getattr(obj, attribute)
         if isinstance(obj, dict) and attribute not in _DICT_METHODS and attribute in obj:
             return obj[attribute]
+        if isinstance(obj, LoopContext | Namespace) and attribute[0] != "_":
+            with suppress(AttributeError):
+                return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
     def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> object:
@@ -268,26 +274,37 @@ def pinned_date() -> datetime:
 @lru_cache(maxsize=16)
 def _compile(
     source: str, today: datetime
-) -> tuple[jinja2.Template, bool, frozenset[str], frozenset[str]]:
-    """A template, whether it has generation blocks, the names that it looks up, and its numbers.
+) -> tuple[jinja2.Template, bool, frozenset[str], Mapping[str, tuple[object, ...]]]:
+    """A template, whether it has generation blocks, the names that it looks up, and their values.
 
     Some 10 to 30 ms, once a process.
     """
     environment = _make_environment(today)
     template = environment.from_string(source)
     tree = environment.parse(source)
-    names = frozenset(find_undeclared_variables(tree))
-    return template, environment.has_generation, names, numbers_in(tree)
+    values = values_to_try(tree)  # before Jinja makes one constant of a list of words
+    return template, environment.has_generation, frozenset(find_undeclared_variables(tree)), values
 
 
-def numbers_in(tree: nodes.Template) -> frozenset[str]:
-    """Names that a template compares with numbers: `thinking_budget == 0` holds for False, too."""
-    return frozenset(
-        name.name
-        for compared in tree.find_all(nodes.Compare)
-        if any(type(each.value) in (int, float) for each in compared.find_all(nodes.Const))
-        for name in compared.find_all(nodes.Name)
-    )
+def values_to_try(tree: nodes.Template) -> dict[str, tuple[object, ...]]:
+    """Values of each name that a template compares with constants; of others, true and false.
+
+    For `mode == "thinking"` that is the word, and False for no word of the template. There is none
+    for numbers: `thinking_budget == 0` holds for False, too.
+    """
+    compared = defaultdict[str, list[object]](list)
+    for node in tree.find_all((nodes.Compare, nodes.Filter)):
+        if getattr(node, "name", "_in") == "_in":  # which is a filter here
+            for each in node.find_all(nodes.Name):
+                compared[each.name] += [c.value for c in node.find_all(nodes.Const)]
+    found = dict[str, tuple[object, ...]]()
+    for name, constants in compared.items():
+        words = dict.fromkeys(each for each in constants if isinstance(each, str))
+        if not {int, float}.isdisjoint(map(type, constants)):
+            found[name] = ()
+        elif words:
+            found[name] = (*words, False, True)
+    return found
 
 
 class ChatTemplate:
@@ -317,7 +334,7 @@ class ChatTemplate:
             with limited():
                 at("while it is compiled")
                 compiled = _compile(source, pinned_date())
-                self._template, self.has_generation, self.names, self.numbers = compiled
+                self._template, self.has_generation, self.names, self.values = compiled
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"{where}, line {error.lineno}: {error.message}") from None
         except RecursionError:

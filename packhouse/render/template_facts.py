@@ -4,9 +4,10 @@ Probes are plain words, rendered once for each template. No model family is know
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 from packhouse.errors import TemplateError
@@ -85,7 +86,7 @@ def learn_facts(
     render: Probe,
     *,
     where: str,
-    arguments: Iterable[str],
+    arguments: Mapping[str, Sequence[object]],
     is_set: Callable[[str], bool],
     stop_tokens: Mapping[str, str],
     control: re.Pattern[bytes],
@@ -95,7 +96,7 @@ def learn_facts(
     Args:
         render: renders them.
         where: what errors call the template.
-        arguments: names that the template looks up, beside what every template gets.
+        arguments: that the template looks up, beside what every template gets; values to try.
         is_set: says of an argument whether the recipe sets it.
         stop_tokens: tokens at which generation stops, and where each is from.
         control: matches control tokens.
@@ -120,7 +121,7 @@ def learn_facts(
         return None
 
     sources, plain_stops = _stops(tried, answered, stop_tokens, control, where)
-    switch = _find_switch(tried, sorted(arguments))
+    switch = _find_switch(tried, arguments)
     free = None if switch is None or is_set(switch.name) else switch
     thinking = {free.name: free.thinking} if free else {}
     prompt, question = tried(QUESTION, {}, True), tried(QUESTION)
@@ -204,15 +205,20 @@ def _stops(
     return {**given, last[0]: "template"}, {last[0]}
 
 
-def _find_switch(tried: _Tried, names: Iterable[str]) -> Switch | None:
+def _find_switch(tried: _Tried, arguments: Mapping[str, Sequence[object]]) -> Switch | None:
     """The first argument, in the order of names, that changes the header of an answer."""
-    for name in names:
-        for messages in (QUESTION, [*QUESTION, *_CALL]):
-            on, off = (tried(messages, {name: value}, True) for value in (True, False))
-            if on and off and on.tail != off.tail:
-                fits = [_thinks_with(tried, {name: value}) for value in (True, False)]
-                is_reversed = fits == [False, True]
-                return Switch(name, not is_reversed, is_reversed)
+    for name, messages in product(sorted(arguments), (QUESTION, [*QUESTION, *_CALL])):
+        done = {value: tried(messages, {name: value}, True) for value in arguments[name]}
+        prompts = {value: prompt for value, prompt in done.items() if prompt}
+        if len({prompt.tail for prompt in prompts.values()}) < 2:
+            continue
+        fitting = (value for value in prompts if _thinks_with(tried, {name: value}))
+        header = prompts[next(fitting, next(iter(prompts)))].tail
+        # Of words that give the same header, the one that the template takes by itself.
+        default = tried(messages, {}, True)
+        usual = sorted(prompts, key=lambda v: not default or prompts[v].text != default.text)
+        thinking = next(value for value in usual if prompts[value].tail == header)
+        return Switch(name, thinking, next(v for v in usual if prompts[v].tail != header))
     return None
 
 

@@ -139,8 +139,8 @@ def add_other_turns(
     Raises:
         RefusedError: no record has a turn so.
     """
-    text = talk.rendering.text
     for span in spans:
+        text = talk.rendering.text
         for record in records:
             if span.message < record.num_messages and record.rendering.text.startswith(
                 text[: span.end]

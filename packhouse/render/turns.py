@@ -27,6 +27,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from packhouse.recipe import FormatConfig
+from packhouse.records.thinking import BEGINS_THOUGHT
 from packhouse.render.chat_messages import Messages, function_of
 from packhouse.render.kinds import Kind, Kinds, Place, Turn
 from packhouse.render.losses import check_answer, is_thought
@@ -320,7 +321,8 @@ class Answers:
 
     def _measure(self, number: int, whole: Rendering, place: Place) -> tuple[int, int]:
         """Bytes of the gap before an answer that its prompt ends with, and of its closing."""
-        finished = self._talk.prefix(number + 1)
+        is_all = number + 1 == len(self._raw)
+        finished = self._talk.rendering if is_all else self._talk.prefix(number + 1)
         prompt = self._prompt(number, {}, finished)
         gap = whole.text[place.before : place.first if place.has_text else place.after]
         before = next((o for o in reversed(whole.occurrences) if o.end == place.before), None)
@@ -587,9 +589,8 @@ class Answers:
         Raises:
             RefusedError: `<think>` comes twice, or the template closes the thought before the text.
         """
-        pattern = r"\A[ \t\r\n]*<think>"
-        is_opened = bool(re.search(pattern, self._raw[number]["content"] or ""))
-        question = Predicate("matches", pattern, is_opened)
+        is_opened = bool(re.match(BEGINS_THOUGHT, self._raw[number]["content"] or ""))
+        question = Predicate("matches", BEGINS_THOUGHT, is_opened)
         self._talk.trace.predicates.add((("content", number), question))
         first = min((o.start for o in body.occurrences), default=0)
         if body.text.lstrip().startswith(b"<think>") or b"</think>" in body.text[:first]:

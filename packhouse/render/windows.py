@@ -51,9 +51,7 @@ class WindowRule:
 
 
 def split_to_windows(
-    table: pa.Table,
-    config: FormatConfig,
-    fits: Callable[[pa.Table], Bools],
+    table: pa.Table, config: FormatConfig, fits: Callable[[pa.Table], Bools]
 ) -> tuple[pa.Table, Int64s]:
     """Split conversations, all of them over-long.
 

@@ -34,7 +34,7 @@ from packhouse.run.cache_room import (
 from packhouse.run.local_pool import Run
 from packhouse.run.step import AnyJob
 from packhouse.run.steps import STEPS
-from packhouse.run.steps.format import FORMAT, split_text_of
+from packhouse.run.steps.format import FORMAT, check_reasoning, split_text_of
 from packhouse.run.steps.plan import Plan, bytes_needed, output_jobs, plan_jobs
 from packhouse.run.steps.publish import Published
 from packhouse.run.steps.validate import check_all_text_is_read, filters_of_run
@@ -188,13 +188,17 @@ def _do_steps(
         done.extend(receipts)
         return receipts
 
+    workspace = Workspace(cache=cache)
+
     def say_factor() -> None:
         """Say early what splitting rows costs: long before the last shard is rendered."""
-        found = [FORMAT.peek(job.key, Workspace(cache=cache)) for job in plan.format[:8]]
+        found = [FORMAT.peek(job.key, workspace) for job in plan.format[:8]]
         if note := factor_note(split_text_of(filter(None, found)), recipe.format):
             logging.getLogger("packhouse.format").warning("so far, %s", note)
 
     for jobs in (plan.validate, plan.format, plan.tokenize):
+        if jobs is plan.format and not all(FORMAT.peek(job.key, workspace) for job in jobs):
+            check_reasoning(recipe, done, workspace.tokenizers)
         with after_first_job(say_factor) if jobs is plan.format else nullcontext():
             do(jobs)
         try:

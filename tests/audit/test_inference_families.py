@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("trl", reason="TRL is not installed")
 
-from packhouse.auditing.inference import audit_inference, has_prompts
+from packhouse.auditing.inference import audit_inference
 from packhouse.auditing.tokens import Side
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig, TokenizeConfig
@@ -24,13 +24,6 @@ from tests.templates.families import (
 )
 
 pytestmark = pytest.mark.usefixtures("shared")
-
-
-@pytest.mark.parametrize(
-    ("name", "is_jinja"), [("chat", True), ("harmony", False), ("mistral", False)]
-)
-def test_renderers_in_python_are_not_looked_for_as_jinja(name, is_jinja):
-    assert has_prompts(FormatConfig(template=name)) == is_jinja
 
 
 @cache

@@ -120,6 +120,27 @@ def test_plan_the_report_and_a_run_say_the_same(recipe, tmp_path, monkeypatch):
     assert counts["stop_tokens"] == {"<|im_end|>": "generation_config.json"}
 
 
+def test_reasoning_that_is_never_written_stops_the_run_before_any_row_is_rendered(
+    recipe, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
+    template = TEMPLATE.replace("(m.reasoning_content or '')", "''")
+    (tmp_path / "tokenizer" / "chat_template.jinja").write_text(template)
+    plain = {"messages": [*turns("Plain", "Two", thoughts=False)]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(plain) + "\n")
+    settings = yaml.safe_load(recipe.read_text())
+    settings["sources"].append({"path": "a.jsonl", "format": "chat"})
+    recipe.write_text(yaml.safe_dump(settings))
+
+    done = CliRunner().invoke(cli, ["prepare", str(recipe)])
+
+    assert done.exit_code != 0
+    said = " ".join(done.output.split())
+    assert "never writes reasoning, and chats/chats.jsonl row 0 has some" in said
+    assert "format.reasoning: strip" in said
+    assert not [*(tmp_path / "cache" / "steps").glob("format/*")]
+
+
 def test_the_factor_of_a_plan_is_of_all_files_whatever_is_cached(recipe, tmp_path, monkeypatch):
     monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")

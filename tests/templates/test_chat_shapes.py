@@ -359,6 +359,17 @@ def test_rows_with_tools_are_filled_and_not_rendered(monkeypatch):
     assert rendered == []
 
 
+def test_answers_that_only_mention_tags_of_thoughts_are_filled(monkeypatch):
+    texts = ["a", "Write </think> last", "<think> and </think>", "see <think>, </think>"]
+    rows = [as_turns([f"q{n}", texts[n % 4]]) for n in range(40)]
+    rendered = watch_rendered_rows(monkeypatch)
+    added = {"<|im_start|>": 1, "<|im_end|>": 2, "<think>": 3, "</think>": 4}
+
+    out = chat_renderer(CHATML, added_tokens=added).render(make_table(rows)).formatted
+    assert rendered == [2, 6, 10, 14, 18, 22, 26, 30, 34, 38]  # they begin with a thought
+    assert [len(out["content_spans"][n]) for n in range(4)] == [2, 2, 2, 2]
+
+
 def watch_rendered_rows(monkeypatch):
     """List that takes down the rows that go through Jinja one by one, those for proof apart."""
     rendered = []

@@ -362,19 +362,31 @@ def test_stop_tokens_that_end_no_plain_answer_are_no_advice():
     assert pieces(stripped.formatted) == [["[get]<|model|>"]]
 
 
-def test_an_argument_that_takes_words_is_named_where_no_reasoning_is_written():
-    template = (  # as DeepSeek V3.2: probes set arguments to true and false alone
-        "{% set on = thinking_mode == 'thinking' %}{% for m in messages %}<|user|>{{ m.role }}: "
+@pytest.mark.parametrize(
+    ("condition", "is_found"),
+    [
+        ("mode == 'thinking'", True),  # as DeepSeek V3.2
+        ("mode in ['high', 'low'] or (mode is not defined and true)", True),
+        ("mode not in ['none', 'chat']", True),
+        ("mode == 4", False),
+    ],
+)
+def test_a_thinking_switch_may_take_words_that_the_template_compares(condition, is_found):
+    template = (
+        f"{{% set on = {condition} %}}{{% for m in messages %}}<|user|>{{{{ m.role }}}}: "
         "{% if m.role == 'assistant' %}{% if on %}<think>{{ m.reasoning_content }}</think>"
         "{% endif %}{% endif %}{{ m.content }}</s>{% endfor %}"
         "{% if add_generation_prompt %}<|user|>assistant: {% if on %}<think>{% endif %}{% endif %}"
     )
     turns = [("user", "Two?"), {"role": "assistant", "content": "2.", "reasoning": "Hm."}]
-    with pytest.raises(TemplateError, match=r"turns thinking on \(thinking_mode\)"):
-        render_chat(template, [turns], added_tokens=TOKENS)
-    config = {"chat_template_kwargs": {"thinking_mode": "thinking"}}
-    done = render_chat(template, [turns], config=config, added_tokens=TOKENS)
-    assert pieces(done.formatted) == [["Hm.</think>2.</s>"]]
+    plain = [("user", "Two?"), ("assistant", "2.")]
+    if not is_found:
+        with pytest.raises(TemplateError, match=r"turns thinking on \(mode\)"):
+            render_chat(template, [turns], added_tokens=TOKENS)
+        return
+    done = render_chat(template, [turns, plain], added_tokens=TOKENS)
+    assert done.quarantined.to_pylist() == []
+    assert pieces(done.formatted) == [["Hm.</think>2.</s>"], ["2.</s>"]]
 
 
 def test_a_refused_probe_gives_no_advice_about_its_own_messages():

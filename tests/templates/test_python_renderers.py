@@ -323,6 +323,10 @@ def test_a_recipe_names_a_renderer_whose_version_is_part_of_the_id(toys, recipe,
     version = packhouse.prepare(recipe(toys.install(TOY)), **options)
     manifest = open_version(str(tmp_path / "store"), "toys").manifest
     assert manifest.libraries["acme-toy"] == f"{toys.version}.0"
+    assert manifest.audit["inference"]["dataset"] == dict(
+        records=6, records_checked=6, answers=12, answers_checked=12,
+        answers_after_prompt=12, completions_stopped=12, partly_trained=0,
+    )  # fmt: skip
     assert manifest.configuration["format"]["template"] == "toy"
     assert packhouse.prepare(recipe("toy"), **options).id == version.id
     toys.install(TOY)

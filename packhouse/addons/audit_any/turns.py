@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from packhouse.auditing.inference import has_prompts
-from packhouse.auditing.plain_template import PlainTemplate
+from packhouse.auditing.plain_template import open_template
 from packhouse.auditing.tokens import blank_tokens
 from packhouse.errors import TemplateError
 from packhouse.recipe import Recipe
@@ -168,7 +168,7 @@ def learn_turns(
 def _answer_edges(recipe: Recipe, cache: Path | None) -> dict[str, list[str]]:
     """In a worker: return what opens answers at inference, and the tokens that end them."""
     snapshot = load_snapshot(recipe.tokenizer, cache, recipe.tokenize.pipeline)
-    template = PlainTemplate(recipe.format, snapshot, pinned_date().isoformat())
+    template = open_template(recipe, snapshot, pinned_date().isoformat())
     return {"opens": template.openings(), "stops": list(template.stop_tokens)}
 
 

@@ -38,8 +38,8 @@ from packhouse.read.streams import lines_of_rows, place_of
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.recipe.reading import is_recipe_path
 from packhouse.records.reasons import QUARANTINE_REASONS
+from packhouse.records.rows import rewrites
 from packhouse.records.tables import QUARANTINED, REFUSED, read_table
-from packhouse.render import rewrites
 from packhouse.run.cache import Workspace
 from packhouse.run.given import read_recipe
 from packhouse.run.rendering import run_template, try_rows

@@ -98,7 +98,7 @@ class PythonRenderer:
     """
 
     has_generation = False
-    numbers = frozenset[str]()
+    values: Mapping[str, tuple[object, ...]] = {}
 
     def __init__(
         self,

@@ -20,16 +20,16 @@ from packhouse.pack import dedup
 from packhouse.read import SourceShard
 from packhouse.read.files import source_name
 from packhouse.recipe import DedupConfig, FormatConfig, Recipe, TokenizeConfig
-from packhouse.recipe.rows import TEMPLATES, is_renderer
+from packhouse.recipe.rows import TEMPLATES, is_chat, is_renderer
+from packhouse.records.messages import FlatMessages
 from packhouse.records.pairs import REJECTED, both_sides
 from packhouse.records.render_counts import SplitText, total
-from packhouse.records.rows import num_rows
+from packhouse.records.rows import num_rows, rewrites
 from packhouse.records.tables import read_table, write_table
 from packhouse.registry import function_of_addon
-from packhouse.render import rewrites
 from packhouse.render.sandbox import pinned_date
-from packhouse.run.cache import Receipt
-from packhouse.run.rendering import cuts_windows, render_shard, run_template
+from packhouse.run.cache import AnyReceipt, Receipt
+from packhouse.run.rendering import cuts_windows, render_row, render_shard, run_template
 from packhouse.run.step import Job, Ref, Step, Work, execute
 from packhouse.run.steps.validate import (
     VALIDATE,
@@ -141,6 +141,31 @@ def _template_identity(template: str) -> str:
             f"{'Built' if near else 'built'} in are {', '.join(TEMPLATES)}"
         )
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def check_reasoning(recipe: Recipe, done: Iterable[AnyReceipt], tokenizers: Path) -> None:
+    """Stop before any shard is rendered if rows have reasoning that the template never writes.
+
+    Args:
+        recipe: of the run.
+        done: receipts of validate.
+        tokenizers: folder of tokenizer snapshots.
+
+    Raises:
+        TemplateError: it names the first such row, and what to set.
+    """
+    if not is_chat(recipe.format.template) or recipe.format.reasoning == "strip":
+        return
+    for receipt in done:
+        path = receipt.path("validated.arrow")
+        messages = FlatMessages.of(read_table(path)["messages"])
+        is_written = (messages.num_bytes("reasoning") > 0) & (
+            messages.decide_weights(recipe.format) > 0
+        )
+        if is_written.any():  # the template decides, so one row tells of all
+            row = int(messages.rows[is_written.argmax()])
+            run_template(partial(render_row, path, row, recipe, tokenizers), recipe)
+            return
 
 
 def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:

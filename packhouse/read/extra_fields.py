@@ -79,7 +79,7 @@ def look_at_extra_fields(
         held = [name for name in extra[tuple(row)] if row[name] not in _NOTHING]
         counts.update(held)
         for name in held:
-            if name not in config.ignored_fields and _is_media(row[name]):
+            if name not in config.ignored_fields and is_media(row[name]):
                 media[index] = "media", f"the field {name[:100]!r} holds what is not text"
                 break
     return counts, media
@@ -93,11 +93,11 @@ _MEDIA_TEXT = ("data:image/", "data:audio/", "data:video/", "iVBORw0KGgo", "/9j/
 _MEDIA_BYTES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"ID3", b"OggS", b"fLaC", b"\x1aE")
 
 
-def _is_media(value: object) -> bool:
+def is_media(value: object) -> bool:
     """Return True for an image, a sound or a video: its bytes, its file, or a list of some.
 
     Example:
-        >>> [_is_media(value) for value in ("a/b.jpg", [{"bytes": None, "path": "x"}], "see b.jpg")]
+        >>> [is_media(value) for value in ("a/b.jpg", [{"bytes": None, "path": "x"}], "see b.jpg")]
         [True, True, False]
     """
     if isinstance(value, str):
@@ -107,7 +107,7 @@ def _is_media(value: object) -> bool:
         return value.startswith(_MEDIA_BYTES)
     if isinstance(value, dict):  # as the library `datasets` stores images and audio
         return {"bytes", "path"} == value.keys() or {"array", "sampling_rate"} <= value.keys()
-    return isinstance(value, list) and any(map(_is_media, value[:10]))
+    return isinstance(value, list) and any(map(is_media, value[:10]))
 
 
 def drop_media_parts(rows: Rows) -> tuple[Rows, set[int]]:

@@ -5,6 +5,7 @@ pointer, UTF-16 text or another format is refused with what was seen, because ev
 only say "unexpected character at line 1".
 """
 
+import re
 from typing import Literal
 
 import orjson
@@ -93,6 +94,23 @@ def format_of_name(name: str) -> FileFormat | None:
     return (FORMATS_BY_ENDING | _NAMED_ONLY).get(ending) if dot else None
 
 
+_END = re.compile(rb"\}[ \t\r]*(\n\s*(?=\{)|\s*\Z)")
+
+
+def _goes_on(text: bytes) -> bool:
+    r"""Return True if a text begins with a JSON object over several lines.
+
+    Example:
+        >>> _goes_on(b'{"messages": [\n {"role": "user"}\n]}\n{'), _goes_on(b'{"a": \n{"a": 1}\n')
+        (True, False)
+    """
+    end = _END.search(text) if text.startswith(b"{") else None
+    try:
+        return end is not None and isinstance(orjson.loads(text[: end.start() + 1]), dict)
+    except orjson.JSONDecodeError:
+        return False
+
+
 def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri: str) -> FileFormat:
     """Format of a file, from what the recipe says, else its name, else its first bytes.
 
@@ -157,6 +175,8 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
             found = "json"
         elif named == "jsonl" and wanted == "auto" and first.rstrip() == b"{":
             found = "objects" if rest.lstrip().startswith(b'"') else named  # its first key
+        elif named == "jsonl" and wanted == "auto" and not is_json and _goes_on(text):
+            found = "objects"
     elif text.startswith(b"["):
         has_more = rest.lstrip()[:1] == b"[" and wanted == "auto"
         found = (

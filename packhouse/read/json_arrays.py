@@ -4,7 +4,7 @@ Objects divided by commas, or by nothing, are read as an array whose brackets we
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice, pairwise
 
@@ -17,6 +17,7 @@ from packhouse.read.records import Ints, Records, Rows, check_parsed, parse_piec
 from packhouse.read.text_files import BLOCK_BYTES, NotInBlocksError, TextFile
 
 _FIRST_BYTES = 2**16
+_MAX_DEPTH = 4  # objects around the list of rows
 
 
 class ArrayFile(TextFile):
@@ -24,6 +25,8 @@ class ArrayFile(TextFile):
 
     has_bracket = True
     """False where the file begins with an object."""
+    path: Sequence[str] = ()
+    """Fields that lead to the list, with `rows_at`."""
 
     def begin(self, *, at_end: bool) -> bool:
         """Skip the opening bracket, and what stands before the list of an object's field."""
@@ -32,9 +35,11 @@ class ArrayFile(TextFile):
             if start is None and (at_end or len(self.buffer) >= _FIRST_BYTES):
                 raise SourceError(
                     f"source file '{self.uri}' does not begin as a JSON object with a list in its "
-                    f"field '{self.rows_at}' (looked at {_FIRST_BYTES:,} bytes); correct rows_at",
+                    f"field '{self.rows_at}' (looked at {_FIRST_BYTES:,} bytes). Correct `rows_at`",
                     uri=self.uri,
                 )
+            if start is not None:
+                self.path = path_of_list(bytes(self.buffer[:start]))
             self._skip_to(start or 0)
             return start is not None
         space = len(self.buffer) - len(self.buffer.lstrip())
@@ -94,7 +99,10 @@ class ArrayFile(TextFile):
         if end is None:
             return tail
         with suppress(orjson.JSONDecodeError):
-            if self.rows_at not in orjson.loads(b'{"":[' + tail[end:]):
+            around = orjson.loads(b'{"":' * len(self.path) + b"[" + tail[end:])
+            for _ in self.path[1:]:
+                around = around[""]
+            if self.path[-1] not in around:
                 return tail[: end + 1]
         return tail
 
@@ -154,18 +162,38 @@ class ArrayFile(TextFile):
 def find_list(data: bytes, field: str) -> int | None:
     """Offset behind the bracket that opens the list in a field of a JSON object; None: no such one.
 
-    A bracket is the right one if the object parses when it is closed right behind it.
+    `a.b` is the field `b` of the object in the field `a`.
 
     Example:
         >>> find_list(b'{"of": {"data": []}, "data": [1, 2]}', "data")
         30
+        >>> find_list(b'{"of": {"data": [1, 2]}}', "of.data")
+        17
     """
-    opening = re.escape(orjson.dumps(field)) + rb"\s*:\s*\["
-    for found in islice(re.finditer(opening, data), 100):
-        with suppress(orjson.JSONDecodeError):
-            if orjson.loads(data[: found.end()] + b"]}").get(field) == []:
-                return found.end()
+    for found in islice(re.finditer(rb'"\s*:\s*\[', data), 100):
+        if ".".join(path_of_list(data[: found.end()])) == field:
+            return found.end()
     return None
+
+
+def path_of_list(head: bytes) -> list[str]:
+    """Return the fields that lead to a list, of a JSON object up to the bracket that opens it.
+
+    A bracket is that of a field's list if the object parses when all is closed right behind it.
+
+    Example:
+        >>> path_of_list(b'{"version": 2, "of": {"data": ['), path_of_list(b'{"a": "b: [')
+        (['of', 'data'], [])
+    """
+    for depth in range(1, _MAX_DEPTH + 1):
+        with suppress(orjson.JSONDecodeError):
+            value, path = orjson.loads(head + b"]" + b"}" * depth), []
+            while isinstance(value, dict) and value:
+                name = next(reversed(value))
+                path.append(name)
+                value = value[name]
+            return path
+    return []
 
 
 def parse_array(

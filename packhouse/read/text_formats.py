@@ -49,6 +49,9 @@ class TextFields(RowFormat):
             if type(row[names[ours]]) is not str:
                 value = row[names[ours]]
                 hint = ""
+                if isinstance(value, int | float):
+                    made = ", ".join(f"{each}: '\"{names[each]}\"::VARCHAR'" for each in fields)
+                    hint = f"; `select: {{{made}}}` in place of `fields` makes it text"
                 if isinstance(value, list) and value and isinstance(value[0], dict):
                     hint = "; `format: chat` reads messages, or `select` puts them in one field"
                 raise BadRowError("type", f"{names[ours]} is {kind_of(value)}, not text{hint}")

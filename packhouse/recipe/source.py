@@ -88,7 +88,7 @@ class SourceConfig(Section):
     `cp1252` Latin-1."""
 
     rows_at: str | None = None
-    """JSON file of one object: its field that holds the list of rows, such as `data`."""
+    """JSON file of one object: its field that holds the list of rows, `data` or `of.data`."""
 
     unwrap: bool = False
     """Each row stands in a list of its own: `[{"question": ...}]` counts as `{"question": ...}`."""

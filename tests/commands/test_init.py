@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -211,6 +212,23 @@ RIGHT: dict[str, tuple[str, bytes, list[Talk]]] = {
     "turns with names of their own": (
         "a.jsonl",
         lines([{"dialog": said} for said in chats("speaker", "text", "Customer", "Agent")]),
+        TALKS,
+    ),
+    "objects over several lines": (
+        "a.jsonl",
+        b"".join(
+            b'{"messages": [\n%b,\n%b\n]}\n' % tuple(map(orjson.dumps, chats_of(t))) for t in TALKS
+        ),
+        TALKS,
+    ),
+    "a list in an object in an object": (
+        "a.json",
+        json.dumps({"of": {"version": 1, "rows": named("question", "answer")}}).encode(),
+        TALKS,
+    ),
+    "a column that pandas wrote without a name": (
+        "a.csv",
+        table([{"0": f"### Human: {q}### Assistant: {a}"} for q, a in TALKS], ","),
         TALKS,
     ),
     "ShareGPT with a bot": (
@@ -430,12 +448,12 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "columns without names": (
         "a.csv",
         "".join(f"{t.question},{t.answer}\n" for t in TALKS).encode(),
-        "its first line is a row",
+        "does not name the columns",
     ),
     "labels without names": (
         "a.tsv",
         "".join(f"film {n}\t{('bad', 'good')[n % 2]}\n" for n in range(9)).encode(),
-        "its first line is a row",
+        "does not name the columns",
     ),
     "a zip archive": ("a.zip", zipped(), "unpack it"),
     "rows of Python": ("a.jsonl", b"{'question': 'Why?'}\n", "no row of it can be read as jsonl"),
@@ -443,6 +461,11 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "a.jsonl",
         each(lambda t: {"chat": f"USER: {t.question}\n\n\nASSISTANT: {t.answer}\n\n\n"}),
         "with marks of speakers",
+    ),
+    "videos beside messages": (
+        "a.jsonl",
+        each(lambda t: {"messages": chats_of(t), "videos": ["videos/1.mp4"]}),
+        "Add --set media=drop_parts",
     ),
     "what a template wrote": (
         "a.jsonl",
@@ -553,6 +576,15 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
         assert sorted(t.answer for t in found) == sorted(t.answer for t in expected)
     else:
         check(found, expected)
+
+
+def test_texts_with_their_intent_are_not_trained_as_texts_unasked(project):
+    rows = [{"text": t.question, "intent": "ab"[n % 2]} for n, t in enumerate(TALKS)]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert (code, "--set format=classification" in said) == (7, True), said
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -689,7 +721,8 @@ def test_the_checks_of_prepare_say_which_limit_would_stop_it(project):
     rows = named("question", "answer") * 10
     for row in rows[5:50:6]:
         row["answer"] = ""
-    Path("a.jsonl").write_bytes(lines([json.loads(json.dumps(row)) for row in rows]))
+    notes = b"# Questions\n# Answers\n"
+    Path("a.jsonl").write_bytes(notes + lines([json.loads(json.dumps(row)) for row in rows]))
 
     code, said = project.init("a.jsonl")
 

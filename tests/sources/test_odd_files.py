@@ -101,6 +101,26 @@ def test_the_list_in_a_field_of_one_object_holds_the_rows(
     assert source.notes == {}
 
 
+@pytest.mark.parametrize("max_shard_bytes", [1, 2**25])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_the_list_may_lie_in_objects_in_the_object(indent, max_shard_bytes, read_bytes):
+    value = {"data": [], "of": {"v": 1, "data": ROWS, "z": [{}]}, "y": 2}
+    data = json.dumps(value, indent=indent).encode()
+
+    source = read_bytes(data, "rows.json", rows_at="of.data", max_shard_bytes=max_shard_bytes)
+
+    assert source.texts == TEXTS
+    assert source.notes == {}
+
+
+def test_a_row_over_several_lines_of_json_lines_is_no_row_of_what_is_in_it(read_bytes):
+    data = b'{"messages": [\n{"text": "a"},\n{"text": "b"}\n], "text": "c"}\n' * 2
+
+    source = read_bytes(data, "rows.jsonl")
+
+    assert source.texts == [[("assistant", "c")]] * 2
+
+
 @pytest.mark.parametrize(
     ("data", "match"),
     [

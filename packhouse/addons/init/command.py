@@ -215,14 +215,21 @@ def _check_header(found: Survey) -> None:
     """
     if found.file_format not in ("csv", "csv_semicolon", "tsv", "xlsx"):
         return
+    examples = [
+        row for layout in found.layouts.values() for row in layout.rows if isinstance(row, dict)
+    ]
+    names = {1: "text", 2: "question,answer"}.get(len(found.fields), "id,question,answer")
     for name, held in found.fields.items():
         is_sentence = len(name.split()) > 4 or name.rstrip().endswith("?")
         is_value = held.has_few_values and len(held.values) < found.num_rows / 2
-        if is_sentence or name.strip().isdigit() or (is_value and name in held.values):
+        # pandas calls a column without a name 0: there it stands above texts, not numbers.
+        is_number = name.strip().isdigit() and all(
+            str(row.get(name) or "0").strip().isdigit() for row in examples
+        )
+        if is_sentence or is_number or (is_value and name in held.values):
             raise SourceError(
-                f"source file '{found.file.uri}': its first line is a row ({name[:60]!r}), where "
-                "the names of the columns should be. Write a line with their names above it, such "
-                "as question and answer",
+                f"source file '{found.file.uri}': its first line ({name[:60]!r}) does not name the "
+                f"columns. Write a line above it that does, such as {names}",
                 uri=found.file.uri,
             )
 

@@ -210,7 +210,7 @@ def propose(survey: Survey, given: Mapping[str, Any], folder: Path) -> Proposal:
         return replace(proposal, reading=_given(survey, given))
     layouts = sorted(survey.layouts.values(), key=lambda layout: -layout.num_rows)
     chosen: list[Reading] = []
-    unknown = survey.num_bad
+    unknown = 0
     for layout in layouts:
         candidates = _candidates(survey, layout, given, folder)
         is_rare = layout.num_rows <= _RARE * survey.num_rows
@@ -265,7 +265,7 @@ def _candidates(
         ):
             continue
         try:
-            candidate = _try(survey, layout, reading, ignored, folder)
+            candidate = _try(survey, layout, reading, given, folder)
         except PackhouseError:
             continue
         is_new = all(
@@ -282,16 +282,16 @@ def _candidates(
 
 
 def _try(
-    survey: Survey, layout: Layout, reading: Reading, ignored: Iterable[str], folder: Path
+    survey: Survey, layout: Layout, reading: Reading, given: Mapping[str, Any], folder: Path
 ) -> Candidate:
     """Read the examples of a layout."""
     rows = b"".join(map(as_line, layout.rows))
     path = folder / f"{hashlib.sha256(rows).hexdigest()[:16]}.jsonl"
     path.write_bytes(rows)
     settings = {key: value for key, value in survey.settings.items() if key not in _FOUND}
-    settings |= reading.settings
+    settings |= reading.settings | ({"media": given["media"]} if "media" in given else {})
     settings["ignored_fields"] = [
-        *ignored,
+        *given.get("ignored_fields", ()),
         *(name for name in explained(survey) if name not in reading.reads),
     ]
     source = SourceConfig(path=str(path), **settings)
@@ -362,6 +362,12 @@ def _unknown(survey: Survey, layout: Layout) -> str:
     if survey.num_rows == 1 and names and all(isinstance(each, dict) for each in names.values()):
         return "its rows are the values of one object. Write them as a list"
     for name in names:
+        if survey.fields[name].has_media:
+            return (
+                f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} hold images, sounds or "
+                f"videos in {name!r}. Add --set media=drop_parts to train their text without them, "
+                "or --set media=drop_rows to leave the rows out"
+            )
         if what := marks_in(layout.rows, [name]):
             return (
                 f"the text in '{name}' is a whole conversation, with {what} in it, which packhouse "

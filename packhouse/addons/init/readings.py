@@ -56,6 +56,7 @@ _LABEL_WORDS = frozenset(
 )
 """Words of names of ids, sources, categories and the like."""
 
+_CLASSES = ("label", "class", "intent", "sentiment", "emotion", "target")
 _SPEAKER_KEYS = ("role", "from", "speaker", "sender", "author", "who", "name", "user")
 _CONTENT_KEYS = ("content", "value", "text", "message", "utterance", "body", "msg")
 _USERS = frozenset(
@@ -175,7 +176,13 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
         if more:
             settings["fields"] = dict(more)
         reads = {theirs: ours for ours, theirs in (names | more).items()}
-        yield Reading(settings=settings, reads=reads)
+        rest = [each for each in rows[0] if each not in reads]
+        label = _best(rest, _CLASSES) if name == "text" else None
+        yield Reading(settings=settings, reads=reads, is_sure=label is None)
+        if label is not None:  # a model that writes such texts, or one that sorts them
+            classes: dict[str, Any] = {"format": "classification", "fields": {"label": label}}
+            if _add_classes(classes, fields.get(label)):
+                yield Reading(settings=classes, reads=reads | {label: "label"}, is_sure=False)
         if "reasoning" in more:
             del more["reasoning"]
             kept = {theirs: ours for theirs, ours in reads.items() if ours != "reasoning"}
@@ -682,7 +689,7 @@ def _number_of(name: str, values: Iterable[Any], most: int) -> str | None:
 
 _MARKS = {
     "marks of speakers": re.compile(
-        r"(?:^|\s)(?:###\s?(?:Human|Assistant|User):|\[\|(?:Human|AI)\|\])"
+        r"###\s?(?:Human|Assistant|User):|(?:^|\s)\[\|(?:Human|AI)\|\]"
         r"|(?:^|\n)(?:Human|Assistant|USER|ASSISTANT|User): "
     ),
     "what a chat template wrote": re.compile(
@@ -760,11 +767,13 @@ def explanation(name: str, held: Field, num_rows: int) -> str | None:
     """
     kind = held.kind
     num_values = len(held.values)
-    if kind == "nothing":
+    if kind == "nothing" or (kind == "text" and held.has_few_values and not num_values):
         return "empty"
     if kind in ("number", "true or false"):
         return "numbers" if kind == "number" else kind
     if num_rows and held.num_texts < max(1, 0.05 * num_rows):
+        if held.has_media:  # the text beside it is about it
+            return None
         if kind != "text":
             return f"no text: {kind}s"
         if not held.has_few_values or num_values > 0.9 * held.kinds["text"]:

@@ -14,13 +14,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import orjson
 
 from packhouse.errors import SourceError
 from packhouse.read.chat_messages import speaker_key
-from packhouse.read.extra_fields import is_text
+from packhouse.read.extra_fields import is_media, is_text
 from packhouse.read.file_formats import (
     BOM,
     Compression,
@@ -29,7 +30,7 @@ from packhouse.read.file_formats import (
     format_of_name,
 )
 from packhouse.read.files import SourceFile, file_errors, local_path, open_file
-from packhouse.read.json_arrays import find_list, spans_by_layout
+from packhouse.read.json_arrays import path_of_list, spans_by_layout
 from packhouse.read.records import Records, gc_paused, parse_pieces, unwrapped
 from packhouse.read.row_formats import row_format_of
 from packhouse.read.shards import HEAD_BYTES, TEXT_FILES, for_parts, scan_source
@@ -50,6 +51,7 @@ _SHARD_BYTES = 8 * 2**20
 _NUM_RANGES, _RANGE_BYTES, _RANGE_ROWS = 16, 2**20, 1000
 _MAX_LAYOUTS = 200
 _MAX_VALUES = 1000
+_LOOKED_AT = 100  # values of a block, for images and the like
 """Different short values of a field that are counted."""
 _MAX_VALUE_CHARS = 200
 _NUM_EXAMPLES = 100
@@ -68,6 +70,8 @@ class Field:
     """Its different values, while they are short and at most `_MAX_VALUES`..."""
     has_few_values: bool = True
     """... else False, and `values` is empty."""
+    has_media: bool = False
+    """Images, sounds or videos are among the values that were looked at."""
 
     def add(self, values: Sequence[Any]) -> None:
         """Count the values of some rows."""
@@ -81,6 +85,7 @@ class Field:
             if is_long or len(self.values) > _MAX_VALUES or types.keys() & {list, dict}:
                 self.has_few_values = False
                 self.values.clear()
+        self.has_media = self.has_media or any(map(is_media, values[:_LOOKED_AT]))
         if types.keys() & {str, list, dict}:
             self.num_texts += sum(map(holds_text, values))
 
@@ -325,11 +330,9 @@ def _first_rows(
 def _field_with_rows(head: bytes) -> str | None:
     """The field of the file's one object that holds a list of objects, if there is one."""
     text = head.removeprefix(BOM).lstrip()
-    found: list[bytes] = re.findall(rb'"([^"\\]{1,60})"\s*:\s*\[', text[: 2**16])
-    for name in list(dict.fromkeys(each.decode("utf-8", "replace") for each in found))[:50]:
-        start = find_list(text, name)
-        if start is not None and text[start:].lstrip()[:1] == b"{":
-            return name
+    for found in islice(re.finditer(rb'"\s*:\s*\[\s*\{', text[: 2**16]), 50):
+        if path := path_of_list(text[: found.end() - 1].rstrip()):
+            return ".".join(path)
     return None
 
 

@@ -51,6 +51,23 @@ test: $(TEST_STAMP) ## run the tests but those of e2e, two files at a time (PYTE
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rfEs --durations=10 -n 2 --dist loadfile $(addprefix --ignore=,$(SERVICES)) \
 		$(PYTEST_ARGS)
 
+# What may differ between versions of Python and needs no torch: reading, rendering, recipes, records,
+# plans of packs (393 tests, 25 s each); and the wheel, installed from the index.
+OTHER_PYTHONS := 3.12 3.13
+UNIT := tests/records tests/splitting tests/schemas $(addprefix packhouse/,pack read recipe records render)
+pythons: $(TEST_STAMP) ## tests of the core and of the wheel on other versions of Python that are installed
+	@for version in $(OTHER_PYTHONS); do \
+		python=$$(ls $$HOME/.pyenv/versions/$$version.*/bin/python 2>/dev/null | tail -1); \
+		python=$${python:-python$$version}; own=.packhouse/python-$$version; \
+		$$python --version >/dev/null 2>&1 || { echo "SKIPPED Python $$version: not installed"; continue; }; \
+		$(BIN)/uv venv --quiet --clear --python $$python $$own \
+		&& $(BIN)/uv pip install --quiet --python $$own/bin/python --no-deps --require-hashes -r requirements/run.txt \
+		&& $(BIN)/uv pip install --quiet --python $$own/bin/python -c requirements/test.txt \
+			pytest pytest-timeout hypothesis psutil boto3 \
+		&& PYTHONPATH=$(CURDIR) $$own/bin/python -m pytest -rfEs $(UNIT) \
+			tests/e2e/test_wheel.py::test_three_lines_in_a_fresh_environment || exit 1; \
+	done
+
 gpu: $(TEST_STAMP) ## the tests that need an accelerator, with what they measure (10 minutes)
 	$(BIN)/python -m pytest -m gpu -rs -v --log-cli-level=INFO tests/loaders/test_gpu.py
 
@@ -162,4 +179,4 @@ $(DOCS)/.done: requirements/docs.txt
 	$(DOCS)/bin/pip install --quiet --no-deps --require-hashes -r requirements/docs.txt
 	@touch $@
 
-.PHONY: docs reference bench peers simulate help setup demo serve deploy check lint types imports figures test gpu e2e load audit soak fuzz oracle fix lock build clean
+.PHONY: docs reference bench peers simulate help setup demo serve deploy check lint types imports figures test gpu pythons e2e load audit soak fuzz oracle fix lock build clean

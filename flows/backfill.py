@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from prefect import flow, tags
+from prefect import flow, runtime, tags
 from pydantic import Field
 
 from flows.refresh import refresh
@@ -12,10 +12,10 @@ from schemas.places import RecipeName, StorePlace
 from tasks.artifacts import backfill_artifacts
 from tasks.backfill import filled, name_of
 from tasks.engines import Runner
-from tasks.hooks import FLOW
+from tasks.hooks import FLOW, backfill_run_name
 
 
-@flow(name="backfill", flow_run_name="backfill", **FLOW)
+@flow(name="backfill", flow_run_name=backfill_run_name, **FLOW)
 def backfill(
     recipes: Annotated[list[RecipeName | Recipe], Field(min_length=1)],
     approval: bool = False,
@@ -33,7 +33,7 @@ def backfill(
         runner: the engine that does the work; by default the worker's PACKHOUSE_RUNNER, else
             threads.
     """
-    with tags("packhouse"):  # automations watch runs that have it
+    with tags(*runtime.flow_run.tags):  # what watches this run watches those below it
         states: Any = [
             (name_of(recipe), refresh(recipe, approval, store, cache, runner, return_state=True))
             for recipe in recipes

@@ -18,6 +18,7 @@ def promote(
     version: str = "latest.candidate",
     ref: str = "latest",
     expected: str | None = None,
+    reason: str = "",
 ) -> Any:
     """Point a ref to a published version, by compare-and-swap.
 
@@ -27,7 +28,8 @@ def promote(
         version: a version, or a ref; by default what a refresh left for approval.
         ref: the ref to move.
         expected: move only if the ref points to this version now.
+        reason: kept in the ref's log.
     """
     root = allowed_store(store)
-    done = move_ref(root, dataset, version, ref, expected)
+    done = move_ref(root, dataset, version, ref, expected, reason or f"promoted {version}")
     return moved(root, dataset, done)

@@ -6,6 +6,7 @@ from prefect import flow
 from pydantic import Field
 
 from packhouse.recipe.section import Name
+from packhouse.system.wording import counted
 from schemas.places import StorePlace
 from tasks.guard import allowed_store
 from tasks.hooks import FLOW, store_run_name
@@ -18,6 +19,7 @@ def rollback(
     dataset: Name,
     ref: str = "latest",
     steps: Annotated[int, Field(ge=1, le=500)] = 1,
+    reason: str = "",
 ) -> Any:
     """Point a ref to where it pointed before, by compare-and-swap.
 
@@ -26,8 +28,10 @@ def rollback(
         dataset: which dataset.
         ref: the ref to move.
         steps: how many moves back.
+        reason: kept in the ref's log.
     """
     root = allowed_store(store)
     current, before = past_of_ref(root, dataset, ref, steps)
-    done = move_ref(root, dataset, before, ref, current)
+    why = reason or f"rolled back {counted(steps, 'move')}"
+    done = move_ref(root, dataset, before, ref, current, why)
     return moved(root, dataset, done)

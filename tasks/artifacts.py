@@ -10,6 +10,7 @@ import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -157,13 +158,13 @@ def verify_artifacts(store: str, reports: Sequence[tuple[str, VerifyReport]]) ->
 
 def move_artifacts(store: str, dataset: str, ref: Ref) -> None:
     """Create the page of a ref that moved."""
-    past = [(move.seq, move.version) for move in ref.past[:10]]
+    moves = [(move.seq, move.version, *astuple(move.note)) for move in ref.moves[:10]]
     lines = [
         f"# {for_markdown(dataset)}: {markdown_code(ref.name)} -> {markdown_code(ref.version)}",
         f"in {markdown_code(store)}; move {ref.seq}, "
         f"before: {markdown_code(ref.parent or 'nothing')}.",
         "",
-        *markdown_table(("move", "version"), [(ref.seq, ref.version), *past]),
+        *markdown_table(("move", "version", "time", "by", "reason"), moves),
     ]
     create_markdown_artifact(
         key=artifact_key(dataset, "ref", ref.name),

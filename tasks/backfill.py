@@ -1,5 +1,6 @@
 """What a backfill does with the runs of its recipes: name them, and say how they ended."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,4 +25,6 @@ def filled(runs: Runs) -> State[Any]:
     if bad:
         message = f"{len(bad)} of {len(runs)} recipes failed: {', '.join(bad)}"
         return Failed(data=data, message=message)
-    return Completed(data=data, message=f"all {len(runs)} recipes done")
+    outcomes = Counter(str(state.name) for _, state in runs)
+    counts = ", ".join(f"{number:,} {name}" for name, number in sorted(outcomes.items()))
+    return Completed(data=data, message=f"all {len(runs)} recipes done: {counts}")

@@ -2,6 +2,7 @@
 
 import logging
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from threading import current_thread, main_thread
@@ -29,8 +30,10 @@ from tasks.artifacts import publish_artifacts, refresh_artifacts, refusal_artifa
 from tasks.engines import Runner
 from tasks.events import announce_held, announce_published
 from tasks.outcomes import ended, flow_run, is_approved, is_repeated, stopped
+from tasks.policies import this_run
 from tasks.progress import progress_artifacts
 from tasks.runner import prefect_runner
+from tasks.story import log_end, log_step
 from tasks.versions import look_at_sources, move_ref
 
 Steps = Sequence[Task[..., Any]]
@@ -68,11 +71,16 @@ def run_chain(
                 progress_artifacts(recipe.dataset),
                 prefect_runner(recipe, str(folder), steps, runner) as run,
             ):
+                done: list[AnyReceipt] = []
 
                 def run_step(jobs: Sequence[AnyJob]) -> list[AnyReceipt]:
                     if jobs and jobs[0].step.name == "publish":
                         publication.enter_context(_sigterm_waits())
-                    return run(jobs)
+                    start = time.perf_counter()
+                    receipts = run(jobs)
+                    log_step(recipe, done, receipts, time.perf_counter() - start)
+                    done.extend(receipts)
+                    return receipts
 
                 prepared = prepare_chain(recipe, run_step, folder, plan, mirror=mirror)
                 for note in mirror.notes if mirror else ():
@@ -80,6 +88,7 @@ def run_chain(
         except PackhouseError as error:
             refusal_artifacts(recipe, error)
             raise
+        log_end(prepared)
         publish_artifacts(prepared)
         if prepared.created or is_repeated():  # a run that was killed may not have announced it
             announce_published(prepared)
@@ -118,12 +127,14 @@ def prepare_run(
         return stopped(error)
     published, version = prepared.published, prepared.version
     outcome: Outcome = "published" if prepared.created else "unchanged"
-    message = f"{prepared.dataset} {version} is published"
+    message = f"published {prepared.dataset} {version}"
     if not prepared.created:
         message = f"nothing changed: {prepared.dataset} {version} was published before"
     if published.held_back:
         outcome = "held"
         message += f", '{published.ref}' stays: {'; '.join(published.held_back)}"
+    else:
+        message += f", '{published.ref}' points to {published.ref_version}"
     ref = published.ref, published.ref_version
     return _ended(recipe, ref, outcome, message, version, prepared, is_new=prepared.created)
 
@@ -148,7 +159,7 @@ def refresh_run(
         else:
             published = candidate_recipe(recipe) if approval else recipe
             prepared = run_chain(published, cache, steps, runner, found.plan)
-            refreshed = finish_refresh(recipe, found, prepared)
+            refreshed = finish_refresh(recipe, found, prepared, by=this_run())
             if approval and refreshed.prepared and refreshed.prepared.published.held_back:
                 announce_held(refreshed.prepared)
         refresh_artifacts(recipe, refreshed)
@@ -198,6 +209,7 @@ def _ended(
         )
         message += f". To move '{ref}', {move}"
         if is_approved(outcome, question, version, is_new=is_new):
-            move_ref(recipe.publish.store, recipe.dataset, version, ref, current)
-            outcome, message = "published", f"'{ref}' moved to {version}: this run was resumed"
+            place = recipe.publish.store, recipe.dataset
+            move_ref(*place, version, ref, current, "approved: someone resumed the run")
+            outcome, message = "published", f"'{ref}' moved to {version}: someone resumed this run"
     return ended(outcome, message, version, data)

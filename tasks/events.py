@@ -64,7 +64,7 @@ def announce_published(prepared: Prepared) -> None:
         "ref": published.ref,
         "created": prepared.created,
         "ref_version": published.ref_version,
-        "rows": {split: published.sides[split].records for split, _ in splits},
+        "records": {split: published.sides[split].records for split, _ in splits},
         "packs": {split: side.num_packs for split, side in splits},
         "tokens": {split: side.num_tokens for split, side in splits},
         "trained_tokens": {split: side.num_trained for split, side in splits},

@@ -17,6 +17,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from packhouse.errors import PackhouseError
+from packhouse.system.wording import counted
 from tasks.cleanup import clean_up, end_parts
 from tasks.events import announce_end, announce_refused
 from tasks.guard import named_recipe
@@ -26,16 +27,24 @@ if logging.getLogger("packhouse").level == logging.NOTSET:
     logging.getLogger("packhouse").setLevel(logging.INFO)
 
 
-# A name that the run form fills in: `Ergonomic-Sushi`, from the words of Prefect's UI.
+# Names that the run forms fill in: `Ergonomic-Sushi` in the new UI, `theta42-kepler-nebula` in the
+# old one. A greek letter without a number is left alone: `alpha-test` may be a person's.
 _NAME_OF_FORM = re.compile(
     "(Awesome|Rustic|Small|Gorgeous|Fantastic|Sleek|Intelligent|Unbranded|Refined|Licensed|Generic"
-    "|Practical|Ergonomic|Handcrafted|Tasty|Handmade|Incredible)-.{1,6}"
+    r"|Practical|Ergonomic|Handcrafted|Tasty|Handmade|Incredible)-(?![a-z]).{1,6}"
+    "|(alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho"
+    r"|sigma|tau|upsilon|phi|chi|psi|omega)\d{1,3}(-[a-z]+)+"
 )
 
 
 def recipe_run_name() -> str:
     """Name a run by its flow and its dataset, `refresh demo`, unless a person named it."""
     return _run_name(_name_of(runtime.flow_run.parameters.get("recipe")))
+
+
+def backfill_run_name() -> str:
+    """Name a run by the number of its recipes, unless a person named it."""
+    return _run_name(counted(len(runtime.flow_run.parameters["recipes"]), "recipe"))
 
 
 def store_run_name() -> str:
@@ -52,8 +61,9 @@ def is_made_up(name: str) -> bool:
     """Return True if Prefect made up this name of a run. It keeps no record of who named a run.
 
     Example:
-        >>> is_made_up("diligent-loon"), is_made_up("Ergonomic-Sushi"), is_made_up("first-try")
-        (True, True, False)
+        >>> made_up = ("diligent-loon", "Ergonomic-Sushi", "theta42-kepler-nebula")
+        >>> [is_made_up(name) for name in (*made_up, "first-try", "Small-fix", "alpha-test")]
+        [True, True, True, False, False, False]
     """
     lists: Any = coolname.data.config.values()
     words = {word for each in lists for word in each.get("words", ())}

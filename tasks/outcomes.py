@@ -67,6 +67,7 @@ def tag_run(**facts: str) -> None:
 def ended(outcome: Outcome, message: str, version: str, data: object) -> State[Any]:
     """Tag the run, and return its final state."""
     tag_run(version=version, outcome=outcome)
+    log.log(logging.WARNING if outcome == "held" else logging.INFO, "%s", message)
     return Completed(name=_STATES[outcome], data=data, message=message)
 
 
@@ -120,5 +121,6 @@ def is_approved(outcome: Outcome, message: str, version: str, *, is_new: bool) -
         answer = client.set_flow_run_state(run.id, asked)
     if answer.status != SetStateStatus.ACCEPT:  # it is being cancelled
         return False
+    log.warning("%s", message)
     announce_end(context.flow, run, asked)
     raise Pause(state=answer.state)

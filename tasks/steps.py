@@ -19,7 +19,7 @@ from packhouse.run.cache import AnyReceipt, Workspace
 from packhouse.run.local_pool import JobGroup
 from packhouse.run.step import AnyStep, execute
 from packhouse.run.steps import STEPS
-from tasks.policies import retried_task
+from tasks.policies import retried_task, this_run
 
 log = logging.getLogger("packhouse.tasks")
 
@@ -31,12 +31,12 @@ def run_group(group: JobGroup, recipe: Recipe, cache: str) -> Receipts | State[R
 
     If one fails, those before it are done, and found when the task is tried again.
     """
-    workspace = Workspace(cache=Path(cache), check=schemas.check)
+    workspace = Workspace(cache=Path(cache), check=schemas.check, moved_by=this_run())
     receipts = []
     for job in group.jobs:
         receipt = execute(job, recipe, workspace)
         done = "cached" if receipt.cached else f"done in {receipt.seconds:.1f} s"
-        log.info("%s %s: %s (key %s)", receipt.step, job.label, done, job.key[:12])
+        log.debug("%s %s: %s (key %s)", receipt.step, job.label, done, job.key[:12])
         receipts.append(receipt)
     if all(receipt.cached for receipt in receipts):
         keys = ", ".join(job.key for job in group.jobs[:3])

@@ -17,7 +17,7 @@ from packhouse.store.refs import scan_refs
 from packhouse.system.wording import counted
 from tasks.artifacts import move_artifacts
 from tasks.outcomes import tag_run
-from tasks.policies import retried_task
+from tasks.policies import retried_task, this_run
 
 T = TypeVar("T")
 Reports = list[tuple[str, T]]
@@ -82,11 +82,13 @@ def checked(reports: Reports[VerifyReport]) -> State[Reports[VerifyReport]]:
 
 
 @retried_task(name="move-ref", task_run_name="move {ref}: {dataset}@{version}")
-def move_ref(store: str, dataset: str, version: str, ref: str, expected: str | None) -> Ref:
+def move_ref(
+    store: str, dataset: str, version: str, ref: str, expected: str | None, reason: str
+) -> Ref:
     """Point a ref to a version, itself named by a ref or in full, by compare-and-swap."""
     opened = open_store(store)
     target = open_version(opened, dataset, version).version
-    return set_ref(opened, dataset, ref, target, expected=expected)
+    return set_ref(opened, dataset, ref, target, expected=expected, reason=reason, by=this_run())
 
 
 @retried_task(name="past-of-ref", task_run_name="past of {ref}: {dataset}")

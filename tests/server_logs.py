@@ -15,7 +15,13 @@ _RECORD = re.compile(r"^\d\d:\d\d:\d\d\.\d{3} \| (?P<level>[A-Z]+) *\| (?P<logge
 _RAW_ERROR = re.compile(r"^(Traceback \(most recent call last\)|ERROR:|CRITICAL:|Fatal )")
 
 # Loggers of a run itself, and of how its process ended.
-RUNS = ("Flow run ", "Task run ", "prefect.engine", "prefect.runner.flow_run_executor")
+RUNS = (
+    "Flow run ",
+    "Task run ",
+    "packhouse.flows",
+    "prefect.engine",
+    "prefect.runner.flow_run_executor",
+)
 
 # Patterns of records that are no error of the server or the worker.
 HARMLESS = (

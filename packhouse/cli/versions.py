@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from rich.table import Table
 from packhouse.cli.options import json_option
 from packhouse.cli.summary import audit_blocks, ledger_block, print_block
 from packhouse.errors import IntegrityError, VersionNotFoundError
-from packhouse.store.layout import is_name, parse_address
-from packhouse.store.manifest import Manifest
+from packhouse.store.layout import is_name, manifest_key, parse_address
+from packhouse.store.manifest import TABLES, Manifest
 from packhouse.store.objects import ObjectStore, open_store
+from packhouse.store.protocol import ask, run
 from packhouse.store.read import open_address, pull_version, scan_versions, verify_version
 from packhouse.store.refs import scan_refs
 from packhouse.system.escaping import for_terminal
@@ -77,16 +79,21 @@ def ls(place: str, as_json: bool) -> None:
 
 def _list_root(store: ObjectStore, datasets: Sequence[str], as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
+    lines = []
     all_damaged = []
     for dataset in filter(is_name, datasets):  # others share the bucket
         refs, damaged = scan_refs(store, dataset)
         all_damaged += damaged
         if refs or damaged or any(True for _ in store.list_folders(f"{dataset}/v/")):
-            rows.append({"dataset": dataset, "refs": {ref.name: ref.version for ref in refs}})
-    lines = [
-        (row["dataset"], "  ".join(f"{name} -> {version}" for name, version in row["refs"].items()))
-        for row in rows
-    ]
+            rows.append(
+                {
+                    "dataset": dataset,
+                    "refs": {ref.name: ref.version for ref in refs},
+                    "moved": {ref.name: ref.note.time for ref in refs},
+                }
+            )
+            said = (f"{ref.name} -> {ref.version} {ref.note.time[:10]}".strip() for ref in refs)
+            lines.append((dataset, ", ".join(said)))
     with warning_of(all_damaged):
         if as_json:
             echo_json(rows)
@@ -100,26 +107,42 @@ def _list_dataset(store: ObjectStore, dataset: str, as_json: bool) -> None:
     for ref in refs:
         names.setdefault(ref.version, []).append(ref.name)
     versions, damaged = scan_versions(store, dataset)
-    rows = [_summary(m) | {"refs": names.get(m.version, [])} for m in versions]
+    rows = [
+        {"refs": names.get(m.version, []), "published": _published(store, m)} | _summary(m)
+        for m in versions
+    ]
     with warning_of([*damaged_refs, *damaged]):
         if as_json:
             echo_json(rows)
             return
-        columns = ("version", "refs", "splits", "files", "packs", "tokens", "bytes")
+        columns = ("version", "published", "refs", "rows", "packs", "tokens", "bytes")
         cells = [
-            [", ".join(v) if isinstance(v := r[c], list) else v for c in columns] for r in rows
+            [
+                ", ".join(v) if isinstance(v := r[c], list) else "-" if v is None else v
+                for c in columns
+            ]
+            for r in rows
         ]
         print_table(columns, cells)
 
 
+def _published(store: ObjectStore, manifest: Manifest) -> str:
+    """When a version was committed, by the store's clock: manifests hold no times."""
+    key = manifest_key(manifest.dataset, manifest.version)
+    committed = datetime.fromtimestamp(run(store, ask(ObjectStore.head, key)).last_modified, UTC)
+    return committed.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def _summary(manifest: Manifest) -> dict[str, object]:
     data = [entry for entry in manifest.files if entry.kind == "data"]
+    ledger = manifest.facts.counts.ledger
     return {
         "version": manifest.version,
         "manifest_id": manifest.manifest_id,
         "content_id": manifest.content_id,
         "splits": manifest.splits(),
         "files": len(manifest.files),
+        "rows": ledger[0].rows_in if ledger else None,
         "packs": sum(entry.rows for entry in data),
         "tokens": sum(entry.tokens for entry in data),
         "bytes": manifest.num_bytes,
@@ -138,9 +161,18 @@ def show(address: str, as_json: bool) -> None:
     manifest = opened.manifest
     facts = [("address", opened.address), *_summary(manifest).items()]
     _print_facts(f"{opened.dataset} {opened.version}", facts)
-    files = [(e.key, e.rows, e.tokens, e.size) for e in manifest.files]
+    units = {"data": "pack", "quarantine": "bad record"}
+    files = [
+        (
+            e.key,
+            counted(e.rows, units.get(e.kind, "record")) if e.kind in TABLES else "-",
+            e.tokens,
+            e.size,
+        )
+        for e in manifest.files
+    ]
     echo()
-    print_table(("file", "rows", "tokens", "bytes"), files)
+    print_table(("file", "holds", "tokens", "bytes"), files)
     for block in audit_blocks(manifest.audit) if manifest.audit else ():
         print_block(block)
     if ledger := manifest.facts.counts.ledger:

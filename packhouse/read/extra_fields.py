@@ -187,7 +187,8 @@ _MIN_WORDS = 4
 _MIN_LETTERS = 10
 _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 """Letters of scripts without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
-_WORD = re.compile(r"\S+")
+_WORD = re.compile(r"[^\W\d_]\S*")
+"""A word, from its first letter on."""
 _MAX_PIECES = 200
 """Texts of a field, or of a conversation, that are compared; a bound on time."""
 _MAX_FIELDS = 1000
@@ -200,8 +201,7 @@ def is_text(value: str) -> bool:
         >>> is_text("What is the sum?"), is_text("2026-11-27 10:15:00 UTC +1"), is_text("cs.CL")
         (True, False, False)
     """
-    words = (word for word in _WORD.finditer(value) if any(map(str.isalpha, word[0])))
-    if len(list(islice(words, _MIN_WORDS))) == _MIN_WORDS:
+    if len(list(islice(_WORD.finditer(value), _MIN_WORDS))) == _MIN_WORDS:
         return True
     return not value.isascii() and len(_UNSPACED.findall(value)) >= _MIN_LETTERS
 
@@ -312,7 +312,7 @@ class UnreadTexts:
             everything = "\n".join(pieces)
             for name, said in texts.items():
                 own = _joined(text for text in map(_plain, said) if text not in everything)
-                if not is_text(own):
+                if not own:
                     continue
                 left = own
                 for piece in pieces:
@@ -405,4 +405,5 @@ def _texts(value: object) -> Iterator[str]:
         yield value
     elif isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
-            yield from _texts(inner)
+            if type(inner) in (str, list, dict):  # a vector may have thousands of numbers
+                yield from _texts(inner)

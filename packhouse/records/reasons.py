@@ -53,8 +53,8 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "media": Reason(
             "the row holds an image, sound, a video or a file, and packhouse packs text",
-            "set `media: drop_rows` for the source to drop such rows, or `media: drop_parts` to "
-            "train the text without them",
+            "set `sources.N.media` to `drop_rows`, or to `drop_parts`, which trains the text "
+            "alone; or list a field that is only a name of a file in `ignored_fields`",
         ),
         "label": Reason(
             "a label is not a class", "write 0, 1, ... or one of `label_names`, all in one way"

@@ -305,6 +305,8 @@ class Workspace:
     """Steps that are done lie under it; deleting it loses time, never data."""
     check: Check = contracts.check
     """Contract of every table, called before its step counts as done."""
+    moved_by: str | None = None
+    """The run that a ref names as its mover; by default the person whose process this is."""
 
     def __post_init__(self) -> None:
         check_cache(self.cache)

@@ -51,7 +51,7 @@ class JobGroup:
 
     @property
     def label(self) -> str:
-        """For people: `a.jsonl from byte 0 and 7 more`."""
+        """For people: `chats/a.jsonl and 7 more`."""
         more = f" and {len(self) - 1:,} more" if len(self) > 1 else ""
         return f"{self.jobs[0].label}{more}"
 

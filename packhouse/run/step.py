@@ -81,7 +81,7 @@ class Step(Generic[P, F]):
         parameters: P,
         inputs: Sequence[Ref],
         *,
-        label: str = "all shards",
+        label: str = "all records",
         also_reads: Sequence[Ref] = (),
         size: int = 0,
     ) -> "Job[P]":

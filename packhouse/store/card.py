@@ -39,7 +39,11 @@ def dataset_card(manifest: Manifest) -> str:
 def _usage(manifest: Manifest) -> str:
     """How to load it, and what its rows are."""
     split = next(iter(manifest.splits()), "train")
-    ends = "Labels are unshifted; sequences of a row end where `seq_lengths` says."
+    ends = (
+        "Labels are unshifted; sequences of a row end where `seq_lengths` says. Most collators "
+        "train across them: call packhouse's `enable_packing(model)`, and use `PackedCollator` or "
+        "TRL's `SFTConfig(padding_free=True, max_length=None)`."
+    )
     if manifest.preferences is None:
         load = f'from datasets import load_dataset\nrows = load_dataset("FOLDER", split="{split}")'
         return f"```python\n{load}\n```\n\n{ends}\n"

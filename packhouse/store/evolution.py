@@ -255,10 +255,10 @@ def _types(manifest: Manifest) -> dict[str, str]:
 
 
 def _totals(manifest: Manifest) -> Counter[str]:
-    """Rows and tokens of each split, e.g. {"train.rows": 3, "train.tokens": 4096}."""
+    """Packs and tokens of each split, e.g. {"train.packs": 3, "train.tokens": 4096}."""
     totals: Counter[str] = Counter()
     for entry in manifest.files:
         if entry.kind == "data":
-            totals[f"{entry.split}.rows"] += entry.rows
+            totals[f"{entry.split}.packs"] += entry.rows
             totals[f"{entry.split}.tokens"] += entry.tokens
     return totals

@@ -57,7 +57,7 @@ from packhouse.store.manifest import (
 )
 from packhouse.store.objects import FileBody, ObjectStore, PreconditionFailedError, file_body
 from packhouse.store.protocol import All, Steps, ask, put_data, run
-from packhouse.store.refs import Ref, move_ref_steps, read_ref_steps
+from packhouse.store.refs import MoveNote, Ref, move_ref_steps, note_move, read_ref_steps
 from packhouse.store.tokenizers import keep_tokenizer
 from packhouse.system.disks import temporary_folder
 from packhouse.system.fingerprint import canonical_json
@@ -115,6 +115,7 @@ def publish_version(
     ref: str | None = None,
     gate: Gate = Gate(),  # noqa: B008 - frozen
     tokenizer: Callable[[], bytes] | None = None,
+    by: str | None = None,
 ) -> PublishedVersion:
     """Publish local files as a version, with a dataset card, and move a ref to it.
 
@@ -130,6 +131,7 @@ def publish_version(
         gate: what the move must keep to: readers' schema, and limits of drift.
         tokenizer: returns the bytes whose sha256 is `lineage.tokenizer.fingerprint`; the store
             keeps them once for all versions, and `provenance.keeps_tokenizer` says so.
+        by: the run that moves the ref; by default the person whose process this is.
 
     Returns:
         The version; `created` is False if the same bytes were published before. If the drift from
@@ -164,7 +166,8 @@ def publish_version(
         if tokenizer is not None and draft.tokenizer_fingerprint:
             kept = keep_tokenizer(store, draft.tokenizer_fingerprint, tokenizer)
             draft = replace(draft, provenance={**draft.provenance, "keeps_tokenizer": kept})
-        steps = publish_steps(draft, uploads, None if held_back else ref, keeper.may_move)
+        note = note_move("published", by)
+        steps = publish_steps(draft, uploads, None if held_back else ref, keeper.may_move, note)
         result = run(store, steps)
     return replace(result, drift=keeper.drift, breaking=keeper.broken, held_back=keeper.held_back)
 
@@ -231,6 +234,7 @@ def publish_steps(
     uploads: Uploads,
     ref: str | None,
     may_move: Callable[[Ref | None], Steps[bool]] | None = None,
+    note: MoveNote = MoveNote(),  # noqa: B008 - frozen
 ) -> Steps[PublishedVersion]:
     """The protocol of `publish_version`, from the first look at the slot to the moved ref."""
     manifest, generation = yield from find_slot_steps(draft.dataset, draft.vid)
@@ -252,7 +256,7 @@ def publish_steps(
     _check_same(replace(draft, generation=manifest.generation), manifest)
     moved = None
     if ref is not None:
-        moved = yield from move_ref_steps(manifest, ref, once=True, may_move=may_move)
+        moved = yield from move_ref_steps(manifest, ref, once=True, note=note, may_move=may_move)
     return PublishedVersion(
         dataset=draft.dataset,
         version=manifest.version,

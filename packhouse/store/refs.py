@@ -7,15 +7,18 @@ A ref is one small JSON object. It counts its moves in `seq`, names its writer's
 that it pointed to before: a late retry must not turn it back. `set` and `rollback` may.
 
 Each move keeps the `manifest_id` that the version had, so whoever reads the ref finds out if the
-manifest was changed afterwards.
+manifest was changed afterwards; and its time, the person or run that made it, and the reason.
 """
 
+import getpass
 import itertools
 import json
 import re
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
+from datetime import UTC, datetime
 from functools import partial
 
 from packhouse.errors import (
@@ -46,9 +49,47 @@ from packhouse.store.protocol import (
     run,
 )
 from packhouse.system.fingerprint import canonical_json, digest
+from packhouse.system.wording import counted
 
 MAX_PAST = 500
-"""Moves kept in a ref (about 100 bytes each); far more than writers that can race one write."""
+"""Moves kept in a ref (about 200 bytes each); far more than writers that can race one write."""
+
+_MOST_NOTED = 200
+"""Characters of a reason, or of a name, that a ref keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveNote:
+    """When a ref was moved, by whom and why; empty in a ref that was written before notes were."""
+
+    time: str = ""
+    """In UTC, such as `2026-11-27T11:50:00Z`."""
+    by: str = ""
+    """A person, as `user@machine`, or a run."""
+    reason: str = ""
+
+    @property
+    def is_sound(self) -> bool:
+        """False if no `note_move` wrote it."""
+        return re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)?", self.time) is not None and all(
+            type(text) is str and len(text) <= _MOST_NOTED for text in (self.by, self.reason)
+        )
+
+
+def note_move(reason: str, by: str | None = None) -> MoveNote:
+    """Return the note of a move that is made now.
+
+    Args:
+        reason: why the ref moves.
+        by: the run that moves it; by default the person whose process this is.
+    """
+    if by is None:
+        try:
+            by = f"{getpass.getuser()}@{socket.gethostname()}"
+        except (KeyError, OSError):  # a container's user need not have a name
+            by = socket.gethostname()
+    texts = (text.encode("utf-8", "replace").decode()[:_MOST_NOTED] for text in (by, reason))
+    return MoveNote(datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), *texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +103,7 @@ class Move:
     """Unique to the try that moved it."""
     manifest_id: str
     """Of the version."""
+    note: MoveNote = MoveNote()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,11 +120,13 @@ class Ref:
     """Version before this move."""
     past: tuple[Move, ...]
     """Moves before this one, newest first."""
+    note: MoveNote = MoveNote()
 
     @property
     def moves(self) -> tuple[Move, ...]:
         """All moves that are kept, newest first."""
-        return (Move(self.version, self.seq, self.write_id, self.manifest_id), *self.past)
+        now = Move(self.version, self.seq, self.write_id, self.manifest_id, self.note)
+        return (now, *self.past)
 
     def was_moved_by(self, write_id: str) -> bool:
         """Return True if this try moved the ref, now or at any time before."""
@@ -100,12 +144,27 @@ class Ref:
             "write_id": self.write_id,
             "parent": self.parent,
             "manifest_id": self.manifest_id,
-            "past": [astuple(move) for move in self.past],
+            "past": [
+                (*astuple(move)[:4], *filter(None, [_note_json(move.note)])) for move in self.past
+            ],
         }
+        if note := _note_json(self.note):
+            document["note"] = note
         return canonical_json(document | {"sha256": digest(document)})
 
 
-def next_ref(name: str, version: str, manifest_id: str, write_id: str, current: Ref | None) -> Ref:
+def _note_json(note: MoveNote) -> dict[str, str]:
+    return {name: text for name, text in asdict(note).items() if text}
+
+
+def next_ref(
+    name: str,
+    version: str,
+    manifest_id: str,
+    write_id: str,
+    current: Ref | None,
+    note: MoveNote = MoveNote(),
+) -> Ref:
     """The ref after a move to `version`.
 
     Example:
@@ -122,6 +181,7 @@ def next_ref(name: str, version: str, manifest_id: str, write_id: str, current: 
         manifest_id=manifest_id,
         parent=current.version if current else None,
         past=current.moves[:MAX_PAST] if current else (),
+        note=note,
     )
 
 
@@ -133,9 +193,12 @@ def parse_ref(name: str, data: bytes, where: str) -> Ref:
     """
     try:
         document = json.loads(data)
-        past = tuple(Move(*move) for move in document["past"])
+        past = tuple(
+            Move(*move[:4], *(MoveNote(**note) for note in move[4:])) for move in document["past"]
+        )
         del document["sha256"]  # compared below
-        ref = Ref(name=name, **(document | {"past": past}))
+        note = MoveNote(**document.pop("note", {}))
+        ref = Ref(name=name, note=note, **(document | {"past": past}))
         is_sound = (
             len(past) <= MAX_PAST
             and all(map(_is_sound, ref.moves))
@@ -162,6 +225,7 @@ def _is_sound(move: Move) -> bool:
         and 0 < move.seq < 2**63
         and re.fullmatch(r"[a-z0-9-]{1,64}", move.write_id) is not None
         and re.fullmatch(r"[0-9a-f]{64}", move.manifest_id) is not None
+        and move.note.is_sound
     )
 
 
@@ -192,6 +256,7 @@ def move_ref_steps(
     name: str,
     *,
     once: bool,
+    note: MoveNote = MoveNote(),
     expected: str | None = None,
     force: bool = False,
     may_move: Callable[[Ref | None], Steps[bool]] | None = None,
@@ -202,6 +267,7 @@ def move_ref_steps(
         target: where to point.
         name: name of the ref.
         once: stop if the ref ever pointed there (publishing); else point there now.
+        note: kept with the move.
         expected: move only from this version.
         force: replace a damaged ref too, which loses its past.
         may_move: asked before every try of the ref as it is then; it may hold the ref back.
@@ -229,7 +295,7 @@ def move_ref_steps(
             )
         if may_move is not None and not (yield from may_move(current)):
             return None
-        moved = next_ref(name, target.version, target.manifest_id, write_id, current)
+        moved = next_ref(name, target.version, target.manifest_id, write_id, current, note)
         key, body = ref_key(dataset, name), moved.to_bytes()
         try:
             if tag:
@@ -262,6 +328,7 @@ def set_ref_steps(
     name: str,
     version: str,
     *,
+    note: MoveNote = MoveNote(),
     expected: str | None = None,
     force: bool = False,
     manifest_id: str = "",
@@ -273,7 +340,9 @@ def set_ref_steps(
     """
     split_version(version)
     target = yield from committed_steps(dataset, version, manifest_id)
-    ref = yield from move_ref_steps(target, name, once=False, expected=expected, force=force)
+    ref = yield from move_ref_steps(
+        target, name, once=False, note=note, expected=expected, force=force
+    )
     assert ref is not None, "nothing holds it back"
     yield from committed_steps(dataset, version)
     return ref
@@ -315,10 +384,13 @@ def set_ref(
     expected: str | None = None,
     force: bool = False,
     manifest_id: str = "",
+    reason: str = "set",
+    by: str | None = None,
 ) -> Ref:
     """Point `name` to `version`; with `expected`, only if it points there now.
 
-    With `manifest_id`, only if the version has it.
+    With `manifest_id`, only if the version has it. The ref keeps the time, the reason and `by`: a
+    run, or by default `user@machine`.
 
     With `force`, a damaged ref is replaced as well, by compare-and-swap with the damaged bytes.
     Its past is lost with it: a publisher that was killed before the damage may move it once more.
@@ -329,13 +401,21 @@ def set_ref(
         IntegrityError: the ref is damaged, and `force` was not given; or the manifest is.
     """
     steps = set_ref_steps(
-        dataset, name, version, expected=expected, force=force, manifest_id=manifest_id
+        dataset,
+        name,
+        version,
+        note=note_move(reason, by),
+        expected=expected,
+        force=force,
+        manifest_id=manifest_id,
     )
     with explaining(store, dataset):
         return run(store, steps)
 
 
-def rollback_ref(store: ObjectStore, dataset: str, name: str, steps_back: int = 1) -> Ref:
+def rollback_ref(
+    store: ObjectStore, dataset: str, name: str, steps_back: int = 1, reason: str = ""
+) -> Ref:
     """Point `name` to where it pointed `steps_back` moves ago; this is a move like any other.
 
     Raises:
@@ -353,7 +433,15 @@ def rollback_ref(store: ObjectStore, dataset: str, name: str, steps_back: int = 
             f"back {steps_back}"
         )
     to, now = current.past[steps_back - 1], current.version
-    return set_ref(store, dataset, name, to.version, expected=now, manifest_id=to.manifest_id)
+    return set_ref(
+        store,
+        dataset,
+        name,
+        to.version,
+        expected=now,
+        manifest_id=to.manifest_id,
+        reason=reason or f"rolled back {counted(steps_back, 'move')}",
+    )
 
 
 def scan_refs(store: ObjectStore, dataset: str) -> tuple[list[Ref], list[IntegrityError]]:

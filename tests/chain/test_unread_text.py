@@ -3,9 +3,11 @@
 import json
 import shlex
 
+import pyarrow.parquet as pq
 import pytest
 
-from packhouse.errors import SourceError
+from packhouse import plan
+from packhouse.errors import QuarantineLimitError, SourceError
 
 LONG = "The sky is blue because of the air."
 
@@ -20,6 +22,7 @@ def test_the_option_works_as_printed(project):
     with pytest.raises(SourceError) as refused:
         project.prepare(given)
     message = str(refused.value)
+    assert plan(project.recipe(given), cache=project.cache).refusals == (message,)
     assert message.startswith(
         "source 'rows': nothing reads the text in 'it's so' (40 of 40 rows, as in rows/rows.jsonl "
         "line 1). Read it with `fields` or `select`, or leave it out: --set "
@@ -41,6 +44,16 @@ def test_three_rows_and_a_twentieth_of_the_rows_are_enough(project, rows, with_t
             project.prepare()
     else:
         assert project.prepare().version
+
+
+def test_images_are_refused_with_the_setting_that_drops_them(project):
+    write(project, [question(n) | ({"photo": "a.jpg"} if n % 2 else {}) for n in range(20)])
+    with pytest.raises(QuarantineLimitError, match=r"set `sources\.N\.media` to `drop_rows`"):
+        project.prepare()
+    prepared = project.prepare("sources.0.media=drop_rows")
+    assert prepared.ledger[0].dropped == {"media": 10}
+    (file,) = (project.folder(prepared) / "dropped").iterdir()
+    assert pq.read_table(file)["reason"].to_pylist() == ["media"] * 10
 
 
 def question(number):

@@ -9,6 +9,7 @@ network are the machine's own.
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -59,6 +60,8 @@ IMAGE_ENVIRONMENT = _image_environment()
 
 def missing() -> str | None:
     """Return why no container can be started here; None where it can."""
+    if shutil.which("docker-compose") is None:
+        return "no docker-compose here: apt-get install docker-compose"
     if os.geteuid() != 0:
         return "mounts of a container's own need root"
     if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:

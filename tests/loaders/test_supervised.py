@@ -9,6 +9,8 @@ from packhouse import (
     PackedCollator,
     PackedDataset,
     TokenizedDataset,
+    check_packing,
+    enable_packing,
     load_packed,
     make_supervised_dataset,
 )
@@ -24,6 +26,7 @@ from packhouse.run.cache import Workspace
 from packhouse.run.cache_room import list_steps, remove_steps
 from packhouse.run.chain import prepare
 from packhouse.run.local_pool import LocalRunner
+from tests.loaders.models import tiny_model
 from tests.sources.hub_files import HubFiles
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo"
@@ -90,8 +93,10 @@ def test_packs_are_those_of_the_flow(files, cache, tmp_path):
     assert isinstance(packs, PackedDataset)
     assert len(packs) == len(published)
     for item, row in zip(packs, published, strict=True):
-        for name in ("input_ids", "labels", "seq_lengths", "position_ids"):
-            assert item[name].tolist() == row[name]
+        assert {len(values) for values in item.values()} == {128}
+        batch = PackedCollator()([item])
+        for name in ("input_ids", "labels", "position_ids"):
+            assert batch[name].tolist() == [row[name]]
     assert packs.stat().num_records == 90
     assert packs.stat().seq_len == 128
     assert [(line.step, line.rows_out) for line in packs.ledger] == [
@@ -148,7 +153,8 @@ def test_over_long_rows_become_what_the_flow_makes_of_them(tmp_path, over_length
     ]
     assert ("windows" in packs.ledger[1].added) == (over_length == "window")
     assert packs.num_dropped == 0 or over_length != "window"
-    assert [item["input_ids"].tolist() for item in packs] == [row["input_ids"] for row in published]
+    ids = [item["input_ids"][item["attention_mask"] > 0].tolist() for item in packs]
+    assert ids == [row["input_ids"] for row in published]
 
 
 def test_without_pack_len_records_are_tokenized_in_an_order_of_the_seed(files, cache):
@@ -160,6 +166,11 @@ def test_without_pack_len_records_are_tokenized_in_an_order_of_the_seed(files, c
     assert rows_of(plain) != rows_of(shuffled)
     assert sorted(rows_of(plain)) == sorted(rows_of(shuffled))
     assert rows_of(plain.shuffle(42)) == rows_of(shuffled)
+    for settings in ({"shuffle_seed": -1, "pack_len": 0}, {"shuffle_seed": -1, "pack_len": -5}):
+        as_dart_math = make_supervised_dataset(
+            TOKENIZER, files[0], **fields(**settings), cache=cache
+        )
+        assert rows_of(as_dart_math) == rows_of(plain)
     assert rows_of(pickle.loads(pickle.dumps(shuffled))) == rows_of(shuffled)  # noqa: S301
     item = plain[0]
     assert item["attention_mask"].tolist() == [1] * len(item["input_ids"])
@@ -175,6 +186,8 @@ def test_concat_shuffle_and_pad_are_views(files, cache):
     )
     both = sums.concat(names)
     assert rows_of(both) == rows_of(sums) + rows_of(names)
+    assert rows_of(sums.concat([names])) == rows_of(both)
+    assert rows_of(both.pad()) == rows_of(both.pad(_tokenizer().pad_token_id))
     assert both.num_tokens.tolist() == [len(row) for row in rows_of(both)]
 
     for side, padded in (("right", both.pad(3)), ("left", both.pad(3, side="left"))):
@@ -251,14 +264,14 @@ def test_a_second_call_finds_the_steps_done_and_a_changed_file_does_not(cache, t
 def test_bad_rows_are_counted_and_too_many_refused(cache, tmp_path):
     file = tmp_path / "rows.jsonl"
     good = "".join(f'{{"query": "q{n}", "response": "r{n}"}}\n' for n in range(9))
-    file.write_text(good + '{"query": "x", "response": ""}\n')
+    file.write_text(good + '{"query": "x", "response": ""}\n' * 2)
 
-    said = r"1 of 10 rows .*rows\.jsonl line 10, .*`packhouse quarantine show .*quarantined\.arrow`"
+    said = r"2 of 11 rows .*rows\.jsonl line 10, .*`packhouse quarantine show .*quarantined\.arrow`"
     with pytest.raises(QuarantineLimitError, match=said):
         make_supervised_dataset(TOKENIZER, file, **fields(), cache=cache)
     dataset = make_supervised_dataset(TOKENIZER, file, **fields(max_quarantined=0.2), cache=cache)
     assert len(dataset) == 9
-    assert dataset.ledger[0].quarantined == {"empty_answer": 1}
+    assert dataset.ledger[0].quarantined == {"empty_answer": 2}
     with pytest.raises(EmptyDatasetError, match="no record fits into pack_len 16"):
         make_supervised_dataset(
             TOKENIZER, file, **fields(max_quarantined=0.2, pack_len=16), cache=cache
@@ -271,8 +284,6 @@ def test_bad_rows_are_counted_and_too_many_refused(cache, tmp_path):
         ([], {}, "empty list"),
         (["a", "b"], {"query_field": ["x"], "resp_field": "y"}, "lists 1 columns for 2 sources"),
         (["a"], {"query_field": "x"}, "both, or neither"),
-        (["a"], fields(pack_len=0), "pack_len is"),
-        (["a"], fields(pack_len=-5), "pack_len is"),
     ],
 )
 def test_what_makes_no_sense_is_refused(cache, data, settings, message):
@@ -326,7 +337,7 @@ def test_parts_that_are_padded_differently_are_not_put_together(files, cache):
         sums.pad(0, length=300).concat(sums)
     with pytest.raises(ConfigError, match="concat first, then pad"):
         sums.concat(sums.pad(0, length=300))
-    with pytest.raises(ConfigError, match="argument 2 is a list"):
+    with pytest.raises(ConfigError, match="argument 2 is a dict"):
         sums.concat(sums, [{"input_ids": [1]}])
     both = sums.pad(0, length=300).concat(sums.pad(0, length=300))
     assert {len(row) for row in rows_of(both)} == {300}
@@ -384,6 +395,32 @@ TEXTS = [
         "prompt_before_resp": "Let's think. ",
     },
 ]
+
+
+def test_the_four_lines_of_dart_math_train_packs_of_several_lengths(files, cache, tmp_path):
+    pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    texts = tmp_path / "texts.json"
+    texts.write_text(json.dumps(TEXTS[0]))
+    model, tokenizer = tiny_model("llama", "sdpa", vocabulary=len(_tokenizer())), _tokenizer()
+    arguments = TrainingArguments(
+        str(tmp_path / "out"), per_device_train_batch_size=4, max_steps=1, report_to=[],
+        use_cpu=True, save_strategy="no", learning_rate=0.0,
+    )  # fmt: skip
+    with enable_packing(model):
+        packs = make_supervised_dataset(
+            tokenizer, files[0], **fields(prompt_template=str(texts), pack_len=1024), cache=cache
+        )
+        trainer = Trainer(model, arguments, processing_class=tokenizer, train_dataset=packs)
+        trainer.train()
+        batch = next(iter(trainer.get_train_dataloader()))
+        check_packing(model, batch).require_safe()
+    assert len(packs) > 1
+    by_dict = make_supervised_dataset(
+        tokenizer, files[0], **fields(prompt_template=TEXTS[0], pack_len=1024), cache=cache
+    )
+    assert rows_of(packs) == rows_of(by_dict)
 
 
 @pytest.mark.parametrize("texts", TEXTS)

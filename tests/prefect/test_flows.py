@@ -88,11 +88,21 @@ def ref(place, name="latest"):
     return found.version if found else None
 
 
-def tags_of(state):
+def run_of(state):
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
-        return client.read_flow_run(state.state_details.flow_run_id).tags
+        return client.read_flow_run(state.state_details.flow_run_id)
+
+
+def tags_of_children(state):
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+
+    parent = FlowRunFilterParentFlowRunId(any_=[state.state_details.flow_run_id])
+    with get_client(sync_client=True) as client:
+        found = client.read_flow_runs(flow_run_filter=FlowRunFilter(parent_flow_run_id=parent))
+    return [run.tags for run in found]
 
 
 def newest(key):
@@ -121,7 +131,7 @@ def test_a_refresh_publishes_then_does_nothing_until_a_source_changes(place, cac
     monkeypatch.setattr(steps, "execute", lambda *a: jobs.append(a[0]) or execute(*a))
     second = refresh(place, cache)
     assert (first.name, second.name, second.is_completed()) == ("Published", "Unchanged", True)
-    assert tags_of(second) == ["dataset:demo", "outcome:unchanged", f"version:{version}"]
+    assert run_of(second).tags == ["dataset:demo", "outcome:unchanged", f"version:{version}"]
     assert second.message == f"nothing changed: 'latest' is at {version} already"
     assert jobs == []
 
@@ -205,7 +215,9 @@ def test_a_deployed_run_waits_for_a_person_who_resumes_it_and_the_ref_moves(plac
     run = deployed.work(run.id, approval=True)
     assert (run.state.type.value, run.state.name) == ("COMPLETED", "Published")
     assert run.tags == ["dataset:demo", "outcome:published", f"version:{candidate}"]
-    assert ref(place) == candidate
+    moved = load_ref(open_store(str(place / "store")), "demo", "latest")
+    assert (moved.version, moved.note.by) == (candidate, f"run refresh demo {run.id}")
+    assert moved.note.reason == "approved: someone resumed the run"
 
 
 def test_a_cancelled_question_that_is_run_again_asks_again(place, deployed, first):
@@ -312,7 +324,7 @@ def test_a_refused_refresh_says_why_and_leaves_the_ref(place, cache, first):
     add_row(place)
     state = refresh(place, cache, "audit.max_duplicates=0")
     assert (state.type.value, state.name) == ("FAILED", "Refused")
-    assert tags_of(state) == ["dataset:demo", "outcome:refused"]
+    assert run_of(state).tags == ["dataset:demo", "outcome:refused"]
     with pytest.raises(AuditError):
         state.result()
     assert ref(place) == first
@@ -401,7 +413,9 @@ def test_rollback_goes_back_and_once_only_however_often_the_move_is_retried(
     state = rollback(str(place / "store"), "demo", return_state=True)
     assert (len(moves), ref(place)) == (2, first)
     assert state.message == f"'latest' of demo: {second} -> {first}"
-    assert f"`{second}`" in newest("demo-ref-latest")
+    page = newest("demo-ref-latest")
+    assert f"`{second}`" in page
+    assert "| rolled back 1 move |" in page
 
     with pytest.raises(VersionNotFoundError, match="cannot go back 9"):
         rollback(str(place / "store"), "demo", steps=9)
@@ -462,6 +476,7 @@ def test_a_backfill_goes_on_when_a_recipe_fails_and_says_which(place, cache):
     state = backfill([good, bad, last], cache=str(cache), return_state=True)
     assert state.is_failed()
     assert state.message == "1 of 3 recipes failed: bad"
+    assert run_of(state).name == "backfill 3 recipes"
     rows = json.loads(newest("backfill"))
     assert [(row["recipe"], row["state"]) for row in rows] == [
         ("good", "Published"),
@@ -469,7 +484,9 @@ def test_a_backfill_goes_on_when_a_recipe_fails_and_says_which(place, cache):
         ("last", "Published"),
     ]
     assert rows[1]["message"].startswith("refused by its quarantine gate: 9 of 304 rows")
-    assert backfill([good, last], cache=str(cache), return_state=True).is_completed()
+    assert ["dataset:bad", "outcome:refused"] in tags_of_children(state)
+    again = backfill([good, last], cache=str(cache), return_state=True)
+    assert again.message == "all 2 recipes done: 2 Unchanged"
 
 
 FLOWS = {

@@ -141,7 +141,7 @@ def test_a_record_that_concat_cuts_is_one_record_on_pages_and_in_events(tmp_path
     page = artifacts._version_page(prepared)
     packs = prepared.published.statistics["train"].num_packs
     assert prepared.published.statistics["train"].num_sequences > 12
-    assert said[0]["rows"]["train"] == 12
+    assert said[0]["records"]["train"] == 12
     assert f"| train | {packs} | 12 |" in page
     assert f"![train: 12 records in {packs} packs" in page
 

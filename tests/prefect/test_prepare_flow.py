@@ -1,3 +1,4 @@
+import re
 import shutil
 import time
 from pathlib import Path
@@ -25,7 +26,7 @@ def task_states(flow_run_id):
     deadline = time.monotonic() + 200
     while time.monotonic() < deadline:
         states = read_task_states(flow_run_id)
-        if "publish: all shards" in states and not {"Running", "Pending"} & set(states.values()):
+        if "publish: all records" in states and not {"Running", "Pending"} & set(states.values()):
             return states
         time.sleep(0.1)  # between two questions to the server
     raise AssertionError(f"the server knows of {states}")
@@ -119,6 +120,30 @@ def test_a_user_mistake_fails_the_flow_at_once_and_publishes_nothing(tmp_path):
     assert not (tmp_path / "store").exists()
 
 
+def test_the_log_tells_what_each_step_did_with_the_rows(recipe, tmp_path, caplog):
+    from flows.prepare import prepare
+
+    def told():
+        caplog.clear()
+        prepare(recipe, cache=str(tmp_path / "cache"))
+        lines = [r for r in caplog.records if r.name == "packhouse.flows"]
+        return [(r.levelname, re.sub(r"\d+\.\d s", "1 s", r.getMessage())) for r in lines]
+
+    first = told()
+    (warning,) = [text for level, text in first if level == "WARNING"]
+    assert warning.startswith("validate: 304 rows in, 295 rows out; quarantined: duplicate_key 1, ")
+    assert warning.endswith(
+        "(1 s); the first duplicate_key is instructions/instructions.jsonl line 84: the key "
+        "'output' occurs twice in one object"
+    )
+    assert ("INFO", "tokenize: 295 rows in, 295 rows out, 30,246 tokens (1 s)") in first
+    assert ("INFO", "files: 4 jobs (1 s)") in first
+    (ledger,) = [text for _, text in first if text.startswith("the ledger of the run\n")]
+    assert "validate      304       295            9 " in ledger
+    assert "pack dropped: over_seq_len 1 row\n" in ledger
+    assert ("INFO", "tokenize: 295 rows in, 295 rows out, 30,246 tokens (cached)") in told()
+
+
 def test_artifacts_show_the_ledger_and_the_bad_rows(recipe, tmp_path):
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.sorting import ArtifactSort
@@ -179,7 +204,12 @@ def received(event, resource):
 
 @pytest.mark.parametrize(
     ("given", "shown"),
-    [("diligent-loon", "prepare demo"), ("Ergonomic-Sushi", "prepare demo"), ("my try", "my try")],
+    [
+        ("diligent-loon", "prepare demo"),
+        ("Ergonomic-Sushi", "prepare demo"),
+        ("theta42-kepler", "prepare demo"),
+        ("Small-fix", "Small-fix"),
+    ],
 )
 def test_a_name_that_a_person_typed_stays(given, shown, recipe, tmp_path):
     from prefect.client.orchestration import get_client

@@ -286,7 +286,7 @@ def test_the_killed_run_goes_on_without_doing_its_shards_again(served, held, kil
     assert state["type"] == "COMPLETED", state
     after = done(held, "killed")[len(killed["before"]) :]
     assert not {"validate", "format", "tokenize"} & {line.split()[0] for line in after}
-    assert "pack all shards" in after
+    assert "pack all records" in after
     assert len(after) == len(set(after))
     assert not any((served.home / "cache" / "steps" / "tmp").iterdir())
 

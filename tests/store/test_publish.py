@@ -18,6 +18,7 @@ from packhouse.store import (
     verify_version,
 )
 from packhouse.store.objects import file_body
+from packhouse.store.refs import MoveNote, next_ref
 from tests.store.versions import FACTS, list_versions, pack_file, pack_table
 
 
@@ -87,6 +88,19 @@ def test_rollback_is_a_move_and_keeps_the_history(store, tmp_path):
     assert [move.version for move in back.past] == ["bbbb.g0", "aaaa.g0"]
     with pytest.raises(VersionNotFoundError, match="2 moves behind it, cannot go back 9"):
         rollback_ref(store, "tiny", "latest", 9)
+
+
+def test_refs_from_before_notes_are_read_and_moved(store, tmp_path):
+    publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS)
+    manifest = open_version(store, "tiny", "aaaa").manifest
+    old = next_ref("latest", "aaaa.g0", manifest.manifest_id, "w1", None)
+    assert b"note" not in old.to_bytes()
+    store.put_create("tiny/refs/latest.json", old.to_bytes())
+    publish_version(store, "tiny", "bbbb", [pack_file(tmp_path, 9)], FACTS, "latest", by="run a")
+
+    now, first = load_ref(store, "tiny", "latest").moves
+    assert (now.note.by, now.note.reason) == ("run a", "published")
+    assert first.note == MoveNote()
 
 
 def test_a_ref_points_only_to_committed_versions_and_expected_guards_it(store, tmp_path):

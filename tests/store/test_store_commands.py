@@ -1,5 +1,8 @@
+import getpass
 import json
 import os
+import socket
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from click.testing import CliRunner
@@ -29,8 +32,11 @@ def call(*args, code=0):
 def test_ls_lists_datasets_and_versions(dataset):
     root = dataset.rpartition("/")[0]
     (row,) = json.loads(call("ls", root, "--json"))
+    moved = row.pop("moved")["latest"]
     assert row == {"dataset": "tiny", "refs": {"latest": "bbbb.g0"}}
+    assert f"latest -> bbbb.g0 {moved[:10]}" in call("ls", root)
     rows = json.loads(call("ls", dataset, "--json"))
+    assert [r["published"][:10] for r in rows] == [moved[:10], moved[:10]]
     assert [(r["version"], r["refs"], r["tokens"]) for r in rows] == [
         ("aaaa.g0", [], 7),
         ("bbbb.g0", ["latest"], 7),
@@ -65,7 +71,18 @@ def test_refs_are_set_listed_and_rolled_back(dataset):
     call("ref", "rollback", dataset, "latest")
     refs = json.loads(call("ref", "ls", dataset, "--json"))
     assert {r["name"]: r["version"] for r in refs} == {"latest": "aaaa.g0", "prod": "bbbb.g0"}
-    assert "bbbb.g0" in call("ref", "log", dataset, "latest")
+    call("ref", "set", dataset, "latest", "prod", "--reason", "checked by hand\udcff")
+    log = json.loads(call("ref", "log", dataset, "latest", "--json"))
+    moves = [log, *log["past"]]
+    assert [(move["version"], move["reason"]) for move in moves] == [
+        ("bbbb.g0", "checked by hand?"),
+        ("aaaa.g0", "rolled back 1 move"),
+        ("bbbb.g0", "published"),
+        ("aaaa.g0", "published"),
+    ]
+    assert {move["by"] for move in moves} == {f"{getpass.getuser()}@{socket.gethostname()}"}
+    times = [datetime.fromisoformat(move["time"]) for move in moves]
+    assert datetime.now(UTC) >= times[0] >= times[-1] > datetime.now(UTC) - timedelta(minutes=10)
     call("ref", "rollback", dataset, "prod", code=5)
 
 

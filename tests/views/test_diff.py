@@ -29,7 +29,7 @@ def test_records_are_compared_by_id_wherever_packing_put_them(store, tmp_path):
     found = diff_versions(open_version(store, "tiny", "prod"), open_version(store, "tiny"))
 
     assert found.configuration == {"pack.seq_len": [8, 16]}
-    assert found.totals == {"train.rows": [2, 2], "train.tokens": [7, 6]}
+    assert found.totals == {"train.packs": [2, 2], "train.tokens": [7, 6]}
     assert found.schema == {}
     examples = {k: [c.record_id for c in v] for k, v in found.records.examples.items()}
     assert examples == {

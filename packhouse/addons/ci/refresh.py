@@ -248,13 +248,16 @@ def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
     )
 
 
-def finish_refresh(recipe: Recipe, found: Look, prepared: Prepared) -> Refreshed:
+def finish_refresh(
+    recipe: Recipe, found: Look, prepared: Prepared, by: str | None = None
+) -> Refreshed:
     """Say what came of a refresh that ran the chain.
 
     Args:
         recipe: with the limits of its ref, also where `candidate_recipe` ran.
         found: what the refresh saw before it ran.
         prepared: what the run did.
+        by: the run, for the ref's log; by default the person whose process this is.
 
     Raises:
         ConflictError: another run moved the candidate meanwhile.
@@ -269,7 +272,8 @@ def finish_refresh(recipe: Recipe, found: Look, prepared: Prepared) -> Refreshed
         # back to a version that it pointed to before; a run that came later keeps its place.
         if at != prepared.version and at == found.candidate:
             store = open_store(recipe.publish.store)
-            at = set_ref(store, recipe.dataset, ref, prepared.version, expected=at).version
+            to, why = prepared.version, "the sources went back"
+            at = set_ref(store, recipe.dataset, ref, to, expected=at, reason=why, by=by).version
         limits, reasons = _limits(recipe, found, change)
         gates = (*(each for each in gates if each.gate not in ("schema", "drift")), *limits)
     outcome: Outcome
@@ -290,8 +294,8 @@ def finish_refresh(recipe: Recipe, found: Look, prepared: Prepared) -> Refreshed
         said = _held_message(found, prepared.version, reasons)
     elif is_candidate:
         outcome = "waiting"
-        now = found.current or "nothing"
-        said = f"{prepared.version} waits for approval; '{found.ref}' is at {now}"
+        now = found.current or "nothing yet"
+        said = f"{prepared.version} waits for approval; '{found.ref}' points to {now}"
     else:
         outcome = "published"
         command = ""

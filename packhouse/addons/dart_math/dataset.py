@@ -12,8 +12,9 @@ import numpy.typing as npt
 import torch
 
 from packhouse.errors import ConfigError
+from packhouse.load.dataset import PackedDataset
 from packhouse.load.rows import ArrowRows, open_rows
-from packhouse.pack.layout import IGNORE_INDEX
+from packhouse.pack.layout import IGNORE_INDEX, position_ids
 from packhouse.pack.shuffle import permutation
 from packhouse.records.ledger import LedgerLine
 
@@ -25,6 +26,33 @@ class _Padding:
     side: Literal["left", "right"]
 
 
+class PaddedPacks(PackedDataset):
+    """Packs as dart-math gives them: all of `seq_len` tokens, for collators that stack.
+
+    `attention_mask` numbers the records, [1, 1, 2, 2, 0], which `enable_packing` reads as
+    boundaries; `position_ids` restart at each, and at the pads.
+    """
+
+    def __init__(self, paths: Sequence[Path], *, pad_token_id: int) -> None:
+        super().__init__(tuple(paths))
+        self._pad_token_id = pad_token_id
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        row = self._row(index)
+        pads = (self.seq_len or 0) - len(row.input_ids)
+        numbers = np.repeat(np.arange(1, len(row.seq_lengths) + 1), row.seq_lengths)
+        lengths = np.append(row.seq_lengths, pads)
+        item: dict[str, npt.NDArray[Any]] = {
+            "input_ids": np.pad(row.input_ids, (0, pads), constant_values=self._pad_token_id),
+            "labels": np.pad(row.labels, (0, pads), constant_values=IGNORE_INDEX),
+            "attention_mask": np.pad(numbers, (0, pads)),
+            "position_ids": position_ids(lengths, np.int64),
+        }
+        if row.loss_weights is not None:
+            item["loss_weights"] = np.pad(row.loss_weights, (0, pads))
+        return {name: torch.from_numpy(values) for name, values in item.items()}
+
+
 class TokenizedDataset(torch.utils.data.Dataset):
     """Tokenized records, one a row: `input_ids`, `labels`, `attention_mask` as int64 tensors.
 
@@ -32,8 +60,11 @@ class TokenizedDataset(torch.utils.data.Dataset):
     same mapped files; nothing is copied.
     """
 
-    def __init__(self, paths: Sequence[Path], *, ledger: Sequence[LedgerLine] = ()) -> None:
+    def __init__(
+        self, paths: Sequence[Path], *, ledger: Sequence[LedgerLine] = (), pad_token_id: int = 0
+    ) -> None:
         self.ledger = list(ledger)
+        self._pad_token_id = pad_token_id
         self._paths = tuple(Path(path) for path in paths)
         self._padding: _Padding | None = None
         self._rows = open_rows(self._paths, whole_rows=True)
@@ -66,25 +97,31 @@ class TokenizedDataset(torch.utils.data.Dataset):
         assert isinstance(self._rows, ArrowRows)
         return self._rows.num_tokens()[self._order]
 
-    def concat(self, *others: "TokenizedDataset") -> "TokenizedDataset":
+    def concat(self, *others: "TokenizedDataset | list[TokenizedDataset]") -> "TokenizedDataset":
         """Return these records and then those of the others, each in its own order.
+
+        Args:
+            others: datasets, or a list of them.
 
         Raises:
             ConfigError: one is no `TokenizedDataset`; or they are padded, and not alike.
         """
-        for number, other in enumerate(others, start=1):
+        parts = [self]
+        flat = chain.from_iterable(each if isinstance(each, list) else [each] for each in others)
+        for number, other in enumerate(flat, start=1):
             if not isinstance(other, TokenizedDataset):
                 raise ConfigError(
                     f"concat takes TokenizedDataset, and argument {number} is a "
                     f"{type(other).__name__}; make it with make_supervised_dataset, or join rows "
                     "of other kinds with torch.utils.data.ConcatDataset"
                 )
-        parts = [self, *others]
+            parts.append(other)
         if len({part._padding for part in parts}) > 1:
             raise ConfigError("these records are padded differently; concat first, then pad")
         made = TokenizedDataset(
             [path for part in parts for path in part._paths],
             ledger=list(chain.from_iterable(part.ledger for part in parts)),
+            pad_token_id=self._pad_token_id,
         )
         starts = np.cumsum([0, *(len(part._rows) for part in parts)])
         orders = [part._order + start for part, start in zip(parts, starts, strict=False)]
@@ -100,11 +137,16 @@ class TokenizedDataset(torch.utils.data.Dataset):
 
     def pad(
         self,
-        pad_token_id: int,
+        pad_token_id: int | None = None,
         length: int | Literal["longest"] = "longest",
         side: Literal["left", "right"] = "right",
     ) -> "TokenizedDataset":
         """Return the same records padded to one length; labels of pads are -100, by length.
+
+        Args:
+            pad_token_id: by default that of the tokenizer, or 0 where it has none.
+            length: in tokens, or that of the longest record.
+            side: where pads go.
 
         Raises:
             ConfigError: a record is longer than `length`, or no such side.
@@ -116,6 +158,7 @@ class TokenizedDataset(torch.utils.data.Dataset):
         if width < longest:
             raise ConfigError(f"a record has {longest:,} tokens, more than length {width:,}")
         made = copy.copy(self)
+        pad_token_id = self._pad_token_id if pad_token_id is None else pad_token_id
         made._padding = _Padding(pad_token_id=pad_token_id, length=width, side=side)
         return made
 

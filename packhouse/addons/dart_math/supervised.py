@@ -7,20 +7,20 @@ kernel frees if its holder is killed; where the cache is not shared, each host d
 """
 
 import atexit
+import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
 
-from packhouse.addons.dart_math.dataset import TokenizedDataset
+from packhouse.addons.dart_math.dataset import PaddedPacks, TokenizedDataset
 from packhouse.addons.dart_math.prompt_texts import TEXTS, texts_to_jinja
 from packhouse.errors import (
     ConfigError,
     EmptyDatasetError,
     QuarantineLimitError,
 )
-from packhouse.load.dataset import PackedDataset
 from packhouse.load.versions import cache_folder
 from packhouse.recipe import FormatConfig, Recipe, SourceConfig
 from packhouse.records.ledger import check_quarantine, ledger_of
@@ -73,17 +73,18 @@ def make_supervised_dataset(
         prompt_template: `alpaca`, `chat`, `completion`, `dart-math/qa`, ...; a Jinja file; the text
             of a Jinja chat template; a whole `FormatConfig`; or the texts around questions and
             answers, in a dict or in an object such as dart-math's `PromptTemplate`: `sys_prompt`,
-            `query_prompt`, `prompt_after_query`, `resp_prompt`, `prompt_before_resp`, `delim`.
-        pack_len: pack size in tokens; None gives one record a row.
-        shuffle_seed: order of packs or of records; None leaves records in order (and is 0 for
-            packs).
+            `query_prompt`, `prompt_after_query`, `resp_prompt`, `prompt_before_resp`, `delim`;
+            or the path of a JSON file of such a dict.
+        pack_len: pack size in tokens; None, 0 or less gives one record a row.
+        shuffle_seed: order of packs or of records; None or less than 0 leaves records in order
+            (and is 0 for packs).
         over_length: what happens to records over `pack_len`, as in a recipe.
         max_quarantined: share of bad rows that is tolerated.
         cache: folder of finished steps; by default that of `packhouse.prepare`.
 
     Returns:
-        A `PackedDataset` if `pack_len` is given, else a `TokenizedDataset`. Its `ledger` counts
-        rows in, out, quarantined and dropped at every step.
+        A `PaddedPacks` if `pack_len` is given, whose items are padded to it, else a
+        `TokenizedDataset`. Its `ledger` counts rows in, out, quarantined and dropped at every step.
 
     Raises:
         ConfigError: a source, field list or template that makes no sense.
@@ -100,8 +101,8 @@ def make_supervised_dataset(
         >>> len(packs)
         1
     """
-    if pack_len is not None and pack_len < 1:
-        raise ConfigError(f"pack_len is {pack_len}; it must be at least 1, or None for no packs")
+    pack_len = pack_len if pack_len is not None and pack_len > 0 else None
+    seed = shuffle_seed if shuffle_seed is not None and shuffle_seed >= 0 else None
     folder = cache_folder(cache)
     tokenizer = tokenizer_name(tokenizer, folder)
     recipe = Recipe.model_validate(
@@ -119,7 +120,7 @@ def make_supervised_dataset(
             "format": _format(prompt_template, tokenizer, folder),
             "pack": {
                 "seq_len": 2**24 if pack_len is None else pack_len,
-                "seed": shuffle_seed or 0,
+                "seed": seed or 0,
                 "over_length": over_length,
             },
         }
@@ -133,6 +134,7 @@ def make_supervised_dataset(
     hold = _HELD.enter_context(hold_steps(folder, plan.version_id, keys))
     receipts = _done(steps, recipe, workspace)
     ledger = ledger_of(receipts)
+    pad_token_id = _pad_token_id(tokenizer, workspace)
     if pack_len is not None:
         num_dropped = sum(ledger[-1].dropped.values())
         planned = receipts[-1].facts.sides["train"]
@@ -143,12 +145,19 @@ def make_supervised_dataset(
         jobs = gather.jobs(plan.pack, "train", planned)
         hold(job.key for job in jobs)
         gathered = _done([jobs], recipe, workspace)
-        packs = PackedDataset(tuple(receipt.path("packs.arrow") for receipt in gathered))
+        paths = tuple(receipt.path("packs.arrow") for receipt in gathered)
+        packs = PaddedPacks(paths, pad_token_id=pad_token_id)
         packs.seq_len, packs.ledger, packs.num_dropped = pack_len, ledger, num_dropped
         return packs
     tokenized = [r.path("tokenized.arrow") for r in receipts if r.step == "tokenize"]
-    dataset = TokenizedDataset(tokenized, ledger=ledger)
-    return dataset if shuffle_seed is None else dataset.shuffle(shuffle_seed)
+    dataset = TokenizedDataset(tokenized, ledger=ledger, pad_token_id=pad_token_id)
+    return dataset if seed is None else dataset.shuffle(seed)
+
+
+def _pad_token_id(tokenizer: str, workspace: Workspace) -> int:
+    """Return the tokenizer's pad, or 0 where it has none: pads are masked, so any id will do."""
+    snapshot = load_snapshot(tokenizer, workspace.tokenizers, "class")
+    return snapshot.added_tokens.get(snapshot.special_tokens.get("pad_token", ""), 0)
 
 
 _HELD = ExitStack()  # steps whose files a dataset of this process may map until it ends
@@ -247,6 +256,8 @@ def _format(template: object, tokenizer: str, cache: Path) -> FormatConfig:
                 "Jinja text, texts by name, or an object with query_prompt and resp_prompt"
             )
         template = {name: getattr(template, name) for name in TEXTS if hasattr(template, name)}
+    if str(template).endswith(".json") and Path(str(template)).is_file():
+        template = _read_texts(Path(str(template)))
     if isinstance(template, Mapping):
         ends = ends_of(load_snapshot(tokenizer, Workspace(cache=cache).tokenizers, "class"), "")
         text, turns = texts_to_jinja(template, ends), "whole"  # ids of one encoding, as dart-math
@@ -257,3 +268,14 @@ def _format(template: object, tokenizer: str, cache: Path) -> FormatConfig:
             cache, "template.jinja", lambda path: Path(path).write_bytes(text.encode())
         )
     return FormatConfig.model_validate({"template": text, "turns": turns})
+
+
+def _read_texts(path: Path) -> Mapping[str, object]:
+    """Read the texts of a template from a JSON file."""
+    try:
+        texts = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"'{path}' is not JSON ({error}). Give a JSON object of texts") from None
+    if not isinstance(texts, dict):
+        raise ConfigError(f"'{path}' holds a {type(texts).__name__}. Give a JSON object of texts")
+    return texts

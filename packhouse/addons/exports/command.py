@@ -1,4 +1,4 @@
-"""`packhouse export VERSION --to FORMAT DEST`: a version in the format of a trainer."""
+"""`packhouse export VERSION... DEST --to FORMAT`: versions in the format of a trainer."""
 
 import json
 from pathlib import Path
@@ -7,12 +7,13 @@ import click
 
 from packhouse.addons.exports.writing import FORMATS, export_version
 from packhouse.cli.options import cache_option, json_option
+from packhouse.errors import ConfigError
 from packhouse.store.read import open_address
 from packhouse.system.terminal import echo
 
 
 @click.command()
-@click.argument("address", metavar="ROOT/DATASET[@NAME]")
+@click.argument("addresses", metavar="ROOT/DATASET[@NAME]...", nargs=-1, required=True)
 @click.argument("dest", metavar="DEST", type=click.Path(path_type=Path))
 @click.option(
     "--to",
@@ -26,7 +27,7 @@ from packhouse.system.terminal import echo
 @cache_option("Folder of verified copies.")
 @json_option()
 def export(
-    address: str,
+    addresses: tuple[str, ...],
     dest: Path,
     export_format: str,
     splits: tuple[str, ...],
@@ -36,33 +37,41 @@ def export(
 ) -> None:
     """Write a version in the format of a trainer, with the label shift its reader expects.
 
+    Of several versions, each gets a folder of its dataset's name in DEST.
+
     \b
     packhouse export ./store/alpaca out --to trl
     packhouse export s3://bucket/store/alpaca@prod out --to megatron --split train --shards 8
+    packhouse export ./store/alpaca ./store/chats out --to trl   # out/alpaca, out/chats
 
     trl: TRL and transformers. axolotl: pre-tokenized records. megatron: Megatron-Bridge packed
     Parquet. mds: MosaicML Streaming. msgpack, jsonl: small collate tools. arrow:
     Dataset.from_file.
     """
-    exported = export_version(
-        open_address(address),
-        export_format,
-        dest,
-        splits=splits,
-        num_shards=shards,
-        cache=cache,
-    )
+    opened = [open_address(address) for address in addresses]
+    folders = [dest / each.dataset if len(opened) > 1 else dest for each in opened]
+    for number, folder in enumerate(folders):
+        if folder in folders[:number]:
+            raise ConfigError(f"'{folder}' would hold two versions. Export them in two calls")
+    exports = [
+        export_version(each, export_format, folder, splits=splits, num_shards=shards, cache=cache)
+        for each, folder in zip(opened, folders, strict=True)
+    ]
     if as_json:
-        facts = {
-            "dataset": exported.dataset,
-            "version": exported.version,
-            "format": exported.export_format,
-            "folder": str(exported.folder),
-            "splits": exported.splits,
-            "files": exported.files,
-        }
-        echo(json.dumps(facts, sort_keys=True))
+        facts = [
+            {
+                "dataset": exported.dataset,
+                "version": exported.version,
+                "format": exported.export_format,
+                "folder": str(exported.folder),
+                "splits": exported.splits,
+                "files": exported.files,
+            }
+            for exported in exports
+        ]
+        echo(json.dumps(facts if len(facts) > 1 else facts[0], sort_keys=True))
         return
-    echo(f"{exported.dataset} {exported.version} as {exported.export_format}:")
-    for name in exported.files:
-        echo(f"  {exported.folder / name}")
+    for exported in exports:
+        echo(f"{exported.dataset} {exported.version} as {exported.export_format}:")
+        for name in exported.files:
+            echo(f"  {exported.folder / name}")

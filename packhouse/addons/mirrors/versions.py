@@ -187,7 +187,7 @@ def log_to_wandb(
         "version": opened.version,
         "manifest_id": manifest.manifest_id,
         "content_id": manifest.content_id,
-        "rows": sum(entry.rows for entry in opened.files()),
+        "packs": sum(entry.rows for entry in opened.files()),
         "tokens": sum(entry.tokens for entry in opened.files()),
         "configuration": dict(manifest.configuration),
         "lineage": dict(manifest.lineage),

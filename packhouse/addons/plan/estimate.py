@@ -19,6 +19,7 @@ import pyarrow as pa
 from packhouse.addons.plan.first_rows import try_first_rows
 from packhouse.pack import apply_over_length, pack_costs, plan_packs, step_imbalance
 from packhouse.pack.plan import SeqLenTrial, try_seq_lens
+from packhouse.read.extra_fields import UnreadText
 from packhouse.read.files import source_name
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.ledger import Filter, filters_of, share_allowed
@@ -30,7 +31,13 @@ from packhouse.run.given import recipe_for
 from packhouse.run.steps.format import FORMAT, split_text_of
 from packhouse.run.steps.plan import Plan, plan_jobs
 from packhouse.run.steps.tokenize import TOKENIZE
-from packhouse.run.steps.validate import VALIDATE, ShardCounts, render_counts
+from packhouse.run.steps.validate import (
+    VALIDATE,
+    ShardCounts,
+    TextOfShard,
+    render_counts,
+    unread_texts,
+)
 from packhouse.system.arrays import Bools, Int64s
 from packhouse.system.disks import check_cache, find_cache
 from packhouse.system.wording import by_name, counted, rows_and_records
@@ -152,6 +159,8 @@ class _Counted:
     """Rows of which a record would be quarantined."""
     lineage: Mapping[str, Any] = field(default_factory=dict)
     """Rows of the file, and those that `where` leaves out; as a manifest has them."""
+    unread_text: Mapping[str, UnreadText] = field(default_factory=dict)
+    """Fields with text that nothing reads."""
 
     @classmethod
     def of(cls, tokenized: pa.Table, recipe: Recipe, text: SplitText, **read: Any) -> "_Counted":
@@ -222,11 +231,15 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     quarantined: Counter[str] = Counter()
     num_over = num_bad = 0
     lineage: list[dict[str, Any]] = []
+    of_texts: list[TextOfShard] = []
     jobs = zip(plan.validate, plan.format, plan.tokenize, strict=True)
     for validate, formatted, tokenize in jobs:
         shard, source = validate.parameters.shard, validate.parameters.source
         receipt = TOKENIZE.peek(tokenize.key, workspace)
         checked = VALIDATE.peek(validate.key, workspace)
+        if checked is not None:
+            rows_out, unread = checked.facts.rows_out, checked.facts.unread_text
+            of_texts.append(TextOfShard(source, shard, rows_out, unread))
         if receipt is not None:
             rendered = FORMAT.peek(formatted.key, workspace)
             counts = [checked, rendered, receipt]
@@ -240,6 +253,9 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
         else:
             if shard.file not in samples:
                 samples[shard.file] = _sampled(recipe, source, shard.uri, workspace)
+                if checked is None:
+                    unread, read = samples[shard.file].unread_text, samples[shard.file].num_read
+                    of_texts.append(TextOfShard(source, shard, read, unread))
             sample = samples[shard.file]
             size = shard.byte_end - shard.byte_start
             num_bytes += size
@@ -286,7 +302,10 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
         rendering=RenderCounts.total(rendered_parts),
         quarantined=dict(quarantined.most_common()),
         filters=tuple(filters_of(lineage)),
-        refusals=tuple(_refusals(recipe, num_bad, num_over, num_read, mixed)),
+        refusals=(
+            *_refusals(recipe, num_bad, num_over, num_read, mixed),
+            *unread_texts(recipe, of_texts),
+        ),
         seq_lens=_other_seq_lens(recipe, every),
     )
 
@@ -388,6 +407,7 @@ def _sampled(recipe: Recipe, source: SourceConfig, uri: str, workspace: Workspac
         quarantined=Counter(rows.bad["reason"].to_pylist()),
         num_read=rows.read.validated.num_rows,
         num_bytes=rows.num_bytes,
+        unread_text=rows.read.unread_text,
         num_bad=len(np.unique(rows.bad["row"].to_numpy())),
         lineage={
             "rows": rows.read.num_records,

@@ -156,7 +156,7 @@ def likely_causes(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> list[str
     sources = {source_name(source): source for source in recipe.sources}
     for row in rows:
         name = row["source"].partition("/")[0]
-        if name in sources:
+        if name in sources and row["reason"] != "media":  # whose shape is right
             reasons[name][row["reason"]] += 1
             shapes[name][_other_format(editable(row)["raw"], sources[name])] += 1
     causes = []

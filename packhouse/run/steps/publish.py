@@ -225,6 +225,7 @@ def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Rec
             tokenizer=partial(_tokenizer_bytes, recipe.tokenizer, facts.tokenizer.fingerprint)
             if config.keep_tokenizer
             else None,
+            by=work.workspace.moved_by,
         )
     except PackhouseError as error:
         refused = [_schema_gate(error.changes, str(error))] if "changes" in error.facts else []

@@ -158,7 +158,9 @@ def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
                 pipeline=recipe.tokenize.pipeline if shard.row_format == "tokenized" else None,
             ),
             inputs=[],
-            label=for_terminal(f"{shard.file} from byte {shard.byte_start:,}"),
+            label=for_terminal(
+                shard.file + f" from row {shard.row_start:,}" * (shard.row_start > 0)
+            ),
             size=shard.byte_end - shard.byte_start,
         )
 
@@ -181,23 +183,46 @@ def may_drop(parameters: ValidateParameters) -> bool:
     return bool(source.filters) or source.media == "drop_rows" or is_tree
 
 
+@dataclass(frozen=True, slots=True)
+class TextOfShard:
+    """Text that nothing reads in the rows of a shard, or of a part of it."""
+
+    source: SourceConfig
+    shard: SourceShard
+    rows: int
+    """Rows that gave a conversation."""
+    unread: Mapping[str, UnreadText]
+
+
 def check_all_text_is_read(
     recipe: Recipe, jobs: Sequence[Job[ValidateParameters]], receipts: Sequence[AnyReceipt]
 ) -> None:
-    """Refuse sources with text that nobody reads and that `ignored_fields` does not list.
+    """Refuse sources with text that nothing reads and that `ignored_fields` does not list.
 
     Raises:
         SourceError: names each such field, with the option that leaves it out.
     """
+    shards = []
+    for job, receipt in zip(jobs, receipts, strict=True):
+        facts = receipt.facts
+        assert isinstance(facts, ValidateFacts)
+        rows = facts.rows_in - facts.num_bad_rows - sum(facts.dropped.values())
+        source, shard = job.parameters.source, job.parameters.shard
+        shards.append(TextOfShard(source, shard, rows, facts.unread_text))
+    if said := unread_texts(recipe, shards):
+        raise SourceError("\n".join(said))
+
+
+def unread_texts(recipe: Recipe, shards: Sequence[TextOfShard]) -> list[str]:
+    """Return what `check_all_text_is_read` says of each source, of those that it refuses."""
     said = []
     for number, source in enumerate(recipe.sources):
-        rows, found = 0, dict[str, list[tuple[SourceShard, UnreadText]]]()
-        for job, receipt in zip(jobs, receipts, strict=True):
-            facts = receipt.facts
-            if job.parameters.source == source and isinstance(facts, ValidateFacts):
-                rows += facts.rows_in - facts.num_bad_rows - sum(facts.dropped.values())
-                for name, unread in facts.unread_text.items():
-                    found.setdefault(name, []).append((job.parameters.shard, unread))
+        own = [each for each in shards if each.source == source]
+        rows = sum(each.rows for each in own)
+        found: dict[str, list[tuple[SourceShard, UnreadText]]] = {}
+        for each in own:
+            for name, unread in each.unread.items():
+                found.setdefault(name, []).append((each.shard, unread))
         least = max(MIN_ROWS, MIN_SHARE * rows)
         counts = {name: sum(unread.rows for _, unread in found[name]) for name in found}
         names = [name for name in counts if counts[name] >= least]
@@ -218,8 +243,7 @@ def check_all_text_is_read(
             f"out: --set {option} (in Python, give the data as "
             f'{{"path": ..., "ignored_fields": {ignored}}})'
         )
-    if said:
-        raise SourceError("\n".join(said))
+    return said
 
 
 def _refuse_same_names(scanned: list[tuple[SourceConfig, list[SourceShard]]]) -> None:

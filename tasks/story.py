@@ -1,0 +1,88 @@
+"""The story of a run's data in its log: one line a step, a warning for bad rows, the ledger.
+
+    validate: 304 rows in, 295 rows out; quarantined: duplicate_key 1, json 1 (0.2 s)
+    tokenize: 295 rows in, 295 rows out; 30,246 tokens (cached)
+    audit: 9 jobs (0.4 s)
+
+A line that quarantines rows is a WARNING, and says where the first row of the most frequent reason
+stands.
+"""
+
+import logging
+from collections.abc import Sequence
+from textwrap import shorten
+
+from packhouse.addons.quarantine.bad_rows import count_reasons, read_bad_rows
+from packhouse.cli.summary import ledger_block
+from packhouse.read.streams import lines_of_rows, place_of
+from packhouse.recipe import Recipe
+from packhouse.records.ledger import RowCounts, filters_of, ledger_of, units_of
+from packhouse.run.cache import AnyReceipt
+from packhouse.run.chain import Prepared
+from packhouse.system.escaping import for_terminal
+from packhouse.system.wording import counted
+
+log = logging.getLogger("packhouse.flows")
+
+_MOST_DETAIL = 200
+
+
+def log_step(
+    recipe: Recipe, before: Sequence[AnyReceipt], receipts: Sequence[AnyReceipt], seconds: float
+) -> None:
+    """Say what a step did.
+
+    Args:
+        recipe: of the run.
+        before: receipts of the steps before it.
+        receipts: of its own jobs.
+        seconds: wall time of all its jobs together.
+    """
+    step, said = receipts[0].step, [counted(len(receipts), "job")]
+    is_bad = False
+    if any(isinstance(receipt.facts, RowCounts) for receipt in receipts):
+        ledger = ledger_of([*before, *receipts])
+        line, (taken, given) = ledger[-1], units_of(ledger)[step]
+        is_bad = bool(line.quarantined)
+        said = [f"{counted(line.rows_in, taken)} in, {counted(line.rows_out, given)} out"]
+        if line.tokens_out is not None:
+            said[0] += f", {counted(line.tokens_out, 'token')}"
+        reasons = ledger_block(ledger, []).lines
+        said += [text.removeprefix(step).strip() for text in reasons if text.startswith(f"{step} ")]
+    cached = sum(receipt.cached for receipt in receipts)
+    how = "cached" if cached == len(receipts) else f"{seconds:.1f} s"
+    if 0 < cached < len(receipts):
+        how += f", {cached:,} of {counted(len(receipts), 'job')} cached"
+    said[-1] += f" ({how})"
+    if is_bad and (first := _first_bad_row(recipe, receipts)):
+        said.append(first)
+    log.log(logging.WARNING if is_bad else logging.INFO, "%s: %s", step, "; ".join(said))
+
+
+def _first_bad_row(recipe: Recipe, receipts: Sequence[AnyReceipt]) -> str:
+    files = [r.path("quarantined.arrow") for r in receipts if "quarantined.arrow" in r.files]
+    bad = read_bad_rows(files)
+    if bad is None:
+        return ""
+    most = count_reasons(bad, 1)[0]
+    (row,) = most["samples"]
+    place = place_of(row, lines_of_rows([row], recipe.sources))
+    detail = shorten(row["detail"], _MOST_DETAIL, placeholder="...")
+    return for_terminal(f"the first {most['reason']} is {place}: {detail}")
+
+
+def log_end(prepared: Prepared) -> None:
+    """Say where every row went."""
+    block = ledger_block(prepared.ledger, filters_of(prepared.published.sources))
+    cells = [block.columns] + [
+        tuple(
+            "-" if cell is None else f"{cell:,}" if isinstance(cell, int) else cell for cell in row
+        )
+        for row in block.rows
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in cells
+    ]
+    log.info("%s", "\n".join(["the ledger of the run", *lines, *block.lines]))

@@ -120,7 +120,7 @@ def test_prompts_are_those_of_transformers(name, talk, shared, snapshots):
 
 def test_a_template_shows_its_switch_and_its_stop_token(snapshots):
     qwen3 = PlainTemplate(FormatConfig(), snapshots("qwen3"))
-    assert (qwen3.switch, qwen3.default_mode) == (("enable_thinking", True), True)
+    assert (qwen3.switch, qwen3.default_mode) == (("enable_thinking", True, False), True)
     assert qwen3.stop_tokens == ("<|im_end|>",)
     mistral = PlainTemplate(FormatConfig(), snapshots("mistral-7b-instruct-v0.3"))
     assert (mistral.switch, mistral.stop_tokens) == (None, ("</s>",))
@@ -135,8 +135,11 @@ def test_a_switch_that_is_off_by_default_or_says_the_opposite_is_understood(qwen
         "{% endif %}{% endif %}"
     )
     template = PlainTemplate(FormatConfig(template=str(path)), qwen3)
-    assert template.switch == ("be_quick", False)
+    assert template.switch == ("be_quick", False, True)
     assert template.default_mode is True
+    path.write_text(path.read_text().replace("if be_quick", "if mode in ['fast', 'quick']"))
+    template = PlainTemplate(FormatConfig(template=str(path)), qwen3)
+    assert (template.switch, template.default_mode) == (("mode", False, "fast"), True)
 
 
 def test_a_base_model_stops_at_the_token_that_follows_every_answer(qwen3):

@@ -712,7 +712,7 @@ def test_of_a_large_file_parts_are_read_and_that_is_said(name, project, monkeypa
 
     assert code == 0, said
     assert "rows read, " in said
-    assert ("from all over the file" in said) == (name != "a.jsonl.gz")
+    assert ("from all over the file" in " ".join(said.split())) == (name != "a.jsonl.gz")
     code, said = project.call("prepare", "recipe.yaml")
     assert code == 0, said
 

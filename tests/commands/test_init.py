@@ -578,13 +578,26 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
         check(found, expected)
 
 
-def test_texts_with_their_intent_are_not_trained_as_texts_unasked(project):
-    rows = [{"text": t.question, "intent": "ab"[n % 2]} for n, t in enumerate(TALKS)]
-    Path("a.jsonl").write_bytes(lines(rows))
+@pytest.mark.parametrize(
+    ("row", "command"),
+    [
+        (lambda n, t: {"text": t.question, "intent": "ab"[n % 2]}, "format=classification"),
+        (lambda n, t: {"text": t.question, "entities": [{"start": n, "label": "a"}]}, "text"),
+        (
+            lambda n, t: {
+                "prompt": f"Human: {t.question}\n\nAssistant:",
+                "completion": t.answer,
+            },
+            "format=prompt_completion",
+        ),
+    ],
+)
+def test_what_may_be_meant_otherwise_is_not_trained_unasked(row, command, project):
+    Path("a.jsonl").write_bytes(lines([row(n, talk) for n, talk in enumerate(TALKS)]))
 
     code, said = project.init("a.jsonl")
 
-    assert (code, "--set format=classification" in said) == (7, True), said
+    assert (code, command in said) == (7, True), said
 
 
 @pytest.mark.parametrize("name", REFUSED)

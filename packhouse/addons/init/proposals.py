@@ -289,7 +289,9 @@ def _try(
     path = folder / f"{hashlib.sha256(rows).hexdigest()[:16]}.jsonl"
     path.write_bytes(rows)
     settings = {key: value for key, value in survey.settings.items() if key not in _FOUND}
-    settings |= reading.settings | ({"media": given["media"]} if "media" in given else {})
+    settings |= reading.settings
+    if "media" in given:
+        settings["media"] = given["media"]
     settings["ignored_fields"] = [
         *given.get("ignored_fields", ()),
         *(name for name in explained(survey) if name not in reading.reads),

@@ -178,7 +178,18 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
         reads = {theirs: ours for ours, theirs in (names | more).items()}
         rest = [each for each in rows[0] if each not in reads]
         label = _best(rest, _CLASSES) if name == "text" else None
-        yield Reading(settings=settings, reads=reads, is_sure=label is None)
+        # Beside annotations, or with speakers in a prompt, a reading trains what nobody meant.
+        is_marked = name == "text" and any(
+            isinstance(value, list) and value and isinstance(value[0], dict)
+            for row in rows
+            for value in row.values()
+        )
+        is_talk = "prompt" in names and all(
+            isinstance(text := row.get(names["prompt"]), str) and _SPOKEN.match(text)
+            for row in rows
+        )
+        is_sure = label is None and not is_marked and not is_talk
+        yield Reading(settings=settings, reads=reads, is_sure=is_sure)
         if label is not None:  # a model that writes such texts, or one that sorts them
             classes: dict[str, Any] = {"format": "classification", "fields": {"label": label}}
             if _add_classes(classes, fields.get(label)):
@@ -686,6 +697,9 @@ def _number_of(name: str, values: Iterable[Any], most: int) -> str | None:
 
 
 # Texts that hold a whole conversation already.
+
+_SPOKEN = re.compile(r"\s*(?:Human|User|USER): .*\n\s*(?:Assistant|ASSISTANT):\s*\Z", re.DOTALL)
+"""A prompt that names its speakers: with a chat template, they would be named twice."""
 
 _MARKS = {
     "marks of speakers": re.compile(

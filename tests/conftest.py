@@ -84,15 +84,6 @@ def own_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def packs_of_other_tests_are_forgotten() -> Iterator[None]:
-    """Forget how the packs that a test loaded begin: rows of made records are alike."""
-    yield
-    if boundaries := sys.modules.get("packhouse.load.boundaries"):
-        boundaries._BEGINNINGS.clear()
-        boundaries._WARNED.clear()
-
-
-@pytest.fixture(autouse=True)
 def servers_log_no_error() -> Iterator[None]:
     """Fail a test that left an error in the log of a running server or worker."""
     yield

@@ -83,6 +83,14 @@ def own_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Workspace, "tokenizers", folder)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def packs_of_other_files_are_forgotten() -> None:
+    """Forget how the packs that other tests loaded begin: rows of made records are alike."""
+    if boundaries := sys.modules.get("packhouse.load.boundaries"):
+        boundaries._BEGINNINGS.clear()
+        boundaries._WARNED.clear()
+
+
 @pytest.fixture(autouse=True)
 def servers_log_no_error() -> Iterator[None]:
     """Fail a test that left an error in the log of a running server or worker."""

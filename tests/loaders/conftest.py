@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from packhouse.load import boundaries
 from packhouse.pack import gather, plan_packs
 from packhouse.recipe import PublishConfig
 from packhouse.records.tables import PACKED, TOKENIZED
@@ -16,13 +15,6 @@ from packhouse.store import open_store, publish_version
 from tests.data_files import write_data_files
 
 VOCABULARY = 97
-
-
-@pytest.fixture
-def packs_of_other_tests_are_forgotten() -> None:
-    """Forget how the packs that other tests loaded begin: rows of made records are alike."""
-    boundaries._BEGINNINGS.clear()
-    boundaries._WARNED.clear()
 
 
 @pytest.fixture(scope="session")

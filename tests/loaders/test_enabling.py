@@ -6,7 +6,6 @@ from packhouse.errors import ConfigError, ContractError
 from tests.loaders.models import tiny_model
 
 pytestmark = [
-    pytest.mark.usefixtures("packs_of_other_tests_are_forgotten"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]

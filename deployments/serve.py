@@ -110,11 +110,11 @@ def _serve(
     parts.append(_start("worker", worker, home, environment))
     print(f"Prefect's UI: http://{HOST}:{port}   (Ctrl-C stops it; logs in {home})", flush=True)
     while not _has_ended(parts[0]):
-        time.sleep(_LOOKS_EVERY_S)
+        time.sleep(_LOOKS_EVERY_S)  # a wait for either process would return at once for a zombie
         if _has_ended(parts[-1]):
             print(f"the worker ended by itself; starting another; see {home / 'worker.log'}")
             sys.stdout.flush()
-            time.sleep(_RESTARTS_AFTER_S)
+            time.sleep(_RESTARTS_AFTER_S)  # or it would be started over and over
             parts.append(_start("worker", worker, home, environment))
     print(f"the server ended by itself; see {home / 'server.log'}")
     return 1

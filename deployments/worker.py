@@ -46,7 +46,7 @@ def wait_for_server(every_s: float = 2.0) -> None:
             if not is_said:
                 print(f"waiting for Prefect's server at {client.api_url}: {error}", flush=True)
             is_said = True
-            time.sleep(every_s)
+            time.sleep(every_s)  # a server that is not there cannot say when it is
 
 
 def give_memory_back(every_s: float = EVERY_S) -> None:

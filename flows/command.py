@@ -218,7 +218,7 @@ def start_embedded_server(log_file: Path) -> None:
                 "machine raise PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS, or run "
                 f"`packhouse prepare`, which needs none (log: {log_file})"
             )
-        time.sleep(0.1)  # between two questions
+        time.sleep(0.1)  # a server says nothing when it is up, so it is asked
 
 
 def _is_up(port: int) -> bool:

@@ -10,6 +10,7 @@ starts here goes on as a recipe, with schedules and clusters.
 
 import logging
 import shlex
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import cached_property
@@ -40,19 +41,17 @@ from packhouse.system.wording import by_name, counted
 log = logging.getLogger("packhouse.run.cache")
 
 
-class _Table:
+class _Table(ABC):
     """Prints as a table, and is one for pandas."""
 
+    @abstractmethod
     def _columns(self) -> dict[str, list[Any]]:
         """Return the cells of each column; the first one names the rows."""
-        raise NotImplementedError
 
     def to_pandas(self) -> Any:
         """Return the table as a `pandas.DataFrame`, its rows named by the first column."""
-        import pandas as pd  # type: ignore[import-untyped]  # a package of stubs more
-
         columns = self._columns()
-        return pd.DataFrame(columns).set_index(next(iter(columns)))
+        return pa.table(columns).to_pandas().set_index(next(iter(columns)))
 
     @override
     def __repr__(self) -> str:

@@ -195,9 +195,9 @@ class _Part:
         """Return True if rows of new compiled templates come out of Jinja as they were filled."""
         samples: set[int] = set()
         for number, rows in enumerate(self._learnt):
-            last, num_samples = len(rows) - 1, 1 if len(rows) < 256 else 4
+            last, num_samples = len(rows) - 1, 1 if len(rows) < 64 else 4
             if number < NUM_PROVEN or len(rows) >= MIN_PROVEN_ROWS:
-                # The template was compiled from the first row. Of 400 rows: 99, 199, 299 and 399.
+                # The template was compiled from the first row. Of 100 rows: 24, 49, 74 and 99.
                 wanted = range(1, num_samples + 1)
                 samples.update(int(rows[last * sample // num_samples]) for sample in wanted)
         texts = render_rows(self._rows, self._all, np.array(sorted(samples), np.int64))

@@ -24,7 +24,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, wraps
-from json import encoder as encoder_of
 from typing import Any, NamedTuple, TypeAlias
 
 from packhouse.render.predicates import Predicate
@@ -53,14 +52,7 @@ class JsonForm(NamedTuple):
 @lru_cache(maxsize=64)
 def encoder(form: JsonForm) -> Callable[[object], str]:
     """The function that writes JSON in a form."""
-    made = json.JSONEncoder(**form._asdict(), check_circular=False)
-    if form.indent is not None:
-        return made.encode
-    # `encode` makes this encoder anew for each value, which takes longer than to write it.
-    own, quote = vars(encoder_of), "encode_basestring" + "_ascii" * form.ensure_ascii
-    rest = None, made.key_separator, made.item_separator, form.sort_keys, False, True
-    write = own["c_make_encoder"](None, made.default, own[quote], *rest)
-    return lambda value: "".join(write(value, 0))
+    return json.JSONEncoder(**form._asdict()).encode
 
 
 @dataclass(eq=False, slots=True)

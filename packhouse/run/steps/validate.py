@@ -16,6 +16,7 @@ from packhouse import read
 from packhouse.errors import ConfigError, SourceError
 from packhouse.read import SourceShard, read_shard, scan_source, with_raw_rows
 from packhouse.read.extra_fields import MIN_ROWS, MIN_SHARE, UnreadText
+from packhouse.read.files import source_name
 from packhouse.read.shards import MAX_SHARD_BYTES
 from packhouse.read.streams import name_row
 from packhouse.read.where_select import expression_key
@@ -159,7 +160,7 @@ def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
             ),
             inputs=[],
             label=for_terminal(
-                shard.file + f" from row {shard.row_start:,}" * (shard.row_start > 0)
+                f"{shard.file} from row {shard.row_start:,}" if shard.row_start else shard.file
             ),
             size=shard.byte_end - shard.byte_start,
         )
@@ -238,7 +239,7 @@ def unread_texts(recipe: Recipe, shards: Sequence[TextOfShard]) -> list[str]:
         ignored = json.dumps([*source.ignored_fields, *names], ensure_ascii=False)
         option = shlex.quote(f"sources.{number}.ignored_fields={ignored}")
         said.append(
-            f"source '{shard.file.split('/')[0]}': nothing reads the text in {', '.join(shown)}"
+            f"source '{source_name(source)}': nothing reads the text in {', '.join(shown)}"
             f"{', ...' if len(names) > 20 else ''}. Read it with `fields` or `select`, or leave it "
             f"out: --set {option} (in Python, give the data as "
             f'{{"path": ..., "ignored_fields": {ignored}}})'

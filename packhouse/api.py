@@ -36,7 +36,7 @@ from packhouse.store import open_version as open_stored
 from packhouse.store.read import open_address
 from packhouse.system.disks import CachePlace, check_cache, default_cache, find_cache, make_cache
 from packhouse.system.progress import show_progress, start_phase
-from packhouse.system.wording import by_name, counted
+from packhouse.system.wording import by_name, counted, text_table
 
 log = logging.getLogger("packhouse.run.cache")
 
@@ -55,15 +55,8 @@ class _Table(ABC):
 
     @override
     def __repr__(self) -> str:
-        cells = [
-            [name, *(f"{each:,}" if type(each) is int else each or "-" for each in column)]
-            for name, column in self._columns().items()
-        ]
-        widths = [max(map(len, column)) for column in cells]
-        return "\n".join(
-            "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])])
-            for first, *others in zip(*cells, strict=True)
-        )
+        columns = self._columns()
+        return text_table([columns.keys(), *zip(*columns.values(), strict=True)])
 
 
 class Ledger(_Table, list[dict[str, Any]]):

@@ -20,7 +20,7 @@ from packhouse.records.ledger import RowCounts, filters_of, ledger_of, units_of
 from packhouse.run.cache import AnyReceipt
 from packhouse.run.chain import Prepared
 from packhouse.system.escaping import for_terminal
-from packhouse.system.wording import counted
+from packhouse.system.wording import counted, text_table
 
 log = logging.getLogger("packhouse.flows")
 
@@ -74,15 +74,5 @@ def _first_bad_row(recipe: Recipe, receipts: Sequence[AnyReceipt]) -> str:
 def log_end(prepared: Prepared) -> None:
     """Say where every row went."""
     block = ledger_block(prepared.ledger, filters_of(prepared.published.sources))
-    cells = [block.columns] + [
-        tuple(
-            "-" if cell is None else f"{cell:,}" if isinstance(cell, int) else cell for cell in row
-        )
-        for row in block.rows
-    ]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in cells
-    ]
-    log.info("%s", "\n".join(["the ledger of the run", *lines, *block.lines]))
+    table = text_table([block.columns, *block.rows])
+    log.info("%s", "\n".join(["the ledger of the run", table, *block.lines]))

@@ -76,6 +76,25 @@ def counted(number: int, what: str, plural: str | None = None) -> str:
     return f"{number:,} {what}"
 
 
+def text_table(rows: Iterable[Iterable[object]]) -> str:
+    """Lay rows of cells out in columns: the first to the left, the others to the right.
+
+    Example:
+        >>> print(text_table([("step", "rows", "tokens"), ("validate", 1200, None)]))
+        step       rows  tokens
+        validate  1,200       -
+    """
+    cells = [
+        ["-" if c is None else f"{c:,}" if isinstance(c, int) else str(c) for c in row]
+        for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])])
+        for first, *others in cells
+    )
+
+
 def by_name(counts: Mapping[str, int]) -> str:
     """Return counts behind their names, in the order of the names.
 

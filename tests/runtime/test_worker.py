@@ -59,6 +59,15 @@ def test_a_worker_loads_no_torch():
     assert in_worker(partial(find_spec, "torch")) is None
 
 
+def test_a_list_that_becomes_an_array_loads_no_pandas_in_a_worker():
+    assert not in_worker(_loads_pandas)
+
+
+def _loads_pandas():
+    assert pa.array(["a"]).to_pylist() == ["a"]
+    return "pandas" in sys.modules
+
+
 def test_a_worker_sees_no_credentials(monkeypatch):
     secrets = [
         "AWS_SECRET_ACCESS_KEY",

@@ -734,7 +734,7 @@ def test_the_checks_of_prepare_say_which_limit_would_stop_it(project):
     rows = named("question", "answer") * 10
     for row in rows[5:50:6]:
         row["answer"] = ""
-    notes = b"# Questions\n# Answers\n"
+    notes = b"# A question and its answer\n" * len(rows)
     Path("a.jsonl").write_bytes(notes + lines([json.loads(json.dumps(row)) for row in rows]))
 
     code, said = project.init("a.jsonl")

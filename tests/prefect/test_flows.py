@@ -550,7 +550,11 @@ def test_a_crashed_backfill_ends_its_children():
         parent = client.create_flow_run(backfill, state=Running())
         task = client.create_task_run(tokenize, parent.id, dynamic_key="0", state=Running())
         child = client.create_flow_run(refresh, parent_task_run_id=task.id, state=Running())
+        below = client.create_task_run(tokenize, child.id, dynamic_key="0", state=Running())
         end_parts(backfill, parent, Crashed(message="killed"))
         ended = client.read_flow_run(child.id).state
         assert ended is not None
         assert (ended.name, ended.message) == ("Crashed", "its run crashed: killed")
+        ended = client.read_task_run(below.id).state
+        assert ended is not None
+        assert ended.is_crashed()

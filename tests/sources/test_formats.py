@@ -421,7 +421,7 @@ def test_a_record_of_another_width_is_quarantined(read_bytes):
 
 
 def test_a_column_named_twice_is_refused(read_bytes):
-    with pytest.raises(SourceError, match="'text' is named twice"):
+    with pytest.raises(SourceError, match="has two columns named 'text'"):
         read_bytes(b"text,text\nq,0\n", "rows.csv")
 
 

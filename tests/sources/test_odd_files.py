@@ -126,8 +126,8 @@ def test_a_row_over_several_lines_of_json_lines_is_no_row_of_what_is_in_it(read_
     [
         (b'{"rows": [{"text": "a"}]}', "list in its field 'data'"),
         (b'[{"text": "a"}]', "list in its field 'data'"),
-        (b'{"data": [{"text": "a"}], "data": [{"text": "b"}]}', "text follows the end"),
-        (b'{"data": [{"text": "a"}]} {"data": []}', "text follows the end"),
+        (b'{"data": [{"text": "a"}], "data": [{"text": "b"}]}', "text after the end"),
+        (b'{"data": [{"text": "a"}]} {"data": []}', "text after the end"),
     ],
 )
 def test_an_object_that_is_not_as_rows_at_says_is_refused(data, match, read_bytes):

@@ -287,7 +287,7 @@ def test_a_file_of_ids_and_of_conversations_is_refused(tmp_path: Path) -> None:
     rows = [{"input_ids": IDS, "labels": LABELS}, {"question": "a", "answer": "b"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    with pytest.raises(SourceError, match="mixes shapes: it is tokenized"):
+    with pytest.raises(SourceError, match="mixes formats: it is tokenized"):
         read_source(path)
 
 

@@ -597,7 +597,7 @@ def test_46_parquet_of_no_known_shape_is_refused_with_its_columns(tmp_path, read
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"height": [1.0], "weight": [2.0]}), path)
 
-    with pytest.raises(SourceError, match=r"'height', 'weight'.*no known shape"):
+    with pytest.raises(SourceError, match=r"'height', 'weight'.*no known format"):
         read(path)
 
 

@@ -426,7 +426,7 @@ def test_a_column_named_twice_is_refused(read_bytes):
 
 
 def test_rows_of_no_known_shape_are_refused_with_their_fields(read_bytes):
-    with pytest.raises(SourceError, match=r"'height', 'weight'.*no known shape.*set format"):
+    with pytest.raises(SourceError, match=r"'height', 'weight'.*no known format.*Set `format`"):
         read_bytes(b'{"height": 1, "weight": 2}\n')
 
 

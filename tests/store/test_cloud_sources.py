@@ -78,5 +78,7 @@ def test_what_is_not_there_is_an_error_that_names_it(root):
 
 def test_a_bucket_that_is_not_there_is_an_error_and_no_fault_to_try_again(root):
     scheme = root.partition("://")[0]
-    with pytest.raises(SourceError, match=r"no access to source file .*no-such/rows\.jsonl.: .*404"):
+    with pytest.raises(
+        SourceError, match=r"no access to source file .*no-such/rows\.jsonl.: .*404"
+    ):
         scan_source(SourceConfig(path=f"{scheme}://no-such/rows.jsonl"))

@@ -3,9 +3,9 @@
 `python -m bench.templates [--rows N]`: real files with three tokenizers, each as it is and grown to
 N rows by perturbed copies (no two rows are equal; tool calls and half of the tool definitions have
 different texts; conversations end at different turns). The text of every row is compared. Both
-sides are timed by CPU in one process, alternating, three times; the ratio is of the medians. Compiled
-shapes are kept for the life of the process, like transformers' compiled template: `first` is the
-time of the first of the three, which includes compiling them.
+sides are timed by CPU in one process, alternating, three times; the ratio is of the medians.
+Compiled shapes are kept for the life of the process, like transformers' compiled template: `first`
+is the time of the first of the three, which includes compiling them.
 """
 
 import argparse

@@ -16,9 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from packhouse.addons.ask import columns
-from packhouse.addons.ask.columns import fetch_columns
-from packhouse.addons.ask.query import read
+from packhouse.addons.ask import query as columns
+from packhouse.addons.ask.query import fetch_columns, read
 from packhouse.errors import DiskError, IntegrityError, PackhouseError, VersionNotFoundError
 from packhouse.store import LocalFile, OpenVersion, open_version, publish_version
 from packhouse.store.local import LocalStore

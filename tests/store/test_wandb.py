@@ -7,7 +7,7 @@ import time
 import pytest
 from pydantic import ValidationError
 
-from packhouse.addons.mirrors.versions import log_to_wandb, text_rows
+from packhouse.addons.mirrors import log_to_wandb, text_rows
 from packhouse.errors import ConfigError
 from packhouse.recipe.publish import PublishConfig
 from packhouse.store import open_store, open_version, publish_version

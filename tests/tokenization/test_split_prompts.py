@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 
 import packhouse
-from packhouse.addons.golden.pinning import pin
+from packhouse.addons.golden import pin
 from packhouse.recipe import TokenizeConfig
 from packhouse.recipe.reading import load_recipe
 from packhouse.records.tables import FORMATTED

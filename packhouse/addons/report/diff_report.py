@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from packhouse.addons.ask.compare import Change, Diff, diff_versions
+from packhouse.addons.ask.diff import Change, Diff, diff_versions
 from packhouse.addons.ask.query import find_records
 from packhouse.addons.ask.samples import label_names, label_text, weights_text
 from packhouse.addons.report.html import (

@@ -41,7 +41,7 @@ from packhouse.system.terminal import echo
 from packhouse.system.wording import counted
 from packhouse.tokenize import load_snapshot, tokenize_table
 from packhouse.tokenize.loading import tokenizer_folder
-from packhouse.tokenize.split_prompts import cuts_prompts
+from packhouse.tokenize.tokenizing import cuts_prompts
 
 GIVEN = ("name", "source", "messages", "tools", "arguments", "weight", "label")
 """What a conversation is; all else in the file is what must come of it."""

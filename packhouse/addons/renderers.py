@@ -47,7 +47,7 @@ from packhouse.render.results import RefusedError
 from packhouse.render.rows import RowRenderer
 from packhouse.system.plugins import Plugin
 from packhouse.system.worker import limited
-from packhouse.tokenize.pipeline import TokenizerSnapshot
+from packhouse.tokenize.encoders import TokenizerSnapshot
 
 _PREFIXES = [first + second for first in "QZXJ" for second in "zxqj"]
 _TRIMMED = (None, "\n", " ")  # what renderers strip: white space, line breaks, spaces

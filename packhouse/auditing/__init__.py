@@ -7,16 +7,16 @@ that against the recipe's limits and stops publication. Results are cached per s
 rows (5.4 M tokens) take 0.6 s.
 """
 
-from packhouse.auditing.dataset import (
+from packhouse.auditing.gate import audit_rows, check_audit
+from packhouse.auditing.inference import combine_inference, inference_line
+from packhouse.auditing.shard import (
     audit_packs,
     audit_records,
+    audit_shard,
     combine,
     combine_checks,
     run_check,
 )
-from packhouse.auditing.gate import audit_rows, check_audit
-from packhouse.auditing.inference import combine_inference, inference_line
-from packhouse.auditing.shard import audit_shard
 
 __all__ = [
     "VERSION",

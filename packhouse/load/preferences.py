@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse.errors import ConfigError, ContractError
-from packhouse.load.copies import mapped_file
-from packhouse.load.versions import cache_folder, map_rows, open_split
+from packhouse.load.versions import cache_folder, map_rows, mapped_file, open_split
 from packhouse.pack.layout import IGNORE_INDEX, preference_names
 from packhouse.records.lists import count_up, flat_list, list_array, one_chunk, zero_based
 

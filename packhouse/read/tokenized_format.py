@@ -6,7 +6,7 @@ is made of contents, such as the record's id and its group, is made of ids and m
 
     input_ids [7, 8, 9], labels [-100, 8, 9] -> user 00000007, assistant 0000000800000009
 
-`packhouse.tokenize.given` makes ids and text of them, where the tokenizer is known.
+`packhouse.tokenize.tokenizing` makes ids and text of them, where the tokenizer is known.
 """
 
 from collections.abc import Collection, Mapping

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.recipe import FormatConfig
-from packhouse.recipe.rows import is_chat
+from packhouse.recipe.settings import is_chat
 from packhouse.records.identity import group_keys, rename
 from packhouse.records.lists import one_chunk
 from packhouse.records.messages import FlatMessages

@@ -35,7 +35,7 @@ from packhouse.render.sandbox import ChatTemplate
 from packhouse.render.template_facts import ANSWER, PROBE, QUESTION, TemplateFacts, learn_facts
 from packhouse.render.trained_spans import add_other_turns, all_spans, other_spans, weigh_spans
 from packhouse.render.turns import NOT_TRAINED, Answers, Record
-from packhouse.tokenize.pipeline import TokenizerSnapshot
+from packhouse.tokenize.encoders import TokenizerSnapshot
 
 _PARAMETERS = {
     "type": "object",

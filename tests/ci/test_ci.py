@@ -20,7 +20,7 @@ from packhouse.addons.ci.command import GATES
 from packhouse.addons.mirrors import StepMirror
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, StoreError, TransientError
-from packhouse.records import contracts
+from packhouse.records import tables
 from packhouse.records.tables import VALIDATED
 from packhouse.run.cache import StepStore, open_mirror
 from packhouse.run.steps.plan import plan_jobs
@@ -394,7 +394,7 @@ def test_a_table_that_breaks_its_contract_is_refused_by_that_gate(place, monkeyp
     def wrong(table):
         yield "this is wrong", np.ones(table.num_rows, np.bool_)
 
-    monkeypatch.setitem(contracts.CONTRACTS, "validated", (VALIDATED, wrong))
+    monkeypatch.setitem(tables.CONTRACTS, "validated", (VALIDATED, wrong))
     done = run(place, place / "none")
     assert done.exit_code == 4
     assert cases(place)["schema"] == "failure"

@@ -12,7 +12,7 @@ import pytest
 
 from packhouse import load_packed
 from packhouse.errors import ConfigError, DiskError, IntegrityError, VersionNotFoundError
-from packhouse.load.copies import read_rows
+from packhouse.load.versions import read_rows
 from packhouse.store import pull_version
 from packhouse.store.read import open_address
 from packhouse.system import worker
@@ -192,12 +192,12 @@ def test_packs_are_warned_of_until_a_model_is_guarded(make_version, tmp_path, mo
     pytest.importorskip("torch")
     from packhouse import PackedDataset, StreamingPackedDataset, enable_packing
     from packhouse.addons.torch import enabling
-    from packhouse.load import boundaries
+    from packhouse.load import rows
 
     guards: set[object] = set()  # none of other tests
-    for module in (boundaries, enabling):
+    for module in (rows, enabling):
         monkeypatch.setattr(module, "GUARDS", guards)
-    monkeypatch.setattr(boundaries, "_WARNED", set())
+    monkeypatch.setattr(rows, "_WARNED", set())
     packs, records = make_version(), make_version(num_records=20, strategy="none")
     said = r"several records each.*Call enable_packing\(model\) before training.*padding_free=True"
     with warnings.catch_warnings():

@@ -18,7 +18,7 @@ from packhouse.pack.histogram import (
 )
 from packhouse.pack.plan import PackPlan
 from packhouse.pack.shuffle import permutation
-from packhouse.recipe.dataset import Strategy
+from packhouse.recipe.settings import Strategy
 
 WHOLE = tuple(name for name in STRATEGIES if name != "concat")
 LENGTHS = st.lists(st.integers(1, 64), max_size=200)

@@ -26,9 +26,8 @@ from packhouse.records.tables import PACKED
 from packhouse.store.manifest import Manifest
 from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
-from packhouse.tokenize.encoders import load_tokenizer
+from packhouse.tokenize.encoders import load_tokenizer, read_pipeline
 from packhouse.tokenize.loading import load_snapshot
-from packhouse.tokenize.pipeline import read_pipeline
 from tests.report.conftest import TOKENIZER, Made
 
 

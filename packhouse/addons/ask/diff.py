@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from packhouse.addons.ask.files import VersionFiles
 from packhouse.addons.ask.query import MEMORY, Question, fetch_files, find_records, open_views, read
 from packhouse.cli.options import cache_option, json_option
-from packhouse.cli.tokens import pipeline_of, plain, runs_of
+from packhouse.cli.tokens import pipeline_of, plain, runs_of, tokenizer_of
 from packhouse.cli.versions import echo_json, print_table
 from packhouse.errors import ContractError, IntegrityError
 from packhouse.run.cache import Workspace
@@ -32,9 +32,8 @@ from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo, print_text
 from packhouse.system.wording import counted, cut_pair
 from packhouse.system.worker import run_in_worker
+from packhouse.tokenize.encoders import Pipeline
 from packhouse.tokenize.loading import MEMORY_PER_BYTE
-from packhouse.tokenize.of_version import tokenizer_of
-from packhouse.tokenize.pipeline import Pipeline
 
 _MAX_EXAMPLES = 5
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from packhouse.addons.ask.query import read
 from packhouse.cli.options import cache_option, json_option
+from packhouse.cli.tokens import tokenizer_of
 from packhouse.errors import ConfigError, PackhouseError
 from packhouse.read import SourceShard, raw_rows, scan_source
 from packhouse.read.files import source_name
@@ -29,7 +30,6 @@ from packhouse.system.terminal import echo, print_note, print_text
 from packhouse.system.wording import counted
 from packhouse.tokenize import run_tokenizer
 from packhouse.tokenize.encoders import decode
-from packhouse.tokenize.of_version import tokenizer_of
 
 _TEXT = 400
 """Characters of a text that are printed; --json has all."""

@@ -34,6 +34,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packhouse.addons.ask.files import TABLES, FileTable, VersionFiles, columns_of_files
+from packhouse.cli.tokens import LoadSnapshot, tokenizer_of
 from packhouse.errors import ConfigError, IntegrityError, PackhouseError
 from packhouse.read.where_select import add_text_functions, check_text_function
 from packhouse.records.ledger import LedgerLine, units_of
@@ -50,7 +51,6 @@ from packhouse.system.plugins import NO_FILES
 from packhouse.system.worker import at, run_in_worker, stream_from_worker
 from packhouse.tokenize.encoders import decode_lists
 from packhouse.tokenize.loading import MEMORY_PER_BYTE
-from packhouse.tokenize.of_version import LoadSnapshot, tokenizer_of
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation

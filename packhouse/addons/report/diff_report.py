@@ -27,14 +27,13 @@ from packhouse.addons.report.html import (
 )
 from packhouse.addons.report.sections import totals_of
 from packhouse.addons.report.version_report import measured_of
-from packhouse.cli.tokens import pipeline_of, token_texts
+from packhouse.cli.tokens import pipeline_of, token_texts, tokenizer_of
 from packhouse.store import OpenVersion
 from packhouse.store.manifest import Manifest
 from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import html_text
 from packhouse.system.wording import counted
-from packhouse.tokenize.of_version import tokenizer_of
-from packhouse.tokenize.pipeline import Pipeline
+from packhouse.tokenize.encoders import Pipeline
 
 _NAMES = ("old", "new")
 _TOKENS = 1500  # of a record

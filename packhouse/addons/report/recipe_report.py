@@ -44,7 +44,7 @@ from packhouse.addons.report.html import (
 )
 from packhouse.addons.report.sections import filters_table, samples_section, short_number
 from packhouse.addons.report.version_report import version_report, with_texts
-from packhouse.cli.tokens import html_runs, pipeline_of, rows_with_masks, runs_of
+from packhouse.cli.tokens import html_runs, pipeline_of, rows_with_masks, runs_of, tokenizer_of
 from packhouse.errors import VersionNotFoundError
 from packhouse.pack.gather import PackStatistics, length_histogram
 from packhouse.read.files import find_files, source_name
@@ -59,9 +59,8 @@ from packhouse.system.disks import check_cache, find_cache
 from packhouse.system.escaping import PAGE_STYLE, html_table, html_text
 from packhouse.system.wording import counted
 from packhouse.tokenize import fingerprint_tokenizer
+from packhouse.tokenize.encoders import Pipeline
 from packhouse.tokenize.loading import find_snapshot
-from packhouse.tokenize.of_version import tokenizer_of
-from packhouse.tokenize.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from packhouse.addons.plan.estimate import Estimate

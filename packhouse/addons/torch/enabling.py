@@ -12,7 +12,7 @@ the decoder's forward pass. For packed batches the guard
 
 Generation and unpacked batches pass through untouched. The guard costs a few comparisons of T
 positions a step. `check_packing` proves the result. Boundaries that a collator or trainer lost are
-noticed for packs that this process loaded (`packhouse.load.boundaries`).
+noticed for packs that this process loaded (`packhouse.load.rows`).
 
 For attention that does not read `position_ids` itself there are masks. A record is a run in which
 `position_ids` rise by one.
@@ -38,7 +38,7 @@ import pyarrow.compute as pc
 import torch
 
 from packhouse.errors import ConfigError, ContractError
-from packhouse.load.boundaries import GUARDS, as_bytes, begins_with_packs
+from packhouse.load.rows import GUARDS, as_bytes, begins_with_packs
 from packhouse.pack.layout import IGNORE_INDEX
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from packhouse.pack import preference_names, published_schema, to_layout
 from packhouse.recipe import PublishConfig, Recipe
-from packhouse.recipe.publish import ExportConfig
+from packhouse.recipe.settings import ExportConfig
 from packhouse.records.tables import read_table, write_batches
 from packhouse.registry import function_of_addon
 from packhouse.run.cache import Receipt

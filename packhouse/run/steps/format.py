@@ -20,7 +20,7 @@ from packhouse.pack import dedup
 from packhouse.read import SourceShard
 from packhouse.read.files import source_name
 from packhouse.recipe import DedupConfig, FormatConfig, Recipe, TokenizeConfig
-from packhouse.recipe.rows import TEMPLATES, is_chat, is_renderer
+from packhouse.recipe.settings import TEMPLATES, is_chat, is_renderer
 from packhouse.records.messages import FlatMessages
 from packhouse.records.pairs import REJECTED, both_sides
 from packhouse.records.render_counts import SplitText, total
@@ -40,8 +40,8 @@ from packhouse.run.steps.validate import (
 )
 from packhouse.system.plugins import plugin_key, plugin_names
 from packhouse.system.wording import near_files, near_name
-from packhouse.tokenize.given import text_of_given
 from packhouse.tokenize.loading import check_unchanged, tokenizer_folder
+from packhouse.tokenize.tokenizing import text_of_given
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

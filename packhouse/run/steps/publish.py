@@ -19,7 +19,7 @@ from packhouse.pack.dedup import DedupFacts
 from packhouse.read.where_select import expression_libraries
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.recipe.model import plugins_of
-from packhouse.recipe.section import HUB_NAME
+from packhouse.recipe.settings import HUB_NAME
 from packhouse.records.gates import GateOutcome, GateResult
 from packhouse.records.ledger import LedgerLine, ledger_of
 from packhouse.records.render_counts import RenderCounts

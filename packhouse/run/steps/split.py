@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from packhouse.pack.splitting import LeakCheck
 from packhouse.recipe import Recipe, SplitConfig
-from packhouse.records.hex_keys import num_different
+from packhouse.records.identity import num_different
 from packhouse.records.ledger import RowCounts
 from packhouse.run.cache import Receipt, Workspace
 from packhouse.run.step import Job, Step, Work

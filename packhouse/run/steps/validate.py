@@ -21,7 +21,7 @@ from packhouse.read.shards import MAX_SHARD_BYTES
 from packhouse.read.streams import name_row
 from packhouse.read.where_select import expression_key
 from packhouse.recipe import MIXING, Recipe, SourceConfig, ValidateConfig
-from packhouse.recipe.rows import PipelineChoice
+from packhouse.recipe.settings import PipelineChoice
 from packhouse.recipe.source import RowFormatName
 from packhouse.records import messages
 from packhouse.records.identity import GroupBy
@@ -33,8 +33,8 @@ from packhouse.run.step import Job, Step, Work
 from packhouse.system.escaping import for_terminal
 from packhouse.system.plugins import plugin_key
 from packhouse.system.worker import start_early
-from packhouse.tokenize.given import GIVEN_VERSION, read_given
 from packhouse.tokenize.loading import check_unchanged
+from packhouse.tokenize.tokenizing import GIVEN_VERSION, read_given
 
 QUARANTINE = "quarantined.arrow"
 """Bad rows of a shard, in the folder of the step that refused them."""

@@ -41,9 +41,8 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
     from packhouse.errors import PackhouseError
     from packhouse.load.collators import ClassificationCollator, PackedCollator, PaddedCollator
     from packhouse.load.dataset import PackedDataset
-    from packhouse.load.preferences import load_preferences
     from packhouse.load.streaming import StreamingPackedDataset
-    from packhouse.load.versions import load_packed
+    from packhouse.load.versions import load_packed, load_preferences
     from packhouse.recipe import Recipe, load_recipe
 
     __version__: str
@@ -58,7 +57,7 @@ _MODULES = {
     "StreamingPackedDataset": "packhouse.load.streaming",
     "Version": "packhouse.api",
     "load_packed": "packhouse.load.versions",
-    "load_preferences": "packhouse.load.preferences",
+    "load_preferences": "packhouse.load.versions",
     "load_recipe": "packhouse.recipe",
     "open_version": "packhouse.api",
     "prepare": "packhouse.api",

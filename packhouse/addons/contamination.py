@@ -3,7 +3,7 @@
 All that turns say is looked at: contents, contexts, reasoning, and the names and arguments of tool
 calls, nested ones included.
 
-Two texts share an n-gram if n words in a row (see `packhouse.records.ngrams`) are equal; 13 words
+Two texts share an n-gram if n words in a row (see `packhouse.pack.dedup`) are equal; 13 words
 is what GPT-3 used, and few such runs are alike by chance. Words are numbered by the benchmarks' own
 vocabulary, so a run that holds any other word is out at once; runs are compared as 64-bit hashes,
 sorted. Nothing is done per row: 52,000 Alpaca rows against GSM8K's test set take about 2 s.
@@ -29,11 +29,11 @@ import pyarrow.compute as pc
 from packhouse import auditing
 from packhouse.auditing.tokens import NUM_WORST
 from packhouse.errors import ConfigError
+from packhouse.pack.dedup import Hashes, Words, run_hashes, words_of
 from packhouse.read import read_shard, scan_source
 from packhouse.recipe import MIXING, Recipe, SourceConfig, ValidateConfig
 from packhouse.records.lists import one_chunk
 from packhouse.records.messages import FlatMessages
-from packhouse.records.ngrams import Hashes, Words, run_hashes, words_of
 from packhouse.records.pairs import REJECTED, both_sides
 from packhouse.records.tables import read_table, write_table
 from packhouse.render.chat_messages import parsed_arguments

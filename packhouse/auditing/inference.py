@@ -40,9 +40,9 @@ from packhouse.auditing.plain_template import PlainTemplate, PromptError, open_t
 from packhouse.auditing.tokens import NUM_WORST, Side, read_sides
 from packhouse.recipe import FormatConfig, Recipe
 from packhouse.recipe.settings import CHAT_TEMPLATES, is_renderer
+from packhouse.records.conversations import has_thinking
 from packhouse.records.lists import one_chunk
 from packhouse.records.messages import FlatMessages
-from packhouse.records.thinking import has_thinking
 from packhouse.render.chat_messages import Messages
 from packhouse.system.arrays import Bools, Int64s
 from packhouse.system.wording import counted

@@ -40,10 +40,10 @@ from packhouse.auditing.tokens import (
 )
 from packhouse.errors import PluginError
 from packhouse.recipe import FormatConfig
+from packhouse.records.conversations import has_thinking, without_thinking
 from packhouse.records.identity import is_among, leading_bits, sort_leading_bits
 from packhouse.records.lists import flat_list, one_chunk, read_ranges, zero_based
 from packhouse.records.messages import FlatMessages, num_bytes
-from packhouse.records.thinking import has_thinking, without_thinking
 from packhouse.render import writes_prompts
 from packhouse.system.arrays import Bools, Int64s, Uint64s
 from packhouse.system.plugins import Plugin

@@ -16,9 +16,8 @@ import orjson
 
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
-from packhouse.records.conversations import DEFAULTS
-from packhouse.records.rows import Extent
-from packhouse.records.thinking import BEGINS_THOUGHT, tag_spans
+from packhouse.records.conversations import BEGINS_THOUGHT, DEFAULTS, tag_spans
+from packhouse.records.identity import Extent
 from packhouse.render.chat_messages import (
     PLAIN,
     Given,

@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from packhouse.errors import TemplateError
 from packhouse.recipe import Recipe
+from packhouse.records.identity import num_rows
 from packhouse.records.lists import one_chunk
 from packhouse.records.pairs import REJECTED, cut_behind_answers, keep_both
 from packhouse.records.render_counts import RenderCounts, SplitText
-from packhouse.records.rows import num_rows
 from packhouse.records.tables import FORMATTED, REFUSED, read_table, write_table
 from packhouse.render import make_renderer
 from packhouse.render.windows import WindowRule

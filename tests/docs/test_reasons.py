@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 from packhouse.pack.overlength import REASONS as OF_PACKING
+from packhouse.records.conversations import REASONS as OF_THINKING
 from packhouse.records.messages import REASONS as OF_MESSAGES
 from packhouse.records.reasons import DROP_REASONS, QUARANTINE_REASONS
-from packhouse.records.thinking import REASONS as OF_THINKING
 
 PACKAGE = Path(__file__).parents[2] / "packhouse"
 FOLDERS = {

@@ -36,8 +36,7 @@ import pyarrow as pa
 from packhouse.addons.exports import formats
 from packhouse.cli.options import cache_option, json_option
 from packhouse.errors import ConfigError, VersionNotFoundError
-from packhouse.load.preferences import preference_columns
-from packhouse.load.versions import cache_folder, read_rows, verified_file
+from packhouse.load.versions import cache_folder, preference_columns, read_rows, verified_file
 from packhouse.pack.layout import preference_names
 from packhouse.recipe.settings import NO_NPY, ExportConfig, ExportFormat, shard_names
 from packhouse.run.step import Work

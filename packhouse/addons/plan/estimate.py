@@ -23,9 +23,9 @@ from packhouse.read import ShardRows, read_shard, scan_source
 from packhouse.read.extra_fields import UnreadText
 from packhouse.read.files import source_name
 from packhouse.recipe import Recipe, SourceConfig
+from packhouse.records.identity import number_rows
 from packhouse.records.ledger import Filter, filters_of, share_allowed
 from packhouse.records.render_counts import RenderCounts, SplitText, factor_note, total
-from packhouse.records.rows import number_rows
 from packhouse.records.tables import REFUSED, read_table
 from packhouse.run.cache import Receipt, Workspace
 from packhouse.run.given import recipe_for

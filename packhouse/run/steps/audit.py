@@ -36,8 +36,7 @@ from packhouse.run.rendering import run_template
 from packhouse.run.step import Job, Step, Work
 from packhouse.run.steps.format import FORMAT, FormatParameters
 from packhouse.run.steps.gather import GATHER, PackRange
-from packhouse.run.steps.pack import PACK, PackParameters
-from packhouse.run.steps.records import read_records
+from packhouse.run.steps.pack import PACK, PackParameters, read_records
 from packhouse.run.steps.tokenize import TOKENIZE, TokenizeParameters
 from packhouse.run.steps.validate import VALIDATE, ValidateParameters
 from packhouse.system.plugins import find_plugin, plugin_key

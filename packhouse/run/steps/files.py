@@ -33,8 +33,15 @@ from packhouse.run.cache import Receipt
 from packhouse.run.step import AnyJob, Job, Step, Work
 from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.gather import GATHER, PackRange
-from packhouse.run.steps.pack import PACK, PackFacts, PackParameters, PlannedSide, Side
-from packhouse.run.steps.records import RECORDS, read_placed
+from packhouse.run.steps.pack import (
+    PACK,
+    RECORDS,
+    PackFacts,
+    PackParameters,
+    PlannedSide,
+    Side,
+    read_placed,
+)
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import VALIDATE, may_drop
 from packhouse.store.manifest import FileKind

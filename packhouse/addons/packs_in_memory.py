@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
-from packhouse.load.rows import first_packs, warn_of_packs, watch_packs
+from packhouse.load.boundaries import first_packs, warn_of_packs, watch_packs
 from packhouse.pack.layout import IGNORE_INDEX
 from packhouse.pack.plan import STRATEGIES, PackPlan, plan_packs
 from packhouse.records.lists import count_up, list_offsets, one_chunk

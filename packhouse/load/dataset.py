@@ -16,7 +16,8 @@ import numpy.typing as npt
 import torch
 
 from packhouse.errors import ConfigError, ContractError, EmptyRowError
-from packhouse.load.rows import MOST_PACKS, ArrowRows, Row, open_rows, watch_packs
+from packhouse.load.boundaries import MOST_PACKS, watch_packs
+from packhouse.load.rows import ArrowRows, Row, open_rows
 from packhouse.pack.layout import IGNORE_INDEX
 from packhouse.pack.plan import PackPlan, plan_packs
 from packhouse.pack.shuffle import splitmix64

@@ -34,7 +34,8 @@ import pyarrow.parquet as pq
 import torch
 
 from packhouse.errors import ConfigError, IntegrityError
-from packhouse.load.rows import MOST_PACKS, ArrowRows, Row, watch_packs
+from packhouse.load.boundaries import MOST_PACKS, watch_packs
+from packhouse.load.rows import ArrowRows, Row
 from packhouse.load.versions import (
     cache_folder,
     check_row_groups,

@@ -49,7 +49,7 @@ from packhouse.errors import (
     IntegrityError,
     VersionNotFoundError,
 )
-from packhouse.load.rows import first_packs, watch_packs
+from packhouse.load.boundaries import first_packs, watch_packs
 from packhouse.pack.layout import IGNORE_INDEX, preference_names, published_schema, to_layout
 from packhouse.records.lists import count_up, flat_list, list_array, one_chunk, zero_based
 from packhouse.store import FileEntry, OpenVersion, open_store

@@ -26,8 +26,9 @@ from packhouse.render.windows import WindowRule
 from packhouse.system.arrays import Int64s
 from packhouse.system.worker import run_in_worker
 from packhouse.tokenize import TokenizerSnapshot, load_snapshot, tokenize_shard, tokenize_table
+from packhouse.tokenize.given import read_given
 from packhouse.tokenize.loading import MEMORY_PER_BYTE, tokenizer_bytes, tokenizer_folder
-from packhouse.tokenize.tokenizing import cuts_prompts, read_given
+from packhouse.tokenize.tokenizing import cuts_prompts
 
 
 def run_template(call: Callable[[], Any], recipe: Recipe, num_bytes: int = 0) -> Any:

@@ -192,12 +192,12 @@ def test_packs_are_warned_of_until_a_model_is_guarded(make_version, tmp_path, mo
     pytest.importorskip("torch")
     from packhouse import PackedDataset, StreamingPackedDataset, enable_packing
     from packhouse.addons.torch import enabling
-    from packhouse.load import rows
+    from packhouse.load import boundaries
 
     guards: set[object] = set()  # none of other tests
-    for module in (rows, enabling):
+    for module in (boundaries, enabling):
         monkeypatch.setattr(module, "GUARDS", guards)
-    monkeypatch.setattr(rows, "_WARNED", set())
+    monkeypatch.setattr(boundaries, "_WARNED", set())
     packs, records = make_version(), make_version(num_records=20, strategy="none")
     said = r"several records each.*Call enable_packing\(model\) before training.*padding_free=True"
     with warnings.catch_warnings():

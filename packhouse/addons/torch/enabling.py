@@ -38,7 +38,7 @@ import pyarrow.compute as pc
 import torch
 
 from packhouse.errors import ConfigError, ContractError
-from packhouse.load.rows import GUARDS, as_bytes, begins_with_packs
+from packhouse.load.boundaries import GUARDS, as_bytes, begins_with_packs
 from packhouse.pack.layout import IGNORE_INDEX
 
 if TYPE_CHECKING:

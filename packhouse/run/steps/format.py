@@ -40,8 +40,8 @@ from packhouse.run.steps.validate import (
 )
 from packhouse.system.plugins import plugin_key, plugin_names
 from packhouse.system.wording import near_files, near_name
+from packhouse.tokenize.given import text_of_given
 from packhouse.tokenize.loading import check_unchanged, tokenizer_folder
-from packhouse.tokenize.tokenizing import text_of_given
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

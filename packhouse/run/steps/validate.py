@@ -33,8 +33,8 @@ from packhouse.run.step import Job, Step, Work
 from packhouse.system.escaping import for_terminal
 from packhouse.system.plugins import plugin_key
 from packhouse.system.worker import start_early
+from packhouse.tokenize.given import GIVEN_VERSION, read_given
 from packhouse.tokenize.loading import check_unchanged
-from packhouse.tokenize.tokenizing import GIVEN_VERSION, read_given
 
 QUARANTINE = "quarantined.arrow"
 """Bad rows of a shard, in the folder of the step that refused them."""

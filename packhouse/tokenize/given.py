@@ -1,0 +1,158 @@
+"""Rows whose ids are given: ids and text of the hex that `sources.tokenized_format` makes.
+
+Nothing is encoded: the ids that are packed are those that the rows had. Text is made of them for
+what reads text (quality counters, benchmarks, near duplicates, people), and decides no id.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.records.lists import (
+    list_array,
+    ranges_array,
+    string_bytes,
+    weights_column,
+    zero_based,
+)
+from packhouse.records.messages import FlatMessages
+from packhouse.records.tables import FORMATTED, QUARANTINED, TOKENIZED, refused_rows
+from packhouse.system.arrays import Int32s, Int64s
+from packhouse.tokenize.encoders import TokenizerSnapshot, decode_lists, read_pipeline
+
+GIVEN_VERSION = 1
+"""Rises whenever the same ids would give other tables."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenTokens:
+    """The records of a shard whose ids are given."""
+
+    conversations: pa.Table
+    """`tables.VALIDATED`: a message for each run of tokens that are trained alike, as text."""
+    tokenized: pa.Table
+    """`tables.TOKENIZED`: the same records, with their ids."""
+    quarantined: pa.Table
+    """`tables.QUARANTINED` without raw bytes: ids that are none of the tokenizer's."""
+
+
+def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
+    """Make ids and text of records whose contents are ids in hex.
+
+    Args:
+        validated: schema `tables.VALIDATED`, of rows of format `tokenized`.
+        snapshot: the tokenizer that the ids are of.
+
+    Reasons of bad records are `vocabulary`, an id that the tokenizer does not have, and `padding`,
+    pad tokens at either end that no mask names.
+    """
+    flat = FlatMessages.of(validated["messages"])
+    data, bounds = zero_based(*string_bytes(flat["content"]))
+    ids = np.frombuffer(bytes.fromhex(data.tobytes().decode("ascii")), ">u4").astype(np.int32)
+    # Where the ids of each message begin: contents of 16 and 8 digits are ids [0, 2) and [2, 3).
+    bounds = bounds.astype(np.int64) // 8
+    of_record = bounds[flat.offsets]  # where each record's tokens begin
+    faults = _faults(flat, ids, bounds, of_record, snapshot)
+    if faults:
+        is_good = np.ones(validated.num_rows, np.bool_)
+        is_good[list(faults)] = False
+        rest = read_given(validated.filter(pa.array(is_good)), snapshot)
+        quarantined = refused_rows(validated, faults, "validate")
+        return GivenTokens(rest.conversations, rest.tokenized, quarantined)
+    is_trained = flat.is_role("assistant")
+    counts = flat.sums(is_trained)
+    records = flat.rows[is_trained]
+    starts, ends = (edge[is_trained] - of_record[records] for edge in (bounds[:-1], bounds[1:]))
+    weights = flat["weight"].filter(pa.array(is_trained))
+    columns = {
+        "input_ids": list_array(pa.array(ids), of_record, pa.int32()),
+        "trained_ranges": ranges_array(starts.astype(np.int32), ends.astype(np.int32), counts),
+        "range_weights": weights_column(np.asarray(pc.fill_null(weights, 1), np.float32), counts),
+        "num_tokens": pa.array(np.diff(of_record).astype(np.int32)),
+        "num_trained": pa.array(
+            np.bincount(records, ends - starts, validated.num_rows).astype(np.int32)
+        ),
+    }
+    arrays = [columns[n] if n in columns else validated[n] for n in TOKENIZED.names]
+    lists = pa.LargeListArray.from_arrays(pa.array(bounds), pa.array(ids))
+    texts = decode_lists(lists, snapshot).cast(pa.string())
+    return GivenTokens(
+        flat.replace(content=texts).put_into(validated),
+        pa.Table.from_arrays(arrays, schema=TOKENIZED),
+        QUARANTINED.empty_table(),
+    )
+
+
+def text_of_given(conversations: pa.Table) -> pa.Table:
+    """Return the text of records whose ids are given: their messages behind one another.
+
+    Args:
+        conversations: from `read_given`.
+
+    Returns:
+        Schema `tables.FORMATTED`. Of trained runs it is not known what of them a template wrote.
+    """
+    flat = FlatMessages.of(conversations["messages"])
+    contents = flat["content"]
+    edges = np.append(0, np.cumsum(np.asarray(pc.binary_length(contents)), dtype=np.int64))
+    is_trained = flat.is_role("assistant")
+    counts = flat.sums(is_trained)
+    first = np.repeat(edges[flat.offsets[:-1]], flat.counts)[is_trained]
+    spans = ranges_array(
+        (edges[:-1][is_trained] - first).astype(np.int32),
+        (edges[1:][is_trained] - first).astype(np.int32),
+        counts,
+    )
+    weights = np.asarray(pc.fill_null(flat["weight"], 1), np.float32)[is_trained]
+    columns = {
+        "text": flat.join(contents, ""),
+        "content_spans": spans,
+        "trained_spans": spans,
+        "span_weights": weights_column(weights, counts),
+    }
+    arrays = [columns[n] if n in columns else conversations[n] for n in FORMATTED.names]
+    return pa.Table.from_arrays(arrays, schema=FORMATTED)
+
+
+def _faults(
+    flat: FlatMessages,
+    ids: Int32s,
+    bounds: Int64s,
+    of_record: Int64s,
+    snapshot: TokenizerSnapshot,
+) -> dict[int, tuple[str, str]]:
+    """Record -> reason and detail, of those that the tokenizer cannot have made."""
+    faults: dict[int, tuple[str, str]] = {}
+    pad_id = snapshot.added_tokens.get(snapshot.special_tokens.get("pad_token", ""), -1)
+    for row in np.flatnonzero(ids[of_record[1:] - 1] == pad_id).tolist():
+        _check_padding(faults, row, ids[of_record[row] : of_record[row + 1]][::-1], "ends")
+    for row in np.flatnonzero(ids[of_record[:-1]] == pad_id).tolist():
+        _check_padding(faults, row, ids[of_record[row] : of_record[row + 1]], "begins")
+    token_bytes = read_pipeline(snapshot.backend).token_bytes
+    is_known = np.ones(snapshot.vocab_size, np.bool_)
+    if token_bytes is not None:  # ids that the vocabulary leaves out have no text
+        is_known[: len(token_bytes)] = np.asarray(pc.binary_length(token_bytes)) > 0
+    is_wrong = ids >= snapshot.vocab_size
+    is_wrong |= ~is_known[np.where(is_wrong, 0, ids)]
+    wrong = np.flatnonzero(is_wrong)
+    rows = np.searchsorted(of_record, wrong, "right") - 1
+    for row, at in zip(rows[::-1].tolist(), wrong[::-1].tolist(), strict=True):  # the first stays
+        faults[row] = (
+            "vocabulary",
+            f"token {at - of_record[row]:,} of the record is {ids[at]:,}, which the tokenizer does "
+            f"not have (its ids are under {snapshot.vocab_size:,}): did it make the row?",
+        )
+    return faults
+
+
+def _check_padding(faults: dict[int, tuple[str, str]], row: int, ids: Int32s, where: str) -> None:
+    """Refuse a record by the pad tokens that its ids begin with."""
+    number = int(np.argmin(np.append(ids == ids[0], False)))
+    if number > 1:  # one may be the end of a turn, or BOS
+        faults[row] = (
+            "padding",
+            f"the record {where} with {number:,} pad tokens; write an attention_mask that is 0 "
+            "and labels that are -100 there, or cut them off",
+        )

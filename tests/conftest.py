@@ -86,7 +86,7 @@ def own_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def packs_of_other_files_are_forgotten() -> None:
     """Forget how the packs that other tests loaded begin: rows of made records are alike."""
-    if boundaries := sys.modules.get("packhouse.load.rows"):
+    if boundaries := sys.modules.get("packhouse.load.boundaries"):
         boundaries._BEGINNINGS.clear()
         boundaries._WARNED.clear()
 

@@ -37,7 +37,7 @@ COMMANDS = {
         "packhouse.addons.ask.trace",
         "Say from which row a token comes, or where a row went.",
     ),
-    "dropped": ("packhouse.addons.ask.dropped", "Print what was left out, row or record, and why."),
+    "dropped": ("packhouse.addons.ask.trace", "Print what was left out, row or record, and why."),
     "verify": ("packhouse.cli.versions", "Check every byte and value of a version."),
     "pull": ("packhouse.cli.versions", "Copy a version to a folder, verified, resumable."),
     "diff": ("packhouse.addons.ask.diff", "Compare two versions: rows, tokens, settings."),

@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from packhouse.auditing import audit_rows, inference_line
+from packhouse.auditing.gate import audit_rows
+from packhouse.auditing.inference import inference_line
 from packhouse.errors import HELD_BACK
-from packhouse.pack import PackStatistics
+from packhouse.pack.gather import PackStatistics
 from packhouse.recipe.audit import QUALITY_COUNTERS
 from packhouse.recipe.model import preferences_in
 from packhouse.records.ledger import Filter, LedgerLine, filters_of, in_and_out, units_of

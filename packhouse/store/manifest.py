@@ -24,7 +24,7 @@ import pyarrow as pa
 from pydantic import Field, TypeAdapter, ValidationError
 
 from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
-from packhouse.pack import PackStatistics
+from packhouse.pack.gather import PackStatistics
 from packhouse.recipe.model import Preferences, preferences_in
 from packhouse.records.ledger import Filter, LedgerLine, filters_of
 from packhouse.records.render_counts import RenderCounts

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 import packhouse
 import schemas
-from packhouse.auditing import audit_packs, audit_records, check_audit
+from packhouse.auditing.gate import check_audit
+from packhouse.auditing.shard import audit_packs, audit_records
 from packhouse.auditing.tokens import NUM_WORST
 from packhouse.cli import cli
 from packhouse.errors import AuditError

@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
-from packhouse.pack import STRATEGIES, lower_bound, plan_packs
 from packhouse.pack.histogram import (
     best_fit_decreasing,
     exact_completion,
     first_fit_decreasing,
 )
-from packhouse.pack.plan import PackPlan
+from packhouse.pack.plan import STRATEGIES, PackPlan, lower_bound, plan_packs
 from packhouse.pack.shuffle import permutation
 from packhouse.recipe.settings import Strategy
 

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.errors import SourceError
-from packhouse.pack import apply_over_length, pack_costs, plan_packs, step_imbalance
-from packhouse.pack.plan import SeqLenTrial, try_seq_lens
+from packhouse.pack.overlength import apply_over_length
+from packhouse.pack.plan import SeqLenTrial, pack_costs, plan_packs, step_imbalance, try_seq_lens
 from packhouse.read import ShardRows, read_shard, scan_source
 from packhouse.read.extra_fields import UnreadText
 from packhouse.read.files import source_name

@@ -17,16 +17,15 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from packhouse import auditing
-from packhouse.auditing import (
+from packhouse.auditing.inference import check_prompts, combine_inference, has_prompts
+from packhouse.auditing.shard import (
     audit_packs,
     audit_records,
     audit_shard,
     combine,
     combine_checks,
-    combine_inference,
     run_check,
 )
-from packhouse.auditing.inference import check_prompts, has_prompts
 from packhouse.auditing.tokens import blank_tokens, read_sides
 from packhouse.recipe import Recipe
 from packhouse.records.pairs import REJECTED

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from packhouse.pack import preference_names, published_schema, to_layout
+from packhouse.pack.layout import preference_names, published_schema, to_layout
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.recipe.settings import ExportConfig
 from packhouse.records.tables import read_table, write_batches

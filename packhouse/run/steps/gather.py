@@ -13,7 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse import pack
-from packhouse.pack import GatherTally, PackPlan, check_packed, gather
+from packhouse.pack.gather import GatherTally, gather
+from packhouse.pack.layout import check_packed
+from packhouse.pack.plan import PackPlan
 from packhouse.recipe import PackConfig
 from packhouse.records.pairs import as_sequences
 from packhouse.records.tables import PACKED, read_table, write_batches

@@ -26,19 +26,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse import pack
-from packhouse.pack import (
-    GatherTally,
-    IndexArray,
-    PackPlan,
-    PackStatistics,
-    apply_over_length,
-    dedup,
-    join_plans,
-    plan_packs,
-    splitting,
-)
+from packhouse.pack import dedup, splitting
 from packhouse.pack.dedup import DedupFacts
-from packhouse.pack.overlength import REASONS, join_admitted
+from packhouse.pack.gather import GatherTally, PackStatistics
+from packhouse.pack.overlength import REASONS, apply_over_length, join_admitted
+from packhouse.pack.plan import STRATEGIES, IndexArray, PackPlan, join_plans, plan_packs
 from packhouse.read.files import source_name
 from packhouse.recipe import MIXING, DedupConfig, PackConfig, Recipe, SplitConfig
 from packhouse.recipe.audit import OnMatch
@@ -320,7 +312,7 @@ class PackParameters:
             **matches,
             "mix": self.mix,
             "pack": self.pack.model_dump(mode="json"),
-            **plugin_key("packing_strategies", self.pack.strategy, pack.STRATEGIES),
+            **plugin_key("packing_strategies", self.pack.strategy, STRATEGIES),
             "dedup": self.dedup.model_dump(mode="json"),
             **dedup.near_libraries(self.dedup),
             "split": self.split.model_dump(mode="json"),

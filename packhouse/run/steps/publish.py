@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from packhouse.auditing import check_audit
+from packhouse.auditing.gate import check_audit
 from packhouse.errors import PackhouseError
-from packhouse.pack import PackStatistics
 from packhouse.pack.dedup import DedupFacts
+from packhouse.pack.gather import PackStatistics
 from packhouse.read.where_select import expression_libraries
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.recipe.model import plugins_of

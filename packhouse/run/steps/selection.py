@@ -21,9 +21,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.pack import Admitted, IndexArray, dedup
+from packhouse.pack import dedup
 from packhouse.pack.dedup import DedupFacts, deduplicate, facts_of
-from packhouse.pack.overlength import REASONS
+from packhouse.pack.overlength import REASONS, Admitted
+from packhouse.pack.plan import IndexArray
 from packhouse.pack.splitting import goes_to_eval, join_equal, mixed_keys
 from packhouse.read.files import source_name
 from packhouse.recipe import Recipe, SourceConfig, SplitConfig

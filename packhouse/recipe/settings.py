@@ -395,18 +395,6 @@ NO_NPY = (
 MAX_SHARDS = 10_000
 
 
-def shard_names(name: str, num_shards: int) -> list[str]:
-    """Return the names of a set's files, without endings.
-
-    Example:
-        >>> shard_names("eval", 1), shard_names("train", 2)
-        (['eval'], ['train-00000-of-00002', 'train-00001-of-00002'])
-    """
-    if num_shards == 1:
-        return [name]
-    return [f"{name}-{number:05d}-of-{num_shards:05d}" for number in range(num_shards)]
-
-
 class ExportConfig(Section):
     """A trainer's format, and in how many files: `trl`, `{format: megatron, shards: 4}`."""
 

@@ -38,7 +38,7 @@ from packhouse.cli.options import cache_option, json_option
 from packhouse.errors import ConfigError, VersionNotFoundError
 from packhouse.load.versions import cache_folder, preference_columns, read_rows, verified_file
 from packhouse.pack.layout import preference_names
-from packhouse.recipe.settings import NO_NPY, ExportConfig, ExportFormat, shard_names
+from packhouse.recipe.settings import NO_NPY, ExportConfig, ExportFormat
 from packhouse.run.step import Work
 from packhouse.run.steps.files import (
     FILES,
@@ -315,6 +315,18 @@ def write_export(
     for name, part in zip(shard_names(split, num_shards), parts, strict=True):
         write(part, name, folder, **settings)
     return sorted(path for path in set(folder.rglob("*")) - before if path.is_file())
+
+
+def shard_names(name: str, num_shards: int) -> list[str]:
+    """Return the names of a set's files, without endings.
+
+    Example:
+        >>> shard_names("eval", 1), shard_names("train", 2)
+        (['eval'], ['train-00000-of-00002', 'train-00001-of-00002'])
+    """
+    if num_shards == 1:
+        return [name]
+    return [f"{name}-{number:05d}-of-{num_shards:05d}" for number in range(num_shards)]
 
 
 def _check_place(opened: OpenVersion, dest: Path) -> None:

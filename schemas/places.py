@@ -33,7 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from packhouse.errors import ConfigError
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.recipe.reading import expand_variables, tokenizer_at
-from packhouse.recipe.section import Uri
+from packhouse.recipe.settings import Uri
 
 Place = Annotated[str, StringConstraints(min_length=1)]
 

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from packhouse.pack.dedup import Near
+from packhouse.pack.dedup import FACTOR, Near
 from packhouse.records.lists import count_up, flat_list
-from packhouse.records.ngrams import FACTOR
 from packhouse.system.arrays import Bools, Float64s, Int64s, Uint32s
 
 _MAX_LINKS = 32

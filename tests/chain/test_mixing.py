@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse import load_packed
-from packhouse.pack import Admitted
-from packhouse.pack.overlength import join_admitted
+from packhouse.pack.overlength import Admitted, join_admitted
 from packhouse.recipe import Recipe, SourceConfig, load_recipe
 from packhouse.records.tables import TOKENIZED, read_table
 from packhouse.run.cache import Workspace
@@ -308,7 +307,7 @@ FACTOR = (
 
 def test_rows_and_records_and_what_splitting_costs_are_said(talks, capsys, caplog):
     from packhouse.addons.plan.estimate import estimate
-    from packhouse.cli.result import print_report
+    from packhouse.cli.summary import print_report
     from packhouse.run.steps.plan import plan_jobs
 
     settings = ("format.turns=alone", "sources.0.max_records=10", "sources.0.weight=2")
@@ -344,7 +343,7 @@ def test_rows_and_records_and_what_splitting_costs_are_said(talks, capsys, caplo
 
 
 def test_nothing_is_said_of_rows_that_are_not_split(talks, capsys, caplog):
-    from packhouse.cli.result import print_report
+    from packhouse.cli.summary import print_report
 
     done = talks.prepare("format.turns=whole")
     assert done.factor_note is None

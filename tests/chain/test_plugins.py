@@ -15,8 +15,7 @@ import pytest
 
 import packhouse
 from packhouse.errors import AuditError, ConfigError, PluginError, QuarantineLimitError
-from packhouse.pack import plan_packs
-from packhouse.pack.plan import plugin_planner
+from packhouse.pack.plan import plan_packs, plugin_planner
 from packhouse.store import open_version
 from packhouse.system import plugins
 from packhouse.system.plugins import PluginFunction, find_plugin

@@ -17,10 +17,10 @@ import pytest
 from click.testing import CliRunner
 
 from packhouse.addons.ci.command import GATES
-from packhouse.addons.mirrors.steps import StepMirror
+from packhouse.addons.mirrors import StepMirror
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, StoreError, TransientError
-from packhouse.records import contracts
+from packhouse.records import tables
 from packhouse.records.tables import VALIDATED
 from packhouse.run.cache import StepStore, open_mirror
 from packhouse.run.steps.plan import plan_jobs
@@ -394,7 +394,7 @@ def test_a_table_that_breaks_its_contract_is_refused_by_that_gate(place, monkeyp
     def wrong(table):
         yield "this is wrong", np.ones(table.num_rows, np.bool_)
 
-    monkeypatch.setitem(contracts.CONTRACTS, "validated", (VALIDATED, wrong))
+    monkeypatch.setitem(tables.CONTRACTS, "validated", (VALIDATED, wrong))
     done = run(place, place / "none")
     assert done.exit_code == 4
     assert cases(place)["schema"] == "failure"
@@ -556,7 +556,7 @@ def published(place):
 def test_a_key_that_may_only_read_the_mirror_costs_the_writing_and_not_the_run(place, monkeypatch):
     mirror = f"file://{place / 'mirror'}"
     monkeypatch.setenv("PACKHOUSE_CACHE", str(place / "new"))
-    monkeypatch.setattr("packhouse.addons.mirrors.steps._create", refuse)
+    monkeypatch.setattr("packhouse.addons.mirrors._create", refuse)
     done = run(place, mirror)
     assert done.exit_code == 0, done.output
     assert ref(place)
@@ -636,7 +636,7 @@ def failing(error):
     [TransientError("no answer"), StoreError("no bucket"), ConfigError("no credentials")],
 )
 def test_a_mirror_that_fails_is_asked_nothing_more(error, tmp_path, monkeypatch):
-    monkeypatch.setattr("packhouse.addons.mirrors.steps._RETRY", RetryPolicy(deadline_s=0))
+    monkeypatch.setattr("packhouse.addons.mirrors._RETRY", RetryPolicy(deadline_s=0))
     store, calls = failing(error)
     steps = StepStore(tmp_path)
     mirror = StepMirror(store=store, steps=steps)
@@ -650,7 +650,7 @@ def test_a_mirror_that_fails_is_asked_nothing_more(error, tmp_path, monkeypatch)
 
 
 def test_a_mirror_that_accepts_and_stays_silent_is_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr("packhouse.addons.mirrors.steps._READ_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("packhouse.addons.mirrors._READ_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:  # the kernel accepts, nobody answers
         with s3_client("ci-cache"):
             monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
@@ -661,7 +661,7 @@ def test_a_mirror_that_accepts_and_stays_silent_is_left_alone(tmp_path, monkeypa
 
 
 def test_eight_threads_that_fail_together_leave_one_note(tmp_path, monkeypatch):
-    monkeypatch.setattr("packhouse.addons.mirrors.steps._RETRY", RetryPolicy(deadline_s=0))
+    monkeypatch.setattr("packhouse.addons.mirrors._RETRY", RetryPolicy(deadline_s=0))
     together = threading.Barrier(8, timeout=30)
 
     class Store:

@@ -123,9 +123,9 @@ def test_a_flip_in_a_downloaded_copy_is_fetched_again(make_version, tmp_path, fr
 
 def stream_remote(uri, cache):
     """Stream as from s3://, where files are downloaded: here a folder passes for such a store."""
-    from packhouse.load import copies
+    from packhouse.load import versions
 
-    copies.LocalStore = type("NoFolder", (), {})  # in this process only
+    versions.LocalStore = type("NoFolder", (), {})  # in this process only
     return stream(uri, cache)
 
 
@@ -140,11 +140,11 @@ def test_turned_off_it_trusts_size_and_time(make_version, tmp_path, fresh_proces
 
 
 def test_a_file_is_hashed_once_in_a_process(make_version, tmp_path, monkeypatch):
-    from packhouse.load import copies
+    from packhouse.load import versions
 
     uri, hashed = make_version(), []
-    original = copies.file_sha256
-    monkeypatch.setattr(copies, "file_sha256", lambda path: hashed.append(path) or original(path))
+    original = versions.file_sha256
+    monkeypatch.setattr(versions, "file_sha256", lambda path: hashed.append(path) or original(path))
     load(uri, tmp_path)
     hashed.clear()
     load(uri, tmp_path)

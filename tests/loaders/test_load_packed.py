@@ -12,7 +12,7 @@ import pytest
 
 from packhouse import load_packed
 from packhouse.errors import ConfigError, DiskError, IntegrityError, VersionNotFoundError
-from packhouse.load.copies import read_rows
+from packhouse.load.versions import read_rows
 from packhouse.store import pull_version
 from packhouse.store.read import open_address
 from packhouse.system import worker

@@ -14,7 +14,7 @@ from packhouse import (
     load_packed,
 )
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
-from packhouse.pack import plan_packs
+from packhouse.pack.plan import plan_packs
 from packhouse.records.tables import PACKED
 
 

@@ -23,8 +23,7 @@ from packhouse import (
 from packhouse.addons.exports.writing import FORMATS, export_version
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, ContractError
-from packhouse.load.copies import read_rows
-from packhouse.load.preferences import preference_columns
+from packhouse.load.versions import preference_columns, read_rows
 from packhouse.recipe import Recipe
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare

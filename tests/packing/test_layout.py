@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.pack import (
+from packhouse.pack.layout import (
     IGNORE_INDEX,
     expand_labels,
     position_ids,
     published_schema,
     to_layout,
+    trained_mask,
 )
-from packhouse.pack.layout import trained_mask
 from packhouse.records.tables import PACKED
 
 

@@ -10,15 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
-from packhouse.pack import STRATEGIES, lower_bound, plan_packs
 from packhouse.pack.histogram import (
     best_fit_decreasing,
     exact_completion,
     first_fit_decreasing,
 )
-from packhouse.pack.plan import PackPlan
+from packhouse.pack.plan import STRATEGIES, PackPlan, lower_bound, plan_packs
 from packhouse.pack.shuffle import permutation
-from packhouse.recipe.dataset import Strategy
+from packhouse.recipe.settings import Strategy
 
 WHOLE = tuple(name for name in STRATEGIES if name != "concat")
 LENGTHS = st.lists(st.integers(1, 64), max_size=200)

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 import schemas
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.recipe.audit import QualityConfig
-from packhouse.recipe.publish import ExportConfig
+from packhouse.recipe.settings import ExportConfig
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.local_pool import LocalRunner

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from packhouse.pack import lower_bound, plan_packs
+from packhouse.pack.plan import lower_bound, plan_packs
 from packhouse.store import open_version
 from tests.chain.conftest import DEMO, Project, question
 

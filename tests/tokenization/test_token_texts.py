@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from packhouse.tokenize import encoders
 from packhouse.tokenize import offsets as spans
-from packhouse.tokenize import pipeline as token_texts
+from packhouse.tokenize.encoders import TokenTexts
 from packhouse.tokenize.offsets import EncodedRows, Spans, train_ranges
-from packhouse.tokenize.pipeline import TokenTexts
 
 # Some short and some long, and none at all.
 VOCABULARY = [b"", b" ", b"ab", *(bytes(range(97, 97 + n)) for n in (7, 8, 9, 15, 16, 17, 24, 25))]
@@ -21,7 +21,7 @@ TABLE = TokenTexts.of(pa.array(VOCABULARY, pa.binary()))
 @pytest.fixture(autouse=True, scope="module")
 def _small_blocks():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_texts, "_BLOCK", 5)
+        patch.setattr(encoders, "_BLOCK", 5)
         patch.setattr(spans, "_BLOCK", 3)
         yield
 

@@ -143,8 +143,8 @@ def test_the_setting_of_the_message_works_literally(toy, tmp_path):
 
 
 def test_a_version_is_shown_with_its_own_pipeline(toy, tmp_path):
+    from packhouse.cli.tokens import tokenizer_of
     from packhouse.store import open_version
-    from packhouse.tokenize.of_version import tokenizer_of
 
     version, _ = prepared(tmp_path, toy, "tokenize.pipeline=file")
     opened = open_version(str(tmp_path / "store"), "toy", version.id)

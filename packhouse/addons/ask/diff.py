@@ -1,26 +1,291 @@
-"""`packhouse diff OLD NEW`: what changed between two versions, with examples."""
+"""Compare two versions: settings, counts, schema, and record by record, tokens and masks.
+
+A record is known by its id (a hash of its content), wherever packing put it. The tokens and the
+mask of one copy are hashed apart, so a changed template (tokens differ) is told from a changed
+rule of what is trained (only masks differ), from changed loss weights and from another number of
+copies. A row whose content changed has another id: of ids that only one version has, those of one
+row are pairs, `edited`. It is a join of the views `contents` and `records` of both; their data
+files are read once.
+"""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, TypedDict
 
 import click
 import numpy as np
 from numpy.typing import NDArray
 
-from packhouse.addons.ask.compare import Change, Diff, RecordDiff, diff_versions
-from packhouse.addons.ask.query import find_records
+from packhouse.addons.ask.files import VersionFiles
+from packhouse.addons.ask.query import MEMORY, Question, fetch_files, find_records, open_views, read
 from packhouse.cli.options import cache_option, json_option
-from packhouse.cli.tokens import pipeline_of, plain, runs_of
+from packhouse.cli.tokens import pipeline_of, plain, runs_of, tokenizer_of
 from packhouse.cli.versions import echo_json, print_table
+from packhouse.errors import ContractError, IntegrityError
 from packhouse.run.cache import Workspace
-from packhouse.store import OpenVersion
-from packhouse.store.read import open_address, open_beside
+from packhouse.store.evolution import ManifestDiff, diff_manifests
+from packhouse.store.read import OpenVersion, open_address, open_beside
+from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo, print_text
-from packhouse.system.wording import cut_pair
-from packhouse.tokenize.of_version import tokenizer_of
-from packhouse.tokenize.pipeline import Pipeline
+from packhouse.system.wording import counted, cut_pair
+from packhouse.system.worker import run_in_worker
+from packhouse.tokenize.encoders import Pipeline
+from packhouse.tokenize.loading import MEMORY_PER_BYTE
+
+_MAX_EXAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A record that differs."""
+
+    record_id: str
+    """In the new version, or in the old one where it was removed."""
+    old_id: str
+    """In the old version, or in the new one where it was added; another one where edited."""
+    place: str
+    """File and row, `faq.jsonl row 7`; empty where the version does not say."""
+    detail: str
+    """What changed: `100 -> 108 tokens`, `loss weight 0.5 -> 1`, `1 -> 2 copies`, `train -> eval`,
+    `now duplicate`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordDiff:
+    """How many records differ in which way, and a few ids of each."""
+
+    num_added: int
+    num_removed: int
+    num_edited: int
+    """Rows whose content changed: the same place, another record."""
+    num_changed_tokens: int
+    """In both versions, with other tokens."""
+    num_changed_masks: int
+    """In both versions, with the same tokens and another mask."""
+    num_changed_weights: int
+    """In both versions, with the same tokens and mask and other loss weights."""
+    num_copies: int
+    """In both versions, more or less often."""
+    num_moved: int
+    """In both versions, on another side (train or eval)."""
+    num_same: int
+    """In both versions, with none of these."""
+    examples: Mapping[str, list[Change]]
+    """By `added`, `removed`, `edited`, ..."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diff(ManifestDiff):
+    """Everything in which two versions differ."""
+
+    records: RecordDiff | None
+    """None if the rows were not read, or hold no record ids."""
+
+
+def diff_versions(old: OpenVersion, new: OpenVersion, *, records: bool = True) -> Diff:
+    """Compare two versions; with `records`, read the data files of both.
+
+    Raises:
+        IntegrityError: a data file is damaged.
+    """
+    found = diff_manifests(old.manifest, new.manifest)
+    return Diff(**asdict(found), records=_diff_records(old, new) if records else None)
+
+
+_CONTENTS = """
+WITH rows AS (
+  SELECT
+    record_id, source || ' row ' || row AS place, outcome,
+    row_number() OVER (PARTITION BY source, row ORDER BY number) AS number,
+    number + CASE WHEN outcome = 'kept' THEN 0 ELSE 2**61::BIGINT END AS first
+  FROM files.records
+)
+FROM contents FULL JOIN (
+  SELECT
+    record_id, arg_min(place, first) AS place, arg_min(number, first) AS number,
+    arg_min(outcome, first) AS outcome
+  FROM rows GROUP BY record_id
+) USING (record_id)
+"""
+"""What the packs of a version hold of each record, with its row: of rows of equal content the first
+one that is kept. `number` is the record's among those of the row. Columns of packs are null for a
+record that is in none, those of rows for one that has none."""
+
+_EDITED = """
+CREATE TABLE edited AS
+WITH unknown AS (
+  SELECT *, row_number() OVER (PARTITION BY "place new" ORDER BY "number new", record_id) AS nth
+  FROM pairs WHERE copies IS NULL AND "copies new" IS NOT NULL AND place IS NULL
+), gone AS (
+  SELECT *, row_number() OVER (PARTITION BY place ORDER BY number, record_id) AS nth
+  FROM pairs WHERE copies IS NOT NULL AND "copies new" IS NULL AND "place new" IS NULL
+)
+SELECT gone.record_id AS old_id, unknown.record_id AS new_id, unknown."number new" AS number
+FROM unknown JOIN gone ON gone.place = unknown."place new" AND gone.nth = unknown.nth
+"""
+"""Records of one row that only one of the versions has, paired in their order: of a row's windows
+a b c and a x c, b is paired with x. A row of a duplicate is no pair: its content is in both."""
+
+_EXAMPLES_OF_EDITED = f"""
+SELECT old, new
+FROM edited JOIN pairs old ON old.record_id = old_id JOIN pairs new ON new.record_id = new_id
+ORDER BY edited.number, new_id LIMIT {_MAX_EXAMPLES}
+"""
+
+_IS_ALONE = "record_id NOT IN (SELECT unnest([old_id, new_id]) FROM edited)"
+_KINDS = {
+    "added": f'copies IS NULL AND "copies new" IS NOT NULL AND {_IS_ALONE}',
+    "removed": f'copies IS NOT NULL AND "copies new" IS NULL AND {_IS_ALONE}',
+    "changed_tokens": 'ids_digest <> "ids_digest new"',
+    "changed_masks": 'mask_digest <> "mask_digest new" AND ids_digest = "ids_digest new"',
+    "changed_weights": 'weights_digest <> "weights_digest new" AND ids_digest = "ids_digest new" '
+    'AND mask_digest = "mask_digest new"',
+    "copies": 'copies <> "copies new"',
+    "moved": 'split <> "split new"',
+    "same": 'ids_digest = "ids_digest new" AND mask_digest = "mask_digest new" '
+    'AND weights_digest = "weights_digest new" AND copies = "copies new" AND split = "split new"',
+}
+
+
+def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
+    with temporary_folder("diff") as folder:
+        question = Question(query=_CONTENTS)
+        before, size = fetch_files(old, question, folder / "old")
+        after, more = fetch_files(new, question, folder / "new")
+        memory = MEMORY + (size + more) * MEMORY_PER_BYTE
+        try:
+            found: _Found = run_in_worker(
+                partial(_compare, before, after, memory),
+                what=f"the files of {old.dataset} and {new.dataset}",
+                blames=IntegrityError,
+                num_bytes=size + more,
+                more_memory=memory,
+            )
+        except ContractError:
+            return None
+    shown, pairs = found["shown"], found["pairs"]
+    _set_outcomes(old, new, "outcome", shown["added"])
+    _set_outcomes(new, old, "outcome new", shown["removed"])
+    examples = {
+        name: [_change(name, row, row) for row in rows] for name, rows in shown.items() if rows
+    }
+    if pairs:
+        examples["edited"] = [_change("edited", *pair) for pair in pairs]
+    return RecordDiff(**found["numbers"], examples=examples)
+
+
+class _Found(TypedDict):
+    numbers: dict[str, int]
+    shown: dict[str, list[dict[str, Any]]]
+    """The first records of each kind."""
+    pairs: list[list[dict[str, Any]]]
+    """Of edited rows, the record that is gone and the new one."""
+
+
+def _compare(before: VersionFiles, after: VersionFiles, memory: int) -> _Found:
+    """In a worker: join the contents of two versions."""
+    with open_views(before, memory=memory) as views:
+        old = views.rows(_CONTENTS)
+    with open_views(after, memory=memory) as views:
+        new = views.rows(_CONTENTS)
+        # Columns of the new version are `place new`, ...; `record_id` is that of both.
+        new = new.rename_columns([n if n == "record_id" else f"{n} new" for n in new.column_names])
+        views.database.register("old", old)
+        views.database.register("new", new)
+        views.database.execute("CREATE TABLE pairs AS FROM old FULL JOIN new USING (record_id)")
+        views.database.execute(_EDITED)
+
+        def rows(query: str) -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = views.database.sql(query).to_arrow_table().to_pylist()
+            return found
+
+        counts = ", ".join(f"count(*) FILTER ({each}) AS num_{n}" for n, each in _KINDS.items())
+        (numbers,) = rows(
+            f"SELECT {counts}, (SELECT count(*) FROM edited) AS num_edited FROM pairs"
+        )
+        first = f"ORDER BY record_id LIMIT {_MAX_EXAMPLES}"
+        shown = {n: rows(f"FROM pairs WHERE {each} {first}") for n, each in _KINDS.items()}
+        del shown["same"]
+        pairs = [[row["old"], row["new"]] for row in rows(_EXAMPLES_OF_EDITED)]
+    return {"numbers": numbers, "shown": shown, "pairs": pairs}
+
+
+_PLACE = "source || ' row ' || row"
+_NUM_RECORDS = f"SELECT {_PLACE} AS place, count(*) AS number FROM records "
+_NUM_RECORDS += f"WHERE {_PLACE} IN (SELECT unnest(?)) GROUP BY place"
+_LEFT_OUT = f"SELECT {_PLACE} AS place, reason, detail FROM (SELECT source, row, reason, detail "
+_LEFT_OUT += "FROM dropped UNION ALL SELECT source, row, reason, detail FROM quarantine) "
+_LEFT_OUT += f"WHERE {_PLACE} IN (SELECT unnest(?))"
+
+
+def _set_outcomes(
+    opened: OpenVersion, other: OpenVersion, name: str, records: list[dict[str, Any]]
+) -> None:
+    """Say of examples that are no records of a version why.
+
+    Args:
+        opened: the version.
+        other: that which has them.
+        name: of the column that says it.
+        records: examples.
+    """
+    wanted = {row["place"] or row["place new"] for row in records if not row[name]} - {None}
+    if not wanted:
+        return
+    num_records, num_others = (
+        {row["place"]: row["number"] for row in read(each, _NUM_RECORDS, [[*wanted]]).to_pylist()}
+        for each in (opened, other)
+    )
+    said = {
+        place: "split to fewer records"
+        if number < num_others.get(place, 0)
+        else "equal to another record"
+        for place, number in num_records.items()
+    }
+    for row in read(opened, _LEFT_OUT, [[*wanted]]).to_pylist():
+        said[row["place"]] = f"{row['reason']}: {row['detail']}".removesuffix(": ")
+    for row in records:
+        row[name] = row[name] or said.get(row["place"] or row["place new"])
+
+
+def _change(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Change:
+    """Say how a record differs, from its row of both versions; or from two rows, where edited."""
+    told = []  # of a row that was edited, and has as many tokens as before
+    if name == "edited" and old["num_tokens"] == new["num_tokens new"]:
+        if old["label"] != new["label new"]:
+            told.append(f"label {old['label']} -> {new['label new']}")
+        if old["weights_digest"] != new["weights_digest new"]:
+            told.append(_weights(old, new))
+        is_trained_otherwise = old["mask_digest"] != new["mask_digest new"]
+        if old["ids_digest"] == new["ids_digest new"] and is_trained_otherwise:
+            told.append(f"{old['num_trained']} -> {new['num_trained new']} trained")
+        if not told:
+            told.append(f"other text of {counted(old['num_tokens'], 'token')}")
+    tokens = f"{old['num_tokens']} -> {counted(new['num_tokens new'] or 0, 'token')}"
+    said = {
+        "added": f"was {old['outcome']}" if old["outcome"] else "",
+        "removed": f"now {new['outcome new']}" if new["outcome new"] else "not in the sources",
+        "edited": ", ".join(told) or tokens,
+        "changed_masks": f"{old['num_trained']} -> {new['num_trained new']} trained",
+        "changed_weights": _weights(old, new),
+        "copies": f"{old['copies']} -> {counted(new['copies new'] or 0, 'copy')}",
+        "moved": f"{old['split']} -> {new['split new']}",
+    }
+    place = old["place"] if name == "removed" else new["place new"]
+    return Change(new["record_id"], old["record_id"], place or "", said.get(name, tokens))
+
+
+def _weights(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Mean loss weights of the trained tokens of both."""
+    means = (
+        (row[f"total_weight{end}"] or 0) / (row[f"num_trained{end}"] or 1)
+        for row, end in ((old, ""), (new, " new"))
+    )
+    return "loss weight {:.4g} -> {:.4g}".format(*means)
+
 
 _MOST_TEXTS = 2
 """Examples of a kind of change that are shown with their text."""
@@ -31,7 +296,7 @@ _MOST_KEYS = 20
 _VALUE = 30
 """Characters of a setting's value."""
 
-_KINDS = {
+_SHOWN_KINDS = {
     "added": "added",
     "removed": "removed",
     "edited": "edited (the row's content changed)",
@@ -76,7 +341,7 @@ def diff(old: str, new: str, no_records: bool, cache: Path, as_json: bool) -> No
         _print_facts(found)
         if found.records is not None:
             is_other_source = any(key.endswith("sha256") for key in found.lineage)
-            kinds = _KINDS if is_other_source else _KINDS | {"edited": _READ_OTHERWISE}
+            kinds = _SHOWN_KINDS if is_other_source else _KINDS | {"edited": _READ_OTHERWISE}
             _print_records(found.records, left, right, Workspace(cache=cache).tokenizers, kinds)
 
 

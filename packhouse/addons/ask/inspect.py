@@ -48,7 +48,7 @@ from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import console, echo, page, print_note
 from packhouse.system.wording import counted
-from packhouse.tokenize.pipeline import Pipeline
+from packhouse.tokenize.encoders import Pipeline
 
 SOURCE = "split_part(source, '/', 1)"
 """Name of the source of a record: `chats` of `chats/chats.jsonl`."""
@@ -361,8 +361,8 @@ def _sampled(row: dict[str, Any], seq_len: int, labels: Sequence[str]) -> dict[s
 
 def _pipeline(opened: OpenVersion, folder: str | None, cache: Path) -> Pipeline | None:
     """Return what shows ids as text; None: the tokenizer is unknown, print ids."""
+    from packhouse.cli.tokens import pipeline_of_version, tokenizer_of
     from packhouse.tokenize import fingerprint_tokenizer, load_snapshot
-    from packhouse.tokenize.of_version import pipeline_of_version, tokenizer_of
 
     tokenizers = Workspace(cache=cache).tokenizers
     if folder:

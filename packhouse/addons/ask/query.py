@@ -2,9 +2,23 @@
 
 A question is asked twice, in a worker process without files and network, for versions and questions
 come from anywhere. First of tables without rows: the plan names the columns that it takes. These
-alone are fetched (`packhouse.addons.ask.columns`), and the same plan runs over them.
+alone are fetched, and the same plan runs over them.
 
     ask "select avg(num_trained) from packs" -> packs:num_trained -> labels, seq_lengths of `data`
+
+A file gets a local copy of its size that holds its footer and the columns asked for, and holes
+where the others are:
+
+    [ PAR1 | hole | num_tokens | hole | num_tokens | hole | footer ]
+                    row group 0         row group 1
+
+The whole file's digest is not known then, so other things are checked: each answer of the store
+says the size of the object, which must be the manifest's, and its tag, which must stay the same;
+the footer's rows must be the manifest's; and readers check the checksum of each page (CRC32,
+`contracts.read_batches`). A hole that is read all the same is an error: zeros are no page.
+
+The footer is a stranger's: it is parsed in a worker, and what it says is bounded by the size of
+the file before anything is asked for.
 """
 
 import re
@@ -17,27 +31,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from packhouse.addons.ask.columns import fetch_columns
 from packhouse.addons.ask.files import TABLES, FileTable, VersionFiles, columns_of_files
+from packhouse.cli.tokens import LoadSnapshot, tokenizer_of
 from packhouse.errors import ConfigError, IntegrityError, PackhouseError
 from packhouse.read.where_select import add_text_functions, check_text_function
 from packhouse.records.ledger import LedgerLine, units_of
 from packhouse.records.lists import one_chunk
 from packhouse.registry import TEXT_FUNCTIONS
-from packhouse.store.manifest import Manifest
+from packhouse.store import protocol
+from packhouse.store.contracts import stored_names
+from packhouse.store.manifest import FileEntry, Manifest
+from packhouse.store.objects import ObjectNotFoundError, ObjectStore
 from packhouse.store.read import OpenVersion, scan_versions
 from packhouse.store.refs import scan_refs
 from packhouse.system.disks import temporary_folder
 from packhouse.system.plugins import NO_FILES
-from packhouse.system.worker import run_in_worker, stream_from_worker
+from packhouse.system.worker import at, run_in_worker, stream_from_worker
 from packhouse.tokenize.encoders import decode_lists
 from packhouse.tokenize.loading import MEMORY_PER_BYTE
-from packhouse.tokenize.of_version import LoadSnapshot, tokenizer_of
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
     from duckdb.sqltypes import DuckDBPyType
+
 
 VIEWS = ("records", "packs", "contents", "quarantine", "dropped", "ledger", "audit", "versions")
 
@@ -460,3 +478,205 @@ def _versions(opened: OpenVersion) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+_WHOLE_BYTES = 2**18  # a smaller file is fetched whole, and its digest is checked
+_TAIL_BYTES = 2**16  # where the footer is looked for: it has about 100 bytes a column and row group
+_GAP_BYTES = 2**14  # between columns that one request reads
+_PART_BYTES = 2**23  # of a request, in memory; 8 run at a time
+_MAX_PIECES = 2**16  # columns of row groups of a file; 5 GiB of ours have 7,000
+_THREADS = 8
+_FOOTER_END = 8  # bytes: the footer's length and `PAR1`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetched:
+    """Local copies of files that hold the columns asked for, if not more."""
+
+    files: Mapping[str, list[tuple[Path, str]]]
+    """Path and split of each file in published order, by kind."""
+    num_bytes: int
+    """How many bytes of them were fetched."""
+
+
+def fetch_columns(
+    opened: OpenVersion, wanted: Mapping[str, Collection[str]], folder: Path
+) -> Fetched:
+    """Fetch columns of all files of some kinds; files that are small or no Parquet, whole.
+
+    Args:
+        opened: the version.
+        wanted: names of columns by kind of file; those that a file does not have are left out.
+        folder: where the copies are made.
+
+    Raises:
+        VersionNotFoundError: somebody removed a file.
+        IntegrityError: a file has not the published size, digest or rows, changed while it was
+            read, or its footer cannot be followed.
+    """
+    copies = [
+        _Copy(opened=opened, entry=entry, path=folder / entry.key)
+        for entry in opened.manifest.files
+        if entry.kind in wanted
+    ]
+    protocol.in_parallel(_Copy.begin, copies, _THREADS)
+    sparse = [copy for copy in copies if not copy.is_whole]
+    found = stream_from_worker(
+        partial(
+            _find_columns,
+            [(c.path, stored_names(wanted[c.entry.kind]), c.entry.rows) for c in sparse],
+        ),
+        what=f"the footers of {opened.dataset}",
+        blames=IntegrityError,
+        num_bytes=sum(copy.num_bytes for copy in sparse),
+    )
+    parts = [
+        (copy, *part)
+        for copy, pieces in zip(sparse, found if sparse else (), strict=True)
+        for part in _parts(pieces, copy.tail)
+    ]
+    protocol.in_parallel(lambda part: part[0].read(*part[1:]), parts, _THREADS)
+    files: dict[str, list[tuple[Path, str]]] = {}
+    for copy in copies:
+        files.setdefault(copy.entry.kind, []).append((copy.path, copy.entry.split))
+    num_bytes = sum(copy.num_bytes for copy in copies) + sum(end - start for _, start, end in parts)
+    return Fetched(files=files, num_bytes=num_bytes)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Copy:
+    """A local copy of a file, whole or with holes."""
+
+    opened: OpenVersion
+    entry: FileEntry
+    path: Path
+    tag: str | None = None
+    """Of the object, since the first part."""
+    tail: int = 0
+    """Where the part begins that ends with the footer."""
+
+    @property
+    def is_whole(self) -> bool:
+        return self.path.suffix != ".parquet" or self.entry.size < _WHOLE_BYTES
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that `begin` fetches."""
+        return self.entry.size - self.tail
+
+    def begin(self) -> None:
+        """Fetch the footer, or all of it.
+
+        Of a file of 1 MB: its last 64 KiB, and what else the footer says that it takes. A footer of
+        100 KB is 36 KB more, and columns are then looked for before byte 900,000.
+
+        Raises:
+            IntegrityError: the end of the file is no footer of Parquet.
+        """
+        if self.is_whole:
+            self.opened.fetch(self.entry, self.path)
+            return
+        size = self.entry.size
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("wb") as file:
+            file.truncate(size)
+        self.tail = size - _TAIL_BYTES
+        end = self.read(self.tail, size)[-_FOOTER_END:]
+        footer = size - _FOOTER_END - int.from_bytes(end[:4], "little")
+        if end[4:] != b"PAR1" or footer < 0:
+            raise self._damaged("it does not end with a footer of Parquet")
+        if footer < self.tail:
+            for start, stop in _parts([(footer, self.tail)], size):
+                self.read(start, stop)
+            self.tail = footer
+
+    def read(self, start: int, end: int) -> bytes:
+        """Fetch the bytes [start, end), write them to their place in the copy, and return them.
+
+        Raises:
+            VersionNotFoundError: somebody removed the file.
+            IntegrityError: it has another size, or is another object than before.
+        """
+        key, store = self.opened.key(self.entry), self.opened.store
+        try:
+            part = protocol.run(store, protocol.ask(ObjectStore.get_range, key, start, end - start))
+        except ObjectNotFoundError:
+            raise self.opened.gone(self.entry) from None
+        if part.size != self.entry.size:
+            raise self._damaged(f"it has {part.size:,} bytes, and was {self.entry.size:,}")
+        if len(part.data) != end - start:
+            raise self._damaged(
+                f"the store gave {len(part.data):,} of the {end - start:,} bytes it was asked for"
+            )
+        self.tag = self.tag or part.tag
+        if part.tag != self.tag:
+            raise self._damaged("it was written anew while it was read")
+        with self.path.open("r+b") as file:
+            file.seek(start)
+            file.write(part.data)
+        return part.data
+
+    def _damaged(self, problem: str) -> IntegrityError:
+        return IntegrityError(
+            f"'{self.opened.uri(self.entry)}' does not hold the published bytes: {problem}. "
+            "Restore it, or publish the version again elsewhere",
+            key=self.entry.key,
+        )
+
+
+def _parts(pieces: Sequence[Any], limit: int) -> Iterator[tuple[int, int]]:
+    """Join what nearly touches, and cut it into requests; nothing from `limit` on.
+
+    Example:
+        >>> list(_parts([(30_000, 40_000), (4, 20_000), (2**20, 2**24)], 10_000_000))
+        [(4, 40000), (1048576, 9437184), (9437184, 10000000)]
+    """
+    joined: list[list[int]] = []
+    for start, end in sorted((max(0, int(each[0])), int(each[1])) for each in pieces):
+        if joined and start - joined[-1][1] <= _GAP_BYTES:
+            joined[-1][1] = max(joined[-1][1], end)
+        else:
+            joined.append([start, end])
+    for start, end in joined:
+        end = min(end, limit)
+        for first in range(start, end, _PART_BYTES):
+            yield first, min(first + _PART_BYTES, end)
+
+
+def _find_columns(
+    files: Sequence[tuple[Path, list[str], int]],
+) -> Iterator[list[tuple[int, int]]]:
+    """In a worker: say where the columns of each file lie, as bytes [start, end).
+
+    Args:
+        files: copies that hold their footers; names of columns; rows by the manifest.
+
+    Raises:
+        IntegrityError: a footer is none, or what it says cannot be.
+    """
+    for path, columns, rows in files:
+        at(f"file '{path.name}'")
+        try:
+            yield _pieces(pq.read_metadata(path), columns, rows, path.stat().st_size)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise IntegrityError(f"'{path.name}' cannot be read: {error}") from None
+
+
+def _pieces(
+    footer: pq.FileMetaData, columns: list[str], rows: int, size: int
+) -> list[tuple[int, int]]:
+    if footer.num_rows != rows:
+        raise ValueError(f"it has {footer.num_rows:,} rows, and the manifest says {rows:,}")
+    names = [footer.schema.column(number).path for number in range(footer.num_columns)]
+    wanted = [number for number, name in enumerate(names) if name.partition(".")[0] in columns]
+    if footer.num_row_groups * len(wanted) > _MAX_PIECES:
+        raise ValueError(f"{footer.num_row_groups:,} row groups of {len(wanted):,} columns")
+    pieces = []
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        for chunk in map(group.column, wanted):
+            start = min(chunk.data_page_offset, chunk.dictionary_page_offset or size)
+            end = start + chunk.total_compressed_size
+            if not 0 <= start <= end <= size:
+                raise ValueError(f"column '{chunk.path_in_schema}' lies at {start:,} to {end:,}")
+            pieces.append((start, end))
+    return pieces

@@ -24,7 +24,7 @@ from packhouse.addons.audit_any.turns import learn_turns
 from packhouse.api import Version, open_version, prepare_recipe
 from packhouse.auditing.inference import inference_line
 from packhouse.cli.summary import quality_lines
-from packhouse.cli.tokens import Run, html_runs, plain, runs_of
+from packhouse.cli.tokens import Run, html_runs, pipeline_of_version, plain, runs_of
 from packhouse.errors import ConfigError
 from packhouse.pack.layout import expand_labels
 from packhouse.recipe import AuditConfig, Recipe, parse_recipe
@@ -40,8 +40,7 @@ from packhouse.system.escaping import PAGE_STYLE, html_text
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.wording import by_name, counted
 from packhouse.tokenize import load_snapshot
-from packhouse.tokenize.of_version import pipeline_of_version
-from packhouse.tokenize.pipeline import Pipeline, read_pipeline
+from packhouse.tokenize.encoders import Pipeline, read_pipeline
 
 # Finding -> what is wrong, what to do.
 MEANINGS = {

@@ -32,7 +32,7 @@ from packhouse.read.file_formats import BOM, compression_of
 from packhouse.read.streams import FileStream
 from packhouse.system.arrays import Bools, Float64s, Int64s
 from packhouse.system.worker import stream_from_worker
-from packhouse.tokenize.pipeline import Pipeline
+from packhouse.tokenize.encoders import Pipeline
 
 Values = Float64s
 

@@ -26,7 +26,7 @@ from packhouse.pack.layout import expand_labels
 from packhouse.recipe import Recipe
 from packhouse.records.lists import list_array
 from packhouse.system.arrays import Bools, Int64s
-from packhouse.tokenize.pipeline import Pipeline, TokenizerSnapshot, read_pipeline
+from packhouse.tokenize.encoders import Pipeline, TokenizerSnapshot, read_pipeline
 
 NUM_SAMPLES = 3
 _BEFORE, _AFTER = 40, 24  # tokens of a sample, around the one that is wrong

@@ -22,7 +22,7 @@ from packhouse.render.sandbox import pinned_date
 from packhouse.run.rendering import run_template
 from packhouse.system.arrays import Bools, Int64s
 from packhouse.tokenize import TokenizerSnapshot, load_snapshot
-from packhouse.tokenize.pipeline import Pipeline
+from packhouse.tokenize.encoders import Pipeline
 
 _U1, _A1 = "Which colour is a tomato?", "Mostly a bright red."
 _U2, _A2 = "How heavy may one become?", "Some pass four kilograms."

@@ -192,8 +192,7 @@ def outcome_markdown(
     lines = [f"### packhouse: {for_markdown(message)}", "", *gates_table(gates)]
     prepared = refreshed.prepared if refreshed else None
     if prepared is not None:
-        from packhouse.cli.result import splits_of
-        from packhouse.cli.summary import block_markdown, ledger_block
+        from packhouse.cli.summary import block_markdown, ledger_block, splits_of
 
         filters = filters_of(prepared.published.sources)
         lines += ["", *block_markdown(ledger_block(prepared.ledger, filters), 4)]
@@ -246,7 +245,7 @@ def summary_json(job: CiJob, gates: Sequence[GateResult]) -> dict[str, object]:
     """Return everything that a program may want to know, as plain JSON."""
     refreshed, result = job.refreshed, None
     if refreshed and refreshed.prepared:
-        from packhouse.cli.result import report_json
+        from packhouse.cli.summary import report_json
 
         result = report_json(refreshed.prepared)
     return {

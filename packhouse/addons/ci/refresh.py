@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from packhouse.auditing import check_audit
+from packhouse.auditing.gate import check_audit
 from packhouse.errors import IntegrityError, PackhouseError, VersionNotFoundError
 from packhouse.read.files import find_files
 from packhouse.recipe import PublishConfig, Recipe

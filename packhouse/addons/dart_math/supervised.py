@@ -4,26 +4,38 @@ The same steps as a flow runs (`packhouse.run.steps`), with the same keys in the
 labels and packs equal those of a published version of the same recipe, and what a flow did on this
 machine is not done again. Ranks that start at once do the work once, behind a file lock that the
 kernel frees if its holder is killed; where the cache is not shared, each host does it once.
+
+`TokenizedDataset` holds one record a row; views of it shuffle, join and pad them.
 """
 
 import atexit
+import copy
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from packhouse.addons.dart_math.dataset import PaddedPacks, TokenizedDataset
+import numpy as np
+import numpy.typing as npt
+import torch
+
 from packhouse.addons.dart_math.prompt_texts import TEXTS, texts_to_jinja
 from packhouse.errors import (
     ConfigError,
     EmptyDatasetError,
     QuarantineLimitError,
 )
+from packhouse.load.dataset import PackedDataset
+from packhouse.load.rows import ArrowRows, open_rows
 from packhouse.load.versions import cache_folder
+from packhouse.pack.layout import IGNORE_INDEX, position_ids
+from packhouse.pack.shuffle import permutation
 from packhouse.recipe import FormatConfig, Recipe, SourceConfig
-from packhouse.records.ledger import check_quarantine, ledger_of
+from packhouse.records.ledger import LedgerLine, check_quarantine, ledger_of
 from packhouse.registry import function_of_addon
 from packhouse.render.single_turn import ends_of
 from packhouse.run.cache import AnyReceipt, Workspace
@@ -279,3 +291,154 @@ def _read_texts(path: Path) -> Mapping[str, object]:
     if not isinstance(texts, dict):
         raise ConfigError(f"'{path}' holds a {type(texts).__name__}. Give a JSON object of texts")
     return texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Padding:
+    pad_token_id: int
+    length: int
+    side: Literal["left", "right"]
+
+
+class PaddedPacks(PackedDataset):
+    """Packs as dart-math gives them: all of `seq_len` tokens, for collators that stack.
+
+    `attention_mask` numbers the records, [1, 1, 2, 2, 0], which `enable_packing` reads as
+    boundaries; `position_ids` restart at each, and at the pads.
+    """
+
+    def __init__(self, paths: Sequence[Path], *, pad_token_id: int) -> None:
+        super().__init__(tuple(paths))
+        self._pad_token_id = pad_token_id
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        row = self._row(index)
+        pads = (self.seq_len or 0) - len(row.input_ids)
+        numbers = np.repeat(np.arange(1, len(row.seq_lengths) + 1), row.seq_lengths)
+        lengths = np.append(row.seq_lengths, pads)
+        item: dict[str, npt.NDArray[Any]] = {
+            "input_ids": np.pad(row.input_ids, (0, pads), constant_values=self._pad_token_id),
+            "labels": np.pad(row.labels, (0, pads), constant_values=IGNORE_INDEX),
+            "attention_mask": np.pad(numbers, (0, pads)),
+            "position_ids": position_ids(lengths, np.int64),
+        }
+        if row.loss_weights is not None:
+            item["loss_weights"] = np.pad(row.loss_weights, (0, pads))
+        return {name: torch.from_numpy(values) for name, values in item.items()}
+
+
+class TokenizedDataset(torch.utils.data.Dataset):
+    """Tokenized records, one a row: `input_ids`, `labels`, `attention_mask` as int64 tensors.
+
+    Made by `make_supervised_dataset`. `concat`, `shuffle` and `pad` return another view of the
+    same mapped files; nothing is copied.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], *, ledger: Sequence[LedgerLine] = (), pad_token_id: int = 0
+    ) -> None:
+        self.ledger = list(ledger)
+        self._pad_token_id = pad_token_id
+        self._paths = tuple(Path(path) for path in paths)
+        self._padding: _Padding | None = None
+        self._rows = open_rows(self._paths, whole_rows=True)
+        self._order: npt.NDArray[np.int64] = np.arange(len(self._rows))
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        row = self._rows[int(self._order[index])]
+        item: dict[str, npt.NDArray[Any]] = {
+            "input_ids": row.input_ids,
+            "labels": row.labels,
+            "attention_mask": np.ones_like(row.input_ids),
+        }
+        if row.loss_weights is not None:
+            item["loss_weights"] = row.loss_weights
+        if self._padding is not None:
+            num_pads = self._padding.length - len(row.input_ids)
+            width = (0, num_pads) if self._padding.side == "right" else (num_pads, 0)
+            fill = {"input_ids": self._padding.pad_token_id, "labels": IGNORE_INDEX}
+            for name, values in item.items():
+                item[name] = np.pad(values, width, constant_values=fill.get(name, 0))
+        tensors = {name: torch.from_numpy(values) for name, values in item.items()}
+        return tensors if row.label is None else tensors | {"label": torch.tensor(row.label)}
+
+    @property
+    def num_tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens of each record, in order."""
+        assert isinstance(self._rows, ArrowRows)
+        return self._rows.num_tokens()[self._order]
+
+    def concat(self, *others: "TokenizedDataset | list[TokenizedDataset]") -> "TokenizedDataset":
+        """Return these records and then those of the others, each in its own order.
+
+        Args:
+            others: datasets, or a list of them.
+
+        Raises:
+            ConfigError: one is no `TokenizedDataset`; or they are padded, and not alike.
+        """
+        parts = [self]
+        flat = chain.from_iterable(each if isinstance(each, list) else [each] for each in others)
+        for number, other in enumerate(flat, start=1):
+            if not isinstance(other, TokenizedDataset):
+                raise ConfigError(
+                    f"concat takes TokenizedDataset, and argument {number} is a "
+                    f"{type(other).__name__}; make it with make_supervised_dataset, or join rows "
+                    "of other kinds with torch.utils.data.ConcatDataset"
+                )
+            parts.append(other)
+        if len({part._padding for part in parts}) > 1:
+            raise ConfigError("these records are padded differently; concat first, then pad")
+        made = TokenizedDataset(
+            [path for part in parts for path in part._paths],
+            ledger=list(chain.from_iterable(part.ledger for part in parts)),
+            pad_token_id=self._pad_token_id,
+        )
+        starts = np.cumsum([0, *(len(part._rows) for part in parts)])
+        orders = [part._order + start for part, start in zip(parts, starts, strict=False)]
+        made._order = np.concatenate(orders)
+        made._padding = self._padding
+        return made
+
+    def shuffle(self, seed: int = 42) -> "TokenizedDataset":
+        """Return the same records in an order that `seed` decides, on every platform alike."""
+        made = copy.copy(self)
+        made._order = self._order[permutation(len(self), seed)]
+        return made
+
+    def pad(
+        self,
+        pad_token_id: int | None = None,
+        length: int | Literal["longest"] = "longest",
+        side: Literal["left", "right"] = "right",
+    ) -> "TokenizedDataset":
+        """Return the same records padded to one length; labels of pads are -100, by length.
+
+        Args:
+            pad_token_id: by default that of the tokenizer, or 0 where it has none.
+            length: in tokens, or that of the longest record.
+            side: where pads go.
+
+        Raises:
+            ConfigError: a record is longer than `length`, or no such side.
+        """
+        if side not in ("left", "right"):
+            raise ConfigError(f"side '{side}' is not known; use left or right")
+        longest = int(self.num_tokens.max(initial=0))
+        width = longest if length == "longest" else length
+        if width < longest:
+            raise ConfigError(f"a record has {longest:,} tokens, more than length {width:,}")
+        made = copy.copy(self)
+        pad_token_id = self._pad_token_id if pad_token_id is None else pad_token_id
+        made._padding = _Padding(pad_token_id=pad_token_id, length=width, side=side)
+        return made
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "_rows"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._rows = open_rows(self._paths, whole_rows=True)

@@ -1,7 +1,7 @@
 """Write rows in the formats of trainers: tables, and rows one behind another.
 
 Every writer takes batches with `input_ids`, `labels` (unshifted), `position_ids` and `seq_lengths`,
-as `packhouse.load.copies.read_rows` gives them, and writes one split into a folder. Arrays are
+as `packhouse.load.versions.read_rows` gives them, and writes one split into a folder. Arrays are
 handled whole, a batch of packs at a time.
 """
 

@@ -18,6 +18,7 @@ which version it is and the sha256 of its files. A version that was published wi
 carries the same files itself, and an export of it is a verified copy of them.
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -29,18 +30,29 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import get_args
 
+import click
 import pyarrow as pa
 
 from packhouse.addons.exports import formats
+from packhouse.cli.options import cache_option, json_option
 from packhouse.errors import ConfigError, VersionNotFoundError
-from packhouse.load.copies import read_rows, verified_file
-from packhouse.load.preferences import preference_columns
-from packhouse.load.versions import cache_folder
+from packhouse.load.versions import cache_folder, preference_columns, read_rows, verified_file
 from packhouse.pack.layout import preference_names
-from packhouse.recipe.publish import NO_NPY, ExportFormat, shard_names
+from packhouse.recipe.settings import NO_NPY, ExportConfig, ExportFormat
+from packhouse.run.step import Work
+from packhouse.run.steps.files import (
+    FILES,
+    ExportParameters,
+    FilesFacts,
+    FilesParameters,
+    WrittenFile,
+)
+from packhouse.run.steps.pack import PackFacts
 from packhouse.store import OpenVersion
 from packhouse.store.manifest import ExportSettings
+from packhouse.store.read import open_address
 from packhouse.system.fingerprint import file_sha256
+from packhouse.system.terminal import echo
 from packhouse.system.wording import near_name
 
 FORMATS: tuple[str, ...] = get_args(ExportFormat)
@@ -305,6 +317,18 @@ def write_export(
     return sorted(path for path in set(folder.rglob("*")) - before if path.is_file())
 
 
+def shard_names(name: str, num_shards: int) -> list[str]:
+    """Return the names of a set's files, without endings.
+
+    Example:
+        >>> shard_names("eval", 1), shard_names("train", 2)
+        (['eval'], ['train-00000-of-00002', 'train-00001-of-00002'])
+    """
+    if num_shards == 1:
+        return [name]
+    return [f"{name}-{number:05d}-of-{num_shards:05d}" for number in range(num_shards)]
+
+
 def _check_place(opened: OpenVersion, dest: Path) -> None:
     if dest.is_symlink():
         raise ConfigError(f"'{dest}' is a symbolic link; export to a new folder")
@@ -336,3 +360,118 @@ def _refuse_lossy(rows: Iterator[pa.RecordBatch], export_format: str) -> Iterato
                 f"{_WITHOUT_WEIGHTS[export_format]}; export to 'trl', 'arrow', 'mds' or 'jsonl'"
             )
         yield batch
+
+
+def check_published_exports(exports: Sequence[ExportConfig], packed: PackFacts) -> None:
+    """Refuse an export of more shards than a set has packs.
+
+    Raises:
+        ConfigError: says how many packs the set has.
+    """
+    for side, planned in packed.sides.items():
+        sets = {set_name(side, name): own["packs"] for name, own in planned.by_source.items()}
+        for name, num_packs in (sets or {side: planned.num_packs}).items():
+            for export in exports:
+                check_shards(name, num_packs, export.shards)
+
+
+def write_published_export(
+    work: Work[FilesParameters], parameters: ExportParameters, folder: Path
+) -> FilesFacts:
+    """Write each set in the format, flat in the folder, as the files of a step must lie.
+
+    Raises:
+        ConfigError: the format cannot hold the rows' class.
+    """
+    data = [(receipt.facts.files[0], receipt) for receipt in work.inputs(FILES)]
+    staged = folder / ".export"
+    staged.mkdir()
+    written = []
+    pack = work.recipe.pack
+    by_set = itertools.groupby(data, key=lambda pair: (pair[0].split, pair[0].source))
+    for (split, source), files in by_set:
+        own = list(files)
+        paths = [receipt.path(file.name) for file, receipt in own]
+        for path in write_export(
+            itertools.chain.from_iterable(map(read_rows, paths)),
+            parameters.format,
+            set_name(split, source),
+            staged,
+            pack.pad_record_to_multiple_of,
+            pack.seq_len,
+            preferences=work.recipe.preferences,
+            num_shards=parameters.shards,
+            num_rows=sum(file.rows for file, _ in own),
+        ):
+            inner = path.relative_to(staged).as_posix()
+            name = f"{parameters.format}-{inner.replace('/', '-')}"
+            os.replace(path, folder / name)
+            home = f"{parameters.format}/{inner}"  # rows and tokens are counted with the data files
+            written.append(WrittenFile(name=name, kind="exports", rows=0, split=split, path=home))
+    shutil.rmtree(staged)
+    return FilesFacts(files=tuple(written))
+
+
+@click.command()
+@click.argument("addresses", metavar="ROOT/DATASET[@NAME]...", nargs=-1, required=True)
+@click.argument("dest", metavar="DEST", type=click.Path(path_type=Path))
+@click.option(
+    "--to",
+    "export_format",
+    required=True,
+    metavar="FORMAT",  # no `Choice`: `export_version` says why there is no such format
+    help=f"One of {', '.join(FORMATS)}.",
+)
+@click.option("--split", "splits", multiple=True, help="Only this split; may be repeated.")
+@click.option("--shards", default=1, type=click.IntRange(1), help="Files of each split.")
+@cache_option("Folder of verified copies.")
+@json_option()
+def export(
+    addresses: tuple[str, ...],
+    dest: Path,
+    export_format: str,
+    splits: tuple[str, ...],
+    shards: int,
+    cache: Path,
+    as_json: bool,
+) -> None:
+    """Write a version in the format of a trainer, with the label shift its reader expects.
+
+    Of several versions, each gets a folder of its dataset's name in DEST.
+
+    \b
+    packhouse export ./store/alpaca out --to trl
+    packhouse export s3://bucket/store/alpaca@prod out --to megatron --split train --shards 8
+    packhouse export ./store/alpaca ./store/chats out --to trl   # out/alpaca, out/chats
+
+    trl: TRL and transformers. axolotl: pre-tokenized records. megatron: Megatron-Bridge packed
+    Parquet. mds: MosaicML Streaming. msgpack, jsonl: small collate tools. arrow:
+    Dataset.from_file.
+    """
+    opened = [open_address(address) for address in addresses]
+    folders = [dest / each.dataset if len(opened) > 1 else dest for each in opened]
+    for number, folder in enumerate(folders):
+        if folder in folders[:number]:
+            raise ConfigError(f"'{folder}' would hold two versions. Export them in two calls")
+    exports = [
+        export_version(each, export_format, folder, splits=splits, num_shards=shards, cache=cache)
+        for each, folder in zip(opened, folders, strict=True)
+    ]
+    if as_json:
+        facts = [
+            {
+                "dataset": exported.dataset,
+                "version": exported.version,
+                "format": exported.export_format,
+                "folder": str(exported.folder),
+                "splits": exported.splits,
+                "files": exported.files,
+            }
+            for exported in exports
+        ]
+        echo(json.dumps(facts if len(facts) > 1 else facts[0], sort_keys=True))
+        return
+    for exported in exports:
+        echo(f"{exported.dataset} {exported.version} as {exported.export_format}:")
+        for name in exported.files:
+            echo(f"  {exported.folder / name}")

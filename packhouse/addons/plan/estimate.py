@@ -16,18 +16,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.addons.plan.first_rows import try_first_rows
-from packhouse.pack import apply_over_length, pack_costs, plan_packs, step_imbalance
-from packhouse.pack.plan import SeqLenTrial, try_seq_lens
+from packhouse.errors import SourceError
+from packhouse.pack.overlength import apply_over_length
+from packhouse.pack.plan import SeqLenTrial, pack_costs, plan_packs, step_imbalance, try_seq_lens
+from packhouse.read import ShardRows, read_shard, scan_source
 from packhouse.read.extra_fields import UnreadText
 from packhouse.read.files import source_name
 from packhouse.recipe import Recipe, SourceConfig
+from packhouse.records.identity import number_rows
 from packhouse.records.ledger import Filter, filters_of, share_allowed
 from packhouse.records.render_counts import RenderCounts, SplitText, factor_note, total
-from packhouse.records.rows import number_rows
-from packhouse.records.tables import read_table
+from packhouse.records.tables import REFUSED, read_table
 from packhouse.run.cache import Receipt, Workspace
 from packhouse.run.given import recipe_for
+from packhouse.run.rendering import run_template, try_rows
 from packhouse.run.steps.format import FORMAT, split_text_of
 from packhouse.run.steps.plan import Plan, plan_jobs
 from packhouse.run.steps.tokenize import TOKENIZE
@@ -39,7 +41,7 @@ from packhouse.run.steps.validate import (
     unread_texts,
 )
 from packhouse.system.arrays import Bools, Int64s
-from packhouse.system.disks import check_cache, find_cache
+from packhouse.system.disks import check_cache, find_cache, temporary_folder
 from packhouse.system.wording import by_name, counted, rows_and_records
 
 _Lengths = npt.NDArray[np.integer]
@@ -437,3 +439,69 @@ def _packs(recipe: Recipe, lengths: list[_Lengths]) -> tuple[int, list[str]]:
         f"pack.balance: in steps of {pack.balance} packs the costliest takes {with_:.2f} times the "
         f"attention of the mean, and {without:.2f} times without"
     ]
+
+
+_SAMPLE_BYTES = 2**20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstRows:
+    """What became of them."""
+
+    read: ShardRows
+    num_bytes: int
+    """That they were read from."""
+    tokenized: pa.Table
+    """Records of rows that pass, schema `tables.TOKENIZED`."""
+    bad: pa.Table
+    """Those that do not, of any step, schema `tables.QUARANTINED`."""
+    text: SplitText
+    rendered: RenderCounts
+
+    def refused(self) -> list[dict[str, Any]]:
+        """Return source, row, reason and detail of bad rows, in the order of the steps."""
+        columns = self.bad.select(["source", "row", "reason", "detail"])
+        return list(columns.to_pylist())
+
+
+def try_first_rows(
+    recipe: Recipe,
+    source: SourceConfig,
+    tokenizers: Path,
+    *,
+    uri: str | None = None,
+    max_rows: int | None = 500,
+) -> FirstRows:
+    """Read, render and tokenize the first megabyte of a source.
+
+    Args:
+        recipe: says how.
+        source: one of the recipe's.
+        tokenizers: folder of the tokenizers' files.
+        uri: file of the source; None: the first that has rows.
+        max_rows: that are rendered; None: all.
+
+    Raises:
+        SourceError: the source has no rows.
+    """
+    shards = [
+        shard
+        for shard in scan_source(source, _SAMPLE_BYTES, recipe.validate_.max_row_bytes)
+        if (shard.num_rows != 0 if uri is None else shard.uri == uri)
+    ]
+    if not shards:
+        raise SourceError(f"source '{source.path}' has no rows")
+    shard = shards[0]
+    rows = read_shard(shard, source, recipe.validate_, recipe.split.group_by)
+    with temporary_folder("sample") as folder:
+        rows.write(folder, max_rows)
+        call = partial(try_rows, recipe, shard.row_format, source.label_names, tokenizers, folder)
+        reply = run_template(call, recipe, rows.validated.slice(0, max_rows).nbytes)
+        return FirstRows(
+            read=rows,
+            num_bytes=shard.byte_end - shard.byte_start,
+            tokenized=read_table(folder / "tokenized.arrow"),
+            bad=pa.concat_tables([rows.quarantined, read_table(folder / REFUSED)]),
+            text=SplitText(**reply["text"]),
+            rendered=RenderCounts(**reply["counts"]),
+        )

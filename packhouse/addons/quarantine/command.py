@@ -37,8 +37,8 @@ from packhouse.read.files import source_name
 from packhouse.read.streams import lines_of_rows, place_of
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.recipe.reading import is_recipe_path
+from packhouse.records.identity import rewrites
 from packhouse.records.reasons import QUARANTINE_REASONS
-from packhouse.records.rows import rewrites
 from packhouse.records.tables import QUARANTINED, REFUSED, read_table
 from packhouse.run.cache import Workspace
 from packhouse.run.given import read_recipe

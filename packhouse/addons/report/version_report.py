@@ -29,7 +29,7 @@ from packhouse.addons.ask.samples import (
 )
 from packhouse.addons.report import sections
 from packhouse.addons.report.html import page
-from packhouse.cli.tokens import pipeline_of, special_tokens, token_texts
+from packhouse.cli.tokens import pipeline_of, special_tokens, token_texts, tokenizer_of
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.recipe import AuditConfig
 from packhouse.store import OpenVersion
@@ -38,9 +38,8 @@ from packhouse.store.publish import LocalFile, draft_manifest, name_files
 from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import for_terminal
 from packhouse.system.worker import run_in_worker
+from packhouse.tokenize.encoders import Pipeline
 from packhouse.tokenize.loading import find_snapshot
-from packhouse.tokenize.of_version import tokenizer_of
-from packhouse.tokenize.pipeline import Pipeline
 
 # What a report asks of the views of a version, and what no view says: runs of trained tokens.
 #

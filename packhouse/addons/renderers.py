@@ -12,13 +12,19 @@ replaced by the texts, as they are, stripped or written as JSON:
 A row is refused unless exactly one way of replacing gives the text that was rendered directly. So
 control-token text in a content stays text, and no span is guessed. The price is two renderings of
 each prompt; rows are rendered one by one, since nothing is known of what the code asks of a text.
+
+Two come with packhouse: `Harmony` writes for gpt-oss as vLLM and SGLang serve it, `Mistral` for
+models with a tekken.json.
 """
 
+import base64
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FunctionType
 from typing import Any
 
@@ -41,7 +47,7 @@ from packhouse.render.results import RefusedError
 from packhouse.render.rows import RowRenderer
 from packhouse.system.plugins import Plugin
 from packhouse.system.worker import limited
-from packhouse.tokenize.pipeline import TokenizerSnapshot
+from packhouse.tokenize.encoders import TokenizerSnapshot
 
 _PREFIXES = [first + second for first in "QZXJ" for second in "zxqj"]
 _TRIMMED = (None, "\n", " ")  # what renderers strip: white space, line breaks, spaces
@@ -335,3 +341,195 @@ def _as_json(field: Field) -> bool:
         return not isinstance(json.loads(field.value), str)
     except ValueError:
         return False
+
+
+_VOCABULARY, _NUM_TOKENS = "o200k_base.tiktoken", 199_998
+_SETTINGS = ("reasoning_effort", "model_identity", "conversation_start_date")
+
+
+class Harmony:
+    """Writes harmony: reasoning on channel `analysis`, text before a call on `commentary`."""
+
+    stop_tokens = ("<|return|>", "<|call|>")
+    arguments = _SETTINGS
+
+    def __init__(self, folder: Path) -> None:
+        import openai_harmony
+
+        self._library = openai_harmony
+        with TemporaryDirectory() as vocabulary:
+            _write_vocabulary(folder / "tokenizer.json", Path(vocabulary) / _VOCABULARY)
+            set_before = os.environ.get("TIKTOKEN_ENCODINGS_BASE")
+            os.environ["TIKTOKEN_ENCODINGS_BASE"] = vocabulary
+            try:
+                self._encoding = openai_harmony.load_harmony_encoding("HarmonyGptOss")
+            except openai_harmony.HarmonyError:  # the hash of the vocabulary is another one
+                raise TemplateError(
+                    f"format.template harmony: '{folder}' is not the tokenizer of gpt-oss. Give "
+                    "that one, or set format.template: chat"
+                ) from None
+            finally:
+                del os.environ["TIKTOKEN_ENCODINGS_BASE"]
+                if set_before is not None:
+                    os.environ["TIKTOKEN_ENCODINGS_BASE"] = set_before
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        arguments: Mapping[str, Any],
+        add_generation_prompt: bool,
+    ) -> str:
+        """Return the text; the last answer is written as the model generated it.
+
+        `render_conversation` would drop the thoughts of a finished answer, so its messages are
+        written one by one after the prompt.
+        """
+        last = messages[-1] if messages else {}
+        is_answered = last.get("role") == "assistant" and not add_generation_prompt
+        history = messages[:-1] if is_answered else messages
+        known = self._messages(history, tools, arguments, self._call_names(messages))
+        conversation = self._library.Conversation.from_messages(known)
+        if not is_answered and not add_generation_prompt:
+            return self._text(self._encoding.render_conversation(conversation))
+        role = self._library.Role.ASSISTANT
+        prompt = self._encoding.render_conversation_for_completion(conversation, role)
+        if not is_answered:
+            return self._text(prompt)
+        answer = "".join(self._text(self._encoding.render(each)) for each in self._answer(last))
+        if not last.get("tool_calls"):
+            answer = answer.removesuffix("<|end|>") + "<|return|>"
+        return self._text(prompt).removesuffix("<|start|>assistant") + answer
+
+    def _text(self, ids: list[int]) -> str:
+        text: str = self._encoding.decode_utf8(ids)
+        return text
+
+    def _messages(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        arguments: Mapping[str, Any],
+        call_names: Mapping[str, str],
+    ) -> list[Any]:
+        library, role = self._library, self._library.Role
+        settings = {name: arguments[name] for name in _SETTINGS if name in arguments}
+        effort = settings.get("reasoning_effort")
+        if isinstance(effort, str):
+            settings["reasoning_effort"] = effort.capitalize()
+        new = library.Message.from_role_and_content
+        made = [new(role.SYSTEM, library.SystemContent(**settings))]
+        developer = library.DeveloperContent.new()
+        if messages and messages[0]["role"] == "system":
+            developer = developer.with_instructions(messages[0]["content"])
+            messages = messages[1:]
+        if tools:
+            developer = developer.with_function_tools([self._tool(tool) for tool in tools])
+        if tools or developer.instructions:
+            made.append(new(role.DEVELOPER, developer))
+        called = ""
+        for message in messages:
+            if message["role"] == "assistant":
+                made += self._answer(message)
+                calls = message.get("tool_calls") or [{"function": {"name": called}}]
+                called = calls[-1]["function"]["name"]
+            elif message["role"] == "tool":
+                given = call_names.get(message.get("tool_call_id") or "")
+                name = given or message.get("name") or called
+                author = library.Author.new(role.TOOL, f"functions.{name}")
+                result = library.Message.from_author_and_content(author, message["content"])
+                made.append(result.with_recipient("assistant").with_channel("commentary"))
+            elif message["role"] == "system":
+                content = library.DeveloperContent.new().with_instructions(message["content"])
+                made.append(new(role.DEVELOPER, content))
+            else:
+                made.append(new(role.USER, message["content"]))
+        return made
+
+    def _answer(self, message: Mapping[str, Any]) -> list[Any]:
+        def said(text: str, channel: str) -> Any:
+            role = self._library.Role.ASSISTANT
+            return self._library.Message.from_role_and_content(role, text).with_channel(channel)
+
+        calls = message.get("tool_calls") or []
+        made = []
+        if message.get("reasoning_content"):
+            made.append(said(message["reasoning_content"], "analysis"))
+        if message.get("content") or not calls:
+            made.append(said(message.get("content") or "", "commentary" if calls else "final"))
+        for call in calls:
+            given = call["function"]["arguments"]
+            text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+            one = said(text, "commentary").with_recipient(f"functions.{call['function']['name']}")
+            made.append(one.with_content_type("json"))
+        return made
+
+    def _tool(self, tool: Mapping[str, Any]) -> Any:
+        function = tool["function"]
+        return self._library.ToolDescription.new(
+            function["name"], function.get("description") or "", function.get("parameters")
+        )
+
+    @staticmethod
+    def _call_names(messages: Sequence[dict[str, Any]]) -> dict[str, str]:
+        return {
+            call["id"]: call["function"]["name"]
+            for message in messages
+            for call in message.get("tool_calls") or []
+            if call.get("id")
+        }
+
+
+def _write_vocabulary(tokenizer: Path, file: Path) -> None:
+    """Write the tokens of a byte-level tokenizer.json as tiktoken reads them, in base64."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    byte_of = {char: byte for byte, char in bytes_to_unicode().items()}
+    vocabulary = json.loads(tokenizer.read_bytes())["model"]["vocab"]
+    texts = sorted(vocabulary, key=vocabulary.__getitem__)[:_NUM_TOKENS]
+    tokens = [bytes(byte_of[char] for char in text) for text in texts]
+    lines = [f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens)]
+    file.write_text("".join(lines))
+
+
+_KEYS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
+
+
+class Mistral:
+    """Writes what `mistral-common` encodes: prompts in its mode `test`, answers as `finetuning`."""
+
+    stop_tokens = ("</s>",)
+
+    def __init__(self, folder: Path) -> None:
+        from mistral_common.protocol.instruct.request import ChatCompletionRequest
+        from mistral_common.protocol.instruct.validator import ValidationMode
+        from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
+        from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+
+        if not (folder / "tekken.json").is_file():
+            raise TemplateError(
+                f"format.template mistral: '{folder}' has no tekken.json. Give the tokenizer of a "
+                "Mistral model that has one, or set format.template: chat"
+            )
+        self._request, self._keep = ChatCompletionRequest, SpecialTokenPolicy.KEEP
+        modes = {"prompt": ValidationMode.test, "answer": ValidationMode.finetuning}
+        self._tokenizers = {
+            name: MistralTokenizer.from_file(str(folder / "tekken.json"), mode=mode)
+            for name, mode in modes.items()
+        }
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        arguments: Mapping[str, Any],
+        add_generation_prompt: bool,
+    ) -> str:
+        """Return the text; there is no generation prompt."""
+        is_answered = messages[-1]["role"] == "assistant" and not add_generation_prompt
+        tokenizer = self._tokenizers["answer" if is_answered else "prompt"]
+        known = [{key: m[key] for key in _KEYS if key in m} for m in messages]
+        request = self._request.from_openai(known, tools)
+        ids = tokenizer.encode_chat_completion(request).tokens
+        text: str = tokenizer.decode(ids, special_token_policy=self._keep)
+        return text

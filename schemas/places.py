@@ -63,7 +63,7 @@ class Places(BaseModel):
         >>> places.source("/etc/passwd")
         Traceback (most recent call last):
         ...
-        packhouse.errors.ConfigError: source '/etc/passwd' is no name of this worker (chats) and ...
+        packhouse.errors.ConfigError: source '/etc/passwd' is not listed in the worker's ...
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -89,8 +89,8 @@ class Places(BaseModel):
             for file in Path(folder).iterdir():
                 if not any(_lies_below(str(file), prefix) for prefix in self.allow.read):
                     raise ConfigError(
-                        f"tokenizer '{place}' holds '{file.name}', a link that leads out of what "
-                        "this worker allows; put the file there itself",
+                        f"tokenizer '{place}' contains the link '{file.name}', which leads outside "
+                        "the allowed prefixes. Replace it with the file itself",
                         place=place,
                     )
         return folder
@@ -137,11 +137,11 @@ class Places(BaseModel):
             return names[place]
         if any(_lies_below(place, prefix) for prefix in allowed):
             return _resolved(place)
-        known = ", ".join(sorted(names)) or "it has none"
-        below = ", ".join(allowed) or "no prefix is allowed"
+        known = ", ".join(sorted(names)) or "none"
+        prefixes = ", ".join(dict.fromkeys(allowed)) or "none"
         raise ConfigError(
-            f"{what} '{place}' is no name of this worker ({known}) and does not lie below what it "
-            f"allows ({below}); its operator adds places to deployments/sources.yaml",
+            f"{what} '{place}' is not listed in the worker's sources.yaml (known: {known}) and is "
+            f"outside the allowed prefixes ({prefixes}). Choose a known one, or add it there",
             place=place,
         )
 
@@ -157,8 +157,8 @@ def load_places(path: Path) -> Places:
         places = Places.model_validate(expand_variables(raw))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(
-            f"places '{path}' cannot be read: {error}; a worker needs the file that names its "
-            "sources (PACKHOUSE_SOURCES, else deployments/sources.yaml)"
+            f"'{path}', which lists what this worker may use, cannot be read: {error}. Set "
+            "PACKHOUSE_SOURCES, or restore deployments/sources.yaml"
         ) from None
     except ValidationError as error:
         first = error.errors()[0]

@@ -249,6 +249,8 @@ def print_report(prepared: Prepared) -> None:
 
     out, published = console(), prepared.published
     verb = "published" if prepared.created else "unchanged, already published:"
+    if published.is_ref_moved and not prepared.created:
+        verb = "already published:"
     dataset = f" {prepared.dataset} "
     out.print(Text.assemble("\n", (verb, "bold green"), (dataset, "bold"), prepared.version))
     print_text(f"in {prepared.address}, {_ref(prepared)}", 2)
@@ -294,6 +296,8 @@ def loading_lines(prepared: Prepared, uri: str) -> list[str]:
 
 def _ref(prepared: Prepared) -> str:
     ref, at = prepared.published.ref, prepared.published.ref_version
+    if prepared.published.is_ref_moved and not prepared.created:
+        return f"ref '{ref}' moved to it from {prepared.published.ref_before or 'nothing'}"
     if at == prepared.version:
         return f"ref '{ref}'"
     move = f"packhouse ref set {prepared.uri} {ref} {prepared.pinned}"

@@ -201,6 +201,8 @@ class PublishedVersion:
     """False if it was there before this call looked."""
     ref: Ref | None = None
     """The ref after the call, if one was asked for and nothing held it back."""
+    ref_before: str | None = None
+    """The version that the ref pointed to before the call."""
     drift: Drift | None = None
     """Distance from the version that the ref pointed to before."""
     breaking: tuple[str, ...] = ()
@@ -272,7 +274,13 @@ def publish_version(
         note = note_move("published", by)
         steps = publish_steps(draft, uploads, None if held_back else ref, keeper.may_move, note)
         result = run(store, steps)
-    return replace(result, drift=keeper.drift, breaking=keeper.broken, held_back=keeper.held_back)
+    return replace(
+        result,
+        ref_before=keeper.ref_before,
+        drift=keeper.drift,
+        breaking=keeper.broken,
+        held_back=keeper.held_back,
+    )
 
 
 class _Gatekeeper:
@@ -287,6 +295,7 @@ class _Gatekeeper:
         self.gate = gate
         self.drift: Drift | None = None
         self.broken: tuple[str, ...] = ()
+        self.ref_before: str | None = None
         self._seen: str | None = None
 
     @property
@@ -302,6 +311,7 @@ class _Gatekeeper:
             ContractError: readers of the ref's current version would break.
         """
         current, _ = yield from read_ref_steps(self.draft.dataset, ref)
+        self.ref_before = current.version if current else None
         may = yield from self.may_move(current)
         if self.broken:
             raise ContractError(

@@ -401,8 +401,8 @@ def _tokenizer_files(folder: Path) -> list[Path]:
     if not os.path.isdir(folder):  # noqa: PTH112 - `Path.is_dir` raises if the name is too long
         near = near_files(folder)
         raise TokenizerError(
-            f"no tokenizer folder at '{str(folder)[:200]}'{near + ' Or' if near else ';'} give the "
-            "folder that `tokenizer.save_pretrained(folder)` wrote, or a name of the Hub such as "
+            f"no tokenizer folder at '{str(folder)[:200]}'{near}{'' if near[-1:] == '?' else '.'} "
+            "Give the folder that `tokenizer.save_pretrained(folder)` wrote, or a Hub name such as "
             "`Qwen/Qwen2.5-0.5B-Instruct`",
             folder=str(folder),
         )

@@ -121,6 +121,8 @@ class Published(PublishFacts):
     ref: str
     ref_version: str | None
     """The version that the ref points to now."""
+    ref_before: str | None
+    """The version that the ref pointed to before this run."""
     held_back: tuple[str, ...]
     """Why the ref did not move to this version; empty if it did, or need not."""
     is_ref_left: bool
@@ -131,6 +133,11 @@ class Published(PublishFacts):
     """Where else it was brought -> what it is called there."""
     quarantine: str | None
     """URI of the file of bad rows."""
+
+    @property
+    def is_ref_moved(self) -> bool:
+        """True if this run pointed the ref to the version."""
+        return self.ref_version == self.version != self.ref_before
 
 
 def job(
@@ -245,6 +252,7 @@ def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Rec
             created=published.created,
             ref=config.ref,
             ref_version=ref.version if (ref := at or published.ref) else None,
+            ref_before=at.version if at else published.ref_before,
             held_back=published.held_back,
             is_ref_left=at is not None and at.version != published.version,
             gates=(*audited, *ref_gates(config, config.ref, published.drift, published.breaking)),

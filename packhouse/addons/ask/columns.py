@@ -1,18 +1,19 @@
-"""Fetch some columns of a version's Parquet files, and leave the others in the store.
+"""Fetch selected columns of a version's Parquet files and leave the rest in the store.
 
-A file gets a local copy of its size that holds its footer and the columns asked for, and holes
-where the others are:
+Each file gets a sparse local copy of the same size. It contains the footer and the requested
+columns; everything else is a hole:
 
     [ PAR1 | hole | num_tokens | hole | num_tokens | hole | footer ]
                     row group 0         row group 1
 
-The whole file's digest is not known then, so other things are checked: each answer of the store
-says the size of the object, which must be the manifest's, and its tag, which must stay the same;
-the footer's rows must be the manifest's; and readers check the checksum of each page (CRC32,
-`contracts.read_batches`). A hole that is read all the same is an error: zeros are no page.
+A partial copy cannot be checked by the digest of the file. Instead, every response of the store
+must report the size in the manifest and an unchanged tag, the footer must have the manifest's row
+count, and readers verify the CRC32 of each page (`contracts.read_batches`). Reading a hole by
+mistake is an error, because zeros are not a valid page.
 
-The footer is a stranger's: it is parsed in a worker, and what it says is bounded by the
-size of the file before anything is asked for.
+The footer is untrusted: it is parsed in a worker process, and the ranges that it gives are limited
+to the size of the file before anything is requested. Files below 256 KiB, and files other than
+Parquet, are fetched whole.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -32,39 +33,39 @@ from packhouse.store.protocol import ask, in_parallel, run
 from packhouse.store.read import OpenVersion
 from packhouse.system.worker import at, stream_from_worker
 
-_WHOLE_BYTES = 2**18  # a smaller file is fetched whole, and its digest is checked
-_TAIL_BYTES = 2**16  # where the footer is looked for: it has about 100 bytes a column and row group
-_GAP_BYTES = 2**14  # between columns that one request reads
-_PART_BYTES = 2**23  # of a request, in memory; 8 run at a time
-_MAX_PIECES = 2**16  # columns of row groups of a file; 5 GiB of ours have 7,000
+_WHOLE_BYTES = 2**18  # smaller files are fetched whole and checked by digest
+_TAIL_BYTES = 2**16  # first read from the end; footers take about 100 bytes per column chunk
+_GAP_BYTES = 2**14  # smaller gaps between columns are fetched too, which saves a request
+_PART_BYTES = 2**23  # per request, held in memory; `_THREADS` requests run at a time
+_MAX_PIECES = 2**16  # column chunks per file; 5 GiB of packhouse's own files have 7,000
 _THREADS = 8
-_FOOTER_END = 8  # bytes: the footer's length and `PAR1`
+_FOOTER_END = 8  # bytes: length of the footer (4, little-endian), then `PAR1`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fetched:
-    """Local copies of files that hold the columns asked for, if not more."""
+    """Local copies that contain at least the requested columns."""
 
     files: Mapping[str, list[tuple[Path, str]]]
     """Path and split of each file in published order, by kind."""
     num_bytes: int
-    """How many bytes of them were fetched."""
+    """Number of bytes fetched."""
 
 
 def fetch_columns(
     opened: OpenVersion, wanted: Mapping[str, Collection[str]], folder: Path
 ) -> Fetched:
-    """Fetch columns of all files of some kinds; files that are small or no Parquet, whole.
+    """Fetch columns of all files of some kinds. Small and non-Parquet files are fetched whole.
 
     Args:
         opened: the version.
-        wanted: names of columns by kind of file; those that a file does not have are left out.
-        folder: where the copies are made.
+        wanted: column names by kind of file; names that a file does not have are ignored.
+        folder: folder for the copies.
 
     Raises:
-        VersionNotFoundError: somebody removed a file.
-        IntegrityError: a file has not the published size, digest or rows, changed while it was
-            read, or its footer cannot be followed.
+        VersionNotFoundError: a file was deleted.
+        IntegrityError: a file differs from the published size, digest or row count, changed
+            while it was read, or has an invalid footer.
     """
     copies = [
         _Copy(opened=opened, entry=entry, path=folder / entry.key)
@@ -88,6 +89,7 @@ def fetch_columns(
         for part in _parts(pieces, copy.tail)
     ]
     in_parallel(lambda part: part[0].read(*part[1:]), parts, _THREADS)
+    # Requests of all files share one thread pool, so one big file does not wait for the others.
     files: dict[str, list[tuple[Path, str]]] = {}
     for copy in copies:
         files.setdefault(copy.entry.kind, []).append((copy.path, copy.entry.split))
@@ -97,15 +99,15 @@ def fetch_columns(
 
 @dataclass(kw_only=True, slots=True)
 class _Copy:
-    """A local copy of a file, whole or with holes."""
+    """A local copy of one file, whole or sparse."""
 
     opened: OpenVersion
     entry: FileEntry
     path: Path
     tag: str | None = None
-    """Of the object, since the first part."""
+    """Tag of the object, known after the first read."""
     tail: int = 0
-    """Where the part begins that ends with the footer."""
+    """Offset of the part already fetched, which ends with the footer."""
 
     @property
     def is_whole(self) -> bool:
@@ -113,17 +115,17 @@ class _Copy:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that `begin` fetches."""
+        """Number of bytes that `begin` fetches."""
         return self.entry.size - self.tail
 
     def begin(self) -> None:
-        """Fetch the footer, or all of it.
+        """Fetch the footer, or the whole file if it is small.
 
-        Of a file of 1 MB: its last 64 KiB, and what else the footer says that it takes. A footer of
-        100 KB is 36 KB more, and columns are then looked for before byte 900,000.
+        Reads the last 64 KiB first, then the rest of the footer if it is longer. With a footer of
+        100 KB in a file of 1 MB, 36 KB more are read, and columns must end before byte 900,000.
 
         Raises:
-            IntegrityError: the end of the file is no footer of Parquet.
+            IntegrityError: the file does not end with a Parquet footer.
         """
         if self.is_whole:
             self.opened.fetch(self.entry, self.path)
@@ -143,11 +145,11 @@ class _Copy:
             self.tail = footer
 
     def read(self, start: int, end: int) -> bytes:
-        """Fetch the bytes [start, end), write them to their place in the copy, and return them.
+        """Fetch bytes [start, end), write them at the same offset of the copy, and return them.
 
         Raises:
-            VersionNotFoundError: somebody removed the file.
-            IntegrityError: it has another size, or is another object than before.
+            VersionNotFoundError: the file was deleted.
+            IntegrityError: the size or the tag of the object has changed.
         """
         key, store = self.opened.key(self.entry), self.opened.store
         try:
@@ -177,7 +179,7 @@ class _Copy:
 
 
 def _parts(pieces: Sequence[Any], limit: int) -> Iterator[tuple[int, int]]:
-    """Join what nearly touches, and cut it into requests; nothing from `limit` on.
+    """Merge ranges that nearly touch, cut them into requests, and stop at `limit`.
 
     Example:
         >>> list(_parts([(30_000, 40_000), (4, 20_000), (2**20, 2**24)], 10_000_000))
@@ -198,13 +200,13 @@ def _parts(pieces: Sequence[Any], limit: int) -> Iterator[tuple[int, int]]:
 def _find_columns(
     files: Sequence[tuple[Path, list[str], int]],
 ) -> Iterator[list[tuple[int, int]]]:
-    """In a worker: say where the columns of each file lie, as bytes [start, end).
+    """Yield the byte ranges [start, end) of the requested columns of each file (in a worker).
 
     Args:
-        files: copies that hold their footers; names of columns; rows by the manifest.
+        files: for each file, the copy with its footer, column names, and rows in the manifest.
 
     Raises:
-        IntegrityError: a footer is none, or what it says cannot be.
+        IntegrityError: a footer is invalid or gives impossible ranges.
     """
     for path, columns, rows in files:
         at(f"file '{path.name}'")
@@ -226,6 +228,7 @@ def _pieces(
     pieces = []
     for group in map(footer.row_group, range(footer.num_row_groups)):
         for chunk in map(group.column, wanted):
+            # The dictionary page, if there is one, comes before the data pages of its column.
             start = min(chunk.data_page_offset, chunk.dictionary_page_offset or size)
             end = start + chunk.total_compressed_size
             if not 0 <= start <= end <= size:

@@ -1,4 +1,4 @@
-"""`packhouse diff OLD NEW`: what changed between two versions, with examples."""
+"""`packhouse diff OLD NEW`: print what changed between two versions, with examples."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -23,13 +23,13 @@ from packhouse.tokenize.of_version import tokenizer_of
 from packhouse.tokenize.pipeline import Pipeline
 
 _MOST_TEXTS = 2
-"""Examples of a kind of change that are shown with their text."""
+"""Number of examples per kind of change whose text is shown."""
 _BEFORE, _AFTER = 12, 30
-"""Tokens that are shown before the first one that differs, and from it on."""
+"""Number of tokens shown before the first difference, and from it on."""
 _MOST_KEYS = 20
-"""Settings or counts of a table."""
+"""Maximum number of rows per table of settings or counts."""
 _VALUE = 30
-"""Characters of a setting's value."""
+"""Maximum number of characters of a setting's value."""
 
 _KINDS = {
     "added": "added",
@@ -43,9 +43,9 @@ _KINDS = {
 }
 
 _READ_OTHERWISE = "edited (the same row, read or split otherwise)"
-"""Where the files of both versions are the same."""
+"""Used instead if both versions were made from the same files."""
 
-# Keys of counts that other counts say better.
+# Counts that other counts already explain.
 _INNER = ("length_histogram", "lower_bound", "num_bins", "num_sequences", "sides.", ".filtered.")
 _ENDS = (".rows_in", ".tokens_in")
 
@@ -61,9 +61,8 @@ Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]
 def diff(old: str, new: str, no_records: bool, cache: Path, as_json: bool) -> None:
     """Compare two versions: settings, counts, schema; rows, tokens, masks, copies and splits.
 
-    Shows examples with their text where the tokenizer is known. NEW may be a bare NAME of the same
+    Examples include their text if the tokenizer is available. NEW may be a bare NAME of the same
     dataset.
-
     \b
     packhouse diff ./store/alpaca@prod latest
     """
@@ -93,7 +92,7 @@ def _print_facts(found: Diff) -> None:
         seen: list[object] = []
         rows = []
         for key, pair in changed.items():
-            # 47,369 -> 46,221 rows that validate puts out go through each step behind it.
+            # A change in validate (47,369 -> 46,221 rows) repeats in all later steps: show it once.
             if name != "counts" or pair not in seen:
                 rows.append((key, *_short(*pair)))
             seen.append(pair)
@@ -107,7 +106,7 @@ def _print_facts(found: Diff) -> None:
 
 
 def _short(old: object, new: object) -> tuple[object, ...]:
-    """Return both values in a few letters, but numbers as they are.
+    """Return both values shortened for a table; integers are returned unchanged.
 
     Example:
         >>> _short(["length(output) > 20", "lang = 'en'"], None)
@@ -149,7 +148,7 @@ _WITH_TEXT = ("edited", "changed_tokens", "changed_masks")
 
 
 class _Texts:
-    """Prints a record before and after, from shortly before where it differs."""
+    """Print a record before and after, starting shortly before the first difference."""
 
     def __init__(
         self, found: RecordDiff, old: OpenVersion, new: OpenVersion, tokenizers: Path
@@ -169,7 +168,7 @@ class _Texts:
         shared = min(len(old_ids), len(new_ids))
         differs = old_ids[:shared] != new_ids[:shared]
         differs |= old_mask[:shared] != new_mask[:shared]
-        # ids [5, 6, 7] and [5, 6, 9] differ from token 2 on; [5, 6] and [5, 6, 9] do, too.
+        # [5, 6, 7] and [5, 6, 9] differ from token 2 on, and so do [5, 6] and [5, 6, 9].
         first = int(np.argmax(differs)) if differs.any() else shared
         start = max(0, first - _BEFORE)
         for sign, tokens, pipeline in zip("-+", sides, self._pipelines, strict=True):
@@ -179,7 +178,7 @@ class _Texts:
 
 
 def _shown(tokens: Tokens, start: int, pipeline: Pipeline) -> str:
-    """Some tokens as text, those that are trained between {+ and +}."""
+    """Return some tokens as text, trained ones between {+ and +}."""
     ids, mask = (each[start : start + _BEFORE + _AFTER] for each in tokens)
     said = plain(runs_of(ids.tolist(), mask.astype(np.bool_), pipeline))
     more = " ..." if start + len(ids) < len(tokens[0]) else ""

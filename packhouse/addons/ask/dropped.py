@@ -1,4 +1,4 @@
-"""`packhouse dropped VERSION`: the rows and records that a policy or a filter left out."""
+"""`packhouse dropped VERSION`: list the rows and records that a policy or filter left out."""
 
 import json
 from collections import Counter
@@ -32,7 +32,7 @@ from packhouse.tokenize.encoders import decode
 from packhouse.tokenize.of_version import tokenizer_of
 
 _TEXT = 400
-"""Characters of a text that are printed; --json has all."""
+"""Number of characters printed of a text; --json prints all of it."""
 _ANY_SIZE = ValidateConfig(max_row_bytes=2**31)
 
 Rows = list[dict[str, Any]]
@@ -61,12 +61,12 @@ def dropped(
     cache: Path,
     as_json: bool,
 ) -> None:
-    """Print the rows and records that a filter or a policy left out of a VERSION, and why.
+    """List the rows and records that a filter or policy left out of VERSION, and why.
 
-    Over-length records have their token counts, duplicates the row that they repeat, filtered rows
-    the expression. Rows count from 0. Texts and token counts come from the cache, if it holds the
-    run that made the version. Others are shown as they stand in their files: where the last run on
-    this machine found these, or where --recipe has them, if they still hold what the version read.
+    Over-length records show their token count, duplicates the row they repeat, and filtered rows
+    the expression. Row numbers start at 0. Texts and token counts come from the cache if it still
+    has the run that made the version. Other rows are read from the source files, where the last run
+    on this machine found them or where --recipe says they are, provided the files are unchanged.
 
     \b
     packhouse dropped ./store/alpaca --reason over_seq_len
@@ -111,10 +111,10 @@ def _print(row: dict[str, Any]) -> None:
 
 
 def _dropped_rows(opened: OpenVersion, reason: str | None, source: str | None) -> Rows:
-    """Return what was dropped, without texts.
+    """Return the dropped rows, without their texts.
 
     Raises:
-        ConfigError: nothing is dropped for such a reason.
+        ConfigError: no row was dropped for this reason.
     """
     of_source = "? IS NULL OR ? IN (source, split_part(source, '/', 1))"
     query = f"FROM dropped WHERE (? IS NULL OR reason = ?) AND ({of_source})"
@@ -129,11 +129,12 @@ def _dropped_rows(opened: OpenVersion, reason: str | None, source: str | None) -
 
 
 def _add_texts(rows: Rows, opened: OpenVersion, workspace: Workspace) -> None:
-    """Add token counts and texts from the tokenized shards of the run that made the version."""
-    wanted: dict[tuple[str, int, str], Rows] = {}  # windows of a row are records of their own
+    """Add token counts and texts from the cached tokenize jobs of the run that made the version."""
+    wanted: dict[tuple[str, int, str], Rows] = {}  # one row may have several windows
     for row in rows:
         wanted.setdefault((row["source"], row["row"], row["record_id"]), []).append(row)
     jobs = load_last_run(workspace.cache, opened.dataset).values()
+    # The last run may have made another version, whose tokens would be wrong here.
     if not any(job.key.startswith(opened.manifest.vid) for job in jobs):
         return
     ids: list[list[int]] = []
@@ -162,10 +163,10 @@ def _add_texts(rows: Rows, opened: OpenVersion, workspace: Workspace) -> None:
 def _add_raw(
     rows: Rows, opened: OpenVersion, workspace: Workspace, recipe: Recipe | None
 ) -> list[str]:
-    """Add `raw` from the source files; return why a file does not give its rows, a line for each.
+    """Add `raw` from the source files, and return one note for each file that cannot provide it.
 
-    A shard of a file is read only where the manifest names its digest for that place, and reading
-    checks the digest again: what is shown is what the version was made of.
+    A shard is read only if the manifest lists its digest at that position, and reading verifies the
+    digest, so the text shown is exactly what the version was made from.
     """
     wanted: dict[str, dict[int, Rows]] = {}
     for row in rows:
@@ -188,7 +189,7 @@ def _add_raw(
             for number, (raw, _) in raw_rows(shard, _ANY_SIZE, inside).items():
                 for row in of_file.pop(number):
                     row["raw"] = raw.decode("utf-8", "replace")
-        except PackhouseError as error:  # without what to do about it in a run
+        except PackhouseError as error:  # omit the advice, which applies only to runs
             notes.setdefault(shard.file, str(error).partition("; run again")[0])
     uris = {shard.file: shard.uri for shard in shards}
     lines = []
@@ -203,15 +204,15 @@ def _add_raw(
 
 
 def _shards_of_run(opened: OpenVersion, workspace: Workspace) -> list[SourceShard]:
-    """The shards that the last run of the dataset read, as the cache of this machine has them."""
+    """Return the shards that the last run of the dataset read, from the cache of this machine."""
     jobs = load_last_run(workspace.cache, opened.dataset).values()
-    with suppress(TypeError):  # another release of packhouse wrote it
+    with suppress(TypeError):  # written by another release of packhouse
         return [SourceShard(**job.shard) for job in jobs if job.shard is not None]
     return []
 
 
 def _shards_of_recipe(recipe: Recipe, names: set[str]) -> tuple[list[SourceShard], dict[str, str]]:
-    """The shards of the sources of these names, and what is wrong with a source."""
+    """Return the shards of the named sources, and the error of each source that cannot be read."""
     shards: list[SourceShard] = []
     wrong: dict[str, str] = {}
     for source in recipe.sources:

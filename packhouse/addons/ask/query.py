@@ -1,10 +1,13 @@
-"""A version as a DuckDB database: views in SQL (`views.sql`) over tables of its files.
+"""Query a version with SQL: a DuckDB database with views (`views.sql`) over tables of its files.
 
-A question is asked twice, in a worker process without files and network, for versions and questions
-come from anywhere. First of tables without rows: the plan names the columns that it takes. These
-alone are fetched (`packhouse.addons.ask.columns`), and the same plan runs over them.
+Both versions and queries are untrusted, so queries run in a worker process without access to files
+or the network. Each query is planned first, over empty tables. The plan shows which columns it
+reads, only these are fetched (`packhouse.addons.ask.columns`), and then the same query runs over
+them:
 
     ask "select avg(num_trained) from packs" -> packs:num_trained -> labels, seq_lengths of `data`
+
+Planning takes an extra worker start per query. To read all packs, use a loader instead.
 """
 
 import re
@@ -45,7 +48,8 @@ _ON_REQUEST = {
     *("text", "input_ids", "trained", "loss_weights"),
     *("record_ids", "seq_lengths", "raw"),
 }
-"""Columns that a view has only where a question needs them: `*` gives none of tokens and text."""
+"""Columns that views include only if the query names them, so that `*` never reads tokens or
+text."""
 
 _FACTS: Mapping[str, Mapping[str, pa.DataType]] = {
     "ledger": dict.fromkeys(("step", "event", "reason"), pa.string())
@@ -55,28 +59,28 @@ _FACTS: Mapping[str, Mapping[str, pa.DataType]] = {
     | dict.fromkeys(("packs", "tokens", "bytes"), pa.int64())
     | dict.fromkeys(("content_id", "manifest_id"), pa.string()),
 }
-"""Views of what the manifest says."""
+"""Views filled from the manifest instead of from files."""
 
 MEMORY = 2**30
-"""Bytes that a database may take, beside 32 for each byte of files."""
+"""Memory limit of a database in bytes, in addition to 32 bytes for each byte of files."""
 _PLAIN_TYPES = {"boolean", "decimal", "double", "float", "varchar", "hugeint", "bigint", "integer"}
 _PLAIN_TYPES |= {"smallint", "tinyint", "ubigint", "uinteger", "usmallint", "utinyint", "null"}
-"""Types of DuckDB that Python prints as JSON does."""
+"""DuckDB types whose Python values print as JSON."""
 _CANDIDATES = 3
-"""Signatures of a function that an error names."""
+"""Number of function signatures listed in an error."""
 
 
 def ask(opened: OpenVersion, query: str, tokenizers: Path, *, is_printed: bool = False) -> pa.Table:
-    """Answer one SELECT over the views of a version.
+    """Run one SELECT over the views of a version.
 
     Args:
         opened: the version.
-        query: SQL of DuckDB, over `VIEWS`.
+        query: SQL in DuckDB's dialect, over `VIEWS`.
         tokenizers: folder of tokenizers in the cache.
-        is_printed: values are to be printed: those of types that JSON has not are JSON by DuckDB.
+        is_printed: convert values of types that JSON lacks to JSON (done by DuckDB).
 
     Raises:
-        ConfigError: the query does not run.
+        ConfigError: the query is invalid or fails.
         IntegrityError: a file of the version is damaged.
     """
     question = Question(query=query, is_ours=False, is_printed=is_printed)
@@ -90,16 +94,16 @@ def read(
     values: Sequence[Any] = (),
     tokenizers: Path | None = None,
 ) -> pa.Table:
-    """Answer a question of packhouse's own.
+    """Run one of packhouse's own queries.
 
     Args:
         opened: the version.
         query: one SELECT over `VIEWS`.
-        values: of its parameters, `?`.
-        tokenizers: folder of tokenizers in the cache; `text` alone needs it.
+        values: values of its `?` parameters.
+        tokenizers: folder of tokenizers in the cache; only `text` needs it.
 
     Raises:
-        ContractError: packs have no record ids, and the question needs them.
+        ContractError: the query needs record ids, which the packs do not have.
         IntegrityError: a file of the version is damaged.
     """
     return _answered(opened, Question(query=query, values=(*values,)), tokenizers)
@@ -108,8 +112,8 @@ def read(
 def find_records(opened: OpenVersion, record_ids: Collection[str]) -> dict[str, dict[str, Any]]:
     """Return `input_ids`, `trained`, `loss_weights` and `label` of a few records of the packs.
 
-    Lists are those of one copy, whole where `concat` cuts it; both sides of a pair behind one
-    another.
+    Lists cover one copy of the record, including the parts into which `concat` cut it. For a
+    preference pair, the rejected side follows the chosen one.
 
     Raises:
         IntegrityError: a file of the version is damaged.
@@ -125,7 +129,7 @@ def find_records(opened: OpenVersion, record_ids: Collection[str]) -> dict[str, 
 
 
 def _apart(names: Sequence[str]) -> list[str]:
-    """Give columns of one name names of their own.
+    """Make column names unique.
 
     Example:
         >>> _apart(["row", "count(1)", "row"])
@@ -140,23 +144,23 @@ def _apart(names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A query over the views, and what it needs beside files."""
+    """A query over the views, with everything it needs except files."""
 
     query: str
     values: tuple[Any, ...] = ()
-    """Of its parameters."""
+    """Values of its parameters."""
     is_ours: bool = True
-    """False: a user's, who is to blame where it does not run."""
+    """False for a user's query, whose failure is a `ConfigError`."""
     is_printed: bool = False
-    """As of `ask`."""
+    """See `ask`."""
     facts: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Rows of the views that are no files."""
+    """Rows of the views that are not built from files."""
     load: LoadSnapshot | None = None
-    """Loads the tokenizer; None where text is not asked for."""
+    """Loads the tokenizer; None if the query needs no text."""
 
     @property
     def blames(self) -> type[PackhouseError]:
-        """Raised where it does not run."""
+        """Error class to raise if the query fails."""
         return IntegrityError if self.is_ours else ConfigError
 
 
@@ -185,13 +189,13 @@ def _answered(opened: OpenVersion, question: Question, tokenizers: Path | None) 
 
 
 def fetch_files(opened: OpenVersion, question: Question, folder: Path) -> tuple[VersionFiles, int]:
-    """Fetch the columns that a question takes; return the files, and how many bytes they took.
+    """Fetch the columns that a query needs; return the files and the number of bytes fetched.
 
     Raises:
-        ConfigError: a user's query does not run.
+        ConfigError: a user's query is invalid.
         IntegrityError: a file of the version is damaged.
     """
-    manifest = replace(opened.manifest, files=())  # 200,000 of them take a second to be sent
+    manifest = replace(opened.manifest, files=())  # sending 200,000 entries takes 1 s
     taken: dict[str, list[str]] = run_in_worker(
         partial(_plan, question, manifest), what="the query", blames=question.blames
     )
@@ -204,10 +208,10 @@ def fetch_files(opened: OpenVersion, question: Question, folder: Path) -> tuple[
 
 
 def _plan(question: Question, manifest: Manifest) -> dict[str, list[str]]:
-    """In a worker: return the columns of tables that a question takes.
+    """Return the columns that a query reads, by table (in a worker).
 
     Raises:
-        ConfigError: it is several statements, another statement, or no SQL, or names what is not.
+        ConfigError: the query is not exactly one valid SELECT, or uses unknown names.
     """
     for name in TEXT_FUNCTIONS.keys() & _words(question.query):
         check_text_function(name)
@@ -216,7 +220,7 @@ def _plan(question: Question, manifest: Manifest) -> dict[str, list[str]]:
 
 
 def _answer(question: Question, files: VersionFiles, memory: int) -> Iterator[pa.RecordBatch]:
-    """In a worker: answer a question; at least one batch, so that an empty answer has columns."""
+    """Yield the answer (in a worker): at least one batch, so that an empty answer has columns."""
     with open_views(files, question, memory) as views:
         answer = views.rows(question.query, question.values)
     yield from answer.to_batches(max_chunksize=2**16) or [
@@ -228,12 +232,12 @@ def _answer(question: Question, files: VersionFiles, memory: int) -> Iterator[pa
 def open_views(
     files: VersionFiles, question: Question | None = None, memory: int = MEMORY
 ) -> Iterator["Views"]:
-    """In a worker: open a database with the views of a version.
+    """Open a database with the views of a version (in a worker).
 
     Args:
-        files: of the version.
-        question: what else it is made of than files; None: nothing.
-        memory: bytes that the database may take.
+        files: files of the version.
+        question: other inputs of the views; None if there are none.
+        memory: memory limit of the database, in bytes.
     """
     import duckdb
 
@@ -243,19 +247,19 @@ def open_views(
 
 
 class Views:
-    """The views of a version in a database; a context of `open_views`."""
+    """The views of a version in a database. Create it with `open_views`."""
 
     def __init__(
         self, database: "DuckDBPyConnection", files: VersionFiles, question: Question
     ) -> None:
         self.database, self.files, self.question = database, files, question
         self.errors: list[BaseException] = []
-        """What our own code raised within DuckDB, which would tell its text alone."""
+        """Errors raised by packhouse code inside DuckDB, which would keep only their text."""
         self.tables = {
             name: FileTable(name=name, files=files, errors=self.errors) for name in TABLES
         }
         add_text_functions(database)
-        # DuckDB takes "arrow" for a type of functions, and its stubs do not know it.
+        # DuckDB accepts type "arrow" for functions, but its type stubs do not.
         add: Any = database.create_function
         add("decode_ids", self._decode_ids, ["INTEGER[]"], "VARCHAR", type="arrow")
         add("decode_bytes", _decode_bytes, ["BLOB"], "VARCHAR", type="arrow")
@@ -273,11 +277,13 @@ class Views:
             database.register(f"facts_{name}", facts)
         database.execute(Path(__file__).with_name("views.sql").read_text())
         self._show(_ON_REQUEST)
+        # The query is untrusted: it must not read Python variables as tables, or change any
+        # setting.
         database.execute("SET python_enable_replacements = false")
         database.execute("SET lock_configuration = true")
 
     def _show(self, left_out: Collection[str]) -> None:
-        """Make the views that questions name: without some columns, so that `*` gives none."""
+        """Create the views that queries see, omitting columns that `*` must not read."""
         for view in VIEWS:
             shown = [name for name in self._columns(view) if name not in left_out]
             of = "whole" if view != "records" or _ON_REQUEST & {*shown} else "files"
@@ -285,12 +291,12 @@ class Views:
             self.database.execute(f"CREATE OR REPLACE VIEW {view} AS {select}")
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> pa.Table:
-        """Answer a SELECT.
+        """Run a SELECT.
 
         Raises:
-            ConfigError: a user's query does not run.
-            ContractError: packs have no record ids, or break the rules.
-            IntegrityError: a file is not what such a file holds; or our own query does not run.
+            ConfigError: a user's query fails.
+            ContractError: packs have no record ids or violate the data contract.
+            IntegrityError: the content of a file is invalid, or packhouse's own query fails.
         """
         taken = self.columns_taken(query, values)
         assert self.files.taken in (None, taken), f"{taken} is read, not all of it was fetched"
@@ -301,10 +307,10 @@ class Views:
             return _with_json(answer) if self.question.is_printed else answer.to_arrow_table()
 
     def columns_taken(self, query: str, values: Sequence[Any] = ()) -> dict[str, list[str]]:
-        """Read in the plan of a SELECT which columns of tables it scans.
+        """Return the columns that a SELECT reads, by table, from its query plan.
 
         Raises:
-            ConfigError: it is several statements, another statement, or no SQL; or `rows`.
+            ConfigError: the query is not exactly one valid SELECT, or fails as in `rows`.
         """
         import duckdb
 
@@ -321,9 +327,11 @@ class Views:
             explain = f"EXPLAIN (FORMAT json) {query}", [*values] or None
             try:
                 ((_, plan),) = self.database.execute(*explain).fetchall()
-            except duckdb.BinderException:  # maybe for want of text and tokens
+            except duckdb.BinderException:  # it may need text or tokens, which are hidden
                 self._show(_ON_REQUEST - _words(query))
                 ((_, plan),) = self.database.execute(*explain).fetchall()
+        # Scans name their columns `TABLE:COLUMN` in the plan (see `FileTable`), whatever aliases
+        # say.
         taken: dict[str, list[str]] = {}
         for table, column in sorted({*re.findall(r"\b([a-z]+):([a-z_0-9]+)", plan)}):
             if column in TABLES.get(table, ()):
@@ -342,7 +350,7 @@ class Views:
             raise self.question.blames(self._explained(error)) from None
 
     def _explained(self, error: Exception) -> str:
-        """Say what is wrong in a line or two: DuckDB's first line, and what there is."""
+        """Describe the error in a line or two: DuckDB's first line, and the names that exist."""
         first, *rest = str(error).split("\n")
         said = f"the query does not run: {_first_line(error)}"
         if first.startswith("Catalog Error: Table"):
@@ -379,7 +387,7 @@ class Views:
 
 
 def _with_json(answer: "DuckDBPyRelation") -> pa.Table:
-    """Return an answer with JSON of what Python may not hold: a date may be infinite or far."""
+    """Return the answer with JSON for types that Python may not hold, such as infinite dates."""
     is_json = [not _is_plain(kind) for kind in answer.types]
     shown = (f"to_json(#{n})" if cast else f"#{n}" for n, cast in enumerate(is_json, 1))
     table = answer.project(", ".join(shown)).to_arrow_table()
@@ -429,7 +437,7 @@ def _facts(opened: OpenVersion, words: Collection[str]) -> dict[str, list[dict[s
 
 
 def _events(line: LedgerLine) -> Iterator[tuple[str, str | None, int, int | None]]:
-    """Yield event, reason, rows and tokens of each number of a step."""
+    """Yield event, reason, rows and tokens for each count of a step."""
     yield "in", None, line.rows_in, line.tokens_in
     for event, counts, tokens in (
         ("added", line.added, line.tokens_added),

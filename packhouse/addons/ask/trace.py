@@ -1,4 +1,4 @@
-"""`packhouse trace VERSION`: from a token to its row, and from a row to its place in the packs."""
+"""`packhouse trace VERSION`: find the row of a token, or the place of a row in the packs."""
 
 import json
 from itertools import islice
@@ -54,10 +54,10 @@ def trace(
     row: int | None,
     as_json: bool,
 ) -> None:
-    """Say from which row a token comes and why it is trained; or where a row went.
+    """Find the source row of a token and why it is trained, or what happened to a row.
 
-    Rows, packs and tokens count from 0 everywhere. A LINE counts from 1, as an editor does, in a
-    file that is here: without blank lines, line 18 is row 17.
+    Rows, packs and tokens count from 0. A LINE counts from 1, as in an editor, and needs the file
+    on this machine: without blank lines, line 18 is row 17.
 
     \b
     packhouse trace ./store/demo --pack 12 --token 345
@@ -100,12 +100,14 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
     places = read(opened, query, [record_id]).to_pylist()
     kept = [p for p in places if p["outcome"] == "kept"] or places
     size = end - start
+    # `concat` cuts records at pack boundaries, so a pack may have only a part of the record.
     is_part = bool(kept) and not is_paired and size < kept[0]["num_tokens"]
     before = 0
     if is_part:
         parts = [part for part in records_in(row) if part.record_id == record_id]
         before = _tokens_before(opened, split, pack, record_id)
         before += sum(part.end - part.start for part in parts if part.end <= start)
+        # A record that is repeated appears again from its first token on.
         before %= kept[0]["num_tokens"]
     facts = opened.manifest.facts
     train_on = facts.configuration.format.train_on or "assistant"
@@ -115,8 +117,8 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
         rule = "the mask that the row came with (format: tokenized)"
     if is_of_classes(opened.manifest):
         rule = "a classifier learns the label of the record, and no token"
-    # Mask 0 0 1 1 0 1 0: answers [2, 4] and [5, 6]. Token 4 is before answer 2 of 2, token 5 in
-    # it, and token 6 behind the last.
+    # For the mask 0 0 1 1 0 1 0, answers are [2, 4) and [5, 6). Token 4 is before answer 2 of 2,
+    # token 5 is in it, and token 6 is after the last.
     answers = trained_ranges(mask)
     inner = token - start
     answer = 1 + sum(b <= inner for _, b in answers)
@@ -145,7 +147,7 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
 
 
 def _tokens_before(opened: OpenVersion, split: str, pack: int, record_id: str) -> int:
-    """Tokens of a record in the packs before this one: `concat` cuts records at pack ends."""
+    """Return how many tokens of a record are in earlier packs, for records that `concat` cut."""
     query = (
         "SELECT coalesce(sum(n), 0)::BIGINT AS n FROM ("
         "SELECT unnest(record_ids) AS record_id, unnest(seq_lengths) AS n FROM packs "
@@ -155,10 +157,10 @@ def _tokens_before(opened: OpenVersion, split: str, pack: int, record_id: str) -
 
 
 def _row_at(file: str, line: int) -> int:
-    """Return the number of the row in a line of a JSON Lines file, which blank lines are none of.
+    """Return the row number of a line in a JSON Lines file; blank lines are not rows.
 
     Raises:
-        ConfigError: the file is not here, or the line is blank or behind its end.
+        ConfigError: the file is not on this machine, or the line is blank or after the end.
     """
     if not file.endswith(".jsonl") or not Path(file).is_file():
         raise ConfigError(
@@ -173,9 +175,9 @@ def _row_at(file: str, line: int) -> int:
 
 
 def _of_row(opened: OpenVersion, file: str, row: int) -> list[dict[str, Any]]:
-    """Where a row went: into packs, out of the data, or to the quarantine."""
+    """Return what happened to a row: its packs, or why it was dropped or quarantined."""
     files = {shard.file for shard in opened.manifest.facts.lineage.sources}
-    # `faq.jsonl`, or a path that ends so, may be in two sources; `team/faq.jsonl` is in one.
+    # `faq.jsonl`, or a path that ends so, can match several sources; `team/faq.jsonl` matches one.
     chosen = {file} & files or {
         name
         for name in files

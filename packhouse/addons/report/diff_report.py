@@ -1,7 +1,7 @@
-"""Two versions side by side, as one HTML file: numbers, lengths, rows, masks token by token.
+"""Render a comparison of two versions as one HTML file: counts, lengths, records, masks by token.
 
-Records are compared by id, as `packhouse diff` does. Of each kind of change some records are shown
-with their tokens: those that `packhouse diff` names, 1,500 tokens of each.
+Records are matched by id, as in `packhouse diff`, and the examples are the same. Each example shows
+at most 1,500 tokens.
 """
 
 import json
@@ -37,7 +37,7 @@ from packhouse.tokenize.of_version import tokenizer_of
 from packhouse.tokenize.pipeline import Pipeline
 
 _NAMES = ("old", "new")
-_TOKENS = 1500  # of a record
+_TOKENS = 1500  # maximum number of tokens shown per record
 _MEANINGS = {
     "added": "only in the new version",
     "removed": "only in the old version",
@@ -51,7 +51,7 @@ _MEANINGS = {
 }
 
 Record = Mapping[str, Any]
-"""As `find_records` returns it."""
+"""A value of the dictionary that `find_records` returns."""
 
 
 def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
@@ -59,8 +59,9 @@ def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
 
     Args:
         old: a version.
-        new: another, of the same dataset or not.
-        tokenizers: folder of tokenizers in the cache; if store and cache lack one, ids are shown.
+        new: another version, of the same dataset or a different one.
+        tokenizers: folder of tokenizers in the cache. Token ids are shown if a tokenizer is
+            missing.
 
     Raises:
         IntegrityError: a file is damaged.
@@ -85,7 +86,7 @@ def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Version:
-    """What is read of one of the versions."""
+    """Everything that is read of one of the versions."""
 
     manifest: Manifest
     pipeline: Pipeline | None
@@ -96,6 +97,7 @@ class _Version:
         """Mean loss weight of the trained tokens that were read."""
         counts: Counter[float] = Counter()
         for split in self.measured["splits"].values():
+            # Splits whose weights are all 1 store none, so each trained token counts with weight 1.
             trained = sum(length * number for length, number in split["trained"])
             counts.update(dict(split["weights"]) or {1.0: trained})
         total = counts.total()
@@ -140,13 +142,13 @@ def _settings_section(found: Diff) -> str:
     lineage = [[k, _short(a), _short(b)] for k, (a, b) in found.lineage.items()]
     if lineage:
         inner = table(("lineage", *_NAMES), lineage, "Changed: lineage")
-        is_open = len(lineage) <= 12  # a version of 10,000 files has as many digests
+        is_open = len(lineage) <= 12  # 10,000 files give 10,000 lines of digests
         parts.append(details("Sources and tokenizer differ", inner, is_open=is_open))
     return section("settings", "Settings", *(parts or ["<p>All settings are the same.</p>"]))
 
 
 def _short(value: Any) -> str:
-    """Return a setting as recipes have it.
+    """Format a setting as in a recipe.
 
     Example:
         >>> _short(True), _short({"seed": None}), _short("all")
@@ -213,7 +215,7 @@ def _record(change: Change, versions: Sequence[_Version]) -> str:
             weights_text(record["loss_weights"]),
         )
         for record, version in zip((old, new), versions, strict=True)
-        if record
+        if record  # the detail shows differences
     ]
     same = notes[0] if notes and notes[0] == notes[-1] else ()  # else the detail says it
     said = ", ".join(part for part in (change.place, change.detail, *same) if part)
@@ -235,10 +237,11 @@ def _tagged(kind: str, text: str) -> str:
 def mask_runs(
     old: Record | None, new: Record | None, old_texts: Sequence[str], new_texts: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """Join the tokens of a record of two versions to runs of (kind, text).
+    """Merge the tokens of a record in two versions into runs of (kind, text).
 
-    Kinds: `ins` and `del` for tokens of one version only, unless there is no other to compare; `t`
-    trained in both, `gain` in the new one only, `loss` in the old one only; empty: in neither.
+    Kinds: `ins` and `del` for tokens of only one version; `t` if trained in both, `gain` only in
+    the new one, `loss` only in the old one, and empty in neither. If a version lacks the record,
+    its tokens in the other one are `t` or empty.
 
     Example:
         >>> old = {"input_ids": [1, 2, 3], "trained": [False, False, True]}
@@ -268,7 +271,7 @@ _KINDS = {(True, True): "t", (False, True): "gain", (True, False): "loss", (Fals
 
 
 def _joined(pieces: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Join neighbours of one kind."""
+    """Merge neighbouring pieces of the same kind."""
     given = list(pieces)
     edges = [i for i in range(1, len(given)) if given[i][0] != given[i - 1][0]]
     bounds = [0, *edges, len(given)] if given else []

@@ -1,6 +1,6 @@
-"""What a cell of a notebook shows: numbers, lengths and three records; or a whole report.
+"""Render versions and recipes for notebook cells: counts, lengths, three records, or a full report.
 
-Names, reasons and tokens are of others: all text is escaped, and nothing is fetched from the web.
+Names, reasons and tokens are untrusted: all text is escaped, and nothing is fetched from the web.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,11 +29,10 @@ from packhouse.system.wording import counted
 from packhouse.tokenize.of_version import tokenizer_of
 from packhouse.tokenize.pipeline import Pipeline
 
-# The picture of a version: how long its records are, and how full its packs.
+# Picture of a version: the lengths of its records, and the fill of its packs.
 #
-# Drawn as SVG; no library draws it and nothing is fetched. Bars are shares of a split's records by
-# length class (a quarter octave wide). Gray and half transparent, it goes with light and dark
-# pages.
+# Plain SVG, so it needs no library and no download. Bars are shares of a split's records by length
+# class (a quarter octave wide). Half-transparent gray suits light and dark pages.
 
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 170, 64, 34
@@ -41,7 +40,7 @@ _COLORS = {"train": "#1f77b4", "eval": "#ff7f0e"}
 
 
 def lengths_svg(splits: Mapping[str, PackStatistics]) -> str:
-    """Draw a row of bars for each split, and under it a gauge of its fill.
+    """Draw one row of bars per split, with a gauge of its fill below.
 
     Example:
         >>> side = PackStatistics(length_histogram=[(5, 1), (10, 2)], seq_len=16, lower_bound=2,
@@ -91,18 +90,19 @@ def _bars(bars: Sequence[Sequence[int]], top: int, color: str) -> list[str]:
             f'<rect x="{x:.1f}" y="{top + room - tall:.1f}" width="{max(1.0, step - 2):.1f}" '
             f'height="{tall:.1f}" fill="{color}"><title>{count:,} up to {length:,}</title></rect>'
         )
+        # Label about 12 bars: more labels would overlap.
         if place % max(1, len(bars) // 12) == 0:
             parts.append(f'<text x="{x:.1f}" y="{top + room + 12}">{length:,}</text>')
     return parts
 
 
 _RECORDS = 3
-_TOKENS = 240  # of a record
-_MAX_BYTES = 2**26  # of a file that is fetched for it
+_TOKENS = 240  # per record
+_MAX_BYTES = 2**26  # largest file that is fetched for a cell
 
 
 class Record(NamedTuple):
-    """A record to be shown."""
+    """A record to show."""
 
     title: str
     ids: Sequence[int]
@@ -119,9 +119,9 @@ def cell(
 
     Args:
         lines: names and values.
-        splits: what the picture shows.
-        records: trained tokens are green; three of them, 240 tokens of each.
-        pipeline: of the tokenizer; without, ids are shown.
+        splits: statistics to draw, by split.
+        records: the first three are shown, at most 240 tokens each, trained tokens in green.
+        pipeline: tokenization pipeline; if None, ids are shown.
     """
     parts = [html_table(lines), lengths_svg(splits) if splits else ""]
     shown = list(islice(records, _RECORDS))
@@ -142,11 +142,11 @@ _LEGEND = (
 
 
 def version_cell(opened: OpenVersion, tokenizers: Path) -> str:
-    """Return a version as a cell shows it.
+    """Return the HTML of a version for a notebook cell.
 
     Args:
         opened: the version.
-        tokenizers: folder of tokenizer snapshots; of one that is not there, ids are shown.
+        tokenizers: folder of tokenizer snapshots; ids are shown if the snapshot is missing.
     """
     split = first_split(opened)
     data = opened.files("data", split)
@@ -177,11 +177,11 @@ def _record_of(number: int, row: Mapping[str, Any], record: PackRecord) -> Recor
 
 @dataclass(frozen=True, slots=True)
 class FramedPage:
-    """A whole page in a frame of its own, where its scripts reach nothing of the notebook."""
+    """A whole page in a sandboxed frame, so that its scripts cannot access the notebook."""
 
     html: str
     height: int = 900
-    """Pixels."""
+    """Height in pixels."""
 
     def _repr_html_(self) -> str:
         return (

@@ -1,11 +1,8 @@
-"""What a run of a recipe would make: as a page, and in a cell of a notebook.
+"""Show what a run of a recipe would produce, as a page or in a notebook cell.
 
-if TYPE_CHECKING:
-    from packhouse.addons.plan.estimate import Estimate
-
-Of a recipe that ran, the page is the report of its version. Of another it is the estimate of
-`packhouse plan`, from the first megabyte of each source, with lengths and records of that sample.
-Nothing is written but the tokenizer's snapshot in the cache.
+If the recipe has already run, the page is the report of its version. Otherwise it is the estimate
+of `packhouse plan`, with lengths and records of the first megabyte of each source. Nothing is
+written except the tokenizer's snapshot in the cache.
 """
 
 from collections import Counter
@@ -56,19 +53,19 @@ if TYPE_CHECKING:
     from packhouse.addons.plan.estimate import Estimate
 
 _SOURCES = 8
-_SHOWN_TOKENS = 4_000  # of a source
-_MOST_BYTES = 2**26  # of sources that a notebook reads
+_SHOWN_TOKENS = 4_000  # per source
+_MOST_BYTES = 2**26  # total size of sources up to which a notebook reads them
 
 
 def recipe_report(recipe: Recipe, cache: Path) -> str:
     """Return the report of a recipe as HTML.
 
     Args:
-        recipe: with its tokenizer pinned.
-        cache: folder of finished steps.
+        recipe: recipe with its tokenizer pinned.
+        cache: cache folder.
 
     Raises:
-        PackhouseError: a source, tokenizer or template that a run would refuse as well.
+        PackhouseError: a source, tokenizer or template that a run would refuse too.
     """
     workspace = Workspace(cache=cache)
     plan = plan_jobs(recipe)
@@ -80,10 +77,10 @@ def recipe_report(recipe: Recipe, cache: Path) -> str:
 
 
 def recipe_cell(recipe: Recipe) -> str:
-    """Return what a notebook shows of a recipe; empty where that takes a network or much time.
+    """Return the HTML of a recipe for a notebook cell, or "" if that takes too long.
 
-    Takes a second or two, so it is for files of this machine up to 64 MiB, and a tokenizer that is
-    here.
+    Takes one or two seconds, so it is limited to local files of at most 64 MiB in total and a local
+    tokenizer.
 
     Raises:
         PackhouseError: the sources, the tokenizer or the template cannot be used.
@@ -132,7 +129,7 @@ def recipe_cell(recipe: Recipe) -> str:
 
 
 def _first_rows(recipe: Recipe, plan: Plan, workspace: Workspace, most: int) -> dict[str, pa.Table]:
-    """Tokenized rows of the first megabyte of the first sources, by the name of the source."""
+    """Return the tokenized rows in the first megabyte of the first sources, by source name."""
     rows = {}
     for source in recipe.sources[:most]:
         uri = next(v.parameters.shard.uri for v in plan.validate if v.parameters.source == source)
@@ -209,7 +206,7 @@ def _filters_section(expected: "Estimate") -> str:
 def _as_pack(
     name: str, rows: pa.Table, labels: Sequence[str], *, is_paired: bool
 ) -> dict[str, object]:
-    """The first rows of a source as the page's script takes a pack."""
+    """Return the first rows of a source in the form of a pack, as the page's script reads it."""
     records: list[dict[str, object]] = []
     tokens = num_rows = 0
     for row in rows_with_masks(rows.slice(0, 200)):
@@ -229,7 +226,7 @@ def _as_pack(
 def _parts(
     row: Mapping[str, Any], labels: Sequence[str], *, is_paired: bool
 ) -> list[tuple[str, slice]]:
-    """Both sides of a pair; of another row all, with its label in words."""
+    """Return both sides of a pair, or the whole row with its label name."""
     return (
         pair_sides(row["trained"])
         if is_paired

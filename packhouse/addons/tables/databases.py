@@ -1,14 +1,14 @@
-"""Read a table of an SQLite or DuckDB file, in the worker process of `packhouse.read.tabular`.
+"""Read a table from an SQLite or DuckDB file, in the worker process of `packhouse.read.tabular`.
 
-The worker opens a copy of its own, read-only, so nothing is written beside the file, and what the
-parent hashed is what is read. Only tables are read: views, virtual tables and columns that call
-functions would run what a stranger wrote. Rows come in the order of their rowid (SQLite's tables
-without one: of their primary key), and become an Arrow file in the worker's temporary folder.
+The worker opens its own read-only copy. Nothing is written next to the original, and the bytes read
+are the ones that the parent process hashed. Only plain tables are read, because views, virtual
+tables and computed columns could run code from an untrusted file. Rows are sorted by rowid (SQLite
+tables without one: by primary key) and become an Arrow file in the worker's temporary folder.
 
-SQLite gives each value a type of its own. A column of whole numbers is int64; of numbers, float64,
-which has 53 bits; of bytes, bytes; of text and anything, text. Its dates and booleans are the text
-and the numbers that they are in the file. A text that is not UTF-8 makes its row bad. DuckDB lets
-no such text into a table, and refuses a file that was changed, by its checksums.
+SQLite stores a type with each value. A column of integers becomes int64; of numbers, float64 (53
+bits); of blobs, binary; of text or mixed types, text. Dates and booleans stay the text or number
+that the file stores. Text that is not UTF-8 makes its row bad. DuckDB does not accept such text,
+and detects changed files by checksums.
 """
 
 import os
@@ -28,12 +28,12 @@ from packhouse.system.plugins import NO_FILES
 from packhouse.system.wording import first_line, near_name
 
 DATABASES = {"sqlite": "SQLite", "duckdb": "DuckDB"}
-"""File formats that are read here -> their names."""
+"""File formats read here -> their names."""
 
 _BATCH_ROWS = 1024
 _MAX_VALUE_BYTES = 2**27
-_MAX_RATIO = 100  # Arrow bytes of a table for each byte of its file...
-_FREE_BYTES = 2**28  # ... but this many are allowed
+_MAX_RATIO = 100  # Arrow bytes of a table per byte of its file ...
+_FREE_BYTES = 2**28  # ... if larger than this
 
 
 def read_database(file: IO[bytes], uri: str, file_format: str, table: str | None) -> IO[bytes]:
@@ -41,12 +41,12 @@ def read_database(file: IO[bytes], uri: str, file_format: str, table: str | None
 
     Args:
         file: the database.
-        uri: for messages.
+        uri: name of the file in messages.
         file_format: a key of `DATABASES`.
-        table: its name; None: the only one.
+        table: table name; None if there is only one.
 
     Raises:
-        SourceError: no such table, no plain table, or the file is damaged.
+        SourceError: the table does not exist or is not a plain table, or the file is damaged.
         ConfigError: DuckDB is not installed.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -58,9 +58,9 @@ def read_database(file: IO[bytes], uri: str, file_format: str, table: str | None
 
 
 def _spooled(batches: Iterator[pa.RecordBatch], uri: str, size: int) -> IO[bytes]:
-    """Write batches to an unnamed file; a damaged file may say the same rows again and again."""
+    """Write batches to an unnamed file, within limits: a damaged file may repeat rows forever."""
     spool = tempfile.TemporaryFile()
-    first = next(batches)  # without rows, for the schema
+    first = next(batches)  # an empty batch, for the schema
     num_rows = num_bytes = 0
     with pa.ipc.new_file(spool, first.schema) as writer:
         for batch in batches:
@@ -80,6 +80,7 @@ def _read_sqlite(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
     database = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
     try:
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
+        # Schema code of the file must not run, and damaged pages must fail instead of giving rows.
         for pragma in ("trusted_schema = OFF", "query_only = ON", "cell_size_check = ON"):
             database.execute(f"PRAGMA {pragma}")
         found = database.execute("SELECT name, type, rootpage FROM sqlite_schema").fetchall()
@@ -110,7 +111,7 @@ def _sqlite_batches(database: sqlite3.Connection, table: str, uri: str) -> Itera
     order = rowid or ", ".join(map(_quoted, keys))
     try:
         database.execute(f"SELECT {order} FROM {quoted} LIMIT 0")
-    except sqlite3.OperationalError:  # WITHOUT ROWID
+    except sqlite3.OperationalError:  # a table WITHOUT ROWID
         order = ", ".join(map(_quoted, keys))
 
     def allow(action: int, first: str | None, second: str | None, *_: object) -> int:
@@ -119,6 +120,7 @@ def _sqlite_batches(database: sqlite3.Connection, table: str, uri: str) -> Itera
         is_allowed = is_of_table or is_typeof or action == sqlite3.SQLITE_SELECT
         return sqlite3.SQLITE_OK if is_allowed else sqlite3.SQLITE_DENY
 
+    # The file may still hide code, so allow only reads of this table and `typeof`.
     database.set_authorizer(allow)
     asked = ", ".join(f"typeof({_quoted(name)})" for name in names)
     kinds: list[set[str]] = [set() for _ in names]
@@ -129,7 +131,7 @@ def _sqlite_batches(database: sqlite3.Connection, table: str, uri: str) -> Itera
     schema = pa.schema([*zip(names, types, strict=True), fault_field])
     yield pa.RecordBatch.from_pylist([], schema)
     columns = ", ".join(map(_quoted, names))
-    database.text_factory = bytes  # decoded below, where the row is known
+    database.text_factory = bytes  # decoded in `_text`, which knows the row
     cursor = database.execute(f"SELECT {columns} FROM {quoted} ORDER BY {order}")
     while rows := cursor.fetchmany(_BATCH_ROWS):
         faults: dict[int, tuple[str, str]] = {}
@@ -149,7 +151,7 @@ def _type_of(kinds: set[str]) -> pa.DataType:
 def _array(
     values: Sequence[Any], kind: pa.DataType, name: str, faults: dict[int, tuple[str, str]]
 ) -> pa.Array:
-    """A column of some rows; adds the rows whose text is none to `faults`."""
+    """Convert the values of a column; rows with invalid UTF-8 are added to `faults`."""
     if kind == pa.string():
         values = [_text(value, name, row, faults) for row, value in enumerate(values)]
     elif kind == pa.float64():
@@ -178,13 +180,13 @@ def _read_duckdb(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
     settings: dict[str, Any] = {
         **NO_FILES,
         "memory_limit": "768MB",
-        "threads": "1",  # rows stay in order
+        "threads": "1",  # keeps rows in order
     }
     try:
         with duckdb.connect(str(path), read_only=True, config=settings) as database:
-            database.execute("SET TimeZone = 'UTC'")  # else that of the machine
+            database.execute("SET TimeZone = 'UTC'")  # otherwise the time zone of the machine
             database.execute("SET lock_configuration = true")
-            # With their catalog: the file may hold a macro that is called `duckdb_tables`.
+            # Qualified names: the file could define a macro named `duckdb_tables`.
             plain = (
                 "SELECT table_name, sql FROM system.main.duckdb_tables() WHERE schema_name = 'main'"
             )
@@ -192,7 +194,7 @@ def _read_duckdb(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
             tables = dict(database.execute(plain).fetchall())
             others = {name for (name,) in database.execute(views).fetchall()}
             name = _chosen(list(tables), others, table, uri)
-            if "GENERATED ALWAYS AS" in tables[name]:  # it may be random()
+            if "GENERATED ALWAYS AS" in tables[name]:  # such as random()
                 raise SourceError(
                     f"source file '{uri}': a column of table '{name}' is computed, which would run "
                     "what it says; make it a plain column",
@@ -208,7 +210,7 @@ def _read_duckdb(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
 
 
 def _chosen(tables: Sequence[str], others: set[str], table: str | None, uri: str) -> str:
-    """The table to read."""
+    """Return the table to read."""
     if table is None and len(tables) == 1:
         return tables[0]
     if table in tables:
@@ -233,10 +235,10 @@ def _damaged(uri: str, what: str, error: Exception) -> SourceError:
 
 
 def refuse_unsaved(uri: str, path: str) -> None:
-    """Refuse a database whose newest rows lie in a log beside it.
+    """Reject a database whose latest rows are still in a log file next to it.
 
     Raises:
-        SourceError: says how to bring them into the file.
+        SourceError: there is such a log; the message says how to merge it.
     """
     for ending in ("-wal", "-journal", ".wal"):
         log = path + ending

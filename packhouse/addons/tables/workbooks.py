@@ -1,14 +1,14 @@
 """Read XLSX and ODS workbooks as tables of text, in the worker of `packhouse.read.tabular`.
 
-The first row that holds anything names the columns, as in CSV. All sheets that hold rows are read,
-one after the other, and must have the same columns. Values are text, as CSV would have them:
+The first row that is not empty gives the column names, as in CSV. All sheets with rows are read in
+order and must have the same columns. Values become text as they would look in CSV:
 
-    4.0 -> 4    2**53 and beyond -> 9007199254740992.0, for a cell has 53 bits    true -> true
-    a day -> 2024-01-31    a day and time -> 2024-01-31 10:30:00    a time -> 10:30:00
+    4.0 -> 4    2**53 and above -> 9007199254740992.0, as cells have 53 bits    true -> true
+    a date -> 2024-01-31    a date and time -> 2024-01-31 10:30:00    a time -> 10:30:00
 
-A cell that holds an error makes its row bad, and so does a formula whose value nobody computed. The
-reader of cells (calamine) gives an empty text for both, so they are found in the XML. A formula
-whose value was kept is a value like any other; that value may be an empty text.
+A cell with an error makes its row bad, and so does a formula without a computed value. The cell
+reader (calamine) returns empty text for both, so they are found in the XML. A formula with a stored
+value counts as a value, even if it is empty text.
 
     XLSX   <c r="B2" t="e"><f>1/0</f><v>#DIV/0!</v></c>           an error
            <c r="B3"><f>A3</f></c>                                 never computed
@@ -16,7 +16,8 @@ whose value was kept is a value like any other; that value may be an empty text.
     ODS    <table-cell formula="of:=1/0" value-type="error">       an error; text: #DIV/0!
            <table-cell formula="of:=[.A3]"/>                       never computed
 
-Needs `pip install 'packhouse[xlsx]'`.
+Needs `pip install 'packhouse[xlsx]'`. Sheets are held in memory, up to 16 million cells; save
+larger ones as CSV.
 """
 
 import io
@@ -35,11 +36,11 @@ from packhouse.read.tabular import fault_column, fault_field
 from packhouse.system.plugins import import_extra
 
 Faults = dict[tuple[int, int], str]
-"""Row and column of a cell from 0 -> its error, such as `#REF!`; "" for what nobody computed."""
+"""(row, column) of a cell, from 0 -> its error, such as `#REF!`; "" if it was never computed."""
 
 _BATCH_ROWS = 1024
 MAX_CELLS = 2**24
-"""Cells of a sheet, empty ones between others included: a sheet may say that it has 17 billion."""
+"""Cells per sheet, including empty ones in between: a small file can declare 17 billion."""
 
 
 def workbook_as_arrow(file: IO[bytes], uri: str, file_format: str, table: None) -> IO[bytes]:
@@ -53,13 +54,13 @@ def workbook_as_arrow(file: IO[bytes], uri: str, file_format: str, table: None) 
 
 
 def read_workbook(file: IO[bytes], uri: str) -> pa.Table:
-    """Return the rows of all sheets; columns are text, rows without any text are left out.
+    """Return the rows of all sheets. Columns are text; rows without text are left out.
 
-    The last column says which rows are bad (`packhouse.read.tabular`).
+    The last column marks bad rows (`packhouse.read.tabular`).
 
     Raises:
-        SourceError: no workbook, sheets that differ, a column without a name or with that of
-            another.
+        SourceError: the file is not a valid workbook, its sheets differ, or a column has no name or
+            a duplicate name.
     """
     calamine = import_extra("python_calamine", "xlsx", "reading XLSX")
     try:
@@ -95,7 +96,8 @@ def _read_sheet(book: Any, name: str, faults: Faults, uri: str) -> tuple[str, pa
     places = [place for place, row in enumerate(rows) if any(row)]
     if not places:
         return name, pa.table({})
-    # Rows 0 (empty), 1 (names), 2, 3 (empty) and 4: header 1, rows of the table 2 and 4.
+    # With rows 0 (empty), 1 (names), 2, 3 (empty) and 4: the header is row 1, the table rows 2 and
+    # 4.
     first, *places = places
     header = rows[first]
     columns = [n for n in range(len(header)) if any(rows[place][n] for place in (first, *places))]
@@ -127,8 +129,8 @@ def _read_sheet(book: Any, name: str, faults: Faults, uri: str) -> tuple[str, pa
 
 
 def _rows(sheet: Any, faults: Faults) -> list[list[str]]:
-    """The texts of a sheet from its first cell on; of a bad cell its error, or `=`."""
-    num_before = (sheet.start or (0, 0))[1]  # columns that calamine leaves out
+    """Return the texts of a sheet from cell A1 on, with the error or `=` in bad cells."""
+    num_before = (sheet.start or (0, 0))[1]  # calamine skips empty columns at the left
     rows = [[""] * num_before + [_text(cell) for cell in row] for row in sheet.iter_rows()]
     num_rows = max([len(rows), *(row + 1 for row, _ in faults)])
     width = max([len(row) for row in rows[:1]] + [column + 1 for _, column in faults], default=0)
@@ -141,7 +143,7 @@ def _rows(sheet: Any, faults: Faults) -> list[list[str]]:
 
 
 def _cell(row: int, column: int) -> str:
-    """Name of a cell.
+    """Return the name of a cell.
 
     Example:
         >>> _cell(6, 3), _cell(0, 26)
@@ -155,7 +157,7 @@ def _cell(row: int, column: int) -> str:
 
 
 def _text(cell: object) -> str:
-    """A cell's value as CSV would have it."""
+    """Return the value of a cell as it would look in CSV."""
     if isinstance(cell, float) and cell.is_integer() and abs(cell) < 2**53:
         cell = int(cell)
     if isinstance(cell, bool):
@@ -164,21 +166,21 @@ def _text(cell: object) -> str:
 
 
 _MARKERS = re.compile(rb"""[<:]f[\s>/]|["']e["']|:formula|\0""")
-"""Without one of these, a sheet has no such cell. (NUL: it is UTF-16.)"""
+"""A sheet without any of these has no bad cells. NUL means UTF-16, which is always parsed."""
 _ODS_ERROR = re.compile(r"#[A-Z/0]{2,7}[!?]?|Err:[0-9]{3}")
 _MAX_TEXT = 40
 _PIECE = 2**20
 
 
 def find_faults(file: IO[bytes], max_cells: int) -> dict[str, Faults]:
-    """Return such cells of each sheet that has any.
+    """Return the bad cells of each sheet that has any.
 
     Args:
         file: a workbook that calamine has read.
-        max_cells: of a sheet, from its first cell to the last of these.
+        max_cells: limit per sheet, counted from its first cell to the last bad one.
 
     Raises:
-        ValueError: its XML is not sound, it is neither XLSX nor ODS, or a sheet is too large.
+        ValueError: the XML is invalid, the file is neither XLSX nor ODS, or a sheet is too large.
     """
     file.seek(0)
     try:
@@ -222,7 +224,7 @@ def _of_xlsx(book: zipfile.ZipFile, parts: dict[str, str], max_cells: int) -> di
 
 
 class _XlsxCells:
-    """Follows the elements of a sheet."""
+    """Finds bad cells from the XML elements of a sheet."""
 
     def __init__(self, max_cells: int) -> None:
         self.faults: Faults = {}
@@ -269,7 +271,7 @@ def _of_ods(book: zipfile.ZipFile, part: str, max_cells: int) -> dict[str, Fault
 
 
 class _OdsTables:
-    """Follows the elements of all sheets; a row or a cell may stand for several."""
+    """Finds bad cells from the XML elements of all sheets; a row or a cell can be repeated."""
 
     def __init__(self, max_cells: int) -> None:
         self.found: dict[str, Faults] = {}
@@ -327,7 +329,7 @@ def _check_place(row: int, column: int, max_cells: int) -> None:
 
 
 def _attribute(attributes: dict[str, str], name: str) -> str:
-    """The value of an attribute of any namespace."""
+    """Return the value of an attribute in any namespace."""
     return next((value for key, value in attributes.items() if key.endswith(f" {name}")), "")
 
 
@@ -336,7 +338,7 @@ def _number(attributes: dict[str, str], name: str) -> int:
 
 
 def _column_of(letters: str) -> int:
-    """Column from 0.
+    """Return the column number of letters, from 0.
 
     Example:
         >>> [_column_of(letters) for letters in ("A", "Z", "AA")]
@@ -354,6 +356,7 @@ def _is_marked(book: zipfile.ZipFile, part: str) -> bool:
         while piece := file.read(_PIECE):
             if _MARKERS.search(before + piece):
                 return True
+            # Keep the end of the piece: a marker may be split between two pieces.
             before = piece[-16:]
     return False
 
@@ -365,7 +368,7 @@ def _parse(
     end: Callable[[str], None] | None = None,
     text: Callable[[str], None] | None = None,
 ) -> None:
-    """Call the handlers for each element of a part, by its name without the namespace."""
+    """Call the handlers for each element of a part, with its name without namespace."""
     if part is None:
         return
     parser = expat.ParserCreate(namespace_separator=" ")

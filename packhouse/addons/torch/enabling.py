@@ -1,29 +1,29 @@
-"""Keep packed records apart: a guard for transformers' models, and masks for models of your own.
+"""Keep packed records apart: a guard for transformers models, and masks for your own models.
 
-transformers 5 cuts attention where `position_ids` do not rise by one, but only if the model gets
-no `attention_mask` and makes no cache, and by default it makes one. A tiny Llama's logits are
-then off by 9 where the right way is off by 1e-5, silently. `enable_packing` puts a guard before
-the decoder's forward pass. For packed batches the guard
+transformers 5 separates records where `position_ids` do not increase by one, but only if the model
+gets no `attention_mask` and creates no cache, which it does by default. Otherwise records see each
+other without any error: the logits of a tiny Llama are off by 9, instead of 1e-5. `enable_packing`
+runs a guard before the decoder's forward pass. For packed batches, the guard
 
-- turns the cache off and drops a mask that says nothing (all ones, right padding);
-- reads a mask of record numbers as boundaries: [1, 1, 2, 2, 0] -> positions [0, 1, 0, 1, 0];
-- refuses what cannot be right: boundaries that contradict each other, padding between records, a
-  cache, `loss_weights`, and RoPE that the longest record of a pack would change for all.
+- turns the cache off, and drops a mask without information (all ones, right padding);
+- reads boundaries from a mask of record numbers: [1, 1, 2, 2, 0] -> positions [0, 1, 0, 1, 0];
+- rejects what cannot be right: contradicting boundaries, padding between records, a cache,
+  `loss_weights`, and RoPE that the longest record of a pack would change for all of them.
 
-Generation and unpacked batches pass through untouched. The guard costs a few comparisons of T
-positions a step. `check_packing` proves the result. Boundaries that a collator or trainer lost are
-noticed for packs that this process loaded (`packhouse.load.boundaries`).
+Generation and unpacked batches are not affected. The guard costs a few comparisons over T positions
+per step. `check_packing` proves the result. Boundaries that a collator or trainer lost are detected
+for packs that this process loaded (`packhouse.load.boundaries`).
 
-For attention that does not read `position_ids` itself there are masks. A record is a run in which
-`position_ids` rise by one.
+Use a mask for attention that does not read `position_ids`. A record is a run of tokens in which
+`position_ids` increase by one.
 
 | form | memory at T tokens | for |
 |---|---|---|
-| `cu_seqlens` | 4 bytes a record | flash-attention's varlen functions |
+| `cu_seqlens` | 4 bytes per record | flash-attention's varlen functions |
 | `block_mask` | T^2 / 128^2 blocks | flex attention |
-| `block_causal_mask` | 4 T^2 bytes (float32) | eager and sdpa; never a boolean: eager adds masks |
+| `block_causal_mask` | 4 T^2 bytes (float32) | eager and sdpa; not boolean, as eager adds masks |
 
-A mask given to a transformers model **replaces** its own, so it must hold the sliding window too.
+A mask passed to a transformers model **replaces** its own, so it must include the sliding window.
 """
 
 import functools
@@ -51,12 +51,12 @@ def record_starts(position_ids: torch.Tensor) -> torch.Tensor:
         >>> record_starts(torch.tensor([[0, 1, 2, 0, 1]])).int().tolist()
         [[1, 0, 0, 1, 0]]
     """
-    # The first difference of a row is 0, so a record starts there wherever positions begin.
+    # The first difference of a row is 0, so a record starts there whatever the first position is.
     return torch.diff(position_ids, dim=-1, prepend=position_ids[..., :1]) != 1
 
 
 def segment_ids(position_ids: torch.Tensor) -> torch.Tensor:
-    """Return the number of the record that each token belongs to, int64 [batch, T], from 0 a row.
+    """Return the record number of each token, int64 [batch, T], counted from 0 in each row.
 
     Example:
         >>> segment_ids(torch.tensor([[0, 1, 2, 0, 1]])).tolist()
@@ -66,7 +66,7 @@ def segment_ids(position_ids: torch.Tensor) -> torch.Tensor:
 
 
 def cu_seqlens(position_ids: torch.Tensor) -> torch.Tensor:
-    """Return the bounds of the records of all rows, one row after another, int32 [num_records + 1].
+    """Return the boundaries of all records, row after row, int32 [num_records + 1].
 
     Example:
         >>> cu_seqlens(torch.tensor([[0, 1, 2, 0, 1]])).tolist()
@@ -77,15 +77,16 @@ def cu_seqlens(position_ids: torch.Tensor) -> torch.Tensor:
 
 
 MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Of flex attention: numbers of row, head, query and key -> whether the query sees the key."""
+"""A flex attention `mask_mod`: (batch, head, query, key) -> True if the query sees the key."""
 
 
 def packed_mask_mod(segments: torch.Tensor, sliding_window: int | None = None) -> MaskMod:
     """Return a `mask_mod` for flex attention: causal, within a record, within the window.
 
     Args:
-        segments: record number per token, int [batch, T] (`segment_ids`).
-        sliding_window: a token sees itself and the `sliding_window - 1` before it; None: all.
+        segments: record number of each token, int [batch, T] (`segment_ids`).
+        sliding_window: a token sees itself and the `sliding_window - 1` tokens before it; None for
+            no limit.
 
     Example:
         >>> sees = packed_mask_mod(torch.tensor([[0, 0, 1]]))
@@ -104,10 +105,10 @@ def packed_mask_mod(segments: torch.Tensor, sliding_window: int | None = None) -
 
 
 def block_mask(segments: torch.Tensor, sliding_window: int | None = None) -> "BlockMask":
-    """Return a BlockMask for flex attention, which skips blocks that no record crosses.
+    """Return a BlockMask for flex attention, which skips blocks without visible pairs.
 
     Args:
-        segments: record number per token, int [batch, T].
+        segments: record number of each token, int [batch, T].
         sliding_window: as in `packed_mask_mod`.
 
     Example:
@@ -127,11 +128,11 @@ def block_causal_mask(
     dtype: torch.dtype = torch.float32,
     sliding_window: int | None = None,
 ) -> torch.Tensor:
-    """Return an additive mask [batch, 1, T, T]: 0 where dim 2 sees dim 3, else the least number.
+    """Return an additive mask [batch, 1, T, T]: 0 where query sees key, else the dtype's minimum.
 
     Args:
-        segments: record number per token, int [batch, T].
-        dtype: a floating type, that of the attention scores.
+        segments: record number of each token, int [batch, T].
+        dtype: the floating-point type of the attention scores.
         sliding_window: as in `packed_mask_mod`.
 
     Example:
@@ -150,7 +151,7 @@ Forward = Callable[..., object]
 Args = tuple[object, ...]
 Kwargs = dict[str, object]
 
-# Families whose tiny models pass `check_packing` in the tests, by `model_type`.
+# Model families, by `model_type`, whose tiny models pass `check_packing` in the tests.
 FAMILIES = (
     "gemma",
     "gemma2",
@@ -170,18 +171,18 @@ _LAYERS = {"full_attention", "sliding_attention"}
 _FLASH = {"flash_attention_2", "flash_attention_3", "flash_attention_4"}
 _ATTENTION = {"eager", "sdpa", "flex_attention"} | _FLASH
 
-# Decoder class -> its own forward, and the handles that guard it: they may end in any order.
+# Decoder class -> its original forward and the active handles, which may be disabled in any order.
 _GUARDED: dict[type[torch.nn.Module], tuple[Forward, list["PackingHandle"]]] = {}
 
 
 class PackingHandle:
-    """Made by `enable_packing`: undoes it, by `disable()` or at the end of a `with` block."""
+    """Returned by `enable_packing`. Undo it with `disable()`, or use it as a context manager."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
 
     def disable(self) -> None:
-        """Put everything back as it was; a second call does nothing."""
+        """Restore the original state. A second call has no effect."""
         if self._undo:
             _forget_compiled()
         while self._undo:
@@ -196,22 +197,22 @@ class PackingHandle:
 
 
 def enable_packing(target: "torch.nn.Module | type | PretrainedConfig | str") -> PackingHandle:
-    """Make packed batches safe for a model, or for every model built from a config or a name.
+    """Make packed batches safe for a model, or for every model of a family.
 
     Use it with a collator that keeps the boundaries, such as `PackedCollator`, or TRL's with
-    `padding_free=True`: docs/how-to/keep-records-apart.md lists them.
+    `padding_free=True`; see docs/how-to/keep-records-apart.md.
 
     Args:
-        target: a model (wrapped by PEFT or DDP too); a model class such as `LlamaForCausalLM`; a
-            config; a `model_type` such as 'mistral'; or a folder or name that `AutoConfig` knows.
-            All but a model guard the decoder class of that family in this process, whenever its
-            models are made.
+        target: a model, which PEFT or DDP may wrap; a model class such as `LlamaForCausalLM`; a
+            config; a `model_type` such as 'mistral'; or a folder or name for `AutoConfig`. Anything
+            but a model guards the decoder class of that family in this process, including models
+            created later.
 
     Returns:
         A handle whose `disable()` undoes it.
 
     Raises:
-        ConfigError: a family, layer type or attention that is not known to keep records apart.
+        ConfigError: the family, a layer type or the attention is not known to keep records apart.
 
     Example:
         >>> handle = enable_packing("llama")
@@ -231,7 +232,7 @@ def enable_packing(target: "torch.nn.Module | type | PretrainedConfig | str") ->
             raise ConfigError(f"{type(target).__name__} holds no decoder of its config's family")
         for decoder in decoders:
             names = tuple(inspect.signature(decoder.forward).parameters)
-            guard = functools.partial(_guard, names)  # and no lambda: a model may be pickled
+            guard = functools.partial(_guard, names)  # not a lambda: a model may be pickled
             hook = decoder.register_forward_pre_hook(guard, with_kwargs=True)
             handle._undo.append(hook.remove)
     else:
@@ -246,7 +247,7 @@ def enable_packing(target: "torch.nn.Module | type | PretrainedConfig | str") ->
 
 
 def _forget_compiled() -> None:
-    """Make `torch.compile` look at models anew: code that it has made does not see a new guard."""
+    """Reset `torch.compile`, because compiled code ignores a guard that is added later."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
 
@@ -259,7 +260,7 @@ def _decoder_class(config: "PretrainedConfig") -> type[torch.nn.Module] | None:
 
 
 def _config_of(target: "str | type | PretrainedConfig") -> "PretrainedConfig":
-    """Return the config that a name or a model class stands for; a config itself as it is."""
+    """Return the config for a name or a model class; a config is returned unchanged."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if isinstance(target, str):
@@ -295,7 +296,7 @@ def _check_config(config: "PretrainedConfig") -> None:
 
 
 def _guard_class(decoder: type[torch.nn.Module], handle: PackingHandle) -> None:
-    """Guard every model of a decoder class until the last handle that wants it ends."""
+    """Guard every model of a decoder class until its last handle is disabled."""
     if decoder not in _GUARDED:
         plain: Forward = decoder.forward
         names = tuple(inspect.signature(plain).parameters)[1:]
@@ -322,16 +323,16 @@ def _guard_class(decoder: type[torch.nn.Module], handle: PackingHandle) -> None:
 def _guard(
     names: Sequence[str], decoder: torch.nn.Module, args: Args, kwargs: Kwargs
 ) -> tuple[Args, Kwargs]:
-    """Return the arguments that the decoder is called with instead.
+    """Return the arguments to call the decoder with.
 
     Args:
-        names: parameters of its forward, without `self`.
-        decoder: which of them is called.
-        args: what it was called with.
-        kwargs: likewise.
+        names: parameter names of its forward, without `self`.
+        decoder: the decoder that is called.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
 
     Raises:
-        ContractError: records would see each other, or would not come out as if alone.
+        ContractError: records would see each other, or would give other logits than alone.
     """
     config = decoder.config
     given: dict[str, Any] = kwargs | dict(zip(names, args, strict=False))
@@ -371,7 +372,7 @@ def _guard(
 
 
 def _is_matrix(mask: object) -> TypeGuard[torch.Tensor]:
-    """Return True for a mask [batch, T], False for none and for one of pairs of tokens."""
+    """Return True for a mask [batch, T]; False for None and for masks over token pairs."""
     return isinstance(mask, torch.Tensor) and mask.ndim == 2
 
 
@@ -381,11 +382,11 @@ def _holds_numbers(mask: object) -> bool:
 
 
 def _numbers_to_positions(numbers: torch.Tensor) -> torch.Tensor:
-    """Record numbers to positions: [1, 1, 2, 2, 0] -> [0, 1, 0, 1, 0]."""
+    """Convert record numbers to positions: [1, 1, 2, 2, 0] -> [0, 1, 0, 1, 0]."""
     token = torch.arange(numbers.shape[-1], device=numbers.device).expand_as(numbers)
     is_first = torch.ones_like(numbers, dtype=torch.bool)
     is_first[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
-    # Each token less the first one of its record: 0 1 2 3 4 - 0 0 2 2 4.
+    # Subtract the index of the record's first token: [0 1 2 3 4] - [0 0 2 2 4].
     return token - torch.where(is_first, token, 0).cummax(-1).values
 
 
@@ -400,13 +401,15 @@ def _is_packed(positions: torch.Tensor, mask: object) -> bool:
 
 
 def _refuse_packed_cache(positions: object, mask: object) -> None:
-    """With a cache the model does not look at positions: nothing may be packed."""
+    """Reject packed input with a cache, because the model then ignores record boundaries."""
     is_packed = _holds_numbers(mask)
     if not is_packed and isinstance(positions, torch.Tensor):
         length = positions.shape[-1]
         if mask is None:
             is_packed = _is_packed(positions, None)
         elif _is_matrix(mask) and mask.shape[-1] >= length:
+            # During generation the mask also covers the cached tokens; only its end belongs to this
+            # input.
             is_packed = _is_packed(positions, mask[:, -length:])
     if is_packed:
         raise ContractError(
@@ -416,7 +419,7 @@ def _refuse_packed_cache(positions: object, mask: object) -> None:
 
 
 def _refuse_holes(mask: object) -> None:
-    """Refuse a mask whose pads lie between tokens: what follows them may be another record."""
+    """Reject a mask with padding between tokens: what follows it may be another record."""
     if not _is_matrix(mask):
         return
     real = (mask != 0).int()
@@ -429,11 +432,11 @@ def _refuse_holes(mask: object) -> None:
 
 
 def _refuse_other_bounds(given: Mapping[str, Any], positions: Any, is_flash: bool) -> None:
-    """Refuse boundaries, read by some kernels only, that are not those of `position_ids`.
+    """Reject boundaries for specific kernels that differ from `position_ids`.
 
-    Flash kernels read `cu_seq_lens` and not the positions: a bound that is missing there merges two
-    records. Others read the positions alone, and a dispatcher that takes the bounds for rows of the
-    batch may have cut them short.
+    Flash kernels read `cu_seq_lens` instead of positions, so a missing boundary merges two records.
+    Other kernels read positions only, and a dispatcher that takes the boundaries for batch rows may
+    have truncated them; that is harmless, so they need only be a subset.
     """
     names = [n for n in ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx") if given.get(n) is not None]
     if names and not isinstance(positions, torch.Tensor):
@@ -459,9 +462,9 @@ def _refuse_other_bounds(given: Mapping[str, Any], positions: Any, is_flash: boo
 
 
 def _refuse_lost_bounds(ids: Any, positions: Any, mask: object, is_training: bool) -> None:
-    """Refuse what begins as a known pack and is called one record; warn where nothing is called so.
+    """Reject a known pack that is passed as a single record; warn if no boundaries are passed.
 
-    No mark in the batch tells it from a single record: its tokens do.
+    Nothing in the batch marks a pack whose boundaries were lost, but its first tokens identify it.
     """
     advice = (
         "Use PackedCollator, or SFTConfig(padding_free=True, max_length=None, packing=False) "
@@ -488,7 +491,7 @@ def _refuse_lost_bounds(ids: Any, positions: Any, mask: object, is_training: boo
 
 
 def _refuse_mask(positions: torch.Tensor, mask: object, has_numbers: bool) -> None:
-    """Refuse a mask that says more than the positions do; the model will not get it."""
+    """Reject a mask with information that the positions lack, because the model will not get it."""
     if not isinstance(mask, torch.Tensor) or mask.shape != positions.shape:
         raise ContractError(
             "a packed batch came with a mask of its own; the model would use it in place of the "
@@ -512,7 +515,8 @@ def _refuse_long_rope(config: "PretrainedConfig", positions: torch.Tensor) -> No
         limit = config.max_position_embeddings
         for place in (config.__dict__, each):
             limit = min(limit, place.get("original_max_position_embeddings") or limit)
-        # 'dynamic' forgets an earlier, longer batch only below its window, not at it.
+        # 'dynamic' resets after a longer batch only if the batch is below the window, not equal to
+        # it.
         limit -= kind == "dynamic"
         longest = int(positions.max()) + 1
         if longest > limit:

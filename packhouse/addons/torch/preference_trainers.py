@@ -1,7 +1,6 @@
-"""TRL's trainers of preferences, made to take prepared rows as they are.
+"""Make TRL's preference trainers accept prepared rows without tokenizing them again.
 
-TRL's trainers but RewardTrainer tokenize every dataset that they get; there is no setting against
-it.
+Except for RewardTrainer, TRL's trainers tokenize every dataset and have no setting to turn it off.
 """
 
 from collections.abc import Mapping
@@ -20,18 +19,18 @@ _Trainer = TypeVar("_Trainer", bound=type[Any])
 
 
 def enable_preferences(trainer_class: _Trainer) -> _Trainer:
-    """Return a trainer of TRL as a class that takes prepared rows as they are.
+    """Return a subclass of a TRL trainer that accepts prepared rows.
 
-    Datasets with `prompt_ids` are not tokenized again; others go the usual way. For KTO's losses
-    with a KL term, each batch gets the answers of its neighbours, as TRL does it.
+    Datasets with `prompt_ids` are not tokenized again; others are processed as usual. For KTO
+    losses with a KL term, each row gets the answer of the previous row in its batch, as in TRL.
 
     Args:
-        trainer_class: `trl.DPOTrainer`, `trl.KTOTrainer`; `ORPOTrainer` or `CPOTrainer` of
-            `trl.experimental`; or a class of yours made from one.
+        trainer_class: `trl.DPOTrainer`, `trl.KTOTrainer`, `ORPOTrainer` or `CPOTrainer` of
+            `trl.experimental`, or your own subclass of one.
 
     Raises:
-        ConfigError: `trainer_class` is none of these; or, when a trainer is made, its `max_length`
-            would cut an answer.
+        ConfigError: `trainer_class` is not one of these; or, when a trainer is created, its
+            `max_length` would cut an answer.
 
     Example:
         >>> from trl import DPOTrainer
@@ -75,7 +74,7 @@ def enable_preferences(trainer_class: _Trainer) -> _Trainer:
 
 
 def _whole_sides(row: Mapping[str, Any], max_length: int) -> dict[str, list[int]]:
-    """Columns of ORPO and CPO: the prompt, and each side with its prompt and its labels."""
+    """Return the columns of ORPO and CPO: the prompt, and each side with its prompt and labels."""
     prompt = row["prompt_ids"]
     columns = {"prompt_input_ids": prompt, "prompt_attention_mask": [1] * len(prompt)}
     for side in ("chosen", "rejected"):
@@ -92,7 +91,7 @@ def _whole_sides(row: Mapping[str, Any], max_length: int) -> dict[str, list[int]
 
 
 def _check_max_length(dataset: "Dataset", max_length: int | None) -> None:
-    """Refuse a limit that cuts answers; of a stream, nobody knows."""
+    """Reject a limit that would cut answers. Lengths in streams are unknown, so they pass."""
     if max_length is None or not hasattr(dataset, "with_format") or not hasattr(dataset, "data"):
         return
     answers = [each for each in _ANSWERS if each in dataset.column_names]
@@ -119,6 +118,6 @@ _ANSWERS = ("chosen_ids", "rejected_ids", "completion_ids")
 
 
 def _add_neighbours(rows: Mapping[str, list[list[int]]]) -> dict[str, list[list[int]]]:
-    """Answers of a batch behind each other's prompts: the last one goes to the first row."""
+    """Pair each prompt with the answer of the previous row; the first one gets the last answer."""
     answers = rows["completion_ids"]
     return {"KL_completion_ids": [answers[-1], *answers[:-1]]}

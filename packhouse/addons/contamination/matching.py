@@ -1,13 +1,13 @@
-"""Contamination: rows that share a run of words with a benchmark, counted and shown.
+"""Find contaminated rows: those that share a run of words with a benchmark.
 
-All that turns say is looked at: contents, contexts, reasoning, and the names and arguments of tool
-calls, nested ones included.
+All text of a conversation is compared: contents, contexts, reasoning, and names and arguments of
+tool calls, including nested ones.
 
-Two texts share an n-gram if n words in a row (see `packhouse.records.ngrams`) are equal; 13 words
-is what GPT-3 used, and few such runs are alike by chance. Words are numbered by the benchmarks' own
-vocabulary, so a run that holds any other word is out at once; runs are compared as 64-bit hashes,
-sorted. Nothing is done per row: 52,000 Alpaca rows against GSM8K's test set take about 2 s.
-Benchmarks are held in memory, 8 bytes a word.
+Two texts share an n-gram if n consecutive words are equal (see `packhouse.records.ngrams`). GPT-3
+used 13 words, which rarely match by chance. Words are numbered by the benchmarks' vocabulary, so
+runs with any other word are skipped immediately, and runs are compared as sorted 64-bit hashes. No
+work is done per row in Python: 52,000 Alpaca rows against the test set of GSM8K take about 2 s.
+Benchmarks are held in memory, 8 bytes per word.
 
 Source: Brown et al. 2020, Language Models are Few-Shot Learners, appendix C.
 """
@@ -35,7 +35,7 @@ from packhouse.system.wording import counted
 
 MATCHES = pa.schema(
     [
-        pa.field("row", pa.int64(), nullable=False),  # of the file that the shard is of
+        pa.field("row", pa.int64(), nullable=False),  # row in the file of the shard
         pa.field("benchmark", pa.string(), nullable=False),  # file and row: `exam/exam.jsonl row 3`
     ]
 )
@@ -45,33 +45,33 @@ _LENIENT = ValidateConfig(allow_ends_on_user=True)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Benchmarks:
-    """All runs of `ngram` words of some benchmarks."""
+    """All runs of `ngram` words in some benchmarks."""
 
     ngram: int
     vocabulary: pa.Array
     hashes: Hashes
-    """Of each different run, rising."""
+    """Distinct hashes of runs, sorted."""
     owners: Int64s
-    """Number of the first benchmark row that holds each run."""
+    """For each run, the number of the first benchmark row that contains it."""
     places: pa.Table
     """`source` and `row` of each benchmark row."""
     num_short: int
-    """Texts of fewer than `ngram` words: nothing can be found of them."""
+    """Texts with fewer than `ngram` words, which cannot be matched."""
     num_unread: int
     """Rows that could not be read."""
 
 
 def read_benchmarks(sources: Sequence[SourceConfig], ngram: int) -> Benchmarks:
-    """Read benchmark files, of any format that sources can have.
+    """Read benchmark files in any format that sources can have.
 
     Args:
-        sources: as in a recipe; contents, contexts, reasoning and tool calls of all
-            turns count.
-        ngram: words of a run.
+        sources: sources as in a recipe; contents, contexts, reasoning and tool calls of all
+            messages are used.
+        ngram: number of words per run.
 
     Raises:
         SourceError: a file cannot be read.
-        ConfigError: none of the rows can be read, or none has a text of `ngram` words.
+        ConfigError: no row can be read, or no text has `ngram` words.
     """
     tables, num_unread = [], 0
     for source in sources:
@@ -108,10 +108,10 @@ def match_benchmarks(
     """Find the rows of a shard that share a run of words with a benchmark.
 
     Returns:
-        Counts: `rows`, how many were looked at; `contaminated`, how many share a run, and
-        `by_benchmark` with which file; `worst`, those that share most runs (`value`), each with the
-        `benchmark` row and the words of its first shared run. And all of these rows, schema
-        `MATCHES`.
+        Counts, and the matching rows (schema `MATCHES`). Counts: `rows`, all rows compared;
+        `contaminated`, rows that share a run, and `by_benchmark`, the same by benchmark file;
+        `worst`, the rows that share the most runs (`value`), with the `benchmark` row and the words
+        of the first shared run.
     """
     texts = _Texts.of(validated)
     hashes, places = texts.runs(benchmarks.vocabulary, benchmarks.ngram)
@@ -144,7 +144,7 @@ def match_benchmarks(
 
 
 def combine_contamination(shards: Sequence[Mapping[str, Any]], found: Benchmarks) -> dict[str, Any]:
-    """Add up what was found in shards."""
+    """Combine the results of all shards."""
     by_benchmark: dict[str, int] = {}
     for shard in shards:
         for name, number in shard["by_benchmark"].items():
@@ -167,7 +167,7 @@ _TEXTS = ("content", "context", "reasoning")
 
 
 def _words_of_calls(calls: str) -> str:
-    r"""Names of functions and arguments, and what they are given, without JSON's own signs.
+    r"""Return function names, argument names and values of tool calls, without JSON syntax.
 
     Example:
         >>> _words_of_calls('[{"function": {"name": "add", "arguments": {"n": [1, {"of": 2}]}}}]')
@@ -200,7 +200,7 @@ def _add_words(value: object, said: list[str]) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Texts:
-    """The words of all texts of a table, and the row that each text is of."""
+    """Words of all texts in a table, and the row of each text."""
 
     words: Words
     rows: Int64s
@@ -218,9 +218,9 @@ class _Texts:
         return self.rows[self.words.text_of(places)]
 
     def runs(self, vocabulary: pa.Array, ngram: int) -> tuple[Hashes, Int64s]:
-        """Hash and first word of every run of `ngram` words of one text, all in the vocabulary.
+        """Return hash and first word of each run of `ngram` known words within one text.
 
-        Words 1 2 3 4 of a text, ngram 3: runs 1 2 3 and 2 3 4, at 0 and 1.
+        For words 1 2 3 4 of a text and ngram 3: runs 1 2 3 and 2 3 4, at 0 and 1.
         """
         words = self.words
         ids = pc.fill_null(pc.index_in(words.values, value_set=vocabulary), -1).to_numpy()
@@ -228,5 +228,7 @@ class _Texts:
         ends = np.repeat(words.offsets[1:], np.diff(words.offsets))[:num_runs]
         unknown = np.append(0, np.cumsum(ids < 0))
         starts = np.arange(num_runs)
+        # The running count of unknown words stays equal over a run exactly if all its words are
+        # known.
         starts = starts[(starts + ngram <= ends) & (unknown[ngram:] == unknown[:num_runs])]
         return run_hashes((ids + 1).astype(np.uint64), starts, ngram), starts

@@ -1,7 +1,7 @@
-"""benchmarks: conversations -> those that share a run of words with a benchmark.
+"""Step `benchmarks`: find conversations that share a run of words with a benchmark.
 
-It is done beside the format step, shard by shard, where a recipe names benchmarks. Pack leaves out
-what it found, or sends it to eval, where `audit.on_match` says so; the audit counts it.
+It runs next to the format step, shard by shard, if a recipe names benchmarks. Depending on
+`audit.on_match`, pack drops the matches or moves them to eval; the audit counts them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,9 +31,9 @@ from packhouse.system.fingerprint import canonical_json
 
 
 def benchmarks_of(recipe: Recipe) -> dict[str, object]:
-    """Return what names the benchmarks of a recipe that has some.
+    """Return the identity of a recipe's benchmarks.
 
-    What is found of benchmarks is published, so they decide the version; limits do not.
+    Matches are published, so benchmarks are part of the version id; limits are not.
     """
     shards = [shard.identity() for s in recipe.audit.benchmarks for shard in scan_source(s)]
     read = [
@@ -46,34 +46,34 @@ def benchmarks_of(recipe: Recipe) -> dict[str, object]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchmarkParameters:
-    """What is looked for."""
+    """The benchmarks to search."""
 
     benchmarks: Mapping[str, object]
-    """As `benchmarks_of` says."""
+    """Result of `benchmarks_of`."""
 
     def to_json(self) -> dict[str, object]:
-        """Return what decides the findings."""
+        """Return what determines the matches."""
         return dict(self.benchmarks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchmarkFacts:
-    """What was found in a shard."""
+    """Matches in a shard."""
 
     found: dict[str, object]
-    """Counts and worst rows, as plain JSON; see `match_benchmarks`."""
+    """Counts and worst rows as plain JSON; see `match_benchmarks`."""
 
 
 def benchmark_job(
     benchmarks: Mapping[str, object], validated: Ref, label: str = "", size: int = 0
 ) -> Job[BenchmarkParameters]:
-    """Return the job that looks for benchmarks in a shard."""
+    """Return the job that searches a shard for benchmarks."""
     parameters = BenchmarkParameters(benchmarks=benchmarks)
     return BENCHMARKS.job(parameters, [validated], label=f"benchmarks in {label}", size=size)
 
 
 def compute(work: Work[BenchmarkParameters], folder: Path) -> BenchmarkFacts:
-    """Write `matches.arrow`, the rows that share a run of words with a benchmark."""
+    """Write `matches.arrow`: the rows that share a run of words with a benchmark."""
     receipt = work.input(VALIDATE)
     validated = read_table(receipt.path("validated.arrow"))
     if REJECTED in receipt.files:
@@ -89,11 +89,11 @@ _last_read: dict[bytes, Benchmarks] = {}
 
 
 def load_benchmarks(recipe: Recipe, benchmarks: Mapping[str, object]) -> Benchmarks:
-    """Read the benchmarks once for all jobs that a process does, one after another.
+    """Read the benchmarks once for all jobs of this process.
 
     Args:
-        recipe: says where they lie.
-        benchmarks: as `benchmarks_of` says: where it says something else, they are read anew.
+        recipe: gives the paths of the benchmarks.
+        benchmarks: result of `benchmarks_of`; they are read again if it differs.
     """
     key = canonical_json(benchmarks["benchmarks"])
     found = _last_read.get(key)
@@ -110,12 +110,12 @@ def match_shards(
     validated: Sequence[Receipt[Any]],
     shards: Sequence[pa.Table],
 ) -> pa.Array:
-    """Look up which records of some shards match a benchmark; whatever is gone is made again.
+    """Return which records of some shards match a benchmark; missing results are computed.
 
-    All records of a row that matches do: windows of it, and examples of its turns.
+    All records of a matching row match: its windows, and examples of its turns.
 
     Returns:
-        For all records the benchmark's row, or null.
+        The benchmark row of each record, or null.
     """
     named = [pa.nulls(0, pa.string())]
     for before, shard in zip(validated, shards, strict=True):
@@ -128,7 +128,7 @@ def match_shards(
 
 
 def contamination_of(work: Work[Any]) -> dict[str, Any]:
-    """Add up what was found in all shards that the publish job reads."""
+    """Combine the matches in all shards that the publish job reads."""
     matched = [receipt.facts.found for receipt in work.inputs(BENCHMARKS)]
     benchmarks = load_benchmarks(work.recipe, work.parameters.benchmarks)
     found = combine_contamination(matched, benchmarks)

@@ -1,4 +1,7 @@
-"""Tokenized records, one a row, in views that shuffle, join and pad them."""
+"""Torch datasets of tokenized records and packs, with padding, shuffling and concatenation.
+
+Files are memory-mapped and not copied. Use `make_supervised_dataset` to create them.
+"""
 
 import copy
 from collections.abc import Sequence
@@ -27,10 +30,10 @@ class _Padding:
 
 
 class PaddedPacks(PackedDataset):
-    """Packs as dart-math gives them: all of `seq_len` tokens, for collators that stack.
+    """Packs in dart-math's format: all padded to `seq_len` tokens, for collators that stack.
 
     `attention_mask` numbers the records, [1, 1, 2, 2, 0], which `enable_packing` reads as
-    boundaries; `position_ids` restart at each, and at the pads.
+    boundaries. `position_ids` restart at each record and at the padding.
     """
 
     def __init__(self, paths: Sequence[Path], *, pad_token_id: int) -> None:
@@ -54,10 +57,10 @@ class PaddedPacks(PackedDataset):
 
 
 class TokenizedDataset(torch.utils.data.Dataset):
-    """Tokenized records, one a row: `input_ids`, `labels`, `attention_mask` as int64 tensors.
+    """Tokenized records, one per row: `input_ids`, `labels`, `attention_mask` as int64 tensors.
 
-    Made by `make_supervised_dataset`. `concat`, `shuffle` and `pad` return another view of the
-    same mapped files; nothing is copied.
+    Created by `make_supervised_dataset`. `concat`, `shuffle` and `pad` return views of the same
+    mapped files without copying.
     """
 
     def __init__(
@@ -93,18 +96,18 @@ class TokenizedDataset(torch.utils.data.Dataset):
 
     @property
     def num_tokens(self) -> npt.NDArray[np.int64]:
-        """Tokens of each record, in order."""
+        """Number of tokens of each record, in order."""
         assert isinstance(self._rows, ArrowRows)
         return self._rows.num_tokens()[self._order]
 
     def concat(self, *others: "TokenizedDataset | list[TokenizedDataset]") -> "TokenizedDataset":
-        """Return these records and then those of the others, each in its own order.
+        """Return these records followed by those of the others, each in its own order.
 
         Args:
             others: datasets, or a list of them.
 
         Raises:
-            ConfigError: one is no `TokenizedDataset`; or they are padded, and not alike.
+            ConfigError: one is not a `TokenizedDataset`, or they are padded differently.
         """
         parts = [self]
         flat = chain.from_iterable(each if isinstance(each, list) else [each] for each in others)
@@ -130,7 +133,7 @@ class TokenizedDataset(torch.utils.data.Dataset):
         return made
 
     def shuffle(self, seed: int = 42) -> "TokenizedDataset":
-        """Return the same records in an order that `seed` decides, on every platform alike."""
+        """Return the same records in an order determined by `seed`, equal on every platform."""
         made = copy.copy(self)
         made._order = self._order[permutation(len(self), seed)]
         return made
@@ -141,15 +144,15 @@ class TokenizedDataset(torch.utils.data.Dataset):
         length: int | Literal["longest"] = "longest",
         side: Literal["left", "right"] = "right",
     ) -> "TokenizedDataset":
-        """Return the same records padded to one length; labels of pads are -100, by length.
+        """Return the same records padded to one length; padding has label -100 and no attention.
 
         Args:
-            pad_token_id: by default that of the tokenizer, or 0 where it has none.
-            length: in tokens, or that of the longest record.
-            side: where pads go.
+            pad_token_id: default: the tokenizer's pad token, or 0 if it has none.
+            length: number of tokens, or "longest" for the length of the longest record.
+            side: side of the padding.
 
         Raises:
-            ConfigError: a record is longer than `length`, or no such side.
+            ConfigError: a record is longer than `length`, or the side is unknown.
         """
         if side not in ("left", "right"):
             raise ConfigError(f"side '{side}' is not known; use left or right")
@@ -163,6 +166,7 @@ class TokenizedDataset(torch.utils.data.Dataset):
         return made
 
     def __getstate__(self) -> dict[str, object]:
+        # Memory maps cannot be pickled: worker processes open the files again.
         return {name: value for name, value in self.__dict__.items() if name != "_rows"}
 
     def __setstate__(self, state: dict[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""`packhouse golden check | write`: conversations whose outcome a recipe pins."""
+"""`packhouse golden check | write`: pin the output of a recipe for chosen conversations."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -18,15 +18,15 @@ from packhouse.run.step import execute
 from packhouse.run.steps.plan import plan_jobs
 from packhouse.system.terminal import echo
 
-_LOOK_AT = 1000  # rows of each shard among which shapes are looked for
+_LOOK_AT = 1000  # rows per shard searched for different shapes
 
 
 @click.group()
 def golden() -> None:
-    """Pin conversations with the text, ids and trained tokens that a recipe must make of them.
+    """Pin the text, ids and trained tokens that a recipe must produce for chosen conversations.
 
     \b
-    packhouse golden write RECIPE --count 5      # then look at the file, and put into the recipe:
+    packhouse golden write RECIPE --count 5      # then review the file, and add to the recipe:
                                                  # golden: golden.yaml
     packhouse golden check RECIPE
     """
@@ -66,9 +66,9 @@ def write(
     count: int | None,
     out: Path | None,
 ) -> None:
-    """Write what RECIPE makes of chosen rows, and of those that the file holds already.
+    """Pin the output of RECIPE for the selected rows and for rows already in the file.
 
-    Look at the file before you trust it: it pins whatever comes out now.
+    Review the file before you rely on it: it pins the current output, right or wrong.
     """
     recipe = read_recipe(recipe_path, overrides)
     path = out or (Path(recipe.golden) if recipe.golden else None)
@@ -95,10 +95,10 @@ def write(
 def _chosen(
     recipe: Recipe, workspace: Workspace, rows: Sequence[str], count: int | None
 ) -> list[dict[str, Any]]:
-    """The named rows, then `count` more: the first one of each shape, which is its roles in order.
+    """Return the named rows, then `count` more: first one row per shape (its roles in order).
 
-    Of 900 rows (user, assistant), 90 (system, user, assistant) and `count` 3: one of each shape,
-    and the first one of all others.
+    With 900 rows (user, assistant), 90 rows (system, user, assistant) and `count` 3: one row of
+    each shape, then the first of the others.
     """
     wanted = set(rows)
     found: dict[str, dict[str, Any]] = {}
@@ -120,7 +120,7 @@ def _chosen(
 
 
 def _rows(recipe: Recipe, workspace: Workspace, *, everything: bool) -> Iterator[dict[str, Any]]:
-    """Conversations of every shard, named by source, file and row."""
+    """Yield the conversations of every shard, named by source, file and row."""
     for job in plan_jobs(recipe).validate:
         table = read_table(execute(job, recipe, workspace).path("validated.arrow"))
         asides = ["tools", "arguments", "weight", "label"]

@@ -1,23 +1,22 @@
-"""Share finished steps between machines that have no disk in common, such as runs of a CI.
+"""Share finished steps between machines without a common disk, such as CI runners.
 
-A mirror lies beside the local cache, in any object store:
+A mirror complements the local cache, in any object store:
 
 ```
-<mirror>/<step>/<key>/tokenized.arrow ...   what the step wrote, create-only
-<mirror>/<step>/<key>/receipt.json          written last: without it the folder is not there
+<mirror>/<step>/<key>/tokenized.arrow ...   files of the step, create-only
+<mirror>/<step>/<key>/receipt.json          written last: without it the step does not exist
 ```
 
-What is missing here is fetched before a step, and what was computed is written after it. A fetched
-step is believed as little as a local one: the receipt's own digest and every file's size and sha256
-are compared, and files of other kinds than Arrow, Parquet and JSON are not fetched at all; nothing
-is ever unpickled. Whoever may write to the mirror can still put a consistent lie there, so only
-trusted runs may: give others a key that reads. Nothing is ever removed from a mirror: let the
-bucket expire objects (a lifecycle rule).
+Missing steps are fetched before they would run, and computed steps are written afterwards. Fetched
+steps are verified like local ones: the receipt's digest, and size and sha256 of every file. Only
+Arrow, Parquet, JSON and export files are fetched, and nothing is unpickled. Anyone who can write to
+the mirror can still store consistent wrong data, so give write access to trusted runs only, and
+read-only keys to others. Nothing is ever deleted from a mirror: use a lifecycle rule of the bucket.
 
-A mirror saves time, so no run fails because of it. After its first failure (no answer within 2
-seconds of retries, no such bucket, access denied) the run goes on without it and asks it nothing
-more. A mirror that may be read but not written is read. `notes` says so, once. Costs one request
-for each step that is not here, and the transfer of every step's files once.
+A mirror only saves time, so it never fails a run. After its first failure (no response within 2
+seconds of retries, missing bucket, access denied), the run continues without it. A read-only mirror
+is still read. `notes` reports this once. Cost: one request per step that is missing locally, and
+one transfer of its files.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,11 +40,11 @@ from packhouse.store.protocol import RetryPolicy, ask, download, run
 
 _SUFFIXES = (".arrow", ".parquet", ".json", ".jsonl", ".zst", ".md", ".html", ".mds", ".msgpack")
 _RECEIPT = "receipt.json"
-# A mirror saves time: it may not cost much of it. Its notes say what it did not do.
+# Keep retries short, because a mirror only saves time. Its notes report what it skipped.
 _RETRY = RetryPolicy(deadline_s=2, is_logged=False)
 _READ_TIMEOUT_S = 10
 _THREADS = 8
-_FAILURES = (StoreError, TransientError, ConfigError)  # ConfigError: no credentials
+_FAILURES = (StoreError, TransientError, ConfigError)  # ConfigError: missing credentials
 
 
 @dataclass(kw_only=True)
@@ -55,21 +54,21 @@ class StepMirror:
     store: ObjectStore
     steps: StepStore
     notes: list[str] = field(default_factory=list)
-    """What went wrong with the mirror; each costs time only."""
+    """Problems with the mirror; each of them only costs time."""
     fetched: list[str] = field(default_factory=list)
-    """Steps that were taken from the mirror, as `step/key`."""
+    """Steps fetched from the mirror, as `step/key`."""
     written: list[str] = field(default_factory=list)
     is_used: bool = True
-    """False after a failure: nothing is asked of the mirror or written to it any more."""
+    """False after a failure: the mirror is neither read nor written any more."""
     is_written: bool = True
-    """False after the mirror refused a write."""
+    """False after the mirror rejected a write."""
     _lock: Lock = field(default_factory=Lock, repr=False)
 
     def fetch(self, step: str, key: str) -> bool:
-        """Bring a step here if the mirror has it whole; return True if it is here now.
+        """Fetch a step if the mirror has all of it; return True if it is now in the local cache.
 
         Raises:
-            DiskError: the local cache cannot take it.
+            DiskError: the local cache cannot store it.
         """
         if self.steps.peek(step, key) is not None:
             return True
@@ -78,14 +77,14 @@ class StepMirror:
         try:
             with self.steps.work_folder("mirror") as work:
                 return self._fetch(step, key, work)
-        except (IntegrityError, ObjectNotFoundError) as error:  # this step only
+        except (IntegrityError, ObjectNotFoundError) as error:  # affects this step only
             self.notes.append(f"{step}/{key[:12]} was not taken from the mirror: {error}")
         except _FAILURES as error:
             self._stop_using(error)
         return False
 
     def holding(self, steps: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Return which of the steps, as (step, key), lie there; one request for each."""
+        """Return which of the (step, key) pairs the mirror has; one request each."""
         with ThreadPoolExecutor(_THREADS, "packhouse-mirror") as pool:
             asked = list(steps)
             held = pool.map(self._holds, asked)
@@ -99,7 +98,7 @@ class StepMirror:
             return False
 
     def write(self, receipt: AnyReceipt) -> None:
-        """Put a step there, its receipt last; one that is there already is left alone."""
+        """Write a step to the mirror, its receipt last, unless the mirror already has it."""
         folder = f"{receipt.step}/{receipt.key}"
         try:
             if not self.is_used or not self.is_written or self._has(f"{folder}/{_RECEIPT}"):
@@ -110,7 +109,7 @@ class StepMirror:
             body = file_body(receipt.path(_RECEIPT))
             _create(self.store, f"{folder}/{_RECEIPT}", body)
             self.written.append(folder)
-        except StoreError as error:  # a key that reads and may not write, as untrusted jobs have
+        except StoreError as error:  # a read-only key, as untrusted jobs have
             with self._lock:
                 if self.is_written and self.is_used:
                     self.is_written = False
@@ -122,7 +121,7 @@ class StepMirror:
             self._stop_using(error)
 
     def _stop_using(self, error: PackhouseError) -> None:
-        """Leave the mirror alone from now on, and say so once: 8 threads may fail together."""
+        """Stop using the mirror, with a single note even if 8 threads fail at once."""
         with self._lock:
             if self.is_used:
                 self.is_used = False
@@ -135,7 +134,7 @@ class StepMirror:
 
     @contextmanager
     def sharing(self, names: Sequence[tuple[str, str]]) -> Iterator[None]:
-        """Fetch what is missing of some steps, as (step, key); write what the block computes."""
+        """Fetch missing steps, given as (step, key), then write those that the block computed."""
         with ThreadPoolExecutor(_THREADS, "packhouse-mirror") as pool:
             list(pool.map(lambda name: self.fetch(*name), names))
             yield
@@ -163,14 +162,14 @@ class StepMirror:
         for name in names:
             steps = download(f"{folder}/{name}", work / name, receipt.files[name].size)
             run(self.store, steps, retry=_RETRY)
-        if not is_intact(receipt):  # asked before others see it
+        if not is_intact(receipt):  # checked before other processes can see it
             raise IntegrityError("its files are not those of its receipt")
         (work / _RECEIPT).write_bytes(raw)
         place = self.steps.root / step / key
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
             work.rename(place)
-        except OSError:  # another process brought or computed it meanwhile
+        except OSError:  # another process fetched or computed it
             return self.steps.find(step, key) is not None
         (place / LOCK).unlink(missing_ok=True)
         self.fetched.append(folder)
@@ -178,10 +177,10 @@ class StepMirror:
 
 
 def open_step_mirror(uri: str, cache: Path) -> StepMirror:
-    """Open the mirror of the steps in a cache's folder.
+    """Open the mirror for the steps in a cache folder.
 
     Raises:
-        ConfigError: no such kind of store, no credentials.
+        ConfigError: unknown kind of store, or missing credentials.
     """
     store = open_store(uri, read_timeout_s=_READ_TIMEOUT_S)
     return StepMirror(store=store, steps=StepStore(cache / "steps"))
@@ -191,4 +190,4 @@ def _create(store: ObjectStore, key: str, body: FileBody) -> None:
     try:
         run(store, ask(ObjectStore.put_create, key, body), retry=_RETRY)
     except PreconditionFailedError:
-        return  # there already, or our own lost success: a key has one content
+        return  # there already: content is the same for the same key

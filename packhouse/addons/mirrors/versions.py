@@ -1,17 +1,17 @@
-"""Show a version elsewhere: in a dataset repository of the Hugging Face Hub, in Weights & Biases.
+"""Copy a version to a dataset repository of the Hugging Face Hub, or to Weights & Biases.
 
-Neither is the record: the version in the store stays what counts.
+The version in the store stays authoritative.
 
-A mirror on the Hub is one commit that adds the version's data files, card and manifest and deletes
-the data files of the version before, with the commit we looked at as its condition
-(`parent_commit`): either a reader of the repository sees all of it or nothing, and two mirrors at
-once cannot mix. Quarantined raw rows and lineage records stay in the store. Token and endpoint come
-from the usual HF environment.
+On the Hub, a mirror is one commit. It adds the version's data files, card and manifest, and deletes
+the data files of the previous version, on condition that the repository is still at the commit that
+was read (`parent_commit`). Readers see all of it or nothing, and two mirrors at the same time
+cannot mix. Quarantined rows and lineage records stay in the store. Token and endpoint come from the
+usual HF environment.
 
 W&B gets an artifact of type `dataset`: the first records of each split as readable text, the
-manifest, and the address of the version in its store; the data stay where they are, or are in it
-too, where that is asked for: `artifact.download()` is then what `packhouse pull` writes. Works
-offline (`WANDB_MODE=offline`, sync later), as W&B's own environment says.
+manifest, and the address of the version in its store. With `files`, it also contains the data, and
+`artifact.download()` returns what `packhouse pull` writes. Works offline (`WANDB_MODE=offline`,
+sync later).
 """
 
 import itertools
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
 MIRRORED_KINDS = ("data", "card")
-"""Kinds of files that leave the store; the others may hold raw rows."""
+"""Kinds of files that may leave the store; others may contain raw rows."""
 
 _REPO = re.compile(r"hf://datasets/([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})")
 _MAX_TRIES = 5
-_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2")  # of the Hub's client, by its version
+_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2")  # of the Hub's client
 
 
 def parse_hub_uri(uri: str) -> str:
-    """Repository id of `hf://datasets/org/name`.
+    """Return the repository id of `hf://datasets/org/name`.
 
     Example:
         >>> parse_hub_uri("hf://datasets/acme/alpaca-packed")
         'acme/alpaca-packed'
 
     Raises:
-        ConfigError: another form.
+        ConfigError: the address has another form.
     """
     match = _REPO.fullmatch(uri)
     if match is None:
@@ -57,16 +57,16 @@ def parse_hub_uri(uri: str) -> str:
 
 
 def mirror_to_hub(opened: OpenVersion, uri: str) -> str:
-    """Make a dataset repository hold this version, in one commit; makes a private one if need be.
+    """Commit this version to a dataset repository, creating a private one if needed.
 
-    Repeating it is free: a repository that holds the version gets no commit.
+    Repeating it has no effect: a repository with this version gets no commit.
 
     Returns:
-        Id of the commit that holds the version.
+        ID of the commit with the version.
 
     Raises:
         ConflictError: others keep committing to the repository.
-        StoreError: refused by the Hub: no token, no rights.
+        StoreError: the Hub refused it: no token or no permission.
         TransientError: the Hub cannot be reached.
     """
     from huggingface_hub import HfApi
@@ -95,7 +95,7 @@ def mirror_to_hub(opened: OpenVersion, uri: str) -> str:
             except HfHubHTTPError as error:
                 if error.response is None or error.response.status_code not in (409, 412):
                     raise
-                continue  # the repository has moved on since we looked
+                continue  # someone committed in the meantime
             return str(committed.oid)
     raise ConflictError(f"others committed to {uri} during {_MAX_TRIES} tries; try again later")
 
@@ -103,9 +103,9 @@ def mirror_to_hub(opened: OpenVersion, uri: str) -> str:
 def _operations(
     files: Mapping[str, Path], present: Set[str]
 ) -> "list[CommitOperationAdd | CommitOperationDelete]":
-    """What makes the repository hold exactly these data files; nothing if it does already.
+    """Return the operations that leave exactly these data files, or none if they are there already.
 
-    Data files are named by content, so their names say whether they are the same.
+    Data files are named by content, so equal names mean equal files.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -123,13 +123,13 @@ def _operations(
 
 @contextmanager
 def _translated(uri: str) -> Iterator[None]:
-    """Errors of the Hub's client -> ours."""
+    """Convert errors of the Hub's client."""
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
     try:
         yield
     except Exception as raised:
-        # Uploads of large files fail in threads, with the failure itself as the cause.
+        # Uploads of large files fail in threads, with the original error as the cause.
         is_wrapped = type(raised) is RuntimeError and raised.__cause__ is not None
         error = raised.__cause__ if is_wrapped else raised
         if isinstance(error, HfHubHTTPError):
@@ -143,7 +143,7 @@ def _translated(uri: str) -> Iterator[None]:
             raise ConfigError(f"{uri}: no token; set HF_TOKEN or log in") from error
         if type(error).__module__.partition(".")[0] in _CLIENTS:
             raise TransientError(f"{uri}: {error}") from error
-        if isinstance(error, ConnectionError):  # what hf_xet says of anything
+        if isinstance(error, ConnectionError):  # hf_xet raises it for everything
             raise TransientError(
                 f"{uri}: {error}. Where a Hub or a proxy before it has no Xet storage, set "
                 "HF_HUB_DISABLE_XET=1"
@@ -154,33 +154,33 @@ def _translated(uri: str) -> Iterator[None]:
 COLUMNS = ["record_id", "text", "trained_text", "num_tokens", "num_trained"]
 
 Decode = Callable[[Sequence[int]], str]
-"""Token ids -> text, e.g. a tokenizer's `decode`."""
+"""Token ids -> text, such as a tokenizer's `decode`."""
 
 
 def log_to_wandb(
     opened: OpenVersion, project: str, *, decode: Decode, num_rows: int = 200, files: bool = False
 ) -> dict[str, Any]:
-    """Log a version as an artifact, with one table a split.
+    """Log a version as an artifact, with one table per split.
 
     Args:
         opened: the version.
         project: W&B project; entity, mode and key come from W&B's environment.
         decode: token ids -> text.
-        num_rows: records in each table, from the first of the split on.
-        files: put the packed files and the card into it as well.
+        num_rows: number of records per table, from the start of the split.
+        files: also add the packed files and the card.
 
     Returns:
         Name of the artifact, folder of the run, and rows of each table.
 
     Raises:
-        ConfigError: wandb is not installed, or knows no account.
+        ConfigError: wandb is not installed, or has no account.
         TransientError: W&B cannot be reached.
     """
     wandb = import_extra("wandb", "wandb", "wandb://")
     tables = {
         split: [list(row) for row in itertools.islice(text_rows(opened, split, decode), num_rows)]
         for split in opened.manifest.splits()
-    }
+    }  # location, content and origin of the version
     manifest = opened.manifest
     described = {  # where the version is, what it holds, and how it was made
         "uri": f"{opened.store.uri}/{version_folder(opened.dataset, opened.version)}",
@@ -197,7 +197,7 @@ def log_to_wandb(
         artifact.add(wandb.Table(columns=COLUMNS, data=rows), split)
     with artifact.new_file("manifest.json", mode="wb") as file:
         file.write(manifest.to_bytes())
-    if files:  # that a trainer loads, one at a time: W&B copies each to its staging folder
+    if files:  # one file at a time: W&B copies each to its staging folder
         with temporary_folder("wandb") as scratch:
             for entry in [*opened.files("data"), *opened.files("card")]:
                 path = opened.fetch(entry, scratch / entry.path)
@@ -224,7 +224,7 @@ def log_to_wandb(
 def text_rows(
     opened: OpenVersion, split: str, decode: Decode
 ) -> Iterator[tuple[str, str, str, int, int]]:
-    """Records of a split as text, in published order, file by file; see `COLUMNS`."""
+    """Yield the records of a split as text, in published order; see `COLUMNS`."""
     with temporary_folder("wandb") as folder:
         for entry in opened.files("data", split):
             path = opened.fetch(entry, folder / entry.key)

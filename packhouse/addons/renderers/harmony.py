@@ -1,8 +1,8 @@
-"""gpt-oss as vLLM and SGLang serve it: OpenAI's own `openai-harmony` writes the text.
+"""Render conversations for gpt-oss as vLLM and SGLang do, with OpenAI's `openai-harmony`.
 
-It differs from the Jinja template of the checkpoint in tool calls and results. The library would
-download its vocabulary; here the vocabulary is written from the tokenizer's own tokenizer.json. The
-library checks its hash, so another model's tokenizer is refused.
+The result differs from the checkpoint's Jinja template in tool calls and results. The library would
+download its vocabulary, so the vocabulary is written from the tokenizer's own tokenizer.json
+instead. The library checks its hash, so the tokenizer of another model is rejected.
 """
 
 import base64
@@ -20,7 +20,7 @@ _SETTINGS = ("reasoning_effort", "model_identity", "conversation_start_date")
 
 
 class Harmony:
-    """Writes harmony: reasoning on channel `analysis`, text before a call on `commentary`."""
+    """Writes harmony: reasoning on channel `analysis`, text before a tool call on `commentary`."""
 
     stop_tokens = ("<|return|>", "<|call|>")
     arguments = _SETTINGS
@@ -35,7 +35,7 @@ class Harmony:
             os.environ["TIKTOKEN_ENCODINGS_BASE"] = vocabulary
             try:
                 self._encoding = openai_harmony.load_harmony_encoding("HarmonyGptOss")
-            except openai_harmony.HarmonyError:  # the hash of the vocabulary is another one
+            except openai_harmony.HarmonyError:  # another hash of the vocabulary
                 raise TemplateError(
                     f"format.template harmony: '{folder}' is not the tokenizer of gpt-oss. Give "
                     "that one, or set format.template: chat"
@@ -52,10 +52,10 @@ class Harmony:
         arguments: Mapping[str, Any],
         add_generation_prompt: bool,
     ) -> str:
-        """Return the text; the last answer is written as the model generated it.
+        """Return the text, with the last answer as the model would have generated it.
 
-        `render_conversation` would drop the thoughts of a finished answer, so its messages are
-        written one by one after the prompt.
+        `render_conversation` would drop the reasoning of a finished answer, so the messages of the
+        answer are written one by one after the prompt.
         """
         last = messages[-1] if messages else {}
         is_answered = last.get("role") == "assistant" and not add_generation_prompt
@@ -153,7 +153,7 @@ class Harmony:
 
 
 def _write_vocabulary(tokenizer: Path, file: Path) -> None:
-    """Write the tokens of a byte-level tokenizer.json as tiktoken reads them, in base64."""
+    """Write the tokens of a byte-level tokenizer.json in tiktoken's format (base64)."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     byte_of = {char: byte for byte, char in bytes_to_unicode().items()}

@@ -102,7 +102,7 @@ class PackingReport:
 
 
 def _is_blind(report: "PackingReport | RankReport") -> bool:
-    """Return True if no token moved another, of its own record or not: a leak would not show."""
+    """Return True if no token moved any other, even in its own record: a leak would not show."""
     return max(report.max_leak, report.max_response) <= report.tolerance
 
 

@@ -506,7 +506,7 @@ def _refuse_mask(positions: torch.Tensor, mask: object, has_numbers: bool) -> No
 
 
 def _refuse_long_rope(config: "PretrainedConfig", positions: torch.Tensor) -> None:
-    """Refuse RoPE that the longest position changes: it would change every record of the pack."""
+    """Reject RoPE scaling by the longest position, which would change all records of a pack."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     for each in [rope, *(part for part in rope.values() if isinstance(part, Mapping))]:
         kind = each.get("rope_type", each.get("type"))

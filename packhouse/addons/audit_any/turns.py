@@ -99,7 +99,7 @@ class TokenBytes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turns:
-    """What a template writes around contents, as bytes in the format of `TokenBytes`."""
+    """Text that a template writes around contents, as bytes in the format of `TokenBytes`."""
 
     answer_opens: tuple[bytes, ...] = ()
     """Text before an answer: `<|im_start|>assistant`; empty if unknown."""

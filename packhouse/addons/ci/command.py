@@ -46,7 +46,7 @@ BUG = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanFacts:
-    """What a run would do, known before it starts."""
+    """Expected outcome of a run, known before it starts."""
 
     dataset: str
     version_id: str
@@ -80,7 +80,7 @@ class CiJob:
 
     @property
     def outcome(self) -> str:
-        """That of the refresh; or `planned`, `refused`, `failed`, or `interrupted` by a signal."""
+        """Outcome of the refresh; or `planned`, `refused`, `failed`, `interrupted` (signal)."""
         if isinstance(self.error, Interrupted):
             return "interrupted"
         if self.error is not None:

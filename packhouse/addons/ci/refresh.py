@@ -116,7 +116,7 @@ class Refreshed:
 
     @property
     def message(self) -> str:
-        """What happened, with the command to run, for people at a shell."""
+        """One sentence on what happened, with the command to run, for people at a shell."""
         return f"{self.said}; to move it: {self.command}" if self.command else self.said
 
 

@@ -62,7 +62,7 @@ class Estimate:
     sources: Mapping[str, Mapping[str, int]]
     """Rows, records and tokens by source file, before dropping and mixing."""
     notes: tuple[str, ...] = ()
-    """What the numbers are based on, and what they omit."""
+    """Notes on what the numbers are based on, and what they omit."""
     rendering: RenderCounts = field(default_factory=RenderCounts)
     """How rows become records, before mixing sources."""
     quarantined: Mapping[str, int] = field(default_factory=dict)

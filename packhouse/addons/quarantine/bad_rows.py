@@ -101,7 +101,7 @@ def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
     try:
         for batch in read_batches(path):
             yield batch.select(QUARANTINED.names).cast(QUARANTINED)
-    # Not `pa.ArrowException`, which includes running out of memory: that is no fault of the file.
+    # Not `pa.ArrowException`, which includes running out of memory: the file is not to blame for that.
     except (pa.ArrowNotImplementedError, IntegrityError, KeyError, ValueError) as error:
         raise ConfigError(f"'{path}' is no quarantine file: {error}") from None
 

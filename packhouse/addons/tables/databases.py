@@ -238,7 +238,7 @@ def refuse_unsaved(uri: str, path: str) -> None:
     """Reject a database whose latest rows are still in a log file next to it.
 
     Raises:
-        SourceError: there is such a log; the message says how to merge it.
+        SourceError: there is such a log; the message explains how to merge it.
     """
     for ending in ("-wal", "-journal", ".wal"):
         log = path + ending

@@ -149,6 +149,7 @@ class Unfinished:
 def find_unfinished(cache: Path, found: Sequence[Cached]) -> Unfinished:
     """Return the steps in `found` that only unsuccessful runs hold."""
     files = hold_files(cache)
+    # A hold without an end belongs to a run that is still going on.
     running = {key for file in files if file.until is None for key in file.keys}
     ended = [file for file in files if file.until is not None]
     keys = {key for file in ended for key in file.keys} - running

@@ -156,6 +156,7 @@ def examine(store: ObjectStore, *, num_races: int = 50, num_racers: int = 16) ->
         StoreError: nothing can be tried, because of a missing bucket or wrong credentials.
         TransientError: the store was not reached within 10 s.
     """
+    # A wrong address fails here once, instead of in every check.
     run(store, ask(ObjectStore.clock), retry=guard.PROBE_RETRY)
     trials: dict[str, Callable[[ObjectStore, str], str]] = {
         "create-only": guard.check_create_only,
@@ -222,6 +223,7 @@ def _create_races(store: ObjectStore, key: str, num_races: int, num_racers: int)
 
 def _swap_races(store: ObjectStore, key: str, num_swaps: int, num_racers: int) -> str:
     """Let all racers add 1 to a counter repeatedly; no addition may be lost."""
+    # Rounded up: 50 swaps by 16 racers are 4 each.
     each = -(-num_swaps // num_racers)
 
     def count_up() -> None:

@@ -165,10 +165,12 @@ def pack_dataset(
     settings.count(_lengths(rows[:]), tally)  # not in `map`, whose result may come from its cache
     packed = rows.map(_Packing(settings), **{"batch_size": None} | options)
     if "seq_lengths" in packed.column_names:
+        # Remember how packs begin, so that `enable_packing` can notice lost boundaries.
         watch_packs(first_packs(packed))
     else:
         warn_of_packs()
     columns = packed.column_names
+    # Keep the format of the dataset: the same columns, plus `seq_lengths`.
     if len(form["columns"]) < len(rows.column_names):
         columns = [*form["columns"], *({"seq_lengths"} & set(columns))]
     return packed.with_format(form["type"], columns, **form["format_kwargs"])

@@ -223,6 +223,7 @@ def _pieces(
         raise ValueError(f"it has {footer.num_rows:,} rows, and the manifest says {rows:,}")
     names = [footer.schema.column(number).path for number in range(footer.num_columns)]
     wanted = [number for number, name in enumerate(names) if name.partition(".")[0] in columns]
+    # Names of nested columns are paths: `input_ids.list.element` belongs to `input_ids`.
     if footer.num_row_groups * len(wanted) > _MAX_PIECES:
         raise ValueError(f"{footer.num_row_groups:,} row groups of {len(wanted):,} columns")
     pieces = []

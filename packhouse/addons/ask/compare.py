@@ -147,6 +147,7 @@ def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
         question = Question(query=_CONTENTS)
         before, size = fetch_files(old, question, folder / "old")
         after, more = fetch_files(new, question, folder / "new")
+        # Both versions are joined in one database, so it needs memory for both.
         memory = MEMORY + (size + more) * MEMORY_PER_BYTE
         try:
             found: _Found = run_in_worker(
@@ -224,6 +225,7 @@ def _set_outcomes(
         name: column of `records` to fill.
         records: the examples, changed in place.
     """
+    # Records with an outcome already explain themselves.
     wanted = {row["place"] or row["place new"] for row in records if not row[name]} - {None}
     if not wanted:
         return

@@ -172,6 +172,7 @@ def _add_raw(
     for row in rows:
         wanted.setdefault(row["source"], {}).setdefault(row["row"], []).append(row)
     if recipe is None:
+        # Without a recipe, look where the last run on this machine read the files.
         shards, notes = _shards_of_run(opened, workspace), dict[str, str]()
         missing = "no run on this machine says where it lies; --recipe RECIPE does"
     else:

@@ -158,6 +158,7 @@ def _invoke_other(target: str, cache: Path, as_json: bool, *, is_quarantine: boo
     """Run `packhouse quarantine show` or `packhouse dropped` instead."""
     module = import_module(COMMANDS["quarantine" if is_quarantine else "dropped"][0])
     command: click.Command = module.show if is_quarantine else module.dropped
+    # Built from command-line words, so that all other options get their defaults.
     words = [target, "--cache", str(cache), *(["--json"] if as_json else [])]
     parent = click.get_current_context()
     with command.make_context(command.name, words, parent=parent) as context:
@@ -264,6 +265,7 @@ def _of_version(
     where = " AND ".join(["outcome = 'kept'", *given])
     query = (
         "SELECT source, row, record_id, split, pack, position, label, input_ids, trained, "
+        # One more than is shown, to know if there are more.
         f"loss_weights FROM records WHERE {where} LIMIT {wanted.limit + 1}"
     )
     table = read(opened, query, [*given.values()], Workspace(cache=cache).tokenizers)

@@ -266,6 +266,7 @@ class Views:
         num_sides = 2 if files.manifest.preferences == "pairs" else 1
         database.execute(f"CREATE MACRO seq_len() AS {files.seq_len}::BIGINT")
         database.execute(f"CREATE MACRO num_sides() AS {num_sides}")
+        # Three schemas: `files` has the tables, `whole` all columns, and `main` what queries see.
         database.execute("CREATE SCHEMA files; CREATE SCHEMA whole")
         for name, table in self.tables.items():
             database.register(f"files_{name}", table)
@@ -347,6 +348,7 @@ class Views:
         except duckdb.Error as error:
             if self.errors:
                 raise self.errors[0] from None
+            # No error of ours: the query itself is wrong.
             raise self.question.blames(self._explained(error)) from None
 
     def _explained(self, error: Exception) -> str:

@@ -125,6 +125,7 @@ def print_rows(table: pa.Table, limit: int = 0) -> None:
         for width, column in zip(widths, drawn.columns, strict=True)
     ]
     out = console()
+    # In a pipe the width is unknown, and programs expect one line per row.
     has_width = out.is_terminal or "COLUMNS" in os.environ
     if has_width and sum(folded) + 2 * len(folded) - 2 > out.width:
         for number, row in enumerate(cells, 1):

@@ -374,6 +374,7 @@ def audit(
             "dataset": "audit",
             "tokenizer": name,
             "format": {"template": template or "chat"},
+            # A recipe needs a source; this path is never read.
             "sources": [{"path": "rows"}],
             **_token_settings(data, settings, overrides),
         }
@@ -387,6 +388,7 @@ def audit(
         turns, notes = learn_turns(known, snapshot, pipeline, tokenizers)
         start_phase("auditing rows")
         found = audit_token_rows(batches, snapshot, turns, pipeline)
+    # The template's headers occur nowhere, so it is probably not the one of these rows.
     if turns.answer_opens and not found.has_turns and found.counts["records"]:
         notes.append(
             "no row holds what the template writes before an answer, so prompts and headers were "
@@ -420,6 +422,7 @@ def _opened(data: object) -> object:
     if not isinstance(data, str | Path):
         return data
     path, text = Path(data), str(data)
+    # A dataset in a store has the folders v/ (versions) and refs/.
     is_dataset = (path / "v").is_dir() and (path / "refs").is_dir()
     return open_version(text) if is_dataset or ("@" in text and not path.exists()) else data
 

@@ -88,6 +88,7 @@ def _read(data: Any) -> Iterable[pa.RecordBatch]:
         return chain.from_iterable(map(_read_in_worker, _files(Path(data))))
     if isinstance(data, list | tuple) and data and all(isinstance(d, str | Path) for d in data):
         return chain.from_iterable(map(_read, data))
+    # Data is recognized by its methods, because datasets, polars and pandas are optional imports.
     if isinstance(data, pa.Table):
         return _selected(data.to_batches(_BATCH_ROWS))
     if hasattr(data, "with_format") and hasattr(data, "column_names"):  # of `datasets`
@@ -436,6 +437,7 @@ def _numbers(column: pa.Array) -> tuple[Values, Int64s] | None:
     flat = column.flatten()
     if pa.types.is_boolean(value) or pa.types.is_null(value):
         flat = flat.cast(pa.int8())
+    # float64 represents all token ids exactly, and can hold NaN for nulls.
     values = flat.to_numpy(zero_copy_only=False).astype(np.float64)
     return values, np.append(0, np.cumsum(lengths)).astype(np.int64)
 
@@ -474,6 +476,8 @@ class _Laid:
             self.fault("empty" if is_empty else "uneven", number, -1)
             return
         ids = values.astype(np.int64)
+        # Every mask column can only remove tokens: labels [-100 8 9] and loss_mask [1 1 0] train [0
+        # 1 0].
         trained = np.ones(len(ids), np.bool_)
         labels = row.get("labels", values[:0])
         if len(labels):

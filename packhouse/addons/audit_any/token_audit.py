@@ -91,6 +91,7 @@ class _Scan:
     def __init__(self, snapshot: TokenizerSnapshot, turns: Turns, pipeline: Pipeline) -> None:
         self.snapshot, self.turns, self.pipeline = snapshot, turns, pipeline
         self.table = TokenBytes.of(pipeline)
+        # A tokenizer may name a special token that is not in its vocabulary; its id is then None.
         named = {name: snapshot.added_tokens.get(t) for name, t in snapshot.special_tokens.items()}
         pad_id, bos_id = named.get("pad_token"), named.get("bos_token")
         unk_id = named.get("unk_token") if pad_id is None else None
@@ -218,6 +219,7 @@ class _Scan:
         for start, end in zip(rows.offsets[:-1].tolist(), rows.offsets[1:].tolist(), strict=True):
             digest = hashlib.blake2b(rows.ids[start:end].tobytes(), digest_size=16)
             digest.update(rows.trained[start:end].tobytes())
+            # A digest of 16 bytes per record instead of the record bounds memory.
             if digest.digest() in self.seen:
                 again.append(start)
             self.seen.add(digest.digest())

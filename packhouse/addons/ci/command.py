@@ -96,6 +96,7 @@ class CiJob:
             return BUG
         if self.outcome == "held":
             return HELD_BACK
+        # A missing summary only counts if nothing worse happened.
         return self.unwritten[0].exit_code if self.unwritten else 0
 
     def all_gates(self) -> list[GateResult]:
@@ -320,6 +321,7 @@ def ci(
             run_job(job, recipe_path, overrides, cache=cache, workers=workers, approval=approval)
     except BaseException as error:  # a pipeline needs its summaries after any error
         job.error = interruption() or error  # C code may turn a signal into another error
+    # A second signal must not interrupt the summaries.
     ignore_signals()
     gates = job.all_gates()
     _write(job, summary, job.markdown(gates))

@@ -67,6 +67,7 @@ def run_job(
     found = look(recipe, Planned(plan.version_id, plan))
     mirror = open_mirror(place)
     if mirror is not None:
+        # Share one list, so that later notes of the mirror reach the summaries.
         mirror.notes.extend(job.notes)
         job.notes = mirror.notes
     job.facts = _plan_facts(recipe, plan, found, workspace, mirror)
@@ -93,6 +94,7 @@ def _plan_facts(
     steps = [job.ref for job in plan]
     done = {step for step in steps if workspace.steps.peek(*step) is not None}
     if mirror is not None:
+        # Steps in the mirror will be fetched instead of computed.
         done |= mirror.holding(step for step in steps if step not in done)
     jobs = Counter(step for step, _ in steps)
     ready = Counter(step for step, key in steps if (step, key) in done)

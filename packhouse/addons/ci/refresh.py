@@ -276,6 +276,7 @@ def finish_refresh(
         gates = (*(each for each in gates if each.gate not in ("schema", "drift")), *limits)
     outcome: Outcome
     command = _command(recipe, found.ref, prepared.version)
+    # The ref is at a third version: a later run or a person put it there.
     if at not in (None, prepared.version):
         outcome, command = "held", _command(recipe, ref, prepared.version)
         why = "which was published later"
@@ -298,6 +299,7 @@ def finish_refresh(
         outcome = "published"
         command = ""
         said = f"'{found.ref}' moved from {found.current or 'nothing'} to {prepared.version}"
+    # If the ref is held, some gate must fail; if no limit did, `publish` does.
     is_shown = outcome != "held" or any(gate.outcome == "failed" for gate in gates)
     publish = GateResult(name="publish", outcome="passed" if is_shown else "failed", detail=said)
     published = replace(prepared.published, held_back=tuple(reasons), ref_version=at)
@@ -365,6 +367,7 @@ def planned_version(recipe: Recipe, cache: Path) -> Planned:
     touch_last_run(cache, recipe.dataset)
     key = _listed_key(recipe)
     place = cache / "looks" / f"{key}.json"
+    # Without a key, the sources must be read.
     known = read_checked(place) if key else None
     # A template may print the date; then every day gives another version.
     if known and known["dates"] in ([], [pinned_date().date().isoformat()]):
@@ -390,6 +393,7 @@ def _listed_key(recipe: Recipe) -> str | None:
     return digest(
         {
             "files": files,
+            # The store does not affect the version id.
             "recipe": recipe.model_dump(mode="json", by_alias=True, exclude={"publish": {"store"}}),
             "template": template.read_text("utf-8") if is_file and template.is_file() else None,
             "tokenizer": fingerprint_tokenizer(recipe.tokenizer),

@@ -223,6 +223,7 @@ class _Texts:
         For words 1 2 3 4 of a text and ngram 3: runs 1 2 3 and 2 3 4, at 0 and 1.
         """
         words = self.words
+        # Numbers of the words in the benchmarks' vocabulary; -1 for all others.
         ids = pc.fill_null(pc.index_in(words.values, value_set=vocabulary), -1).to_numpy()
         num_runs = max(0, len(ids) - ngram + 1)
         ends = np.repeat(words.offsets[1:], np.diff(words.offsets))[:num_runs]

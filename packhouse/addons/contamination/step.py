@@ -99,6 +99,7 @@ def load_benchmarks(recipe: Recipe, benchmarks: Mapping[str, object]) -> Benchma
     found = _last_read.get(key)
     if found is None:
         found = read_benchmarks(recipe.audit.benchmarks, recipe.audit.benchmark_ngram)
+        # Keep one set only: benchmarks can be large.
         _last_read.clear()
         _last_read[key] = found
     return found

@@ -126,6 +126,7 @@ class TokenizedDataset(torch.utils.data.Dataset):
             ledger=list(chain.from_iterable(part.ledger for part in parts)),
             pad_token_id=self._pad_token_id,
         )
+        # Rows of 3 and 2 records: those of the second dataset are numbered from 3.
         starts = np.cumsum([0, *(len(part._rows) for part in parts)])
         orders = [part._order + start for part, start in zip(parts, starts, strict=False)]
         made._order = np.concatenate(orders)

@@ -120,6 +120,7 @@ def make_supervised_dataset(
             "validate": {"max_quarantined": max_quarantined},
             "format": _format(prompt_template, tokenizer, folder),
             "pack": {
+                # Without packing, no record should be too long.
                 "seq_len": 2**24 if pack_len is None else pack_len,
                 "seed": seed or 0,
                 "over_length": over_length,

@@ -124,6 +124,7 @@ def export_version(
         raise ConfigError(f"'{dest}' is not empty; export to a new folder, or remove it first")
     folder = cache_folder(cache)
     wanted = tuple(dict.fromkeys(splits)) or tuple(opened.manifest.splits())
+    # In the same folder, so that the final move stays within one file system.
     staged = dest.with_name(f".{dest.name}.{uuid.uuid4().hex}")
     try:
         staged.mkdir(parents=True)

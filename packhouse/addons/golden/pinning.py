@@ -163,6 +163,7 @@ def _pin(
     made: dict[int, list[dict[str, object]]] = {number: [] for number in range(len(items))}
     names = {source_name(source): source.label_names for source in recipe.sources}
     default = source_name(recipe.sources[0])
+    # Label names differ between sources, so each source needs its own renderer.
     for source, group in itertools.groupby(
         sorted(range(len(items)), key=lambda i: items[i].get("source", default)),
         key=lambda i: items[i].get("source", default),

@@ -171,6 +171,7 @@ class StepMirror:
             work.rename(place)
         except OSError:  # another process fetched or computed it
             return self.steps.find(step, key) is not None
+        # The lock of the work folder moved along with it.
         (place / LOCK).unlink(missing_ok=True)
         self.fetched.append(folder)
         return True

@@ -93,6 +93,7 @@ def mirror_to_hub(opened: OpenVersion, uri: str) -> str:
                     parent_commit=info.sha,
                 )
             except HfHubHTTPError as error:
+                # 409 and 412: `parent_commit` is no longer the latest commit.
                 if error.response is None or error.response.status_code not in (409, 412):
                     raise
                 continue  # someone committed in the meantime

@@ -138,6 +138,7 @@ def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[dict[
         rows = [_explain_job(job, workspace, last) for job in jobs]
     order = [step.name for step in STEPS]
     rows.sort(key=lambda row: order.index(row["step"]))
+    # A removed shard has no job of its own to explain, but it changes the input of pack.
     gone = {label for step, label in last if step == "validate"} - {j.label for j in plan.validate}
     if gone:
         (pack,) = [row for row in rows if row["step"] == "pack"]
@@ -159,6 +160,7 @@ def _explain_job(
         why = ["its files are gone or were altered"]
     else:
         why = changed_parts(before.parts, dict(job.parts))
+        # Changed inputs come from an earlier step, which has its own row with the reason.
         own = [change for change in why if not change.startswith("inputs:")]
         why = own or ["an earlier step changed"]
     return {**row, "cached": False, "why": why}

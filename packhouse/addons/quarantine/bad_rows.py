@@ -101,7 +101,7 @@ def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
     try:
         for batch in read_batches(path):
             yield batch.select(QUARANTINED.names).cast(QUARANTINED)
-    # Not `pa.ArrowException`, which includes running out of memory: the file is not to blame for that.
+    # Not `pa.ArrowException`, which includes running out of memory: that is not the file's fault.
     except (pa.ArrowNotImplementedError, IntegrityError, KeyError, ValueError) as error:
         raise ConfigError(f"'{path}' is no quarantine file: {error}") from None
 
@@ -218,6 +218,7 @@ def explain_bad_rows(
     place = place_of(sample, lines_of_rows([sample], recipe.sources))
     causes = "".join(f"; {cause}" for cause in likely_causes(bad.to_pylist(), recipe))
     has_remedy = line["reason"] in WITH_REMEDY
+    # Details of some reasons include the remedy, which must not be cut off.
     most = 4 * _MOST_DETAIL if has_remedy else _MOST_DETAIL
     detail = shorten(sample["detail"], most, placeholder="...")
     known = None if has_remedy else QUARANTINE_REASONS[line["step"]].get(line["reason"])

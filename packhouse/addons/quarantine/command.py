@@ -184,6 +184,7 @@ def _shards_of(config: str) -> Sequence[SourceShard]:
 
 def _config_of(config: SourceConfig, name: str, row_format: str) -> SourceConfig:
     own = {"path": "", "name": f"{name[:50]}-mended", "format": row_format}
+    # Fixed rows are JSON Lines, whatever the file format of the source was.
     lines = {"file_format": "jsonl", "encoding": "utf-8", "rows_at": None, "table": None}
     return SourceConfig.model_validate(config.model_dump() | own | lines)
 
@@ -371,6 +372,7 @@ def retry(
     )
     retried = check_mended(lines, recipe)
     passed = _write_retried(lines, retried, out, as_json)
+    # Other records of these rows may be published already, and would then be in the data twice.
     if {line["step"] for line in passed} & _steps_of_parts(recipe):
         print_note(
             "note: if other records of these rows passed before, the mended rows have them, too; "
@@ -426,6 +428,7 @@ def read_quarantine(target: str, cache: Path) -> pa.Table:
 def _of_recipe(recipe: Recipe, workspace: Workspace) -> pa.Table:
     plan = plan_jobs(recipe)
     jobs = (*plan.validate, *plan.format, *plan.tokenize)
+    # Keys include the recipe's settings, so runs of a changed recipe are not found.
     receipts = [workspace.steps.peek(*job.ref) for job in jobs]
     found = [receipt for receipt in receipts if receipt is not None]
     if not found:
@@ -512,6 +515,7 @@ def _write_retried(
     bad = {(line["source"], line["row"]) for line in retried.still_bad}
     names = ("source", "row", "raw_sha256")
     mended = [line for line in lines if (line["source"], line["row"]) not in bad]
+    # Lines written by hand have no digest, so they cannot be matched to a bad row.
     noted = [{name: row[name] for name in names} for row in mended if "raw_sha256" in row]
     (out / _MENDED).write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in noted))
     if as_json:

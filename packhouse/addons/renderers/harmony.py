@@ -32,6 +32,7 @@ class Harmony:
         with TemporaryDirectory() as vocabulary:
             _write_vocabulary(folder / "tokenizer.json", Path(vocabulary) / _VOCABULARY)
             set_before = os.environ.get("TIKTOKEN_ENCODINGS_BASE")
+            # The library reads the folder of its vocabulary from this variable.
             os.environ["TIKTOKEN_ENCODINGS_BASE"] = vocabulary
             try:
                 self._encoding = openai_harmony.load_harmony_encoding("HarmonyGptOss")
@@ -88,6 +89,7 @@ class Harmony:
         settings = {name: arguments[name] for name in _SETTINGS if name in arguments}
         effort = settings.get("reasoning_effort")
         if isinstance(effort, str):
+            # The library's values are capitalized: `high` -> `High`.
             settings["reasoning_effort"] = effort.capitalize()
         new = library.Message.from_role_and_content
         made = [new(role.SYSTEM, library.SystemContent(**settings))]
@@ -107,6 +109,7 @@ class Harmony:
                 called = calls[-1]["function"]["name"]
             elif message["role"] == "tool":
                 given = call_names.get(message.get("tool_call_id") or "")
+                # A result without id and name belongs to the last call.
                 name = given or message.get("name") or called
                 author = library.Author.new(role.TOOL, f"functions.{name}")
                 result = library.Message.from_author_and_content(author, message["content"])

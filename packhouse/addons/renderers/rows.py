@@ -151,6 +151,7 @@ class PythonRenderer:
         given = {**self._arguments, **arguments}
         read = {name: value for name, value in given.items() if name in self.names}
         own, shared = _walk((read, tools), str.__str__)
+        # Joined with NUL, so that two texts cannot form a control token together.
         self._check_control("\0".join(strings_in([own, shared])), "a tool or argument")
 
         def write(texts: Callable[[TracedText], str]) -> str:
@@ -159,6 +160,7 @@ class PythonRenderer:
             return self._write(rewritten, named, dict(own), is_prompt)
 
         direct = write(str.__str__)
+        # A prefix that does not occur in the text, so that placeholder words are unambiguous.
         prefix = next((each for each in _PREFIXES if each not in direct), None)
         if prefix is None:
             raise RefusedError("template", f"the row has too many words such as {_PREFIXES[0]}")

@@ -255,6 +255,7 @@ def mask_runs(
         return _joined(("t" if m else "", text) for m, text in zip(masks, texts, strict=True))
     pieces: list[tuple[str, str]] = []
     old_ids, new_ids = (each["input_ids"][:_TOKENS] for each in (old, new))
+    # With autojunk, tokens that occur often, such as spaces, would not be matched.
     matcher = SequenceMatcher(None, old_ids, new_ids, autojunk=False)
     for tag, a, b, c, d in matcher.get_opcodes():
         if tag == "equal":

@@ -277,6 +277,7 @@ def compare_figure(
     values: list[dict[str, Any]] = []
     for each, own in bins.items():
         total = max(sum(own.values()), 1)
+        # Every class ends at 0; where the next class starts at the same length, its height wins.
         points = {max(top, 0.7): (0, "") for top in tops}
         points |= {_left(top): (own.get(top, 0), _range(top)) for top in tops}
         values += [
@@ -455,6 +456,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], caption: str
     """Return a table with right-aligned numbers. Wide tables scroll on their own."""
     cells = [[*map(_cell, row)] for row in rows]
     kinds = [" class=number" * ("class=number" in cell[:16]) for cell in cells[0]] if cells else []
+    # A table without rows has no kinds.
     heads = zip_longest(columns, kinds, fillvalue="")
     head = "".join(f"<th scope=col{kind}>{html_text(name)}</th>" for name, kind in heads)
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
@@ -521,6 +523,7 @@ def page(title: str, head: str, sections: Sequence[str], data: Mapping[str, obje
     """
     vega = vega_bundle()
     scripts = [*([vega] if vega else []), read_asset("page.js")]
+    # The policy names exactly these scripts; the hashes must cover the text as it is in the page.
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     hashes = " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in digests)
     policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:"

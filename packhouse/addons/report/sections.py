@@ -49,6 +49,7 @@ def flow_figure(ledger: Sequence[LedgerLine]) -> Figure:
 
     A loss is drawn at least 1.5% of the height wide, so that one row in 52,002 is visible.
     """
+    # Split only divides the records between train and eval, so it is drawn only if it loses some.
     drawn = [line for line in ledger if line.rows_in != line.rows_out or line.step != "split"]
     most = max([1, *(line.rows_in for line in drawn)])
     units = units_of(ledger)
@@ -171,6 +172,7 @@ def _band(
     points = []
     for number in range(9):
         t = number / 8
+        # Half a cosine: 0 at the start, 1/2 in the middle, 1 at the end, level at both ends.
         bend = (1 - math.cos(math.pi * t)) / 2
         points.append(
             {
@@ -561,6 +563,7 @@ def _quarantined(ledger: Sequence[LedgerLine], measured: Measured) -> Iterator[s
 
 
 def _rest(row: Mapping[str, Any]) -> str:
+    # Replaced bytes change the size too, so only texts near the limit of 400 characters were cut.
     more = row["raw_size"] - len(row["raw"].encode("utf-8", "replace"))
     return (
         f" <i class=quiet>... {counted(more, 'more byte')}</i>"
@@ -667,6 +670,7 @@ def audit_section(manifest: Manifest, limits: AuditConfig) -> str:
     try:
         results = check_audit(manifest.audit, limits)
     except AuditError as error:
+        # A failed limit raises, but the error has the results of all limits.
         results = error.gates
     except (KeyError, TypeError, ValueError):  # written by another program
         return ""

@@ -88,6 +88,7 @@ def measure(files: VersionFiles, num_packs: Mapping[str, int], num_shown: int) -
         ContractError: packs violate the data contract.
         IntegrityError: the content of a file is invalid.
     """
+    # Packs come first: their sequences become a table for the queries below.
     sequences: list[pa.Table] = []
     splits = {
         name: _read_split(files, name, number, num_shown // len(num_packs), sequences)
@@ -391,6 +392,7 @@ def measured_of(manifest: Manifest, fetch: Fetch, samples: int = 0) -> dict[str,
                 continue
             packs[entry.split] += entry.rows
             tokens[entry.split] += entry.tokens
+        # Other kinds (card, report, exports) have nothing to count.
         elif entry.kind not in ("records", "quarantine", "dropped"):
             continue
         files.setdefault(entry.kind, []).append((fetch(entry), entry.split))

@@ -77,6 +77,7 @@ def _spooled(batches: Iterator[pa.RecordBatch], uri: str, size: int) -> IO[bytes
 
 
 def _read_sqlite(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordBatch]:
+    # immutable: SQLite creates no lock or journal, and does not look for one.
     database = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
     try:
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
@@ -122,6 +123,7 @@ def _sqlite_batches(database: sqlite3.Connection, table: str, uri: str) -> Itera
 
     # The file may still hide code, so allow only reads of this table and `typeof`.
     database.set_authorizer(allow)
+    # SQLite types values, not columns, so all rows decide the type of a column.
     asked = ", ".join(f"typeof({_quoted(name)})" for name in names)
     kinds: list[set[str]] = [set() for _ in names]
     for row in database.execute(f"SELECT DISTINCT {asked} FROM {quoted}"):

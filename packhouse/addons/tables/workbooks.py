@@ -216,6 +216,7 @@ def _of_xlsx(book: zipfile.ZipFile, parts: dict[str, str], max_cells: int) -> di
     for name, target in sheets.items():
         path = target.replace("\\", "/").lstrip("/").lower()
         part = parts.get(path if path.startswith("xl/") else f"xl/{path}")
+        # Searching bytes is fast; only sheets that may have bad cells are parsed.
         if part is not None and _is_marked(book, part):
             cells = _XlsxCells(max_cells)
             _parse(book, part, cells.start, cells.end, cells.text)
@@ -238,6 +239,7 @@ class _XlsxCells:
             self._row = int(attributes["r"]) - 1 if "r" in attributes else self._row + 1
             self._column = -1
         elif name == "c":
+            # The reference is optional: a cell without it follows the previous one.
             place = attributes.get("r", "")
             letters = place.rstrip("0123456789")
             self._column = _column_of(letters) if letters else self._column + 1
@@ -301,6 +303,7 @@ class _OdsTables:
     def end(self, name: str) -> None:
         self._is_text = False
         if name in ("table-cell", "covered-table-cell"):
+            # One element can stand for many equal cells.
             columns = _number(self._cell, "number-columns-repeated")
             fault = self._fault()
             last = self._column + columns

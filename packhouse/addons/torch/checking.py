@@ -296,6 +296,7 @@ def _find_records(batch: Mapping[str, Any]) -> list[Record]:
     """Return the records of a batch, cut at every mark of any input, without padding."""
     marks = {name: value.cpu() for name, value in batch.items() if isinstance(value, torch.Tensor)}
     mask = marks.get("attention_mask")
+    # A mask over pairs of tokens, [rows, 1, tokens, tokens], has no record numbers.
     if mask is not None and mask.ndim != 2:
         mask = None
     is_start = torch.zeros(batch["input_ids"].shape, dtype=torch.bool)
@@ -377,6 +378,7 @@ def _find_moves(
 
     def move(is_changed: torch.Tensor) -> torch.Tensor:
         """Change these tokens and return the largest move of any other; infinite for NaN."""
+        # Any other valid id will do: 5 -> 4, and 0 -> 1.
         changed = torch.where(is_changed, (ids - 1).abs(), ids)
         moved = (_logits(model, {**inputs, "input_ids": changed}) - packed).abs().amax(-1)
         moved = torch.nan_to_num(moved, nan=math.inf)

@@ -236,6 +236,7 @@ def enable_packing(target: "torch.nn.Module | type | PretrainedConfig | str") ->
             hook = decoder.register_forward_pre_hook(guard, with_kwargs=True)
             handle._undo.append(hook.remove)
     else:
+        # Models of the class may not exist yet, so the class itself gets the guard.
         config = _config_of(target)
         _check_config(config)
         decoder_class = _decoder_class(config)

@@ -64,6 +64,7 @@ def enable_preferences(trainer_class: _Trainer) -> _Trainer:
             return row
         return _whole_sides(feature, self.max_length)
 
+    # DPO and KTO tokenize a dataset at once, ORPO and CPO row by row.
     for name, method in {"_prepare_dataset": prepare, "tokenize_row": tokenize_row}.items():
         if hasattr(trainer_class, name):
             return cast(_Trainer, type(trainer_class.__name__, (trainer_class,), {name: method}))

@@ -63,6 +63,7 @@ def diff(old: str, new: str, no_records: bool, cache: Path, as_json: bool) -> No
 
     Examples include their text if the tokenizer is available. NEW may be a bare NAME of the same
     dataset.
+
     \b
     packhouse diff ./store/alpaca@prod latest
     """

@@ -59,7 +59,7 @@ class PaddedPacks(PackedDataset):
 class TokenizedDataset(torch.utils.data.Dataset):
     """Tokenized records, one per row: `input_ids`, `labels`, `attention_mask` as int64 tensors.
 
-    Created by `make_supervised_dataset`. `concat`, `shuffle` and `pad` return views of the same
+    Made by `make_supervised_dataset`. `concat`, `shuffle` and `pad` return views of the same
     mapped files without copying.
     """
 

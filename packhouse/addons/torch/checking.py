@@ -40,7 +40,7 @@ Record = tuple[int, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackingReport:
-    """Result of `check_packing`, in units of logits."""
+    """Made by `check_packing`: its measurements, in units of logits."""
 
     max_difference: float
     """Largest |packed - alone| over all records."""

@@ -176,7 +176,7 @@ _GUARDED: dict[type[torch.nn.Module], tuple[Forward, list["PackingHandle"]]] = {
 
 
 class PackingHandle:
-    """Returned by `enable_packing`. Undo it with `disable()`, or use it as a context manager."""
+    """Made by `enable_packing`. Undo it with `disable()`, or use it as a context manager."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []

@@ -1,9 +1,9 @@
-"""Golden conversations: what a recipe must make of them, pinned by its owner, checked every build.
+"""Check golden conversations: pinned output of a recipe, compared in every build.
 
-A file holds conversations with the text, ids and trained tokens that were looked at once and found
-right (of one that becomes several examples or windows, of each, in `examples`). Before any step
-runs they go through the recipe's own renderer and tokenizer; whatever comes out otherwise stops the
-build and is shown. A dozen costs the load of the tokenizer, 0.2 to 0.5 s.
+A file contains conversations with the text, ids and trained tokens that their owner reviewed once
+(in `examples`, if one gives several examples or windows). Before any step runs, they go through the
+recipe's own renderer and tokenizer, and any difference stops the build and is shown. A dozen
+conversations cost the load of the tokenizer, 0.2 to 0.5 s.
 
     {"name": "...", "messages": [{"role": "user", "content": "Hi"}, ...], "text": "<|im_start|>...",
      "input_ids": [1, 85, ...], "trained": [[12, 15]], "trained_text": ["Hello.<|im_end|>"]}
@@ -44,24 +44,24 @@ from packhouse.tokenize.loading import tokenizer_folder
 from packhouse.tokenize.tokenizing import cuts_prompts
 
 GIVEN = ("name", "source", "messages", "tools", "arguments", "weight", "label")
-"""What a conversation is; all else in the file is what must come of it."""
+"""Input keys of a conversation; all other keys of an item are the expected output."""
 
 _PINNED = ("text", "input_ids", "trained", "trained_text", "weights")
 _EXAMPLES = "examples"
 _CONTEXT = 40
-_OTHER_BREAKS = "\r\x85\u2028\u2029"  # YAML folds them, but for those in double quotes
+_OTHER_BREAKS = "\r\x85\u2028\u2029"  # YAML folds these, except in double quotes
 
 
 def check_pinned(recipe: Recipe, tokenizers: Path | None = None) -> GateResult:
     """Check the recipe's golden conversations.
 
     Args:
-        recipe: with `golden`, the path of the file.
+        recipe: recipe with `golden`, the path of the file.
         tokenizers: folder of tokenizer snapshots.
 
     Raises:
-        AuditError: one came out otherwise; shows where.
-        ConfigError: the file cannot be read or holds something else.
+        AuditError: the output of a conversation differs; the message shows where.
+        ConfigError: the file cannot be read or is invalid.
     """
     assert recipe.golden is not None
     try:
@@ -97,7 +97,7 @@ def read_golden(path: str | Path) -> list[dict[str, object]]:
     """Read a file of golden conversations, JSON Lines or YAML.
 
     Raises:
-        ConfigError: no such file, or something else in it.
+        ConfigError: the file does not exist or is invalid.
     """
     path = Path(path)
     try:
@@ -118,7 +118,7 @@ def read_golden(path: str | Path) -> list[dict[str, object]]:
 
 
 def write_golden(path: Path, items: Sequence[Mapping[str, object]]) -> None:
-    """Write pinned conversations as YAML or, by the name's ending, JSON Lines."""
+    """Write pinned conversations as YAML or JSON Lines, depending on the suffix."""
     if path.suffix in (".yaml", ".yml"):
         text = yaml.dump(
             list(items), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
@@ -129,7 +129,7 @@ def write_golden(path: Path, items: Sequence[Mapping[str, object]]) -> None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts as blocks and ids on one line, so that people can read them."""
+    """Writes texts as blocks and ids on one line, so that people can read them."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -152,12 +152,12 @@ _Dumper.add_representer(list, _Dumper.represent_items)
 def pin(
     items: Sequence[Mapping[str, object]], recipe: Recipe, tokenizers: Path | None = None
 ) -> list[dict[str, Any]]:
-    """Make of conversations what the recipe makes of them.
+    """Return conversations with the output that the recipe gives for them.
 
     Returns:
-        The items with `text`, `input_ids`, `trained` (ranges of tokens), `trained_text` and, where
-        one is not 1, `weights` (of the ranges); with `refused` in place of these where a step
-        quarantined one; with `examples`, a list of these, where one became several.
+        The items with `text`, `input_ids`, `trained` (token ranges), `trained_text`, and `weights`
+        of the ranges if one is not 1; with `refused` instead if a step quarantines the
+        conversation; or with `examples`, a list of these, if it becomes several.
     """
     made: list[dict[str, object]] = run_template(partial(_pin, items, recipe, tokenizers), recipe)
     return made
@@ -167,12 +167,13 @@ def _pin(
     items: Sequence[Mapping[str, Any]], recipe: Recipe, tokenizers: Path | None
 ) -> list[dict[str, object]]:
     snapshot = load_snapshot(recipe.tokenizer, tokenizers, recipe.tokenize.pipeline)
-    config = recipe.tokenize.model_copy(update={"encoder": "hf"})  # which makes the same ids
+    config = recipe.tokenize.model_copy(update={"encoder": "hf"})  # the ids are the same
     window = make_window_rule(recipe, snapshot, tokenizers)
     folder = tokenizer_folder(recipe.tokenizer)
     made: dict[int, list[dict[str, object]]] = {number: [] for number in range(len(items))}
     names = {source_name(source): source.label_names for source in recipe.sources}
     default = source_name(recipe.sources[0])
+    # Label names differ between sources, so each source needs its own renderer.
     for source, group in itertools.groupby(
         sorted(range(len(items)), key=lambda i: items[i].get("source", default)),
         key=lambda i: items[i].get("source", default),
@@ -180,11 +181,11 @@ def _pin(
         labels = names.get(source.split("/")[0])
         renderer = make_renderer(recipe.format, snapshot, labels, window, folder)
         rendered = renderer.render(_validated(items, list(group)))
-        # Items 0 and 2 of this source, of which 2 became two examples: origin [0 2 2]. They are
-        # called 0, 1, 2 while they are tokenized, so that each of them is told apart.
+        # If item 2 becomes two examples, rows come from items [0 2 2]. They are numbered 0, 1, 2
+        # while they are tokenized, so that each can be identified afterwards.
         origin = rendered.formatted["row"].to_pylist()
         at = rendered.formatted.schema.get_field_index("row")
-        numbers = pa.array(range(len(origin)), pa.int64())  # an item may be several rows
+        numbers = pa.array(range(len(origin)), pa.int64())  # an item may give several rows
         numbered = rendered.formatted.set_column(at, FORMATTED.field("row"), numbers)
         tokenized = tokenize_table(
             numbered, snapshot, config, tokenizers, cut_at_spans=cuts_prompts(recipe)
@@ -234,7 +235,7 @@ def _check_form(item: object, where: str) -> None:
 
 
 def _validated(items: Sequence[Mapping[str, object]], numbers: list[int]) -> pa.Table:
-    """The items as the validate step would hand them on; `row` is their number."""
+    """Return the items in the format of the validate step, with their number as `row`."""
     messages = pa.array([items[i]["messages"] for i in numbers], CONVERSATION)
     tools, arguments, weights, labels = (
         pa.array([items[i].get(name) for i in numbers], VALIDATED.field(name).type)
@@ -261,7 +262,7 @@ def _pinned(formatted: Mapping[str, Any], tokenized: Mapping[str, Any]) -> dict[
 
 
 def _difference(item: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """The first difference, for people; None if what is pinned came out."""
+    """Describe the first difference; None if the output is as pinned."""
     if _EXAMPLES in item or _EXAMPLES in new:
         return _difference_of_examples(item.get(_EXAMPLES, [item]), new.get(_EXAMPLES, [new]))
     if "refused" in new or "refused" in item:
@@ -298,15 +299,15 @@ def _differences(item: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[st
             yield f"{name} differ at [{at}]:\n    - {was[cut]}\n    + {now[cut]}"
 
 
-_LOOK_AT = 1000  # rows of each shard among which shapes are looked for
+_LOOK_AT = 1000  # rows per shard searched for different shapes
 
 
 @click.group()
 def golden() -> None:
-    """Pin conversations with the text, ids and trained tokens that a recipe must make of them.
+    """Pin the text, ids and trained tokens that a recipe must produce for chosen conversations.
 
     \b
-    packhouse golden write RECIPE --count 5      # then look at the file, and put into the recipe:
+    packhouse golden write RECIPE --count 5      # then review the file, and add to the recipe:
                                                  # golden: golden.yaml
     packhouse golden check RECIPE
     """
@@ -346,9 +347,9 @@ def write(
     count: int | None,
     out: Path | None,
 ) -> None:
-    """Write what RECIPE makes of chosen rows, and of those that the file holds already.
+    """Pin the output of RECIPE for the selected rows and for rows already in the file.
 
-    Look at the file before you trust it: it pins whatever comes out now.
+    Review the file before you rely on it: it pins the current output, right or wrong.
     """
     recipe = read_recipe(recipe_path, overrides)
     path = out or (Path(recipe.golden) if recipe.golden else None)
@@ -375,10 +376,10 @@ def write(
 def _chosen(
     recipe: Recipe, workspace: Workspace, rows: Sequence[str], count: int | None
 ) -> list[dict[str, Any]]:
-    """The named rows, then `count` more: the first one of each shape, which is its roles in order.
+    """Return the named rows, then `count` more: first one row per shape (its roles in order).
 
-    Of 900 rows (user, assistant), 90 (system, user, assistant) and `count` 3: one of each shape,
-    and the first one of all others.
+    With 900 rows (user, assistant), 90 rows (system, user, assistant) and `count` 3: one row of
+    each shape, then the first of the others.
     """
     wanted = set(rows)
     found: dict[str, dict[str, Any]] = {}
@@ -400,7 +401,7 @@ def _chosen(
 
 
 def _rows(recipe: Recipe, workspace: Workspace, *, everything: bool) -> Iterator[dict[str, Any]]:
-    """Conversations of every shard, named by source, file and row."""
+    """Yield the conversations of every shard, named by source, file and row."""
     for job in plan_jobs(recipe).validate:
         table = read_table(execute(job, recipe, workspace).path("validated.arrow"))
         asides = ["tools", "arguments", "weight", "label"]

@@ -61,22 +61,22 @@ if TYPE_CHECKING:
 
 
 MIRRORED_KINDS = ("data", "card")
-"""Kinds of files that leave the store; the others may hold raw rows."""
+"""Kinds of files that may leave the store; others may contain raw rows."""
 
 _REPO = re.compile(r"hf://datasets/([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})")
 _MAX_TRIES = 5
-_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2")  # of the Hub's client, by its version
+_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2")  # of the Hub's client
 
 
 def parse_hub_uri(uri: str) -> str:
-    """Repository id of `hf://datasets/org/name`.
+    """Return the repository id of `hf://datasets/org/name`.
 
     Example:
         >>> parse_hub_uri("hf://datasets/acme/alpaca-packed")
         'acme/alpaca-packed'
 
     Raises:
-        ConfigError: another form.
+        ConfigError: the address has another form.
     """
     match = _REPO.fullmatch(uri)
     if match is None:
@@ -85,16 +85,16 @@ def parse_hub_uri(uri: str) -> str:
 
 
 def mirror_to_hub(opened: OpenVersion, uri: str) -> str:
-    """Make a dataset repository hold this version, in one commit; makes a private one if need be.
+    """Commit this version to a dataset repository, creating a private one if needed.
 
-    Repeating it is free: a repository that holds the version gets no commit.
+    Repeating it has no effect: a repository with this version gets no commit.
 
     Returns:
-        Id of the commit that holds the version.
+        ID of the commit with the version.
 
     Raises:
         ConflictError: others keep committing to the repository.
-        StoreError: refused by the Hub: no token, no rights.
+        StoreError: the Hub refused it: no token or no permission.
         TransientError: the Hub cannot be reached.
     """
     from huggingface_hub import HfApi
@@ -121,9 +121,10 @@ def mirror_to_hub(opened: OpenVersion, uri: str) -> str:
                     parent_commit=info.sha,
                 )
             except HfHubHTTPError as error:
+                # 409 and 412: `parent_commit` is no longer the latest commit.
                 if error.response is None or error.response.status_code not in (409, 412):
                     raise
-                continue  # the repository has moved on since we looked
+                continue  # someone committed in the meantime
             return str(committed.oid)
     raise ConflictError(f"others committed to {uri} during {_MAX_TRIES} tries; try again later")
 
@@ -131,9 +132,9 @@ def mirror_to_hub(opened: OpenVersion, uri: str) -> str:
 def _operations(
     files: Mapping[str, Path], present: Set[str]
 ) -> "list[CommitOperationAdd | CommitOperationDelete]":
-    """What makes the repository hold exactly these data files; nothing if it does already.
+    """Return the operations that leave exactly these data files, or none if they are there already.
 
-    Data files are named by content, so their names say whether they are the same.
+    Data files are named by content, so equal names mean equal files.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -151,13 +152,13 @@ def _operations(
 
 @contextmanager
 def _translated(uri: str) -> Iterator[None]:
-    """Errors of the Hub's client -> ours."""
+    """Convert errors of the Hub's client."""
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
     try:
         yield
     except Exception as raised:
-        # Uploads of large files fail in threads, with the failure itself as the cause.
+        # Uploads of large files fail in threads, with the original error as the cause.
         is_wrapped = type(raised) is RuntimeError and raised.__cause__ is not None
         error = raised.__cause__ if is_wrapped else raised
         if isinstance(error, HfHubHTTPError):
@@ -171,7 +172,7 @@ def _translated(uri: str) -> Iterator[None]:
             raise ConfigError(f"{uri}: no token; set HF_TOKEN or log in") from error
         if type(error).__module__.partition(".")[0] in _CLIENTS:
             raise TransientError(f"{uri}: {error}") from error
-        if isinstance(error, ConnectionError):  # what hf_xet says of anything
+        if isinstance(error, ConnectionError):  # hf_xet raises it for everything
             raise TransientError(
                 f"{uri}: {error}. Where a Hub or a proxy before it has no Xet storage, set "
                 "HF_HUB_DISABLE_XET=1"
@@ -182,33 +183,33 @@ def _translated(uri: str) -> Iterator[None]:
 COLUMNS = ["record_id", "text", "trained_text", "num_tokens", "num_trained"]
 
 Decode = Callable[[Sequence[int]], str]
-"""Token ids -> text, e.g. a tokenizer's `decode`."""
+"""Token ids -> text, such as a tokenizer's `decode`."""
 
 
 def log_to_wandb(
     opened: OpenVersion, project: str, *, decode: Decode, num_rows: int = 200, files: bool = False
 ) -> dict[str, Any]:
-    """Log a version as an artifact, with one table a split.
+    """Log a version as an artifact, with one table per split.
 
     Args:
         opened: the version.
         project: W&B project; entity, mode and key come from W&B's environment.
         decode: token ids -> text.
-        num_rows: records in each table, from the first of the split on.
-        files: put the packed files and the card into it as well.
+        num_rows: number of records per table, from the start of the split.
+        files: also add the packed files and the card.
 
     Returns:
         Name of the artifact, folder of the run, and rows of each table.
 
     Raises:
-        ConfigError: wandb is not installed, or knows no account.
+        ConfigError: wandb is not installed, or has no account.
         TransientError: W&B cannot be reached.
     """
     wandb = import_extra("wandb", "wandb", "wandb://")
     tables = {
         split: [list(row) for row in itertools.islice(text_rows(opened, split, decode), num_rows)]
         for split in opened.manifest.splits()
-    }
+    }  # location, content and origin of the version
     manifest = opened.manifest
     described = {  # where the version is, what it holds, and how it was made
         "uri": f"{opened.store.uri}/{version_folder(opened.dataset, opened.version)}",
@@ -225,7 +226,7 @@ def log_to_wandb(
         artifact.add(wandb.Table(columns=COLUMNS, data=rows), split)
     with artifact.new_file("manifest.json", mode="wb") as file:
         file.write(manifest.to_bytes())
-    if files:  # that a trainer loads, one at a time: W&B copies each to its staging folder
+    if files:  # one file at a time: W&B copies each to its staging folder
         with temporary_folder("wandb") as scratch:
             for entry in [*opened.files("data"), *opened.files("card")]:
                 path = opened.fetch(entry, scratch / entry.path)
@@ -252,7 +253,7 @@ def log_to_wandb(
 def text_rows(
     opened: OpenVersion, split: str, decode: Decode
 ) -> Iterator[tuple[str, str, str, int, int]]:
-    """Records of a split as text, in published order, file by file; see `COLUMNS`."""
+    """Yield the records of a split as text, in published order; see `COLUMNS`."""
     with temporary_folder("wandb") as folder:
         for entry in opened.files("data", split):
             path = opened.fetch(entry, folder / entry.key)
@@ -287,11 +288,11 @@ def copy_version(opened: OpenVersion, uri: str, recipe: Recipe) -> str:
 
 _SUFFIXES = (".arrow", ".parquet", ".json", ".jsonl", ".zst", ".md", ".html", ".mds", ".msgpack")
 _RECEIPT = "receipt.json"
-# A mirror saves time: it may not cost much of it. Its notes say what it did not do.
+# Keep retries short, because a mirror only saves time. Its notes report what it skipped.
 _RETRY = RetryPolicy(deadline_s=2, is_logged=False)
 _READ_TIMEOUT_S = 10
 _THREADS = 8
-_FAILURES = (StoreError, TransientError, ConfigError)  # ConfigError: no credentials
+_FAILURES = (StoreError, TransientError, ConfigError)  # ConfigError: missing credentials
 
 
 @dataclass(kw_only=True)
@@ -321,21 +322,21 @@ class StepMirror:
     store: ObjectStore
     steps: StepStore
     notes: list[str] = field(default_factory=list)
-    """What went wrong with the mirror; each costs time only."""
+    """Problems with the mirror; each of them only costs time."""
     fetched: list[str] = field(default_factory=list)
-    """Steps that were taken from the mirror, as `step/key`."""
+    """Steps fetched from the mirror, as `step/key`."""
     written: list[str] = field(default_factory=list)
     is_used: bool = True
-    """False after a failure: nothing is asked of the mirror or written to it any more."""
+    """False after a failure: the mirror is neither read nor written any more."""
     is_written: bool = True
-    """False after the mirror refused a write."""
+    """False after the mirror rejected a write."""
     _lock: Lock = field(default_factory=Lock, repr=False)
 
     def fetch(self, step: str, key: str) -> bool:
-        """Bring a step here if the mirror has it whole; return True if it is here now.
+        """Fetch a step if the mirror has all of it; return True if it is now in the local cache.
 
         Raises:
-            DiskError: the local cache cannot take it.
+            DiskError: the local cache cannot store it.
         """
         if self.steps.peek(step, key) is not None:
             return True
@@ -344,14 +345,14 @@ class StepMirror:
         try:
             with self.steps.work_folder("mirror") as work:
                 return self._fetch(step, key, work)
-        except (IntegrityError, ObjectNotFoundError) as error:  # this step only
+        except (IntegrityError, ObjectNotFoundError) as error:  # affects this step only
             self.notes.append(f"{step}/{key[:12]} was not taken from the mirror: {error}")
         except _FAILURES as error:
             self._stop_using(error)
         return False
 
     def holding(self, steps: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Return which of the steps, as (step, key), lie there; one request for each."""
+        """Return which of the (step, key) pairs the mirror has; one request each."""
         with ThreadPoolExecutor(_THREADS, "packhouse-mirror") as pool:
             asked = list(steps)
             held = pool.map(self._holds, asked)
@@ -365,7 +366,7 @@ class StepMirror:
             return False
 
     def write(self, receipt: AnyReceipt) -> None:
-        """Put a step there, its receipt last; one that is there already is left alone."""
+        """Write a step to the mirror, its receipt last, unless the mirror already has it."""
         folder = f"{receipt.step}/{receipt.key}"
         try:
             if not self.is_used or not self.is_written or self._has(f"{folder}/{_RECEIPT}"):
@@ -376,7 +377,7 @@ class StepMirror:
             body = file_body(receipt.path(_RECEIPT))
             _create(self.store, f"{folder}/{_RECEIPT}", body)
             self.written.append(folder)
-        except StoreError as error:  # a key that reads and may not write, as untrusted jobs have
+        except StoreError as error:  # a read-only key, as untrusted jobs have
             with self._lock:
                 if self.is_written and self.is_used:
                     self.is_written = False
@@ -388,7 +389,7 @@ class StepMirror:
             self._stop_using(error)
 
     def _stop_using(self, error: PackhouseError) -> None:
-        """Leave the mirror alone from now on, and say so once: 8 threads may fail together."""
+        """Stop using the mirror, with a single note even if 8 threads fail at once."""
         with self._lock:
             if self.is_used:
                 self.is_used = False
@@ -401,7 +402,7 @@ class StepMirror:
 
     @contextmanager
     def sharing(self, names: Sequence[tuple[str, str]]) -> Iterator[None]:
-        """Fetch what is missing of some steps, as (step, key); write what the block computes."""
+        """Fetch missing steps, given as (step, key), then write those that the block computed."""
         with ThreadPoolExecutor(_THREADS, "packhouse-mirror") as pool:
             list(pool.map(lambda name: self.fetch(*name), names))
             yield
@@ -429,25 +430,26 @@ class StepMirror:
         for name in names:
             steps = download(f"{folder}/{name}", work / name, receipt.files[name].size)
             run(self.store, steps, retry=_RETRY)
-        if not is_intact(receipt):  # asked before others see it
+        if not is_intact(receipt):  # checked before other processes can see it
             raise IntegrityError("its files are not those of its receipt")
         (work / _RECEIPT).write_bytes(raw)
         place = self.steps.root / step / key
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
             work.rename(place)
-        except OSError:  # another process brought or computed it meanwhile
+        except OSError:  # another process fetched or computed it
             return self.steps.find(step, key) is not None
+        # The lock of the work folder moved along with it.
         (place / LOCK).unlink(missing_ok=True)
         self.fetched.append(folder)
         return True
 
 
 def open_step_mirror(uri: str, cache: Path) -> StepMirror:
-    """Open the mirror of the steps in a cache's folder.
+    """Open the mirror for the steps in a cache folder.
 
     Raises:
-        ConfigError: no such kind of store, no credentials.
+        ConfigError: unknown kind of store, or missing credentials.
     """
     store = open_store(uri, read_timeout_s=_READ_TIMEOUT_S)
     return StepMirror(store=store, steps=StepStore(cache / "steps"))
@@ -457,4 +459,4 @@ def _create(store: ObjectStore, key: str, body: FileBody) -> None:
     try:
         run(store, ask(ObjectStore.put_create, key, body), retry=_RETRY)
     except PreconditionFailedError:
-        return  # there already, or our own lost success: a key has one content
+        return  # there already: content is the same for the same key

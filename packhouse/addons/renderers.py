@@ -1,17 +1,18 @@
-r"""Renderers in Python: packages that write conversations for models without a Jinja template.
+r"""Render conversations with Python packages, for models without a Jinja template.
 
-Such a renderer returns text and nothing else. Where the row's own texts are in it is found by
-rendering twice: once as it is, once with a placeholder word for each text. The words are then
-replaced by the texts, as they are, stripped or written as JSON:
+Such a renderer returns only text. To find the row's own texts in it, each row is rendered twice:
+once as it is, and once with a placeholder word for each text. The words are then replaced by the
+texts, unchanged, stripped, or as JSON:
 
     row             user "Hi ", assistant "Hi"
     with words      <|user|>Qz0000000<|end|><|assistant|>Qz0000001<|end|>
-    as it is        <|user|>Hi<|end|><|assistant|>Hi<|end|>
+    unchanged       <|user|>Hi<|end|><|assistant|>Hi<|end|>
     found           "Hi" of "Hi ", "Hi"
 
-A row is refused unless exactly one way of replacing gives the text that was rendered directly. So
-control-token text in a content stays text, and no span is guessed. The price is two renderings of
-each prompt; rows are rendered one by one, since nothing is known of what the code asks of a text.
+A row is rejected unless exactly one way of replacing the words gives the directly rendered text.
+This way control-token text in a content stays text, and spans are never guessed. It costs two
+renderings per prompt. Rows are rendered one by one, because the renderer's code may depend on any
+text.
 
 Two come with packhouse: `Harmony` writes for gpt-oss as vLLM and SGLang serve it, `Mistral` for
 models with a tekken.json.
@@ -61,17 +62,17 @@ _JSON_FORMS = [
 def make_rows(
     plugin: Plugin, config: FormatConfig, snapshot: TokenizerSnapshot, folder: Path | None
 ) -> RowRenderer:
-    """Make what renders rows with a renderer in Python.
+    """Create the row renderer for a Python renderer.
 
     Args:
         plugin: the renderer.
-        config: the recipe's format section.
+        config: format section of the recipe.
         snapshot: tokenizer whose control tokens are used.
-        folder: of the tokenizer.
+        folder: folder of the tokenizer.
 
     Raises:
-        PluginError: the plug-in cannot be loaded, or is no renderer.
-        TemplateError: the renderer and the recipe or the tokenizer do not fit.
+        PluginError: the plugin cannot be loaded, or is not a renderer.
+        TemplateError: the renderer does not fit the recipe or the tokenizer.
     """
     control = RowRenderer(config, snapshot, "", "").control
     own = {k: v for k, v in config.chat_template_kwargs.items() if k not in DEFAULTS}
@@ -89,18 +90,18 @@ def make_rows(
 
 
 class PythonRenderer:
-    """A template whose text a plug-in writes.
+    """A template whose text a plugin writes.
 
     Args:
         plugin: an object or module with `render` and `stop_tokens`, or a class or function that
-            makes one from the tokenizer's folder.
-        folder: of the tokenizer.
-        control: matches control tokens.
-        arguments: of the recipe.
+            creates one from the tokenizer's folder.
+        folder: folder of the tokenizer.
+        control: pattern that matches control tokens.
+        arguments: arguments from the recipe.
 
     Raises:
-        PluginError: the plug-in cannot be loaded, or is no renderer.
-        TemplateError: it reads no argument of such a name.
+        PluginError: the plugin cannot be loaded, or is not a renderer.
+        TemplateError: it does not read one of the arguments.
     """
 
     has_generation = False
@@ -130,7 +131,7 @@ class PythonRenderer:
         self.stop_tokens = tuple(stops)
         """Control tokens at which the model stops."""
         self.names = frozenset(getattr(made, "arguments", ()))
-        """Arguments that it reads; a row's others are not handed on."""
+        """Arguments that it reads; other arguments of a row are not passed."""
         unread = sorted(set(arguments) - self.names)
         if unread:
             known = ", ".join(sorted(self.names)) or "no argument"
@@ -147,15 +148,16 @@ class PythonRenderer:
         *,
         is_prompt: bool = False,
     ) -> str:
-        """Return the text of a conversation; `ChatTemplate.render` says what the arguments are.
+        """Return the text of a conversation; arguments as for `ChatTemplate.render`.
 
         Raises:
-            RefusedError: the plug-in refuses the row, or its texts cannot be found in the text.
-            PluginError: it returns no text.
+            RefusedError: the plugin rejects the row, or its texts cannot be found in the result.
+            PluginError: the plugin does not return text.
         """
         given = {**self._arguments, **arguments}
         read = {name: value for name, value in given.items() if name in self.names}
         own, shared = _walk((read, tools), str.__str__)
+        # Joined with NUL, so that two texts cannot form a control token together.
         self._check_control("\0".join(strings_in([own, shared])), "a tool or argument")
 
         def write(texts: Callable[[TracedText], str]) -> str:
@@ -164,6 +166,7 @@ class PythonRenderer:
             return self._write(rewritten, named, dict(own), is_prompt)
 
         direct = write(str.__str__)
+        # A prefix that does not occur in the text, so that placeholder words are unambiguous.
         prefix = next((each for each in _PREFIXES if each not in direct), None)
         if prefix is None:
             raise RefusedError("template", f"the row has too many words such as {_PREFIXES[0]}")
@@ -179,7 +182,7 @@ class PythonRenderer:
         if not words.fields:
             return direct
         parts = _fill(marked, direct, words)
-        if parts is None and results:  # Mistral parses a tool's result, and writes it as JSON
+        if parts is None and results:  # Mistral parses tool results and writes them as JSON
             words = _Words(prefix, self._check_control, results)
             parts = _fill(write(words), direct, words)
         if parts is None:
@@ -198,12 +201,12 @@ class PythonRenderer:
         try:
             with limited():
                 text = self._write_text(messages, tools, arguments, is_prompt)
-            str(text).encode()  # half of a character cannot be stored
+            str(text).encode()  # lone surrogates cannot be stored
         except MemoryError:
             raise
         except RecursionError:
             raise RefusedError("template_limit", f"{self.where}: recursion too deep") from None
-        except Exception as error:  # code of others may raise anything
+        except Exception as error:  # third-party code may raise anything
             said = f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
             raise RefusedError("template", f"{self.where} refuses the row: {said[:300]}") from None
         if not isinstance(text, str):
@@ -220,9 +223,9 @@ class PythonRenderer:
 
 
 class _Words:
-    """Gives each text of a row a word of its own, always the same.
+    """Gives each text of a row its own placeholder word.
 
-    Ids, and texts of white space alone, stay as they are.
+    Ids and texts of only white space stay unchanged.
     """
 
     def __init__(
@@ -234,7 +237,7 @@ class _Words:
         self.pattern = re.compile(rf'({prefix}[0-9]{{7}}|"{prefix}r[0-9]{{7}}")')
         self.fields: dict[str, Field] = {}
         self.results = results
-        """Results of tools that are replaced by a JSON string, whose quotes belong to the word."""
+        """Tool results replaced by a JSON string, including its quotes."""
         self._words: dict[Field, str] = {}
         self._prefix, self._check_control = prefix, check_control
 
@@ -256,13 +259,13 @@ class _Words:
 
 
 def _walk(value: Any, texts: Callable[[TracedText], str]) -> Any:
-    """A copy of a value, in which each text of the row is what `texts` makes of it."""
+    """Copy a value, with each text of the row replaced by `texts`."""
     if isinstance(value, TracedText):
         return texts(value)
     if isinstance(value, dict):
         items = list(value.items())  # opens a `DataObject`
         for key in sorted((key for key, _ in items), key=str.__str__):
-            _walk(key, texts)  # words sort as the keys do, for renderers that sort them
+            _walk(key, texts)  # words sort like the keys, for renderers that sort keys
         return {_walk(key, texts): _walk(item, texts) for key, item in items}
     if isinstance(value, list | tuple):
         return [_walk(item, texts) for item in value]
@@ -270,9 +273,10 @@ def _walk(value: Any, texts: Callable[[TracedText], str]) -> Any:
 
 
 def _with_name(tool: Any, texts: Callable[[TracedText], str]) -> Any:
-    """A copy of a tool definition, in which its name is what `texts` makes of it.
+    """Copy a tool definition, with its name replaced by `texts`.
 
-    The rest is constant: schemas have words with a meaning. The name shows where the tool is.
+    The rest stays constant, because words in schemas have a meaning. The name marks the tool's
+    place.
     """
     copy = _walk(tool, str.__str__)
     if isinstance(tool, dict):
@@ -284,9 +288,9 @@ def _with_name(tool: Any, texts: Callable[[TracedText], str]) -> Any:
 
 
 def _fill(marked: str, direct: str, words: _Words) -> list[Part] | None:
-    """Parts of the direct rendering, by the one with words; None unless there is one way."""
-    # Ways to write the beginning, by where it ends; None: there are several. A way is
-    # (the way before, its last part).
+    """Return the parts of the direct rendering, or None unless exactly one way fits."""
+    # Ways to write the text so far, by its end: (previous way, last part), or None if there are
+    # several.
     ways: dict[int, Any] = {0: ()}
     for number, text in enumerate(words.pattern.split(marked)):
         field = words.fields.get(text) if number % 2 else None
@@ -311,7 +315,7 @@ def _fill(marked: str, direct: str, words: _Words) -> list[Part] | None:
 
 
 def _options(field: Field, *, is_result: bool) -> Iterator[Piece]:
-    """Ways to write a text, each other characters."""
+    """Yield the different ways to write a text."""
     value: str = field.value
     seen = set[str]()
 
@@ -336,7 +340,7 @@ def _options(field: Field, *, is_result: bool) -> Iterator[Piece]:
 
 
 def _as_json(field: Field) -> bool:
-    """Return True if a text is JSON, and no JSON string."""
+    """Return True for JSON text other than a JSON string."""
     try:
         return not isinstance(json.loads(field.value), str)
     except ValueError:
@@ -348,7 +352,7 @@ _SETTINGS = ("reasoning_effort", "model_identity", "conversation_start_date")
 
 
 class Harmony:
-    """Writes harmony: reasoning on channel `analysis`, text before a call on `commentary`."""
+    """Writes harmony: reasoning on channel `analysis`, text before a tool call on `commentary`."""
 
     stop_tokens = ("<|return|>", "<|call|>")
     arguments = _SETTINGS
@@ -360,10 +364,11 @@ class Harmony:
         with TemporaryDirectory() as vocabulary:
             _write_vocabulary(folder / "tokenizer.json", Path(vocabulary) / _VOCABULARY)
             set_before = os.environ.get("TIKTOKEN_ENCODINGS_BASE")
+            # The library reads the folder of its vocabulary from this variable.
             os.environ["TIKTOKEN_ENCODINGS_BASE"] = vocabulary
             try:
                 self._encoding = openai_harmony.load_harmony_encoding("HarmonyGptOss")
-            except openai_harmony.HarmonyError:  # the hash of the vocabulary is another one
+            except openai_harmony.HarmonyError:  # another hash of the vocabulary
                 raise TemplateError(
                     f"format.template harmony: '{folder}' is not the tokenizer of gpt-oss. Give "
                     "that one, or set format.template: chat"
@@ -380,10 +385,10 @@ class Harmony:
         arguments: Mapping[str, Any],
         add_generation_prompt: bool,
     ) -> str:
-        """Return the text; the last answer is written as the model generated it.
+        """Return the text, with the last answer as the model would have generated it.
 
-        `render_conversation` would drop the thoughts of a finished answer, so its messages are
-        written one by one after the prompt.
+        `render_conversation` would drop the reasoning of a finished answer, so the messages of the
+        answer are written one by one after the prompt.
         """
         last = messages[-1] if messages else {}
         is_answered = last.get("role") == "assistant" and not add_generation_prompt
@@ -416,6 +421,7 @@ class Harmony:
         settings = {name: arguments[name] for name in _SETTINGS if name in arguments}
         effort = settings.get("reasoning_effort")
         if isinstance(effort, str):
+            # The library's values are capitalized: `high` -> `High`.
             settings["reasoning_effort"] = effort.capitalize()
         new = library.Message.from_role_and_content
         made = [new(role.SYSTEM, library.SystemContent(**settings))]
@@ -435,6 +441,7 @@ class Harmony:
                 called = calls[-1]["function"]["name"]
             elif message["role"] == "tool":
                 given = call_names.get(message.get("tool_call_id") or "")
+                # A result without id and name belongs to the last call.
                 name = given or message.get("name") or called
                 author = library.Author.new(role.TOOL, f"functions.{name}")
                 result = library.Message.from_author_and_content(author, message["content"])
@@ -481,7 +488,7 @@ class Harmony:
 
 
 def _write_vocabulary(tokenizer: Path, file: Path) -> None:
-    """Write the tokens of a byte-level tokenizer.json as tiktoken reads them, in base64."""
+    """Write the tokens of a byte-level tokenizer.json in tiktoken's format (base64)."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     byte_of = {char: byte for byte, char in bytes_to_unicode().items()}

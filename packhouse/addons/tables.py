@@ -2,15 +2,15 @@
 
 Workbooks become tables of text, in the worker of `packhouse.read.tabular`.
 
-The first row that holds anything names the columns, as in CSV. All sheets that hold rows are read,
-one after the other, and must have the same columns. Values are text, as CSV would have them:
+The first row that is not empty gives the column names, as in CSV. All sheets with rows are read in
+order and must have the same columns. Values become text as they would look in CSV:
 
-    4.0 -> 4    2**53 and beyond -> 9007199254740992.0, for a cell has 53 bits    true -> true
-    a day -> 2024-01-31    a day and time -> 2024-01-31 10:30:00    a time -> 10:30:00
+    4.0 -> 4    2**53 and above -> 9007199254740992.0, as cells have 53 bits    true -> true
+    a date -> 2024-01-31    a date and time -> 2024-01-31 10:30:00    a time -> 10:30:00
 
-A cell that holds an error makes its row bad, and so does a formula whose value nobody computed. The
-reader of cells (calamine) gives an empty text for both, so they are found in the XML. A formula
-whose value was kept is a value like any other; that value may be an empty text.
+A cell with an error makes its row bad, and so does a formula without a computed value. The cell
+reader (calamine) returns empty text for both, so they are found in the XML. A formula with a stored
+value counts as a value, even if it is empty text.
 
     XLSX   <c r="B2" t="e"><f>1/0</f><v>#DIV/0!</v></c>           an error
            <c r="B3"><f>A3</f></c>                                 never computed
@@ -18,7 +18,8 @@ whose value was kept is a value like any other; that value may be an empty text.
     ODS    <table-cell formula="of:=1/0" value-type="error">       an error; text: #DIV/0!
            <table-cell formula="of:=[.A3]"/>                       never computed
 
-Needs `pip install 'packhouse[xlsx]'`.
+Needs `pip install 'packhouse[xlsx]'`. Sheets are held in memory, up to 16 million cells; save
+larger ones as CSV.
 """
 
 import io
@@ -44,11 +45,11 @@ from packhouse.system.plugins import NO_FILES, import_extra
 from packhouse.system.wording import first_line, near_name
 
 Faults = dict[tuple[int, int], str]
-"""Row and column of a cell from 0 -> its error, such as `#REF!`; "" for what nobody computed."""
+"""(row, column) of a cell, from 0 -> its error, such as `#REF!`; "" if it was never computed."""
 
 _BATCH_ROWS = 1024
 MAX_CELLS = 2**24
-"""Cells of a sheet, empty ones between others included: a sheet may say that it has 17 billion."""
+"""Cells per sheet, including empty ones in between: a small file can declare 17 billion."""
 
 
 def workbook_as_arrow(file: IO[bytes], uri: str, file_format: str, table: None) -> IO[bytes]:
@@ -62,13 +63,13 @@ def workbook_as_arrow(file: IO[bytes], uri: str, file_format: str, table: None) 
 
 
 def read_workbook(file: IO[bytes], uri: str) -> pa.Table:
-    """Return the rows of all sheets; columns are text, rows without any text are left out.
+    """Return the rows of all sheets. Columns are text; rows without text are left out.
 
-    The last column says which rows are bad (`packhouse.read.tabular`).
+    The last column marks bad rows (`packhouse.read.tabular`).
 
     Raises:
-        SourceError: no workbook, sheets that differ, a column without a name or with that of
-            another.
+        SourceError: the file is not a valid workbook, its sheets differ, or a column has no name or
+            a duplicate name.
     """
     calamine = import_extra("python_calamine", "xlsx", "reading XLSX")
     try:
@@ -104,7 +105,8 @@ def _read_sheet(book: Any, name: str, faults: Faults, uri: str) -> tuple[str, pa
     places = [place for place, row in enumerate(rows) if any(row)]
     if not places:
         return name, pa.table({})
-    # Rows 0 (empty), 1 (names), 2, 3 (empty) and 4: header 1, rows of the table 2 and 4.
+    # With rows 0 (empty), 1 (names), 2, 3 (empty) and 4: the header is row 1, the table rows 2 and
+    # 4.
     first, *places = places
     header = rows[first]
     columns = [n for n in range(len(header)) if any(rows[place][n] for place in (first, *places))]
@@ -136,8 +138,8 @@ def _read_sheet(book: Any, name: str, faults: Faults, uri: str) -> tuple[str, pa
 
 
 def _rows(sheet: Any, faults: Faults) -> list[list[str]]:
-    """The texts of a sheet from its first cell on; of a bad cell its error, or `=`."""
-    num_before = (sheet.start or (0, 0))[1]  # columns that calamine leaves out
+    """Return the texts of a sheet from cell A1 on, with the error or `=` in bad cells."""
+    num_before = (sheet.start or (0, 0))[1]  # calamine skips empty columns at the left
     rows = [[""] * num_before + [_text(cell) for cell in row] for row in sheet.iter_rows()]
     num_rows = max([len(rows), *(row + 1 for row, _ in faults)])
     width = max([len(row) for row in rows[:1]] + [column + 1 for _, column in faults], default=0)
@@ -150,7 +152,7 @@ def _rows(sheet: Any, faults: Faults) -> list[list[str]]:
 
 
 def _cell(row: int, column: int) -> str:
-    """Name of a cell.
+    """Return the name of a cell.
 
     Example:
         >>> _cell(6, 3), _cell(0, 26)
@@ -164,7 +166,7 @@ def _cell(row: int, column: int) -> str:
 
 
 def _text(cell: object) -> str:
-    """A cell's value as CSV would have it."""
+    """Return the value of a cell as it would look in CSV."""
     if isinstance(cell, float) and cell.is_integer() and abs(cell) < 2**53:
         cell = int(cell)
     if isinstance(cell, bool):
@@ -173,21 +175,21 @@ def _text(cell: object) -> str:
 
 
 _MARKERS = re.compile(rb"""[<:]f[\s>/]|["']e["']|:formula|\0""")
-"""Without one of these, a sheet has no such cell. (NUL: it is UTF-16.)"""
+"""A sheet without any of these has no bad cells. NUL means UTF-16, which is always parsed."""
 _ODS_ERROR = re.compile(r"#[A-Z/0]{2,7}[!?]?|Err:[0-9]{3}")
 _MAX_TEXT = 40
 _PIECE = 2**20
 
 
 def find_faults(file: IO[bytes], max_cells: int) -> dict[str, Faults]:
-    """Return such cells of each sheet that has any.
+    """Return the bad cells of each sheet that has any.
 
     Args:
         file: a workbook that calamine has read.
-        max_cells: of a sheet, from its first cell to the last of these.
+        max_cells: limit per sheet, counted from its first cell to the last bad one.
 
     Raises:
-        ValueError: its XML is not sound, it is neither XLSX nor ODS, or a sheet is too large.
+        ValueError: the XML is invalid, the file is neither XLSX nor ODS, or a sheet is too large.
     """
     file.seek(0)
     try:
@@ -223,6 +225,7 @@ def _of_xlsx(book: zipfile.ZipFile, parts: dict[str, str], max_cells: int) -> di
     for name, target in sheets.items():
         path = target.replace("\\", "/").lstrip("/").lower()
         part = parts.get(path if path.startswith("xl/") else f"xl/{path}")
+        # Searching bytes is fast; only sheets that may have bad cells are parsed.
         if part is not None and _is_marked(book, part):
             cells = _XlsxCells(max_cells)
             _parse(book, part, cells.start, cells.end, cells.text)
@@ -231,7 +234,7 @@ def _of_xlsx(book: zipfile.ZipFile, parts: dict[str, str], max_cells: int) -> di
 
 
 class _XlsxCells:
-    """Follows the elements of a sheet."""
+    """Finds bad cells from the XML elements of a sheet."""
 
     def __init__(self, max_cells: int) -> None:
         self.faults: Faults = {}
@@ -245,6 +248,7 @@ class _XlsxCells:
             self._row = int(attributes["r"]) - 1 if "r" in attributes else self._row + 1
             self._column = -1
         elif name == "c":
+            # The reference is optional: a cell without it follows the previous one.
             place = attributes.get("r", "")
             letters = place.rstrip("0123456789")
             self._column = _column_of(letters) if letters else self._column + 1
@@ -278,7 +282,7 @@ def _of_ods(book: zipfile.ZipFile, part: str, max_cells: int) -> dict[str, Fault
 
 
 class _OdsTables:
-    """Follows the elements of all sheets; a row or a cell may stand for several."""
+    """Finds bad cells from the XML elements of all sheets; a row or a cell can be repeated."""
 
     def __init__(self, max_cells: int) -> None:
         self.found: dict[str, Faults] = {}
@@ -308,6 +312,7 @@ class _OdsTables:
     def end(self, name: str) -> None:
         self._is_text = False
         if name in ("table-cell", "covered-table-cell"):
+            # One element can stand for many equal cells.
             columns = _number(self._cell, "number-columns-repeated")
             fault = self._fault()
             last = self._column + columns
@@ -336,7 +341,7 @@ def _check_place(row: int, column: int, max_cells: int) -> None:
 
 
 def _attribute(attributes: dict[str, str], name: str) -> str:
-    """The value of an attribute of any namespace."""
+    """Return the value of an attribute in any namespace."""
     return next((value for key, value in attributes.items() if key.endswith(f" {name}")), "")
 
 
@@ -345,7 +350,7 @@ def _number(attributes: dict[str, str], name: str) -> int:
 
 
 def _column_of(letters: str) -> int:
-    """Column from 0.
+    """Return the column number of letters, from 0.
 
     Example:
         >>> [_column_of(letters) for letters in ("A", "Z", "AA")]
@@ -363,6 +368,7 @@ def _is_marked(book: zipfile.ZipFile, part: str) -> bool:
         while piece := file.read(_PIECE):
             if _MARKERS.search(before + piece):
                 return True
+            # Keep the end of the piece: a marker may be split between two pieces.
             before = piece[-16:]
     return False
 
@@ -374,7 +380,7 @@ def _parse(
     end: Callable[[str], None] | None = None,
     text: Callable[[str], None] | None = None,
 ) -> None:
-    """Call the handlers for each element of a part, by its name without the namespace."""
+    """Call the handlers for each element of a part, with its name without namespace."""
     if part is None:
         return
     parser = expat.ParserCreate(namespace_separator=" ")
@@ -411,12 +417,12 @@ def read_database(file: IO[bytes], uri: str, file_format: str, table: str | None
 
     Args:
         file: the database.
-        uri: for messages.
+        uri: name of the file in messages.
         file_format: a key of `DATABASES`.
-        table: its name; None: the only one.
+        table: table name; None if there is only one.
 
     Raises:
-        SourceError: no such table, no plain table, or the file is damaged.
+        SourceError: the table does not exist or is not a plain table, or the file is damaged.
         ConfigError: DuckDB is not installed.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -428,9 +434,9 @@ def read_database(file: IO[bytes], uri: str, file_format: str, table: str | None
 
 
 def _spooled(batches: Iterator[pa.RecordBatch], uri: str, size: int) -> IO[bytes]:
-    """Write batches to an unnamed file; a damaged file may say the same rows again and again."""
+    """Write batches to an unnamed file, within limits: a damaged file may repeat rows forever."""
     spool = tempfile.TemporaryFile()
-    first = next(batches)  # without rows, for the schema
+    first = next(batches)  # an empty batch, for the schema
     num_rows = num_bytes = 0
     with pa.ipc.new_file(spool, first.schema) as writer:
         for batch in batches:
@@ -447,9 +453,11 @@ def _spooled(batches: Iterator[pa.RecordBatch], uri: str, size: int) -> IO[bytes
 
 
 def _read_sqlite(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordBatch]:
+    # immutable: SQLite creates no lock or journal, and does not look for one.
     database = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
     try:
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
+        # Schema code of the file must not run, and damaged pages must fail instead of giving rows.
         for pragma in ("trusted_schema = OFF", "query_only = ON", "cell_size_check = ON"):
             database.execute(f"PRAGMA {pragma}")
         found = database.execute("SELECT name, type, rootpage FROM sqlite_schema").fetchall()
@@ -480,7 +488,7 @@ def _sqlite_batches(database: sqlite3.Connection, table: str, uri: str) -> Itera
     order = rowid or ", ".join(map(_quoted, keys))
     try:
         database.execute(f"SELECT {order} FROM {quoted} LIMIT 0")
-    except sqlite3.OperationalError:  # WITHOUT ROWID
+    except sqlite3.OperationalError:  # a table WITHOUT ROWID
         order = ", ".join(map(_quoted, keys))
 
     def allow(action: int, first: str | None, second: str | None, *_: object) -> int:
@@ -489,7 +497,9 @@ def _sqlite_batches(database: sqlite3.Connection, table: str, uri: str) -> Itera
         is_allowed = is_of_table or is_typeof or action == sqlite3.SQLITE_SELECT
         return sqlite3.SQLITE_OK if is_allowed else sqlite3.SQLITE_DENY
 
+    # The file may still hide code, so allow only reads of this table and `typeof`.
     database.set_authorizer(allow)
+    # SQLite types values, not columns, so all rows decide the type of a column.
     asked = ", ".join(f"typeof({_quoted(name)})" for name in names)
     kinds: list[set[str]] = [set() for _ in names]
     for row in database.execute(f"SELECT DISTINCT {asked} FROM {quoted}"):
@@ -499,7 +509,7 @@ def _sqlite_batches(database: sqlite3.Connection, table: str, uri: str) -> Itera
     schema = pa.schema([*zip(names, types, strict=True), fault_field])
     yield pa.RecordBatch.from_pylist([], schema)
     columns = ", ".join(map(_quoted, names))
-    database.text_factory = bytes  # decoded below, where the row is known
+    database.text_factory = bytes  # decoded in `_text`, which knows the row
     cursor = database.execute(f"SELECT {columns} FROM {quoted} ORDER BY {order}")
     while rows := cursor.fetchmany(_BATCH_ROWS):
         faults: dict[int, tuple[str, str]] = {}
@@ -519,7 +529,7 @@ def _type_of(kinds: set[str]) -> pa.DataType:
 def _array(
     values: Sequence[Any], kind: pa.DataType, name: str, faults: dict[int, tuple[str, str]]
 ) -> pa.Array:
-    """A column of some rows; adds the rows whose text is none to `faults`."""
+    """Convert the values of a column; rows with invalid UTF-8 are added to `faults`."""
     if kind == pa.string():
         values = [_value_text(value, name, row, faults) for row, value in enumerate(values)]
     elif kind == pa.float64():
@@ -548,13 +558,13 @@ def _read_duckdb(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
     settings: dict[str, Any] = {
         **NO_FILES,
         "memory_limit": "768MB",
-        "threads": "1",  # rows stay in order
+        "threads": "1",  # keeps rows in order
     }
     try:
         with duckdb.connect(str(path), read_only=True, config=settings) as database:
-            database.execute("SET TimeZone = 'UTC'")  # else that of the machine
+            database.execute("SET TimeZone = 'UTC'")  # otherwise the time zone of the machine
             database.execute("SET lock_configuration = true")
-            # With their catalog: the file may hold a macro that is called `duckdb_tables`.
+            # Qualified names: the file could define a macro named `duckdb_tables`.
             plain = (
                 "SELECT table_name, sql FROM system.main.duckdb_tables() WHERE schema_name = 'main'"
             )
@@ -562,7 +572,7 @@ def _read_duckdb(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
             tables = dict(database.execute(plain).fetchall())
             others = {name for (name,) in database.execute(views).fetchall()}
             name = _chosen(list(tables), others, table, uri)
-            if "GENERATED ALWAYS AS" in tables[name]:  # it may be random()
+            if "GENERATED ALWAYS AS" in tables[name]:  # such as random()
                 raise SourceError(
                     f"source file '{uri}': a column of table '{name}' is computed, which would run "
                     "what it says; make it a plain column",
@@ -578,7 +588,7 @@ def _read_duckdb(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
 
 
 def _chosen(tables: Sequence[str], others: set[str], table: str | None, uri: str) -> str:
-    """The table to read."""
+    """Return the table to read."""
     if table is None and len(tables) == 1:
         return tables[0]
     if table in tables:
@@ -603,10 +613,10 @@ def _damaged(uri: str, what: str, error: Exception) -> SourceError:
 
 
 def refuse_unsaved(uri: str, path: str) -> None:
-    """Refuse a database whose newest rows lie in a log beside it.
+    """Reject a database whose latest rows are still in a log file next to it.
 
     Raises:
-        SourceError: says how to bring them into the file.
+        SourceError: there is such a log; the message explains how to merge it.
     """
     for ending in ("-wal", "-journal", ".wal"):
         log = path + ending

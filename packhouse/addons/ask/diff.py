@@ -1,11 +1,13 @@
-"""Compare two versions: settings, counts, schema, and record by record, tokens and masks.
+"""Compare two versions: settings, counts and schema, then tokens and masks record by record.
 
-A record is known by its id (a hash of its content), wherever packing put it. The tokens and the
-mask of one copy are hashed apart, so a changed template (tokens differ) is told from a changed
-rule of what is trained (only masks differ), from changed loss weights and from another number of
-copies. A row whose content changed has another id: of ids that only one version has, those of one
-row are pairs, `edited`. It is a join of the views `contents` and `records` of both; their data
-files are read once.
+Records are matched by id, a hash of their content, so it does not matter where packing put them.
+Tokens, masks and loss weights are hashed separately. This distinguishes a changed template (tokens
+differ) from a changed training rule (only masks differ), changed weights, and a changed number of
+copies. A row whose content changed has a new id: an old and a new id of the same row that the
+other version lacks are paired as `edited`.
+
+The comparison is a join of the views `contents` and `records` of both versions in DuckDB. It reads
+each data file once; compare manifests only (`records=False`) if settings and counts are enough.
 """
 
 from collections.abc import Mapping
@@ -40,49 +42,49 @@ _MAX_EXAMPLES = 5
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A record that differs."""
+    """One record that differs."""
 
     record_id: str
-    """In the new version, or in the old one where it was removed."""
+    """ID in the new version; for a removed record, in the old one."""
     old_id: str
-    """In the old version, or in the new one where it was added; another one where edited."""
+    """ID in the old version; for an added record, in the new one. Differs only for edited rows."""
     place: str
-    """File and row, `faq.jsonl row 7`; empty where the version does not say."""
+    """File and row, such as `faq.jsonl row 7`; empty if the version does not record it."""
     detail: str
-    """What changed: `100 -> 108 tokens`, `loss weight 0.5 -> 1`, `1 -> 2 copies`, `train -> eval`,
+    """The change: `100 -> 108 tokens`, `loss weight 0.5 -> 1`, `1 -> 2 copies`, `train -> eval`,
     `now duplicate`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordDiff:
-    """How many records differ in which way, and a few ids of each."""
+    """Number of records per kind of difference, with a few examples."""
 
     num_added: int
     num_removed: int
     num_edited: int
-    """Rows whose content changed: the same place, another record."""
+    """Rows whose content changed: same file and row, different record."""
     num_changed_tokens: int
-    """In both versions, with other tokens."""
+    """Records of both versions whose tokens differ."""
     num_changed_masks: int
-    """In both versions, with the same tokens and another mask."""
+    """Records of both versions with the same tokens but different masks."""
     num_changed_weights: int
-    """In both versions, with the same tokens and mask and other loss weights."""
+    """Records of both versions with the same tokens and masks but different loss weights."""
     num_copies: int
-    """In both versions, more or less often."""
+    """Records of both versions with a different number of copies."""
     num_moved: int
-    """In both versions, on another side (train or eval)."""
+    """Records of both versions in a different split."""
     num_same: int
-    """In both versions, with none of these."""
+    """Records of both versions without any difference."""
     examples: Mapping[str, list[Change]]
-    """By `added`, `removed`, `edited`, ..."""
+    """Examples by kind: `added`, `removed`, `edited`, ..."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diff(ManifestDiff):
-    """Everything in which two versions differ."""
+    """All differences between two versions."""
 
     records: RecordDiff | None
-    """None if the rows were not read, or hold no record ids."""
+    """None if the rows were not compared or have no record ids."""
 
 
 def diff_versions(old: OpenVersion, new: OpenVersion, *, records: bool = True) -> Diff:
@@ -110,9 +112,10 @@ FROM contents FULL JOIN (
   FROM rows GROUP BY record_id
 ) USING (record_id)
 """
-"""What the packs of a version hold of each record, with its row: of rows of equal content the first
-one that is kept. `number` is the record's among those of the row. Columns of packs are null for a
-record that is in none, those of rows for one that has none."""
+"""Contents of each record with its row; of rows with equal content, the first that was kept.
+
+`number` is the position of the record within its row. Columns of packs are null for a record that
+is in no pack, and columns of rows for a record that has no row."""
 
 _EDITED = """
 CREATE TABLE edited AS
@@ -126,8 +129,9 @@ WITH unknown AS (
 SELECT gone.record_id AS old_id, unknown.record_id AS new_id, unknown."number new" AS number
 FROM unknown JOIN gone ON gone.place = unknown."place new" AND gone.nth = unknown.nth
 """
-"""Records of one row that only one of the versions has, paired in their order: of a row's windows
-a b c and a x c, b is paired with x. A row of a duplicate is no pair: its content is in both."""
+"""Pairs of records of the same row that only one version has, matched in order: for windows
+a b c and a x c of a row, b is paired with x. Rows of duplicates are not paired, because both
+versions have their content."""
 
 _EXAMPLES_OF_EDITED = f"""
 SELECT old, new
@@ -155,6 +159,7 @@ def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
         question = Question(query=_CONTENTS)
         before, size = fetch_files(old, question, folder / "old")
         after, more = fetch_files(new, question, folder / "new")
+        # Both versions are joined in one database, so it needs memory for both.
         memory = MEMORY + (size + more) * MEMORY_PER_BYTE
         try:
             found: _Found = run_in_worker(
@@ -180,18 +185,18 @@ def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
 class _Found(TypedDict):
     numbers: dict[str, int]
     shown: dict[str, list[dict[str, Any]]]
-    """The first records of each kind."""
+    """First records of each kind."""
     pairs: list[list[dict[str, Any]]]
-    """Of edited rows, the record that is gone and the new one."""
+    """The old and the new record of each edited row."""
 
 
 def _compare(before: VersionFiles, after: VersionFiles, memory: int) -> _Found:
-    """In a worker: join the contents of two versions."""
+    """Join the contents of two versions (in a worker)."""
     with open_views(before, memory=memory) as views:
         old = views.rows(_CONTENTS)
     with open_views(after, memory=memory) as views:
         new = views.rows(_CONTENTS)
-        # Columns of the new version are `place new`, ...; `record_id` is that of both.
+        # Columns of the new version get a suffix (`place new`); `record_id` is shared.
         new = new.rename_columns([n if n == "record_id" else f"{n} new" for n in new.column_names])
         views.database.register("old", old)
         views.database.register("new", new)
@@ -224,14 +229,15 @@ _LEFT_OUT += f"WHERE {_PLACE} IN (SELECT unnest(?))"
 def _set_outcomes(
     opened: OpenVersion, other: OpenVersion, name: str, records: list[dict[str, Any]]
 ) -> None:
-    """Say of examples that are no records of a version why.
+    """Add the reason why example records are missing from a version.
 
     Args:
-        opened: the version.
-        other: that which has them.
-        name: of the column that says it.
-        records: examples.
+        opened: the version that lacks the records.
+        other: the version that has them.
+        name: column of `records` to fill.
+        records: the examples, changed in place.
     """
+    # Records with an outcome already explain themselves.
     wanted = {row["place"] or row["place new"] for row in records if not row[name]} - {None}
     if not wanted:
         return
@@ -252,8 +258,8 @@ def _set_outcomes(
 
 
 def _change(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Change:
-    """Say how a record differs, from its row of both versions; or from two rows, where edited."""
-    told = []  # of a row that was edited, and has as many tokens as before
+    """Describe the difference of a record from its joined row (for edited rows, from two rows)."""
+    told = []  # parts for an edited row with an unchanged number of tokens
     if name == "edited" and old["num_tokens"] == new["num_tokens new"]:
         if old["label"] != new["label new"]:
             told.append(f"label {old['label']} -> {new['label new']}")
@@ -279,7 +285,7 @@ def _change(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Change
 
 
 def _weights(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Mean loss weights of the trained tokens of both."""
+    """Format the mean loss weight per trained token of both versions."""
     means = (
         (row[f"total_weight{end}"] or 0) / (row[f"num_trained{end}"] or 1)
         for row, end in ((old, ""), (new, " new"))

@@ -72,10 +72,10 @@ def trace(
     row: int | None,
     as_json: bool,
 ) -> None:
-    """Say from which row a token comes and why it is trained; or where a row went.
+    """Find the source row of a token and why it is trained, or what happened to a row.
 
-    Rows, packs and tokens count from 0 everywhere. A LINE counts from 1, as an editor does, in a
-    file that is here: without blank lines, line 18 is row 17.
+    Rows, packs and tokens count from 0. A LINE counts from 1, as in an editor, and needs the file
+    on this machine: without blank lines, line 18 is row 17.
 
     \b
     packhouse trace ./store/demo --pack 12 --token 345
@@ -118,12 +118,14 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
     places = read(opened, query, [record_id]).to_pylist()
     kept = [p for p in places if p["outcome"] == "kept"] or places
     size = end - start
+    # `concat` cuts records at pack boundaries, so a pack may have only a part of the record.
     is_part = bool(kept) and not is_paired and size < kept[0]["num_tokens"]
     before = 0
     if is_part:
         parts = [part for part in records_in(row) if part.record_id == record_id]
         before = _tokens_before(opened, split, pack, record_id)
         before += sum(part.end - part.start for part in parts if part.end <= start)
+        # A record that is repeated appears again from its first token on.
         before %= kept[0]["num_tokens"]
     facts = opened.manifest.facts
     train_on = facts.configuration.format.train_on or "assistant"
@@ -133,8 +135,8 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
         rule = "the mask that the row came with (format: tokenized)"
     if is_of_classes(opened.manifest):
         rule = "a classifier learns the label of the record, and no token"
-    # Mask 0 0 1 1 0 1 0: answers [2, 4] and [5, 6]. Token 4 is before answer 2 of 2, token 5 in
-    # it, and token 6 behind the last.
+    # For the mask 0 0 1 1 0 1 0, answers are [2, 4) and [5, 6). Token 4 is before answer 2 of 2,
+    # token 5 is in it, and token 6 is after the last.
     answers = trained_ranges(mask)
     inner = token - start
     answer = 1 + sum(b <= inner for _, b in answers)
@@ -163,7 +165,7 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
 
 
 def _tokens_before(opened: OpenVersion, split: str, pack: int, record_id: str) -> int:
-    """Tokens of a record in the packs before this one: `concat` cuts records at pack ends."""
+    """Return how many tokens of a record are in earlier packs, for records that `concat` cut."""
     query = (
         "SELECT coalesce(sum(n), 0)::BIGINT AS n FROM ("
         "SELECT unnest(record_ids) AS record_id, unnest(seq_lengths) AS n FROM packs "
@@ -173,10 +175,10 @@ def _tokens_before(opened: OpenVersion, split: str, pack: int, record_id: str) -
 
 
 def _row_at(file: str, line: int) -> int:
-    """Return the number of the row in a line of a JSON Lines file, which blank lines are none of.
+    """Return the row number of a line in a JSON Lines file; blank lines are not rows.
 
     Raises:
-        ConfigError: the file is not here, or the line is blank or behind its end.
+        ConfigError: the file is not on this machine, or the line is blank or after the end.
     """
     if not file.endswith(".jsonl") or not Path(file).is_file():
         raise ConfigError(
@@ -191,9 +193,9 @@ def _row_at(file: str, line: int) -> int:
 
 
 def _of_row(opened: OpenVersion, file: str, row: int) -> list[dict[str, Any]]:
-    """Where a row went: into packs, out of the data, or to the quarantine."""
+    """Return what happened to a row: its packs, or why it was dropped or quarantined."""
     files = {shard.file for shard in opened.manifest.facts.lineage.sources}
-    # `faq.jsonl`, or a path that ends so, may be in two sources; `team/faq.jsonl` is in one.
+    # `faq.jsonl`, or a path that ends so, can match several sources; `team/faq.jsonl` matches one.
     chosen = {file} & files or {
         name
         for name in files
@@ -232,7 +234,7 @@ def _of_row(opened: OpenVersion, file: str, row: int) -> list[dict[str, Any]]:
 
 
 _TEXT = 400
-"""Characters of a text that are printed; --json has all."""
+"""Number of characters printed of a text; --json prints all of it."""
 _ANY_SIZE = ValidateConfig(max_row_bytes=2**31)
 
 Rows = list[dict[str, Any]]
@@ -261,12 +263,12 @@ def dropped(
     cache: Path,
     as_json: bool,
 ) -> None:
-    """Print the rows and records that a filter or a policy left out of a VERSION, and why.
+    """List the rows and records that a filter or policy left out of VERSION, and why.
 
-    Over-length records have their token counts, duplicates the row that they repeat, filtered rows
-    the expression. Rows count from 0. Texts and token counts come from the cache, if it holds the
-    run that made the version. Others are shown as they stand in their files: where the last run on
-    this machine found these, or where --recipe has them, if they still hold what the version read.
+    Over-length records show their token count, duplicates the row they repeat, and filtered rows
+    the expression. Row numbers start at 0. Texts and token counts come from the cache if it still
+    has the run that made the version. Other rows are read from the source files, where the last run
+    on this machine found them or where --recipe says they are, provided the files are unchanged.
 
     \b
     packhouse dropped ./store/alpaca --reason over_seq_len
@@ -311,10 +313,10 @@ def _print(row: dict[str, Any]) -> None:
 
 
 def _dropped_rows(opened: OpenVersion, reason: str | None, source: str | None) -> Rows:
-    """Return what was dropped, without texts.
+    """Return the dropped rows, without their texts.
 
     Raises:
-        ConfigError: nothing is dropped for such a reason.
+        ConfigError: no row was dropped for this reason.
     """
     of_source = "? IS NULL OR ? IN (source, split_part(source, '/', 1))"
     query = f"FROM dropped WHERE (? IS NULL OR reason = ?) AND ({of_source})"
@@ -329,11 +331,12 @@ def _dropped_rows(opened: OpenVersion, reason: str | None, source: str | None) -
 
 
 def _add_texts(rows: Rows, opened: OpenVersion, workspace: Workspace) -> None:
-    """Add token counts and texts from the tokenized shards of the run that made the version."""
-    wanted: dict[tuple[str, int, str], Rows] = {}  # windows of a row are records of their own
+    """Add token counts and texts from the cached tokenize jobs of the run that made the version."""
+    wanted: dict[tuple[str, int, str], Rows] = {}  # one row may have several windows
     for row in rows:
         wanted.setdefault((row["source"], row["row"], row["record_id"]), []).append(row)
     jobs = load_last_run(workspace.cache, opened.dataset).values()
+    # The last run may have made another version, whose tokens would be wrong here.
     if not any(job.key.startswith(opened.manifest.vid) for job in jobs):
         return
     ids: list[list[int]] = []
@@ -362,15 +365,16 @@ def _add_texts(rows: Rows, opened: OpenVersion, workspace: Workspace) -> None:
 def _add_raw(
     rows: Rows, opened: OpenVersion, workspace: Workspace, recipe: Recipe | None
 ) -> list[str]:
-    """Add `raw` from the source files; return why a file does not give its rows, a line for each.
+    """Add `raw` from the source files, and return one note for each file that cannot provide it.
 
-    A shard of a file is read only where the manifest names its digest for that place, and reading
-    checks the digest again: what is shown is what the version was made of.
+    A shard is read only if the manifest lists its digest at that position, and reading verifies the
+    digest, so the text shown is exactly what the version was made from.
     """
     wanted: dict[str, dict[int, Rows]] = {}
     for row in rows:
         wanted.setdefault(row["source"], {}).setdefault(row["row"], []).append(row)
     if recipe is None:
+        # Without a recipe, look where the last run on this machine read the files.
         shards, notes = _shards_of_run(opened, workspace), dict[str, str]()
         missing = "no run on this machine says where it lies; --recipe RECIPE does"
     else:
@@ -388,7 +392,7 @@ def _add_raw(
             for number, (raw, _) in raw_rows(shard, _ANY_SIZE, inside).items():
                 for row in of_file.pop(number):
                     row["raw"] = raw.decode("utf-8", "replace")
-        except PackhouseError as error:  # without what to do about it in a run
+        except PackhouseError as error:  # omit the advice, which applies only to runs
             notes.setdefault(shard.file, str(error).partition("; run again")[0])
     uris = {shard.file: shard.uri for shard in shards}
     lines = []
@@ -403,15 +407,15 @@ def _add_raw(
 
 
 def _shards_of_run(opened: OpenVersion, workspace: Workspace) -> list[SourceShard]:
-    """The shards that the last run of the dataset read, as the cache of this machine has them."""
+    """Return the shards that the last run of the dataset read, from the cache of this machine."""
     jobs = load_last_run(workspace.cache, opened.dataset).values()
-    with suppress(TypeError):  # another release of packhouse wrote it
+    with suppress(TypeError):  # written by another release of packhouse
         return [SourceShard(**job.shard) for job in jobs if job.shard is not None]
     return []
 
 
 def _shards_of_recipe(recipe: Recipe, names: set[str]) -> tuple[list[SourceShard], dict[str, str]]:
-    """The shards of the sources of these names, and what is wrong with a source."""
+    """Return the shards of the named sources, and the error of each source that cannot be read."""
     shards: list[SourceShard] = []
     wrong: dict[str, str] = {}
     for source in recipe.sources:

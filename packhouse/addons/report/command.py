@@ -100,7 +100,7 @@ def report(
 
 
 _NAMES = ("old", "new")
-_TOKENS = 1500  # of a record
+_TOKENS = 1500  # maximum number of tokens shown per record
 _MEANINGS = {
     "added": "only in the new version",
     "removed": "only in the old version",
@@ -114,7 +114,7 @@ _MEANINGS = {
 }
 
 Record = Mapping[str, Any]
-"""As `find_records` returns it."""
+"""A value of the dictionary that `find_records` returns."""
 
 
 def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
@@ -122,8 +122,9 @@ def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
 
     Args:
         old: a version.
-        new: another, of the same dataset or not.
-        tokenizers: folder of tokenizers in the cache; if store and cache lack one, ids are shown.
+        new: another version, of the same dataset or a different one.
+        tokenizers: folder of tokenizers in the cache. Token ids are shown if a tokenizer is
+            missing.
 
     Raises:
         IntegrityError: a file is damaged.
@@ -148,7 +149,7 @@ def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Version:
-    """What is read of one of the versions."""
+    """Everything that is read of one of the versions."""
 
     manifest: Manifest
     pipeline: Pipeline | None
@@ -159,6 +160,7 @@ class _Version:
         """Mean loss weight of the trained tokens that were read."""
         counts: Counter[float] = Counter()
         for split in self.measured["splits"].values():
+            # Splits whose weights are all 1 store none, so each trained token counts with weight 1.
             trained = sum(length * number for length, number in split["trained"])
             counts.update(dict(split["weights"]) or {1.0: trained})
         total = counts.total()
@@ -203,13 +205,13 @@ def _settings_section(found: Diff) -> str:
     lineage = [[k, _short(a), _short(b)] for k, (a, b) in found.lineage.items()]
     if lineage:
         inner = table(("lineage", *_NAMES), lineage, "Changed: lineage")
-        is_open = len(lineage) <= 12  # a version of 10,000 files has as many digests
+        is_open = len(lineage) <= 12  # 10,000 files give 10,000 lines of digests
         parts.append(details("Sources and tokenizer differ", inner, is_open=is_open))
     return section("settings", "Settings", *(parts or ["<p>All settings are the same.</p>"]))
 
 
 def _short(value: Any) -> str:
-    """Return a setting as recipes have it.
+    """Format a setting as in a recipe.
 
     Example:
         >>> _short(True), _short({"seed": None}), _short("all")
@@ -276,7 +278,7 @@ def _record(change: Change, versions: Sequence[_Version]) -> str:
             weights_text(record["loss_weights"]),
         )
         for record, version in zip((old, new), versions, strict=True)
-        if record
+        if record  # the detail shows differences
     ]
     same = notes[0] if notes and notes[0] == notes[-1] else ()  # else the detail says it
     said = ", ".join(part for part in (change.place, change.detail, *same) if part)
@@ -298,10 +300,11 @@ def _tagged(kind: str, text: str) -> str:
 def mask_runs(
     old: Record | None, new: Record | None, old_texts: Sequence[str], new_texts: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """Join the tokens of a record of two versions to runs of (kind, text).
+    """Merge the tokens of a record in two versions into runs of (kind, text).
 
-    Kinds: `ins` and `del` for tokens of one version only, unless there is no other to compare; `t`
-    trained in both, `gain` in the new one only, `loss` in the old one only; empty: in neither.
+    Kinds: `ins` and `del` for tokens of only one version; `t` if trained in both, `gain` only in
+    the new one, `loss` only in the old one, and empty in neither. If a version lacks the record,
+    its tokens in the other one are `t` or empty.
 
     Example:
         >>> old = {"input_ids": [1, 2, 3], "trained": [False, False, True]}
@@ -315,6 +318,7 @@ def mask_runs(
         return _joined(("t" if m else "", text) for m, text in zip(masks, texts, strict=True))
     pieces: list[tuple[str, str]] = []
     old_ids, new_ids = (each["input_ids"][:_TOKENS] for each in (old, new))
+    # With autojunk, tokens that occur often, such as spaces, would not be matched.
     matcher = SequenceMatcher(None, old_ids, new_ids, autojunk=False)
     for tag, a, b, c, d in matcher.get_opcodes():
         if tag == "equal":
@@ -331,7 +335,7 @@ _KINDS = {(True, True): "t", (False, True): "gain", (True, False): "loss", (Fals
 
 
 def _joined(pieces: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Join neighbours of one kind."""
+    """Merge neighbouring pieces of the same kind."""
     given = list(pieces)
     edges = [i for i in range(1, len(given)) if given[i][0] != given[i - 1][0]]
     bounds = [0, *edges, len(given)] if given else []

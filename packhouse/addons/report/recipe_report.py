@@ -1,11 +1,8 @@
-"""What a run of a recipe would make: as a page, and in a cell of a notebook.
+"""Show what a run of a recipe would produce, as a page or in a notebook cell.
 
-if TYPE_CHECKING:
-    from packhouse.addons.plan.estimate import Estimate
-
-Of a recipe that ran, the page is the report of its version. Of another it is the estimate of
-`packhouse plan`, from the first megabyte of each source, with lengths and records of that sample.
-Nothing is written but the tokenizer's snapshot in the cache.
+If the recipe has already run, the page is the report of its version. Otherwise it is the estimate
+of `packhouse plan`, with lengths and records of the first megabyte of each source. Nothing is
+written except the tokenizer's snapshot in the cache.
 """
 
 from collections import Counter
@@ -67,19 +64,19 @@ if TYPE_CHECKING:
 
 
 _SOURCES = 8
-_SHOWN_TOKENS = 4_000  # of a source
-_MOST_BYTES = 2**26  # of sources that a notebook reads
+_SHOWN_TOKENS = 4_000  # per source
+_MOST_BYTES = 2**26  # total size of sources up to which a notebook reads them
 
 
 def recipe_report(recipe: Recipe, cache: Path) -> str:
     """Return the report of a recipe as HTML.
 
     Args:
-        recipe: with its tokenizer pinned.
-        cache: folder of finished steps.
+        recipe: recipe with its tokenizer pinned.
+        cache: cache folder.
 
     Raises:
-        PackhouseError: a source, tokenizer or template that a run would refuse as well.
+        PackhouseError: a source, tokenizer or template that a run would refuse too.
     """
     workspace = Workspace(cache=cache)
     plan = plan_jobs(recipe)
@@ -91,10 +88,10 @@ def recipe_report(recipe: Recipe, cache: Path) -> str:
 
 
 def recipe_cell(recipe: Recipe) -> str:
-    """Return what a notebook shows of a recipe; empty where that takes a network or much time.
+    """Return the HTML of a recipe for a notebook cell, or "" if that takes too long.
 
-    Takes a second or two, so it is for files of this machine up to 64 MiB, and a tokenizer that is
-    here.
+    Takes one or two seconds, so it is limited to local files of at most 64 MiB in total and a local
+    tokenizer.
 
     Raises:
         PackhouseError: the sources, the tokenizer or the template cannot be used.
@@ -143,7 +140,7 @@ def recipe_cell(recipe: Recipe) -> str:
 
 
 def _first_rows(recipe: Recipe, plan: Plan, workspace: Workspace, most: int) -> dict[str, pa.Table]:
-    """Tokenized rows of the first megabyte of the first sources, by the name of the source."""
+    """Return the tokenized rows in the first megabyte of the first sources, by source name."""
     rows = {}
     for source in recipe.sources[:most]:
         uri = next(v.parameters.shard.uri for v in plan.validate if v.parameters.source == source)
@@ -220,7 +217,7 @@ def _filters_section(expected: "Estimate") -> str:
 def _as_pack(
     name: str, rows: pa.Table, labels: Sequence[str], *, is_paired: bool
 ) -> dict[str, object]:
-    """The first rows of a source as the page's script takes a pack."""
+    """Return the first rows of a source in the form of a pack, as the page's script reads it."""
     records: list[dict[str, object]] = []
     tokens = num_rows = 0
     for row in rows_with_masks(rows.slice(0, 200)):
@@ -240,7 +237,7 @@ def _as_pack(
 def _parts(
     row: Mapping[str, Any], labels: Sequence[str], *, is_paired: bool
 ) -> list[tuple[str, slice]]:
-    """Both sides of a pair; of another row all, with its label in words."""
+    """Return both sides of a pair, or the whole row with its label name."""
     return (
         pair_sides(row["trained"])
         if is_paired
@@ -277,11 +274,10 @@ def _settings_section(recipe: Recipe, expected: "Estimate") -> str:
     )
 
 
-# The picture of a version: how long its records are, and how full its packs.
+# Picture of a version: the lengths of its records, and the fill of its packs.
 #
-# Drawn as SVG; no library draws it and nothing is fetched. Bars are shares of a split's records by
-# length class (a quarter octave wide). Gray and half transparent, it goes with light and dark
-# pages.
+# Plain SVG, so it needs no library and no download. Bars are shares of a split's records by length
+# class (a quarter octave wide). Half-transparent gray suits light and dark pages.
 
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 170, 64, 34
@@ -289,7 +285,7 @@ _COLORS = {"train": "#1f77b4", "eval": "#ff7f0e"}
 
 
 def lengths_svg(splits: Mapping[str, PackStatistics]) -> str:
-    """Draw a row of bars for each split, and under it a gauge of its fill.
+    """Draw one row of bars per split, with a gauge of its fill below.
 
     Example:
         >>> side = PackStatistics(length_histogram=[(5, 1), (10, 2)], seq_len=16, lower_bound=2,
@@ -339,18 +335,19 @@ def _bars(bars: Sequence[Sequence[int]], top: int, color: str) -> list[str]:
             f'<rect x="{x:.1f}" y="{top + room - tall:.1f}" width="{max(1.0, step - 2):.1f}" '
             f'height="{tall:.1f}" fill="{color}"><title>{count:,} up to {length:,}</title></rect>'
         )
+        # Label about 12 bars: more labels would overlap.
         if place % max(1, len(bars) // 12) == 0:
             parts.append(f'<text x="{x:.1f}" y="{top + room + 12}">{length:,}</text>')
     return parts
 
 
 _RECORDS = 3
-_TOKENS = 240  # of a record
-_MAX_BYTES = 2**26  # of a file that is fetched for it
+_TOKENS = 240  # per record
+_MAX_BYTES = 2**26  # largest file that is fetched for a cell
 
 
 class Record(NamedTuple):
-    """A record to be shown."""
+    """A record to show."""
 
     title: str
     ids: Sequence[int]
@@ -367,9 +364,9 @@ def cell(
 
     Args:
         lines: names and values.
-        splits: what the picture shows.
-        records: trained tokens are green; three of them, 240 tokens of each.
-        pipeline: of the tokenizer; without, ids are shown.
+        splits: statistics to draw, by split.
+        records: the first three are shown, at most 240 tokens each, trained tokens in green.
+        pipeline: tokenization pipeline; if None, ids are shown.
     """
     parts = [html_table(lines), lengths_svg(splits) if splits else ""]
     shown = list(islice(records, _RECORDS))
@@ -390,11 +387,11 @@ _LEGEND = (
 
 
 def version_cell(opened: OpenVersion, tokenizers: Path) -> str:
-    """Return a version as a cell shows it.
+    """Return the HTML of a version for a notebook cell.
 
     Args:
         opened: the version.
-        tokenizers: folder of tokenizer snapshots; of one that is not there, ids are shown.
+        tokenizers: folder of tokenizer snapshots; ids are shown if the snapshot is missing.
     """
     split = first_split(opened)
     data = opened.files("data", split)
@@ -425,11 +422,11 @@ def _record_of(number: int, row: Mapping[str, Any], record: PackRecord) -> Recor
 
 @dataclass(frozen=True, slots=True)
 class FramedPage:
-    """A whole page in a frame of its own, where its scripts reach nothing of the notebook."""
+    """A whole page in a sandboxed frame, so that its scripts cannot access the notebook."""
 
     html: str
     height: int = 900
-    """Pixels."""
+    """Height in pixels."""
 
     def _repr_html_(self) -> str:
         return (

@@ -230,9 +230,13 @@ class PlainTemplate:
             values = self._values.get(name, (True, False))
             done = {value: self.probe(probe, is_prompt=True, **{name: value}) for value in values}
             opened = {
-                value: prompt.rpartition(probe[-1]["content"])[2]
+                value: opening
                 for value, prompt in done.items()
                 if prompt
+                and (
+                    "think>" in (opening := prompt.rpartition(probe[-1]["content"])[2])
+                    or self._is_followed(prompt, probe, {name: value})
+                )
             }
             if len({*opened.values()}) > 1:
                 own = self.probe(probe, is_prompt=True)
@@ -241,6 +245,12 @@ class PlainTemplate:
                 thinking = next(value for value in usual if opened[value] == asks)
                 return name, thinking, next(value for value in usual if opened[value] != asks)
         return None
+
+    def _is_followed(self, prompt: str, asked: Messages, arguments: dict[str, object]) -> bool:
+        """Return True if the template writes an answer, with a thought or without, after it."""
+        answers = _CHAT[1], {**_CHAT[1], "reasoning": "Likewise"}
+        wholes = (self.probe([*asked, own], is_prompt=False, **arguments) for own in answers)
+        return any(whole is not None and whole.startswith(prompt) for whole in wholes)
 
     @cached_property
     def default_mode(self) -> bool | None:

@@ -206,10 +206,20 @@ def _stops(
 
 
 def _find_switch(tried: _Tried, arguments: Mapping[str, Sequence[object]]) -> Switch | None:
-    """The first argument, in the order of names, that changes the header of an answer."""
+    """The first argument, in the order of names, that changes the header of an answer.
+
+    Prompts that no answer follows, and that mention no thought, are not modes of thinking: Granite
+    writes `controls` into the header.
+    """
     for name, messages in product(sorted(arguments), (QUESTION, [*QUESTION, *_CALL])):
-        done = {value: tried(messages, {name: value}, True) for value in arguments[name]}
-        prompts = {value: prompt for value, prompt in done.items() if prompt}
+        prompts = dict[object, Rendering]()
+        for value in arguments[name]:
+            prompt = tried(messages, {name: value}, True)
+            answers = (tried([*messages, *own], {name: value}) for own in (ANSWER, _THOUGHT))
+            if prompt and (
+                b"think>" in prompt.tail or any(_completion(prompt, a) for a in answers)
+            ):
+                prompts[value] = prompt
         if len({prompt.tail for prompt in prompts.values()}) < 2:
             continue
         fitting = (value for value in prompts if _thinks_with(tried, {name: value}))

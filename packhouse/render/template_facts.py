@@ -208,18 +208,13 @@ def _stops(
 def _find_switch(tried: _Tried, arguments: Mapping[str, Sequence[object]]) -> Switch | None:
     """The first argument, in the order of names, that changes the header of an answer.
 
-    Prompts that no answer follows, and that mention no thought, are not modes of thinking: Granite
-    writes `controls` into the header.
+    Values whose prompts begin otherwise than answers are not modes of thinking: Granite 3.3 writes
+    its argument `controls` into the header of prompts alone.
     """
     for name, messages in product(sorted(arguments), (QUESTION, [*QUESTION, *_CALL])):
-        prompts = dict[object, Rendering]()
-        for value in arguments[name]:
-            prompt = tried(messages, {name: value}, True)
-            answers = (tried([*messages, *own], {name: value}) for own in (ANSWER, _THOUGHT))
-            if prompt and (
-                b"think>" in prompt.tail or any(_completion(prompt, a) for a in answers)
-            ):
-                prompts[value] = prompt
+        values = [value for value in arguments[name] if _leads_to_answer(tried, {name: value})]
+        done = {value: tried(messages, {name: value}, True) for value in values}
+        prompts = {value: prompt for value, prompt in done.items() if prompt}
         if len({prompt.tail for prompt in prompts.values()}) < 2:
             continue
         fitting = (value for value in prompts if _thinks_with(tried, {name: value}))
@@ -230,6 +225,20 @@ def _find_switch(tried: _Tried, arguments: Mapping[str, Sequence[object]]) -> Sw
         thinking = next(value for value in usual if prompts[value].tail == header)
         return Switch(name, thinking, next(v for v in usual if prompts[v].tail != header))
     return None
+
+
+def _leads_to_answer(tried: _Tried, arguments: Arguments) -> bool:
+    """Return True if a prompt ends, up to an empty thought, as answers begin."""
+    prompt = tried(QUESTION, arguments, True)
+    if prompt is None or b"think>" in prompt.tail:
+        return prompt is not None
+    for answer in (ANSWER, _THOUGHT):
+        if whole := tried([*QUESTION, *answer], arguments):
+            own = whole.own(1)
+            header = whole.text[prompt.end : own[0].start if own else None]
+            if header.startswith(prompt.tail) or prompt.tail.startswith(header):
+                return True
+    return False
 
 
 def _thinks_with(tried: _Tried, arguments: Arguments) -> bool:

@@ -5,7 +5,6 @@ The rule is that of docs/masks.md. `check` compares with `apply_chat_template`, 
 """
 
 import json
-import re
 from functools import cache
 from pathlib import Path
 

@@ -180,6 +180,8 @@ def refused_rows(table: pa.Table, faults: Mapping[int, tuple[str, str]], step: s
         faults: row of the table -> reason code and a sentence.
         step: that refuses them.
     """
+    if not faults:
+        return QUARANTINED.empty_table()
     rows = sorted(faults)
     places = table.select(["source", "row"]).take(pa.array(rows, pa.int64())).to_pylist()
     empty = {"step": step, "raw": b"", "raw_size": 0, "raw_sha256": ""}

@@ -199,6 +199,8 @@ class _Part:
                 # The template was compiled from the first row. Of 100 rows: 24, 49, 74 and 99.
                 wanted = range(1, num_samples + 1)
                 samples.update(int(rows[last * sample // num_samples]) for sample in wanted)
+        if not samples:
+            return True
         texts = render_rows(self._rows, self._all, np.array(sorted(samples), np.int64))
         taken = filled.take(np.flatnonzero(np.isin(filled.rows, list(samples))))
         return (

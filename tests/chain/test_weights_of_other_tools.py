@@ -85,9 +85,8 @@ AXOLOTL = {
 
 
 @pytest.mark.parametrize("triples", AXOLOTL)
-@pytest.mark.parametrize("name", ["train_detail", "training_detail"])
-def test_spans_are_trained_as_axolotl_trains_them(publish, triples, name):
-    answer = {"from": "gpt", "value": THINK, name: spans(*triples)}
+def test_spans_are_trained_as_axolotl_trains_them(publish, triples):
+    answer = {"from": "gpt", "value": THINK, "train_detail": spans(*triples)}
     audit = {"min_answer_coverage": 0.9}  # of " The", a span may hold the last letter alone
     found = publish([{"from": "human", "value": "Hm?"}, answer], audit=audit)
     assert [token for token, _ in found] == AXOLOTL[triples]
@@ -115,13 +114,6 @@ def test_parts_of_reasoning_weigh_what_they_say(publish):
     assert "".join(token for token, _ in found) == (
         "<think>\n Wait no, 2+2=4.\n</think>\n\nThe answer is 4.<|im_end|>"
     )
-
-
-def test_reasoning_beside_spans_is_not_trained(publish):
-    answer = {"role": "assistant", "reasoning_content": "Hm, four.", "content": "The answer is 4."}
-    answer["train_detail"] = spans((3, 15, True))
-    found = publish([{"role": "user", "content": "What is 2+2?"}, answer], "qwen3", None)
-    assert "".join(token for token, _ in found) == ("<think>\n</think>\n\n answer is 4.<|im_end|>")
 
 
 def test_the_example_of_ms_swift(publish):
@@ -191,15 +183,6 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
 def test_what_cannot_be_meant_is_a_bad_row(fields, why):
     with pytest.raises(BadRowError, match=why):
         read(**fields)
-
-
-def test_the_loss_scale_of_a_question_is_refused():
-    asked = {"role": "user", "content": "2 + 2?", "loss_scale": 2.0}
-    with pytest.raises(BadRowError, match="loss_scale is of answers alone"):
-        read_messages([asked], None, None)
-    for scale in (0, 1, 1.0):
-        (turn,) = read_messages([asked | {"loss_scale": scale}], None, None).turns
-        assert turn[-2:] == (None, None)
 
 
 def test_a_flag_is_read_whatever_the_role_and_the_setting(publish):

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, models
 
 from packhouse.errors import TokenizerError
 from packhouse.tokenize import fingerprint_tokenizer, load_snapshot, loading
@@ -119,43 +119,9 @@ def test_generation_config_names_stop_tokens_before_the_eos(folder, tmp_path, st
     assert list(kept.stop_tokens.items()) == list(expected.items())
 
 
-def test_without_generation_config_the_eos_stops_if_there_is_one(folder):
-    assert load_snapshot(folder).stop_tokens == {"</s>": "tokenizer"}
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    assert load_snapshot(folder).stop_tokens == {}
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "generation_config.json, line 1"),
-        ('{"eos_token_id": 1', "generation_config.json, line 1"),
-        ("[1]", "generation_config.json holds a list, not an object"),
-        ('{"eos_token_id": "</s>"}', "eos_token_id must be an id or a list of ids, got '</s>'"),
-        ('{"eos_token_id": [1, true]}', r"a list of ids, got \[1, True\]"),
-    ],
-)
-def test_a_broken_generation_config_is_named(folder, content, message):
-    (folder / "generation_config.json").write_text(content)
-
-    with pytest.raises(TokenizerError, match=f"tokenizer '{folder}' does not load: .*{message}"):
-        load_snapshot(folder)
-
-
 def _tekken() -> Path:
     common = pytest.importorskip("mistral_common", reason="mistral-common is not installed")
     return Path(common.__path__[0]) / "data" / "tekken_240911.json"
-
-
-def test_tekken_alone_is_a_vocabulary(tmp_path):
-    shutil.copy(_tekken(), tmp_path / "tekken.json")
-    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 2}')
-
-    snapshot = load_snapshot(tmp_path)
-
-    assert snapshot.vocab_size == 131_072
-    assert snapshot.stop_tokens == {"</s>": "generation_config.json"}
 
 
 def test_tekken_has_the_ids_of_mistral_common_and_its_control_tokens(tmp_path):
@@ -173,13 +139,6 @@ def test_tekken_has_the_ids_of_mistral_common_and_its_control_tokens(tmp_path):
     assert snapshot.added_tokens["[INST]"] == own.get_special_token("[INST]")
     assert snapshot.chat_template is None
     assert snapshot.stop_tokens == {"</s>": "tokenizer"}
-
-
-def test_tokenizer_json_goes_before_tekken(folder):
-    shutil.copy(_tekken(), folder / "tekken.json")
-    (folder / "config.json").write_text('{"model_type": "mistral"}')
-
-    assert load_snapshot(folder).vocab_size == 9
 
 
 @pytest.mark.parametrize("place", ["{folder}", "../elsewhere", "{outside}"])
@@ -264,20 +223,6 @@ def test_a_config_that_cannot_be_used_is_named(folder, config, message):
         load_snapshot(folder)
 
 
-def test_what_is_missing_beside_a_vocabulary_is_said_in_one_whole_sentence(folder):
-    (folder / "tokenizer.json").unlink()
-    (folder / "vocab.json").write_text('{"a": 0, "b": 1}')
-    with pytest.raises(TokenizerError, match=r"merges.txt is missing beside vocab.json"):
-        load_snapshot(folder)
-    (folder / "merges.txt").write_text("#version: 0.2\n")
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "NoneSuchTokenizer"}')
-    with pytest.raises(TokenizerError, match=r"'NoneSuchTokenizer', which transformers .* not"):
-        load_snapshot(folder)
-    (folder / "tokenizer_config.json").unlink()
-    with pytest.raises(TokenizerError, match=r"tokenizer_config.json is missing, which names"):
-        load_snapshot(folder)
-
-
 def test_a_tokenizer_is_a_local_folder():
     with pytest.raises(TokenizerError, match=r"cannot be an address .* give a local folder"):
         load_snapshot("s3://x/y")
@@ -320,19 +265,3 @@ def test_a_damaged_kept_file_is_built_again(folder, tmp_path, damage, monkeypatc
 
     assert load_snapshot(folder, tmp_path) == snapshot
     assert file.read_bytes() == good
-
-
-def test_a_byte_level_snapshot_from_a_folder_encodes(folder, make_formatted):
-    from packhouse.recipe import TokenizeConfig
-    from packhouse.tokenize import tokenize_table
-
-    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-
-    table = make_formatted([[("a", "template"), ("abb", "answer")]])
-    done = tokenize_table(table, load_snapshot(folder), TokenizeConfig(encoder="hf"))
-
-    assert done.tokenized["input_ids"].to_pylist() == [[0, 2, 1]]
-    assert done.tokenized["trained_ranges"].to_pylist() == [[{"start": 1, "end": 3}]]

@@ -1,8 +1,5 @@
 """`pack_dataset`: TRL's strategies by name, and what each of them costs."""
 
-import subprocess
-import sys
-import warnings
 from itertools import chain, pairwise
 
 import numpy as np
@@ -13,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse import PackedCollator, PackTally, pack_dataset
-from packhouse.addons.packs_in_memory import _BLOCK_TOKENS
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
 
 ROWS = [{"input_ids": [1, 2, 3, 4, 5]}, {"input_ids": [6, 7]}, {"input_ids": []}]
@@ -43,15 +39,6 @@ def test_dropped_rows_and_empty_ones_are_counted():
     assert tally == PackTally(
         num_rows=3, num_tokens=7, num_empty=1, num_dropped=1, num_lost_tokens=5
     )
-
-
-def test_nothing_is_warned_of_where_nothing_is_cut():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        # Where torch and a trainer are imported, packs are warned of (their own test says so).
-        warnings.filterwarnings("ignore", message="rows hold several records")
-        assert packed(ROWS, 5, "bfd") == packed(ROWS, 5)
-        assert packed(ROWS, 7, "wrapped") == {"input_ids": [[1, 2, 3, 4, 5, 6, 7]]}
 
 
 # -- what TRL's names cut is said and counted
@@ -133,19 +120,6 @@ def test_every_token_is_in_a_pack_or_counted_as_lost(lengths, strategy, seed):
         assert tally.num_cut == 0
 
 
-@CUTS
-def test_blocks_of_a_large_dataset_lie_one_behind_another():
-    lengths = np.full(300, 16_384)
-    assert lengths.sum() > 2 * _BLOCK_TOKENS
-    values = pa.array(np.arange(lengths.sum(), dtype=np.int32))
-    rows = pa.table({"input_ids": pa.ListArray.from_arrays(np.arange(301) * 16_384, values)})
-
-    made = pack_dataset(rows, 32_768, "next_fit")
-    assert len(made) == 150
-    flat = np.concatenate(made.with_format("numpy")["input_ids"][:])
-    assert np.array_equal(flat, values.to_numpy())
-
-
 # -- what it takes, and gives back
 
 
@@ -182,24 +156,6 @@ def test_an_iterable_dataset_is_packed_batch_by_batch_and_counted_while_it_is_re
     assert (tally.num_rows, tally.num_empty, tally.num_cut, tally.num_pieces) == (6, 2, 2, 4)
 
 
-def test_what_is_counted_does_not_depend_on_the_cache_of_map(tmp_path):
-    Dataset.from_list(ROWS).save_to_disk(tmp_path)
-    tallies = [PackTally(), PackTally()]
-    for tally in tallies:
-        pack_dataset(Dataset.load_from_disk(tmp_path), 4, over_length="drop", tally=tally)
-    assert tallies[0] == tallies[1]
-    assert tallies[0].num_dropped == 1
-
-
-def test_balance_and_seed_reach_the_plan():
-    rows = [{"input_ids": [1] * n} for n in (8, 2, 7, 3, 6, 4)]
-    costs = [
-        sum(n * n for n in pack) for pack in packed(rows, 10, balance=2, seed=0)["seq_lengths"]
-    ]
-    assert sorted(costs[:2]) == [58, 68]
-    assert packed(rows, 10, "next_fit", seed=1) != packed(rows, 10, "next_fit")
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -222,18 +178,3 @@ def test_a_strategy_that_says_what_it_cuts_takes_no_other_policy():
         pack_dataset(ROWS, 4, "bfd", over_length="drop")
     with pytest.raises(ConfigError, match="over_length 'cut' is not known"):
         pack_dataset(ROWS, 4, over_length="cut")
-
-
-def test_packs_for_a_trainer_that_would_drop_their_boundaries_are_warned_of():
-    """In a process of its own: other tests import trainers, and mute the warning."""
-    code = (
-        "import warnings; warnings.simplefilter('error')\n"
-        "from datasets import Dataset\n"
-        "from packhouse import pack_dataset\n"
-        "rows = Dataset.from_dict({'input_ids': [[1, 2], [3]], 'labels': [[1, 2], [3]]})\n"
-        "try: pack_dataset(rows, 8)\n"
-        "except UserWarning as warning: print(warning)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("rows hold several records each, across which most"), done.stderr
-    assert "use PackedCollator or" in done.stdout

@@ -196,13 +196,6 @@ def test_a_linked_folder_whose_name_looks_like_a_pattern_is_not_followed_outside
                 places.source(f"{folder}/raw/open/{place}")
 
 
-def test_what_was_resolved_is_what_is_opened(places, folder):
-    """A link that is turned elsewhere after the check leads nowhere new."""
-    link = folder / "raw" / "open" / "now"
-    link.symlink_to(folder / "raw" / "open" / "sub")
-    assert places.source(f"{link}/rows.jsonl") == str(folder / "raw/open/sub/rows.jsonl")
-
-
 @pytest.mark.parametrize(
     "key",
     [
@@ -266,15 +259,3 @@ def test_a_link_in_a_tokenizers_folder_leads_nowhere_outside(places, folder):
     (tokenizer / "chat_template.jinja").symlink_to(folder / "outside" / "rows.jsonl")
     with pytest.raises(ConfigError, match=r"holds 'chat_template.jinja', a link that leads out"):
         places.tokenizer(str(tokenizer))
-
-
-def test_a_tokenizer_may_be_a_name_of_the_hub(tmp_path):
-    (tmp_path / "sources.yaml").write_text(
-        "tokenizers: {qwen: Qwen/Qwen2.5-0.5B-Instruct, own: models/own}\n"
-    )
-    (tmp_path / "models" / "own").mkdir(parents=True)
-    places = load_places(tmp_path / "sources.yaml")
-    assert places.tokenizer("qwen") == "Qwen/Qwen2.5-0.5B-Instruct"
-    assert places.tokenizer("own") == str(tmp_path / "models" / "own")
-    with pytest.raises(ConfigError, match="is no name of this worker"):
-        places.tokenizer("Qwen/Qwen2.5-0.5B-Instruct")

@@ -305,7 +305,7 @@ def test_no_form_has_the_columns_that_trainers_of_supervised_rows_look_for(
         names = {
             *version.train.column_names,
             *load_preferences(version.uri, form="packed").column_names,
-            *next(read_rows(opened.store.path(opened.key(entry)))).schema.names,
+            *pq.read_schema(opened.store.path(opened.key(entry))).names,
             *Dataset.from_file(str(exports["arrow"] / "train.arrow")).column_names,
             *pq.read_schema(exports["trl"] / "train.parquet").names,
         }

@@ -63,13 +63,13 @@ def cli_call(*args):
 
 BAD_KEYS = [
     "../../victim",
-    "data/../../../victim",
+    "data/{sha}/../../../../victim",
     "/VICTIM",
     "data/..",
     "data\\..\\..\\victim",
-    "data/a\0b",
-    "data/a\x1b[2Jb",
-    "data/\u202etxt.x",
+    "data/a\0b{sha}",
+    "data/a\x1b[2Jb{sha}",
+    "data/\u202etxt{sha}.x",
     "d\u0430ta/train-00000-of-00002-{sha}.parquet",  # a Cyrillic a
     "data/train-00000-of-00002-{sha}.parquet\n",
     "data/" + "a" * 300,

@@ -241,7 +241,16 @@ def test_more_bad_rows_than_allowed_are_not_collected(
 
     found = read(tmp_path / name)
 
-    assert "more than 500,000 rows from row 0 on are bad" in found["error"][1]
+    assert "has more than 500,000 bad rows, counted from row 0" in found["error"][1]
+    assert found["grown"] < 1536 * MIB
+
+
+def test_more_csv_records_than_memory_is_for_are_refused_by_the_scan(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"text\n" + b"x\n" * 16_000_000)
+
+    found = read(tmp_path / "a.csv")
+
+    assert "16,000,000 records, over 4,194,304 in a shard" in found["error"][1]
     assert found["grown"] < 1536 * MIB
 
 

@@ -601,3 +601,21 @@ def test_columns_that_hold_no_whole_numbers_are_refused_by_name(
     assert numbers(audited([empty, {"input_ids": None}])) == {"empty": 2}
     masked = {"input_ids": [5, 6, END], "assistant_masks": [False, True, True]}
     assert audited([masked]).counts["trained_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([[5], [6]], "row 1: column 'labels' holds a list with [5], not a list of numbers"),
+        ("56", "row 1: column 'labels' holds '56', not a list of numbers"),
+        (5, "row 1: column 'labels' holds 5, not a list of numbers"),
+    ],
+)
+def test_a_row_of_another_kind_than_the_others_is_named(
+    audited: Callable[..., packhouse.AuditReport], value: object, said: str, tmp_path: Path
+) -> None:
+    rows = [{"input_ids": [5, 6], "labels": [5, 6]}, {"input_ids": [5, 6], "labels": value}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for data in (rows, tmp_path / "rows.jsonl"):
+        with pytest.raises(SourceError, match=re.escape(said)):
+            audited(data)

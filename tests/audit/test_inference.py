@@ -8,7 +8,7 @@ import yaml
 from transformers import AutoTokenizer
 
 import packhouse
-from packhouse.auditing import check_audit, combine_inference, inference_line
+from packhouse.auditing import check_audit, combine_inference, inference, inference_line
 from packhouse.auditing.inference import audit_inference
 from packhouse.auditing.plain_template import PlainTemplate
 from packhouse.auditing.tokens import Side
@@ -265,6 +265,19 @@ def many(number, snapshot):
     return Tables(chats, snapshot)
 
 
+def test_of_many_records_a_sample_of_every_shape_is_checked(snapshot, monkeypatch):
+    monkeypatch.setattr(inference, "MAX_RECORDS", 100)
+    monkeypatch.setattr(inference, "NUM_SAMPLED", 30)
+    tables = many(101, snapshot)
+    found = audited(tables, "joined")
+    assert found["counts"]["records"] == 101
+    assert found["counts"]["records_checked"] == 30
+    assert numbers(found) == (31, 31, 31)  # all three shapes: one of them has two answers
+    assert "; 30 of 101 records checked" in checked(found)
+    monkeypatch.setattr(inference, "MAX_RECORDS", 101)
+    assert numbers(audited(tables, "joined")) == (102, 102, 102)
+
+
 def prepared(rows, folder, **settings):
     return packhouse.prepare(
         rows,
@@ -290,6 +303,18 @@ def test_a_run_counts_and_keeps_them_in_the_manifest(tmp_path):
         "partly_trained": 0,
     }
     assert version.audit["inference"]["sources"] == {"rows": counts}
+
+
+def test_the_line_says_how_many_answers_of_a_long_row_were_compared(tmp_path):
+    long = {"messages": turns(*(f"This is turn {n} of many." for n in range(160)))}
+    version = prepared([long], tmp_path, pack={"seq_len": 4096})
+    counts = version.audit["inference"]["dataset"]
+    assert counts["answers"] == 80 > counts["answers_checked"] > 2
+    number = counts["answers_checked"]
+    assert inference_line(version.audit) == (
+        f"inference: of {number} answers compared (80 in all), {number} follow their prompt, "
+        f"{number} end with their only stop token"
+    )
 
 
 def test_the_prompt_of_a_window_is_that_of_its_own_messages(tmp_path):

@@ -93,3 +93,28 @@ def test_rows_that_differ_in_their_thinking_alone_are_on_one_side(project, share
     sides = sides_of_tokens(project, prepared)
     assert {side for found in sides.values() for side in found} == {"train", "eval"}
     assert all(len(found) == 1 for found in sides.values())
+
+
+def test_an_eval_that_shrinks_by_equal_windows_is_said(project, capsys):
+    from packhouse.cli.result import print_report
+
+    turns = [{"role": "user", "content": MORE}, {"role": "assistant", "content": SAID}]
+    rows = [{"messages": [*chats(n)[0]["messages"], *turns]} for n in range(60)]  # one end for all
+    project.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    base = ["sources.0.format=chat", "format.template=chat", "split.eval_fraction=0.5"]
+    prepared = project.prepare(*base, *WINDOWS, "audit.max_duplicates=1")
+
+    facts = prepared.published.split
+    assert sum(side.records for side in prepared.published.sides.values()) == 120
+    assert facts.rows == 60
+    assert facts.asked == 30
+    assert facts.eval == 0
+    assert facts.joined == 59  # all but the conversation that stands for all
+    print_report(prepared)
+    said = "eval has 0 of 60 rows, 30 were asked for: groups are taken whole; 59 rows were"
+    assert said in " ".join(capsys.readouterr().out.split())  # whatever the terminal's width
+
+    whole = project.prepare(*base, "pack.seq_len=512")
+    assert whole.published.split.joined == 0
+    print_report(whole)
+    assert "were asked for" not in capsys.readouterr().out

@@ -16,7 +16,7 @@ import packhouse
 from packhouse.errors import AuditError, ConfigError, PluginError, QuarantineLimitError
 from packhouse.store import open_version
 from packhouse.system import plugins
-from packhouse.system.plugins import find_plugin
+from packhouse.system.plugins import PluginFunction, find_plugin
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "plugins.md").read_text()
@@ -250,6 +250,22 @@ def test_the_call_of_the_page_runs_with_functions_in_place_of_names(
     assert names["version"].id != version.id
     with pytest.raises(ConfigError, match="known to this process alone"):
         exec(CALL.replace("audit=", "workers=2, audit="), names)
+
+
+def test_a_function_needs_a_version_and_a_name_of_its_own(functions):
+    with pytest.raises(ConfigError, match="takes a function and a version"):
+        PluginFunction(len, version="")
+    with pytest.raises(ConfigError, match="takes a function and a version"):
+        PluginFunction("len", version="1")
+    with pytest.raises(ConfigError, match=r"format': give its name, or `PluginFunction\("):
+        packhouse.prepare({"path": "x", "format": len}, tokenizer="t", progress=False)
+    with pytest.raises(ConfigError, match="'concat' is a built-in packing strategy"):
+        packhouse.Recipe(
+            dataset="x",
+            sources=[{"path": "x"}],
+            tokenizer="t",
+            pack={"strategy": PluginFunction(len, version="1", name="concat")},
+        )
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,12 @@ def test_what_a_run_says_to_load_is_what_it_made(file, tmp_path):
     assert packs[0] < packs[1]
 
 
+def test_a_recipe_stands_alone_on_the_command_line(file):
+    done = CliRunner().invoke(cli, ["prepare", "recipe.yaml", str(file), "--tokenizer", TOKENIZER])
+    assert done.exit_code == 2
+    assert "is a recipe; give it alone" in done.stderr
+
+
 def test_importing_packhouse_imports_nothing_heavy():
     code = (
         "import sys, packhouse; assert packhouse.__version__;"
@@ -264,6 +270,17 @@ def test_importing_packhouse_imports_nothing_heavy():
         "assert not {'torch', 'prefect', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_a_recipe_leaves_out_may_be_given_beside_it(prepare, file, tmp_path, monkeypatch):
+    recipe = tmp_path / "recipes" / "numbers.yaml"
+    recipe.parent.mkdir()
+    recipe.write_text(yaml.safe_dump({"dataset": "my-numbers", "sources": [{"path": str(file)}]}))
+    with pytest.raises(ConfigError, match="tokenizer"):
+        prepare(recipe, tokenizer=None)
+    assert prepare(recipe).id == prepare(file).id
+    monkeypatch.chdir(Path(TOKENIZER).parent)  # a folder is of the caller's, not of the recipe's
+    assert prepare(recipe, tokenizer="tokenizer").id == prepare(file).id
 
 
 def test_a_mistake_in_a_recipe_names_its_line_unless_it_was_given_beside(prepare, file, tmp_path):

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from packhouse.addons.plan.estimate import estimate
 from packhouse.cli import cli
-from packhouse.errors import EmptyDatasetError, QuarantineLimitError
+from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitError
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import Filter, filters_of
 from packhouse.run.cache import Workspace
@@ -79,6 +79,32 @@ def test_each_expression_of_a_list_is_counted_wherever_rows_are(project):
             assert f"where of rows left out {short} of 60 rows: {where[0]}" in shown
             assert f"where of rows left out {even} of 60 rows: {where[1]}" in shown
     assert f">{even}</td>" in report.read_text().partition("What `where` left out")[2]
+
+
+def test_two_sources_over_one_file_have_names_and_numbers_of_their_own(project):
+    whole = project.recipe()
+    (source,) = whole.sources
+    where = {"short": "length(output) <= 16", "long": WHERE}
+
+    def recipe(**names: str | None) -> Recipe:
+        return whole.model_copy(
+            update={
+                "sources": [
+                    source.model_copy(update={"where": where[side], "name": name})
+                    for side, name in names.items()
+                ]
+            }
+        )
+
+    with pytest.raises(ConfigError, match="in two sources: its rows would count twice"):
+        plan_jobs(recipe(short=None, long=None))
+    named = recipe(short="short", long="long")
+    planned = estimate(named, plan_jobs(named), Workspace(cache=project.cache))
+    prepared = project.prepare(recipe=named)
+    again = estimate(named, plan_jobs(named), Workspace(cache=project.cache))
+    assert list(planned.filters) == list(again.filters)
+    assert sum(each.filtered for each in planned.filters) == planned.rows == 60
+    assert prepared.ledger[0].rows_out == 60
 
 
 def test_plan_foresees_the_refusal_that_a_run_meets(project):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -313,6 +314,22 @@ def test_a_job_that_a_signal_ends_in_the_middle_leaves_summaries(number, place):
     assert steps["format"]["cached"] == steps["format"]["jobs"]
 
 
+def test_who_waits_for_a_store_is_told_of_each_try(place, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")  # nobody listens there
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setattr("packhouse.store.protocol.RetryPolicy", partial(RetryPolicy, deadline_s=1))
+    done = run(place, place / "cache", "--set", "publish.store=s3://nowhere/x")
+    assert done.exit_code == 6
+    told = re.findall(
+        r"store 's3://nowhere/x' does not answer \(s3://nowhere/x/demo/refs/latest.json: .*\): "
+        r"attempt (\d+) in \d\.\d s, giving up \d s later\n",
+        done.stderr,
+    )
+    assert [int(number) for number in told] == list(range(2, 2 + len(told))) != []
+    assert done.stderr.index("looking at the store ...") < done.stderr.index("does not answer")
+
+
 def test_a_table_that_breaks_its_contract_is_refused_by_that_gate(place, monkeypatch):
     def wrong(table):
         yield "this is wrong", np.ones(table.num_rows, np.bool_)
@@ -420,6 +437,21 @@ def test_a_mirror_that_does_not_answer_is_left_alone_and_said_once(place, monkey
 def published(place):
     root = place / "store" / "demo" / "v"
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def test_a_key_that_may_only_read_the_mirror_costs_the_writing_and_not_the_run(place, monkeypatch):
+    mirror = f"file://{place / 'mirror'}"
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(place / "new"))
+    monkeypatch.setattr("packhouse.addons.mirrors.steps._create", refuse)
+    done = run(place, mirror)
+    assert done.exit_code == 0, done.output
+    assert ref(place)
+    (note,) = facts(place)["notes"]
+    assert "nothing more is written to the step mirror" in note
+
+
+def refuse(*arguments):
+    raise StoreError("s3://bucket: refused (AccessDenied); check the credentials and their rights")
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "receipt", "pickle", "outside"])

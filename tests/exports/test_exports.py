@@ -23,6 +23,9 @@ from tests.exports import readers
 SPLITS = ["train", "eval"]
 
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "versions"
+
+
 @pytest.fixture
 def exported(opened, cache, tmp_path):
     def export(export_format: str) -> Path:
@@ -206,6 +209,19 @@ def test_the_command_writes_an_export(opened, cache, tmp_path):
         export_command, [*arguments[:1], str(tmp_path / "b"), *arguments[2:], "--json"]
     )
     assert json.loads(again.output)["files"].keys() == {"train.jsonl"}
+
+
+def test_several_versions_are_written_in_one_call(cache, tmp_path):
+    stores = [str(GOLDEN / name) for name in ("labels-parquet", "labels-arrow")]
+    arguments = [str(tmp_path / "out"), "--to", "jsonl", "--cache", str(cache), "--json"]
+    done = CliRunner().invoke(export_command, [*stores, *arguments])
+    assert done.exit_code == 0, done.output
+    written = [(each["dataset"], each["folder"]) for each in json.loads(done.output)]
+    assert written == [(Path(s).name, str(tmp_path / "out" / Path(s).name)) for s in stores]
+    alone = CliRunner().invoke(export_command, [stores[0], str(tmp_path / "alone"), *arguments[1:]])
+    assert json.loads(alone.output)["files"] == json.loads(done.output)[0]["files"]
+    twice = CliRunner().invoke(export_command, [stores[0], stores[0], *arguments])
+    assert "would hold two versions. Export them in two calls" in str(twice.exception)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,11 @@ def test_whole_rows_are_one_record_each_without_their_padding():
     assert batch["labels"].tolist() == [[-100, 8, EOS, -100]]
 
 
+def test_a_packed_row_with_a_padding_mask_is_refused():
+    with pytest.raises(ContractError, match="packed and padded"):
+        PackedCollator()([PACK | {"attention_mask": [1, 1, 1, 1, 0]}])
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -53,6 +53,14 @@ def test_indivisible_batches_are_an_error_or_differ_by_one():
     assert [part["names"] for part in parts] == [list("abc"), list("de"), list("fg")]
 
 
+@pytest.mark.parametrize("batch", [{}, {"step": 3}, {"scale": torch.tensor(1.0)}])
+def test_a_batch_without_rows_is_refused(batch):
+    with pytest.raises(ValueError, match="at least one tensor"):
+        split_batch_into_microbatches(batch, 1)
+    with pytest.raises(ValueError, match="must be positive"):
+        split_batch_into_microbatches({"tokens": torch.zeros(2)}, 0)
+
+
 @pytest.mark.parametrize(
     ("batch", "key", "length"),
     [

@@ -81,6 +81,11 @@ def test_pads_of_records_change_no_logit_and_no_loss(make_records):
         check_packing(model, padded).require_safe()
 
 
+def test_a_length_that_is_no_multiple_is_refused(make_records):
+    with pytest.raises(ConfigError, match="multiples of 16 in best_fit packs of 60 tokens"):
+        PackedDataset(make_records(3), seq_len=60, pad_record_to_multiple_of=16)
+
+
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12), multiple=MULTIPLES)
 @settings(deadline=None, max_examples=50)
 def test_megatron_inputs_are_multiples_and_teach_the_same(lengths, multiple):

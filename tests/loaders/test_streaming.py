@@ -153,6 +153,18 @@ def test_states_of_another_order_are_refused(uri, cache):
         StreamingPackedDataset(uri, cache=cache, seed=1).load_state_dict(state)
 
 
+def test_states_and_counts_that_make_no_sense_are_refused(uri, cache):
+    dataset = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+    state = dataset.state_dict()
+
+    with pytest.raises(ConfigError, match="the state has no 'dataset'"):
+        dataset.load_state_dict({})
+    with pytest.raises(ConfigError, match="less than 0 packs"):
+        dataset.load_state_dict(state | {"packs": -1})
+    with pytest.raises(ConfigError, match="rows_seen is -1"):
+        dataset.state_dict(rows_seen=-1)
+
+
 @pytest.mark.parametrize("value", [None, [1], -5, 2**80, float("nan"), "a\x1b[2J" * 1000, {"a": 1}])
 def test_states_that_somebody_rewrote_are_refused_in_a_sentence(uri, cache, value):
     dataset = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
@@ -275,6 +287,17 @@ def test_a_second_pass_with_workers_after_a_resume_is_a_whole_one(uri, cache, pa
     assert Counter(rows()) == Counter(packs)
     assert resumed.state_dict(rows_seen=4)["packs"] == 4
     assert len(resumed) == len(packs)
+
+
+def test_dropping_the_uneven_end_never_drops_everything(uri, cache, packs):
+    world_size = len(packs) + 1
+    with pytest.raises(ConfigError, match=f"leaves nothing of {len(packs)} packs"):
+        StreamingPackedDataset(uri, rank=0, world_size=world_size, cache=cache, drop_uneven=True)
+    ranks = [
+        StreamingPackedDataset(uri, rank=r, world_size=world_size, cache=cache)
+        for r in range(world_size)
+    ]
+    assert [len(take(rank)) for rank in ranks] == [1] * len(packs) + [0]
 
 
 @pytest.fixture

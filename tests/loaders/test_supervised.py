@@ -268,6 +268,20 @@ def test_a_column_called_input_enters_the_prompt_only_where_it_is_meant(tmp_path
     assert lengths(("query", "note", "output"), query_field="query", input_field="note") == alpaca
 
 
+def test_parts_that_are_padded_differently_are_not_put_together(files, cache):
+    sums = make_supervised_dataset(TOKENIZER, files[0], **fields(), cache=cache)
+    with pytest.raises(ConfigError, match="concat first, then pad"):
+        sums.pad(0, length=300).concat(sums)
+    with pytest.raises(ConfigError, match="concat first, then pad"):
+        sums.concat(sums.pad(0, length=300))
+    with pytest.raises(ConfigError, match="argument 2 is a dict"):
+        sums.concat(sums, [{"input_ids": [1]}])
+    both = sums.pad(0, length=300).concat(sums.pad(0, length=300))
+    assert {len(row) for row in rows_of(both)} == {300}
+    assert rows_of(both) == rows_of(sums.concat(sums).pad(0, length=300))
+    assert {len(row) for row in rows_of(both.shuffle(1))} == {300}
+
+
 # dart-math's way: rows of `query` and `response`, a template of texts.
 TEXTS = [
     {"query_prompt": "User:\n", "prompt_after_query": "\n\n", "resp_prompt": "Assistant:\n"},

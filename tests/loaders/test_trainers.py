@@ -1,6 +1,7 @@
 """Trainers of others, on a published version: the same loss curve packed and unpacked."""
 
 import functools
+import importlib
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from packhouse import (
     count_targets,
     enable_packing,
     load_packed,
+    pack_dataset,
     token_loss,
 )
 from packhouse.errors import ContractError
@@ -152,6 +154,36 @@ def test_a_trainer_that_drops_the_boundaries_is_told(uri, tmp_path):
         trainer.train()
 
 
+@pytest.mark.parametrize("kind", ["Dataset", "IterableDataset", "list"])
+def test_packs_in_memory_train_as_a_packed_dataset(kind, tmp_path):
+    """`pack_dataset` writes TRL's columns: transformers' Trainer knows no `seq_lengths`."""
+    from datasets import Dataset
+    from transformers import Trainer, TrainingArguments, default_data_collator
+
+    records = [[5 + n % 7, 9, 11, 6 + n % 5] for n in range(12)]
+    packs = pack_dataset(Dataset.from_dict({"input_ids": records, "labels": records}), 12)
+    data = {"Dataset": packs, "IterableDataset": packs.to_iterable_dataset(), "list": list(packs)}
+
+    def run(rows: Any, **settings: Any) -> list[float]:
+        with enable_packing(model := tiny_model("llama", "sdpa", scale=0.02)):
+            args = TrainingArguments(
+                **{**SETTINGS, "max_steps": 4, "output_dir": str(tmp_path), "max_grad_norm": 0},
+                **settings,
+            )
+            return losses(
+                in_order(Trainer)(
+                    model=model,
+                    args=args,
+                    train_dataset=rows,
+                    data_collator=default_data_collator,
+                )
+            )
+
+    with pytest.raises(ContractError, match="given seq_lengths and no position_ids"):
+        run(data[kind], remove_unused_columns=False)
+    assert run(PackedDataset(packs)) == pytest.approx(unpacked_losses(packs, tmp_path), abs=1e-4)
+
+
 @functools.cache
 def tiny_tokenizer() -> Any:
     from tokenizers import Tokenizer, models
@@ -245,3 +277,20 @@ def test_weights_are_never_lost_without_a_word(uri, tmp_path):
     weighted = run(PackedCollator(loss_weights="column"), Weighted, remove_unused_columns=False)
     assert weighted[0] == pytest.approx(weighted_loss_of(data[0]), abs=1e-4)
     assert weighted[0] != pytest.approx(plain[0], abs=1e-3)
+
+
+def test_load_packed_warns_of_weights_where_a_trainer_is_at_hand(uri, tmp_path, monkeypatch):
+    importlib.import_module("transformers.trainer")  # what the warning looks for
+
+    from packhouse.load import versions
+
+    plain = versions.map_rows
+
+    def with_weights(*given: Any) -> Any:
+        rows = plain(*given)
+        return rows.add_column("loss_weights", [[0.5] * len(ids) for ids in rows["input_ids"]])
+
+    monkeypatch.setattr(versions, "map_rows", with_weights)
+
+    with pytest.warns(UserWarning, match="loss_weights, which transformers.Trainer drops"):
+        load_packed(uri, cache=tmp_path)

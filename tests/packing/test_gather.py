@@ -126,6 +126,12 @@ def test_a_label_is_carried_where_a_pack_is_one_record(tokenized):
     assert together["label"].to_pylist() == [None]
 
 
+def test_a_length_over_its_record_is_a_broken_invariant(tokenized):
+    lengths = np.array([3], dtype=np.int32)
+    with pytest.raises(AssertionError, match="over its record"):
+        packed([tokenized([([1, 2], [(0, 2)])])], plan_packs(lengths, 4), lengths)
+
+
 def test_statistics_add_up(tokenized):
     table = tokenized([([1] * n, [(0, n)]) for n in (5, 3, 2, 6, 4)])
     lengths = table["num_tokens"].to_numpy().astype(np.int32)

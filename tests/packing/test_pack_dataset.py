@@ -1,5 +1,8 @@
 """`pack_dataset`: TRL's strategies by name, and what each of them costs."""
 
+import subprocess
+import sys
+import warnings
 from itertools import chain, pairwise
 
 import numpy as np
@@ -42,6 +45,15 @@ def test_dropped_rows_and_empty_ones_are_counted():
 
 
 # -- what TRL's names cut is said and counted
+
+
+def test_nothing_is_warned_of_where_nothing_is_cut():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # Where torch and a trainer are imported, packs are warned of (their own test says so).
+        warnings.filterwarnings("ignore", message="rows hold several records")
+        assert packed(ROWS, 5, "bfd") == packed(ROWS, 5)
+        assert packed(ROWS, 7, "wrapped") == {"input_ids": [[1, 2, 3, 4, 5, 6, 7]]}
 
 
 def test_bfd_loses_the_end_of_a_row_and_says_so():
@@ -178,3 +190,18 @@ def test_a_strategy_that_says_what_it_cuts_takes_no_other_policy():
         pack_dataset(ROWS, 4, "bfd", over_length="drop")
     with pytest.raises(ConfigError, match="over_length 'cut' is not known"):
         pack_dataset(ROWS, 4, over_length="cut")
+
+
+def test_packs_for_a_trainer_that_would_drop_their_boundaries_are_warned_of():
+    """In a process of its own: other tests import trainers, and mute the warning."""
+    code = (
+        "import warnings; warnings.simplefilter('error')\n"
+        "from datasets import Dataset\n"
+        "from packhouse import pack_dataset\n"
+        "rows = Dataset.from_dict({'input_ids': [[1, 2], [3]], 'labels': [[1, 2], [3]]})\n"
+        "try: pack_dataset(rows, 8)\n"
+        "except UserWarning as warning: print(warning)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("rows hold several records each, across which most"), done.stderr
+    assert "use PackedCollator or" in done.stdout

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from packhouse.cli import cli
 from packhouse.errors import AuditError, ConfigError
+from packhouse.recipe import QualityConfig
 from packhouse.store import open_version
 from tests.audit.test_audit_gate import Project
 from tests.quality.test_counting import FAULTY
@@ -78,6 +79,11 @@ def test_languages_are_part_of_the_version(project):
     assert named.published.content_id == published.published.content_id
     with pytest.raises(ConfigError, match=r"audit.quality.languages: 'english' is none of af, ar,"):
         project.prepare("audit.quality.languages=[english]")
+
+
+def test_another_language_is_one_that_is_not_named():
+    with pytest.raises(ValueError, match="needs `languages`"):
+        QualityConfig(max_other_languages=0.1)
 
 
 KEEP = """

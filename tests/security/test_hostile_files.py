@@ -1,5 +1,6 @@
 """Published files that stand for far more than they are: reading them ends in an error."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +133,25 @@ def test_an_arrow_file_whose_offsets_decrease_is_told_by_the_audit(tmp_path: Pat
     )
     assert done.exit_code == 3
     assert "rows.arrow' cannot be read: In column 0: Invalid: Offset invariant" in done.output
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"source": 5, "row": 0, "step": "validate", "raw": "a"},
+        {"source": "rows/x", "row": [1], "step": "validate", "raw": {}},
+        {"source": "rows/x", "row": "z", "step": "validate", "raw": None},
+        {"source": "rows/x", "row": 0, "step": {}, "raw": "a"},
+    ],
+)
+def test_a_line_to_mend_of_other_types_is_refused(line: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text(json.dumps(line) + "\n")
+    (tmp_path / "rows.jsonl").write_text('{"instruction": "a", "output": "b"}\n')
+    recipe = {"dataset": "d", "tokenizer": "deployments/demo/tokenizer"}
+    recipe |= {"sources": [{"path": str(tmp_path / "rows.jsonl")}]}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    words = ["quarantine", "retry", str(tmp_path / "recipe.yaml")]
+    words += ["--from", str(tmp_path / "bad.jsonl"), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 2
+    assert "line 1 of the mended rows has no sound" in done.output

@@ -1,9 +1,14 @@
 """Columns of published files: what is fetched of them, and files that cannot be followed."""
 
 import io
+import os
 import random
+import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +19,7 @@ import pytest
 from packhouse.addons.ask import columns
 from packhouse.addons.ask.columns import fetch_columns
 from packhouse.addons.ask.query import read
-from packhouse.errors import IntegrityError, PackhouseError, VersionNotFoundError
+from packhouse.errors import DiskError, IntegrityError, PackhouseError, VersionNotFoundError
 from packhouse.store import LocalFile, OpenVersion, open_version, publish_version
 from packhouse.store.local import LocalStore
 from packhouse.store.objects import ObjectStore, Part
@@ -215,10 +220,34 @@ def test_a_store_that_gives_less_than_it_was_asked_for_is_named(publish, content
         read(opened, "SELECT num_tokens FROM records")
 
 
+def test_a_disk_that_cannot_take_a_copy_is_named_and_nothing_is_left(publish, content, tmp_path):
+    opened = publish(content)
+    (tmp_path / "tmp").mkdir()
+    ask = "import sys; from packhouse.cli import cli; cli(['stats', sys.argv[1]])"
+    done = subprocess.run(
+        [sys.executable, "-c", ask, f"{opened.store.uri}/tiny"],
+        env=os.environ | {"TMPDIR": str(tmp_path / "tmp")},
+        preexec_fn=partial(resource.setrlimit, resource.RLIMIT_FSIZE, (2**16, 2**16)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == DiskError.exit_code, done.stderr
+    assert "File too large" in done.stderr
+    assert "set TMPDIR to another folder" in done.stderr
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
 def test_an_object_that_is_gone_is_named(publish, content):
     opened = publish(content)
     place(opened).unlink()
     with pytest.raises(VersionNotFoundError, match="is gone"):
+        read(opened, "SELECT num_tokens FROM records")
+
+
+def test_footers_of_other_rows_are_refused(publish, content):
+    opened = publish(content, ROWS - 1)
+    with pytest.raises(IntegrityError, match="40,000 rows, and the manifest says 39,999"):
         read(opened, "SELECT num_tokens FROM records")
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from packhouse.errors import PackhouseError
+from packhouse.errors import IntegrityError, PackhouseError
 from packhouse.store import open_store, open_version, publish_version, pull_version, verify_version
 from tests.store.versions import FACTS, pack_file
 
@@ -41,6 +41,16 @@ def test_every_flipped_bit_in_a_pulled_copy_is_mended_by_another_pull(store, tmp
         path.write_bytes(flipped(whole, chooser.randrange(len(whole) * 8)))
         pull_version(opened, folder, num_threads=1)
         assert path.read_bytes() == whole
+
+
+def test_a_damaged_manifest_of_a_pulled_copy_says_how_to_mend_it(store, tmp_path):
+    opened = open_version(store, "tiny")
+    folder = pull_version(opened, tmp_path / "copy")
+    (folder / "manifest.json").write_bytes(b'{"half')
+    with pytest.raises(IntegrityError, match="remove it and pull again"):
+        pull_version(opened, folder)
+    (folder / "manifest.json").unlink()
+    pull_version(opened, folder)
 
 
 def test_pulls_to_one_folder_at_once_do_not_mix_their_bytes(store, tmp_path, monkeypatch):

@@ -101,6 +101,11 @@ def test_places_that_are_refused(place, message):
     assert "secret" not in done.output
 
 
+def test_pull_to_a_place_that_is_no_folder(dataset):
+    message = call("pull", dataset, "/dev/null/x", code=2)
+    assert "cannot make folder '/dev/null/x' to pull to: Not a directory" in message
+
+
 @pytest.fixture
 def damaged_ref(dataset, tmp_path):
     path = tmp_path / "store" / "tiny" / "refs" / "latest.json"
@@ -191,3 +196,11 @@ def test_a_full_disk_under_a_pull_is_named_and_not_the_store(dataset, tmp_path):
     assert f"cannot write '{partial}': No space left on device" in message
     partial.unlink(missing_ok=True)
     call("pull", dataset, tmp_path / "copy")
+
+
+def test_a_file_that_was_removed_by_hand_is_named_with_a_remedy(dataset, tmp_path):
+    (path,) = (tmp_path / "store" / "tiny" / "v" / "bbbb.g0" / "data").iterdir()
+    path.unlink()
+    for command in (["verify", dataset], ["pull", dataset, tmp_path / "copy"]):
+        assert "is gone: someone removed it by hand" in call(*command, code=5)
+    assert not (tmp_path / "copy" / "manifest.json").exists()

@@ -119,6 +119,29 @@ def test_generation_config_names_stop_tokens_before_the_eos(folder, tmp_path, st
     assert list(kept.stop_tokens.items()) == list(expected.items())
 
 
+def test_without_generation_config_the_eos_stops_if_there_is_one(folder):
+    assert load_snapshot(folder).stop_tokens == {"</s>": "tokenizer"}
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    assert load_snapshot(folder).stop_tokens == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "generation_config.json, line 1"),
+        ('{"eos_token_id": 1', "generation_config.json, line 1"),
+        ("[1]", "generation_config.json holds a list, not an object"),
+        ('{"eos_token_id": "</s>"}', "eos_token_id must be an id or a list of ids, got '</s>'"),
+        ('{"eos_token_id": [1, true]}', r"a list of ids, got \[1, True\]"),
+    ],
+)
+def test_a_broken_generation_config_is_named(folder, content, message):
+    (folder / "generation_config.json").write_text(content)
+
+    with pytest.raises(TokenizerError, match=f"tokenizer '{folder}' does not load: .*{message}"):
+        load_snapshot(folder)
+
+
 def _tekken() -> Path:
     common = pytest.importorskip("mistral_common", reason="mistral-common is not installed")
     return Path(common.__path__[0]) / "data" / "tekken_240911.json"
@@ -220,6 +243,20 @@ def test_a_broken_file_is_named(folder, name, content, message):
 def test_a_config_that_cannot_be_used_is_named(folder, config, message):
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(TokenizerError, match=message):
+        load_snapshot(folder)
+
+
+def test_what_is_missing_beside_a_vocabulary_is_said_in_one_whole_sentence(folder):
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text('{"a": 0, "b": 1}')
+    with pytest.raises(TokenizerError, match=r"merges.txt is missing beside vocab.json"):
+        load_snapshot(folder)
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "NoneSuchTokenizer"}')
+    with pytest.raises(TokenizerError, match=r"'NoneSuchTokenizer', which transformers .* not"):
+        load_snapshot(folder)
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(TokenizerError, match=r"tokenizer_config.json is missing, which names"):
         load_snapshot(folder)
 
 

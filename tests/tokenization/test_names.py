@@ -109,3 +109,30 @@ def test_a_version_of_a_named_tokenizer_is_that_of_its_folder(hub, tmp_path):
     pinned = f"{NAME}@{hub.commit_of(NAME, 'main')}"
     manifest = tmp_path / "store" / "numbers" / "v" / named.id / "manifest.json"
     assert json.loads(manifest.read_text())["provenance"]["tokenizer"] == pinned
+
+
+def test_a_tokenizer_that_changes_during_a_run_is_refused(tmp_path, monkeypatch):
+    from packhouse.run.steps import tokenize
+
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    for file in DEMO.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    read = tokenize.run_tokenizer
+
+    def change_and_read(*args):
+        (folder / "config.json").write_text('{"changed": true}')
+        return read(*args)
+
+    monkeypatch.setattr(tokenize, "run_tokenizer", change_and_read)
+    rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(50)]
+    with pytest.raises(TokenizerError, match="changed while the run worked with it"):
+        packhouse.prepare(
+            rows,
+            tokenizer=folder,
+            format={"template": "alpaca"},
+            store=tmp_path / "store",
+            cache=tmp_path / "cache",
+            progress=False,
+        )
+    assert not (tmp_path / "store" / "dataset" / "refs").exists()

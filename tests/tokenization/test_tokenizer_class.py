@@ -105,6 +105,11 @@ def test_a_refusal_is_kept_and_a_choice_lifts_it(toy, tmp_path):
     assert Tokenizer.from_str(by_class.backend).encode(NFD).ids != ids_of_file(toy, NFD)
 
 
+def test_pipeline_file_needs_the_file(shared):
+    with pytest.raises(TokenizerError, match=r"has no tokenizer.json, .* remove that setting"):
+        load_snapshot(shared / "tokenizers" / "qwen2.5-instruct", pipeline="file")
+
+
 def test_tokens_of_the_config_are_the_tokenizers_under_both_pipelines(toy):
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -442,6 +442,35 @@ def test_a_line_break_after_the_stop_token_goes_past_it(
     assert "past_stops" not in numbers(audited(whole))
 
 
+def test_a_token_that_ends_turns_and_stops_nothing_is_found(
+    audited: Callable[..., packhouse.AuditReport],
+    conversations: list[list[dict[str, str]]],
+    qwen: str,
+    tmp_path: Path,
+) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
+        "{{ '<|im_end|>' if loop.last and m.role == 'assistant' else '<|quad_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    tokenizer.save_pretrained(tmp_path)
+    talk = [*conversations[0], *conversations[1]]
+    ids = tokenizer.apply_chat_template(talk, return_dict=False)
+    labels, quad_end = [-100] * len(ids), tokenizer.convert_tokens_to_ids("<|quad_end|>")
+    for number in (1, 3):
+        prompt = tokenizer.apply_chat_template(
+            talk[:number], add_generation_prompt=True, return_dict=False
+        )
+        begin = len(prompt)
+        end = next(n for n in range(begin, len(ids)) if ids[n] in (END, quad_end)) + 1
+        labels[begin:end] = ids[begin:end]
+    found = numbers(audited([{"input_ids": ids, "labels": labels}], str(tmp_path)))
+    assert found == {"other_ends": 1}
+
+
 def test_answers_cut_at_the_limit_are_truncated_and_no_others(
     audited: Callable[..., packhouse.AuditReport], good: Rows
 ) -> None:

@@ -213,6 +213,21 @@ def test_same_side_keeps_all_and_parts_none(project):
     assert (audit["near_duplicates"], audit["both_sides"]) == (40, 0)
 
 
+def test_keep_counts_and_changes_nothing(project):
+    plain = project.prepare()
+    kept = project.prepare("dedup.near=keep")
+    assert [r["split"] for r in project.records(plain)] == [
+        r["split"] for r in project.records(kept)
+    ]
+    assert pack_line(kept).dropped == {}
+    near = kept.published.dedup.near
+    assert (near.rows, near.dropped) == (40, 0)
+    assert near.on_both_sides > 5
+    audit = kept.published.audit["dataset"]
+    assert (audit["near_duplicates"], audit["both_sides"]) == (40, 0)
+    assert plain.published.dedup is None
+
+
 def exchanges(seed, num_turns=3):
     rng = random.Random(seed)
     return [

@@ -268,6 +268,28 @@ def test_a_column_called_input_enters_the_prompt_only_where_it_is_meant(tmp_path
     assert lengths(("query", "note", "output"), query_field="query", input_field="note") == alpaca
 
 
+def test_columns_called_system_or_history_enter_prompts_only_where_they_are_named(tmp_path, cache):
+    plain = [{"query": f"Say {n}", "response": f"{n}"} for n in range(9)]
+    more = [
+        row | {"system": "linux", "history": [["before", "answer"]], "input": "x"} for row in plain
+    ]
+
+    def made(rows, **settings):
+        file = tmp_path / f"{len(rows[0])}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        settings = fields(prompt_template="chat", shuffle_seed=None) | settings
+        data = make_supervised_dataset(TOKENIZER, file, cache=cache, **settings)
+        return [_tokenizer().decode(ids) for ids in rows_of(data)]
+
+    without = made(plain)
+    assert made(more) == without
+    named = made(more, system_field="system", history_field="history")
+    assert all("linux" in text and "before" in text for text in named)
+    assert [text for text in made(more, system_field="system") if "before" in text] == []
+    with pytest.raises(ConfigError, match="system_field needs query_field and resp_field"):
+        made(more, query_field=None, resp_field=None, system_field="system")
+
+
 def test_parts_that_are_padded_differently_are_not_put_together(files, cache):
     sums = make_supervised_dataset(TOKENIZER, files[0], **fields(), cache=cache)
     with pytest.raises(ConfigError, match="concat first, then pad"):

@@ -131,6 +131,17 @@ def test_a_model_that_reaches_control_entries_by_itself_is_kept_from_it(byte_lev
     assert done.notes["control_text_rows"] == 2
 
 
+def test_an_unknown_word_is_no_forged_unknown_token(byte_level, make_formatted):
+    snapshot = unigram_snapshot(byte_level)
+    parts = [("abc:", "template"), (" aZb", "answer"), ("</s>", "end")]
+
+    done = tokenize_table(make_formatted([parts]), snapshot, QUARANTINE)
+
+    assert done.tokenized.num_rows == 1
+    assert done.notes["unk_tokens"] == 1
+    assert "control_text" not in done.notes
+
+
 def test_flags_of_added_tokens_keep_their_meaning(byte_level, make_formatted):
     tokenizer = Tokenizer.from_str(byte_level.backend)
     tokenizer.normalizer = normalizers.Lowercase()

@@ -2,17 +2,20 @@
 
 import json
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import packhouse
+from packhouse.addons.ask.compare import diff_versions
 from packhouse.addons.ask.files import VersionFiles
 from packhouse.addons.ask.query import find_records, open_views
 from packhouse.errors import ContractError
 from packhouse.recipe import Recipe
+from packhouse.store import open_store, open_version, publish_version
 from packhouse.store.manifest import Manifest
 from tests.report.conftest import TOKENIZER
-from tests.store.versions import pack_table
+from tests.store.versions import FACTS, pack_table, write_file
 
 
 def prepared(folder, rows, row_format="auto", **settings):
@@ -142,3 +145,17 @@ def test_a_record_that_is_cut_is_found_whole(tmp_path):
         one = found[row["record_id"]]
         assert len(one["input_ids"]) == len(one["loss_weights"]) == row["num_tokens"]
         assert sum(one["trained"]) == row["num_trained"]
+
+
+def test_records_of_other_weights_alone_are_told(tmp_path):
+    """a: weights 1, then 0.5; b and c: all 1, said in one version and left out in the other."""
+    store = open_store(str(tmp_path / "store"))
+    weights = [[0, 0.5, 0, 0, 1], [0, 1]]
+    weighted = pack_table().append_column("loss_weights", pa.array(weights, pa.list_(pa.float32())))
+    publish_version(store, "tiny", "aaaa", [write_file(tmp_path, pack_table(), "a")], FACTS, "prod")
+    publish_version(store, "tiny", "bbbb", [write_file(tmp_path, weighted, "b")], FACTS, "latest")
+    found = diff_versions(open_version(store, "tiny", "prod"), open_version(store, "tiny")).records
+
+    assert (found.num_changed_weights, found.num_changed_masks, found.num_same) == (1, 0, 2)
+    (change,) = found.examples["changed_weights"]
+    assert (change.record_id, change.detail) == ("a", "loss weight 1 -> 0.5")

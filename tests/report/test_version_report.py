@@ -10,11 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 import packhouse
 from packhouse.addons.ask.files import VersionFiles
 from packhouse.addons.report.html import page
 from packhouse.addons.report.version_report import MAX_BYTES, measure, version_report
+from packhouse.cli import cli
 from packhouse.cli.tokens import Run, plain, runs_of, token_texts
 from packhouse.pack import plan_packs
 from packhouse.pack.layout import published_schema
@@ -270,6 +272,22 @@ def test_trained_tokens_by_source_are_those_of_the_packs(tmp_path: Path, strateg
     assert sum(own[2] for own in expected.values()) == sum(
         each["num_trained"] for each in side.values()
     )
+
+
+def test_a_record_that_concat_cuts_is_one_record_everywhere(tmp_path: Path) -> None:
+    rows = [{"instruction": f"Say {n}", "output": "a " * n} for n in (3, 5, 300)]
+    version = _prepared(tmp_path, rows, "alpaca", pack={"seq_len": 64, "strategy": "concat"})
+    assert version.statistics["train"]["num_sequences"] > 3
+    assert "<dt>Records packed</dt><dd>3</dd>" in version.report()
+    assert "Charts count each part of a record that is cut" in version.report()
+    assert "; 3 records, " in version._repr_html_()
+    done = CliRunner().invoke(cli, ["stats", version.uri, "--json"])
+    assert json.loads(done.stdout)["splits"][0]["records"] == 3
+    words = [str(tmp_path / "rows.jsonl"), "--set", "pack.seq_len=64"]
+    words += ["--set", "pack.strategy=concat", "--set", f"publish.store={tmp_path / 'other'}"]
+    words += ["--tokenizer", str(TOKENIZER), "--cache", str(tmp_path / "cache")]
+    again = CliRunner().invoke(cli, ["prepare", *words])
+    assert re.search(r"^train +[0-9]+ +3 ", again.stdout, re.M), again.output
 
 
 def _prepared(

@@ -196,13 +196,6 @@ def test_a_linked_folder_whose_name_looks_like_a_pattern_is_not_followed_outside
                 places.source(f"{folder}/raw/open/{place}")
 
 
-def test_what_was_resolved_is_what_is_opened(places, folder):
-    """A link that is turned elsewhere after the check leads nowhere new."""
-    link = folder / "raw" / "open" / "now"
-    link.symlink_to(folder / "raw" / "open" / "sub")
-    assert places.source(f"{link}/rows.jsonl") == str(folder / "raw/open/sub/rows.jsonl")
-
-
 @pytest.mark.parametrize(
     "key",
     [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from packhouse.errors import ConfigError, StoreError, StoreRefusedError, TransientError
+from packhouse.errors import StoreError, StoreRefusedError, TransientError
 from packhouse.store import open_store
 from packhouse.store.gc import check_usable
 from packhouse.store.local import LocalStore
@@ -82,8 +82,3 @@ def test_a_folder_that_is_a_file_or_cannot_be_linked_in(tmp_path, monkeypatch):
     with pytest.raises(StoreRefusedError, match="no hard links"):
         LocalStore(tmp_path).check_usable()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_a_scheme_that_is_none(tmp_path):
-    with pytest.raises(ConfigError, match="unknown store"):
-        check_usable("ftp://host/store")

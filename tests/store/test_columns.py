@@ -124,18 +124,6 @@ def test_what_is_fetched_is_the_columns_asked_for(publish, asked, content, tmp_p
     assert (held == due)[4:].all()  # `PAR1` at the head was not asked for
 
 
-def test_a_question_answers_the_same_from_columns_as_from_whole_files(
-    publish, content, monkeypatch
-):
-    opened = publish(content)
-    query = "SELECT source, outcome, num_tokens FROM records"
-    sparse = read(opened, query)
-    monkeypatch.setattr(questions, "_WHOLE_BYTES", 2**40)
-    whole = read(opened, query)
-    assert sparse.equals(whole)
-    assert sparse.num_rows == ROWS
-
-
 def test_small_files_are_fetched_whole_with_their_digest(publish, asked, content, tmp_path):
     opened = publish(content)
     data = opened.files("data")[0]

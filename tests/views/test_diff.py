@@ -41,21 +41,6 @@ def test_records_are_compared_by_id_wherever_packing_put_them(store, tmp_path):
     assert (found.records.num_same, found.records.num_moved) == (0, 0)
 
 
-def test_a_changed_line_of_the_ledger_is_named_by_its_step(store, tmp_path):
-    def facts(bad):
-        lines = [
-            {"step": "validate", "rows_in": 9, "rows_out": 8, "quarantined": bad},
-            {"step": "format", "rows_in": 8, "rows_out": 8, "quarantined": {}},
-        ]
-        return FACTS | {"counts": {"ledger": lines}}
-
-    publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], facts({"json": 1}), "prod")
-    more = facts({"json": 1, "type": 2})
-    publish_version(store, "tiny", "bbbb", [pack_file(tmp_path)], more, "latest")
-    found = diff_versions(open_version(store, "tiny", "prod"), open_version(store, "tiny"))
-    assert found.counts == {"ledger.validate.quarantined.type": [None, 2]}
-
-
 def test_a_record_that_changes_sides_is_told(store, tmp_path):
     publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "prod")
     files = [

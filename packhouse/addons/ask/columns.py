@@ -219,6 +219,7 @@ def _find_columns(
 def _pieces(
     footer: pq.FileMetaData, columns: list[str], rows: int, size: int
 ) -> list[tuple[int, int]]:
+    """Return the byte ranges of the requested columns, checked against the size of the file."""
     if footer.num_rows != rows:
         raise ValueError(f"it has {footer.num_rows:,} rows, and the manifest says {rows:,}")
     names = [footer.schema.column(number).path for number in range(footer.num_columns)]

@@ -181,6 +181,6 @@ class _Texts:
 def _shown(tokens: Tokens, start: int, pipeline: Pipeline) -> str:
     """Return some tokens as text, trained ones between {+ and +}."""
     ids, mask = (each[start : start + _BEFORE + _AFTER] for each in tokens)
-    said = plain(runs_of(ids.tolist(), mask.astype(np.bool_), pipeline))
+    text = plain(runs_of(ids.tolist(), mask.astype(np.bool_), pipeline))
     more = " ..." if start + len(ids) < len(tokens[0]) else ""
-    return for_terminal(said) + more
+    return for_terminal(text) + more

@@ -174,6 +174,7 @@ class FileTable:
             raise damage from None
 
     def _rows(self, columns: list[str]) -> Iterator[tuple[int, dict[str, pa.Array]]]:
+        """Yield (number of rows, columns) for tables of records, dropped and quarantined rows."""
         first, tokens = 0, 0.0
         max_rows = _BAD_ROWS if "raw" in columns else _ROWS
         for path, _ in self.files.files.get(self.name, []):
@@ -205,6 +206,7 @@ class FileTable:
         return column
 
     def _packed(self, columns: list[str]) -> Iterator[tuple[int, dict[str, pa.Array]]]:
+        """Yield (number of rows, columns) for tables of packs and sequences."""
         first: dict[str, int] = {}
         before = 0
         for path, split in self.files.files.get("data", []):

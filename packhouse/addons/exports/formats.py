@@ -236,7 +236,7 @@ def write_megatron(
     write_parquet(batches, folder / f"{split}.idx.parquet", convert)
     lengths, sizes, counts = (np.concatenate(each) for each in (records, packs, in_pack))
     pack_size = int(sizes.max(initial=0)) if seq_len is None else seq_len
-    told = {
+    metadata = {
         "dataset_max_seqlen": int(lengths.max(initial=0)),
         "max_samples_per_bin": int(counts.max(initial=0)),
         "packing_factor": round(len(lengths) / max(1, len(sizes)), 2),
@@ -245,7 +245,7 @@ def write_megatron(
         "min_packed_seqlen": int(sizes.min(initial=pack_size)),
     }
     path = folder / f"{split}.metadata.json"
-    path.write_text(json.dumps([told], indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps([metadata], indent=2) + "\n", encoding="utf-8")
 
 
 def to_megatron(batch: pa.RecordBatch, *, multiple: int = 1) -> pa.RecordBatch:

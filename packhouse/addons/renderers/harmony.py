@@ -85,6 +85,7 @@ class Harmony:
         arguments: Mapping[str, Any],
         call_names: Mapping[str, str],
     ) -> list[Any]:
+        """Convert messages and tools to those of the library."""
         library, role = self._library, self._library.Role
         settings = {name: arguments[name] for name in _SETTINGS if name in arguments}
         effort = settings.get("reasoning_effort")
@@ -122,20 +123,26 @@ class Harmony:
         return made
 
     def _answer(self, message: Mapping[str, Any]) -> list[Any]:
-        def said(text: str, channel: str) -> Any:
+        """Convert an assistant message: reasoning, text, then one message per tool call."""
+
+        def new_message(text: str, channel: str) -> Any:
             role = self._library.Role.ASSISTANT
             return self._library.Message.from_role_and_content(role, text).with_channel(channel)
 
         calls = message.get("tool_calls") or []
         made = []
         if message.get("reasoning_content"):
-            made.append(said(message["reasoning_content"], "analysis"))
+            made.append(new_message(message["reasoning_content"], "analysis"))
         if message.get("content") or not calls:
-            made.append(said(message.get("content") or "", "commentary" if calls else "final"))
+            made.append(
+                new_message(message.get("content") or "", "commentary" if calls else "final")
+            )
         for call in calls:
             given = call["function"]["arguments"]
             text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-            one = said(text, "commentary").with_recipient(f"functions.{call['function']['name']}")
+            one = new_message(text, "commentary").with_recipient(
+                f"functions.{call['function']['name']}"
+            )
             made.append(one.with_content_type("json"))
         return made
 

@@ -201,8 +201,10 @@ class PythonRenderer:
         except RecursionError:
             raise RefusedError("template_limit", f"{self.where}: recursion too deep") from None
         except Exception as error:  # third-party code may raise anything
-            said = f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
-            raise RefusedError("template", f"{self.where} refuses the row: {said[:300]}") from None
+            detail = f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
+            raise RefusedError(
+                "template", f"{self.where} refuses the row: {detail[:300]}"
+            ) from None
         if not isinstance(text, str):
             raise PluginError(
                 f"{self._plugin} returned a {type(text).__name__}, not a text",

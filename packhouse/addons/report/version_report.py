@@ -418,6 +418,7 @@ def measured_of(manifest: Manifest, fetch: Fetch, samples: int = 0) -> dict[str,
 def _page(
     manifest: Manifest, measured: dict[str, Any], pipeline: Pipeline | None, uri: str | None
 ) -> str:
+    """Render the page from the manifest and the counts."""
     num_packs = num_tokens = 0
     samples = []
     for name, split in measured["splits"].items():

@@ -54,10 +54,10 @@ def read_database(file: IO[bytes], uri: str, file_format: str, table: str | None
         with copy.open("wb") as written:
             shutil.copyfileobj(file, written, 2**20)
         read = _read_sqlite if file_format == "sqlite" else _read_duckdb
-        return _spooled(read(copy, uri, table), uri, copy.stat().st_size)
+        return _spool(read(copy, uri, table), uri, copy.stat().st_size)
 
 
-def _spooled(batches: Iterator[pa.RecordBatch], uri: str, size: int) -> IO[bytes]:
+def _spool(batches: Iterator[pa.RecordBatch], uri: str, size: int) -> IO[bytes]:
     """Write batches to an unnamed file, within limits: a damaged file may repeat rows forever."""
     spool = tempfile.TemporaryFile()
     first = next(batches)  # an empty batch, for the schema
@@ -77,6 +77,7 @@ def _spooled(batches: Iterator[pa.RecordBatch], uri: str, size: int) -> IO[bytes
 
 
 def _read_sqlite(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of an SQLite table, after an empty batch with the schema."""
     # immutable: SQLite creates no lock or journal, and does not look for one.
     database = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
     try:
@@ -97,6 +98,7 @@ def _read_sqlite(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
 
 
 def _sqlite_batches(database: sqlite3.Connection, table: str, uri: str) -> Iterator[pa.RecordBatch]:
+    """Yield an empty batch with the schema, then the rows of a table in order."""
     quoted = _quoted(table)
     info = database.execute(f"PRAGMA table_xinfo({quoted})").fetchall()
     names = [column[1] for column in info]
@@ -177,6 +179,7 @@ def _text(value: Any, name: str, row: int, faults: dict[int, tuple[str, str]]) -
 
 
 def _read_duckdb(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a DuckDB table, after an empty batch with the schema."""
     import duckdb
 
     settings: dict[str, Any] = {

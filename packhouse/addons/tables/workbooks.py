@@ -84,6 +84,7 @@ def read_workbook(file: IO[bytes], uri: str) -> pa.Table:
 
 
 def _read_sheet(book: Any, name: str, faults: Faults, uri: str) -> tuple[str, pa.Table]:
+    """Return the name of a sheet and its rows; an empty table if it has none."""
     sheet = book.get_sheet_by_name(name)
     last_row, last_column = sheet.end or (0, 0)
     if (last_row + 1) * (last_column + 1) > MAX_CELLS:
@@ -198,6 +199,7 @@ def find_faults(file: IO[bytes], max_cells: int) -> dict[str, Faults]:
 
 
 def _of_xlsx(book: zipfile.ZipFile, parts: dict[str, str], max_cells: int) -> dict[str, Faults]:
+    """Return the bad cells of each sheet in an XLSX file."""
     links: dict[str, str] = {}
     sheets: dict[str, str] = {}
 

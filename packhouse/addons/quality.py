@@ -339,7 +339,7 @@ def _is_luhn(number: str) -> bool:
 
 
 REPETITIVE = 0.6
-"""Answers with a larger share count as repetition; a text said three times has 0.67."""
+"""Answers with a larger share count as repetition; a text written three times has 0.67."""
 
 _WINDOW = 16
 _MIN_BYTES = 100
@@ -392,7 +392,7 @@ def _shares(values: Bytes, sizes: Int64s) -> Float64s:
     # first text, and 16 bytes from there go past its end.
     is_whole = places + _WINDOW <= ends[row]
     places, row = places[is_whole], row[is_whole]
-    words = np.ndarray((len(values) - 7,), np.uint64, values, 0, (1,))  # 8 bytes from each byte on
+    words = np.ndarray((len(values) - 7,), np.uint64, values, 0, (1,))  # 8 bytes from each offset
     # Hash the 16 bytes as two 64-bit words. The top 11 bits of a key are the text's number, so
     # equal neighbours after sorting are repetitions within one text.
     hashes = words[places] * _FACTORS[0]

@@ -7,7 +7,7 @@ them:
 
     ask "select avg(num_trained) from packs" -> packs:num_trained -> labels, seq_lengths of `data`
 
-Planning takes an extra worker start per query. To read all packs, use a loader instead.
+Planning starts one more worker per query. To read all packs, use a loader instead.
 """
 
 import re
@@ -279,8 +279,7 @@ class Views:
             database.register(f"facts_{name}", facts)
         database.execute(Path(__file__).with_name("views.sql").read_text())
         self._show(_ON_REQUEST)
-        # The query is untrusted: it must not read Python variables as tables, or change any
-        # setting.
+        # The query is untrusted: it must not read Python variables as tables or change settings.
         database.execute("SET python_enable_replacements = false")
         database.execute("SET lock_configuration = true")
 
@@ -332,8 +331,7 @@ class Views:
             except duckdb.BinderException:  # it may need text or tokens, which are hidden
                 self._show(_ON_REQUEST - _words(query))
                 ((_, plan),) = self.database.execute(*explain).fetchall()
-        # Scans name their columns `TABLE:COLUMN` in the plan (see `FileTable`), whatever aliases
-        # say.
+        # Scans appear in the plan as `TABLE:COLUMN` (see `FileTable`), whatever the aliases.
         taken: dict[str, list[str]] = {}
         for table, column in sorted({*re.findall(r"\b([a-z]+):([a-z_0-9]+)", plan)}):
             if column in TABLES.get(table, ()):

@@ -477,8 +477,7 @@ class _FlatRows:
             self.fault("empty" if is_empty else "uneven", number, -1)
             return
         ids = values.astype(np.int64)
-        # Every mask column can only remove tokens: labels [-100 8 9] and loss_mask [1 1 0] train [0
-        # 1 0].
+        # Each mask column can only remove tokens: labels [-100 8 9], loss_mask [1 1 0] -> [0 1 0].
         trained = np.ones(len(ids), np.bool_)
         labels = row.get("labels", values[:0])
         if len(labels):

@@ -180,8 +180,7 @@ class _Scan:
         blanks = np.append(0, np.cumsum(~self.table.is_blank[rows.ids]))
         record_ends = rows.offsets[rows.range_rows + 1]
         # Span [5, 9) with end tokens at [8 14]: the last one before 9 is 8 and no text follows it,
-        # so the span is ended. Span [5, 9) with end tokens at [3 11]: its end token is 11, which is
-        # not trained.
+        # so the span is ended. With end tokens at [3 11], it ends with 11, which is not trained.
         before = np.searchsorted(ends, stops) - 1
         last = np.where(before < 0, -1, np.append(ends, -1)[before])
         is_ended = (last >= begins) & (blanks[stops] == blanks[np.maximum(last, 0) + 1])
@@ -322,8 +321,7 @@ class _Scan:
             key[1]: found[key] for key in found if isinstance(key, tuple) and key[0] == "unended"
         }
         truncated = unended.pop(longest, _Found())
-        # A single longest row says nothing about a limit: it counts as unended, like the shorter
-        # ones.
+        # One longest row is no evidence of a limit: it counts as unended, like the shorter ones.
         if truncated.number == 1 and unended:
             unended[longest], truncated = truncated, _Found()
         found["truncated"] = truncated

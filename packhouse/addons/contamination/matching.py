@@ -229,7 +229,6 @@ class _Texts:
         ends = np.repeat(words.offsets[1:], np.diff(words.offsets))[:num_runs]
         unknown = np.append(0, np.cumsum(ids < 0))
         starts = np.arange(num_runs)
-        # The running count of unknown words stays equal over a run exactly if all its words are
-        # known.
+        # The running count of unknown words is equal at both ends of a run of known words.
         starts = starts[(starts + ngram <= ends) & (unknown[ngram:] == unknown[:num_runs])]
         return run_hashes((ids + 1).astype(np.uint64), starts, ngram), starts

@@ -1,7 +1,7 @@
 r"""Render conversations with Python packages, for models without a Jinja template.
 
 Such a renderer returns only text. To find the row's own texts in it, each row is rendered twice:
-once as it is, and once with a placeholder word for each text. The words are then replaced by the
+once unchanged, and once with a placeholder word for each text. The words are then replaced by the
 texts, unchanged, stripped, or as JSON:
 
     row             user "Hi ", assistant "Hi"
@@ -285,8 +285,7 @@ def _with_name(tool: Any, texts: Callable[[TracedText], str]) -> Any:
 
 def _fill(marked: str, direct: str, words: _Words) -> list[Part] | None:
     """Return the parts of the direct rendering, or None unless exactly one way fits."""
-    # Ways to write the text so far, by its end: (previous way, last part), or None if there are
-    # several.
+    # Ways to write the text so far, by its end: (previous way, last part); None: several.
     ways: dict[int, Any] = {0: ()}
     for number, text in enumerate(words.pattern.split(marked)):
         field = words.fields.get(text) if number % 2 else None

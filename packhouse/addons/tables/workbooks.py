@@ -97,8 +97,7 @@ def _read_sheet(book: Any, name: str, faults: Faults, uri: str) -> tuple[str, pa
     places = [place for place, row in enumerate(rows) if any(row)]
     if not places:
         return name, pa.table({})
-    # With rows 0 (empty), 1 (names), 2, 3 (empty) and 4: the header is row 1, the table rows 2 and
-    # 4.
+    # Rows 0 (empty), 1 (names), 2, 3 (empty) and 4: header row 1, table rows 2 and 4.
     first, *places = places
     header = rows[first]
     columns = [n for n in range(len(header)) if any(rows[place][n] for place in (first, *places))]

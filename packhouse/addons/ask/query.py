@@ -132,7 +132,7 @@ def _unique_names(names: Sequence[str]) -> list[str]:
     """Make column names unique.
 
     Example:
-        >>> _apart(["row", "count(1)", "row"])
+        >>> _unique_names(["row", "count(1)", "row"])
         ['row', 'count(1)', 'row_1']
     """
     unique: list[str] = []

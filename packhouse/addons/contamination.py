@@ -186,27 +186,27 @@ def _words_of_calls(calls: str) -> str:
         >>> _words_of_calls('[{"function": {"name": "add", "arguments": "{\\"n\\":1}"}}]')
         'add n 1'
     """
-    said: list[str] = []
+    found_words: list[str] = []
     for call in json.loads(calls):
         function = call.get("function", call)
-        said.append(str(function.get("name", "")))
+        found_words.append(str(function.get("name", "")))
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             arguments = parsed_arguments(arguments) or arguments
-        _add_words(arguments, said)
-    return " ".join(said)
+        _add_words(arguments, found_words)
+    return " ".join(found_words)
 
 
-def _add_words(value: object, said: list[str]) -> None:
+def _add_words(value: object, found_words: list[str]) -> None:
     if isinstance(value, dict):
         for name, item in value.items():
-            said.append(name)
-            _add_words(item, said)
+            found_words.append(name)
+            _add_words(item, found_words)
     elif isinstance(value, list):
         for item in value:
-            _add_words(item, said)
+            _add_words(item, found_words)
     elif value is not None:
-        said.append(str(value))
+        found_words.append(str(value))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,8 +221,8 @@ class _Texts:
         flat = FlatMessages.of(validated["messages"])
         texts = [flat[name].drop_null() for name in _TEXTS]
         rows = [flat.rows[flat.has(name)] for name in (*_TEXTS, "tool_calls")]
-        said = map(_words_of_calls, flat["tool_calls"].drop_null().to_pylist())
-        texts.append(pa.array(said, pa.string()))
+        found_words = map(_words_of_calls, flat["tool_calls"].drop_null().to_pylist())
+        texts.append(pa.array(found_words, pa.string()))
         return cls(words_of(pa.concat_arrays(texts)), np.concatenate(rows))
 
     def row_of(self, places: Int64s) -> Int64s:
@@ -240,8 +240,7 @@ class _Texts:
         ends = np.repeat(words.offsets[1:], np.diff(words.offsets))[:num_runs]
         unknown = np.append(0, np.cumsum(ids < 0))
         starts = np.arange(num_runs)
-        # The running count of unknown words stays equal over a run exactly if all its words are
-        # known.
+        # The running count of unknown words is equal at both ends of a run of known words.
         starts = starts[(starts + ngram <= ends) & (unknown[ngram:] == unknown[:num_runs])]
         return run_hashes((ids + 1).astype(np.uint64), starts, ngram), starts
 

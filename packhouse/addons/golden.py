@@ -166,6 +166,7 @@ def pin(
 def _pin(
     items: Sequence[Mapping[str, Any]], recipe: Recipe, tokenizers: Path | None
 ) -> list[dict[str, object]]:
+    """Render and tokenize the items (in a worker)."""
     snapshot = load_snapshot(recipe.tokenizer, tokenizers, recipe.tokenize.pipeline)
     config = recipe.tokenize.model_copy(update={"encoder": "hf"})  # the ids are the same
     window = make_window_rule(recipe, snapshot, tokenizers)
@@ -209,6 +210,7 @@ def _refused(row: Mapping[str, object]) -> dict[str, object]:
 
 
 def _check_form(item: object, where: str) -> None:
+    """Reject an item that is not a valid conversation."""
     if not isinstance(item, dict) or not isinstance(item.get("messages"), list):
         raise ConfigError(f"{where} has no list of messages")
     known = {*GIVEN, *_PINNED, _EXAMPLES, "refused"}

@@ -418,6 +418,7 @@ class StepMirror:
         return True
 
     def _fetch(self, step: str, key: str, work: Path) -> bool:
+        """Download and verify a step, then move it into the local store."""
         folder = f"{step}/{key}"
         try:
             raw = run(self.store, ask(ObjectStore.get, f"{folder}/{_RECEIPT}"), retry=_RETRY).data

@@ -301,8 +301,7 @@ class _Packing:
             of_packs = pa.array(ends[bounds - bounds[0]])
             for name, flat in values.items():
                 taken = flat.take(pa.array(index))
-                # No token is predicted across a boundary: the first token of each piece is no
-                # target.
+                # A first token must not be a target: it would be predicted across a boundary.
                 if name == "labels":
                     is_first = np.zeros(len(index), np.bool_)
                     is_first[ends[:-1]] = True

@@ -122,11 +122,11 @@ def echoes(answer: pa.StringArray, prompt: pa.StringArray) -> pa.BooleanArray:
         >>> echoes(pa.array(["HELLO ", "Hello you"]), pa.array(["Hello", "Hello"])).to_pylist()
         [True, False]
     """
-    said, asked = _folded(answer), _folded(prompt)
-    found = np.asarray(pc.fill_null(pc.equal(said, asked), False), np.bool_)
-    found &= np.asarray(pc.fill_null(pc.greater(pc.binary_length(asked), 0), False), np.bool_)
-    for index in _likely(said, asked).tolist():
-        found[index] |= said[index].as_py().startswith(asked[index].as_py())
+    answers, prompts = _folded(answer), _folded(prompt)
+    found = np.asarray(pc.fill_null(pc.equal(answers, prompts), False), np.bool_)
+    found &= np.asarray(pc.fill_null(pc.greater(pc.binary_length(prompts), 0), False), np.bool_)
+    for index in _likely(answers, prompts).tolist():
+        found[index] |= answers[index].as_py().startswith(prompts[index].as_py())
     is_null = pc.or_(answer.is_null(), prompt.is_null())
     return pa.array(found, mask=np.asarray(is_null, np.bool_))
 
@@ -135,9 +135,9 @@ def _folded(texts: pa.StringArray) -> pa.StringArray:
     return pc.utf8_lower(pc.utf8_trim_whitespace(texts))
 
 
-def _likely(said: pa.StringArray, asked: pa.StringArray) -> Int64s:
+def _likely(answers: pa.StringArray, prompts: pa.StringArray) -> Int64s:
     """Return rows whose answer is longer than the prompt and starts with its first 16 bytes."""
-    (own, own_offsets), (other, other_offsets) = string_bytes(said), string_bytes(asked)
+    (own, own_offsets), (other, other_offsets) = string_bytes(answers), string_bytes(prompts)
     sizes = np.diff(other_offsets)
     rows = np.flatnonzero((sizes >= _ECHO_BYTES) & (np.diff(own_offsets) > sizes))
     within = np.arange(_HEAD)
@@ -339,7 +339,7 @@ def _is_luhn(number: str) -> bool:
 
 
 REPETITIVE = 0.6
-"""Answers with a larger share count as repetition; a text said three times has 0.67."""
+"""Answers with a larger share count as repetition; a text written three times has 0.67."""
 
 _WINDOW = 16
 _MIN_BYTES = 100
@@ -392,7 +392,7 @@ def _shares(values: Bytes, sizes: Int64s) -> Float64s:
     # first text, and 16 bytes from there go past its end.
     is_whole = places + _WINDOW <= ends[row]
     places, row = places[is_whole], row[is_whole]
-    words = np.ndarray((len(values) - 7,), np.uint64, values, 0, (1,))  # 8 bytes from each byte on
+    words = np.ndarray((len(values) - 7,), np.uint64, values, 0, (1,))  # 8 bytes from each offset
     # Hash the 16 bytes as two 64-bit words. The top 11 bits of a key are the text's number, so
     # equal neighbours after sorting are repetitions within one text.
     hashes = words[places] * _FACTORS[0]
@@ -615,12 +615,12 @@ class _Rows:
     @cached_property
     def texts(self) -> pa.StringArray:
         """All text of each row, joined."""
-        said = pc.binary_join_element_wise(
+        texts = pc.binary_join_element_wise(
             *(self.flat[name] for name in ("content", "context", "reasoning", "tool_calls")),
             "\n",
             null_handling="skip",
         )
-        return self.flat.join(said, "\n")
+        return self.flat.join(texts, "\n")
 
     @cached_property
     def _is_answer(self) -> Bools:

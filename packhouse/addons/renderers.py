@@ -1,7 +1,7 @@
 r"""Render conversations with Python packages, for models without a Jinja template.
 
 Such a renderer returns only text. To find the row's own texts in it, each row is rendered twice:
-once as it is, and once with a placeholder word for each text. The words are then replaced by the
+once unchanged, and once with a placeholder word for each text. The words are then replaced by the
 texts, unchanged, stripped, or as JSON:
 
     row             user "Hi ", assistant "Hi"
@@ -207,8 +207,10 @@ class PythonRenderer:
         except RecursionError:
             raise RefusedError("template_limit", f"{self.where}: recursion too deep") from None
         except Exception as error:  # third-party code may raise anything
-            said = f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
-            raise RefusedError("template", f"{self.where} refuses the row: {said[:300]}") from None
+            detail = f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
+            raise RefusedError(
+                "template", f"{self.where} refuses the row: {detail[:300]}"
+            ) from None
         if not isinstance(text, str):
             raise PluginError(
                 f"{self._plugin} returned a {type(text).__name__}, not a text",
@@ -289,8 +291,7 @@ def _with_name(tool: Any, texts: Callable[[TracedText], str]) -> Any:
 
 def _fill(marked: str, direct: str, words: _Words) -> list[Part] | None:
     """Return the parts of the direct rendering, or None unless exactly one way fits."""
-    # Ways to write the text so far, by its end: (previous way, last part), or None if there are
-    # several.
+    # Ways to write the text so far, by its end: (previous way, last part); None: several.
     ways: dict[int, Any] = {0: ()}
     for number, text in enumerate(words.pattern.split(marked)):
         field = words.fields.get(text) if number % 2 else None
@@ -417,6 +418,7 @@ class Harmony:
         arguments: Mapping[str, Any],
         call_names: Mapping[str, str],
     ) -> list[Any]:
+        """Convert messages and tools to those of the library."""
         library, role = self._library, self._library.Role
         settings = {name: arguments[name] for name in _SETTINGS if name in arguments}
         effort = settings.get("reasoning_effort")
@@ -454,20 +456,26 @@ class Harmony:
         return made
 
     def _answer(self, message: Mapping[str, Any]) -> list[Any]:
-        def said(text: str, channel: str) -> Any:
+        """Convert an assistant message: reasoning, text, then one message per tool call."""
+
+        def new_message(text: str, channel: str) -> Any:
             role = self._library.Role.ASSISTANT
             return self._library.Message.from_role_and_content(role, text).with_channel(channel)
 
         calls = message.get("tool_calls") or []
         made = []
         if message.get("reasoning_content"):
-            made.append(said(message["reasoning_content"], "analysis"))
+            made.append(new_message(message["reasoning_content"], "analysis"))
         if message.get("content") or not calls:
-            made.append(said(message.get("content") or "", "commentary" if calls else "final"))
+            made.append(
+                new_message(message.get("content") or "", "commentary" if calls else "final")
+            )
         for call in calls:
             given = call["function"]["arguments"]
             text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-            one = said(text, "commentary").with_recipient(f"functions.{call['function']['name']}")
+            one = new_message(text, "commentary").with_recipient(
+                f"functions.{call['function']['name']}"
+            )
             made.append(one.with_content_type("json"))
         return made
 

@@ -93,6 +93,7 @@ def read_workbook(file: IO[bytes], uri: str) -> pa.Table:
 
 
 def _read_sheet(book: Any, name: str, faults: Faults, uri: str) -> tuple[str, pa.Table]:
+    """Return the name of a sheet and its rows; an empty table if it has none."""
     sheet = book.get_sheet_by_name(name)
     last_row, last_column = sheet.end or (0, 0)
     if (last_row + 1) * (last_column + 1) > MAX_CELLS:
@@ -105,8 +106,7 @@ def _read_sheet(book: Any, name: str, faults: Faults, uri: str) -> tuple[str, pa
     places = [place for place, row in enumerate(rows) if any(row)]
     if not places:
         return name, pa.table({})
-    # With rows 0 (empty), 1 (names), 2, 3 (empty) and 4: the header is row 1, the table rows 2 and
-    # 4.
+    # Rows 0 (empty), 1 (names), 2, 3 (empty) and 4: header row 1, table rows 2 and 4.
     first, *places = places
     header = rows[first]
     columns = [n for n in range(len(header)) if any(rows[place][n] for place in (first, *places))]
@@ -207,6 +207,7 @@ def find_faults(file: IO[bytes], max_cells: int) -> dict[str, Faults]:
 
 
 def _of_xlsx(book: zipfile.ZipFile, parts: dict[str, str], max_cells: int) -> dict[str, Faults]:
+    """Return the bad cells of each sheet in an XLSX file."""
     links: dict[str, str] = {}
     sheets: dict[str, str] = {}
 
@@ -430,10 +431,10 @@ def read_database(file: IO[bytes], uri: str, file_format: str, table: str | None
         with copy.open("wb") as written:
             shutil.copyfileobj(file, written, 2**20)
         read = _read_sqlite if file_format == "sqlite" else _read_duckdb
-        return _spooled(read(copy, uri, table), uri, copy.stat().st_size)
+        return _spool(read(copy, uri, table), uri, copy.stat().st_size)
 
 
-def _spooled(batches: Iterator[pa.RecordBatch], uri: str, size: int) -> IO[bytes]:
+def _spool(batches: Iterator[pa.RecordBatch], uri: str, size: int) -> IO[bytes]:
     """Write batches to an unnamed file, within limits: a damaged file may repeat rows forever."""
     spool = tempfile.TemporaryFile()
     first = next(batches)  # an empty batch, for the schema
@@ -453,6 +454,7 @@ def _spooled(batches: Iterator[pa.RecordBatch], uri: str, size: int) -> IO[bytes
 
 
 def _read_sqlite(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of an SQLite table, after an empty batch with the schema."""
     # immutable: SQLite creates no lock or journal, and does not look for one.
     database = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
     try:
@@ -473,6 +475,7 @@ def _read_sqlite(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
 
 
 def _sqlite_batches(database: sqlite3.Connection, table: str, uri: str) -> Iterator[pa.RecordBatch]:
+    """Yield an empty batch with the schema, then the rows of a table in order."""
     quoted = _quoted(table)
     info = database.execute(f"PRAGMA table_xinfo({quoted})").fetchall()
     names = [column[1] for column in info]
@@ -553,6 +556,7 @@ def _value_text(value: Any, name: str, row: int, faults: dict[int, tuple[str, st
 
 
 def _read_duckdb(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a DuckDB table, after an empty batch with the schema."""
     import duckdb
 
     settings: dict[str, Any] = {

@@ -155,6 +155,7 @@ _KINDS = {
 
 
 def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
+    """Compare the records in a worker; None if the packs have no record ids."""
     with temporary_folder("diff") as folder:
         question = Question(query=_CONTENTS)
         before, size = fetch_files(old, question, folder / "old")
@@ -245,43 +246,43 @@ def _set_outcomes(
         {row["place"]: row["number"] for row in read(each, _NUM_RECORDS, [[*wanted]]).to_pylist()}
         for each in (opened, other)
     )
-    said = {
+    details = {
         place: "split to fewer records"
         if number < num_others.get(place, 0)
         else "equal to another record"
         for place, number in num_records.items()
     }
     for row in read(opened, _LEFT_OUT, [[*wanted]]).to_pylist():
-        said[row["place"]] = f"{row['reason']}: {row['detail']}".removesuffix(": ")
+        details[row["place"]] = f"{row['reason']}: {row['detail']}".removesuffix(": ")
     for row in records:
-        row[name] = row[name] or said.get(row["place"] or row["place new"])
+        row[name] = row[name] or details.get(row["place"] or row["place new"])
 
 
 def _change(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Change:
     """Describe the difference of a record from its joined row (for edited rows, from two rows)."""
-    told = []  # parts for an edited row with an unchanged number of tokens
+    changes = []  # parts for an edited row with an unchanged number of tokens
     if name == "edited" and old["num_tokens"] == new["num_tokens new"]:
         if old["label"] != new["label new"]:
-            told.append(f"label {old['label']} -> {new['label new']}")
+            changes.append(f"label {old['label']} -> {new['label new']}")
         if old["weights_digest"] != new["weights_digest new"]:
-            told.append(_weights(old, new))
+            changes.append(_weights(old, new))
         is_trained_otherwise = old["mask_digest"] != new["mask_digest new"]
         if old["ids_digest"] == new["ids_digest new"] and is_trained_otherwise:
-            told.append(f"{old['num_trained']} -> {new['num_trained new']} trained")
-        if not told:
-            told.append(f"other text of {counted(old['num_tokens'], 'token')}")
+            changes.append(f"{old['num_trained']} -> {new['num_trained new']} trained")
+        if not changes:
+            changes.append(f"other text of {counted(old['num_tokens'], 'token')}")
     tokens = f"{old['num_tokens']} -> {counted(new['num_tokens new'] or 0, 'token')}"
-    said = {
+    details = {
         "added": f"was {old['outcome']}" if old["outcome"] else "",
         "removed": f"now {new['outcome new']}" if new["outcome new"] else "not in the sources",
-        "edited": ", ".join(told) or tokens,
+        "edited": ", ".join(changes) or tokens,
         "changed_masks": f"{old['num_trained']} -> {new['num_trained new']} trained",
         "changed_weights": _weights(old, new),
         "copies": f"{old['copies']} -> {counted(new['copies new'] or 0, 'copy')}",
         "moved": f"{old['split']} -> {new['split new']}",
     }
     place = old["place"] if name == "removed" else new["place new"]
-    return Change(new["record_id"], old["record_id"], place or "", said.get(name, tokens))
+    return Change(new["record_id"], old["record_id"], place or "", details.get(name, tokens))
 
 
 def _weights(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -452,6 +453,6 @@ class _Texts:
 def _shown(tokens: Tokens, start: int, pipeline: Pipeline) -> str:
     """Some tokens as text, those that are trained between {+ and +}."""
     ids, mask = (each[start : start + _BEFORE + _AFTER] for each in tokens)
-    said = plain(runs_of(ids.tolist(), mask.astype(np.bool_), pipeline))
+    text = plain(runs_of(ids.tolist(), mask.astype(np.bool_), pipeline))
     more = " ..." if start + len(ids) < len(tokens[0]) else ""
-    return for_terminal(said) + more
+    return for_terminal(text) + more

@@ -183,8 +183,8 @@ def _show_packs(
             yield Rule(Text(f"{split} pack {number:,}: {counts}, {records}"))
             for name, start, end, side in records_in(row, manifest.preferences, labels):
                 weights = weights_text(row["loss_weights"][start:end])
-                said = ", ".join(part for part in (f"record {name}", side, weights) if part)
-                yield Text(f"\n-- {said} --\n", "cyan")
+                label = ", ".join(part for part in (f"record {name}", side, weights) if part)
+                yield Text(f"\n-- {label} --\n", "cyan")
                 yield _drawn(_runs(row, pipeline, start, end))
 
     if not as_json:
@@ -252,6 +252,7 @@ def _runs_json(runs: Iterable[Run], first: int = 0) -> list[dict[str, Any]]:
 def _of_version(
     opened: OpenVersion, wanted: _Wanted, split: str | None, cache: Path
 ) -> list[dict[str, Any]]:
+    """Return the selected records of a version, with a description as `about`."""
     if split is not None:
         check_split(opened, split)
     conditions = {

@@ -99,8 +99,8 @@ def ask(opened: OpenVersion, query: str, tokenizers: Path, *, is_printed: bool =
         IntegrityError: a file of the version is damaged.
     """
     question = Question(query=query, is_ours=False, is_printed=is_printed)
-    answer = _answered(opened, question, tokenizers)
-    return answer.rename_columns(_apart(answer.column_names))
+    answer = _run_question(opened, question, tokenizers)
+    return answer.rename_columns(_unique_names(answer.column_names))
 
 
 def read(
@@ -121,7 +121,7 @@ def read(
         ContractError: the query needs record ids, which the packs do not have.
         IntegrityError: a file of the version is damaged.
     """
-    return _answered(opened, Question(query=query, values=(*values,)), tokenizers)
+    return _run_question(opened, Question(query=query, values=(*values,)), tokenizers)
 
 
 def find_records(opened: OpenVersion, record_ids: Collection[str]) -> dict[str, dict[str, Any]]:
@@ -143,18 +143,18 @@ def find_records(opened: OpenVersion, record_ids: Collection[str]) -> dict[str, 
     return {row.pop("record_id"): row for row in rows}
 
 
-def _apart(names: Sequence[str]) -> list[str]:
+def _unique_names(names: Sequence[str]) -> list[str]:
     """Make column names unique.
 
     Example:
-        >>> _apart(["row", "count(1)", "row"])
+        >>> _unique_names(["row", "count(1)", "row"])
         ['row', 'count(1)', 'row_1']
     """
-    apart: list[str] = []
+    unique: list[str] = []
     for name in names:
         numbered = (f"{name}_{number}" for number in count(1))
-        apart.append(next(each for each in chain([name], numbered) if each not in apart))
-    return apart
+        unique.append(next(each for each in chain([name], numbered) if each not in unique))
+    return unique
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +183,8 @@ def _words(query: str) -> set[str]:
     return set(re.findall(r"[a-z_0-9]+", query.lower()))
 
 
-def _answered(opened: OpenVersion, question: Question, tokenizers: Path | None) -> pa.Table:
+def _run_question(opened: OpenVersion, question: Question, tokenizers: Path | None) -> pa.Table:
+    """Fetch the files that a question needs, and answer it in a worker."""
     with temporary_folder("sql") as folder:
         files, num_bytes = fetch_files(opened, question, folder)
         words = _words(question.query)
@@ -293,8 +294,7 @@ class Views:
             database.register(f"facts_{name}", facts)
         database.execute(Path(__file__).with_name("views.sql").read_text())
         self._show(_ON_REQUEST)
-        # The query is untrusted: it must not read Python variables as tables, or change any
-        # setting.
+        # The query is untrusted: it must not read Python variables as tables or change settings.
         database.execute("SET python_enable_replacements = false")
         database.execute("SET lock_configuration = true")
 
@@ -346,8 +346,7 @@ class Views:
             except duckdb.BinderException:  # it may need text or tokens, which are hidden
                 self._show(_ON_REQUEST - _words(query))
                 ((_, plan),) = self.database.execute(*explain).fetchall()
-        # Scans name their columns `TABLE:COLUMN` in the plan (see `FileTable`), whatever aliases
-        # say.
+        # Scans appear in the plan as `TABLE:COLUMN` (see `FileTable`), whatever the aliases.
         taken: dict[str, list[str]] = {}
         for table, column in sorted({*re.findall(r"\b([a-z]+):([a-z_0-9]+)", plan)}):
             if column in TABLES.get(table, ()):
@@ -364,26 +363,26 @@ class Views:
             if self.errors:
                 raise self.errors[0] from None
             # No error of ours: the query itself is wrong.
-            raise self.question.blames(self._explained(error)) from None
+            raise self.question.blames(self._explain(error)) from None
 
-    def _explained(self, error: Exception) -> str:
+    def _explain(self, error: Exception) -> str:
         """Describe the error in a line or two: DuckDB's first line, and the names that exist."""
         first, *rest = str(error).split("\n")
-        said = f"the query does not run: {_first_line(error)}"
+        message = f"the query does not run: {_first_line(error)}"
         if first.startswith("Catalog Error: Table"):
             names = ", ".join(VIEWS)
-            return f"{said}\nThere are {names}; `packhouse sql --help` says what they hold."
+            return f"{message}\nThere are {names}; `packhouse sql --help` says what they hold."
         if "Referenced" in first or "does not have a column" in first:
             named = [view for view in VIEWS if view in _words(self.question.query)]
             there = (f"{view} has {', '.join(self._columns(view))}" for view in named)
-            return "\n".join([said, *there])
+            return "\n".join([message, *there])
         meant = [line for line in rest if line.startswith("Did you mean")]
         takes = [line.strip().partition(" -> ")[0] for line in rest if " -> " in line]
         if takes:
             more = ", ..." * (len(takes) > _CANDIDATES)
             shown = ", ".join(takes[:_CANDIDATES]).replace('"', "").replace(", /)", ")")
             meant = [f"It is called as {shown}{more}"]
-        return "\n".join([said, *meant[:1]])
+        return "\n".join([message, *meant[:1]])
 
     def _columns(self, view: str) -> list[str]:
         return [row[0] for row in self.database.execute(f"DESCRIBE whole.{view}").fetchall()]
@@ -432,6 +431,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _facts(opened: OpenVersion, words: Collection[str]) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of views that come from the manifest, for views named in the query."""
     facts: dict[str, list[dict[str, Any]]] = {}
     counts, audit = opened.manifest.facts.counts, opened.manifest.facts.audit
     if "ledger" in words:
@@ -672,6 +672,7 @@ def _find_columns(
 def _pieces(
     footer: pq.FileMetaData, columns: list[str], rows: int, size: int
 ) -> list[tuple[int, int]]:
+    """Return the byte ranges of the requested columns, checked against the size of the file."""
     if footer.num_rows != rows:
         raise ValueError(f"it has {footer.num_rows:,} rows, and the manifest says {rows:,}")
     names = [footer.schema.column(number).path for number in range(footer.num_columns)]

@@ -102,6 +102,7 @@ def trace(
 
 
 def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[str, Any]:
+    """Return the source row of a token, and why it is trained or not."""
     row = read_pack(opened, split, pack)
     if token >= len(row["input_ids"]):
         has = f"it has {len(row['input_ids']):,} tokens, from 0"

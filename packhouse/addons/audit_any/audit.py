@@ -248,8 +248,8 @@ class AuditReport:
             title, remedy = headline(finding)
             parts.append(f"<p><b>{html_text(title)}</b><br>{html_text(remedy)}</p>")
             for example in finding.examples:
-                said = f"{example.place}{': ' * bool(example.detail)}{example.detail}"
-                parts.append(f'<div class="quiet">{html_text(said)}</div>')
+                label = f"{example.place}{': ' * bool(example.detail)}{example.detail}"
+                parts.append(f'<div class="quiet">{html_text(label)}</div>')
                 parts.append(html_runs(example.runs) if example.runs else "")
         if self.is_clean:
             parts.append("<b>nothing found</b>")
@@ -364,7 +364,7 @@ def audit(
     folder = check_cache(place.folder)
     with show_progress() if progress else nullcontext():
         start_phase("looking at what was given")
-        data = _opened(data)
+        data = _open_if_version(data)
         batches = _version_batches(data) if isinstance(data, Version) else token_batches(data)
         name = tokenizer_name(tokenizer, folder)
         if batches is None:
@@ -416,7 +416,7 @@ def _token_settings(
     return given
 
 
-def _opened(data: object) -> object:
+def _open_if_version(data: object) -> object:
     """Open the version that a path or address names; return any other data unchanged."""
     if not isinstance(data, str | Path):
         return data
@@ -434,6 +434,7 @@ def _version_batches(version: Version) -> Iterator[pa.RecordBatch]:
 def _report_tokens(
     found: TokenAudit, tokenizer: str, pipeline: Pipeline, notes: tuple[str, ...]
 ) -> AuditReport:
+    """Build the report of tokenized rows."""
     names = [name for name in MEANINGS if name not in ("untrained_answers", "quarantined")]
     counts = {name: found.counts[name] for name in ("rows", "records", "tokens", "trained_tokens")}
     counts |= {"rows_in": counts["rows"], "longest_row": found.counts["longest_row"]}
@@ -494,6 +495,7 @@ def _audit_raw(
 def _report_prepared(
     prepared: Prepared, version: Version, recipe: Recipe, place: CachePlace
 ) -> AuditReport:
+    """Build the report of raw rows from the audit of their temporary version."""
     found = version.audit["dataset"]
     sides = [side for side in version.statistics.values() if side["num_packs"]]
     counts: dict[str, int] = {

@@ -84,6 +84,7 @@ def _with_ids(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _read(data: Any) -> Iterable[pa.RecordBatch]:
+    """Read any supported kind of data as batches; empty for other kinds."""
     if isinstance(data, str | Path):
         return chain.from_iterable(map(_read_in_worker, _files(Path(data))))
     if isinstance(data, list | tuple) and data and all(isinstance(d, str | Path) for d in data):
@@ -129,22 +130,22 @@ def _of_rows(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
         try:
             yield pa.RecordBatch.from_pylist(plain)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            said = " ".join(map(str, error.args))[:200]
-            strange = _strange_value(plain, number)
+            problem = " ".join(map(str, error.args))[:200]
+            bad = _describe_bad_value(plain, number)
             where = f"rows {number:,} to {number + len(taken) - 1:,} are no lists of numbers"
-            raise SourceError(strange or f"{where} ({said})") from None
+            raise SourceError(bad or f"{where} ({problem})") from None
         number += len(taken)
 
 
-def _strange_value(rows: Sequence[dict[str, Any]], first_row: int) -> str:
+def _describe_bad_value(rows: Sequence[dict[str, Any]], first_row: int) -> str:
     """Describe the first value that is not a list of numbers, if Arrow rejects the rows."""
     for number, row in enumerate(rows, first_row):
         for name, value in row.items():
             is_list = isinstance(value, list)
-            strange = [v for v in value if not isinstance(v, int | float | None)] if is_list else []
-            if strange or not (is_list or value is None or name == "label"):
-                held = f"{strange[0] if strange else value!r}"[:40]
-                what = "a list with " if strange else ""
+            bad = [v for v in value if not isinstance(v, int | float | None)] if is_list else []
+            if bad or not (is_list or value is None or name == "label"):
+                held = f"{bad[0] if bad else value!r}"[:40]
+                what = "a list with " if bad else ""
                 return f"row {number:,}: column '{name}' holds {what}{held}, not a list of numbers"
     return ""
 
@@ -373,14 +374,14 @@ def read_token_rows(
     for name in columns:
         if name in _WHOLE or name in MASKS:
             _check_numbers(name, batch[name], read.get(name), first_row)
-    laid = _Laid(pad)
+    flattened = _FlatRows(pad)
     for number in range(batch.num_rows):
-        laid.add(
+        flattened.add(
             {name: values[offsets[number] : offsets[number + 1]]
              for name, (values, offsets) in read.items()},
             first_row + number,
         )  # fmt: skip
-    parts = zip(*laid.parts, strict=True)
+    parts = zip(*flattened.parts, strict=True)
     ids, trained, starts, rows, lengths = (np.concatenate(each) for each in parts)
     offsets = np.append(starts, len(ids))
     # Trained [0 1 1 1 0 1] with records starting at [0 3]: ranges [1, 3), [3, 4) and [5, 6).
@@ -396,8 +397,8 @@ def read_token_rows(
         rows=rows,
         row_lengths=lengths,
         num_rows=batch.num_rows,
-        joined=laid.faults.pop("joined", []),
-        faults=laid.faults,
+        joined=flattened.faults.pop("joined", []),
+        faults=flattened.faults,
     )
 
 
@@ -450,7 +451,7 @@ _NO_PART: _Part = (_NONE, np.zeros(0, np.bool_), _NONE, _NONE, _NONE)
 
 
 @dataclass(slots=True)
-class _Laid:
+class _FlatRows:
     """Rows flattened so far."""
 
     pad: Padding
@@ -476,8 +477,7 @@ class _Laid:
             self.fault("empty" if is_empty else "uneven", number, -1)
             return
         ids = values.astype(np.int64)
-        # Every mask column can only remove tokens: labels [-100 8 9] and loss_mask [1 1 0] train [0
-        # 1 0].
+        # Each mask column can only remove tokens: labels [-100 8 9], loss_mask [1 1 0] -> [0 1 0].
         trained = np.ones(len(ids), np.bool_)
         labels = row.get("labels", values[:0])
         if len(labels):

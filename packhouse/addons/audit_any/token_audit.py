@@ -88,6 +88,8 @@ class _Found:
 
 
 class _Scan:
+    """Audits batches of rows, and keeps counts, samples and digests of records."""
+
     def __init__(self, snapshot: TokenizerSnapshot, turns: Turns, pipeline: Pipeline) -> None:
         self.snapshot, self.turns, self.pipeline = snapshot, turns, pipeline
         self.table = TokenBytes.of(pipeline)
@@ -178,8 +180,7 @@ class _Scan:
         blanks = np.append(0, np.cumsum(~self.table.is_blank[rows.ids]))
         record_ends = rows.offsets[rows.range_rows + 1]
         # Span [5, 9) with end tokens at [8 14]: the last one before 9 is 8 and no text follows it,
-        # so the span is ended. Span [5, 9) with end tokens at [3 11]: its end token is 11, which is
-        # not trained.
+        # so the span is ended. With end tokens at [3 11], it ends with 11, which is not trained.
         before = np.searchsorted(ends, stops) - 1
         last = np.where(before < 0, -1, np.append(ends, -1)[before])
         is_ended = (last >= begins) & (blanks[stops] == blanks[np.maximum(last, 0) + 1])
@@ -215,6 +216,7 @@ class _Scan:
             self._note(rows, ("several", length), ends[first[is_cut & (lengths == length)]] + 1)
 
     def _duplicates(self, rows: TokenRows) -> None:
+        """Find records with the tokens and mask of an earlier one."""
         again = []
         for start, end in zip(rows.offsets[:-1].tolist(), rows.offsets[1:].tolist(), strict=True):
             digest = hashlib.blake2b(rows.ids[start:end].tobytes(), digest_size=16)
@@ -226,6 +228,7 @@ class _Scan:
         self._note(rows, "duplicates", np.array(again, np.int64))
 
     def _turns(self, rows: TokenRows) -> None:
+        """Check prompts, headers and answers, located by what the template writes."""
         data = self.table.join(rows.ids.tolist())
         edges = np.append(0, np.cumsum(self.table.widths[rows.ids]))
         self._leaks(rows, data, edges)
@@ -318,8 +321,7 @@ class _Scan:
             key[1]: found[key] for key in found if isinstance(key, tuple) and key[0] == "unended"
         }
         truncated = unended.pop(longest, _Found())
-        # A single longest row says nothing about a limit: it counts as unended, like the shorter
-        # ones.
+        # One longest row is no evidence of a limit: it counts as unended, like the shorter ones.
         if truncated.number == 1 and unended:
             unended[longest], truncated = truncated, _Found()
         found["truncated"] = truncated
@@ -415,17 +417,28 @@ class AnswerPlaces:
         """
         rows, num_tokens = self.rows, len(self.rows.ids)
         is_text = ~self.table.is_blank[rows.ids]
-        is_said = is_text & ~np.isin(rows.ids, list(self.turns.end_ids))
-        first, taught = _next(is_text, self.begins), _next(is_text & rows.trained, self.begins)
+        is_content = is_text & ~np.isin(rows.ids, list(self.turns.end_ids))
+        first, first_trained = (
+            _next(is_text, self.begins),
+            _next(is_text & rows.trained, self.begins),
+        )
         # Running counts of trained text tokens: a difference gives the count of [begin, stop).
-        said = np.append(0, np.cumsum(is_said & rows.trained))
-        teaches = said[self.stops] > said[self.begins]
-        of_record = said[rows.offsets[self.records + 1]] - said[rows.offsets[self.records]]
-        is_late = (first < taught) & (taught < self.stops) & (teaches | (of_record == 0))
-        is_late &= is_said[np.minimum(first, num_tokens - 1)]
+        num_content = np.append(0, np.cumsum(is_content & rows.trained))
+        has_trained = num_content[self.stops] > num_content[self.begins]
+        of_record = (
+            num_content[rows.offsets[self.records + 1]] - num_content[rows.offsets[self.records]]
+        )
+        is_late = (
+            (first < first_trained)
+            & (first_trained < self.stops)
+            & (has_trained | (of_record == 0))
+        )
+        is_late &= is_content[np.minimum(first, num_tokens - 1)]
         found = [
             begin
-            for begin, end in zip(first[is_late].tolist(), taught[is_late].tolist(), strict=True)
+            for begin, end in zip(
+                first[is_late].tolist(), first_trained[is_late].tolist(), strict=True
+            )
             if not self.data[self.edges[begin] : self.edges[end]].rstrip().endswith(reasoning_tags)
         ]
         return np.array(found, np.int64)
@@ -484,10 +497,10 @@ class AnswerPlaces:
         return starts[is_other], int((~is_other).sum())
 
 
-def _next(is_one: Bools, places: Int64s) -> Int64s:
+def _next(is_match: Bools, places: Int64s) -> Int64s:
     """Return the first true position at or after each place; len(is_one) if there is none."""
     # For [0 1 0 0 1] and places [0 2 5]: [1 4 5].
-    ones = np.append(np.flatnonzero(is_one), len(is_one))
+    ones = np.append(np.flatnonzero(is_match), len(is_match))
     return np.asarray(ones[np.searchsorted(ones, places)])
 
 

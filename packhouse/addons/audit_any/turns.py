@@ -188,7 +188,7 @@ def _learn(
         bos_id: BOS id; None if there is none.
     """
     opens: list[bytes] = []
-    asked: list[bytes] = []  # text before questions, reversed
+    before_questions: list[bytes] = []  # text before questions, reversed
     after_tools: list[bytes] = []
     ends = set() if eos_id is None else {eos_id}
     follows: set[bytes] = set()
@@ -200,7 +200,7 @@ def _learn(
         # in reverse.
         if _SYSTEM.encode() not in data:  # Mistral puts it into the last user turn
             before_turns = data.partition(_U1.encode())[0], _between(data, _A1, _U2)
-            asked += [before[::-1] for before in before_turns if before]
+            before_questions += [before[::-1] for before in before_turns if before]
         for question, answer in _ANSWERS:
             if before := _between(data, question, answer):
                 opens.append(before)
@@ -229,7 +229,7 @@ def _learn(
     # An odd number of marks: the common part ends inside a control token.
     if begins.count(_MARK) % 2:
         begins = begins[: begins.rindex(_MARK)]
-    user = _common(asked)[::-1]
+    user = _common(before_questions)[::-1]
     if user.count(_MARK) % 2:  # starts inside a control token: "1\xff" of ids 1 and 21
         user = user.partition(_MARK)[2]
     return Turns(

@@ -328,7 +328,7 @@ def ci(
     _write(job, json_file, json.dumps(summary_json(job, gates), sort_keys=True, indent=2))
     if job.error is not None and job.exit_code == BUG:
         raise job.error  # with its traceback, and exit code 1
-    _say(job, summary_json(job, gates), as_json)
+    _print_outcome(job, summary_json(job, gates), as_json)
     sys.exit(job.exit_code)
 
 
@@ -351,7 +351,7 @@ def _write(job: CiJob, path: Path | None, text: str) -> None:
         job.unwritten.append(disk_error(error, path, "the summary", "name another file"))
 
 
-def _say(job: CiJob, facts: dict[str, object], as_json: bool) -> None:
+def _print_outcome(job: CiJob, facts: dict[str, object], as_json: bool) -> None:
     if as_json:
         echo(json.dumps(facts, sort_keys=True))
     else:

@@ -146,7 +146,7 @@ def make_supervised_dataset(
     workspace = Workspace(cache=folder)
     keys = [job.key for job in (*plan, *plan.beside)]
     hold = _HELD.enter_context(hold_steps(folder, plan.version_id, keys))
-    receipts = _done(steps, recipe, workspace)
+    receipts = _run_jobs(steps, recipe, workspace)
     ledger = ledger_of(receipts)
     pad_token_id = _pad_token_id(tokenizer, workspace)
     if pack_len is not None:
@@ -158,7 +158,7 @@ def make_supervised_dataset(
             )
         jobs = gather.jobs(plan.pack, "train", planned)
         hold(job.key for job in jobs)
-        gathered = _done([jobs], recipe, workspace)
+        gathered = _run_jobs([jobs], recipe, workspace)
         paths = tuple(receipt.path("packs.arrow") for receipt in gathered)
         packs = PaddedPacks(paths, pad_token_id=pad_token_id)
         packs.seq_len, packs.ledger, packs.num_dropped = pack_len, ledger, num_dropped
@@ -178,7 +178,9 @@ _HELD = ExitStack()  # steps whose files datasets of this process may map
 atexit.register(_HELD.close)
 
 
-def _done(steps: list[Sequence[AnyJob]], recipe: Recipe, workspace: Workspace) -> list[AnyReceipt]:
+def _run_jobs(
+    steps: list[Sequence[AnyJob]], recipe: Recipe, workspace: Workspace
+) -> list[AnyReceipt]:
     """Return the receipts of all jobs. Only the first process runs them; others wait."""
     receipts: list[AnyReceipt] = []
     with (
@@ -238,6 +240,7 @@ def _for_each(name: str, fields: Fields, number: int) -> list[str | None]:
 def _source(
     path: object, query: str | None, resp: str | None, others: Mapping[str, str | None], cache: Path
 ) -> SourceConfig:
+    """Return the settings of one source."""
     if (query is None) != (resp is None):
         raise ConfigError("give query_field and resp_field both, or neither")
     uri = data_uri(path, cache)
@@ -262,6 +265,7 @@ _NO_COLUMN = "\0"
 
 
 def _format(template: object, tokenizer: str, cache: Path) -> FormatConfig:
+    """Return the format section for a template in any supported form."""
     if isinstance(template, FormatConfig):
         return template
     if not isinstance(template, str | Path | Mapping):

@@ -236,7 +236,7 @@ def write_megatron(
     write_parquet(batches, folder / f"{split}.idx.parquet", convert)
     lengths, sizes, counts = (np.concatenate(each) for each in (records, packs, in_pack))
     pack_size = int(sizes.max(initial=0)) if seq_len is None else seq_len
-    told = {
+    metadata = {
         "dataset_max_seqlen": int(lengths.max(initial=0)),
         "max_samples_per_bin": int(counts.max(initial=0)),
         "packing_factor": round(len(lengths) / max(1, len(sizes)), 2),
@@ -245,7 +245,7 @@ def write_megatron(
         "min_packed_seqlen": int(sizes.min(initial=pack_size)),
     }
     path = folder / f"{split}.metadata.json"
-    path.write_text(json.dumps([told], indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps([metadata], indent=2) + "\n", encoding="utf-8")
 
 
 def to_megatron(batch: pa.RecordBatch, *, multiple: int = 1) -> pa.RecordBatch:
@@ -274,8 +274,7 @@ def to_megatron(batch: pa.RecordBatch, *, multiple: int = 1) -> pa.RecordBatch:
         # 7 8 9 5 6 -> 7 8 9 9 9 5 6 6 6 6.
         lengths = round_up(real - 1, multiple) + 1
         first = np.cumsum(real, dtype=np.int64) - real
-        # Source of each id: the record's own tokens, then its last trained one (or its last, if
-        # none).
+        # Source of each id: the record's own tokens, then its last trained one (else its last).
         trained = np.where(labels == IGNORE_INDEX, -1, np.arange(len(ids)))
         pad = np.maximum.reduceat(trained, first)
         pad = np.where(pad < 0, first + real - 1, pad)
@@ -285,8 +284,7 @@ def to_megatron(batch: pa.RecordBatch, *, multiple: int = 1) -> pa.RecordBatch:
         ids, mask = ids[token], np.where(is_pad, np.uint8(0), mask[token])
         ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         offsets = ends[pack_offsets]
-    # Starts within a pack: lengths [3, 2 | 4] -> starts [0, 3, 5], minus the pack's start [0, 0,
-    # 5].
+    # Starts within a pack: lengths [3, 2 | 4] -> [0, 3, 5], minus the pack's start [0, 0, 5].
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
     starts -= np.repeat(offsets[:-1], np.diff(pack_offsets))
     columns = {

@@ -147,7 +147,7 @@ def export_version(
             _write_split(opened, export_format, split, staged, folder, num_shards)
         paths = sorted(path for path in staged.rglob("*") if path.is_file())
         files = {path.relative_to(staged).as_posix(): file_sha256(path) for path in paths}
-        told: dict[str, object] = {
+        marker: dict[str, object] = {
             "dataset": opened.dataset,
             "version": opened.version,
             "content_id": opened.manifest.content_id,
@@ -155,7 +155,7 @@ def export_version(
             "splits": list(wanted),
             "files": files,
         }
-        text = json.dumps(told, sort_keys=True, indent=2)
+        text = json.dumps(marker, sort_keys=True, indent=2)
         (staged / MARKER).write_text(text + "\n", encoding="utf-8")
         if dest.exists():
             dest.rmdir()
@@ -332,6 +332,7 @@ def shard_names(name: str, num_shards: int) -> list[str]:
 
 
 def _check_place(opened: OpenVersion, dest: Path) -> None:
+    """Reject a destination that an export must not replace."""
     if dest.is_symlink():
         raise ConfigError(f"'{dest}' is a symbolic link; export to a new folder")
     if dest == Path.cwd() or dest.parent == dest:

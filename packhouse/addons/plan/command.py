@@ -67,6 +67,7 @@ def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: boo
 def _print_estimate(
     dataset: str, version_id: str, facts: Estimate, cached: dict[str, dict[str, int]]
 ) -> None:
+    """Print counts, notes, sources, other pack sizes and cached steps."""
     from rich.table import Table
 
     out = console()

@@ -91,7 +91,7 @@ def check_mended(lines: Iterable[Mapping[str, object]], recipe: Recipe) -> Retri
         ConfigError: a line is not from `editable`, or its source is not in the recipe.
     """
     origins = {source_name(source): source for source in recipe.sources}
-    groups: dict[tuple[str, str], list[_Mended]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[_FixedRow]] = defaultdict(list)
     still_bad = []
     for number, line in enumerate(lines):
         mended = _prepare(line, origins, number)
@@ -112,7 +112,7 @@ def check_mended(lines: Iterable[Mapping[str, object]], recipe: Recipe) -> Retri
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Mended:
+class _FixedRow:
     """A row as one line of JSON, in a shape that a source can have."""
 
     source: str
@@ -126,7 +126,7 @@ class _Mended:
 
 def _prepare(
     line: Mapping[str, Any], origins: Mapping[str, SourceConfig], number: int
-) -> _Mended | dict[str, object]:
+) -> _FixedRow | dict[str, object]:
     """Return the row to check, or the line with the reason why it cannot be checked."""
     kinds = {"source": str, "row": int, "step": str, "raw": object}
     missing = {n for n, kind in kinds.items() if n not in line or not isinstance(line[n], kind)}
@@ -142,7 +142,7 @@ def _prepare(
             f"(it has {known})"
         )
     raw = line["raw"]
-    why = _cannot(raw, bool(line.get("is_cut")))
+    why = _why_unusable(raw, bool(line.get("is_cut")))
     if why:
         return {**line, "detail": why}
     row_format = origins[name].format
@@ -154,10 +154,10 @@ def _prepare(
         raw = _from_delimited(raw, line["source"], origins[name])
     text = raw.encode() if isinstance(raw, str) else orjson.dumps(raw)
     text = b" ".join(text.split(b"\n"))  # a JSON array element may span lines
-    return _Mended(source=name, row_format=row_format, line=text, given=line)
+    return _FixedRow(source=name, row_format=row_format, line=text, given=line)
 
 
-def _cannot(raw: object, is_cut: bool) -> str | None:
+def _why_unusable(raw: object, is_cut: bool) -> str | None:
     if is_cut:
         return "only its first 64 KiB are kept; put in the whole row and take out is_cut"
     text = raw if isinstance(raw, str) else orjson.dumps(raw).decode()
@@ -183,6 +183,7 @@ def _shards_of(config: str) -> Sequence[SourceShard]:
 
 
 def _config_of(config: SourceConfig, name: str, row_format: str) -> SourceConfig:
+    """Return the settings to read the fixed rows of a source."""
     own = {"path": "", "name": f"{name[:50]}-mended", "format": row_format}
     # Fixed rows are JSON Lines, whatever the file format of the source was.
     lines = {"file_format": "jsonl", "encoding": "utf-8", "rows_at": None, "table": None}
@@ -426,6 +427,7 @@ def read_quarantine(target: str, cache: Path) -> pa.Table:
 
 
 def _of_recipe(recipe: Recipe, workspace: Workspace) -> pa.Table:
+    """Return the bad rows of the last run of a recipe, without those fixed since."""
     plan = plan_jobs(recipe)
     jobs = (*plan.validate, *plan.format, *plan.tokenize)
     # Keys include the recipe's settings, so runs of a changed recipe are not found.
@@ -516,8 +518,8 @@ def _write_retried(
     names = ("source", "row", "raw_sha256")
     mended = [line for line in lines if (line["source"], line["row"]) not in bad]
     # Lines written by hand have no digest, so they cannot be matched to a bad row.
-    noted = [{name: row[name] for name in names} for row in mended if "raw_sha256" in row]
-    (out / _MENDED).write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in noted))
+    replaced = [{name: row[name] for name in names} for row in mended if "raw_sha256" in row]
+    (out / _MENDED).write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in replaced))
     if as_json:
         facts = {"passed": retried.num_passed, "still_bad": list(retried.still_bad)}
         echo(json.dumps({**facts, "sources": sources}))

@@ -138,13 +138,13 @@ def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
         _records_section(found, versions),
     ]
     title = old.dataset if old.dataset == new.dataset else f"{old.dataset} and {new.dataset}"
-    told = "".join(
+    addresses = "".join(
         f"<div class=quiet>{name}: <code>{html_text(f'{each.dataset}@{each.version}')}</code></div>"
         for name, each in zip(_NAMES, (old, new), strict=True)
     )
-    told += "<p>The rows of both versions are the same.</p>" if found.is_same_content else ""
+    addresses += "<p>The rows of both versions are the same.</p>" if found.is_same_content else ""
     title += ": two versions"
-    return page(f"{title} - packhouse report", header(title, told), parts, {})
+    return page(f"{title} - packhouse report", header(title, addresses), parts, {})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,8 +244,8 @@ def _lengths_section(versions: Sequence[_Version]) -> str:
 
 def _records_section(found: Diff, versions: Sequence[_Version]) -> str:
     if found.records is None:
-        said = "<p>The data files hold no record ids, so records cannot be compared.</p>"
-        return section("records", "Records", said)
+        caption = "<p>The data files hold no record ids, so records cannot be compared.</p>"
+        return section("records", "Records", caption)
     rows, parts = [], []
     for name, meaning in _MEANINGS.items():
         number = getattr(found.records, f"num_{name}", None)
@@ -264,6 +264,7 @@ def _records_section(found: Diff, versions: Sequence[_Version]) -> str:
 
 
 def _record(change: Change, versions: Sequence[_Version]) -> str:
+    """Render one changed record, with its tokens marked."""
     old = versions[0].records.get(change.old_id)
     new = versions[1].records.get(change.record_id)
     texts = [
@@ -281,13 +282,13 @@ def _record(change: Change, versions: Sequence[_Version]) -> str:
         if record  # the detail shows differences
     ]
     same = notes[0] if notes and notes[0] == notes[-1] else ()  # else the detail says it
-    said = ", ".join(part for part in (change.place, change.detail, *same) if part)
-    said += f" (record {change.record_id}, {counted(length, 'token')}"
+    caption = ", ".join(part for part in (change.place, change.detail, *same) if part)
+    caption += f" (record {change.record_id}, {counted(length, 'token')}"
     if length > _TOKENS:
-        said += f", the first {_TOKENS:,} of them"
-    said += ")"
+        caption += f", the first {_TOKENS:,} of them"
+    caption += ")"
     body = "".join(_tagged(kind, text) for kind, text in runs)
-    return f"<p class=quiet>{html_text(said)}</p><p class=raw dir=auto>{body}</p>"
+    return f"<p class=quiet>{html_text(caption)}</p><p class=raw dir=auto>{body}</p>"
 
 
 def _tagged(kind: str, text: str) -> str:

@@ -144,6 +144,7 @@ def _histogram(
     counts: str = "records",
     seq_len: int | None = None,
 ) -> Figure:
+    """Return a chart of counts by length class, on a logarithmic axis."""
     values: list[dict[str, Any]] = [
         {"from": _left(top), "to": max(top, 0.7), "n": n, "of": each, "bin": _range(top)}
         for each, own in bins.items()
@@ -319,6 +320,7 @@ def share_figure(splits: Mapping[str, Sequence[int]]) -> Figure:
 def _shares(
     name: str, title: str, says: str, splits: Mapping[str, Sequence[int]], counts: str
 ) -> Figure:
+    """Return a chart of counts by share, in equal bins."""
     bins = max((len(each) for each in splits.values()), default=1)
 
     def named(i: int) -> str:

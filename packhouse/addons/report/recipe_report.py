@@ -157,6 +157,7 @@ def _pipeline(recipe: Recipe, workspace: Workspace) -> Pipeline | None:
 
 
 def _estimate_page(recipe: Recipe, plan: Plan, workspace: Workspace) -> str:
+    """Render the estimate of a recipe that has not run."""
     expected: Estimate = function_of_addon("estimate")(recipe, plan, workspace)
     pipeline = _pipeline(recipe, workspace)
     rows = _first_rows(recipe, plan, workspace, _SOURCES)
@@ -167,13 +168,15 @@ def _estimate_page(recipe: Recipe, plan: Plan, workspace: Workspace) -> str:
         for name, own in rows.items()
     }
     shown = sum(pack["num_tokens"] for pack in packs.values())
-    said = f"The first rows of each source, {counted(shown, 'token')}, as a run would train them."
+    caption = (
+        f"The first rows of each source, {counted(shown, 'token')}, as a run would train them."
+    )
     return page(
         f"{recipe.dataset} - packhouse report",
         _head(recipe, plan.version_id, expected),
         [
             _lengths_section(recipe, expected, rows),
-            samples_section(len(packs), shown, pipeline is not None, said),
+            samples_section(len(packs), shown, pipeline is not None, caption),
             _filters_section(expected),
             _settings_section(recipe, expected),
         ],
@@ -183,12 +186,12 @@ def _estimate_page(recipe: Recipe, plan: Plan, workspace: Workspace) -> str:
 
 def _head(recipe: Recipe, version_id: str, expected: "Estimate") -> str:
     about = "" if expected.is_exact else "about; "
-    said = (
+    note = (
         "Counted from what is tokenized already; this recipe has no version yet."
         if expected.is_exact
         else "An estimate from a sample; this recipe has no version yet."
     )
-    top = header(recipe.dataset, f"<code class=quiet>{html_text(version_id)}</code><p>{said}</p>")
+    top = header(recipe.dataset, f"<code class=quiet>{html_text(version_id)}</code><p>{note}</p>")
     refusals = "".join(
         f"<p class=warning>The run would be refused: {html_text(each)}.</p>"
         for each in expected.refusals
@@ -209,8 +212,8 @@ def _head(recipe: Recipe, version_id: str, expected: "Estimate") -> str:
 
 
 def _filters_section(expected: "Estimate") -> str:
-    said = "" if expected.is_exact else "<p class=quiet>About so many, by the sample.</p>"
-    inner = said + filters_table(expected.filters)
+    caption = "" if expected.is_exact else "<p class=quiet>About so many, by the sample.</p>"
+    inner = caption + filters_table(expected.filters)
     return section("left-out", "Rows left out", inner) if expected.filters else ""
 
 
@@ -257,10 +260,10 @@ def _lengths_section(recipe: Recipe, expected: "Estimate", rows: dict[str, pa.Ta
         else ""
     )
     num_rows = sum(own.num_rows for own in rows.values())
-    said = (
+    caption = (
         f"<p class=quiet>Of {counted(num_rows, 'record')}, the first megabyte of each source.</p>"
     )
-    return section("lengths", "Lengths", said, f"<div class=grid>{drawn}</div><br>", other)
+    return section("lengths", "Lengths", caption, f"<div class=grid>{drawn}</div><br>", other)
 
 
 def _settings_section(recipe: Recipe, expected: "Estimate") -> str:

@@ -56,19 +56,19 @@ def flow_figure(ledger: Sequence[LedgerLine]) -> Figure:
     bands: list[dict[str, Any]] = []
     labels: list[dict[str, Any]] = []
     for i, line in enumerate(drawn):
-        came, left = line.rows_in / most, line.rows_out / most
-        said = counted(line.rows_out, units[line.step][1])
-        bands += _band("rows", i, 1, 1 - came, 1, 1 - left, said)
+        share_in, share_out = line.rows_in / most, line.rows_out / most
+        caption = counted(line.rows_out, units[line.step][1])
+        bands += _band("rows", i, 1, 1 - share_in, 1, 1 - share_out, caption)
         if not i or line.rows_in != drawn[i - 1].rows_in:
             labels.append({"x": i, "y": 1.04, "text": f"{line.rows_in:,}", "is_end": False})
-        low = 1 - came
+        low = 1 - share_in
         for kind in ("quarantined", "dropped"):
             by_reason = getattr(line, kind)
             if lost := sum(by_reason.values()):
                 wide = max(lost / most, 0.015)
-                said = f"{lost:,} {kind}: {by_name(by_reason)}"
+                caption = f"{lost:,} {kind}: {by_name(by_reason)}"
                 top = min(low + wide, 1)
-                bands += _band(f"{kind} {i}", i, top, low, low - 0.08, low - 0.08 - wide, said)
+                bands += _band(f"{kind} {i}", i, top, low, low - 0.08, low - 0.08 - wide, caption)
                 text = f"{lost:,} {kind}"
                 labels.append({"x": i + 1, "y": low - 0.22 - wide, "text": text, "is_end": True})
                 low -= 0.24 + wide
@@ -165,7 +165,7 @@ def flow_figure(ledger: Sequence[LedgerLine]) -> Figure:
 
 
 def _band(
-    name: str, x: int, y: float, y2: float, end: float, end2: float, said: str
+    name: str, x: int, y: float, y2: float, end: float, end2: float, caption: str
 ) -> list[dict[str, Any]]:
     """Return points of a band from (x, y2..y) to (x + 1, end2..end), curved like a Sankey arm."""
     kind = name.partition(" ")[0]
@@ -178,7 +178,7 @@ def _band(
             {
                 "band": f"{name} {x}",
                 "kind": kind,
-                "said": said,
+                "said": caption,
                 "x": x + t,
                 "y": y + (end - y) * bend,
                 "y2": y2 + (end2 - y2) * bend,
@@ -194,13 +194,13 @@ _OTHERS = "other sources"
 def heading(manifest: Manifest) -> str:
     """Return the title and a one-sentence description."""
     form, seq_len = manifest.facts.configuration.format, manifest.facts.configuration.pack.seq_len
-    said = f"Packed token data: packs of {seq_len:,} tokens" if seq_len else "Packed token data"
-    said += f", template '{form.template}'" if form.template else ""
+    caption = f"Packed token data: packs of {seq_len:,} tokens" if seq_len else "Packed token data"
+    caption += f", template '{form.template}'" if form.template else ""
     trained = "labels" if is_of_classes(manifest) else form.train_on
-    said += f", preferences as {manifest.preferences}" if manifest.preferences else ""
-    said += f", trained on: {trained}." if trained else "."
+    caption += f", preferences as {manifest.preferences}" if manifest.preferences else ""
+    caption += f", trained on: {trained}." if trained else "."
     version = f"<code class=quiet>{html_text(manifest.version)}</code>"
-    return header(manifest.dataset, f"{version}<p>{html_text(said)}</p>")
+    return header(manifest.dataset, f"{version}<p>{html_text(caption)}</p>")
 
 
 _OF_SPLITS = {
@@ -289,11 +289,11 @@ def load_section(manifest: Manifest, uri: str | None) -> str:
         f"  # a datasets.Dataset, for {trainer}"
     )
     shell = f"packhouse inspect '{where}'\npackhouse verify '{where}'"
-    said = (
+    caption = (
         "" if uri else "<p class=quiet>STORE is the folder or bucket that this file came from.</p>"
     )
     return section(
-        "load", "Load it", said, preformatted(python, "Python"), preformatted(shell, "Shell")
+        "load", "Load it", caption, preformatted(python, "Python"), preformatted(shell, "Shell")
     )
 
 
@@ -412,18 +412,25 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
         weights.update(dict(each["weights"]))
     tables = [table(("label", "records"), sorted(labels.items()), "Labels")] if labels else []
     if weights:
-        told = [[f"{w:g}", n, _share(n, weights.total())] for w, n in sorted(weights.items())[:20]]
-        tables.append(table(("loss weight", "trained tokens", "share"), told, "Loss weights"))
-    said = "<p class=quiet>A classifier learns the label of each record; no token is trained.</p>"
+        weight_rows = [
+            [f"{w:g}", n, _share(n, weights.total())] for w, n in sorted(weights.items())[:20]
+        ]
+        tables.append(
+            table(("loss weight", "trained tokens", "share"), weight_rows, "Loss weights")
+        )
+    caption = (
+        "<p class=quiet>A classifier learns the label of each record; no token is trained.</p>"
+    )
     figures: list[str] = []
     if not is_of_classes(manifest):
-        said, figures = _trained_by_source(manifest, measured), _trained_figures(splits)
+        caption, figures = _trained_by_source(manifest, measured), _trained_figures(splits)
     grid = f"<div class=grid>{''.join(figures)}</div>" if figures else ""
     part = _part(measured) if grid or tables else ""
-    return section("trained", "What is trained", said, *tables, grid, part)
+    return section("trained", "What is trained", caption, *tables, grid, part)
 
 
 def _trained_by_source(manifest: Manifest, measured: Measured) -> str:
+    """Return a table of trained tokens by source."""
     rows = [
         [
             name,
@@ -436,12 +443,12 @@ def _trained_by_source(manifest: Manifest, measured: Measured) -> str:
         for name, records, tokens, trained in measured["trained"]
     ]
     columns = ("source", "records", "tokens", "trained", "share", "trained tokens a record")
-    said = ""
+    caption = ""
     if manifest.preferences == "pairs":
-        said = "Charts count the chosen and the rejected answer of a pair each by itself."
+        caption = "Charts count the chosen and the rejected answer of a pair each by itself."
     if manifest.facts.configuration.pack.strategy == "concat":
-        said = "Charts count each part of a record that is cut at the end of a pack by itself."
-    note = f"<p class=quiet>{said}</p>" if said else ""
+        caption = "Charts count each part of a record that is cut at the end of a pack by itself."
+    note = f"<p class=quiet>{caption}</p>" if caption else ""
     return (table(columns, rows, "Trained tokens by source") if rows else "") + note
 
 
@@ -460,22 +467,22 @@ def _trained_figures(splits: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def samples_section(
-    num_packs: int, num_tokens: int, has_text: bool, said: str = "", has_weights: bool = False
+    num_packs: int, num_tokens: int, has_text: bool, note: str = "", has_weights: bool = False
 ) -> str:
     """Return the sample browser, which the page's script fills."""
     if not num_packs:
         return ""
-    said = (
-        said
+    note = (
+        note
         or f"{counted(num_packs, 'pack')} with {counted(num_tokens, 'token')}, spread over "
         "the splits."
     )
     if not has_text:
-        said += " The tokenizer is not at hand: ids are shown."
+        note += " The tokenizer is not at hand: ids are shown."
     return section(
         "samples",
         "Samples",
-        f"<p class=quiet>{said} Hover over a token, click it, or use the arrow keys for its id.</p>"
+        f"<p class=quiet>{note} Hover over a token, click it, or use the arrow keys for its id.</p>"
         "<div class=legend><i class=t>trained</i><i class=quiet>not trained</i>"
         '<i class=s>special</i><i class="t s">special, trained</i>'
         + '<i class="t w">trained, loss weight other than 1</i>'
@@ -580,8 +587,8 @@ def _dropped(manifest: Manifest, measured: Measured) -> Iterator[str]:
         for reason in line.dropped
     }
     for reason, number in sum_by_reason(ledger, "dropped").most_common():
-        said = f"{counted(number, units[reason])} dropped"
-        yield _reason(reason, said, DROP_REASONS.get(reason))
+        caption = f"{counted(number, units[reason])} dropped"
+        yield _reason(reason, caption, DROP_REASONS.get(reason))
         if reason == "filtered":
             yield filters_table(manifest.filters())
         rows = measured["dropped"].get(reason, [])
@@ -597,10 +604,10 @@ def filters_table(filters: Iterable[Filter]) -> str:
     return table(names, counts, "What `where` left out")
 
 
-def _reason(reason: str, said: str, known: Any) -> str:
+def _reason(reason: str, caption: str, known: Any) -> str:
     text = f"{known.meaning}. What helps: {known.remedy}." if known else ""
     marked = re.sub("`([^`]+)`", r"<code>\1</code>", html_text(text[:1].upper() + text[1:]))
-    head = f"<h3>{html_text(reason)} <span class=quiet>{html_text(said)}</span></h3>"
+    head = f"<h3>{html_text(reason)} <span class=quiet>{html_text(caption)}</span></h3>"
     return f"{head}<p>{marked}</p>"
 
 
@@ -620,13 +627,13 @@ def quality_section(manifest: Manifest) -> str:
             rows.append([counter.replace("_", " "), *counts, says, named])
     columns = ("counter", *scopes, "they", "such as")
     none = [name.replace("_", " ") for name in QUALITY_COUNTERS if not found.dataset.get(name)]
-    said = f"<p class=quiet>Of {counted(found.dataset.get('rows', 0), 'row')}."
-    said += f" Found in no row: {html_text(', '.join(none))}." if none else ""
-    said += "</p>"
+    caption = f"<p class=quiet>Of {counted(found.dataset.get('rows', 0), 'row')}."
+    caption += f" Found in no row: {html_text(', '.join(none))}." if none else ""
+    caption += "</p>"
     spoken = [[name, number] for name, number in found.languages.items()]
     inner = table(columns, rows, "Counters of quality") if rows else ""
     inner += table(("language of answers", "rows"), spoken, "Languages") if spoken else ""
-    return section("quality", "Quality", said, inner)
+    return section("quality", "Quality", caption, inner)
 
 
 def _rows_by_file(rows: Sequence[RowPlace]) -> str:
@@ -681,8 +688,8 @@ def audit_section(manifest: Manifest, limits: AuditConfig) -> str:
         f"Audit</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
     line = inference_line(manifest.audit)
-    said = f"<p class=quiet>{html_text(line[:1].upper() + line[1:])}.</p>" if line else ""
-    return section("audit", "Audit", said, inner)
+    caption = f"<p class=quiet>{html_text(line[:1].upper() + line[1:])}.</p>" if line else ""
+    return section("audit", "Audit", caption, inner)
 
 
 def _gate_row(gate: GateResult) -> str:

@@ -202,8 +202,7 @@ def _read_split(
         if not seen:  # packs have similar lengths, so the first part sets the spacing
             mean = max(1, pc.sum(part["num_tokens"]).as_py() // part.num_rows)
             count = max(1, min(_PACKS, num_shown // min(mean, _PACK_TOKENS)))
-            # Packs of 2,000 tokens and 20,000 tokens to show: 10 packs. With 1,000 packs read,
-            # every 100th.
+            # Packs of 2,000 tokens, 20,000 to show: 10 packs. If 1,000 are read, every 100th.
             step = max(1, min(num_packs, MAX_READ_TOKENS // mean) // count)
         tokens += tally.add(part)
         for number in range(-seen % step, part.num_rows, step):
@@ -417,6 +416,7 @@ def measured_of(manifest: Manifest, fetch: Fetch, samples: int = 0) -> dict[str,
 def _page(
     manifest: Manifest, measured: dict[str, Any], pipeline: Pipeline | None, uri: str | None
 ) -> str:
+    """Render the page from the manifest and the counts."""
     num_packs = num_tokens = 0
     samples = []
     for name, split in measured["splits"].items():

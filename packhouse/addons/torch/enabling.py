@@ -412,8 +412,7 @@ def _refuse_packed_cache(positions: object, mask: object) -> None:
         if mask is None:
             is_packed = _is_packed(positions, None)
         elif _is_matrix(mask) and mask.shape[-1] >= length:
-            # During generation the mask also covers the cached tokens; only its end belongs to this
-            # input.
+            # During generation the mask also covers cached tokens; its end belongs to this input.
             is_packed = _is_packed(positions, mask[:, -length:])
     if is_packed:
         raise ContractError(
@@ -519,8 +518,7 @@ def _refuse_long_rope(config: "PretrainedConfig", positions: torch.Tensor) -> No
         limit = config.max_position_embeddings
         for place in (config.__dict__, each):
             limit = min(limit, place.get("original_max_position_embeddings") or limit)
-        # 'dynamic' resets after a longer batch only if the batch is below the window, not equal to
-        # it.
+        # 'dynamic' resets after a longer batch only if the batch is below the window, not at it.
         limit -= kind == "dynamic"
         longest = int(positions.max()) + 1
         if longest > limit:

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import schemas
-from packhouse.auditing import audit_packs, audit_records, check_audit
+from packhouse.auditing.gate import check_audit
+from packhouse.auditing.shard import audit_packs, audit_records
 from packhouse.auditing.tokens import NUM_WORST
 from packhouse.cli import cli
 from packhouse.errors import AuditError
@@ -23,7 +24,7 @@ from packhouse.records.tables import PACKED
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.local_pool import LocalRunner
-from packhouse.run.steps.records import LINEAGE
+from packhouse.run.steps.pack import LINEAGE
 from packhouse.store import open_version
 from tests.audit.conftest import DEMO
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.auditing import audit_shard
 from packhouse.auditing import shard as shard_module
+from packhouse.auditing.shard import audit_shard
 from packhouse.auditing.tokens import Side
 from packhouse.recipe import FormatConfig
 from packhouse.tokenize import load_snapshot

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.addons.contamination.matching import (
+from packhouse.addons.contamination import (
     combine_contamination,
     match_benchmarks,
     read_benchmarks,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import packhouse
-from packhouse.addons.golden.pinning import pin
+from packhouse.addons.golden import pin
 from packhouse.recipe import parse_recipe
 from packhouse.tokenize import load_snapshot
 from packhouse.tokenize.encoders import load_tokenizer

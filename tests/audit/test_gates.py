@@ -2,7 +2,7 @@
 
 import pytest
 
-from packhouse.auditing import check_audit
+from packhouse.auditing.gate import check_audit
 from packhouse.errors import AuditError, EmptyDatasetError, QuarantineLimitError
 from packhouse.recipe import AuditConfig
 from packhouse.records.ledger import LedgerLine, check_quarantine

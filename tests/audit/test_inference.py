@@ -8,8 +8,9 @@ import yaml
 from transformers import AutoTokenizer
 
 import packhouse
-from packhouse.auditing import check_audit, combine_inference, inference, inference_line
-from packhouse.auditing.inference import audit_inference
+from packhouse.auditing import inference
+from packhouse.auditing.gate import check_audit
+from packhouse.auditing.inference import audit_inference, combine_inference, inference_line
 from packhouse.auditing.plain_template import PlainTemplate
 from packhouse.auditing.tokens import Side
 from packhouse.errors import AuditError

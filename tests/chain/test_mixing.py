@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse import load_packed
-from packhouse.pack import Admitted
-from packhouse.pack.overlength import join_admitted
+from packhouse.pack.overlength import Admitted, join_admitted
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.tables import TOKENIZED
 from packhouse.run.steps.selection import mix, row_keys, times_of

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import packhouse
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, SourceError, TokenizerError
-from packhouse.recipe.rows import FormatConfig
+from packhouse.recipe.settings import FormatConfig
 from packhouse.run.given import recipe_for
 
 TOKENIZER = str(Path(__file__).parents[2] / "deployments" / "demo" / "tokenizer")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from packhouse.addons.plan.estimate import estimate
-from packhouse.cli.result import print_report
+from packhouse.cli.summary import print_report
 from packhouse.errors import EmptyDatasetError, QuarantineLimitError
 from packhouse.run.cache import Workspace
 from packhouse.run.steps.plan import plan_jobs

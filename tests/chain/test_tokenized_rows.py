@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from packhouse.addons.golden.pinning import pin
+from packhouse.addons.golden import pin
 from packhouse.errors import AuditError
 from packhouse.recipe import parse_recipe
 from packhouse.run.chain import Prepared

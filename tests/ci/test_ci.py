@@ -15,10 +15,10 @@ import pytest
 from click.testing import CliRunner
 
 from packhouse.addons.ci.command import GATES
-from packhouse.addons.mirrors.steps import StepMirror
+from packhouse.addons.mirrors import StepMirror
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, StoreError, TransientError
-from packhouse.records import contracts
+from packhouse.records import tables
 from packhouse.records.tables import VALIDATED
 from packhouse.run.cache import StepStore
 from packhouse.store import load_ref, open_store
@@ -334,7 +334,7 @@ def test_a_table_that_breaks_its_contract_is_refused_by_that_gate(place, monkeyp
     def wrong(table):
         yield "this is wrong", np.ones(table.num_rows, np.bool_)
 
-    monkeypatch.setitem(contracts.CONTRACTS, "validated", (VALIDATED, wrong))
+    monkeypatch.setitem(tables.CONTRACTS, "validated", (VALIDATED, wrong))
     done = run(place, place / "none")
     assert done.exit_code == 4
     assert cases(place)["schema"] == "failure"
@@ -442,7 +442,7 @@ def published(place):
 def test_a_key_that_may_only_read_the_mirror_costs_the_writing_and_not_the_run(place, monkeypatch):
     mirror = f"file://{place / 'mirror'}"
     monkeypatch.setenv("PACKHOUSE_CACHE", str(place / "new"))
-    monkeypatch.setattr("packhouse.addons.mirrors.steps._create", refuse)
+    monkeypatch.setattr("packhouse.addons.mirrors._create", refuse)
     done = run(place, mirror)
     assert done.exit_code == 0, done.output
     assert ref(place)
@@ -504,7 +504,7 @@ def failing(error):
     [TransientError("no answer"), StoreError("no bucket"), ConfigError("no credentials")],
 )
 def test_a_mirror_that_fails_is_asked_nothing_more(error, tmp_path, monkeypatch):
-    monkeypatch.setattr("packhouse.addons.mirrors.steps._RETRY", RetryPolicy(deadline_s=0))
+    monkeypatch.setattr("packhouse.addons.mirrors._RETRY", RetryPolicy(deadline_s=0))
     store, calls = failing(error)
     steps = StepStore(tmp_path)
     mirror = StepMirror(store=store, steps=steps)

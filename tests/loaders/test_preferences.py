@@ -21,8 +21,7 @@ from packhouse import (
 )
 from packhouse.addons.exports.writing import FORMATS, export_version
 from packhouse.errors import ConfigError, ContractError
-from packhouse.load.copies import read_rows
-from packhouse.load.preferences import preference_columns
+from packhouse.load.versions import preference_columns, read_rows
 from packhouse.recipe import Recipe
 from packhouse.store import open_version
 

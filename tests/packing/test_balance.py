@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from packhouse import StreamingPackedDataset, load_packed
 from packhouse.addons.plan.estimate import estimate
 from packhouse.errors import ConfigError
-from packhouse.pack import STRATEGIES, pack_costs, plan_packs, step_imbalance
-from packhouse.pack.plan import PackPlan
+from packhouse.pack.plan import STRATEGIES, PackPlan, pack_costs, plan_packs, step_imbalance
 from packhouse.run.cache import Workspace
 from packhouse.run.steps.plan import plan_jobs
 from tests.chain.conftest import Project, question

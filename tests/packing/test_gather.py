@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhouse.pack import GatherTally, PackStatistics, gather, plan_packs
-from packhouse.pack.gather import length_histogram
-from packhouse.pack.plan import STRATEGIES, PackPlan
+from packhouse.pack.gather import GatherTally, PackStatistics, gather, length_histogram
+from packhouse.pack.plan import STRATEGIES, PackPlan, plan_packs
 from packhouse.records.tables import PACKED
 
 

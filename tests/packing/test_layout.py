@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.pack import (
+from packhouse.pack.layout import (
     IGNORE_INDEX,
     expand_labels,
     position_ids,

@@ -7,16 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.errors import ContractError
-from packhouse.pack import (
-    STRATEGIES,
+from packhouse.pack.gather import gather
+from packhouse.pack.layout import (
     check_packed,
     expand_labels,
     expand_weights,
-    gather,
-    plan_packs,
     published_schema,
     to_layout,
 )
+from packhouse.pack.plan import STRATEGIES, plan_packs
 from packhouse.records.tables import PACKED, TOKENIZED, WEIGHTS
 
 WEIGHT = st.sampled_from([1.0, 0.5, 0.25, 2.0])

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from packhouse.errors import ContractError
-from packhouse.pack import check_packed, published_schema, to_layout
+from packhouse.pack.layout import check_packed, published_schema, to_layout
 from packhouse.records.tables import PACKED
 
 GOOD = [

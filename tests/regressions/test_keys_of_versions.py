@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.recipe.audit import QualityConfig
-from packhouse.recipe.publish import ExportConfig
+from packhouse.recipe.settings import ExportConfig
 from packhouse.run.steps.plan import plan_jobs
 from tests.chain.conftest import DEMO, Project
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import packhouse
-from packhouse.addons.report.diff_report import diff_report
+from packhouse.addons.report.command import diff_report
 from packhouse.store.read import open_address
 from tests.report.conftest import TOKENIZER
 

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 import packhouse
-from packhouse.addons.report.notebook import FramedPage
+from packhouse.addons.report.recipe_report import FramedPage
 from packhouse.cli import cli
 from tests.report.conftest import TOKENIZER, Made
 from tests.report.test_version_report import island

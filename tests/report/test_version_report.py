@@ -18,16 +18,15 @@ from packhouse.addons.report.html import page
 from packhouse.addons.report.version_report import MAX_BYTES, measure, version_report
 from packhouse.cli import cli
 from packhouse.cli.tokens import Run, plain, runs_of, token_texts
-from packhouse.pack import plan_packs
 from packhouse.pack.layout import published_schema
-from packhouse.pack.plan import try_seq_lens
+from packhouse.pack.plan import plan_packs, try_seq_lens
 from packhouse.recipe import Recipe
 from packhouse.records.tables import PACKED
 from packhouse.store.manifest import Manifest
 from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
+from packhouse.tokenize.encoders import read_pipeline
 from packhouse.tokenize.loading import load_snapshot
-from packhouse.tokenize.pipeline import read_pipeline
 from tests.report.conftest import TOKENIZER, Made
 
 

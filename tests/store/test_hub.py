@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from packhouse.addons.mirrors.versions import parse_hub_uri
+from packhouse.addons.mirrors import parse_hub_uri
 from packhouse.errors import ConfigError
 from packhouse.store import LocalFile, open_store, open_version, publish_version
 from tests.store.hub_server import HubServer
@@ -36,7 +36,7 @@ def mirror(hub, store, names, code=0, **settings):
     """In a process of its own: huggingface_hub reads its endpoint at import."""
     script = (
         "from packhouse.store import open_version\n"
-        "from packhouse.addons.mirrors.versions import mirror_to_hub\n"
+        "from packhouse.addons.mirrors import mirror_to_hub\n"
         f"for name in {names.split()!r}:\n"
         f"    print(mirror_to_hub(open_version({store.uri!r}, 'tiny', name), {URI!r}))\n"
     )

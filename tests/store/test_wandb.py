@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from packhouse.addons.mirrors.versions import log_to_wandb, text_rows
+from packhouse.addons.mirrors import log_to_wandb, text_rows
 from packhouse.errors import ConfigError
-from packhouse.recipe.publish import PublishConfig
+from packhouse.recipe.settings import PublishConfig
 from packhouse.store import open_store, open_version, publish_version
 from tests.store.versions import FACTS, pack_file, pack_table, write_file
 

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from packhouse.recipe import TokenizeConfig
 from packhouse.tokenize import tokenize_table
-from packhouse.tokenize.pipeline import read_pipeline
+from packhouse.tokenize.encoders import read_pipeline
 from tests.tokenization.controls import control_ids
 
 TEXT = TokenizeConfig(encoder="hf", control_text="text")

@@ -8,9 +8,8 @@ import pytest
 from packhouse.errors import TokenizerError
 from packhouse.recipe import TokenizeConfig
 from packhouse.tokenize import gate, tokenize_table
-from packhouse.tokenize.encoders import EncoderError, GigatokenEncoder, HFEncoder
+from packhouse.tokenize.encoders import EncoderError, GigatokenEncoder, HFEncoder, read_pipeline
 from packhouse.tokenize.gate import adversarial_texts, sample_texts
-from packhouse.tokenize.pipeline import read_pipeline
 
 FAST = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"]
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 
 import packhouse
-from packhouse.addons.golden.pinning import pin
+from packhouse.addons.golden import pin
 from packhouse.recipe import TokenizeConfig
 from packhouse.recipe.reading import load_recipe
 from packhouse.tokenize import gate, tokenize_table
-from packhouse.tokenize.split_prompts import cuts_prompts
+from packhouse.tokenize.tokenizing import cuts_prompts
 from tests.tokenization.conftest import snapshot_of, train_metaspace
 
 HF = TokenizeConfig(encoder="hf")

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from packhouse.recipe import TokenizeConfig
 from packhouse.records.tables import QUARANTINED, TOKENIZED
 from packhouse.tokenize import tokenize_table
-from packhouse.tokenize.pipeline import read_pipeline
+from packhouse.tokenize.encoders import read_pipeline
 
 HF = TokenizeConfig(encoder="hf")
 

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import packhouse
-from packhouse.addons.ask.compare import diff_versions
+from packhouse.addons.ask.diff import diff_versions
 from packhouse.addons.ask.files import VersionFiles
 from packhouse.addons.ask.query import find_records, open_views
 from packhouse.errors import ContractError

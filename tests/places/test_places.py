@@ -103,7 +103,7 @@ def test_what_lies_below_an_allowed_prefix_may_be_read(place, places, folder):
 )
 def test_everything_else_is_refused(place, places, folder):
     (folder / "raw" / "open" / "link").symlink_to(folder / "outside")
-    with pytest.raises(ConfigError, match="is not listed in the worker's sources.yaml"):
+    with pytest.raises(ConfigError, match="is not listed in the worker's sources"):
         places.source(place.format(folder=folder))
 
 
@@ -126,7 +126,7 @@ def test_what_may_be_read_may_not_be_written(places):
     ],
 )
 def test_every_place_of_a_recipe_is_held_against_the_list(changes, places):
-    with pytest.raises(ConfigError, match="is not listed in the worker's sources.yaml"):
+    with pytest.raises(ConfigError, match="is not listed in the worker's sources"):
         places.recipe(form(**changes))
 
 
@@ -276,5 +276,5 @@ def test_a_tokenizer_may_be_a_name_of_the_hub(tmp_path):
     places = load_places(tmp_path / "sources.yaml")
     assert places.tokenizer("qwen") == "Qwen/Qwen2.5-0.5B-Instruct"
     assert places.tokenizer("own") == str(tmp_path / "models" / "own")
-    with pytest.raises(ConfigError, match="is not listed in the worker's sources.yaml"):
+    with pytest.raises(ConfigError, match="is not listed in the worker's sources"):
         places.tokenizer("Qwen/Qwen2.5-0.5B-Instruct")

@@ -103,12 +103,12 @@ def test_what_lies_below_an_allowed_prefix_may_be_read(place, places, folder):
 )
 def test_everything_else_is_refused(place, places, folder):
     (folder / "raw" / "open" / "link").symlink_to(folder / "outside")
-    with pytest.raises(ConfigError, match="is not listed in the worker's sources"):
+    with pytest.raises(ConfigError, match="is not listed in sources"):
         places.source(place.format(folder=folder))
 
 
 def test_what_may_be_read_may_not_be_written(places):
-    with pytest.raises(ConfigError, match=r"store 's3://bucket/open/x' is not listed"):
+    with pytest.raises(ConfigError, match=r"store 's3://bucket/open/x' is not listed in"):
         places.store("s3://bucket/open/x")
 
 
@@ -126,7 +126,7 @@ def test_what_may_be_read_may_not_be_written(places):
     ],
 )
 def test_every_place_of_a_recipe_is_held_against_the_list(changes, places):
-    with pytest.raises(ConfigError, match="is not listed in the worker's sources"):
+    with pytest.raises(ConfigError, match="is not listed in sources"):
         places.recipe(form(**changes))
 
 
@@ -223,7 +223,7 @@ def test_keys_that_mean_another_key_are_refused(places, key):
 
 def test_a_port_is_no_credential():
     refuse_credentials("http://minio:9000/bucket")
-    with pytest.raises(ConfigError, match="carries a credential"):
+    with pytest.raises(ConfigError, match="contains a credential"):
         refuse_credentials("http://user:pa55@minio:9000/bucket")
     with pytest.raises(SourceError, match="scheme 'http' is not supported"):
         find_files(SourceConfig(path="http://minio:9000/rows.jsonl"))
@@ -264,7 +264,7 @@ def test_a_link_in_a_tokenizers_folder_leads_nowhere_outside(places, folder):
     (tokenizer / "tokenizer.json").write_text("{}")
     assert places.tokenizer(str(tokenizer)) == str(tokenizer)
     (tokenizer / "chat_template.jinja").symlink_to(folder / "outside" / "rows.jsonl")
-    with pytest.raises(ConfigError, match=r"the link 'chat_template.jinja', which leads outside"):
+    with pytest.raises(ConfigError, match=r"has 'chat_template.jinja', a link to a place outside"):
         places.tokenizer(str(tokenizer))
 
 
@@ -276,5 +276,5 @@ def test_a_tokenizer_may_be_a_name_of_the_hub(tmp_path):
     places = load_places(tmp_path / "sources.yaml")
     assert places.tokenizer("qwen") == "Qwen/Qwen2.5-0.5B-Instruct"
     assert places.tokenizer("own") == str(tmp_path / "models" / "own")
-    with pytest.raises(ConfigError, match="is not listed in the worker's sources"):
+    with pytest.raises(ConfigError, match="is not listed in sources"):
         places.tokenizer("Qwen/Qwen2.5-0.5B-Instruct")

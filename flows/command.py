@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from packhouse.cli import exit_interrupted, exit_with, own_process
-from packhouse.cli.result import print_result
+from packhouse.cli.summary import print_result
 from packhouse.errors import ConfigError, PackhouseError, TransientError
 from packhouse.read.records import gc_paused
 from packhouse.recipe import Recipe

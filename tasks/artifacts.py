@@ -20,9 +20,14 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from packhouse.addons.ci.refresh import Refreshed
 from packhouse.addons.quarantine.bad_rows import count_reasons, read_bad_rows
-from packhouse.auditing import audit_rows
-from packhouse.cli.result import loading_lines, splits_of
-from packhouse.cli.summary import audit_blocks, block_markdown, ledger_block
+from packhouse.auditing.gate import audit_rows
+from packhouse.cli.summary import (
+    audit_blocks,
+    block_markdown,
+    ledger_block,
+    loading_lines,
+    splits_of,
+)
 from packhouse.errors import PackhouseError
 from packhouse.read.streams import lines_of_rows, place_of
 from packhouse.recipe import Recipe

@@ -12,14 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from packhouse.auditing import check_audit
+from packhouse.auditing.gate import check_audit
 from packhouse.errors import PackhouseError
-from packhouse.pack import PackStatistics
 from packhouse.pack.dedup import DedupFacts
+from packhouse.pack.gather import PackStatistics
 from packhouse.read.where_select import expression_libraries
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.recipe.model import plugins_of
-from packhouse.recipe.section import HUB_NAME
+from packhouse.recipe.settings import HUB_NAME
 from packhouse.records.gates import GateOutcome, GateResult
 from packhouse.records.ledger import LedgerLine, ledger_of
 from packhouse.records.render_counts import RenderCounts
@@ -32,8 +32,8 @@ from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.gather import GATHER
 from packhouse.run.steps.pack import PACK, SIDES, Side, mix_of
 from packhouse.run.steps.selection import SplitCounts
-from packhouse.run.steps.split import SPLIT, SideCounts, SplitParameters
-from packhouse.run.steps.tokenize import TOKENIZE, TokenizerFacts
+from packhouse.run.steps.split import SPLIT, SplitParameters
+from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import VALIDATE, render_counts
 from packhouse.store import (
     LocalFile,
@@ -43,6 +43,7 @@ from packhouse.store import (
     publish_version,
 )
 from packhouse.store.evolution import Drift, Gate
+from packhouse.store.manifest import SideCounts, TokenizerFacts
 from packhouse.system.fingerprint import digest, library_versions
 from packhouse.tokenize.loading import check_unchanged, fingerprinted_bytes
 

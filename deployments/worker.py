@@ -7,7 +7,7 @@ megabyte, outside of Python's objects), and leaves them in reference cycles. Pyt
 among old objects only once these are a quarter more, which takes some 40 runs, and malloc keeps
 what was freed. So a worker grows by 0.3 to 0.5 MiB a run, and levels off at twice its size after
 some hundred runs. Here cycles are looked for every ten seconds, and free pages go back to the
-system: docs/scale.md has the figures. It costs some ms each time, for what was loaded before
+system: docs/performance.md has the figures. It costs some ms each time, for what was loaded before
 the first run is left out of the search.
 """
 

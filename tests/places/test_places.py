@@ -227,7 +227,7 @@ def test_a_port_is_no_credential():
         refuse_credentials("http://user:pa55@minio:9000/bucket")
     with pytest.raises(SourceError, match="scheme 'http' is not supported"):
         find_files(SourceConfig(path="http://minio:9000/rows.jsonl"))
-    with pytest.raises(SourceError, match="carries credentials") as caught:
+    with pytest.raises(SourceError, match="contains credentials") as caught:
         find_files(SourceConfig(path="s3://key:sec/ret@bucket/rows.jsonl"))
     assert "sec" not in str(caught.value)
 

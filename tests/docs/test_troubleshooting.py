@@ -96,7 +96,7 @@ def test_messages_about_a_version(here, monkeypatch):
 
     monkeypatch.setattr("packhouse.load.boundaries.GUARDS", [])
     monkeypatch.setattr("packhouse.load.boundaries._WARNED", set())
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="several records") as caught:
         rows = load_packed("./store/rows")
     assert_shown(several, str(caught[0].message))
 

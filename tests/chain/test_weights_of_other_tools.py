@@ -177,7 +177,10 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
         ({"train_detail": spans((0, True, True))}, "not {begin_offset, end_offset, train}"),
         ({"train_detail": ["all"]}, "has 'all', not"),
         ({"train_detail": "0-4"}, "is '0-4', not a list of spans"),
-        ({"train_detail": spans((0, 4, True)), "tool_calls": [CALL]}, "spans cannot be combined with tool calls"),
+        (
+            {"train_detail": spans((0, 4, True)), "tool_calls": [CALL]},
+            "spans cannot be combined with tool calls",
+        ),
         ({"train_detail": True}, "is 'True', not a list of spans"),
         ({"train_detail": [], "training_detail": spans((0, 4, True))}, "contradict each other"),
         ({"loss_scale": -1}, "loss_scale is '-1', not a weight"),

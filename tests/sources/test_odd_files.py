@@ -269,7 +269,7 @@ def test_a_workbook_whose_rows_are_not_clear_is_refused(sheets, match, read_byte
 def test_a_workbook_by_another_name_is_named_as_what_it_is(read_bytes):
     data = workbook([["text"], ["a"]])
 
-    with pytest.raises(SourceError, match="Excel workbook. Set file_format to xlsx"):
+    with pytest.raises(SourceError, match=r"Excel workbook\. Set file_format to xlsx"):
         read_bytes(data, "rows.csv")
     with pytest.raises(SourceError, match="is not XLSX or ODS: it is text"):
         read_bytes(b"text\na\n", "rows.xlsx")

@@ -1,4 +1,4 @@
-"""What the pages show runs: each Python block, each recipe, each `packhouse` command.
+"""Run what the pages show: each Python block, each recipe, each `packhouse` command.
 
 The blocks of a page run in order, in a folder that looks like the root of a clone, with the version
 of the demo recipe in ./store and a tiny model.
@@ -55,7 +55,7 @@ def pages(language: str) -> list[pytest.param]:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the pages start from."""
+    """Return the folder that the pages start from."""
     folder = tmp_path_factory.mktemp("clone")
     workspace = Workspace(cache=folder / ".packhouse")
     for seq_len in (256, 512):  # two versions, so that a ref can go back

@@ -23,7 +23,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from packhouse.recipe import FormatConfig, Recipe
-from packhouse.recipe.rows import is_renderer
+from packhouse.recipe.settings import is_renderer
 from packhouse.registry import function_of_addon
 from packhouse.render.chat_messages import MessageForm, Messages, chat_messages, in_parts
 from packhouse.render.rendering import Template
@@ -31,8 +31,8 @@ from packhouse.render.results import RefusedError
 from packhouse.render.sandbox import values_to_try
 from packhouse.system.plugins import find_plugin
 from packhouse.system.worker import limited
+from packhouse.tokenize.encoders import TokenizerSnapshot
 from packhouse.tokenize.loading import tokenizer_folder
-from packhouse.tokenize.pipeline import TokenizerSnapshot
 
 _TEXT = ("Perhaps", "Certainly", "Otherwise", "Naturally", "Therefore")
 _MARKS = "\ue0b0", "\ue0b1"  # of a private area: no template or row has them

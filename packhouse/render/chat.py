@@ -20,9 +20,8 @@ import pyarrow as pa
 
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
-from packhouse.records.conversations import DEFAULTS, Conversations
+from packhouse.records.conversations import DEFAULTS, Conversations, has_thinking
 from packhouse.records.lists import weights_column
-from packhouse.records.thinking import has_thinking
 from packhouse.render.chat_messages import parse_given
 from packhouse.render.compiled import CompiledRow, Filling, compile_row
 from packhouse.render.field_columns import FieldColumns, Numbers

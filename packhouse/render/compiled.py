@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.records.conversations import Conversations
+from packhouse.records.identity import Extent
 from packhouse.records.lists import weights_column
-from packhouse.records.rows import Extent
 from packhouse.render.field_columns import Column, FieldColumns
 from packhouse.render.predicates import Predicate
 from packhouse.render.provenance import JsonForm, Path, Piece

@@ -28,7 +28,7 @@ from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.render import Rendered, make_renderer
 from packhouse.tokenize import load_snapshot
-from packhouse.tokenize.pipeline import TokenizerSnapshot
+from packhouse.tokenize.encoders import TokenizerSnapshot
 from tests.conftest import find_shared
 from tests.templates.toys import make_table
 

@@ -136,7 +136,8 @@ def test_every_packhouse_command_of_a_page_exists_with_its_options(page):
         command.make_context(command.name, words, resilient_parsing=False)
 
 
-RUNS = {f"how-to/{name}.md" for name in ("run", "rerun", "approve", "ask", "look")}
+GUIDES = ("run", "rerun", "approve", "ask", "look", "export", "axolotl", "megatron")
+RUNS = {f"how-to/{name}.md" for name in GUIDES}
 RUN = [page for page in PAGES if name_of(page) in RUNS]
 
 

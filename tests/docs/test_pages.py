@@ -137,7 +137,7 @@ def test_every_packhouse_command_of_a_page_exists_with_its_options(page):
 
 
 GUIDES = ("run", "rerun", "approve", "ask", "look", "export", "axolotl", "megatron")
-RUNS = {"README.md", *(f"how-to/{name}.md" for name in GUIDES)}
+RUNS = {f"how-to/{name}.md" for name in GUIDES}
 RUN = [page for page in PAGES if name_of(page) in RUNS]
 
 

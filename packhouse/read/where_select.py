@@ -226,7 +226,9 @@ class Parsed:
     functions: tuple[str, ...]
     """Those that it calls beyond `FUNCTIONS`."""
     bare: str | None
-    """The column, where the expression is nothing else."""
+    """The column, where the expression is nothing else, or `json(column)`."""
+    is_json: bool
+    """True for `json(column)`: its values as JSON, with the keys and the order of the file."""
 
 
 class Expression(NamedTuple):
@@ -369,7 +371,9 @@ def reshape(rows: Sequence[Any], config: SourceConfig, columns: Mapping[str, Kin
                 column = selected.column(place.removeprefix("select."))
                 values.append(list(map(without_fill, column.to_pylist())))
             else:
-                values.append([row.get(spelled[parsed.bare.lower()]) for row in of_kept])
+                name = spelled[parsed.bare.lower()]
+                as_read = [row.get(name) for row in of_kept]
+                values.append([_conform(v, "text") for v in as_read] if parsed.is_json else as_read)
         of_kept = [dict(zip(config.select, row, strict=True)) for row in zip(*values, strict=True)]
     # Of rows 0 to 3, 1 is no object: objects [0, 2, 3]. `where` keeps the first and the last of
     # these, kept [0, 2], and they were rows [0, 3].
@@ -581,17 +585,21 @@ def parse_expression(connection: Any, text: str, functions: frozenset[str]) -> P
     if selected[0].get("function_name") == "row":  # of none, or of several
         raise ConfigError("it is empty, or more than one expression; give one")
     called = []
-    for item in _nodes(selected[0]):
+    inside = [each["expression"] for each in selected[0].get("arguments", [])]
+    is_json = selected[0].get("function_name") == "json" and len(inside) == 1
+    is_json = is_json and len(inside[0].get("column_names", [])) == 1
+    for item in _nodes(inside[0] if is_json else selected[0]):
         _check(item, functions)
         if (name := str(item.get("function_name")).lower()) in functions:
             called.append(name)
-    bare = selected[0].get("column_names", [])
+    bare = (inside[0] if is_json else selected[0]).get("column_names", [])
     paths = tuple(dict.fromkeys(_column_paths(selected[0])))
     return Parsed(
         columns=tuple(dict.fromkeys(path[0] for path in paths)),
         paths=tuple(map(".".join, paths)),
         functions=tuple(dict.fromkeys(called)),
         bare=bare[0] if len(bare) == 1 else None,
+        is_json=is_json,
     )
 
 

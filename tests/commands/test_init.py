@@ -405,6 +405,22 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         2,
         TALKS,
     ),
+    "answers that are objects": (
+        lambda n, t: {
+            "input": t[0],
+            "output": {"z": t[1], "items": [n]} | ({"odd": n} if n % 2 else {}),
+        },
+        1,
+        [
+            Talk(
+                t[0],
+                json.dumps(
+                    {"z": t[1], "items": [n]} | ({"odd": n} if n % 2 else {}), separators=(",", ":")
+                ),
+            )
+            for n, t in enumerate(TALKS)
+        ],
+    ),
     "instructions beside a skill": (
         lambda n, t: {"skill": t.question, "instructions": t.answer},
         1,
@@ -481,6 +497,11 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "a.jsonl",
         each(lambda t: {"turn": 0, "role": "user", "content": t.question}),
         "each row is one message",
+    ),
+    "conversations without a last answer": (
+        "a.jsonl",
+        each(lambda t: {"text": f"### Human: {t[0]}### Assistant: {t[1]}### Human: Thanks."}),
+        "Add --set validate.allow_ends_on_user=true",
     ),
     "a question alone": (
         "a.jsonl",
@@ -609,6 +630,16 @@ def test_what_cannot_be_read_is_said(name, project):
 
     assert (code, says in said) == (3, True), said
     assert not Path("recipe.yaml").exists()
+
+
+def test_conversations_that_end_on_the_user_are_read_as_the_refusal_says(project):
+    rows = [{"messages": [*chats_of(t), {"role": "user", "content": "Thanks."}]} for t in TALKS]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl", "--set", "validate.allow_ends_on_user=true")
+
+    assert code == 0, said
+    assert sorted(t.answer for t in project.prepare()) == sorted(t.answer for t in TALKS)
 
 
 def test_fields_that_no_name_tells_may_be_named(project):

@@ -30,7 +30,7 @@ from packhouse.cli.options import json_option
 from packhouse.cli.tokens import coloured, pipeline_of, plain, rows_with_masks, runs_of
 from packhouse.errors import ConfigError, PackhouseError, SourceError, TemplateError
 from packhouse.read.files import find_files, source_name
-from packhouse.recipe import Recipe, SourceConfig, parse_recipe
+from packhouse.recipe import Recipe, SourceConfig, ValidateConfig, parse_recipe
 from packhouse.recipe.reading import apply_override
 from packhouse.records.ledger import LedgerLine, check_quarantine
 from packhouse.records.render_counts import factor_note, total
@@ -73,7 +73,7 @@ _UNDECIDED = 7
     "overrides",
     metavar="KEY=VALUE",
     multiple=True,
-    help="A setting of the sources, such as format=chat: how their rows are read.",
+    help="A setting of the sources, such as format=chat, or of the section validate.",
 )
 @click.option("--yes", is_flag=True, help="Write it without a question. Chooses nothing.")
 @click.option("--cache", type=click.Path(path_type=Path), default=default_cache, hidden=True)
@@ -106,18 +106,24 @@ def init(
     given: dict[str, Any] = {}
     for override in overrides:
         apply_override(given, override)
+    validate: dict[str, Any] = given.pop("validate", {})
+    rules = ValidateConfig.model_validate(validate)
     SourceConfig(path="", **given)
     with show_progress(), temporary_folder("init") as folder:
         proposals = [
-            found for item in data for found in _look_at(data_uri(item, cache), given, folder)
+            found
+            for item in data
+            for found in _look_at(data_uri(item, cache), given, rules, folder)
         ]
         undecided = [each for each in proposals if each.reading is None]
         if undecided:
-            _show_candidates(undecided, tokenizer, out, cache, as_json=as_json)
+            said_so = given | {f"validate.{key}": value for key, value in validate.items()}
+            _show_candidates(undecided, said_so, tokenizer, out, cache, as_json=as_json)
             raise click.exceptions.Exit(_UNDECIDED)
         raw: dict[str, Any] = {
             "dataset": name_of(data[0]),
             "sources": _sources(proposals),
+            **({"validate": validate} if validate else {}),
             "tokenizer": tokenizer_name(tokenizer, cache),
         }
         raw |= _template(raw["sources"], raw["tokenizer"], cache)
@@ -174,7 +180,9 @@ def init(
         print_text(f"written to {out}{unasked}; next: packhouse prepare {shlex.quote(str(out))}")
 
 
-def _look_at(path: str, given: Mapping[str, Any], folder: Path) -> list[Proposal]:
+def _look_at(
+    path: str, given: Mapping[str, Any], rules: ValidateConfig, folder: Path
+) -> list[Proposal]:
     """Propose how the files of a path are read: together if they are alike, else each by itself."""
     files = find_files(SourceConfig(path=path))
     proposals = []
@@ -182,7 +190,7 @@ def _look_at(path: str, given: Mapping[str, Any], folder: Path) -> list[Proposal
         for file in files[:_MAX_FILES]:
             found = survey(file, given)
             _check_header(found)
-            proposals.append(propose(found, given, folder))
+            proposals.append(propose(found, given, rules, folder))
     first = proposals[0]
     are_alike = all(
         each.reading is not None
@@ -323,7 +331,13 @@ def _refusals(
 
 
 def _show_candidates(
-    proposals: Sequence[Proposal], tokenizer: str, out: Path, cache: Path, *, as_json: bool
+    proposals: Sequence[Proposal],
+    given: Mapping[str, Any],
+    tokenizer: str,
+    out: Path,
+    cache: Path,
+    *,
+    as_json: bool,
 ) -> None:
     """Print the ways to read each file, with rows of each, and the command that takes it."""
     found = []
@@ -334,12 +348,17 @@ def _show_candidates(
         if not as_json:
             _show_file(proposal, None)
             print_text(
-                f"These rows can be read in {counted(len(usable), 'way', 'ways')}, and none is "
-                "certain. Nothing is written; run the command of the right one."
+                f"There are {len(usable):,} ways to read these rows. Nothing was written; run the "
+                "command of the right one."
+                if len(usable) > 1
+                else "Only one way to read these rows was found, and it may not be what you mean. "
+                "Nothing was written; run its command if it is right."
             )
         for number, each in enumerate(usable, 1):
             reading, unread = each.candidate.reading, each.candidate.trial.unread
-            settings = {**reading.settings} | ({"ignored_fields": [*unread]} if unread else {})
+            ignored = dict.fromkeys([*given.get("ignored_fields", ()), *unread])
+            settings = {**given, **reading.settings}
+            settings |= {"ignored_fields": list(ignored)} if ignored else {}
             command = _command(path_in_recipe(proposal.path, Path.cwd()), tokenizer, out, settings)
             found.append({"settings": settings, "leaves_out": dict(unread), "command": command})
             if as_json:
@@ -555,6 +574,7 @@ def recipe_text(
     why = {"chat": "the tokenizer's own"}.get(raw["format"]["template"], "")
     strategy = [raw["pack"]["strategy"]] if "strategy" in raw["pack"] else []
     lines += [
+        *([_line("validate", raw["validate"])] if "validate" in raw else []),
         _line("tokenizer", raw["tokenizer"]),
         "format:",
         f"  {_line('template', raw['format']['template'], why)}",

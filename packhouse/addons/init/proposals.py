@@ -152,6 +152,11 @@ class Candidate:
     """Numbers of the examples in the file."""
 
     @property
+    def is_usable(self) -> bool:
+        """True if most rows give a conversation."""
+        return self.trial.num_good * 2 > self.trial.num_rows - self.trial.num_dropped
+
+    @property
     def is_complete(self) -> bool:
         """True if it leaves out no text."""
         return not self.trial.unread
@@ -193,12 +198,15 @@ def explained(survey: Survey) -> dict[str, str]:
     return {name: why for name, why in found.items() if why is not None}
 
 
-def propose(survey: Survey, given: Mapping[str, Any], folder: Path) -> Proposal:
+def propose(
+    survey: Survey, given: Mapping[str, Any], rules: ValidateConfig, folder: Path
+) -> Proposal:
     """Find the readings of a file, and take one if it is the only one.
 
     Args:
         survey: of the file.
         given: settings of its source that a person gave; with `format` they are the reading.
+        rules: for its rows.
         folder: examples are written there.
 
     Raises:
@@ -212,7 +220,8 @@ def propose(survey: Survey, given: Mapping[str, Any], folder: Path) -> Proposal:
     chosen: list[Reading] = []
     unknown = 0
     for layout in layouts:
-        candidates = _candidates(survey, layout, given, folder)
+        tried = _candidates(survey, layout, given, rules, folder)
+        candidates = [each for each in tried if each.is_usable]
         is_rare = layout.num_rows <= _RARE * survey.num_rows
         if (only := _only_one(candidates, survey)) is not None:
             chosen.append(only.reading)
@@ -223,7 +232,8 @@ def propose(survey: Survey, given: Mapping[str, Any], folder: Path) -> Proposal:
         else:
             unknown += layout.num_rows
             if not is_rare:
-                raise refusal(survey.file, _unknown(survey, layout))
+                failed = next((each for each in tried if each.reading.is_sure), None)
+                raise refusal(survey.file, _unknown(survey, layout, failed))
     joined = _join(chosen)
     if joined is None or unknown > _RARE * survey.num_rows:
         raise refusal(
@@ -254,8 +264,13 @@ def _given(survey: Survey, given: Mapping[str, Any]) -> Reading:
 
 
 def _candidates(
-    survey: Survey, layout: Layout, given: Mapping[str, Any], folder: Path
+    survey: Survey,
+    layout: Layout,
+    given: Mapping[str, Any],
+    rules: ValidateConfig,
+    folder: Path,
 ) -> list[Candidate]:
+    """Every reading of a layout with what it gives on the examples, the best first."""
     found: list[Candidate] = []
     ignored = given.get("ignored_fields", ())
     for reading in readings_of(layout, survey.fields):
@@ -265,24 +280,42 @@ def _candidates(
         ):
             continue
         try:
-            candidate = _try(survey, layout, reading, given, folder)
+            candidate = _try(survey, layout, reading, given, rules, folder)
         except PackhouseError:
             continue
         is_new = all(
             (each.trial.ids, each.trial.unread) != (candidate.trial.ids, candidate.trial.unread)
             for each in found
         )
-        if (
-            is_new
-            and candidate.trial.num_good * 2
-            > candidate.trial.num_rows - candidate.trial.num_dropped
-        ):
+        if is_new or not candidate.is_usable:
             found.append(candidate)
     return sorted(found, key=lambda each: (len(each.trial.unread), not each.reading.is_sure))
 
 
+def _bad_rows(failed: Candidate) -> str:
+    """Say why the rows of a reading are bad, and what helps."""
+    trial = failed.trial
+    ((reason, number),) = trial.bad.most_common(1)
+    helps = "Fix the rows"
+    if reason == "ends_on_user":
+        helps = (
+            "Add --set validate.allow_ends_on_user=true to train their answers; what the user says "
+            "last is not trained"
+        )
+    return (
+        f"read as {failed.reading.settings['format']}, {number:,} of "
+        f"{counted(trial.num_rows, 'example')} are bad rows ({reason}: "
+        f"{trial.first_bad[reason]}). {helps}"
+    )
+
+
 def _try(
-    survey: Survey, layout: Layout, reading: Reading, given: Mapping[str, Any], folder: Path
+    survey: Survey,
+    layout: Layout,
+    reading: Reading,
+    given: Mapping[str, Any],
+    rules: ValidateConfig,
+    folder: Path,
 ) -> Candidate:
     """Read the examples of a layout."""
     rows = b"".join(map(as_line, layout.rows))
@@ -299,7 +332,7 @@ def _try(
     source = SourceConfig(path=str(path), **settings)
     return Candidate(
         reading=reading,
-        trial=try_source(source, ValidateConfig()),
+        trial=try_source(source, rules),
         source=source,
         numbers=[number for number, _ in layout.examples],
     )
@@ -352,8 +385,8 @@ def _join(readings: Sequence[Reading]) -> Reading | None:
     return Reading(settings={k: v for k, v in settings.items() if v}, reads=reads)
 
 
-def _unknown(survey: Survey, layout: Layout) -> str:
-    """Say that nothing tells how rows are read, and what would."""
+def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
+    """Say why no reading of a layout can be taken, and what helps. `failed`: a likely one."""
     row = layout.rows[0]
     if isinstance(row, dict) and {"role", "content"} <= row.keys():
         return (
@@ -370,6 +403,9 @@ def _unknown(survey: Survey, layout: Layout) -> str:
                 f"videos in {name!r}. Add --set media=drop_parts to train their text without them, "
                 "or --set media=drop_rows to leave the rows out"
             )
+    if failed is not None:
+        return _bad_rows(failed)
+    for name in names:
         if what := marks_in(layout.rows, [name]):
             return (
                 f"the text in '{name}' is a whole conversation, with {what} in it, which packhouse "

@@ -123,6 +123,7 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         *_made_of_lists(rows),
         *_choices(rows, fields),
         *_pairs(rows, fields),
+        *_as_json(rows),
     ]
     found = found or list(_plain(rows, fields))
     different: list[Reading] = []
@@ -614,6 +615,53 @@ def _with_tools(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         reads={asks: "question", says: "calls" if are_calls else "answer", tools: "tools"},
         is_sure=False,
     )
+
+
+def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    """A question and an answer of which one or both are objects or lists, read as JSON.
+
+    Example:
+        >>> [reading] = _as_json([{"text": "Ann is 7.", "output": {"name": "Ann", "age": 7}}])
+        >>> reading.settings["select"]
+        {'question': '"text"', 'answer': 'json("output")'}
+    """
+    texts = [name for name in _texts_of(rows[0], rows) if not _words_of_label(name)]
+    objects = [
+        name
+        for name in rows[0]
+        if all(isinstance(row[name], dict | list) for row in rows)
+        and any(row[name] for row in rows)
+        and not _words_of_label(name)
+        and name not in (*MESSAGE_FIELDS, *_TOOLS)
+        and not any(_are_messages([row[name] for row in rows], known) for known in _KEYS)
+    ]
+    names = [*texts, *objects]
+    asking = _called(names, _QUESTION) or _called(texts, _PLAIN)
+    answering = _called(names, _ANSWER)
+    if answering:
+        asking = asking or _called(texts, _LIKELY_QUESTION)
+    else:
+        answering = objects
+    pairs = [(asks, says) for asks in asking for says in answering if asks != says]
+    for asks, says in pairs[:_SHOWN]:
+        if asks in objects or says in objects:
+            read = {"question": asks, "answer": says}
+            if system := _best([name for name in texts if name not in (asks, says)], _SYSTEM):
+                read["system"] = system
+            yield Reading(
+                settings={
+                    "format": "question_answer",
+                    "select": {
+                        ours: f"json({_sql(name)})" if name in objects else _sql(name)
+                        for ours, name in read.items()
+                    },
+                },
+                reads={
+                    name: f"{ours}, as JSON" if name in objects else ours
+                    for ours, name in read.items()
+                },
+                is_sure=False,
+            )
 
 
 # Questions with choices.

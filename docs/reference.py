@@ -394,7 +394,8 @@ def functions_page() -> str:
     lines += [
         "\n## Objects as text\n",
         "`json(field)`, in `select` and with nothing around it, gives a field's value as JSON "
-        "with the keys and the order of the file. Text stays as it is.\n",
+        "with the keys and the order of the file; text stays as it is. `json(tool, args)` gives "
+        "an object of several fields.\n",
         "## Of DuckDB\n",
         "[DuckDB's pages](https://duckdb.org/docs/stable/sql/functions/overview) define them.\n",
     ]

@@ -226,9 +226,14 @@ class Parsed:
     functions: tuple[str, ...]
     """Those that it calls beyond `FUNCTIONS`."""
     bare: str | None
-    """The column, where the expression is nothing else, or `json(column)`."""
-    is_json: bool
-    """True for `json(column)`: its values as JSON, with the keys and the order of the file."""
+    """The column, where the expression is nothing else."""
+    as_json: tuple[str, ...]
+    """The columns of `json(column, ...)`, which gives them with the file's keys and order."""
+
+    @property
+    def is_evaluated(self) -> bool:
+        """False where values are taken as they were read."""
+        return self.bare is None and not self.as_json
 
 
 class Expression(NamedTuple):
@@ -288,7 +293,7 @@ def columns_of(config: SourceConfig, kinds: Mapping[str, Kind]) -> dict[str, Kin
                     f"{', ...' if len(kinds) > _SHOWN else ''}{near_name(wanted, kinds)}"
                 )
             (name,) = alike
-            is_renamed = parsed.bare is not None and place != _WHERE
+            is_renamed = not parsed.is_evaluated and place != _WHERE
             found[name] = found.get(name, _RENAMED) if is_renamed else kinds[name]
     return dict(sorted(found.items()))
 
@@ -367,13 +372,15 @@ def reshape(rows: Sequence[Any], config: SourceConfig, columns: Mapping[str, Kin
         spelled = {name.lower(): name for name in columns}
         values = []
         for place, _, parsed in _expressions(config)[len(config.filters) :]:
-            if parsed.bare is None:
+            if parsed.is_evaluated:
                 column = selected.column(place.removeprefix("select."))
                 values.append(list(map(without_fill, column.to_pylist())))
+            elif parsed.bare is not None:
+                values.append([row.get(spelled[parsed.bare.lower()]) for row in of_kept])
             else:
-                name = spelled[parsed.bare.lower()]
-                as_read = [row.get(name) for row in of_kept]
-                values.append([_conform(v, "text") for v in as_read] if parsed.is_json else as_read)
+                first, *rest = names = [spelled[name.lower()] for name in parsed.as_json]
+                objects_of = ({name: row.get(name) for name in names} for row in of_kept)
+                values.append([_conform(o if rest else o[first], "text") for o in objects_of])
         of_kept = [dict(zip(config.select, row, strict=True)) for row in zip(*values, strict=True)]
     # Of rows 0 to 3, 1 is no object: objects [0, 2, 3]. `where` keeps the first and the last of
     # these, kept [0, 2], and they were rows [0, 3].
@@ -405,7 +412,7 @@ def _evaluated(config: SourceConfig) -> tuple[list[str], dict[str, str]]:
     select = {
         place.removeprefix("select."): text
         for place, text, parsed in _expressions(config)
-        if place != _WHERE and parsed.bare is None
+        if place != _WHERE and parsed.is_evaluated
     }
     return config.filters, select
 
@@ -585,21 +592,22 @@ def parse_expression(connection: Any, text: str, functions: frozenset[str]) -> P
     if selected[0].get("function_name") == "row":  # of none, or of several
         raise ConfigError("it is empty, or more than one expression; give one")
     called = []
-    inside = [each["expression"] for each in selected[0].get("arguments", [])]
-    is_json = selected[0].get("function_name") == "json" and len(inside) == 1
-    is_json = is_json and len(inside[0].get("column_names", [])) == 1
-    for item in _nodes(inside[0] if is_json else selected[0]):
+    inside = []
+    if selected[0].get("function_name") == "json":
+        inside = [each["expression"].get("column_names", ()) for each in selected[0]["arguments"]]
+    as_json = [names[0] for names in inside] if {*map(len, inside)} == {1} else []
+    for item in _nodes(selected[0]["arguments"] if as_json else selected[0]):
         _check(item, functions)
         if (name := str(item.get("function_name")).lower()) in functions:
             called.append(name)
-    bare = (inside[0] if is_json else selected[0]).get("column_names", [])
+    bare = selected[0].get("column_names", [])
     paths = tuple(dict.fromkeys(_column_paths(selected[0])))
     return Parsed(
         columns=tuple(dict.fromkeys(path[0] for path in paths)),
         paths=tuple(map(".".join, paths)),
         functions=tuple(dict.fromkeys(called)),
         bare=bare[0] if len(bare) == 1 else None,
-        is_json=is_json,
+        as_json=tuple(as_json),
     )
 
 

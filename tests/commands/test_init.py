@@ -421,6 +421,24 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
             for n, t in enumerate(TALKS)
         ],
     ),
+    "a tool and its arguments": (
+        lambda n, t: {"id": n, "prompt": t[0], "tool": "say", "args": {"what": t[1], "again": n}},
+        1,
+        [
+            Talk(t[0], f'{{"tool":"say","args":{{"what":"{t[1]}","again":{n}}}}}')
+            for n, t in enumerate(TALKS)
+        ],
+    ),
+    "prompts that name their speakers": (
+        lambda n, t: {"prompt": f"User: {t[0]}\nAda:", "completion": t[1]},
+        1,
+        TALKS,
+    ),
+    "q and a without spaces": (
+        lambda n, t: {"q": t[0].replace(" ", ""), "a": t[1]},
+        1,
+        [Talk(t[0].replace(" ", ""), t[1]) for t in CHINESE],
+    ),
     "instructions beside a skill": (
         lambda n, t: {"skill": t.question, "instructions": t.answer},
         1,
@@ -502,6 +520,27 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "a.jsonl",
         each(lambda t: {"text": f"### Human: {t[0]}### Assistant: {t[1]}### Human: Thanks."}),
         "Add --set validate.allow_ends_on_user=true",
+    ),
+    "a shape that is asked about and one that is not": (
+        "a.jsonl",
+        lines([{"text": t[0], "type": "ab"[n % 2]} for n, t in enumerate(TALKS)])
+        + each(lambda t: {"messages": chats_of(t)}),
+        "its rows have 2 shapes",
+    ),
+    "questions without answers": (
+        "a.jsonl",
+        each(lambda t: {"question": t.question}),
+        "Add a field with the answer",
+    ),
+    "texts of an intent": (
+        "a.jsonl",
+        each(lambda t: {"intent": "sum", "examples": [t.question, f"Please: {t.question}"]}),
+        "Write a row for each text",
+    ),
+    "how alike two texts are": (
+        "a.jsonl",
+        each(lambda t: {"text1": t.question, "text2": t.answer, "similarity": 0.5}),
+        "nothing tells question",
     ),
     "a question alone": (
         "a.jsonl",
@@ -585,7 +624,8 @@ def test_init_and_prepare_read_a_file_as_it_was_meant(name, project):
 @pytest.mark.parametrize("name", ASKED)
 def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project):
     row, number, expected = ASKED[name]
-    Path("a.jsonl").write_bytes(lines([row(n, talk) for n, talk in enumerate(TALKS)]))
+    of = CHINESE if "without spaces" in name else TALKS
+    Path("a.jsonl").write_bytes(lines([row(n, talk) for n, talk in enumerate(of)]))
 
     code, said = project.init("a.jsonl")
 
@@ -604,12 +644,11 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
     [
         (lambda n, t: {"text": t.question, "intent": "ab"[n % 2]}, "format=classification"),
         (lambda n, t: {"text": t.question, "entities": [{"start": n, "label": "a"}]}, "text"),
+        (lambda n, t: {"text": t.question, "category": "ab"[n % 2]}, "format=classification"),
+        (lambda n, t: {"content": t.question, "keep": n % 2 == 0}, '["false", "true"]'),
         (
-            lambda n, t: {
-                "prompt": f"Human: {t.question}\n\nAssistant:",
-                "completion": t.answer,
-            },
-            "format=prompt_completion",
+            lambda n, t: {"prompt": f"### Ask:\n{t[0]}\n### Response:", "completion": t[1]},
+            "template=completion",
         ),
     ],
 )

@@ -73,7 +73,7 @@ _UNDECIDED = 7
     "overrides",
     metavar="KEY=VALUE",
     multiple=True,
-    help="A setting of the sources, such as format=chat, or of the section validate.",
+    help="A setting of the sources, such as format=chat; template=NAME; validate.KEY=VALUE.",
 )
 @click.option("--yes", is_flag=True, help="Write it without a question. Chooses nothing.")
 @click.option("--cache", type=click.Path(path_type=Path), default=default_cache, hidden=True)
@@ -107,6 +107,7 @@ def init(
     for override in overrides:
         apply_override(given, override)
     validate: dict[str, Any] = given.pop("validate", {})
+    template = given.pop("template", "")
     rules = ValidateConfig.model_validate(validate)
     SourceConfig(path="", **given)
     with show_progress(), temporary_folder("init") as folder:
@@ -118,6 +119,7 @@ def init(
         undecided = [each for each in proposals if each.reading is None]
         if undecided:
             said_so = given | {f"validate.{key}": value for key, value in validate.items()}
+            said_so |= {"template": template} if template else {}
             _show_candidates(undecided, said_so, tokenizer, out, cache, as_json=as_json)
             raise click.exceptions.Exit(_UNDECIDED)
         raw: dict[str, Any] = {
@@ -126,7 +128,7 @@ def init(
             **({"validate": validate} if validate else {}),
             "tokenizer": tokenizer_name(tokenizer, cache),
         }
-        raw |= _template(raw["sources"], raw["tokenizer"], cache)
+        raw |= _template(raw["sources"], template, raw["tokenizer"], cache)
         recipe = pinned(parse_recipe(raw, where="init"))
         with step_progress("check", len(proposals)):
             trials = [
@@ -252,8 +254,10 @@ def _sources(proposals: Sequence[Proposal]) -> list[dict[str, Any]]:
     return sources
 
 
-def _template(sources: Sequence[Mapping[str, Any]], tokenizer: str, cache: Path) -> dict[str, Any]:
-    """The sections `format` and `pack` for rows of these formats."""
+def _template(
+    sources: Sequence[Mapping[str, Any]], given: str, tokenizer: str, cache: Path
+) -> dict[str, Any]:
+    """The sections `format` and `pack` for rows of these formats. `given`: a template, or ""."""
     formats = {source["format"] for source in sources} - {"tokenized"}  # no template writes it
     for alone in ("text", "classification", "kto"):
         if alone in formats and len(formats) > 1:
@@ -267,7 +271,7 @@ def _template(sources: Sequence[Mapping[str, Any]], tokenizer: str, cache: Path)
         return {"format": {"template": "text"}, "pack": pack}
     tokenizers, has_labels = Workspace(cache=cache).tokenizers, formats == {"classification"}
     call = partial(usual_template, tokenizer, tokenizers, has_labels=has_labels)
-    template = str(run_tokenizer(call, tokenizer))
+    template = given or str(run_tokenizer(call, tokenizer))
     if template == "sequence_classification" or formats == {"kto"}:
         pack["strategy"] = "none"
     return {"format": {"template": template}, "pack": pack}
@@ -358,12 +362,14 @@ def _show_candidates(
             reading, unread = each.candidate.reading, each.candidate.trial.unread
             ignored = dict.fromkeys([*given.get("ignored_fields", ()), *unread])
             settings = {**given, **reading.settings}
+            settings |= {"template": reading.template} if reading.template else {}
             settings |= {"ignored_fields": list(ignored)} if ignored else {}
             command = _command(path_in_recipe(proposal.path, Path.cwd()), tokenizer, out, settings)
             found.append({"settings": settings, "leaves_out": dict(unread), "command": command})
             if as_json:
                 continue
             reads = ", ".join(f"{name} ({ours})" for name, ours in reading.reads.items())
+            reads += f", template {reading.template}" if reading.template else ""
             console().print(f"\n{number}. {reads}", style="bold")
             if unread:
                 left = ", ".join(f"{n} (text in {rows:,} examples)" for n, rows in unread.items())
@@ -376,8 +382,8 @@ def _show_candidates(
                 print_text(f"note: {reads} cannot be trained together: {each.why_not}")
         if not as_json:
             print_text(
-                "If none is right, name the fields with --set format=question_answer --set "
-                'fields=\'{"question": "FIELD", "answer": "FIELD"}\'.'
+                "If none is right, and two fields hold question and answer, name them with --set "
+                'format=question_answer --set fields=\'{"question": "FIELD", "answer": "FIELD"}\'.'
             )
     if as_json:
         echo(json.dumps({"candidates": found}))
@@ -401,7 +407,8 @@ def _example(candidate: Candidate, tokenizer: str, cache: Path) -> _Example:
         "sources": [source.model_dump(mode="json", exclude_unset=True)],
         "tokenizer": tokenizer_name(tokenizer, cache),
     }
-    raw |= _template([{"format": source.format}], raw["tokenizer"], cache)
+    template = candidate.reading.template
+    raw |= _template([{"format": source.format}], template, raw["tokenizer"], cache)
     recipe = pinned(parse_recipe(raw, where="init"))
     tokenizers = Workspace(cache=cache).tokenizers
     rows, why_not = pa.table({}), None

@@ -218,23 +218,27 @@ def propose(
         return replace(proposal, reading=_given(survey, given))
     layouts = sorted(survey.layouts.values(), key=lambda layout: -layout.num_rows)
     chosen: list[Reading] = []
-    unknown = 0
+    undecided: list[Candidate] = []
+    unknown = num_chosen = 0
     for layout in layouts:
         tried = _candidates(survey, layout, given, rules, folder)
         candidates = [each for each in tried if each.is_usable]
         is_rare = layout.num_rows <= _RARE * survey.num_rows
         if (only := _only_one(candidates, survey)) is not None:
             chosen.append(only.reading)
+            num_chosen += layout.num_rows
         elif is_rare and not any(each.reading.is_sure for each in candidates):
             unknown += layout.num_rows
         elif candidates:
-            return replace(proposal, candidates=candidates[:_MAX_CANDIDATES])
+            undecided = undecided or candidates
         else:
             unknown += layout.num_rows
-            if not is_rare:
+            if not is_rare and not undecided:
                 failed = next((each for each in tried if each.reading.is_sure), None)
                 raise refusal(survey.file, _unknown(survey, layout, failed))
-    joined = _join(chosen)
+    if undecided and num_chosen <= _RARE * survey.num_rows:
+        return replace(proposal, candidates=undecided[:_MAX_CANDIDATES])
+    joined = None if undecided else _join(chosen)
     if joined is None or unknown > _RARE * survey.num_rows:
         raise refusal(
             survey.file,
@@ -284,7 +288,8 @@ def _candidates(
         except PackhouseError:
             continue
         is_new = all(
-            (each.trial.ids, each.trial.unread) != (candidate.trial.ids, candidate.trial.unread)
+            (each.trial.ids, each.trial.unread, each.reading.template)
+            != (candidate.trial.ids, candidate.trial.unread, reading.template)
             for each in found
         )
         if is_new or not candidate.is_usable:
@@ -405,12 +410,19 @@ def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
             )
     if failed is not None:
         return _bad_rows(failed)
-    for name in names:
+    for name, value in names.items():
+        if isinstance(value, list) and value and isinstance(value[0], str):
+            return (
+                f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} hold a list of texts in "
+                f"{name!r}. Write a row for each text, with its answer or its label"
+            )
         if what := marks_in(layout.rows, [name]):
             return (
                 f"the text in '{name}' is a whole conversation, with {what} in it, which packhouse "
                 "cannot read. Write rows with messages ([{role, content}])"
             )
+    if len(names) == 1 and isinstance(row[next(iter(names))], str):
+        return f"its rows hold {_kinds_of(row)} alone. Add a field with the answer to each"
     return (
         f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} hold {_kinds_of(row)}, in which "
         "nothing tells question and answer. If two fields hold them, say so with --set "

@@ -10,12 +10,13 @@ one that fields of known names have, and leaves no text over; else a person choo
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from packhouse.addons.init.survey import Field, Layout
 from packhouse.read.chat_messages import SPEAKERS
 from packhouse.read.conversation_formats import is_transcript
+from packhouse.read.extra_fields import UNSPACED
 from packhouse.read.records import parse_text
 from packhouse.read.row_formats import MESSAGE_FIELDS, row_format_of, row_formats
 from packhouse.read.text_formats import TextFields
@@ -55,6 +56,14 @@ _LABEL_WORDS = frozenset(
     "difficulty level score len length count num name file path".split()
 )
 """Words of names of ids, sources, categories and the like."""
+_ORIGIN_WORDS = _LABEL_WORDS - frozenset(
+    "type kind category categories topic subject domain tag tags level difficulty score".split()
+)
+"""Those of names that tell where a text is from, not what it is."""
+_SCORES = ("similarity", "similarity_score", "score", "label", "is_duplicate")
+"""Names of how alike two texts are."""
+_DIALOG = frozenset("dialog dialogue dialogs conversation conversations turns chat talk".split())
+"""Words of names of lists of texts that are turns."""
 
 _CLASSES = ("label", "class", "intent", "sentiment", "emotion", "target")
 _SPEAKER_KEYS = ("role", "from", "speaker", "sender", "author", "who", "name", "user")
@@ -84,6 +93,8 @@ class Reading:
     """Field of the file -> what it is read as."""
     is_sure: bool = True
     """False where nothing but the order of fields, or a likely name, tells what they are."""
+    template: str = ""
+    """The recipe's template, if it is not the usual one."""
 
     @property
     def trained(self) -> set[str]:
@@ -133,11 +144,13 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
             each.reads.keys() < {n for n, ours in other.reads.items() if ours != "reasoning"}
             and each.trained <= other.trained
             and (other.is_sure or not each.is_sure)
+            and each.settings["format"] != "text"  # a model that writes such texts, or sorts them
             for other in found
         )
         if not is_less and not any(dict(each.reads) == dict(d.reads) for d in different):
             different.append(each)
     different = [made for each in different for made in _with_verdicts(each, rows, fields)]
+    different = [made for each in different for made in _with_speakers(each, rows)]
     return sorted(different, key=lambda each: not each.is_sure)
 
 
@@ -178,29 +191,44 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
             settings["fields"] = dict(more)
         reads = {theirs: ours for ours, theirs in (names | more).items()}
         rest = [each for each in rows[0] if each not in reads]
-        label = _best(rest, _CLASSES) if name == "text" else None
-        # Beside annotations, or with speakers in a prompt, a reading trains what nobody meant.
+        # Next to annotations, a reading trains what nobody meant.
         is_marked = name == "text" and any(
             isinstance(value, list) and value and isinstance(value[0], dict)
             for row in rows
             for value in row.values()
         )
-        is_talk = "prompt" in names and all(
-            isinstance(text := row.get(names["prompt"]), str) and _SPOKEN.match(text)
-            for row in rows
-        )
-        is_sure = label is None and not is_marked and not is_talk
-        yield Reading(settings=settings, reads=reads, is_sure=is_sure)
-        if label is not None:  # a model that writes such texts, or one that sorts them
-            classes: dict[str, Any] = {"format": "classification", "fields": {"label": label}}
-            if _add_classes(classes, fields.get(label)):
-                yield Reading(settings=classes, reads=reads | {label: "label"}, is_sure=False)
+        classes = list(_classes(names["text"], rest, fields)) if name == "text" else []
+        yield Reading(settings=settings, reads=reads, is_sure=not classes and not is_marked)
+        yield from classes
         if "reasoning" in more:
             del more["reasoning"]
             kept = {theirs: ours for theirs, ours in reads.items() if ours != "reasoning"}
             yield Reading(
                 settings={"format": name} | ({"fields": more} if more else {}), reads=kept
             )
+
+
+def _classes(text: str, names: Sequence[str], fields: Mapping[str, Field]) -> Iterator[Reading]:
+    """Readings that sort a text: by each field of few values that is no source, language or id."""
+    for name in names:
+        held = fields.get(name)
+        if held is None or not held.has_few_values or set(_words(name)) & _ORIGIN_WORDS:
+            continue
+        num_rows = held.kinds.total() - held.kinds["nothing"]
+        if not 1 < len(held.values) <= max(2, num_rows / 2) and name not in _CLASSES:
+            continue
+        settings: dict[str, Any] = {"format": "classification"}
+        if held.values.keys() == {False, True} and held.kind == "true or false":
+            settings["select"] = {"text": _sql(text), "label": f"CAST({_sql(name)} AS INTEGER)"}
+            settings["label_names"] = ["false", "true"]
+        else:
+            ours = {"text": text, "label": name}
+            usual = row_formats()["classification"].names([text, name], {})
+            if renamed := {key: theirs for key, theirs in ours.items() if usual.get(key) != theirs}:
+                settings["fields"] = renamed
+            if not _add_classes(settings, held):
+                continue
+        yield Reading(settings=settings, reads={text: "text", name: "label"}, is_sure=False)
 
 
 def _add_classes(settings: dict[str, Any], label: Field | None) -> bool:
@@ -329,6 +357,10 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         for name in _texts_of(rows[0], rows)
         if sum(isinstance(row[name], str) for row in rows) > (1 - _MAX_EMPTY) * len(rows)
     ]
+    if any(name.lower() in _SCORES for name in rows[0]):
+        # Of `text1` and `text2` with a score, neither answers the other.
+        stems = Counter(re.sub(r"[\W_]*\d$", "", name) for name in texts)
+        texts = [name for name in texts if stems[re.sub(r"[\W_]*\d$", "", name)] == 1]
     free = [n for n in texts if not _words_of_label(n) and _rank(n, _SYSTEM) is None]
     asking, answering = _called(free, _QUESTION), _called(free, _ANSWER)
     is_sure = bool(asking and answering)
@@ -351,7 +383,10 @@ def _has_text(name: str, fields: Mapping[str, Field]) -> bool:
     """Return True if a field holds text, or short values of several words."""
     if name not in fields or fields[name].num_texts:
         return True
-    return any(isinstance(value, str) and " " in value.strip() for value in fields[name].values)
+    return any(
+        isinstance(value, str) and (" " in value.strip() or UNSPACED.search(value))
+        for value in fields[name].values
+    )
 
 
 def _pair(
@@ -383,14 +418,16 @@ def _pair(
 def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Iterator[Reading]:
     """A text that is trained whole, where a row has one alone."""
     texts = [name for name in _texts_of(rows[0], rows) if _has_text(name, fields)]
-    if len(texts) == 1 and texts[0] != "text":
+    if len(texts) == 1 and texts[0] != "text" and _rank(texts[0], _QUESTION) is None:
         is_named = texts[0].lower() in _PLAIN
         has_lists = any(isinstance(value, list | dict) and value for value in rows[0].values())
+        classes = list(_classes(texts[0], [n for n in rows[0] if n != texts[0]], fields))
         yield Reading(
             settings={"format": "text", "fields": {"text": texts[0]}},
             reads={texts[0]: "text"},
-            is_sure=is_named and not has_lists,
+            is_sure=is_named and not has_lists and not classes,
         )
+        yield from classes if is_named else ()
 
 
 # A good and a bad answer.
@@ -415,6 +452,23 @@ def _preferences(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     if {*pairs[0]} != {"chosen", "rejected"}:
         reads = {name: ours for ours, name in fields.items()}
         yield Reading(settings={"format": "preference", "fields": fields}, reads=reads)
+
+
+def _with_speakers(reading: Reading, rows: Sequence[dict[str, Any]]) -> list[Reading]:
+    r"""A reading; two where prompts name their speakers, which a chat template does as well.
+
+    Example:
+        >>> rows = [{"prompt": "User: Hi\nBot:", "completion": " Hello"}]
+        >>> [each.template for each in readings_of(Layout(0, 1, list(enumerate(rows))), {})]
+        ['completion', '']
+    """
+    by_role = {ours: name for name, ours in reading.reads.items()}
+    prompt = by_role.get("prompt") or by_role.get("question") or by_role.get("instruction")
+    texts = [text for row in rows if isinstance(text := row.get(prompt), str)] if prompt else []
+    if sum(_SPOKEN.match(text) is not None for text in texts) <= _MAX_EMPTY * len(texts):
+        return [reading]
+    unsure = replace(reading, is_sure=False)
+    return [replace(unsure, template="completion"), unsure]
 
 
 def _with_verdicts(
@@ -564,7 +618,7 @@ def _lists_of_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
                     reads={asks: "question", name: "answer: its first item"},
                     is_sure=False,
                 )
-            elif all(len(value) % 2 == 0 for value in lists):
+            elif _DIALOG & {*_words(name)} and all(len(value) % 2 == 0 for value in lists):
                 said = f"{{'role': {role}, 'content': text}}"
                 messages = f"list_transform({_sql(name)}, lambda text, i: {said})"
                 yield Reading(
@@ -620,6 +674,8 @@ def _with_tools(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
 def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     """A question and an answer of which one or both are objects or lists, read as JSON.
 
+    Where no field is named for an answer, all fields that say something are one object.
+
     Example:
         >>> [reading] = _as_json([{"text": "Ann is 7.", "output": {"name": "Ann", "age": 7}}])
         >>> reading.settings["select"]
@@ -642,6 +698,20 @@ def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         asking = asking or _called(texts, _LIKELY_QUESTION)
     else:
         answering = objects
+        short = [n for n in texts if n not in asking and _rank(n, _SYSTEM) is None]
+        if len(asking) == 1 and len(objects) == 1 and short:
+            parts = [name for name in rows[0] if name in (*short, *objects)]
+            yield Reading(
+                settings={
+                    "format": "question_answer",
+                    "select": {
+                        "question": _sql(asking[0]),
+                        "answer": f"json({', '.join(map(_sql, parts))})",
+                    },
+                },
+                reads={asking[0]: "question"} | dict.fromkeys(parts, "part of the answer, as JSON"),
+                is_sure=False,
+            )
     pairs = [(asks, says) for asks in asking for says in answering if asks != says]
     for asks, says in pairs[:_SHOWN]:
         if asks in objects or says in objects:
@@ -746,8 +816,12 @@ def _number_of(name: str, values: Iterable[Any], most: int) -> str | None:
 
 # Texts that hold a whole conversation already.
 
-_SPOKEN = re.compile(r"\s*(?:Human|User|USER): .*\n\s*(?:Assistant|ASSISTANT):\s*\Z", re.DOTALL)
-"""A prompt that names its speakers: with a chat template, they would be named twice."""
+_SPOKEN = re.compile(
+    r"\s*(?:human|user|customer|client|patient|student|you|me|question|q) ?:"
+    r".*\n\s*\w[\w '-]{0,29}:\s*\Z|.*\n#+ ?\w[\w ]{0,29}:\s*\Z",
+    re.DOTALL | re.IGNORECASE,
+)
+r"""A prompt that names its speakers and ends on the one who answers: `User: Hi\nBot:`."""
 
 _MARKS = {
     "marks of speakers": re.compile(

@@ -1,8 +1,8 @@
-"""Put into the wheel what is not Python: a project's files, and the JavaScript of reports.
+"""Add to the wheel what is not Python: the files of a new project, and the reports' JavaScript.
 
-What `packhouse new` copies (flows, tasks, deployments and what they need) lies in
-`packhouse/addons/new_project/files/`, for a top-level `tasks` in site-packages would shadow those
-of other people. An editable install needs none of it: there they are in the checkout.
+The files that `packhouse new` copies (flows, tasks, deployments and what they need) are in
+`packhouse/addons/new_project/files/`, because a top-level `tasks` in site-packages would shadow
+other people's. An editable install needs none of this: the checkout has the files.
 
 Vega, Vega-Lite and Vega-Embed (BSD-3-Clause) come from `vl-convert-python`, which bundles them
 without a network in two seconds. They become `packhouse/addons/report/vega.js`, which git ignores.

@@ -1,7 +1,7 @@
-"""What `pack.balance` gains: attention of the costliest pack of a step against the step's mean.
+"""Measure `pack.balance`: attention of the costliest pack of a step, relative to the step's mean.
 
 `python -m bench.balance`: Stanford Alpaca with Qwen2.5 and the chat template, and 60,000 lengths
-drawn from a log-normal distribution with a long tail, as chats have.
+drawn from a log-normal distribution with a long tail, like that of chats.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What Prefect adds: the same run in this process and as a flow on a running server, in turn.
+"""Measure what Prefect adds: alternate the same run in this process and as a flow on a server.
 
 `python -m bench.flow [--rows N] [--runs N]`
 

@@ -1,8 +1,8 @@
-"""What the benchmarks run on: the real Alpaca file, and as many perturbed copies as wanted.
+"""Inputs of the benchmarks: the real Alpaca file, and any number of perturbed copies.
 
-Copies are made row by row from real ones: a few words of instruction and answer are exchanged for
-words of another row, so lengths stay as they are in reality and no two rows are equal. The same
-number of rows gives the same bytes. Nothing is fetched: the file is looked for in
+A copy replaces a few words of a row's instruction and answer by words of another row, so lengths
+stay realistic and no two rows are equal. The same number of rows gives the same bytes. Nothing is
+downloaded: the file is searched for in
 `PACKHOUSE_SHARED`, else in `../shared`.
 """
 

@@ -46,7 +46,7 @@ class Sample:
     """Part of `cpu_s` in import statements of the main process."""
     peak_mb: float
     facts: dict[str, Any]
-    """What the process said of its result: rows, tokens, packs, bytes."""
+    """Result printed by the process: rows, tokens, packs, bytes."""
 
     @property
     def work_s(self) -> float:

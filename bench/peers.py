@@ -1,4 +1,4 @@
-"""packhouse beside its peers: raw JSON to packed files, each a whole process, A B C A B C.
+"""Compare packhouse with its peers: raw JSON to packed files, whole processes, A B C A B C.
 
 `python -m bench.peers [--rows N] [--runs N] [--seq-len N] [--only NAME ...] [--tokenizer NAME]`
 """

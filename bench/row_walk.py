@@ -1,4 +1,4 @@
-"""What one row's text passes through: `python -m bench.row_walk [alpaca | chat]`.
+"""Count the functions that one row's text passes: `python -m bench.row_walk [alpaca | chat]`.
 
 Prepares twelve rows, reads one back, and counts the functions of packhouse, those of its child
 processes too, that get the text of a row as an argument: itself, in lists, tuples, dicts and
@@ -26,7 +26,7 @@ REPOSITORY = Path(__file__).parents[1]
 LIBRARY = str(REPOSITORY / "packhouse") + os.sep
 TOKENIZER = REPOSITORY / "deployments/demo/tokenizer"
 WORD = "zebrafish"
-"""Stands in each text of each row."""
+"""Part of each text of each row."""
 NUM_ROWS = 12
 _MAX_CALLS = 200  # of a function that are looked at
 _MAX_ITEMS = 16

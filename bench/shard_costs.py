@@ -1,4 +1,4 @@
-"""What a shard costs: CPU seconds, bytes and memory of each step, for plans of larger runs.
+"""Measure CPU seconds, bytes and memory of each step per shard, to plan larger runs.
 
     python -m bench.shard_costs deployments/recipes/alpaca.yaml > costs.json
 

@@ -54,7 +54,7 @@ MEASURED = Costs(
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """What the run has."""
+    """Machines and limits of a run."""
 
     workers: int
     handout_s: float = 0.15
@@ -73,7 +73,7 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """What the run is given."""
+    """Input of a run."""
 
     raw_mb: float
     rows: float
@@ -93,7 +93,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a step took."""
+    """Simulated time and retries of a step."""
 
     makespan_s: float
     worked_s: float

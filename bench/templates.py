@@ -2,10 +2,10 @@
 
 `python -m bench.templates [--rows N]`: real files with three tokenizers, each as it is and grown to
 N rows by perturbed copies (no two rows are equal; tool calls and half of the tool definitions have
-texts of their own; conversations end at other turns). The text of every row is compared. Both sides
-are timed by CPU in one process, in turn, three times; the ratio is of the medians. What is learnt
-of a template lasts as long as the process, as transformers' compiled template does: `first` is the
-time of the first of the three, with compilation and learning in it.
+different texts; conversations end at different turns). The text of every row is compared. Both
+sides are timed by CPU in one process, alternating, three times; the ratio is of the medians.
+Compiled shapes are kept for the life of the process, like transformers' compiled template: `first`
+is the time of the first of the three, which includes compiling them.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""The front door: raw data in, a published version out, in one call of this process.
+"""Prepare raw data as a published version, in one call in this process.
 
     version = packhouse.prepare("data.json", tokenizer="Qwen/Qwen2.5-0.5B-Instruct", seq_len=4096,
                                 split={"eval_fraction": 0.02})
     trainer = SFTTrainer(..., train_dataset=version.train, eval_dataset=version.eval)
 
-The same steps as the flow runs, with the same keys in the same cache and the same bytes: what
-starts here goes on as a recipe, with schedules and clusters.
+It runs the same steps as the flow, with the same keys, cache and bytes, so the work can continue
+later as a recipe, on a schedule or a cluster.
 """
 
 import logging
@@ -42,7 +42,7 @@ log = logging.getLogger("packhouse.run.cache")
 
 
 class _Table(ABC):
-    """Prints as a table, and is one for pandas."""
+    """Prints as a table, and converts to a pandas frame."""
 
     @abstractmethod
     def _columns(self) -> dict[str, list[Any]]:
@@ -80,7 +80,7 @@ class Ledger(_Table, list[dict[str, Any]]):
 
 
 class Audit(_Table, dict[str, Any]):
-    """What the tokens teach, measured before publication; `dataset` and each of `sources`.
+    """Counts of what the tokens train, measured before publication, overall and per source.
 
     Example:
         >>> Audit(dataset={"rows": 3, "turns": 4}, packs={"packs": 1}, sources={"a": {"rows": 3}})
@@ -99,13 +99,14 @@ class Audit(_Table, dict[str, Any]):
 
 
 class Version:
-    """A published version: what a trainer loads, and the account of every row.
+    """A published version: datasets for a trainer, and an account of every row.
 
     Attributes:
         id: `<version id>.g<N>`, the same for the same data and settings.
-        uri: `<store>/<dataset>@<id>#<digest>`, as every command of packhouse takes it.
-        is_new: False where `prepare` found it published already; None where it was opened.
-        held_back: why the ref stayed where it was; empty where it moved.
+        uri: `<store>/<dataset>@<id>#<digest>`, which every packhouse command accepts.
+        is_new: True if `prepare` published it, False if it was published already; None if the
+            version was opened.
+        held_back: why the ref did not move; empty if it moved.
 
     Example:
         >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
@@ -133,15 +134,15 @@ class Version:
 
     @cached_property
     def train(self) -> Any:
-        """The `datasets.Dataset` of the training split, memory-mapped; see `load_packed`.
+        """The training split as a memory-mapped `datasets.Dataset`; see `load_packed`.
 
-        Of pairs and verdicts, the rows that TRL takes; see `load_preferences`.
+        For preferences, the rows that TRL's trainers take; see `load_preferences`.
         """
         return self._load("train")
 
     @cached_property
     def eval(self) -> Any | None:
-        """The `datasets.Dataset` of the evaluation split; None where the version has none."""
+        """The evaluation split as a `datasets.Dataset`; None if the version has none."""
         return self._load("eval") if any(f.rows for f in self._opened.files(split="eval")) else None
 
     def _load(self, split: str) -> Any:
@@ -150,12 +151,12 @@ class Version:
 
     @property
     def ledger(self) -> Ledger:
-        """Where every row went: a list of a dict for each step, which prints as a table."""
+        """Rows in and out of each step: a list of dicts that prints as a table."""
         return Ledger(line.to_json() for line in self._opened.manifest.facts.counts.ledger)
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Rows that a policy of the recipe left out, by reason."""
+        """Number of rows dropped by a policy of the recipe, by reason."""
         return dict(sum_by_reason(self._opened.manifest.facts.counts.ledger, "dropped"))
 
     @cached_property
@@ -165,7 +166,7 @@ class Version:
 
     @property
     def audit(self) -> Audit:
-        """What the tokens teach: a dict of counts by `dataset` and `sources`, and a table."""
+        """Counts of what the tokens train, a dict that prints as a table."""
         return Audit(self._opened.manifest.audit)
 
     @property
@@ -180,13 +181,13 @@ class Version:
         return {split: each.to_dict() for split, each in statistics.items()}
 
     def sql(self, query: str) -> pa.Table:
-        """Answer one SELECT over the views of this version, in DuckDB.
+        """Run one SELECT over the views of this version, in DuckDB.
 
         Views are records, packs, quarantine, dropped, ledger, audit and versions; `packhouse sql
-        --help` names their columns.
+        --help` lists their columns.
 
         Raises:
-            ConfigError: the query does not run; the message says which views or columns there are.
+            ConfigError: the query failed; the message lists the views or columns.
 
         Example:
             >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
@@ -200,7 +201,7 @@ class Version:
         return answer(self._opened, query, Workspace(cache=cache).tokenizers)
 
     def report(self, path: str | Path | None = None) -> str:
-        """Return the report as HTML, one page with charts and samples; write it to `path`, too.
+        """Return the report as one HTML page with charts and samples; also write it to `path`.
 
         Example:
             >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
@@ -217,7 +218,7 @@ class Version:
         return html
 
     def show(self, height: int = 900) -> Any:
-        """Return the report for a notebook, which shows it in a frame of `height` pixels."""
+        """Return the report for a notebook, in a frame that is `height` pixels high."""
         return function_of_addon("FramedPage")(self.report(), height)
 
     def _repr_html_(self) -> str | None:
@@ -247,10 +248,10 @@ def open_version(uri: str | Path, ref: str = "latest") -> Version:
     Args:
         uri: `<store>/<dataset>`, a folder or an address; may end in `@<ref>` or
             `@<version>#<digest>`.
-        ref: a ref, a version or a version id, where `uri` names none.
+        ref: a ref, a version or a version id, used if `uri` names none.
 
     Raises:
-        VersionNotFoundError: there is none.
+        VersionNotFoundError: there is no such version.
         IntegrityError: its manifest is damaged.
 
     Example:

@@ -1,27 +1,27 @@
-"""Every error packhouse raises on purpose.
+"""Errors that packhouse raises on purpose.
 
     PackhouseError
-    |-- ConfigError               a recipe or an argument is wrong: which key, what is allowed
-    |   `-- PluginError           code of a plug-in failed, or gave what it must not
-    |-- SourceError               an input file cannot be read at all; says which file and where
+    |-- ConfigError               a recipe or an argument is wrong
+    |   `-- PluginError           a plug-in failed or returned something invalid
+    |-- SourceError               an input file cannot be read at all
     |   `-- EmptyDatasetError     nothing is left to publish
     |-- QuarantineLimitError      more rows are bad than the recipe allows
-    |-- TokenizerError            a tokenizer folder does not load or cannot be used
-    |-- AuditError                the tokens would teach what they should not; nothing published
-    |-- TemplateError             a template cannot be proven to mark what is trained
+    |-- TokenizerError            a tokenizer cannot be loaded or used
+    |-- AuditError                a limit of the audit is exceeded; nothing is published
+    |-- TemplateError             the trained parts of a template cannot be proven
     |-- SequenceTooLongError      a record exceeds seq_len and the policy is `error`
-    |-- ContractError             a table breaks its contract; nothing after it ran
+    |-- ContractError             a table breaks its contract; no later step ran
     |   `-- EmptyRowError         a row without a token
-    |-- StoreError                the object store, or what lies in it
+    |-- StoreError                a fault of the object store or of its contents
     |   |-- VersionNotFoundError  no such dataset, version or ref
     |   |-- IntegrityError        bytes differ from their digest
-    |   |-- ConflictError         someone else won, and what they wrote is not what we have
+    |   |-- ConflictError         another writer won a race and wrote something else
     |   `-- StoreRefusedError     the store cannot guard a publication (ignores conditions, 501)
-    |-- DiskError                 a disk of this machine is full, out of inodes or read-only
-    `-- TransientError            a hiccup of network or storage: the only kind that is retried
+    |-- DiskError                 a local disk is full, out of inodes or read-only
+    `-- TransientError            a temporary fault of network or storage; the only kind retried
 
-A user's mistake is one of these; a broken invariant is an `assert`. Facts about the error are
-attributes, given as keywords, and survive pickling (worker processes raise them).
+A user's mistake is one of these; a broken invariant is an `assert`. Facts about an error are
+attributes, passed as keywords, and survive pickling, because worker processes raise these errors.
 """
 
 from typing import Any
@@ -52,11 +52,11 @@ __all__ = [
 ]
 
 HELD_BACK = 7
-"""Exit code: the version is published, and its ref stays because it drifted too far."""
+"""Exit code: the version is published, but its ref did not move because it drifted too far."""
 
 
 class PackhouseError(Exception):
-    """Base of all errors of packhouse: one sentence with place, limit and remedy, plus facts.
+    """Base of all packhouse errors: a message with place, limit and fix, plus facts.
 
     Example:
         >>> import pickle
@@ -69,7 +69,7 @@ class PackhouseError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, /, **facts: Any) -> None:
-        message = for_terminal(message, keep_lines=True)  # it may repeat a row or a file's name
+        message = for_terminal(message, keep_lines=True)  # it may quote a row or a file name
         super().__init__(message)
         self.message = message
         self.facts = facts
@@ -95,7 +95,7 @@ class ConfigError(PackhouseError):
 
 
 class PluginError(ConfigError):
-    """Code of a plug-in failed, or what it returned is not what it must be; names the plug-in."""
+    """A plug-in failed or returned something invalid; the message names it."""
 
 
 class SourceError(PackhouseError):
@@ -115,19 +115,19 @@ class QuarantineLimitError(PackhouseError):
 
 
 class AuditError(PackhouseError):
-    """What a dataset would teach is over the limits, or a golden conversation differs."""
+    """A limit of the audit is exceeded, or a golden conversation differs."""
 
     exit_code = 4
 
 
 class TokenizerError(PackhouseError):
-    """A tokenizer folder does not load or cannot be used."""
+    """A tokenizer cannot be loaded or used."""
 
     exit_code = 3
 
 
 class TemplateError(PackhouseError):
-    """A template cannot be proven to mark what is trained."""
+    """The trained parts of a template cannot be proven."""
 
     exit_code = 4
 
@@ -149,7 +149,7 @@ class EmptyRowError(ContractError):
 
 
 class StoreError(PackhouseError):
-    """The object store, or what lies in it, is not as it must be."""
+    """A fault of the object store or of its contents."""
 
     exit_code = 5
 
@@ -159,11 +159,11 @@ class VersionNotFoundError(StoreError):
 
 
 class IntegrityError(StoreError):
-    """Bytes differ from the digest they were published with."""
+    """Bytes differ from the published digest."""
 
 
 class ConflictError(StoreError):
-    """Someone else won a race, and what they wrote is not what we have."""
+    """Another writer won a race and wrote something else."""
 
 
 class StoreRefusedError(StoreError):
@@ -171,12 +171,12 @@ class StoreRefusedError(StoreError):
 
 
 class DiskError(PackhouseError):
-    """A disk of this machine is full, out of inodes or read-only."""
+    """A local disk is full, out of inodes or read-only."""
 
     exit_code = 5
 
 
 class TransientError(PackhouseError):
-    """A hiccup of network or storage; the only kind that is retried."""
+    """A temporary fault of network or storage; the only kind that is retried."""
 
     exit_code = 6

@@ -1,23 +1,23 @@
-"""Which places a worker may touch: what a run form may name, and what it may not.
+"""Limit the places that a run form can name to those its worker allows.
 
-Whoever may start a run fills a form, and a worker reads and writes with the rights of its service.
-So a worker resolves every place in a recipe by a file of its operator, `deployments/sources.yaml`:
+Anyone who can start a run fills in a form, and the worker reads and writes with the rights of its
+service. So the worker resolves every place in a recipe with a file of its operator,
+`deployments/sources.yaml`:
 
     sources:            # names for the form: `path: demo-chats`
       demo-chats: demo/chats.jsonl
     tokenizers: {demo: demo/tokenizer}
     stores: {main: s3://bucket/versions}
     files: {}           # golden conversations, Jinja templates
-    recipes: {demo: demo/recipe.yaml}   # what `refresh` and `backfill` run by name
+    recipes: {demo: demo/recipe.yaml}   # names for `refresh` and `backfill`
     secrets: {AWS_SECRET_ACCESS_KEY: store-key}   # environment variable -> Secret block
     allow:
-      read: [s3://raw/instructions/]    # and everything below these may be read
-      write: []                         # and versions may be published below these
+      read: [s3://raw/instructions/]    # prefixes that can be read
+      write: []                         # prefixes where versions can be published
 
-A name is replaced by its place. Anything else must lie below a prefix, after `..` and links are
-resolved. Credentials are refused wherever they stand. `${PACKHOUSE_X:-default}` is taken from the
-environment. Recipes in files of the deployment are the operator's own words and are not held
-against the list.
+A name is replaced by its place. Any other place must be inside an allowed prefix, after `..` and
+links are resolved. Credentials are refused everywhere. `${PACKHOUSE_X:-default}` is read from the
+environment. Recipe files of the deployment are written by the operator, so they are not checked.
 """
 
 import os
@@ -38,10 +38,10 @@ from packhouse.recipe.section import Uri
 Place = Annotated[str, StringConstraints(min_length=1)]
 
 StorePlace = Annotated[Uri, Field(min_length=1)]
-"""Root of a store of versions: a name of the worker, a folder or `s3://bucket/prefix`."""
+"""Root of a store of versions: a name from sources.yaml, a folder or `s3://bucket/prefix`."""
 
 RecipeName = Annotated[Uri, Field(min_length=1)]
-"""Name of a recipe of the worker; what is no name is still kept free of credentials."""
+"""Name of a recipe in sources.yaml; a path or address must not contain credentials."""
 
 _TEMPLATES = (".jinja", ".j2")
 
@@ -54,7 +54,7 @@ class _Allowed(BaseModel):
 
 
 class Places(BaseModel):
-    """Names of places, and prefixes below which unnamed places are allowed.
+    """Named places, and prefixes inside which other places are allowed.
 
     Example:
         >>> places = Places(sources={"chats": "/data/chats.jsonl"}, allow={"read": ["s3://raw/"]})
@@ -63,7 +63,7 @@ class Places(BaseModel):
         >>> places.source("/etc/passwd")
         Traceback (most recent call last):
         ...
-        packhouse.errors.ConfigError: source '/etc/passwd' is no name of this worker (chats) and ...
+        packhouse.errors.ConfigError: source '/etc/passwd' is not listed in sources.yaml (known: ...
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -73,13 +73,13 @@ class Places(BaseModel):
     stores: dict[str, Place] = {}
     files: dict[str, Place] = {}
     recipes: dict[str, Place] = {}
-    """Recipes of this deployment: names for `refresh` and `backfill`."""
+    """Recipes of this deployment, which `refresh` and `backfill` run by name."""
     secrets: dict[str, str] = {}
-    """Environment variable -> name of the Secret block that holds it."""
+    """Environment variable -> name of the Secret block with its value."""
     allow: _Allowed = _Allowed()
 
     def source(self, place: str) -> str:
-        """Return where a source's rows lie."""
+        """Return the place of a source."""
         return self._resolve("source", place, self.sources, self.allow.read)
 
     def tokenizer(self, place: str) -> str:
@@ -89,14 +89,14 @@ class Places(BaseModel):
             for file in Path(folder).iterdir():
                 if not any(_lies_below(str(file), prefix) for prefix in self.allow.read):
                     raise ConfigError(
-                        f"tokenizer '{place}' holds '{file.name}', a link that leads out of what "
-                        "this worker allows; put the file there itself",
+                        f"tokenizer '{place}' has '{file.name}', a link to a place outside the "
+                        "allowed prefixes. Copy the file into the folder",
                         place=place,
                     )
         return folder
 
     def file(self, place: str) -> str:
-        """Return where a file of golden conversations or a template lies."""
+        """Return the place of a template or of a file of golden conversations."""
         return self._resolve("file", place, self.files, self.allow.read)
 
     def store(self, place: str) -> str:
@@ -107,7 +107,7 @@ class Places(BaseModel):
         """Return the recipe with every place resolved.
 
         Raises:
-            ConfigError: a place that is neither named nor allowed, or a credential.
+            ConfigError: a place is neither listed nor allowed, or contains credentials.
         """
         benchmarks = [self._source(source) for source in recipe.audit.benchmarks]
         template = recipe.format.template
@@ -128,7 +128,7 @@ class Places(BaseModel):
     def _source(self, source: SourceConfig) -> SourceConfig:
         name = source.name
         if name is None and source.path in self.sources:
-            name = source.path  # what people chose in the form is what they read in the lineage
+            name = source.path  # so that the lineage shows the name chosen in the form
         return source.model_copy(update={"path": self.source(source.path), "name": name})
 
     def _resolve(self, what: str, place: str, names: Mapping[str, str], allowed: list[str]) -> str:
@@ -137,33 +137,34 @@ class Places(BaseModel):
             return names[place]
         if any(_lies_below(place, prefix) for prefix in allowed):
             return _resolved(place)
-        known = ", ".join(sorted(names)) or "it has none"
-        below = ", ".join(allowed) or "no prefix is allowed"
+        known = ", ".join(sorted(names)) or "none"
+        below = ", ".join(allowed) or "none"
         raise ConfigError(
-            f"{what} '{place}' is no name of this worker ({known}) and does not lie below what it "
-            f"allows ({below}); its operator adds places to deployments/sources.yaml",
+            f"{what} '{place}' is not listed in sources.yaml (known: {known}) and is outside the "
+            f"allowed prefixes ({below}). The worker's operator can add it to "
+            "deployments/sources.yaml",
             place=place,
         )
 
 
 def load_places(path: Path) -> Places:
-    """Read a file of places; relative ones start at the file's folder.
+    """Read a file of places; relative ones are relative to the file's folder.
 
     Raises:
-        ConfigError: no such file, or not of this form.
+        ConfigError: the file does not exist, or has another form.
     """
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         places = Places.model_validate(expand_variables(raw))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(
-            f"places '{path}' cannot be read: {error}; a worker needs the file that names its "
-            "sources (PACKHOUSE_SOURCES, else deployments/sources.yaml)"
+            f"'{path}' cannot be read: {error}. A worker needs this file with its places "
+            "(PACKHOUSE_SOURCES, else deployments/sources.yaml)"
         ) from None
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"places '{path}': '{key}': {first['msg']}") from None
+        raise ConfigError(f"'{path}': '{key}': {first['msg']}") from None
     return _anchored(places, path.parent.absolute())
 
 
@@ -181,7 +182,7 @@ def _anchored(places: Places, folder: Path) -> Places:
 
 
 def _lies_below(place: str, prefix: str) -> bool:
-    """Return True if a place is a prefix or lies below it, with links and `..` resolved.
+    """Return True if a place is a prefix or inside of it, with links and `..` resolved.
 
     Example:
         >>> _lies_below("s3://raw/a/b", "s3://raw/a"), _lies_below("s3://raw/ab", "s3://raw/a")
@@ -202,8 +203,8 @@ def _lies_below(place: str, prefix: str) -> bool:
     path = place.removeprefix("file://")
     if "://" in prefix or path.startswith("~"):
         return False
-    # A name may hold `[x]`, and a link of that name is followed like any other. What a glob finds
-    # lies below its last folder without magic: /a/b*/c -> /a.
+    # A plain name may contain `[x]`, and a link with such a name is followed too. What a glob finds
+    # is inside its last folder without magic: /a/b*/c -> /a.
     fixed, magic, _ = re.split(r"([*?\[]|$)", path, maxsplit=1)
     if magic:
         fixed = fixed.rpartition("/")[0] or ("/" if path.startswith("/") else ".")
@@ -215,9 +216,9 @@ def _lies_below(place: str, prefix: str) -> bool:
 
 
 def _resolved(place: str) -> str:
-    """What was compared, to be opened: a link may be turned elsewhere after the check.
+    """Return the resolved path that was checked, since a link may change after the check.
 
-    Patterns stay, and so does a link whose own name is the last part: it names the source.
+    Globs are returned unchanged, and so are links as the last part: their name names the source.
     """
     path = Path(place.removeprefix("file://"))
     if ("://" in place and not place.startswith("file://")) or re.search(r"[*?\[]", place):
@@ -237,19 +238,19 @@ _CREDENTIALS = re.compile(
 
 
 def refuse_credentials(place: str, what: str = "place") -> None:
-    """Fail if a place carries a password, a key or a signature; what it is stays unsaid.
+    """Refuse a place with a password, key or signature; the message does not repeat it.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: the place contains a credential.
 
     Example:
         >>> refuse_credentials("s3://key:secret@bucket/rows.jsonl", "source")
         Traceback (most recent call last):
         ...
-        packhouse.errors.ConfigError: a source carries a credential; take it out, and give it to ...
+        packhouse.errors.ConfigError: a source contains a credential. Remove it, and pass it to ...
     """
     if _CREDENTIALS.search(place):
         raise ConfigError(
-            f"a {what} carries a credential; take it out, and give it to the worker as an "
+            f"a {what} contains a credential. Remove it, and pass it to the worker as an "
             "environment variable or a Secret block"
         )

@@ -100,7 +100,7 @@ def servers_log_no_error() -> Iterator[None]:
 
 
 def find_shared() -> Path | None:
-    """Folder of real data and tokenizers: PACKHOUSE_SHARED, else `shared` beside the checkout."""
+    """Folder of real data and tokenizers: PACKHOUSE_SHARED, else `shared` next to the checkout."""
     named = os.environ.get("PACKHOUSE_SHARED")
     folder = Path(named) if named else Path(__file__).resolve().parents[2] / "shared"
     return folder if (folder / "data").is_dir() else None

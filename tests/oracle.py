@@ -1,4 +1,4 @@
-"""Record what a state of packhouse makes of fixed inputs, and compare another state with it.
+"""Record the results of packhouse for fixed inputs, and compare another commit with them.
 
     python -m tests.oracle record ../oracle/3d369ff.json --checkout ../checkout-of-3d369ff
     python -m tests.oracle compare tests/golden/oracle.json
@@ -19,11 +19,11 @@ command line prepares each into a store of its own. Each part of the version bec
     audit       what the audit counted
 
 Digests are of values, so names of versions, files and folders may change; so may the words of
-messages. `record` keeps the rows behind the digests as Parquet beside OUT.json (in the folder OUT).
+messages. `record` saves the digested rows as Parquet next to OUT.json (in the folder OUT).
 
-Large files are sampled. All of it takes about 8 minutes of one core, a combination 2 to 7 s.
-Needs real data and tokenizers (PACKHOUSE_SHARED, or `shared` beside the checkout) for all but the
-demo and the fuzzers' seeds.
+Large files are sampled. A combination takes 2 to 7 s of one core, all of them about 8 minutes.
+All but the demo and the fuzzers' seeds need real data and tokenizers (PACKHOUSE_SHARED, or `shared`
+next to the checkout).
 """
 
 import argparse
@@ -50,16 +50,16 @@ ROOT = Path(__file__).resolve().parents[1]
 COMMAND = [sys.executable, "-m", "packhouse", "prepare"]
 
 SAMPLED = {"alpaca_data.json": 1500, "gsm8k_train.jsonl": 600, "sst2_train.tsv": 1500}
-"""Rows that are taken of a file, evenly spread over it."""
+"""Number of rows taken from a file, evenly spread."""
 
 NUM_FORGED = 400
 
 SOUND_ROW = {"text": "a", "instruction": "a", "output": "b"}
-"""Beside each seed, in a source of its own: a seed without any good row is published, too."""
+"""A second source next to each seed, so that a seed without a good row is published too."""
 
 SEED_ENDINGS = {11: (".csv",), 12: (".tsv",)}
 SEED_FORMATS = {"seed8.jsonl": "text", "seed13.jsonl": "alpaca"}
-"""What names and formats some seeds are read under, beside those of the fuzzer itself."""
+"""Endings and formats for some seeds, besides those of the fuzzer."""
 
 FILES: dict[str, dict[str, Any]] = {
     "glaive": {"path": "glaive_toolcall_en_demo.json", "format": "sharegpt"},
@@ -328,7 +328,7 @@ def _digest(data: bytes) -> str:
 
 
 def record(out: Path, checkout: Path, only: str) -> int:
-    """Write the digests of all combinations to `out`, their rows beside it."""
+    """Write the digests of all combinations to `out`, and the rows next to it."""
     state = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=checkout, capture_output=True, text=True
     )

@@ -23,7 +23,7 @@ RUNS = (
     "prefect.runner.flow_run_executor",
 )
 
-# Patterns of records that are no error of the server or the worker.
+# Records that look like errors of the server or the worker but are not.
 HARMLESS = (
     # Two runs made the limit of one dataset at the same time: the loser takes the winner's.
     r"(?s)IntegrityError.*INSERT INTO concurrency_limit_v2 ",
@@ -73,8 +73,8 @@ def watched(log: Path, *harmless: str) -> Iterator[None]:
     """Watch a log while the block runs; at its end nothing may be left in it that is an error.
 
     Args:
-        log: of a server or worker; it need not be there yet.
-        harmless: patterns of records that are no error in this log, besides `HARMLESS`.
+        log: of a server or worker; it may not exist yet.
+        harmless: patterns of records that are not errors in this log, besides `HARMLESS`.
     """
     _harmless[log] = HARMLESS + harmless
     _watched[log] = log.stat().st_size if log.exists() else 0

@@ -1,10 +1,10 @@
-"""Run the tests of peers on packhouse's code, and hold what they say against what is expected.
+"""Run the tests of peers on packhouse's code, and compare the results with expected ones.
 
 `python -m bench.peers_tests --trl CHECKOUT --megatron-bridge CHECKOUT --dart-math CHECKOUT`
 
 A checkout is a clone, bare or not, or a folder of its files; fetch it yourself. `expected.json` has
-the commits that were tried last, how many tests there are, and which fail, with what message and
-why: what packhouse refuses by design. Whatever else fails or passes is told, with exit code 1.
+the commits that were tried last, the number of tests, and the tests that fail, with message and
+reason: things that packhouse refuses by design. Any other result is reported, with exit code 1.
 """
 
 import argparse
@@ -129,7 +129,7 @@ def _copy(checkout: Path, needs: tuple[str, ...], folder: Path) -> str:
 
 
 def _run(suite: Suite, folder: Path) -> dict[str, tuple[str, str]]:
-    """Run the tests in a process of their own, beside no configuration; what each said."""
+    """Run the tests in a separate process without a configuration; what each said."""
     report = folder / "report.xml"
     tests = [test if "/" in test else str(HERE / test) for test in suite.tests]
     command = [sys.executable, "-m", "pytest", "-p", "bench.peers_tests.names", "-q", *tests]

@@ -1,7 +1,7 @@
-"""A plugin of pytest that puts packhouse's code behind the names that a peer's tests import.
+"""A pytest plugin that implements the names imported by a peer's tests with packhouse.
 
-Their files stay as they are. What a name does here is a call of packhouse and a change of shape,
-and nothing else: a test that wants something packhouse does not do must fail.
+Their files stay unchanged. Each name only calls packhouse and converts shapes, so a test that needs
+something packhouse does not do must fail.
 """
 
 import importlib.abc

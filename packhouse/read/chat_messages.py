@@ -1,11 +1,11 @@
-"""Messages in the forms that files write them in -> turns of a conversation.
+"""Read messages in the forms that occur in files, as turns of a conversation.
 
-Tool calls and tool definitions become JSON text in one form: compact, keys in the file's order
-(templates print them in that order), call arguments as objects where the file wrote these, or text
-in the usual form (`{"a": 1}`), else as text, bare definitions (`{"name": ..., "parameters": ...}`)
-in OpenAI's wrapping.
+Tool calls and tool definitions become compact JSON text in one form. Keys keep the file's order,
+because templates print them in that order. Call arguments are objects if the file has objects, or
+text in the usual form (`{"a": 1}`); any other text stays text. Bare definitions
+(`{"name": ..., "parameters": ...}`) get OpenAI's wrapping.
 
-All that a message says of its training is read, or refused: nothing of it is left out.
+Everything that a message says about its training is read or refused, never ignored.
 """
 
 import json
@@ -26,11 +26,11 @@ name, weight, part_weights."""
 
 
 def text_turn(role: str, content: str, context: str | None = None) -> Turn:
-    """Return a turn of text alone."""
+    """Return a turn that has only text."""
     return role, content, context, None, None, None, None, None, None
 
 
-# Role in the file -> role. Any other name is kept, and the rules then refuse the conversation.
+# Role in the file -> role. Other names are kept, and the rules will refuse the conversation.
 _ROLES = {
     "system": "system",
     "developer": "system",
@@ -50,18 +50,18 @@ SPEAKERS = frozenset(_ROLES)
 """Names of speakers whose role is known."""
 
 WEIGHTS = ("weight", "loss_weight", "loss_scale", "train", "training", "loss")
-"""Fields that are read; `loss_scale` is ms-swift's, `train` and `training` Axolotl's and others',
-`loss` xtuner's and ms-swift's."""
+"""Fields with a weight: `loss_scale` is from ms-swift, `train` and `training` from Axolotl and
+others, `loss` from xtuner and ms-swift."""
 
 SPANS = ("train_detail", "training_detail")
-"""Axolotl's fields of spans of a content."""
+"""Axolotl's fields for spans of a content."""
 
 Pieces = list[tuple[str, float | None]]
-"""Text and own weight (None: the turn's) of each part of a message."""
+"""Text and weight of each part of a message; None stands for the turn's weight."""
 
 _FLAGS = ("train", "training", "loss")
 MAX_WEIGHT = 1e6
-"""Of a message, a part, a row or a token; far below what float32 holds."""
+"""Largest weight of a message, part, row or token; far below the limit of float32."""
 
 _CALL_ROLES = ("function_call", "tool_call")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -81,28 +81,28 @@ class Conversation(NamedTuple):
     """Canonical JSON text."""
     label: int | None = None
     unread_fields: frozenset[str] = frozenset()
-    """Fields of messages that hold something and that nobody reads."""
+    """Non-empty fields of messages that nothing reads."""
     num_unanswered: int = 0
-    """Questions of the row that have no answer, and so no conversation."""
+    """Questions of the row without an answer, which give no conversation."""
 
 
 def read_messages(messages: object, tools: object, system: str | None) -> Conversation:
-    """Read a list of messages, or JSON text that holds one.
+    """Read a list of messages, or a list as JSON text.
 
     Args:
-        messages: what the row has in its field of messages.
+        messages: value of the row's field of messages.
         tools: tool definitions: a list, its JSON text, or nothing.
-        system: system prompt that stands beside the messages.
+        system: the row's system prompt outside the messages.
 
     Raises:
-        BadRowError: they are no messages; says which one and why.
+        BadRowError: a message is malformed; the detail tells which one and why.
     """
     if isinstance(messages, str):
         if messages.lstrip()[:1] != "[":
-            raise BadRowError("type", "the messages are text, and no JSON list")
+            raise BadRowError("type", "the messages are text that is not a JSON list")
         messages, bad = parse_text(messages)
         if bad is not None:
-            raise BadRowError(bad[0], f"the messages, given as JSON text: {bad[1]}")
+            raise BadRowError(bad[0], f"the messages are JSON text with a fault: {bad[1]}")
     if not isinstance(messages, list):
         raise BadRowError("type", f"the messages are {kind_of(messages)}, not a list")
     turns = [_read_message(message, number) for number, message in enumerate(messages)]
@@ -119,13 +119,13 @@ def read_messages(messages: object, tools: object, system: str | None) -> Conver
 def rename_messages(
     messages: object, speaker: str, fields: Mapping[str, str], roles: Mapping[str, str]
 ) -> object:
-    """Return messages with the keys and roles that `read_messages` knows.
+    """Rename keys and roles of messages to those that `read_messages` knows.
 
     Args:
-        messages: a list of messages, or its JSON text; anything else is returned as it is.
-        speaker: `role` or `from`, the form in which they are returned.
-        fields: theirs for `role` and `content`, where they differ.
-        roles: role of each speaker that goes by another name.
+        messages: a list of messages, or its JSON text; anything else is returned unchanged.
+        speaker: `role` or `from`, the form of the result.
+        fields: the file's keys for `role` and `content`, if they differ.
+        roles: the file's name of a speaker -> role.
 
     Example:
         >>> message = {"speaker": "Agent", "text": "Hi"}
@@ -133,7 +133,7 @@ def rename_messages(
         >>> rename_messages([message], "role", fields, {"Agent": "assistant"})
         [{'role': 'assistant', 'content': 'Hi'}]
 
-    A key that a message has under our name as well gives way to the one that `fields` names.
+    If a message also has a key with our name, the one that `fields` names replaces it.
     """
     messages = value_of(messages)
     if not isinstance(messages, list):
@@ -152,7 +152,7 @@ def rename_messages(
 
 
 def speaker_key(messages: object) -> str | None:
-    """Return the key by which a list of messages names who speaks, None if there is none.
+    """Return the key that names the speaker in a list of messages, None if there is none.
 
     Example:
         >>> speaker_key([{"from": "human", "value": "Hi"}])
@@ -167,7 +167,7 @@ def speaker_key(messages: object) -> str | None:
 
 
 def kind_of(value: object) -> str:
-    """Return what a value is, in words: `a list`."""
+    """Describe the type of a value, as in `a list`."""
     kinds = {
         type(None): "null",
         bool: "true or false",
@@ -192,13 +192,13 @@ def _read_message(message: object, number: int) -> Turn:
     if type(raw_role) is not str:
         raise BadRowError("type", f"message {number}: role is {kind_of(raw_role)}, not text")
     role = _ROLES.get(raw_role, raw_role)
-    # The common case first: text, and nothing but role and content.
+    # The common case first: only a role and text.
     if type(value) is str and len(message) == 2 and raw_role not in _CALL_ROLES:
         return role, value, None, None, None, None, None, None, None
     calls: list[object] = []
     if message.get("tool_calls") not in (None, []):
         calls += _read_calls(message["tool_calls"], number)
-    if message.get("function_call"):  # OpenAI's older form: one call, no list
+    if message.get("function_call"):  # OpenAI's older form: one call, not a list
         calls += _read_calls(message["function_call"], number)
     if raw_role in _CALL_ROLES:
         calls, value = _read_calls(value, number), ""
@@ -227,7 +227,7 @@ def _read_message(message: object, number: int) -> Turn:
 def _read_content(
     value: object, calls: list[object], number: int
 ) -> tuple[Pieces, Pieces, list[object]]:
-    """Return text, reasoning and tool calls: `calls`, and those among the content's parts."""
+    """Return text, reasoning and tool calls: `calls` plus those among the content's parts."""
     if type(value) is str:
         return [(value, None)], [], calls
     if value is None and calls:
@@ -245,19 +245,19 @@ def _read_content(
         elif weight is None:
             calls += _read_calls(text, number)
         else:
-            raise BadRowError("type", f"message {number}: a part that is no text has a weight")
+            raise BadRowError("type", f"message {number}: a part that is not text has a weight")
     return pieces["text"], pieces["reasoning"], calls
 
 
 def _read_reasoning(message: dict[str, Any], name: str, number: int) -> Pieces:
-    """Return reasoning that stands beside the content, as text or in parts."""
+    """Return the reasoning in a field of the message, as text or in parts."""
     value = message.get(name)
     if not isinstance(value, list):
         text = _optional_text(message, name, number)
         return [(text, None)] if text else []
     said, thought, calls = _read_content(value, [], number)
     if calls or (said and thought):
-        raise BadRowError("type", f"message {number}: a part of {name} is no text")
+        raise BadRowError("type", f"message {number}: a part of {name} is not text")
     return said or thought
 
 
@@ -288,12 +288,12 @@ def _read_part(part: object, number: int) -> tuple[str, Any]:
     value = next((part[key] for key in keys if isinstance(key, str) and key in part), None)
     if kind != "tool_call" and type(value) is not str:
         what = kind_of(value)
-        raise BadRowError("type", f"message {number}: a text part holds {what}, not text")
+        raise BadRowError("type", f"message {number}: a text part contains {what}, not text")
     return kind, value
 
 
 def is_media_part(part: object) -> bool:
-    """Return True for a part of a content that is an image, a sound, a video or a file.
+    """Return True for a content part that is an image, audio, video or file.
 
     Example:
         >>> is_media_part({"type": "image_url", "image_url": {"url": "a.jpg"}})
@@ -311,7 +311,7 @@ _MEDIA_PART = re.compile("(input_|output_)?(image|audio|video|file)(_url|_file|_
 
 
 def _read_calls(value: object, number: int) -> list[object]:
-    """Return calls in OpenAI's form, from JSON text, one call or a list, in any known form."""
+    """Return calls in OpenAI's form, given one call, a list or JSON text in any known form."""
     if isinstance(value, str):
         value = parse_field(value, f"message {number}: the tool call")
     calls: list[object] = []
@@ -333,9 +333,9 @@ def _read_calls(value: object, number: int) -> list[object]:
 
 
 def _read_arguments(text: str, what: str) -> object:
-    """Return an object; a text that is none, or is one written another way, is kept as it is.
+    """Parse call arguments; text that is not an object in the usual form is returned unchanged.
 
-    A template that joins texts writes the row's own; others get the object that it says.
+    A template that concatenates strings then writes the row's text; others get the parsed object.
 
     Example:
         >>> [_read_arguments(text, "") for text in ('{"a": 1}', '{"a":1}', '{"a": ')]
@@ -344,7 +344,7 @@ def _read_arguments(text: str, what: str) -> object:
     try:
         value = parse_field(text or "{}", what)
     except BadRowError as error:
-        if error.reason != "tool_calls":  # JSON, but with a fault such as a key given twice
+        if error.reason != "tool_calls":  # it is JSON with a fault, such as a duplicate key
             raise
         return text
     is_usual = isinstance(value, dict) and json.dumps(value, ensure_ascii=False) == (text or "{}")
@@ -352,7 +352,7 @@ def _read_arguments(text: str, what: str) -> object:
 
 
 def read_tools(tools: object) -> str | None:
-    """Return tool definitions in OpenAI's form, which chat templates are written for.
+    """Return tool definitions in OpenAI's form, which chat templates expect.
 
     Example:
         >>> read_tools([{"name": "add", "parameters": {}}])
@@ -379,7 +379,7 @@ def parse_field(text: str, what: str, reason: str = "tool_calls") -> object:
     """Parse JSON text of a tool call or of tools, as strictly as a row.
 
     Raises:
-        BadRowError: `reason` if it is not JSON; else what is wrong, such as `duplicate_key`.
+        BadRowError: with `reason` if it is not JSON, else with a reason such as `duplicate_key`.
     """
     try:
         value: object = orjson.loads(text)
@@ -398,20 +398,20 @@ def _optional_text(message: dict[str, Any], key: str, number: int) -> str | None
     return value or None
 
 
-# Loss weights that messages, their parts and spans give, in the forms of several tools.
+# Loss weights of messages, parts and spans, in the forms of several tools.
 
 
 def read_weight(message: object, number: int, *, is_answer: bool = True) -> float | None:
-    """Return the loss weight: `weight`, `loss_weight` or `loss_scale`; or a flag, true or false.
+    """Return the loss weight from `weight`, `loss_weight`, `loss_scale`, or a true/false flag.
 
-    If several are given, they must agree; beside a weight, a flag says whether it may be 0. A
-    `loss` that is a number is what some model had, and no weight.
+    Several of them must agree: a weight is above 0 exactly if the flag is true. A number in `loss`
+    is the loss of some model, not a weight, and is ignored.
 
     Args:
-        message: a message, or a part of its content; a part that is text has none.
+        message: a message, or a part of its content; a part that is a string has no weight.
         number: of the message.
-        is_answer: whether it is an answer, or a part of any message. The `loss_scale` of another
-            message says nothing where it is 0 or 1, as in ms-swift; any other is refused.
+        is_answer: True for an answer and for a part of any message. In other messages, a
+            `loss_scale` of 0 or 1 has no meaning, as in ms-swift; other values are refused.
 
     Example:
         >>> read_weight({"role": "assistant", "content": "No.", "train": False}, 1)
@@ -431,7 +431,7 @@ def read_weight(message: object, number: int, *, is_answer: bool = True) -> floa
         if is_answer or key != "loss_scale":
             stated[key] = float(value)
         elif value not in (0, 1):
-            raise BadRowError("type", f"message {number}: loss_scale is of answers alone")
+            raise BadRowError("type", f"message {number}: only answers can have a loss_scale")
     weights = {weight for key, weight in stated.items() if key not in _FLAGS}
     is_trained = {weight > 0 for weight in stated.values()}
     if len(weights) > 1 or len(is_trained) > 1:
@@ -449,18 +449,18 @@ def weigh_message(
     is_text: bool,
     number: int,
 ) -> tuple[float | None, str | None]:
-    """Return the weight of a message, and those of its parts as factors of it, where these differ.
+    """Return the weight of a message, and the weights of its parts, as factors, if these differ.
 
     Args:
-        message: as the row has it.
+        message: the row's message.
         role: of the message.
         said: its content.
         thought: its reasoning.
-        is_text: whether the content is one text, without tool calls beside it.
+        is_text: True if the content is one text and the message has no tool calls.
         number: of the message.
 
     Raises:
-        BadRowError: a mark is none, or some contradict each other.
+        BadRowError: a weight is invalid, or two contradict each other.
 
     Example:
         >>> said = [("Hm. ", 0.0), ("Four.", None)]
@@ -472,11 +472,11 @@ def weigh_message(
     weight = read_weight(message, number, is_answer=role == "assistant")
     is_weighed = any(own is not None for _, own in thought)
     spans = _read_spans(message, "".join(text for text, _ in said), number)
-    if spans == [] and weight is None:  # as Axolotl reads it: no part is trained
+    if spans == [] and weight is None:  # Axolotl trains no part of it
         weight = 0.0
     elif spans:
         if not is_text or is_weighed:
-            detail = "spans beside tool calls or parts; say with `train` of parts what is trained"
+            detail = "spans cannot be combined with tool calls or parts; set `train` of each part"
             raise BadRowError("type", f"message {number}: {detail}")
         said, weight, is_weighed = spans, 1.0 if weight is None else weight, bool(thought)
         thought = [("".join(text for text, _ in thought), 0.0)]
@@ -488,16 +488,16 @@ def weigh_message(
         (own,) = own_weights
         return own if weight is None or own is None else own * weight, None
     if weight is None and role != "assistant" and any(own_weights - {None}):
-        detail = f"message {number}: a part of a turn of {role} is trained; give the turn a weight"
+        detail = f"message {number}: a part of a {role} turn is trained; give the turn a weight"
         raise BadRowError("type", detail)
     return weight, orjson.dumps(sizes).decode()
 
 
 def _part_sizes(pieces: Pieces) -> list[tuple[int, float | None]]:
-    """Return the characters and the weight of each part of one text.
+    """Return the number of characters and the weight of each part of one text.
 
-    A border behind a space is put before it, since tokens begin with the space before a word: the
-    whole word is trained, or none of it.
+    A boundary after a space moves before it, because tokens begin with the space before a word:
+    either the whole word is trained or none of it.
 
     Example:
         >>> _part_sizes([("Hm. ", 0.0), ("Four.", None)])
@@ -513,13 +513,13 @@ def _part_sizes(pieces: Pieces) -> list[tuple[int, float | None]]:
 
 
 def _read_spans(message: dict[str, object], content: str, number: int) -> Pieces | None:
-    """Return the parts of a content that Axolotl's spans cut it into; None without the field.
+    """Split a content into parts by Axolotl's spans; return None without the field.
 
-    A list without spans has no parts. Offsets count characters, and the last one of a span belongs
-    to it. What is in no span that is trained is not trained.
+    An empty list has no parts. Offsets count characters, and a span includes its last character.
+    Text outside of trained spans is not trained.
 
     Raises:
-        BadRowError: they are no spans of this content.
+        BadRowError: the spans do not fit this content.
 
     Example:
         >>> spans = [{"begin_offset": 0, "end_offset": 3, "train": False},
@@ -545,11 +545,11 @@ def _read_spans(message: dict[str, object], content: str, number: int) -> Pieces
             for name in ("begin_offset", "end_offset", "train")
         )
         if type(begin) is not int or type(end) is not int or train not in (True, False):
-            what = f"{where} holds {str(span)[:60]!r}, not {{begin_offset, end_offset, train}}"
+            what = f"{where} has {str(span)[:60]!r}, not {{begin_offset, end_offset, train}}"
             raise BadRowError("type", what)
         if not 0 <= begin <= end <= len(content):
-            what = f"{where}: characters {begin} to {end} of a content of {len(content)}"
-            raise BadRowError("type", f"{what}; offsets count from 0, the last one included")
+            what = f"{where}: characters {begin} to {end} of a content with {len(content)}"
+            raise BadRowError("type", f"{what}; offsets count from 0 and include the last one")
         if train:
             trained.append((begin, min(end + 1, len(content))))
     parts, at = Pieces(), 0

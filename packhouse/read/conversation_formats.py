@@ -1,15 +1,15 @@
-r"""Formats whose rows hold conversations: messages, trees of messages, transcripts, preferences.
+r"""Formats whose rows are conversations: messages, message trees, transcripts, preferences.
 
-Of formats that say which answers are better, `preference` reads the chosen answer alone, to be
-trained like any other. `pairs` reads both, and `kto` an answer with its verdict; each is a
-conversation that ends on one assistant turn. All before it is the prompt, which has the weight 0,
-so that nothing of it is trained:
+Three formats read preferences. `preference` reads only the chosen answer, which is trained like any
+other. `pairs` reads both answers, and `kto` reads one answer with its verdict; each becomes a
+conversation that ends with one assistant turn. The turns before it are the prompt, with weight 0,
+so that they are not trained:
 
     {"prompt": "1+1?", "chosen": "2", "rejected": "3"}
     -> [user "1+1?" weight 0, assistant "2"], [user "1+1?" weight 0, assistant "3"]
 
-Of a pair the prompt is all that both sides begin with. Turns that they share teach nothing about
-which one is better: their probabilities cancel out. These are read as well:
+The prompt of a pair is everything that both sides begin with. Shared turns say nothing about which
+side is better: their probabilities cancel out. Other layouts that are read:
 
     {"input": {"messages": [...]}, "preferred_output": [...], "non_preferred_output": [...]}
     {"conversations": [...], "chosen": {"from": "gpt", ...}, "rejected": {"from": "gpt", ...}}
@@ -57,17 +57,17 @@ class Said(NamedTuple):
 
 
 def tree_paths(root: dict[str, Any], which: Literal["best", "all"]) -> list[list[Said]]:
-    """Return the best path from the prompt to an answer, or all, best first.
+    """Return the best path from the prompt to an answer, or all paths, best first.
 
-    A path ends at an assistant's message. Siblings are ordered by `rank` (0 is best; unranked ones
-    come after, in the file's order); deleted messages are left out with all that answers them.
+    A path ends with an assistant message. Siblings are ordered by `rank` (0 is best; unranked ones
+    come last, in file order). Deleted messages are left out with all replies to them.
 
     Args:
-        root: a message with `role`, `text` and maybe `rank`, `deleted` and `replies`.
-        which: of the paths.
+        root: a message with `role`, `text` and optionally `rank`, `deleted` and `replies`.
+        which: `best` or `all`.
 
     Raises:
-        BadRowError: a message is none, or no answer is left.
+        BadRowError: a message is malformed, or no answer is left.
 
     Example:
         >>> def say(role, text, *replies):
@@ -94,7 +94,7 @@ def tree_paths(root: dict[str, Any], which: Literal["best", "all"]) -> list[list
                 found.append(path)
         stack += [(reply, path) for reply in reversed(replies)]
     if not found:
-        raise BadRowError("no_assistant", "the tree holds no answer that is not deleted")
+        raise BadRowError("no_assistant", "the tree has no answer that is not deleted")
     return found
 
 
@@ -103,7 +103,7 @@ def _turns(path: Sequence[Said]) -> list[tuple[str, str]]:
 
 
 def _replies(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """Replies to a message, best first."""
+    """Return the replies to a message, best first."""
     replies = message.get("replies")
     if replies is None:
         return []
@@ -121,18 +121,18 @@ def _replies(message: dict[str, Any]) -> list[dict[str, Any]]:
 def build_trees(
     rows: Sequence[Any], naming: Naming
 ) -> tuple[list[dict[str, Any]], list[tuple[int, str, str]]]:
-    """Put trees together from rows that name the message which they answer.
+    """Build trees from rows that name the message they reply to.
 
-    Rows may come in any order. A message whose parent is no row of the file is an orphan, as is
-    what answers it.
+    Rows may come in any order. A message whose parent is not in the file is an orphan, and so are
+    the replies to it.
 
     Args:
         rows: parsed rows of a whole file.
         naming: keys of rows -> our field -> the row's field.
 
     Returns:
-        The roots, with `row`, the index of their row, in every message; and (index, reason, detail)
-        of rows that are no messages, or of no tree.
+        The roots, in which every message has `row`, the index of its row; and (index, reason,
+        detail) of rows that are not messages or belong to no tree.
 
     Example:
         >>> rows = [
@@ -154,7 +154,7 @@ def build_trees(
             message = _message(row, naming[tuple(row)], index)
             if message["message_id"] in messages:
                 shown = repr(message["message_id"][:60])
-                raise BadRowError("tree", f"a row before it has {shown} as message_id, too")
+                raise BadRowError("tree", f"an earlier row also has the message_id {shown}")
         except BadRowError as bad:
             failures.append((index, bad.reason, bad.detail))
             continue
@@ -165,7 +165,7 @@ def build_trees(
             roots.append(message)
         elif parent in messages:
             messages[parent]["replies"].append(message)
-    # What is not reached from a root is an orphan, answers one, or answers itself in a circle.
+    # A message not reached from a root is an orphan, replies to one, or is part of a cycle.
     reached: set[str] = set()
     stack = list(roots)
     while stack:
@@ -175,8 +175,8 @@ def build_trees(
     for name, message in messages.items():
         if name not in reached:
             is_there = message["parent_id"] in messages
-            why = "an orphan, or itself" if is_there else "no row of the file"
-            failures.append((message["row"], "orphan", f"its parent is {why}"))
+            why = "is an orphan or a reply to it" if is_there else "is not in the file"
+            failures.append((message["row"], "orphan", f"its parent {why}"))
     return roots, failures
 
 
@@ -189,10 +189,11 @@ def _message(row: dict[str, Any], names: Mapping[str, str], index: int) -> dict[
         if not isinstance(message[ours], str):
             raise BadRowError("type", f"{names[ours]} is {kind_of(message[ours])}, not text")
     if not isinstance(message["parent_id"], str | None):
-        raise BadRowError("type", f"{names['parent_id']} is neither text nor null")
+        kind = kind_of(message["parent_id"])
+        raise BadRowError("type", f"{names['parent_id']} is {kind}, not text or null")
     if message["role"] not in ("prompter", "assistant", "user", "system"):
         raise BadRowError("unknown_role", f"role {message['role'][:40]!r}")
-    if isinstance(message.get("deleted"), str):  # of CSV
+    if isinstance(message.get("deleted"), str):  # in CSV
         message["deleted"] = message["deleted"].lower() in ("true", "1")
     if isinstance(rank := message.get("rank"), str):
         message["rank"] = float(rank) if rank.replace(".", "", 1).isdecimal() else None
@@ -201,14 +202,14 @@ def _message(row: dict[str, Any], names: Mapping[str, str], index: int) -> dict[
 
 @dataclass(frozen=True, kw_only=True)
 class Messages(RowFormat):
-    """Rows with a field of messages, which name their speakers by `role` or by `from`."""
+    """Rows with a field of messages, whose speakers are named by `role` or `from`."""
 
     speaker: Literal["role", "from"]
 
     def holds(self, row: Row, names: Names) -> bool:
-        """Return True if the first message that names its speaker does so by the format's key.
+        """Return True if the messages name their speakers by this format's key.
 
-        Not if the messages end on a question that the row's `chosen` and `rejected` answer.
+        False if the messages end with a question that the row's `chosen` and `rejected` answer.
         """
         messages = row[names[next(iter(self.required))]]
         if isinstance(messages, str) and messages.lstrip()[:1] == "[":
@@ -236,11 +237,11 @@ class BareMessages(RowFormat):
     takes_lists: ClassVar[bool] = True
 
     def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
-        """Never: a list has no keys; see `row_format_of`."""
+        """Return False: a list has no keys; see `row_format_of`."""
         return False
 
     def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
-        """Nothing: a row that has keys is no list."""
+        """Return nothing: a list has no keys."""
         return []
 
     def read(self, row: object, names: Names, config: SourceConfig) -> list[Conversation]:
@@ -253,7 +254,7 @@ class MessageTree(RowFormat):
     """Message trees (OpenAssistant): one path, or every path, from the prompt to an answer."""
 
     def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
-        """All but the fields of every message of a tree."""
+        """Return the keys that are not fields of a tree's messages."""
         return [key for key in super().unread(keys, renamed) if key not in ("deleted", "rank")]
 
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
@@ -269,16 +270,16 @@ def _spoken(path: list[Said]) -> Conversation:
 
 @dataclass(frozen=True, kw_only=True)
 class FlatMessages(RowFormat):
-    """Message trees with a row for each message, which names its parent (OpenAssistant's OASST1).
+    """Message trees with one row per message, which names its parent (OpenAssistant's OASST1).
 
-    A conversation stands at the row of its first message. The other rows of its tree are dropped:
-    as `joined` where they are part of a conversation, else as `other_path`.
+    A conversation belongs to the row of its first message. The other rows of its tree are dropped:
+    as `joined` if they are part of a conversation, else as `other_path`.
     """
 
     needs_all_rows: ClassVar[bool] = True
 
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
-        """Not by itself: see `read_all`."""
+        """Refuse a single row; see `read_all`."""
         raise BadRowError("tree", "the row is one message of a tree; set format: oasst_flat")
 
     def read_all(self, rows: Rows, naming: Naming, config: SourceConfig) -> Adapted:
@@ -306,12 +307,12 @@ class FlatMessages(RowFormat):
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript(RowFormat):
-    """Rows with a conversation in one text."""
+    """Rows whose conversation is one text."""
 
     def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
-        """Return True if a field is named for a conversation.
+        """Return True if a field's name suggests a conversation.
 
-        A plain `text` may be meant as it is, and beside a `prompt` it is a preference.
+        A plain `text` may be meant as plain text, and next to a `prompt` it is a preference.
         """
         name = self.names(keys, renamed).get("transcript")
         is_named = name in ("chosen", "transcript") or "transcript" in renamed
@@ -334,8 +335,8 @@ class Transcript(RowFormat):
 
 # Conversations written as one text: `"\n\nHuman: Hi\n\nAssistant: Hello"`.
 #
-# A speaker is one only at the begin of the text or behind an empty line. Nothing in such a text
-# tells a speaker from a message that says `Human:` there, so it is a new turn.
+# `Human:` begins a turn only at the start of the text or after an empty line. A message that
+# contains `Human:` there cannot be distinguished from a new turn, so it counts as one.
 
 
 _FORMS = (
@@ -346,7 +347,7 @@ _ROLES = {"Human": "user", "Assistant": "assistant"}
 
 
 def is_transcript(value: object) -> bool:
-    r"""Return True for text that begins with a human's turn, and has an assistant's.
+    r"""Return True for text that begins with a human turn and has an assistant turn.
 
     Example:
         >>> is_transcript("\n\nHuman: Hi\n\nAssistant: Hello"), is_transcript("Human: Hi")
@@ -360,7 +361,7 @@ def is_transcript(value: object) -> bool:
 
 
 def read_transcript(text: str) -> list[tuple[str, str]]:
-    r"""Return (role, content) of each turn, without the white space around contents.
+    r"""Return (role, content) of each turn, with contents stripped.
 
     Raises:
         BadRowError: the text does not begin with a speaker.
@@ -383,7 +384,7 @@ def _form_of(text: str) -> re.Pattern[str] | None:
     return None
 
 
-# Preferences: see the top of this file.
+# Preferences, described at the top of this file.
 
 
 _ANSWER = "response|answer|output|completion|candidate|reply|conversation"
@@ -397,7 +398,7 @@ class _Sides(RowFormat):
     """A prompt with a chosen and a rejected answer."""
 
     def names(self, keys: Collection[str], renamed: Mapping[str, str]) -> dict[str, str]:
-        """Our field -> the file's field; of two candidates, the first stands for `chosen`."""
+        """Map our fields to the file's; with two candidates, the first one is `chosen` for now."""
         found = super().names(keys, renamed)
         if found.get("chosen") == "preferred_output" and "input" in keys:
             found.setdefault("prompt", "input")
@@ -420,7 +421,7 @@ class _Sides(RowFormat):
         """Return the names of a row's fields, with the winner as `chosen`.
 
         Raises:
-            BadRowError: a field is missing, or none of the two has won.
+            BadRowError: a field is missing, or neither candidate has won.
         """
         check_present(row, self.required, names, config)
         if "winner" not in names or not _CANDIDATE.fullmatch(names["chosen"]):
@@ -431,22 +432,22 @@ class _Sides(RowFormat):
             return names
         if said and said[1] == names["rejected"][-1].lower():
             return names | {"chosen": names["rejected"], "rejected": names["chosen"]}
-        detail = f"{names['winner']} is {won[:60]!r}, which names neither"
+        detail = f"{names['winner']} is {won[:60]!r}, which is neither"
         raise BadRowError("label", f"{detail} {names['chosen']} nor {names['rejected']}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preference(_Sides):
-    """A prompt with a chosen and a rejected answer: the chosen one is read."""
+    """A prompt with a chosen and a rejected answer, of which the chosen one is read."""
 
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
-        """Read the chosen conversation, after the prompt unless it begins with it."""
+        """Read the chosen conversation; the prompt is added unless it begins with it."""
         names = self.sides(row, names, config)
         return [_whole(row, names, "chosen", _prompt(row, names))]
 
 
 def _prompt(row: Row, names: Names) -> Conversation:
-    """The row's prompt: messages, a transcript, or a question; without turns if it has none."""
+    """Read the row's prompt: messages, a transcript or a question; no turns without a prompt."""
     value = optional(row, names, "prompt")
     if value in (None, "", []):
         return Conversation([])
@@ -455,26 +456,26 @@ def _prompt(row: Row, names: Names) -> Conversation:
         return read_messages(value["messages"], value.get("tools"), None)
     prompt = _conversation(value, "user", names["prompt"])
     if names["prompt"] in MESSAGE_FIELDS and prompt.turns[-1][0] == "assistant":
-        return Conversation([])  # it is a side, not a prompt
-    if prompt.turns[-1][:2] == ("assistant", ""):  # "Human: ... Assistant:", where the answer goes
+        return Conversation([])  # it is a whole conversation, not a prompt
+    if prompt.turns[-1][:2] == ("assistant", ""):  # "Human: ... Assistant:", before the answer
         prompt.turns.pop()
     return prompt
 
 
 def _whole(row: Row, names: Names, side: str, prompt: Conversation) -> Conversation:
-    """The conversation of a side: the prompt and the answer, whether or not it repeats it.
+    """Return the prompt and one side's answer as a conversation; the answer may repeat the prompt.
 
     Raises:
-        BadRowError: it is no answer, or begins with another prompt.
+        BadRowError: it is not an answer, or begins with another prompt.
     """
-    # After the prompt "1+1?", an answer "2", `user "1+1?", assistant "2"` and this behind a system
-    # prompt all become a conversation with one "1+1?"; `user "2+2?", assistant "4"` is refused.
-    # Where the prompt ends on an answer or on a system turn, "2+2?" is the next question.
+    # With the prompt "1+1?", the answers "2" and `user "1+1?", assistant "2"`, also after a system
+    # prompt, give a conversation with one "1+1?", and `user "2+2?", assistant "4"` is refused. If
+    # the prompt ends with an answer or a system turn, "2+2?" is the next question.
     name = names[side]
     own = _conversation(row[name], "assistant", name)
     turns, before = own.turns, prompt.turns
     if not before and names.get("prompt") in MESSAGE_FIELDS and turns[0][0] == "assistant":
-        raise BadRowError("no_prompt", f"{names['prompt']} ends on an answer, and is no prompt")
+        raise BadRowError("no_prompt", f"{names['prompt']} ends with an answer, not a prompt")
     num_system = int(turns[0][0] == "system" and before[:1] != turns[:1])
     if turns[num_system : num_system + len(before)] != before:
         first = turns[0][0]
@@ -490,19 +491,19 @@ def _whole(row: Row, names: Names, side: str, prompt: Conversation) -> Conversat
 
 
 class _Stated(RowFormat):
-    """Rows that only a source which names the format has: `auto` reads their answers as usual."""
+    """Formats that the recipe must name: `auto` reads such rows as ordinary answers."""
 
     def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
-        """Never: whether rejected answers are wanted is for the recipe to say."""
+        """Return False: only the recipe can ask for rejected answers."""
         return False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs(_Stated, _Sides):
-    """A prompt with a chosen and a rejected answer: both are read, the chosen one first."""
+    """A prompt with a chosen and a rejected answer, which are both read, the chosen one first."""
 
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
-        """Read both sides, from a prompt of their own or the turns that both begin with."""
+        """Read both sides; the prompt is a field of the row, or the turns that both begin with."""
         names = self.sides(row, names, config)
         prompt = _prompt(row, names)
         sides = [_whole(row, names, side, prompt) for side in ("chosen", "rejected")]
@@ -521,15 +522,15 @@ class Pairs(_Stated, _Sides):
 
 @dataclass(frozen=True, kw_only=True)
 class Kto(_Stated):
-    """A prompt with an answer, and a label that says whether it is good (1) or bad (0)."""
+    """A prompt with an answer and a label: good (1) or bad (0)."""
 
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
-        """Read the answer behind its prompt, with its verdict as the label."""
+        """Read the prompt and the answer, with the verdict as the label."""
         check_present(row, self.required, names, config)
         label = row[names["label"]]
         verdict = _VERDICTS.get(str(label).strip().lower())
         if verdict is None or not isinstance(label, bool | int | float | str):
-            detail = f"{names['label']} is {str(label)[:60]!r}, neither true nor false"
+            detail = f"{names['label']} is {str(label)[:60]!r}, not true or false"
             raise BadRowError("label", detail)
         whole = _whole(row, names, "completion", _prompt(row, names))
         alone = _answer_alone(whole, len(whole.turns) - 1, names["completion"])
@@ -540,40 +541,40 @@ _VERDICTS = {"true": 1, "1": 1, "1.0": 1, "false": 0, "0": 0, "0.0": 0}
 
 
 def _answer_alone(side: Conversation, num_before: int, name: str) -> Conversation:
-    """The conversation with the turns before its one answer weighed 0."""
+    """Return a conversation in which all turns before the one answer have weight 0."""
     before, answer = side.turns[:num_before], side.turns[num_before:]
     if not before:
         raise BadRowError("no_prompt", f"{name} has no prompt before it")
     if [turn[0] for turn in answer] != ["assistant"]:
         roles = ", ".join(turn[0] for turn in answer) or "nothing"
-        detail = f"behind the prompt {name} has {roles[:100]}, not one assistant turn"
+        detail = f"after the prompt, {name} has {roles[:100]}, not one assistant turn"
         raise BadRowError("not_one_answer", detail)
     *_, weight, part_weights = answer[0]
     if weight not in (None, 1) or part_weights is not None:
-        raise BadRowError("weight", f"{name} has a loss weight of its own")
+        raise BadRowError("weight", f"the answer in {name} has a loss weight")
     untrained: list[Turn] = [(*turn[:7], 0.0, None) for turn in before]
     return side._replace(turns=[*untrained, *answer])
 
 
 def _conversation(value: object, role: str, name: str) -> Conversation:
-    """Read messages, JSON text that holds some, a transcript, or one text."""
+    """Read messages, messages as JSON text, a transcript, or plain text."""
     value = _messages_in_text(value)
     if isinstance(value, str):
         if is_transcript(value):
             return Conversation([text_turn(*said) for said in read_transcript(value)])
         return Conversation([text_turn(role, value)])
-    if isinstance(value, dict):  # one message, as some files have it
+    if isinstance(value, dict):  # some files have one message without a list
         value = [value]
     if not isinstance(value, list):
-        raise BadRowError("type", f"{name} is {kind_of(value)}, neither text nor messages")
+        raise BadRowError("type", f"{name} is {kind_of(value)}, not text or messages")
     conversation = read_messages(value, None, None)
     if not conversation.turns:
-        raise BadRowError("empty_conversation", f"{name} holds no message")
+        raise BadRowError("empty_conversation", f"{name} has no message")
     return conversation
 
 
 def _messages_in_text(value: object) -> object:
-    """The messages that JSON text holds; other text, and anything else, as it is."""
+    """Parse JSON text with messages; return any other value unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         parsed, bad = parse_text(value)
         if isinstance(parsed, dict):
@@ -620,4 +621,4 @@ CONVERSATION_FORMATS: dict[str, RowFormat] = {
         optional=aliases("rank deleted"),
     ),
 }
-"""In the order of trial."""
+"""Formats in the order in which they are tried."""

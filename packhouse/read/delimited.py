@@ -1,9 +1,9 @@
-"""Read CSV and TSV: quotes as spreadsheets write them, every record as wide as the header.
+"""Read CSV and TSV, with quotes as spreadsheets write them and a header that sets the width.
 
 A field that starts with a quote runs to the next quote that is not doubled; newlines in it are
-text. In TSV, where many writers quote nothing, a line whose quotes make no sense but whose tabs
-fit is taken literally. A record of another width, a quote that is closed before its field ends,
-control characters or bytes that are not UTF-8 make that record bad, not the file.
+text. Many writers of TSV do not quote at all, so there a line with unbalanced quotes but the right
+number of tabs is taken literally. A wrong number of fields, a quote that closes before its field
+ends, control characters or invalid UTF-8 make one record bad, not the file.
 """
 
 import csv
@@ -22,7 +22,8 @@ from packhouse.read.tabular import MAX_COLUMNS
 from packhouse.read.text_files import TextFile, filled_lines
 
 MAX_RECORDS = 2**22
-"""Records of a shard: each takes 600 bytes of memory, and in `1\\n2\\n...` two of the file."""
+"""Records in a shard. Each takes 600 bytes of memory, but may take only two bytes of the file, as
+in `1\\n2\\n...`."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
@@ -30,12 +31,12 @@ csv.field_size_limit(2**29)
 
 
 class CommaFile(TextFile):
-    """CSV: records end at newlines outside quotes; the first one names the columns."""
+    """CSV: records end at newlines outside quotes; the first record names the columns."""
 
     delimiter: ClassVar[str] = ","
 
     def begin(self, *, at_end: bool) -> bool:
-        """Take the header."""
+        """Read the header."""
         head = bytes(self.buffer)
         ends = record_ends(head, self.delimiter, is_whole=at_end)
         if not len(ends) and not at_end:
@@ -47,7 +48,7 @@ class CommaFile(TextFile):
         return True
 
     def boundary(self, data: bytearray) -> int | None:
-        """Last end of a record within a shard's size, or the first behind it."""
+        """Return the last record end within a shard's size, else the first one after it."""
         if b'"' not in data and (end := data.rfind(b"\n", 0, self.max_shard_bytes) + 1):
             return end
         ends = record_ends(data[: self.max_shard_bytes], self.delimiter)
@@ -59,7 +60,7 @@ class CommaFile(TextFile):
         return int(ends[0]) if len(ends) else None
 
     def find_open(self) -> tuple[int, str]:
-        """Return where the quote is that nothing closes."""
+        """Return the offset of the quote that is never closed."""
         array = np.frombuffer(self.buffer, np.uint8)
         quotes, newlines = np.flatnonzero(array == _QUOTE), np.flatnonzero(array == _NEWLINE)
         for start, end in _quoted_fields(array, quotes, newlines, ord(self.delimiter), False)[-1:]:
@@ -68,31 +69,31 @@ class CommaFile(TextFile):
         return 0, "the row that begins at {} does not end"
 
     def count(self, size: int, *, is_last: bool) -> int | None:
-        """Records that are not blank lines.
+        """Count records, without blank lines.
 
         Raises:
-            SourceError: more than a worker has memory for.
+            SourceError: there are more than fit the memory of a worker.
         """
         num_records = len(self.spans(self.buffer[:size]))
         if num_records > MAX_RECORDS:
             raise SourceError(
-                f"source file '{self.uri}': {size:,} bytes of it are {num_records:,} records, over "
-                f"{MAX_RECORDS:,} in a shard; is it the right file, and is its file_format right? "
-                "If so, lower shard_mb"
+                f"source file '{self.uri}' has {num_records:,} records in {size:,} bytes; a shard "
+                f"takes at most {MAX_RECORDS:,}. Check the file and its file_format; if both are "
+                "right, lower shard_mb"
             )
         return num_records
 
     def sample(self, head: bytes) -> list[object]:
-        """A row of the header's names, and the first rows if they may hold messages."""
+        """Return a row with the header's names, and the first rows if they may contain messages."""
         if self.header is None:
             return []
         rows: list[object] = [dict.fromkeys(self.header, "")]
-        if not MESSAGE_FIELDS.isdisjoint(self.header):  # the texts tell who speaks by which key
+        if not MESSAGE_FIELDS.isdisjoint(self.header):  # only the texts tell the keys of messages
             rows += parse_delimited(head, self.header, self.delimiter, len(head) + 1).rows[1:]
         return rows
 
     def spans(self, data: bytes | bytearray) -> Ints:
-        """Records that are not blank lines."""
+        """Return the spans of records, without blank lines."""
         return record_spans(data, self.delimiter)
 
     def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None = None) -> Records:
@@ -106,20 +107,24 @@ class CommaFile(TextFile):
             text = line.decode("utf-8").rstrip("\r\n")
             names = next(csv.reader([text], delimiter=self.delimiter))
         except (UnicodeDecodeError, csv.Error) as error:
-            raise SourceError(f"source file '{self.uri}': header cannot be read: {error}") from None
+            raise SourceError(
+                f"the header of source file '{self.uri}' cannot be read: {error}"
+            ) from None
         if len(names) > MAX_COLUMNS:
             raise SourceError(
-                f"source file '{self.uri}' has {len(names):,} columns, over {MAX_COLUMNS:,}; keep "
-                "those that hold rows"
+                f"source file '{self.uri}' has {len(names):,} columns; at most {MAX_COLUMNS:,} can "
+                "be read. Remove the columns that are not needed"
             )
         twice = sorted(name for name, times in Counter(names).items() if times > 1)
         if twice:
-            raise SourceError(f"source file '{self.uri}': column {twice[0]!r} is named twice")
+            raise SourceError(
+                f"source file '{self.uri}' has two columns named {twice[0]!r}. Rename one of them"
+            )
         return tuple(names)
 
 
 class SemicolonFile(CommaFile):
-    """CSV as spreadsheets write it where the comma divides whole numbers from their decimals."""
+    """CSV as spreadsheets write it in locales with a decimal comma."""
 
     delimiter = ";"
 
@@ -152,7 +157,7 @@ def parse_delimited(
     if values is None or len(values) != len(spans) or widest > max_row_bytes:
         values, numbers = [], []
         for number, (start, end) in enumerate(spans.tolist()):
-            if len(records.failures) > MAX_BAD_ROWS:  # for which the reader refuses the shard
+            if len(records.failures) > MAX_BAD_ROWS:  # the reader will refuse the shard
                 break
             piece = data[start:end]
             if len(piece) > max_row_bytes:
@@ -170,8 +175,8 @@ def parse_delimited(
 
 
 def _parse_all(data: bytes, spans: Ints, width: int, delimiter: str) -> list[list[str]] | None:
-    """Every record at once; None where any is bad."""
-    if len(spans) < data.count(b"\n"):  # leave blank lines out
+    """Parse all records at once; return None if any is bad."""
+    if len(spans) < data.count(b"\n"):  # leave out blank lines
         data = b"\n".join(data[start:end] for start, end in spans.tolist())
     try:
         text = data.decode("utf-8")
@@ -199,19 +204,19 @@ def _parse_record(piece: bytes, width: int, delimiter: str) -> list[str] | tuple
         rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
     except csv.Error as error:
         if delimiter == "\t" and text.count("\t") == width - 1 and "\n" not in text:
-            return text.split("\t")  # in TSV without quoting a quote is a letter
+            return text.split("\t")  # in TSV without quoting, a quote is an ordinary character
         if "unexpected end" in str(error):
-            return "csv", "a quote that is opened in the row is never closed"
-        return "csv", f"not a record: {error}"
+            return "csv", "a quote opened in the row is never closed"
+        return "csv", f"the row cannot be parsed: {error}"
     if len(rows) != 1:
-        return "csv", "not one record: a bare carriage return or an open quote"
+        return "csv", "the row has a bare carriage return or an open quote"
     if len(rows[0]) != width:
-        return "fields", f"{len(rows[0])} fields where the header has {width}"
+        return "fields", f"the row has {len(rows[0])} fields, and the header has {width}"
     return rows[0]
 
 
 def record_spans(data: bytes | bytearray, delimiter: str) -> Ints:
-    r"""Start and end of each record, line end excluded, blank lines left out.
+    r"""Return start and end of each record, without its line end and without blank lines.
 
     Example:
         >>> record_spans(b'a,b\r\n\n"c\nd",e', ",").tolist()
@@ -222,9 +227,9 @@ def record_spans(data: bytes | bytearray, delimiter: str) -> Ints:
     if b'"' in data:
         ends = record_ends(data, delimiter, is_whole=True, blank=False)
         if not len(ends) or ends[-1] <= lines[-1:, 0].max(initial=-1):
-            ends = np.append(ends, lines[-1:, 1])  # behind the last record there is no newline
-        # A record of several lines begins where its first line does and ends where its last does:
-        # lines [0, 2] [3, 5] [6, 8] with ends 3 and 9 -> records [0, 2] and [3, 8].
+            ends = np.append(ends, lines[-1:, 1])  # no newline after the last record
+        # A record of several lines begins with its first line and ends with its last one: lines
+        # [0, 2] [3, 5] [6, 8] with ends 3 and 9 -> records [0, 2] and [3, 8].
         first = np.searchsorted(lines[:, 0], np.concatenate([[0], ends[:-1]]))
         spans = np.stack([lines[first, 0], ends - (array[ends - 1] == 0x0A)], axis=1)
     else:
@@ -240,17 +245,17 @@ def record_ends(
     is_whole: bool = False,
     blank: bool = True,
 ) -> Ints:
-    r"""Offsets just after the newline that ends each complete record of CSV or TSV.
+    r"""Return the offset after the newline of each complete record of CSV or TSV.
 
-    A quote that begins a field opens it up to the next quote that is not doubled, if the field ends
-    there; newlines between belong to the field. Quotes elsewhere are text (`5" disk`).
+    A quote at the start of a field opens it, up to the next quote that is not doubled, if the field
+    ends there; newlines in between belong to the field. Other quotes are text (`5" disk`).
 
     Args:
         data: bytes from the start of a record.
         delimiter: one ASCII character.
-        is_whole: nothing follows `data`, so a field still open at its end never closes; its record
-            then ends with its line.
-        blank: whether empty lines count as records.
+        is_whole: nothing follows `data`, so a field that is open at its end is never closed, and
+            its record ends with its line.
+        blank: count empty lines as records.
 
     Example:
         >>> record_ends(b'a,"b\nc"\n5" d,e\n"f\ng', ",").tolist()
@@ -278,21 +283,21 @@ def record_ends(
 
 
 def _are_paired(array: npt.NDArray[np.uint8], quotes: Ints, delimiter: int) -> bool:
-    """Return True if quotes simply open and close by turns.
+    """Return True if quotes simply alternate between opening and closing.
 
-    Each that opens begins a field or is the second of a double. A double inside a field closes and
-    opens again, which comes to the same.
+    An opening quote begins a field or is the second of a doubled quote: a doubled quote inside a
+    field closes and reopens it, which has the same effect.
     """
     if len(quotes) % 2:
         return False
-    # `a,"b ""c"" d",e` has quotes at 2 5 6 8 9 12: opening 2 6 9, closing 5 8 12. 6 and 9 stand
-    # behind a closing one, so 5 6 and 8 9 are doubles.
+    # `a,"b ""c"" d",e` has quotes at 2 5 6 8 9 12: opening 2 6 9, closing 5 8 12. 6 and 9 directly
+    # follow a closing quote, so 5 6 and 8 9 are doubled quotes.
     opening, closing = quotes[::2], quotes[1::2]
     before = array[np.maximum(opening - 1, 0)]
     begins = (opening == 0) | (before == delimiter) | (before == _NEWLINE)
     doubles = np.concatenate([[False], opening[1:] == closing[:-1] + 1])
-    behind = array[np.minimum(closing + 1, len(array) - 1)]
-    ends = (behind == delimiter) | (behind == _NEWLINE) | (behind == _RETURN)
+    after = array[np.minimum(closing + 1, len(array) - 1)]
+    ends = (after == delimiter) | (after == _NEWLINE) | (after == _RETURN)
     ends |= np.concatenate([doubles[1:], [False]])
     ends[-1:] |= closing[-1:] == len(array) - 1
     return bool((begins | doubles).all() and ends.all())
@@ -301,7 +306,7 @@ def _are_paired(array: npt.NDArray[np.uint8], quotes: Ints, delimiter: int) -> b
 def _quoted_fields(
     array: npt.NDArray[np.uint8], quotes: Ints, newlines: Ints, delimiter: int, is_whole: bool
 ) -> list[tuple[int, int]]:
-    """Offsets of the opening and closing quote of each quoted field, one after the other."""
+    """Return the offsets of the opening and closing quote of each quoted field."""
     places = quotes.data  # a list would take five times the memory
     before = array[np.maximum(quotes - 1, 0)]
     begins = (quotes == 0) | (before == delimiter) | (before == _NEWLINE)
@@ -316,13 +321,13 @@ def _quoted_fields(
         closing = at + 1
         while closing + 1 < len(places) and places[closing + 1] == places[closing] + 1:
             closing += 2
-        behind = places[closing] + 1 if closing < len(places) else len(array) + 1
-        if behind >= len(array) and not is_whole:  # what follows decides
+        after = places[closing] + 1 if closing < len(places) else len(array) + 1
+        if after >= len(array) and not is_whole:  # the bytes that follow will decide
             return [*fields, (places[at], len(array))]
-        if behind == len(array) or (behind < len(array) and array[behind] in closers):
+        if after == len(array) or (after < len(array) and array[after] in closers):
             fields.append((places[at], places[closing]))
             at = closing + 1
-        else:  # never closed, or text behind the closing quote: go on behind its line
+        else:  # never closed, or text follows the closing quote: continue after this line
             line_end = int(np.searchsorted(newlines, places[at]))
             stop = newlines[line_end] if line_end < len(newlines) else len(array)
             at = int(np.searchsorted(quotes, stop))

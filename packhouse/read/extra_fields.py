@@ -1,10 +1,10 @@
-"""Fields that rows have beyond what their format reads.
+"""Find fields of rows that their format does not read.
 
-Every field that holds something is counted by name. One that holds text which nobody reads stops
-the run, unless the source lists it under `ignored_fields`: names tell nothing of what a field is
-for, so what it holds decides. Images and the like make a bad row.
+Every such field that is not empty is counted by name. A field with text that nothing reads stops
+the run unless the source lists it in `ignored_fields`: a name does not tell what a field is for, so
+its contents decide. Images and other media make a row bad.
 
-Only rows with such fields are looked at, and what is read is compared only where one holds text.
+Only rows with such fields are examined, and only fields with text are compared with what is read.
 """
 
 import re
@@ -27,16 +27,16 @@ ExtraFields = dict[tuple[str, ...], list[str]]
 """Keys of rows -> those of them that the rows' format does not read."""
 
 MAX_NAMES = 100
-"""Names counted for a shard; all beyond are one, named `...`."""
+"""Names counted per shard; all further ones are counted together as `...`."""
 
 IN_MESSAGES = "messages[]."
-"""Before the name of a field that messages have, not rows."""
+"""Prefix for the name of a field of messages."""
 
 
 def find_extra_fields(
     layouts: Iterable[tuple[str, ...]], row_format: str, config: SourceConfig
 ) -> ExtraFields:
-    """Find the fields that a format does not read, for each of the rows' sequences of keys.
+    """Find the fields that a format does not read, for each distinct sequence of keys.
 
     Example:
         >>> config = SourceConfig(path="", fields={"question": "ask"})
@@ -46,8 +46,8 @@ def find_extra_fields(
     unread = row_format_called(row_format).unread
     extra = {}
     for keys in layouts:
-        beside = option_names(keys, config).values()
-        extra[keys] = [name for name in unread(keys, config.fields) if name not in beside]
+        options = option_names(keys, config).values()
+        extra[keys] = [name for name in unread(keys, config.fields) if name not in options]
     return extra
 
 
@@ -55,7 +55,7 @@ _NOTHING: tuple[object, ...] = (None, "", [], {})
 
 
 def bounded(counts: Mapping[str, int]) -> dict[str, int]:
-    """Counts of at most `MAX_NAMES` names, the most frequent ones; all others are `...`."""
+    """Keep the `MAX_NAMES` most frequent names; count all others together as `...`."""
     named = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     kept = dict(sorted((name[:100], number) for name, number in named[:MAX_NAMES]))
     rest = sum(number for _, number in named[MAX_NAMES:])
@@ -65,11 +65,11 @@ def bounded(counts: Mapping[str, int]) -> dict[str, int]:
 def look_at_extra_fields(
     rows: Rows, extra: ExtraFields, config: SourceConfig
 ) -> tuple[Counter[str], dict[int, tuple[str, str]]]:
-    """Count the rows that hold something in an extra field, and find those with media.
+    """Count the rows with a non-empty extra field, and find those with media.
 
     Returns:
-        Name of a field -> rows; index of each row with media that is not ignored -> reason,
-        sentence.
+        Field -> number of rows; index of each row with media that is not ignored -> reason and
+        detail.
     """
     counts: Counter[str] = Counter()
     media: dict[int, tuple[str, str]] = {}
@@ -80,7 +80,7 @@ def look_at_extra_fields(
         counts.update(held)
         for name in held:
             if name not in config.ignored_fields and is_media(row[name]):
-                media[index] = "media", f"the field {name[:100]!r} holds what is not text"
+                media[index] = "media", f"the field {name[:100]!r} contains media, not text"
                 break
     return counts, media
 
@@ -94,7 +94,7 @@ _MEDIA_BYTES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"ID3", b"OggS", 
 
 
 def is_media(value: object) -> bool:
-    """Return True for an image, a sound or a video: its bytes, its file, or a list of some.
+    """Return True for an image, audio or video: its bytes, its file name, or a list of these.
 
     Example:
         >>> [is_media(value) for value in ("a/b.jpg", [{"bytes": None, "path": "x"}], "see b.jpg")]
@@ -111,7 +111,7 @@ def is_media(value: object) -> bool:
 
 
 def drop_media_parts(rows: Rows) -> tuple[Rows, set[int]]:
-    """Return rows whose contents have no parts with media, and the indices of those that had."""
+    """Remove content parts with media; return the rows, and the indices of those that had some."""
     num_parts = 0
 
     def clean(value: object) -> object:
@@ -144,18 +144,18 @@ def check_labels(
     config: SourceConfig,
     uri: str,
 ) -> None:
-    """Refuse rows of an `auto` source whose `label` says that an answer is a bad one.
+    """Refuse an `auto` source with rows whose `label` marks their answer as bad.
 
     Args:
         rows: parsed rows.
         name_of: name of a row by its index, for messages: `line 18`.
         extra: from `find_extra_fields`.
-        row_format: what `auto` found.
+        row_format: the detected format.
         config: the source.
         uri: for messages.
 
     Raises:
-        SourceError: names the row, and what to write into the recipe.
+        SourceError: there is one; the message names it and what to change in the recipe.
     """
     if config.format != "auto" or "label" in config.ignored_fields:
         return
@@ -167,35 +167,35 @@ def check_labels(
 
 
 def bad_answer_remedy(row_format: str) -> str:
-    """Say what to do with rows whose `label` is false, of a format that does not read it."""
+    """Return what to do about rows with `label: false`, for a format that does not read it."""
     return (
-        "has `label: false`, as data for KTO says of a bad answer, and the format "
-        f"'{row_format}' would train it as a good one. Write `where: label` to leave such rows "
-        "out, or `format: kto` and `pack: {strategy: none}` to publish all with their labels; if "
-        f"it says something else, `format: {row_format}`"
+        "has `label: false`, which marks a bad answer in data for KTO, and format "
+        f"'{row_format}' would train it as a good one. Set `where: label` to leave out such rows, "
+        "or `format: kto` and `pack: {strategy: none}` to publish all rows with their labels. If "
+        f"the label means something else, set `format: {row_format}`"
     )
 
 
-# Text that nobody reads.
+# Text that nothing reads.
 
 
 MIN_ROWS = 3
-"""Rows of a source that hold text in a field, at least, for the field to be one of text."""
+"""Smallest number of rows with text in a field for it to count as a text field."""
 MIN_SHARE = 0.05
-"""The same as a share of the rows that gave a conversation."""
+"""Smallest share of rows, among those that gave a conversation."""
 _MIN_WORDS = 4
 _MIN_LETTERS = 10
 UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 """Letters of scripts without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
 _WORD = re.compile(r"[^\W\d_]\S*")
-"""A word, from its first letter on."""
+"""A word, from its first letter."""
 _MAX_PIECES = 200
-"""Texts of a field, or of a conversation, that are compared; a bound on time."""
+"""Texts of a field or conversation that are compared. Bounds time."""
 _MAX_FIELDS = 1000
 
 
 def is_text(value: str) -> bool:
-    """Return True for at least four words, or ten letters of a script without spaces.
+    """Return True for at least four words, or ten letters of a script without word spaces.
 
     Example:
         >>> is_text("What is the sum?"), is_text("2026-11-27 10:15:00 UTC +1"), is_text("cs.CL")
@@ -208,28 +208,28 @@ def is_text(value: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnreadText:
-    """A field of a shard that holds text which nobody reads."""
+    """A field of a shard with text that nothing reads."""
 
     rows: int
-    """Rows in which it does."""
+    """Number of rows with such text."""
     row: int
-    """Number in the file of the first of them."""
+    """Number, in the file, of the first of these rows."""
     byte_offset: int | None
-    """Where that row begins in the uncompressed file; None: it has no bytes of its own."""
+    """Offset of that row in the uncompressed file; None for formats without bytes."""
 
 
 @dataclass(slots=True)
 class UnreadTexts:
-    """Text that nobody reads in the rows of a shard, by field.
+    """Counts fields with text that nothing reads, in the rows of a shard.
 
-    A field that is a part of what is read in its row, or is made of what is read and of words that
-    are the same in other rows, is none: `text` is often the prompt and the answer in a template.
+    A field does not count if its text is part of what is read from its row, or consists of what is
+    read and words that repeat in other rows: `text` is often the prompt and answer in a template.
     """
 
     config: SourceConfig
     _rows: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    """Field -> hashes of its text, and of what is left of it without the texts that are read, of
-    each row."""
+    """Field -> for each row, the hash of its text and the hash of what remains of it after
+    removing the texts that are read."""
     _first: dict[str, tuple[int, int | None]] = field(default_factory=dict)
 
     def count(
@@ -242,16 +242,16 @@ class UnreadTexts:
         arguments: pa.Array,
         place_of: Callable[[int], tuple[int, int | None]],
     ) -> None:
-        """Look at the rows of a part.
+        """Count the fields in the rows of a part.
 
         Args:
-            rows: as the format reads them.
+            rows: the rows that the format reads.
             given: the same rows before `select`; None without it.
-            extra: of `rows`, from `find_extra_fields`.
-            message_fields: fields of their messages that nobody reads.
+            extra: extra fields of `rows`, from `find_extra_fields`.
+            message_fields: fields of their messages that nothing reads.
             adapted: conversations of these rows.
-            arguments: of the chat template, as JSON, for each conversation.
-            place_of: number in the file and byte offset of a row, by its index.
+            arguments: for each conversation, the chat template's arguments as JSON.
+            place_of: returns the number in the file and the byte offset of a row, by index.
         """
         ignored, read = set(self.config.ignored_fields), columns_read(self.config)
         unread = {
@@ -288,7 +288,7 @@ class UnreadTexts:
         arguments: pa.Array,
         place_of: Callable[[int], tuple[int, int | None]],
     ) -> None:
-        """Count the fields that say what the row's conversations do not."""
+        """Count the fields with text that is not in the row's conversations."""
         read: defaultdict[int, list[str]] = defaultdict(list)
         places = np.flatnonzero(np.isin(adapted.origin, list(found)))
         messages = adapted.messages.take(pa.array(places))
@@ -324,7 +324,7 @@ class UnreadTexts:
                     self._rows[name].append((hash(own), hash(left)))
 
     def result(self) -> dict[str, UnreadText]:
-        """Return the fields, the most frequent ones, by name."""
+        """Return the most frequent fields, sorted by name."""
         counts = {}
         for name, rows in self._rows.items():
             different = Counter(left for own, left in set(rows) if own != left)
@@ -341,7 +341,7 @@ class UnreadTexts:
 def _left_by_select(
     row: Mapping[str, object], read: set[str], ignored: set[str]
 ) -> Iterator[tuple[str, object]]:
-    """Fields that no expression reads, and of an object whose fields some do the other ones."""
+    """Yield fields that no expression reads; of objects read in part, the unread fields."""
     for name, value in row.items():
         if name.lower() in read or name in ignored:
             continue
@@ -351,7 +351,7 @@ def _left_by_select(
 
 
 def _of_messages(row: object, names: Sequence[str]) -> Iterator[tuple[str, object]]:
-    """Values of fields of a row's messages, wherever it has messages."""
+    """Yield the values of fields of a row's messages, in whatever field these are."""
     fields = row.values() if isinstance(row, dict) else [row]
     values: dict[str, list[object]] = {}
     for value in map(_parsed, fields):
@@ -364,7 +364,7 @@ def _of_messages(row: object, names: Sequence[str]) -> Iterator[tuple[str, objec
 
 
 def _texts_by_name(name: str, value: object, ignored: set[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield a field that holds text with its texts, and after it those inside of it that do.
+    """Yield a field with its texts if it has any, then the fields with texts inside of it.
 
     Example:
         >>> list(_texts_by_name("input", {"n": 1, "ask": "How do you do?"}, set()))
@@ -382,7 +382,7 @@ def _texts_by_name(name: str, value: object, ignored: set[str]) -> Iterator[tupl
 
 
 def _joined(texts: Iterable[str]) -> str:
-    """One text of several, without those of a single word: these are roles, tags and names."""
+    """Join texts, without single words, which are roles, tags and names."""
     return " ".join(t for t in texts if len(t.split(None, 1)) > 1 or UNSPACED.search(t))
 
 
@@ -391,7 +391,7 @@ def _plain(text: str) -> str:
 
 
 def _parsed(value: object) -> object:
-    """A value, parsed where it is text that holds JSON."""
+    """Parse a value that is JSON text; return any other value unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         parsed = value_of(value)
         return value if parsed is None else parsed
@@ -399,11 +399,11 @@ def _parsed(value: object) -> object:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Every text in a value; a column of text may hold JSON."""
+    """Yield every text in a value; text may itself be JSON."""
     value = _parsed(value)
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
-            if type(inner) in (str, list, dict):  # a vector may have thousands of numbers
+            if type(inner) in (str, list, dict):  # skips vectors with thousands of numbers
                 yield from _texts(inner)

@@ -1,8 +1,8 @@
-"""What a file is: compression by its first bytes, format by its name and checked against them.
+"""Detect a file's compression from its first bytes and its format from its name.
 
-The name decides and the bytes may veto: a file called `.jsonl` that holds a web page, a Git LFS
-pointer, UTF-16 text or another format is refused with what was seen, because every parser would
-only say "unexpected character at line 1".
+The first bytes can veto the name: a file called `.jsonl` that contains a web page, a Git LFS
+pointer, UTF-16 text or another format is refused with what it is, because a parser would only say
+"unexpected character at line 1".
 """
 
 import re
@@ -28,7 +28,7 @@ FORMATS_BY_ENDING: dict[str, FileFormat] = {
     "arrow": "arrow",
     "feather": "arrow",
 }
-"""Endings that a folder is searched for; each may be followed by `.gz` or `.zst`."""
+"""Endings that a folder is searched for, also with `.gz` or `.zst` added."""
 
 _NAMED_ONLY: dict[str, FileFormat] = {
     "xlsx": "xlsx",
@@ -38,8 +38,8 @@ _NAMED_ONLY: dict[str, FileFormat] = {
     "db": "sqlite",
     "duckdb": "duckdb",
 }
-"""Endings of files that are read where they are named: many a folder of data has one with something
-else."""
+"""Endings of files that are read only by name: folders of data often have such files with other
+contents."""
 
 _COMPRESSIONS: tuple[tuple[Compression, bytes, str], ...] = (
     ("gzip", b"\x1f\x8b", ".gz"),
@@ -49,8 +49,8 @@ _ARROW_MAGICS = (b"ARROW1", b"\xff\xff\xff\xff")
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _ZIP_MAGIC = b"PK\x03\x04"
 _MAGICS = (
-    (_ZIP_MAGIC, "a zip archive; unpack it and give what is in it"),
-    (b"\xd0\xcf\x11\xe0", "an old Office document (.xls?); save it as .xlsx or CSV"),
+    (_ZIP_MAGIC, "a zip archive. Unpack it and use the files in it"),
+    (b"\xd0\xcf\x11\xe0", "an old Office document (.xls?). Save it as .xlsx or CSV"),
     (b"BZh", "bzip2 data"),
     (b"\xfd7zXZ", "xz data"),
     (b"%PDF", "a PDF document"),
@@ -64,7 +64,7 @@ _MAGICS = (
 
 
 def compression_of(head: bytes, name: str) -> tuple[Compression, dict[str, int]]:
-    """Compression by first bytes, and a note where the name says otherwise.
+    """Return the compression by first bytes, with a note if the file name disagrees.
 
     Example:
         >>> compression_of(bytes([0x1F, 0x8B, 8]), "rows.jsonl")
@@ -81,7 +81,7 @@ def compression_of(head: bytes, name: str) -> tuple[Compression, dict[str, int]]
 
 
 def format_of_name(name: str) -> FileFormat | None:
-    """Format that a file's name says.
+    """Return the format that a file's name implies.
 
     Example:
         >>> format_of_name("Rows.v2.JSONL.gz")
@@ -98,7 +98,7 @@ _END = re.compile(rb"\}[ \t\r]*(\n\s*(?=\{)|\s*\Z)")
 
 
 def _goes_on(text: bytes) -> bool:
-    r"""Return True if a text begins with a JSON object over several lines.
+    r"""Return True if a text begins with a JSON object that spans several lines.
 
     Example:
         >>> _goes_on(b'{"messages": [\n {"role": "user"}\n]}\n{'), _goes_on(b'{"a": \n{"a": 1}\n')
@@ -112,16 +112,16 @@ def _goes_on(text: bytes) -> bool:
 
 
 def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri: str) -> FileFormat:
-    """Format of a file, from what the recipe says, else its name, else its first bytes.
+    """Return the format of a file: from the recipe, else from its name, else from its first bytes.
 
     Args:
-        head: first bytes, uncompressed: a megabyte at least, or the whole file.
+        head: first bytes, uncompressed: at least a megabyte, or the whole file.
         name: file name.
         wanted: `file_format` of the recipe.
         uri: for messages.
 
     Raises:
-        SourceError: the bytes are not of that format, or nothing tells the format.
+        SourceError: the bytes are not of that format, or the format cannot be detected.
     """
     named = format_of_name(name) if wanted == "auto" else wanted
     what = _what_is(head) if head else "empty"
@@ -133,7 +133,7 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
     if head.startswith(_SQLITE_MAGIC):
         database = "sqlite"
     if named in ("sqlite", "duckdb") and database is None:
-        raise SourceError(f"source file '{uri}' is no database: it is {what}", uri=uri)
+        raise SourceError(f"source file '{uri}' is not a database: it is {what}", uri=uri)
     if database is not None and named in (None, "sqlite", "duckdb"):
         return database
     is_parquet, is_arrow = head.startswith(b"PAR1"), head.startswith(_ARROW_MAGICS)
@@ -143,17 +143,17 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
         return "parquet" if is_parquet else "arrow"
     if what.startswith("UTF-"):
         encoding = what.split()[0]
-        is_known = encoding == "UTF-16"  # with a mark of its byte order
+        is_known = encoding == "UTF-16"  # with a byte-order mark
         then = "Set `encoding: utf-16` for its source" if is_known else "Save it as UTF-8"
         raise SourceError(
             f"source file '{uri}' is {encoding} text. {then}", uri=uri, encoding=encoding
         )
     if head and what != "text":
-        raise SourceError(f"source file '{uri}' holds no rows: it is {what}", uri=uri)
-    # Of a file called .json, the first line tells which kind of JSON it is:
-    #   `[{...}, {...}]`  an array: json     `[{...}]` and `[{...}]` below it  lists a line: jsonl
-    #   `{"a": 1}`        a row: jsonl       `{` and `"a": 1` below it         objects
-    #   `{"a": 1}, {"a": 2}`  objects with no brackets around them, read as an array: json
+        raise SourceError(f"source file '{uri}' has no rows: it is {what}", uri=uri)
+    # The first line of a file called .json tells which kind of JSON it is:
+    #   `[{...}, {...}]`  one array: json    `[{...}]` and `[{...}]` below  a list per line: jsonl
+    #   `{"a": 1}`        a row: jsonl       `{` and `"a": 1` below         objects
+    #   `{"a": 1}, {"a": 2}`  objects without brackets around them, read as an array: json
     text = head.removeprefix(BOM).lstrip()
     first, newline, rest = text.partition(b"\n")
     first = first.rstrip().removesuffix(b",")
@@ -161,7 +161,8 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
         value, is_json = orjson.loads(first), True
     except orjson.JSONDecodeError:
         value, is_json = None, False
-    num_rows = 0  # in the first line of an array; of one over several lines 2; 0: lines are lists
+    # Rows in the first line of an array; 2 for an array over several lines; 0 if lines are lists.
+    num_rows = 0
     if text.startswith(b"[") and not is_json:
         num_rows = 2 if text[1:].lstrip()[:1] in (b"{", b"") else 0
     elif text.startswith(b"[") and not rest.strip() and value and isinstance(value[0], dict):
@@ -188,38 +189,38 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
         found = "objects" if goes_on else "jsonl" if text else "json"
     else:
         raise SourceError(
-            f"source file '{uri}': neither its name nor its first bytes tell its format; "
-            "set file_format to json, jsonl, csv, tsv, parquet, arrow, xlsx, sqlite or duckdb",
+            f"the format of source file '{uri}' cannot be told from its name or first bytes. "
+            "Set file_format to json, jsonl, csv, tsv, parquet, arrow, xlsx, sqlite or duckdb",
             uri=uri,
         )
     if found != "json" and b"\n" not in head and b"\r" in head.rstrip(b"\r\n"):
         raise SourceError(
-            f"source file '{uri}' ends its lines in CR only, which packhouse cannot read. Save it "
-            "with lines that end in LF",
+            f"the lines of source file '{uri}' end in CR only, which packhouse cannot read. Save "
+            "it with lines that end in LF",
             uri=uri,
         )
-    if found == "jsonl" and num_rows > 1:  # a list of one may be a line with its row
+    if found == "jsonl" and num_rows > 1:  # a list with one element may be a row on its line
         raise SourceError(
-            f"source file '{uri}' is one JSON array, not JSON Lines; set file_format to json (or "
-            "end its name in .json)",
+            f"source file '{uri}' is one JSON array, not JSON Lines. Set file_format to json, or "
+            "rename the file to end in .json",
             uri=uri,
         )
     return found
 
 
 def _is_bare_array(text: bytes, is_row: bool) -> bool:
-    """Return True for objects with a comma between them, or all of them on one line."""
+    """Return True if a text is objects separated by commas, or several objects on one line."""
     if is_row or not text.startswith(b"{"):
         return False
     for comma in split_elements(text).commas[:1].tolist():
-        behind = text[comma:].removeprefix(b",").lstrip()
-        return behind[:1] == b"{" and (behind != text[comma:] or b"\n" not in text.rstrip())
+        rest = text[comma:].removeprefix(b",").lstrip()
+        return rest[:1] == b"{" and (rest != text[comma:] or b"\n" not in text.rstrip())
     return False
 
 
 def _what_is(head: bytes) -> str:
     if head.startswith(_ZIP_MAGIC) and b"xl/workbook" in head:
-        return "an Excel workbook; set file_format to xlsx (or end its name in .xlsx)"
+        return "an Excel workbook. Set file_format to xlsx, or rename the file to end in .xlsx"
     for magic, what in _MAGICS:
         if head.startswith(magic):
             return what
@@ -233,7 +234,7 @@ def _what_is(head: bytes) -> str:
         return "UTF-16LE text" if odd > even else "UTF-16BE text"
     start = head.removeprefix(BOM).lstrip()[:200].lower()
     if start.startswith(b"version https://git-lfs"):
-        return "a Git LFS pointer, not the data; run `git lfs pull`"
+        return "a Git LFS pointer, not the data. Run `git lfs pull`"
     if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<head", b"<body")):
         return "a web page (an error page of a failed download?)"
     return "text"

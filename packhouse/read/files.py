@@ -1,16 +1,15 @@
 """Find the files of a source and open them: local, `s3://`, `gs://`, `az://`, `hf://`.
 
-Local paths use the standard library; s3fs, obstore and the Hub's client are imported when first
-needed, with credentials from the environment only. What is not a plain file (symbolic links, FIFOs,
-folders where a file is due) is refused: a link can change what a recipe means without changing it.
+Local paths use the standard library; s3fs, obstore and the Hub's client are imported on first use,
+with credentials from the environment only. Anything but a plain file (symbolic links, FIFOs, a
+folder in place of a file) is refused: a link can change what a recipe means without changing it.
 
 On the Hugging Face Hub, `hf://datasets/ORG/NAME[@REVISION]/PATH`, a revision (a branch, a tag, a
 commit; by default `main`) is resolved to its commit when the source is scanned, and every later
-read is of that commit: a push in between changes nothing. Keys hold the digest of what was read,
-not the revision. A file is downloaded once, into the Hub client's own cache (`HF_HUB_CACHE`,
-`HF_HOME`), resumed where a download broke off, and read from there; with a commit for a revision
-and its files in the cache, no network is needed. The token comes from `HF_TOKEN` only; a login
-kept on disk is not used.
+read uses that commit: a push in between changes nothing. Keys hold the digest of the bytes, not
+the revision. A file is downloaded once, into the Hub client's cache (`HF_HUB_CACHE`, `HF_HOME`);
+an interrupted download resumes. If the revision is a commit and its files are in the cache, no
+network is needed. The token comes from `HF_TOKEN` only; a login saved on disk is not used.
 """
 
 import os
@@ -36,24 +35,24 @@ _GLOB = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFile:
-    """One file of a source, as it was when it was found."""
+    """One file of a source, at the time of the scan."""
 
     uri: str
     """Absolute path or URL."""
     name: str
-    """Path below the source's folder, or the file's own name."""
+    """Path relative to the source's folder, or the file's name."""
     size: int
-    """Bytes as stored, compressed or not."""
+    """Stored bytes, compressed or not."""
     pin: str
     """Changes when the file changes: modification time, ETag or blob id."""
 
 
 def find_files(config: SourceConfig) -> list[SourceFile]:
-    """Files that `config.path` names, sorted by uri.
+    """Return the files that `config.path` names, sorted by uri.
 
     Raises:
-        SourceError: nothing there, not a plain file, an unsupported scheme, or credentials in the
-            URL.
+        SourceError: nothing is there, it is not a plain file, the scheme is not supported, or the
+            URL contains credentials.
         TransientError: the storage did not answer.
     """
     path = config.path
@@ -67,15 +66,15 @@ def find_files(config: SourceConfig) -> list[SourceFile]:
     if not files:
         endings = [f".{ending}" for ending in FORMATS_BY_ENDING]
         raise SourceError(
-            f"source '{path}' names no files (a folder is searched for {', '.join(endings)}, "
-            f"plain, .gz or .zst){near_files(path, *endings) if scheme == '' else ''}",
+            f"source '{path}' matches no files (a folder is searched for {', '.join(endings)}, "
+            f"also with .gz or .zst){near_files(path, *endings) if scheme == '' else ''}",
             path=path,
         )
     return sorted(_without_saved_state(files), key=lambda file: file.uri)
 
 
 def _without_saved_state(files: list[SourceFile]) -> list[SourceFile]:
-    """Files without what `save_to_disk` of `datasets` writes beside its rows.
+    """Leave out the files that `save_to_disk` of `datasets` writes next to the rows.
 
     saved/{dataset_dict.json, train/{data-00000-of-00001.arrow, state.json, cache-1f.arrow}}
     -> saved/train/data-00000-of-00001.arrow
@@ -95,7 +94,7 @@ def _without_saved_state(files: list[SourceFile]) -> list[SourceFile]:
 
 
 def source_name(config: SourceConfig) -> str:
-    """Name of a source in lineage: as given, else the file's name without its endings.
+    """Return the source's name in lineage: the given one, else the file name without its endings.
 
     Example:
         >>> source_name(SourceConfig(path="raw/Alpaca Data.json.gz"))
@@ -111,17 +110,17 @@ def source_name(config: SourceConfig) -> str:
 
 
 def pin_of(uri: str) -> tuple[int, str]:
-    """Present size in bytes and pin of a file.
+    """Return the current size in bytes and the pin of a file.
 
     Raises:
-        SourceError: it is gone.
+        SourceError: the file is gone.
         TransientError: the storage did not answer.
     """
     with file_errors(uri):
         if "://" not in uri:
             status = Path(uri).stat()
             return status.st_size, str(status.st_mtime_ns)
-        if uri.startswith("hf://"):  # of a commit, so it cannot change
+        if uri.startswith("hf://"):  # the URI has a commit, so the file cannot change
             return fetch_from_hub(uri).stat().st_size, parse_hub_uri(uri).revision
         filesystem, path = open_filesystem(uri)
         info = filesystem.info(path)
@@ -129,25 +128,25 @@ def pin_of(uri: str) -> tuple[int, str]:
 
 
 def local_path(uri: str) -> Path | None:
-    """Where a file lies on this machine; None: it is read from its storage."""
+    """Return a file's path on this machine; None if it is read from object storage."""
     if uri.startswith("hf://"):
         return fetch_from_hub(uri)
     return None if "://" in uri else Path(uri)
 
 
 def open_file(uri: str) -> IO[bytes]:
-    """Open a file for reading in big sequential steps."""
+    """Open a file for large sequential reads."""
     path = local_path(uri)
     if path is not None:
         return path.open("rb", buffering=0)
-    filesystem, inside = open_filesystem(uri)  # the endpoint, style and checksums of our stores
+    filesystem, inside = open_filesystem(uri)  # same endpoint and checksum settings as our stores
     opened: IO[bytes] = filesystem.open(inside, "rb", block_size=8 * 2**20)
     return opened
 
 
 @contextmanager
 def file_errors(uri: str) -> Iterator[None]:
-    """Turn what the operating system and storage clients raise into errors that name the file."""
+    """Turn errors of the operating system and storage clients into ours, which name the file."""
     try:
         yield
     except PackhouseError:
@@ -157,22 +156,22 @@ def file_errors(uri: str) -> Iterator[None]:
             f"source file '{uri}' does not exist{near_files(uri) or '; correct its path'}", uri=uri
         ) from None
     except PermissionError as error:
-        raise SourceError(f"source file '{uri}' may not be read: {error}", uri=uri) from None
+        raise SourceError(f"no permission to read source file '{uri}': {error}", uri=uri) from None
     except OSError as error:
         if "://" not in uri:
             raise SourceError(f"source file '{uri}' cannot be read: {error}", uri=uri) from None
-        raise TransientError(f"storage did not give '{uri}': {error}", uri=uri) from None
+        raise TransientError(f"storage failed to return '{uri}': {error}", uri=uri) from None
     except Exception as error:
         client = type(error).__module__.split(".")[0]
         if client not in _CLIENTS:
             raise
         said = first_line(error)
-        if client == "obstore":  # it has no PermissionError, as s3fs has
+        if client == "obstore":  # s3fs raises PermissionError, obstore only tells the status
             from packhouse.store.cloud import status_of
 
             if status_of(error) in (400, 401, 403, 404):
-                raise SourceError(f"source file '{uri}' may not be read: {said}", uri=uri) from None
-        raise TransientError(f"storage did not give '{uri}': {said}", uri=uri) from None
+                raise SourceError(f"no access to source file '{uri}': {said}", uri=uri) from None
+        raise TransientError(f"storage failed to return '{uri}': {said}", uri=uri) from None
 
 
 _CLIENTS = (
@@ -182,26 +181,26 @@ _CLIENTS = (
 
 def _check_uri(path: str) -> str:
     if "\0" in path:
-        raise SourceError(f"source path {path!r} holds a NUL character")
+        raise SourceError(f"source path {path!r} contains a NUL character")
     if "://" not in path:
         return ""
     parts = urlsplit(path)
     if "@" in parts.netloc:
         host = parts.netloc.rsplit("@", 1)[1]
         raise SourceError(
-            f"source '{parts.scheme}://***@{host}{parts.path}' carries credentials; take them out "
+            f"source '{parts.scheme}://***@{host}{parts.path}' contains credentials. Remove them "
             "and set them in the environment (AWS_ACCESS_KEY_ID, HF_TOKEN, ...)"
         )
     host, colon, port = parts.netloc.partition(":")
     if colon and host != "arn" and not re.fullmatch("[0-9]*", port):  # `key:sec/ret@bucket`
         raise SourceError(
-            f"a {parts.scheme}:// source carries credentials; take them out and set them in the "
+            f"a {parts.scheme}:// source contains credentials. Remove them and set them in the "
             "environment (AWS_ACCESS_KEY_ID, HF_TOKEN, ...)"
         )
     if parts.scheme not in _SCHEMES:
         raise SourceError(
             f"source '{parts.scheme}://{parts.netloc}{parts.path}': scheme '{parts.scheme}' is not "
-            f"supported; use a local path, s3://, gs://, az:// or hf://, or download the file first"
+            f"supported. Use a local path, s3://, gs://, az:// or hf://, or download the file first"
         )
     return parts.scheme
 
@@ -226,11 +225,11 @@ def _local_glob(pattern: Path) -> list[SourceFile]:
     found = [path for path in found if shows_hidden or not _is_hidden(path.relative_to(root))]
     found = [path for path in found if not path.is_dir()]
     real = root.resolve()
-    for folder in {path.parent for path in found}:  # a worker may be allowed this root, and no more
+    for folder in {path.parent for path in found}:  # a worker may be allowed this root only
         if not folder.resolve().is_relative_to(real):
             raise SourceError(
-                f"source '{folder}' lies behind a symbolic link that leads out of '{root}'; name "
-                f"its target '{folder.resolve()}' instead"
+                f"source '{folder}' is reached through a symbolic link that leads out of '{root}'. "
+                f"Name its target '{folder.resolve()}' instead"
             )
     return [_local(path, root) for path in found]
 
@@ -257,13 +256,13 @@ def _local(path: Path, root: Path) -> SourceFile:
     kind = stat.S_IFMT(status.st_mode)
     if kind == stat.S_IFLNK:
         target = os.path.realpath(path)
-        raise SourceError(f"source '{path}' is a symbolic link; name its target '{target}' instead")
+        raise SourceError(f"source '{path}' is a symbolic link. Name its target '{target}' instead")
     if kind in _NOT_PLAIN:
         raise SourceError(f"source '{path}' is {_NOT_PLAIN[kind]}, not a plain file")
     if any("\ud800" <= letter <= "\udfff" for letter in str(path)):
         raise SourceError(
-            f"source {os.fsencode(path)!r}: its name is no UTF-8, so no manifest can hold it; "
-            "rename the file"
+            f"source {os.fsencode(path)!r} has a name that is not valid UTF-8, which a manifest "
+            "cannot store. Rename the file"
         )
     return SourceFile(
         uri=os.path.abspath(path),  # noqa: PTH100 (resolve() would follow links of parents)
@@ -311,12 +310,12 @@ _HUB_URI = re.compile(
     r"hf://datasets/(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/]+))?(?:/(?P<path>.*))?"
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_HUB_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2")  # of the Hub's client, by its version
+_HUB_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2")  # depends on the client's version
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HubPath:
-    """A file or a folder of a repository, or a pattern of files."""
+    """A file, folder or glob in a dataset repository."""
 
     repo: str
     revision: str
@@ -324,12 +323,12 @@ class HubPath:
 
     @property
     def uri(self) -> str:
-        """As it is written in a recipe."""
+        """The URI as a recipe has it."""
         return f"hf://datasets/{self.repo}@{self.revision.replace('/', '%2F')}/{self.path}"
 
 
 def parse_hub_uri(uri: str) -> HubPath:
-    """Take a Hub URI apart; a revision with a slash has it written `%2F`.
+    """Split a Hub URI into its parts; a slash in a revision is written `%2F`.
 
     Example:
         >>> parse_hub_uri("hf://datasets/acme/talks@v1/data/a.jsonl").uri
@@ -338,12 +337,12 @@ def parse_hub_uri(uri: str) -> HubPath:
         'main'
 
     Raises:
-        SourceError: another form.
+        SourceError: the URI has another form.
     """
     match = _HUB_URI.fullmatch(uri)
     if match is None:
         raise SourceError(
-            f"source '{uri}' is no file of a dataset repository; expected "
+            f"source '{uri}' is not a path in a dataset repository. Expected "
             "hf://datasets/ORG/NAME[@REVISION]/PATH"
         )
     revision = (match["revision"] or "main").replace("%2F", "/")
@@ -351,10 +350,10 @@ def parse_hub_uri(uri: str) -> HubPath:
 
 
 def find_on_hub(uri: str) -> list[SourceFile]:
-    """Files that a path, a folder or a glob names.
+    """Return the files that a path, folder or glob on the Hub names.
 
     Raises:
-        SourceError: no such repository, revision or file, or no right to read it.
+        SourceError: no such repository, revision or file, or no permission to read it.
         TransientError: the Hub cannot be reached.
     """
     from huggingface_hub import HfApi, try_to_load_from_cache
@@ -380,7 +379,7 @@ def find_on_hub(uri: str) -> list[SourceFile]:
                 [*found] = api.get_paths_info(wanted.repo, [path], **of_commit)
                 if not found:
                     pinned = replace(wanted, revision=commit).uri
-                    why = "the repository holds no such file"
+                    why = "the repository has no such file"
                     raise SourceError(f"source '{pinned}': {why}", uri=pinned)
                 if not isinstance(found[0], RepoFolder):
                     sizes = {path: int(found[0].size)}
@@ -407,10 +406,10 @@ def find_on_hub(uri: str) -> list[SourceFile]:
 
 
 def fetch_from_hub(uri: str) -> Path:
-    """Where a file of a repository lies on this machine, downloaded first if it does not yet.
+    """Return the local path of a repository's file; download it first if it is not in the cache.
 
     Raises:
-        SourceError: it is not there, or may not be read.
+        SourceError: the file does not exist, or there is no permission to read it.
         TransientError: the Hub cannot be reached.
     """
     from huggingface_hub import hf_hub_download
@@ -429,7 +428,7 @@ def fetch_from_hub(uri: str) -> Path:
 
 
 def _glob_to_regex(pattern: str) -> re.Pattern[str]:
-    """A shell pattern in which `*` stays within a folder and `**` does not."""
+    """Compile a shell pattern in which `*` stays within a folder and `**` does not."""
     parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
     return re.compile("".join(parts.get(p, p if p[:1] == "[" else re.escape(p)) for p in pieces))
@@ -456,15 +455,15 @@ def _as_ours(error: Any, wanted: HubPath) -> PackhouseError | None:
     has_token = bool(hub_options()["token"])
     if isinstance(error, errors.GatedRepoError):
         why = (
-            f"access to {repo} is granted by its owners; ask for it on its page, and set HF_TOKEN "
-            "to a token of that account"
+            f"{repo} is gated. Request access on its page, and set HF_TOKEN to a token of that "
+            "account"
         )
     elif isinstance(error, errors.RevisionNotFoundError):
         why = f"{repo} has no revision '{wanted.revision}'"
     elif isinstance(error, errors.OfflineModeIsEnabled):
         why = (
-            "HF_HUB_OFFLINE is set, and only files of a commit (@ and its 40 digits) that lie in "
-            "the cache can be read then"
+            "HF_HUB_OFFLINE is set, so only files in the cache can be read, and only by commit (@ "
+            "and its 40 digits)"
         )
     elif (
         isinstance(error, errors.LocalEntryNotFoundError | ConnectionError | TimeoutError)
@@ -472,21 +471,21 @@ def _as_ours(error: Any, wanted: HubPath) -> PackhouseError | None:
     ):
         return TransientError(
             f"source '{wanted.uri}': the Hub cannot be reached, and the file is not in the cache "
-            f"({first_line(error)}); check the network and HF_ENDPOINT"
+            f"({first_line(error)}). Check the network and HF_ENDPOINT"
         )
     elif isinstance(error, errors.EntryNotFoundError):
-        why = "the repository holds no such file"
+        why = "the repository has no such file"
     elif not isinstance(error, errors.HfHubHTTPError):
         return None
     elif status == 429 or status >= 500:
-        return TransientError(f"source '{wanted.uri}': the Hub answers {status}", uri=wanted.uri)
+        return TransientError(f"source '{wanted.uri}': the Hub returned {status}", uri=wanted.uri)
     elif status in (401, 403) and has_token:
-        why = f"HF_TOKEN is not valid, or may not read {repo} ({status})"
+        why = f"HF_TOKEN is invalid or has no access to {repo} ({status})"
     elif status in (401, 403):
-        why = f"{repo} is private or does not exist ({status}); set HF_TOKEN to read a private one"
+        why = f"{repo} is private or does not exist ({status}). To read a private one, set HF_TOKEN"
     elif isinstance(error, errors.RepositoryNotFoundError):
-        unseen = ", or HF_TOKEN may not see it" if has_token else ""
-        why = f"there is no dataset {repo}{unseen}; check its name"
+        unseen = ", or HF_TOKEN has no access to it" if has_token else ""
+        why = f"{repo} does not exist{unseen}. Check its name"
     else:
-        why = f"the Hub refuses ({status})"
+        why = f"the Hub refused the request ({status})"
     return SourceError(f"source '{wanted.uri}': {why}", uri=wanted.uri)

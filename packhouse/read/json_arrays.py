@@ -1,6 +1,6 @@
-"""Read JSON arrays: one row for each element of the file's array.
+"""Read JSON arrays: each element of the file's array is a row.
 
-Objects divided by commas, or by nothing, are read as an array whose brackets were forgotten.
+Objects separated by commas or by nothing are read as an array without its brackets.
 """
 
 import re
@@ -21,21 +21,21 @@ _MAX_DEPTH = 4  # objects around the list of rows
 
 
 class ArrayFile(TextFile):
-    """A JSON array: records end at the commas of its first level."""
+    """A JSON array: records end at its top-level commas."""
 
     has_bracket = True
-    """False where the file begins with an object."""
+    """False if the file begins with an object."""
     path: Sequence[str] = ()
-    """Fields that lead to the list, with `rows_at`."""
+    """With `rows_at`: the fields that lead to the list."""
 
     def begin(self, *, at_end: bool) -> bool:
-        """Skip the opening bracket, and what stands before the list of an object's field."""
+        """Skip the opening bracket; with `rows_at`, everything before the list in its field."""
         if self.rows_at is not None:
             start = find_list(bytes(self.buffer[:_FIRST_BYTES]), self.rows_at)
             if start is None and (at_end or len(self.buffer) >= _FIRST_BYTES):
                 raise SourceError(
-                    f"source file '{self.uri}' does not begin as a JSON object with a list in its "
-                    f"field '{self.rows_at}' (looked at {_FIRST_BYTES:,} bytes). Correct `rows_at`",
+                    f"the first {_FIRST_BYTES:,} bytes of source file '{self.uri}' have no JSON "
+                    f"object with a list in field '{self.rows_at}'. Correct `rows_at`",
                     uri=self.uri,
                 )
             if start is not None:
@@ -51,7 +51,7 @@ class ArrayFile(TextFile):
         return True
 
     def boundary(self, data: bytearray) -> int | None:
-        """Last comma within a shard's size, or the first behind it."""
+        """Return the last comma within a shard's size, else the first comma after it."""
         commas = split_elements(data[: self.max_shard_bytes + 1]).commas
         if len(commas):
             return int(commas[-1])
@@ -59,26 +59,26 @@ class ArrayFile(TextFile):
         return int(commas[0]) if len(commas) else None
 
     def count(self, size: int, *, is_last: bool) -> int | None:
-        """Elements: one more than commas. Nothing needs the last shard's count, so it is saved."""
+        """Count elements, one more than commas. The last shard is not counted: nothing needs it."""
         data = self.buffer[:size]
         if not data.strip():
             return 0
         return None if is_last else len(self.spans(data))
 
     def after_cut(self) -> None:
-        """Skip the dividing comma and the space behind it."""
+        """Skip the separating comma and the space after it."""
         if self.buffer[:1] == b",":
             self._skip_to(1)
 
     def end_of_file(self) -> None:
-        """Drop the closing bracket; what follows it is no row."""
+        """Drop the closing bracket; text after it is an error."""
         tail = self.buffer.rstrip()
         if self.rows_at is not None:
             tail = self._without_rest(tail)
-        # Whether a last bracket is the array's own shows when the shard is parsed.
+        # Parsing the shard will tell whether a final bracket closes the array.
         if tail.endswith(b"]") or not self.has_bracket:
             self.buffer = tail.removesuffix(b"]").rstrip()
-            if self.buffer.endswith(b","):  # `{...},\n]`: written by hand; no row is missing
+            if self.buffer.endswith(b","):  # `{...},\n]`, as people write it; no row is missing
                 self.buffer = self.buffer[:-1]
                 self.notes["trailing_commas"] = 1
             return
@@ -86,15 +86,15 @@ class ArrayFile(TextFile):
         if elements.end is not None and tail[elements.end] == ord("]"):
             place = self.position + elements.end + 1
             raise SourceError(
-                f"source file '{self.uri}': text follows the end of the JSON array at byte "
-                f"{place:,}",
+                f"source file '{self.uri}' has text after the end of its JSON array, at byte "
+                f"{place:,}. Remove it",
                 uri=self.uri,
                 byte_offset=place,
             )
         self.notes["truncated_files"] = 1
 
     def _without_rest(self, tail: bytearray) -> bytearray:
-        """The end of the array, without the fields of the object that come after it."""
+        """Return the end of the array without the fields of the object that follow it."""
         end = split_elements(tail).end
         if end is None:
             return tail
@@ -107,30 +107,30 @@ class ArrayFile(TextFile):
         return tail
 
     def _skip_to(self, place: int) -> None:
-        """Drop bytes before a place, and the white space there."""
+        """Drop the bytes before an offset, and the white space at it."""
         self.skip(place)
         self.skip(len(self.buffer) - len(self.buffer.lstrip()))
 
     @staticmethod
     def spans(data: bytes | bytearray) -> Ints:
-        """Elements, with the white space around them."""
+        """Return the spans of the elements, including white space around them."""
         if not data.strip():
             return np.zeros((0, 2), np.int64)
         return between(data, split_elements(data).commas)
 
     def sample(self, head: bytes) -> list[object]:
-        """The first elements that are JSON."""
+        """Return the first elements that are valid JSON."""
         text = head.lstrip().removeprefix(b"[")
         if self.rows_at is not None:
             text = head[find_list(head, self.rows_at) or 0 :]
         return super().sample(text[: split_elements(text).end])
 
     def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None = None) -> Records:
-        """Parse all elements one by one."""
+        """Parse all elements separately."""
         return parse_array(data, max_row_bytes, f"source file '{self.uri}'", num_rows)
 
     def blocks(self, data: bytes, max_row_bytes: int) -> Iterator[tuple[int, int, Records]]:
-        """Parse some elements at a time, as long as all is JSON and no element is too long."""
+        """Parse elements in blocks, as long as everything is JSON and no element is too long."""
         if not data.strip():
             yield 0, len(data), parse_pieces(data, self.spans(data), max_row_bytes)
             return
@@ -138,7 +138,7 @@ class ArrayFile(TextFile):
         while end < len(data):
             size = BLOCK_BYTES
             commas = split_elements(data[start : start + size]).commas
-            while not len(commas) and start + size < len(data):  # of one element that is longer
+            while not len(commas) and start + size < len(data):  # one element exceeds the block
                 size *= 2
                 commas = split_elements(data[start : start + size]).commas
             end = len(data) if start + size >= len(data) else start + int(commas[-1])
@@ -149,20 +149,20 @@ class ArrayFile(TextFile):
             except orjson.JSONDecodeError:
                 raise NotInBlocksError from None
             is_too_long = int(np.diff(spans).max()) > max_row_bytes
-            if is_too_long or len(rows) != len(spans):  # or there is nothing between two commas
+            if is_too_long or len(rows) != len(spans):  # or an element is empty
                 raise NotInBlocksError
             records = Records(Rows(rows), np.arange(len(rows)), len(rows), spans=spans)
             check_parsed(records, block, block)
             yield start, end, records
-            if end < len(data) and data[end] != ord(","):  # one is missing
+            if end < len(data) and data[end] != ord(","):  # a comma is missing
                 raise NotInBlocksError
             start = end + 1
 
 
 def find_list(data: bytes, field: str) -> int | None:
-    """Offset behind the bracket that opens the list in a field of a JSON object; None: no such one.
+    """Return the offset after the bracket that opens a field's list; None without such a field.
 
-    `a.b` is the field `b` of the object in the field `a`.
+    `a.b` is field `b` of the object in field `a`.
 
     Example:
         >>> find_list(b'{"of": {"data": []}, "data": [1, 2]}', "data")
@@ -177,9 +177,9 @@ def find_list(data: bytes, field: str) -> int | None:
 
 
 def path_of_list(head: bytes) -> list[str]:
-    """Return the fields that lead to a list, of a JSON object up to the bracket that opens it.
+    """Return the fields that lead to a list, given a JSON object up to the list's bracket.
 
-    A bracket is that of a field's list if the object parses when all is closed right behind it.
+    The bracket opens a field's list if the object parses when everything is closed after it.
 
     Example:
         >>> path_of_list(b'{"version": 2, "of": {"data": ['), path_of_list(b'{"a": "b: [')
@@ -199,45 +199,47 @@ def path_of_list(head: bytes) -> list[str]:
 def parse_array(
     data: bytes, max_row_bytes: int, where: str, num_rows: int | None = None
 ) -> Records:
-    """Parse the inside of a JSON array: elements divided by commas, no brackets around.
+    """Parse the inside of a JSON array: elements separated by commas, without the brackets.
 
     Args:
         data: from the start of an element to the end of one.
         max_row_bytes: longer elements fail unparsed.
         where: the file, for messages.
-        num_rows: how many elements the scan counted, where rows behind are numbered by it.
+        num_rows: elements counted by the scan, if later rows are numbered from this count.
 
     Raises:
         SourceError: the array ends before the data does.
     """
     end = split_elements(data).end
     if end is not None and data[end] == ord("]"):
-        raise SourceError(f"{where}: text follows the end of the JSON array, {end:,} bytes into it")
+        raise SourceError(
+            f"{where} has text after the end of its JSON array, {end:,} bytes into it. Remove it"
+        )
     records = parse_pieces(data, ArrayFile.spans(data), max_row_bytes)
     assert records.spans is not None
     joined = np.count_nonzero(records.spans[1:, 0] == records.spans[:-1, 1])
     if joined:
         records.notes["joined_rows"] = int(joined)
-    if _lost_bytes(records) > 0:  # an open bracket or quote may have swallowed sound elements
+    if _lost_bytes(records) > 0:  # an open bracket or quote may have swallowed good elements
         by_layout = parse_pieces(data, spans_by_layout(data), max_row_bytes)
-        # Rows behind this shard are numbered by the scan's count, so another count would move them.
+        # Rows after this shard are numbered from the scan's count, so the count must not change.
         if num_rows in (None, by_layout.num_records):
             records = min(records, by_layout, key=_lost_bytes)
     return records
 
 
 def _lost_bytes(records: Records) -> int:
-    """Bytes of the records that did not become rows, also of those that nobody looked at."""
+    """Return the bytes of records that did not become rows."""
     assert records.spans is not None
     sizes = records.spans[:, 1] - records.spans[:, 0]
     return int(sizes.sum() - sizes[records.numbers].sum())
 
 
 def spans_by_layout(data: bytes) -> Ints:
-    r"""Spans of elements by the look of the file: each begins on a line of its own with `{`.
+    r"""Return spans of elements by layout: each element begins with `{` on a new line.
 
-    For arrays whose brackets or quotes cannot be trusted. Of the lines that begin with a brace,
-    those of the least indentation begin elements.
+    For arrays whose brackets or quotes cannot be trusted. Among the lines that begin with a brace,
+    the least indented ones begin elements.
 
     Example:
         >>> spans_by_layout(b'{"a": [1},\n {"b": 2},\n {"c": [\n  {}]}').tolist()

@@ -1,12 +1,13 @@
 """Find where the values of JSON text begin and end, without parsing it.
 
-A parser says what a text means but not where its parts lie, and a file larger than memory must be
-cut before it is parsed. So the commas between elements are found first, in one pass over the bytes
-with numpy: quotes that are not escaped divide text from syntax, brackets outside text give the
-depth, and commas at depth 0 divide elements (the idea of simdjson, Langdale and Lemire 2019).
-About 300 MB/s. Broken input stays local where it can: no JSON string may hold a raw newline, so a
-string left open ends at the end of its line. Where a comma between two objects is missing, the
-second one begins an element as well.
+A parser does not tell the offsets of values, and a file larger than memory must be cut before it is
+parsed. So the commas between elements are found first, in one pass over the bytes with numpy:
+unescaped quotes separate strings from syntax, brackets outside strings give the depth, and commas
+at depth 0 separate elements (the idea of simdjson, Langdale and Lemire 2019). About 300 MB/s.
+
+Damage stays local if possible: a JSON string cannot contain a raw newline, so a string left open
+ends at the end of its line. If the comma between two objects is missing, the second object starts
+an element as well.
 """
 
 from contextlib import suppress
@@ -24,13 +25,13 @@ _SPLIT_BYTES = 2**18
 
 
 class Elements(NamedTuple):
-    """Places in the inside of a JSON array (the bytes after its `[`)."""
+    """Offsets in the inside of a JSON array (the bytes after its `[`)."""
 
     commas: Ints
-    """Offsets of the commas between its elements, rising; of the next element's bracket where a
-    comma is missing."""
+    """Ascending offsets of the commas between elements; where one is missing, the offset of the
+    next element's bracket."""
     end: int | None
-    """Offset of the `]` that closes the array, if it is there."""
+    """Offset of the `]` that closes the array; None if it is missing."""
 
 
 def split_elements(data: bytes | bytearray | memoryview) -> Elements:
@@ -40,7 +41,7 @@ def split_elements(data: bytes | bytearray | memoryview) -> Elements:
         data: bytes after the array's `[`, from the start of an element.
 
     Returns:
-        Offsets into `data`. After the closing bracket nothing is looked at.
+        Offsets in `data`. Bytes after the closing bracket are ignored.
 
     Example:
         >>> split_elements(b'{"a": "x,]\\""}, [1, 2], 3] tail')
@@ -61,13 +62,13 @@ def split_elements(data: bytes | bytearray | memoryview) -> Elements:
 
 @dataclass(slots=True)
 class _State:
-    """What a block hands on to the next."""
+    """State carried from one block to the next."""
 
     depth: int = 0
     in_text: bool = False
     escapes_next: bool = False
     is_closed: bool = False
-    """True right behind the last bracket of an element."""
+    """True directly after the closing bracket of an element."""
 
 
 def _split_block(block: npt.NDArray[np.uint8], state: _State) -> tuple[Ints, int | None]:
@@ -76,8 +77,8 @@ def _split_block(block: npt.NDArray[np.uint8], state: _State) -> tuple[Ints, int
     opens_or_closes = (folded == 0x7B) | (folded == 0x7D)
     places = np.flatnonzero(opens_or_closes | (block == _COMMA))
     places = places[~_in_text(places, quotes, block, state)]
-    # `{"a": 1}, [2], 3` has { } , [ ] , at 0 7 8 10 12 13: depth 1 0 0 1 0 0 behind each, so the
-    # commas at 8 and 13 stand between elements.
+    # `{"a": 1}, [2], 3` has { } , [ ] , at 0 7 8 10 12 13. The depth after each is 1 0 0 1 0 0, so
+    # the commas at 8 and 13 separate elements.
     kinds = folded[places]
     steps = (kinds == 0x7B).astype(np.int64) - (kinds == 0x7D)
     depth = state.depth + np.cumsum(steps)
@@ -95,7 +96,7 @@ def _split_block(block: npt.NDArray[np.uint8], state: _State) -> tuple[Ints, int
 
 
 def _unescaped_quotes(block: npt.NDArray[np.uint8], state: _State) -> Ints:
-    """Offsets of the quotes that begin or end a text."""
+    """Return the offsets of the quotes that begin or end a string."""
     quotes = np.flatnonzero(block == _QUOTE)
     slashes = np.flatnonzero(block == _BACKSLASH)
     if state.escapes_next:  # the first byte, whatever it is
@@ -103,9 +104,9 @@ def _unescaped_quotes(block: npt.NDArray[np.uint8], state: _State) -> Ints:
     state.escapes_next = False
     if not len(slashes):
         return quotes
-    # A character is escaped when an odd number of backslashes runs up to it: `"a\"b\\"` has them at
-    # 2 | 5 6, whose runs begin at 0 1 1; 2 and 5 are the first of theirs, so they escape what
-    # follows: the quote at 3, and the backslash at 6. The quotes at 0 and 7 are left.
+    # A character is escaped if an odd number of backslashes precedes it. `"a\"b\\"` has backslashes
+    # at 2 and at 5 6. The first of each run (2 and 5) escapes the next byte: the quote at 3 and the
+    # backslash at 6. The quotes at 0 and 7 remain.
     new_run = np.concatenate([[True], np.diff(slashes) != 1])
     run_starts = np.maximum.accumulate(np.where(new_run, np.arange(len(slashes)), 0))
     is_odd = (np.arange(len(slashes)) - run_starts) % 2 == 0
@@ -117,13 +118,13 @@ def _unescaped_quotes(block: npt.NDArray[np.uint8], state: _State) -> Ints:
 def _in_text(
     places: Ints, quotes: Ints, block: npt.NDArray[np.uint8], state: _State
 ) -> npt.NDArray[np.bool_]:
-    # Quotes before each place: an odd number of them, and it lies in a text. In `"a": "b,c", "d`
-    # there are 3 before the comma at 7, and 4 before the one at 10.
+    # An odd number of quotes before a byte puts it in a string. In `"a": "b,c", "d` there are 3
+    # before the comma at 7, and 4 before the one at 10.
     before = np.searchsorted(quotes, places) + state.in_text
     newlines = np.flatnonzero(block == _NEWLINE)
     at_line_start = np.searchsorted(quotes, newlines) + state.in_text
     starts = np.append(0, at_line_start)
-    if (starts % 2).any():  # a text open at the end of its line: count from line starts
+    if (starts % 2).any():  # a string is open at the end of its line: count from line starts
         before = before - starts[np.searchsorted(newlines, places)]
     state.in_text = bool((len(quotes) + state.in_text - starts[-1]) % 2)
     inside: npt.NDArray[np.bool_] = before % 2 == 1
@@ -131,7 +132,7 @@ def _in_text(
 
 
 def between(data: bytes | bytearray, commas: Ints) -> Ints:
-    """Start and end of the elements of `data`, divided as `Elements.commas` says."""
+    """Return start and end of the elements that `Elements.commas` separates."""
     is_comma = np.frombuffer(data, np.uint8)[commas] == _COMMA
     starts, ends = np.append(0, commas + is_comma), np.append(commas, len(data))
     return np.stack([starts, ends], axis=1)
@@ -143,18 +144,17 @@ _ALIKE = 5
 
 
 def with_joined_objects_apart(data: bytes | bytearray, spans: Ints, gap: bytes = b" \t\r,") -> Ints:
-    """Return spans of records, with a span for each object where one record holds several.
+    """Split records that consist of several objects; return the spans of all records.
 
-    For lines such as `{...} {...}` and `{...}, {...}`. A record that is JSON stays as it is.
+    For lines such as `{...} {...}` and `{...}, {...}`. Records that are valid JSON stay unchanged.
 
     Args:
-        data: that the spans are of.
+        data: bytes of all records.
         spans: start and end of each record.
-        gap: bytes that may stand between two objects.
+        gap: bytes that may occur between two objects.
     """
-    # Candidates only: `}` and `{` with a gap of at most 3 bytes between them, where the object
-    # behind a comma begins like its record. In a sound file that is rare, so the records that are
-    # parsed for it are few.
+    # Look for candidates first: `}` and `{` at most 3 bytes apart, and after a comma only an object
+    # that begins like its record. These are rare in a good file, so few records are parsed here.
     array = np.frombuffer(data, np.uint8)
     at = np.flatnonzero(array[: max(0, len(array) - _ALIKE)] == 0x7D) + 1
     is_gap = np.zeros(256, np.bool_)

@@ -1,10 +1,9 @@
 """Read one shard: bytes in, checked conversations and quarantined rows out.
 
-Nothing is lost: every record of the shard is in exactly one of the tables: validated; quarantined,
-with its place, its reason and its bytes; or dropped by `where`, with its place. Memory is the
-shard's bytes and its tables, and the rows of one block; of the whole shard only where blocks cannot
-be judged by themselves. What those bytes may come to is limited in `streams`, `text_files` and
-`tabular`.
+Nothing is lost: every record of the shard is in exactly one table: validated; quarantined with its
+place, reason and bytes; or dropped by `where`, with its place. Memory holds the shard's bytes, its
+tables and the rows of one block, or all rows if blocks cannot be parsed separately. `streams`,
+`text_files` and `tabular` limit how many bytes that can be.
 """
 
 import hashlib
@@ -47,26 +46,26 @@ from packhouse.records.identity import GroupBy, conversation_ids, group_keys, pa
 from packhouse.records.messages import role_violations
 from packhouse.records.tables import DROPPED, QUARANTINED, VALIDATED, write_table
 
-# The bytes of rows as they stand in their file: for the quarantine and for messages.
+# Original bytes of rows, for the quarantine and for messages.
 
 
 RAW_BYTES = 64 * 2**10
-"""Bytes of a bad row that are kept."""
+"""Bytes kept of a bad row."""
 
 
 def raw_rows(
     shard: SourceShard, rules: ValidateConfig, rows: Sequence[int]
 ) -> dict[int, tuple[bytes, int | None]]:
-    """Read and parse a shard again for the bytes of some rows, as they stand in its file.
+    """Read and parse a shard again for the original bytes of some rows.
 
     Args:
         shard: from `scan_source`.
         rules: as for `read_shard`.
-        rows: numbers in the file, of rows of this shard.
+        rows: numbers, in the file, of rows of this shard.
 
     Returns:
-        Row -> its bytes, and where they begin in the uncompressed file. Rows of Parquet and other
-        tables have no bytes: they are JSON, which begins nowhere (None).
+        Row -> its bytes and their offset in the uncompressed file. Rows of Parquet and other
+        tables have no bytes: they are written as JSON, with offset None.
 
     Raises:
         SourceError: the file changed since it was scanned.
@@ -85,10 +84,10 @@ def raw_rows(
 
 
 def with_raw_rows(quarantined: pa.Table, shard: SourceShard, rules: ValidateConfig) -> pa.Table:
-    """Put each row's bytes and place, as they stand in its file, into a table of bad rows.
+    """Add each row's original bytes and offset to a table of bad rows.
 
-    For bad rows of later steps, which see conversations: what is to be mended is the row. Arguments
-    and errors are those of `raw_rows`; all rows are of this shard.
+    Later steps see conversations, but what a user has to fix is the row. Arguments and errors are
+    those of `raw_rows`; all rows belong to this shard.
     """
     rows = quarantined["row"].to_pylist()
     found = raw_rows(shard, rules, rows)
@@ -100,7 +99,7 @@ def with_raw_rows(quarantined: pa.Table, shard: SourceShard, rules: ValidateConf
 
 
 def raw_columns(found: list[tuple[bytes, int | None]]) -> dict[str, list[object]]:
-    """Columns of QUARANTINED with the bytes of rows, given whole, and their places."""
+    """Return the columns of QUARANTINED for whole rows and their offsets."""
     return {
         "byte_offset": [offset for _, offset in found],
         "raw": [raw[:RAW_BYTES] for raw, _ in found],
@@ -110,25 +109,25 @@ def raw_columns(found: list[tuple[bytes, int | None]]) -> dict[str, list[object]
 
 
 def name_row_of(part: Part, index: int) -> str:
-    """Name of a good row for messages."""
+    """Return the name of a good row for messages."""
     return name_row(part.shard.uri, *_place_of(part, index), part.shard.encoding)
 
 
 def _place_of(part: Part, index: int) -> tuple[int, int | None]:
-    """Number of a good row in its file, and where it begins in the uncompressed file."""
+    """Return a good row's number in its file and its offset in the uncompressed file."""
     number = int(part.records.numbers[index])
     ((_, offset),) = read_raw(part, [number])
     return part.row_start + number, offset
 
 
 def read_raw(part: Part, numbers: Sequence[int]) -> Iterator[tuple[bytes, int | None]]:
-    """Bytes of records, and where they begin in the uncompressed file (None: nowhere)."""
+    """Yield the bytes of records and their offset in the uncompressed file (None without bytes)."""
     records = part.records
     if records.spans is not None:
         for start, end in records.spans[list(numbers)].tolist():
             piece = part.data[start:end]
             yield piece.strip(), part.byte_start + start + len(piece) - len(piece.lstrip())
-    else:  # rows of Parquet and Arrow have no bytes of their own: they are shown as JSON
+    else:  # rows of Parquet and Arrow have no bytes: they are shown as JSON
         rows = dict(zip(records.numbers.tolist(), records.rows, strict=True)) | records.failed
         for number in numbers:
             row = rows.get(number)
@@ -140,28 +139,28 @@ class ShardRows:
     """The rows of a shard, good and bad."""
 
     validated: pa.Table
-    """`tables.VALIDATED`, in the file's order."""
+    """`tables.VALIDATED`, in file order."""
     quarantined: pa.Table
-    """`tables.QUARANTINED`, in the file's order."""
+    """`tables.QUARANTINED`, in file order."""
     dropped: pa.Table
-    """`tables.DROPPED`: rows that `where` leaves out, in the file's order."""
+    """`tables.DROPPED`: rows that `where` leaves out, in file order."""
     num_records: int
-    """Records that the shard holds, counted where they were parsed."""
+    """Records of the shard, counted by the parser."""
     extra_paths: int
-    """Conversations beyond the first of a message tree, counted where they were made."""
+    """Conversations of message trees beyond the first, counted where they are made."""
     extra_fields: dict[str, int]
-    """Rows by name of a field that they have beyond their format; `messages[].name` where it is
-    their messages that have it."""
+    """Number of rows that have a field which their format does not read, by field; a field of
+    messages is named `messages[].name`."""
     notes: dict[str, int]
-    """Counts of what is no error: `blank_lines`, `bom`, `truncated_files`, `empty_files`,
-    `misnamed_compression`, `bidi_controls` and `media_parts` (rows)."""
+    """Counts of things that are not errors: `blank_lines`, `bom`, `truncated_files`,
+    `empty_files`, `misnamed_compression`, `bidi_controls` and `media_parts` (rows)."""
     unread_text: dict[str, UnreadText] = field(default_factory=dict)
-    """Fields with text that nobody reads and that the source does not ignore."""
+    """Fields with text that nothing reads and that the source does not ignore."""
     rejected: pa.Table | None = None
-    """Of pairs, the rejected sides, row by row as `validated` has the chosen ones; else None."""
+    """For pairs, the rejected conversations, in the rows of `validated`, which has the chosen."""
 
     def write(self, folder: Path, max_rows: int | None = None) -> None:
-        """Write `validated.arrow` and, of pairs, `rejected.arrow`."""
+        """Write `validated.arrow` and, for pairs, `rejected.arrow`."""
         write_table(folder / "validated.arrow", self.validated.slice(0, max_rows))
         if self.rejected is not None:
             write_table(folder / "rejected.arrow", self.rejected.slice(0, max_rows))
@@ -170,22 +169,22 @@ class ShardRows:
 def read_shard(
     shard: SourceShard, config: SourceConfig, rules: ValidateConfig, group_by: GroupBy
 ) -> ShardRows:
-    """Read, check and name the rows of a shard.
+    """Read and check the rows of a shard, and give them ids.
 
-    `num_records + extra_paths` = validated rows + quarantined rows + dropped rows: independent
-    counts, which the ledger holds against each other.
+    `num_records + extra_paths` equals validated + quarantined + dropped rows. These are independent
+    counts, which the ledger compares.
 
     Args:
         shard: from `scan_source`.
         config: the source it comes from.
-        rules: what makes a row bad.
-        group_by: `prompt` or `record`, see `messages.group_keys`.
+        rules: limits and rules for rows.
+        group_by: `prompt` or `record`, see `identity.group_keys`.
 
     Returns:
         The tables; equal input gives equal tables, whatever the shard sizes.
 
     Raises:
-        SourceError: the file changed since the scan, mixes shapes, or cannot be read.
+        SourceError: the file changed since the scan, mixes formats, or cannot be read.
         TransientError: the storage did not answer.
     """
     reader = _Reader(config, rules, group_by)
@@ -195,7 +194,7 @@ def read_shard(
     for part in parts:
         notes.update(part.notes)
         fields.update(part.extra_fields)
-    if notes["truncated_files"]:  # scan and parse may both have seen it
+    if notes["truncated_files"]:  # the scan and the parser may both have counted it
         notes["truncated_files"] = 1
     of_messages = {name for name in fields if name.startswith(IN_MESSAGES)}
     of_rows = bounded({name: fields[name] for name in fields.keys() - of_messages})
@@ -216,7 +215,7 @@ def read_shard(
 
 @dataclass(slots=True)
 class _Reader:
-    """Makes tables of the records of a shard, part by part."""
+    """Turns the records of a shard into tables, part by part."""
 
     config: SourceConfig
     rules: ValidateConfig
@@ -228,13 +227,13 @@ class _Reader:
         self.unread_texts = UnreadTexts(self.config)
 
     def read(self, part: Part) -> ShardRows:
-        """Check and name the rows of a part.
+        """Check the rows of a part and give them ids.
 
-        Records 0 to 4; 1 is no JSON, `where` drops 3, 4 has no answer: rows of [0, 2, 3, 4] ->
-        [0, 2, 4] -> conversations of [0, 2]; quarantined [1, 4], dropped [3].
+        Example: of records 0 to 4, 1 is not JSON, `where` drops 3, and 4 has no answer. Rows of
+        [0, 2, 3, 4] -> [0, 2, 4] -> conversations of [0, 2]; quarantined [1, 4], dropped [3].
         """
         shard, records, config = part.shard, part.records, self.config
-        if part.row_start == shard.row_start:  # the shard is read, or read again as one part
+        if part.row_start == shard.row_start:  # first part, or the shard is read again as one part
             self.num_bad, self.unread_texts = 0, UnreadTexts(config)
         if config.unwrap:
             records.rows = Rows(unwrapped(records.rows))
@@ -252,7 +251,7 @@ class _Reader:
             self._check_bad(
                 shard.uri, part.row_start, len(records.failures) + len(reshaped.failures)
             )
-            if records.spans is None:  # rows of Parquet have no bytes: they are shown as they were
+            if records.spans is None:  # no bytes to show later, so keep the rows before `select`
                 records.failed |= dict(zip(records.numbers.tolist(), records.rows, strict=True))
             records.failures += records.failures_of(reshaped.failures)
             dropped = records.failures_of((n, "filtered", text) for n, text in reshaped.filtered)
@@ -262,10 +261,10 @@ class _Reader:
         has_media: set[int] = set()
         if config.media == "drop_parts":
             records.rows, has_media = drop_media_parts(records.rows)
-        # The format, and fields that it does not read.
+        # Check the format, and find the fields that it does not read.
         row_format = shard.row_format
         name_of = partial(name_row_of, part)
-        if row_format == "auto":  # the file has only bare values, which no format takes for a row
+        if row_format == "auto":  # the file has only bare values, which are rows in no format
             row_format = "text"
             self._check_bad(shard.uri, part.row_start, len(records.rows))
         elif config.format == "auto":
@@ -273,7 +272,7 @@ class _Reader:
         extra = find_extra_fields(records.rows.layouts, row_format, config)
         check_labels(records.rows, name_of, extra, row_format, config, shard.uri)
         extra_fields, media_fields = look_at_extra_fields(records.rows, extra, config)
-        if config.media == "drop_parts":  # nobody reads these fields
+        if config.media == "drop_parts":  # nothing reads these fields
             has_media, media_fields = has_media | media_fields.keys(), {}
         options = read_options(records.rows, config)
         unfit = options.failures | media_fields
@@ -285,7 +284,7 @@ class _Reader:
             options = options.take(fit)
             given = given and [given[i] for i in fit]
         self._check_bad(shard.uri, part.row_start, len(records.failures))
-        # Rows become conversations, and these a table.
+        # Rows become conversations, and conversations become a table.
         adapted = adapt(records.rows, row_format, config)
         kept, bad = _apply_rules(adapted, self.rules, row_format)
         failures = records.failures + records.failures_of([*adapted.failures, *bad])
@@ -296,10 +295,10 @@ class _Reader:
         self._check_bad(shard.uri, part.row_start, len(failures))
         self.num_bad += len(failures)
         is_paired = row_format == "pairs"
-        sides = [kept]  # of pairs, chosen and rejected conversations by turns
+        sides = [kept]  # for pairs, chosen and rejected conversations alternate
         if is_paired:
             sides = [kept.take(np.arange(side, len(kept.origin), 2)) for side in (0, 1)]
-        if row_format != "tokenized":  # ids say all that a row teaches
+        if row_format != "tokenized":  # token ids are all that such a row trains
             arguments = options.arguments.take(pa.array(kept.origin))
             unread = adapted.unread_fields
             self.unread_texts.count(
@@ -326,7 +325,7 @@ class _Reader:
         )
 
     def _validated(self, part: Part, sides: list[Adapted], options: RowOptions) -> pa.Table:
-        """The conversations; of pairs the chosen ones, called by the contents of both sides."""
+        """Return the table of conversations; for pairs the chosen ones, with ids of both sides."""
         kept = sides[0]
         tools = pc.coalesce(kept.tools, options.tools)
         given = (options.arguments, options.weights)
@@ -348,9 +347,9 @@ class _Reader:
         """Refuse a shard with too many bad rows, before they fill memory."""
         if self.num_bad + number > MAX_BAD_ROWS:
             raise SourceError(
-                f"source file '{uri}': more than {MAX_BAD_ROWS:,} rows from row "
-                f"{row:,} on are bad; is it the right file, and are its format and "
-                "file_format right?",
+                f"source file '{uri}' has more than {MAX_BAD_ROWS:,} bad rows, counted from row "
+                f"{row:,}. Check that it is the right file, and that format and file_format are "
+                "right",
                 uri=uri,
                 max_bad_rows=MAX_BAD_ROWS,
             )
@@ -359,9 +358,9 @@ class _Reader:
 def _apply_rules(
     adapted: Adapted, rules: ValidateConfig, row_format: str
 ) -> tuple[Adapted, list[tuple[int, str, str]]]:
-    """Take out conversations that break the rules; each path of a tree stands for itself.
+    """Remove conversations that break the rules; each path of a tree is checked separately.
 
-    A pair goes whole, for what is wrong with its first bad side.
+    A pair is removed as a whole, with the reason of its first bad conversation.
     """
     violations = role_violations(
         adapted.messages,
@@ -382,7 +381,7 @@ def _apply_rules(
 
 
 def _refused(part: Part, failures: list[Failure], schema: pa.Schema) -> pa.Table:
-    """The table of records that are quarantined, or dropped, in the file's order."""
+    """Return the table of quarantined or dropped records, in file order."""
     failures = sorted(failures)
     numbers, reasons, details = zip(*failures, strict=True) if failures else ((), (), ())
     columns: dict[str, Sequence[object]] = {
@@ -398,10 +397,10 @@ def _refused(part: Part, failures: list[Failure], schema: pa.Schema) -> pa.Table
 
 
 def _bidi_rows(messages: pa.Array) -> int:
-    """Rows whose contents hold a bidirectional control (U+202A-202E, U+2066-2069)."""
+    """Count rows whose contents have a bidirectional control (U+202A-202E, U+2066-2069)."""
     content = messages.flatten().field("content")
-    # All contents lie behind one another, so three bytes are looked for in one array of bytes,
-    # E2 80 AA to AE or E2 81 A6 to A9, and the ends of contents say whose they are.
+    # All contents are in one buffer, so search it once for E2 80 AA-AE and E2 81 A6-A9, and find
+    # the content of each match by the ends of the contents.
     data = content.buffers()[2]
     if data is None:
         return 0

@@ -1,10 +1,10 @@
-"""JSON values as the rows of a shard, and records that are no rows as failures.
+"""Parse the records of a shard: JSON values become rows, bad records become failures.
 
-orjson reads about 240,000 rows a second but keeps the last of duplicate keys, turns integers over
-64 bits into floats, and admits NUL and deep nesting. What it hides shows in cheap totals: the
-colons left when its values are written again, the types it made, the depth of the containers.
-Where a total disagrees, rows are looked at one by one with the standard library's parser, which
-has hooks for all of it. A sound row costs no Python call beyond `orjson.loads`.
+orjson reads about 240,000 rows a second, but it keeps the last of duplicate keys, turns integers
+over 64 bits into floats, and accepts NUL and deep nesting. Cheap totals reveal this: the number of
+colons when its values are written again, the types of the values, the depth of the containers. If a
+total differs, each row is parsed again with the standard library, which has hooks for all of these.
+A good row costs no Python call beyond `orjson.loads`.
 """
 
 import gc
@@ -22,11 +22,12 @@ import orjson
 from packhouse.system.plugins import BadRowError
 
 MAX_BAD_ROWS = 500_000
-"""Bad rows of a shard. Each takes 700 bytes of memory, and in `[1,1,1...]` two of the file."""
+"""Bad rows in a shard. Each takes 700 bytes of memory, but may take only two bytes of the file, as
+in `[1,1,1...]`."""
 MAX_DEPTH = 32
-"""Containers within one another, the row itself included."""
+"""Nested containers, including the row itself."""
 MAX_FIELDS = 1000
-"""Fields of one row."""
+"""Fields in a row."""
 CUT_OFF = "; the file ends inside this row"
 
 
@@ -34,20 +35,20 @@ Ints = npt.NDArray[np.int64]
 
 
 class Rows(list[Any]):
-    """Parsed rows, and what they have in common."""
+    """Parsed rows, with the types and keys that occur in them."""
 
     def __init__(self, rows: Iterable[Any] = ()) -> None:
         super().__init__(rows)
         self.are_objects = set(map(type, self)) <= {dict}
         objects = self if self.are_objects else [row for row in self if type(row) is dict]
         self.layouts: set[tuple[str, ...]] = set(map(tuple, objects))
-        """Keys of the rows that are objects: each different sequence of keys once."""
+        """The distinct sequences of keys among rows that are objects."""
         self.value_types = set(map(type, chain.from_iterable(map(dict.values, objects))))
         """Types of the values of these keys."""
 
 
 def unwrapped(rows: list[Any]) -> list[Any]:
-    """Rows, without the list of one that each may stand in.
+    """Take rows out of lists with one element.
 
     Example:
         >>> unwrapped([[{"a": 1}], {"a": 2}, [3]])
@@ -73,39 +74,39 @@ class Records:
     """The records of a shard."""
 
     rows: Rows
-    """Values of the good ones."""
+    """Values of the good records."""
     numbers: Ints
     """Number in the shard of each of `rows`."""
     num_records: int
-    """Good and bad."""
+    """Good and bad records."""
     failures: list[Failure] = field(default_factory=list)
     spans: Ints | None = None
-    """Start and end in the shard's bytes of every record, [num_records, 2]; None: no bytes.
-    White space around a record may belong to its span."""
+    """Start and end of every record in the shard's bytes, [num_records, 2]; None without bytes.
+    A span may include white space around the record."""
     failed: dict[int, object] = field(default_factory=dict)
-    """Values of bad ones by their number, where there are no bytes to show them by."""
+    """Values of bad records by their number, for formats without bytes to show."""
     notes: dict[str, int] = field(default_factory=dict)
 
     def failures_of(self, faults: Iterable[tuple[int, str, str]]) -> list[Failure]:
-        """Return faults (place in `rows`, reason, detail) by the numbers of their records.
+        """Turn faults (index in `rows`, reason, detail) into failures with record numbers.
 
         Example:
-            >>> records = Records(Rows("ab"), np.array([0, 2]), 3)  # record 1 is no JSON
+            >>> records = Records(Rows("ab"), np.array([0, 2]), 3)  # record 1 is not JSON
             >>> records.failures_of([(1, "roles", "no answer")])
             [Failure(number=2, reason='roles', detail='no answer')]
         """
         return [Failure(int(self.numbers[place]), *why) for place, *why in faults]
 
     def keep(self, places: list[int]) -> None:
-        """Drop all rows but those at these places in `rows`."""
+        """Keep only the rows at these indices of `rows`."""
         self.rows = Rows(map(self.rows.__getitem__, places))
         self.numbers = self.numbers[places]
 
 
 def parse_pieces(data: bytes, spans: Ints, max_row_bytes: int) -> Records:
-    """Parse the JSON value in each span of `data`; longer ones than allowed fail unparsed.
+    """Parse the JSON value in each span of `data`; those over `max_row_bytes` fail unparsed.
 
-    A file that ends inside its last record is noted as `truncated_files`.
+    A file that ends inside its last record is counted in `truncated_files`.
     """
     records = Records(Rows(), np.arange(len(spans)), len(spans), spans=spans)
     parsed = data
@@ -113,10 +114,10 @@ def parse_pieces(data: bytes, spans: Ints, max_row_bytes: int) -> Records:
         if int((spans[:, 1] - spans[:, 0]).max(initial=0)) > max_row_bytes:
             raise ValueError
         records.rows = Rows(map(orjson.loads, _pieces(data, spans)))
-    except ValueError:  # one by one, to see which are bad
+    except ValueError:  # parse one at a time to find the bad ones
         rows, numbers, failures = [], [], records.failures
         for number, piece in enumerate(_pieces(data, spans)):
-            if len(failures) > MAX_BAD_ROWS:  # for which the reader refuses the shard
+            if len(failures) > MAX_BAD_ROWS:  # the reader will refuse the shard
                 break
             if len(piece) > max_row_bytes:
                 failures.append(too_long(number, piece, max_row_bytes))
@@ -138,15 +139,15 @@ def parse_pieces(data: bytes, spans: Ints, max_row_bytes: int) -> Records:
 
 
 def _pieces(data: bytes, spans: Ints) -> Iterator[bytes]:
-    """Yield the bytes of each span, cut some thousands at a time: spans may be as many as bytes."""
+    """Yield the bytes of each span; spans are converted in blocks, as there can be one per byte."""
     for first in range(0, len(spans), 2**14):
         for start, end in spans[first : first + 2**14].tolist():
             yield data[start:end]
 
 
 def too_long(number: int, piece: bytes, max_row_bytes: int) -> Failure:
-    """The failure of a record over the limit."""
-    detail = f"the row has {len(piece):,} bytes, over max_row_bytes {max_row_bytes:,}"
+    """Return the failure of a record over the limit."""
+    detail = f"the row has {len(piece):,} bytes; max_row_bytes is {max_row_bytes:,}"
     return Failure(number, "row_too_long", detail)
 
 
@@ -154,9 +155,9 @@ def check_parsed(records: Records, data: bytes, parsed: bytes) -> None:
     """Move rows that orjson should have refused from `rows` to `failures`.
 
     Args:
-        records: the rows, and where they are in `data`.
+        records: the rows, with their spans in `data`.
         data: bytes of all records.
-        parsed: bytes of those that became rows.
+        parsed: bytes of the records that became rows.
     """
     if not are_suspect(parsed, records.rows):
         return
@@ -174,7 +175,7 @@ def check_parsed(records: Records, data: bytes, parsed: bytes) -> None:
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Keep the cycle collector from walking a growing heap of rows that hold no cycles."""
+    """Keep the garbage collector from walking a growing heap of rows, which have no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -185,7 +186,7 @@ def gc_paused() -> Iterator[None]:
 
 
 def parse_text(text: str) -> tuple[Any, tuple[str, str] | None]:
-    """Parse JSON in the text of a field, as strictly as a row: its value, or why it is bad.
+    """Parse JSON in the text of a field, as strictly as a row; return its value, or why it is bad.
 
     Example:
         >>> parse_text('[1]'), parse_text('{"a": 1, "a": 2}')[1][0]
@@ -196,7 +197,7 @@ def parse_text(text: str) -> tuple[Any, tuple[str, str] | None]:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         if not data.strip():
-            return None, ("json", "not JSON: no text")
+            return None, ("json", "not JSON: the text is empty")
         reason, detail = why_not_json(data, error)
         return None, (reason, detail + CUT_OFF if reason == "json" else detail)
     bad = hidden_fault(data, value)
@@ -204,12 +205,12 @@ def parse_text(text: str) -> tuple[Any, tuple[str, str] | None]:
 
 
 def value_of(field: object) -> Any:
-    """Return what a field holds, parsed where a column of text holds JSON; None for bad JSON."""
+    """Return a field's value; text is parsed as JSON, and None stands for bad JSON."""
     return parse_text(field)[0] if isinstance(field, str) else field
 
 
 def why_not_json(piece: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
-    """Return reason code and sentence for bytes that orjson refuses."""
+    """Return the reason code and a sentence for bytes that orjson rejects."""
     said = error.msg
     try:
         text = piece.decode("utf-8")
@@ -227,7 +228,7 @@ def why_not_json(piece: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]
 
 
 def strict_fault(text: str) -> tuple[str, str] | None:
-    """Return what is wrong with a row by the strictest reading, None if nothing is."""
+    """Return the fault of a row under the strictest parsing, or None."""
     try:
         _STRICT.decode(text)
     except BadRowError as refused:
@@ -274,11 +275,11 @@ _STRICT = json.JSONDecoder(
 
 
 _HARMLESS = bytes(set(range(256)) - set(b"0123456789{["))
-"""Bytes that can neither nest a value nor make a number large."""
+"""Bytes that neither nest values nor make a number large."""
 
 
 def hidden_fault(data: bytes, value: Any) -> tuple[str, str] | None:
-    r"""Return reason and sentence if orjson should not have let `data` pass as `value`, else None.
+    r"""Return the reason and a sentence if orjson should have rejected `data`, else None.
 
     Example:
         >>> data = b'{"a": 1, "a": 2}'
@@ -289,12 +290,12 @@ def hidden_fault(data: bytes, value: Any) -> tuple[str, str] | None:
 
 
 def is_suspect(data: bytes, row: Any) -> bool:
-    r"""Return True if a value parsed from `data` may hide something; never False when it does.
+    r"""Return True if orjson may have hidden a fault in `data`; never False if it did.
 
-    Most texts are small, so counts of bytes settle most of them: it takes 33 open brackets to nest
-    too deep, 19 digits for an integer over 64 bits, 1,001 colons for too many fields. And a lost
-    duplicate takes its colon away: `{"a": 1, "a": 2}` has two, written again as `{"a":2}` one.
-    `\u003a` escapes would upset that count, so they are suspect by themselves.
+    Counting bytes is enough for most texts: nesting too deep takes 33 open brackets, an integer
+    over 64 bits takes 19 digits, and too many fields take 1,001 colons. A lost duplicate loses its
+    colon: `{"a": 1, "a": 2}` has two, and written again as `{"a":2}` has one. `\u003a` escapes
+    would change that count, so they are always suspect.
     """
     if b"\\u00" in data and (b"\\u0000" in data or b"\\u003" in data):
         return True
@@ -303,14 +304,14 @@ def is_suspect(data: bytes, row: Any) -> bool:
     num_open = left.count(b"{") + left.count(b"[")
     is_small = num_open <= MAX_DEPTH and len(left) - num_open < 19 and num_colons <= MAX_FIELDS
     if not is_small and _is_deep_or_large([row]):
-        return True  # before the next line, for orjson does not write what nests over 254 deep
+        return True  # checked first, because orjson cannot write values nested over 254 deep
     return num_colons != orjson.dumps(row).count(b":")
 
 
 def are_suspect(data: bytes, rows: Rows) -> bool:
-    """Return True if `is_suspect` may be true of a row: the same counts, of all rows at once.
+    """Return True if `is_suspect` may be true of any row, by the same counts over all rows.
 
-    Counted with numpy, which takes 0.6 ms for 2 MB where `bytes.count` and `in` take 1.8.
+    numpy counts 2 MB in 0.6 ms; `bytes.count` and `in` take 1.8 ms.
     """
     raw = np.frombuffer(data, np.uint8)
     places = np.flatnonzero(raw[:-3] == ord("\\"))
@@ -344,16 +345,19 @@ def _is_deep_or_large(rows: list[Any]) -> bool:
 
 
 def find_fault(piece: bytes, row: Any) -> tuple[str, str] | None:
-    """Return reason and sentence for a row that orjson should have refused, else None."""
+    """Return the reason and a sentence for a row that orjson should have rejected, else None."""
     if _depth_exceeds(row, MAX_DEPTH):
         return "depth", f"nested deeper than {MAX_DEPTH}"
     found = strict_fault(piece.decode("utf-8"))
     if found is not None:
         return found
     if _holds_nul(row):
-        return "control", "a string holds the NUL character (\\u0000)"
+        return "control", "a string contains the NUL character (\\u0000)"
     if isinstance(row, dict) and len(row) > MAX_FIELDS:
-        return "too_many_fields", f"the row has {len(row):,} fields, over {MAX_FIELDS:,}"
+        return (
+            "too_many_fields",
+            f"the row has {len(row):,} fields; at most {MAX_FIELDS:,} are read",
+        )
     return None
 
 

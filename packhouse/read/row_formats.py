@@ -1,13 +1,13 @@
-"""The formats of rows: what one is, which there are, and how rows become conversations.
+"""Find the format of rows, and turn rows into conversations.
 
-A format is one object. Those that share code stand together, in `conversation_formats` and
-`text_formats`; any other is the `FORMAT` of a file of its own, as in `tokenized_format`. To be
-found, it needs its name in `RowFormatName` (`packhouse.recipe.source`) and nothing else:
+A format is one object. Formats that share code are in `conversation_formats` and `text_formats`;
+any other is the `FORMAT` of its file, as in `tokenized_format`. To register one, add its name to
+`RowFormatName` (`packhouse.recipe.source`):
 
     "faq"  ->  packhouse/read/faq_format.py, FORMAT
 
-Rows of any format may give options next to their conversation: `chat_template_kwargs` and
-`documents`, as TRL and transformers call them, and a `loss_weight` where `fields` names it.
+Rows of any format can have options next to their conversation: `chat_template_kwargs` and
+`documents`, named as in TRL and transformers, and a `loss_weight` if `fields` names it.
 """
 
 import math
@@ -46,14 +46,14 @@ from packhouse.system.plugins import BadRowError, Plugin, find_plugin
 from packhouse.system.wording import near_name
 
 MESSAGE_FIELDS = frozenset(("messages", "conversations", "conversation"))
-"""Names of fields that hold messages; what these say, not their names, tells chat from ShareGPT."""
+"""Names of fields with messages. Only the messages' own keys distinguish chat from ShareGPT."""
 
 
 Row: TypeAlias = dict[str, Any]
 Names: TypeAlias = dict[str, str]
-"""Our field -> the row's field, for those that it has."""
+"""Our field -> the row's field, for the fields that it has."""
 Naming: TypeAlias = dict[tuple[str, ...], Names]
-"""The same for all rows with these keys."""
+"""Keys of rows -> the names for all rows with these keys."""
 
 
 @dataclass(slots=True)
@@ -67,15 +67,15 @@ class Adapted:
     labels: pa.Array
     """Class index or null, per conversation."""
     origin: Ints
-    """Index of each conversation's row, rising."""
+    """Index of each conversation's row, in ascending order."""
     failures: list[tuple[int, str, str]] = field(default_factory=list)
-    """(index of the row, reason, detail) of rows that gave none."""
+    """(row index, reason, detail) of rows without a conversation."""
     unread_fields: Counter[str] = field(default_factory=Counter)
-    """Field of messages that holds something and that nobody reads -> rows with it."""
+    """Non-empty field of messages that nothing reads -> number of rows with it."""
     num_unanswered: int = 0
-    """Questions of the rows that have no answer, and so no conversation."""
+    """Questions without an answer, which give no conversation."""
     dropped: list[tuple[int, str, str]] = field(default_factory=list)
-    """(index of the row, reason, detail) of rows that are part of another row's conversation."""
+    """(row index, reason, detail) of rows that belong to another row's conversation."""
 
     @classmethod
     def of(
@@ -84,7 +84,7 @@ class Adapted:
         failures: list[tuple[int, str, str]],
         dropped: list[tuple[int, str, str]] | None = None,
     ) -> "Adapted":
-        """Make columns of conversations, each with the index of its row."""
+        """Build columns from conversations, each given with the index of its row."""
         conversations = [each for _, each in found]
         turns: list[Turn] = [turn for each in conversations for turn in each.turns]
         columns = zip(MESSAGE, zip(*turns, strict=True), strict=False)
@@ -101,36 +101,36 @@ class Adapted:
         )
 
     def take(self, places: Ints) -> "Adapted":
-        """Some of the conversations."""
+        """Return the conversations at these indices."""
         at = pa.array(places)
         messages, tools, labels = (x.take(at) for x in (self.messages, self.tools, self.labels))
         return Adapted(messages, tools, labels, self.origin[places])
 
 
 def aliases(text: str) -> dict[str, tuple[str, ...]]:
-    """Read `"text|sentence label"` as fields with the names that files give them."""
+    """Parse `"text|sentence label"` into fields with the names that occur in files."""
     return {item.split("|")[0]: tuple(item.split("|")) for item in text.split()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowFormat(ABC):
-    """A format: its fields, each with the names that files give it; the first one present counts.
+    """A row format: its fields with the names that occur in files, of which the first one counts.
 
-    A row is of a format when it has all of its required fields.
+    A row has a format if it has all of the format's required fields.
     """
 
     required: dict[str, tuple[str, ...]]
     optional: dict[str, tuple[str, ...]] = field(default_factory=dict)
     answers: Answers = "required"
     needs_all_rows: ClassVar[bool] = False
-    """True if a row means nothing without others of its file."""
+    """True if a row can only be read together with the other rows of its file."""
     takes_lists: ClassVar[bool] = False
-    """True if a row need be no object."""
+    """True if a row can be a list."""
 
     def names(self, keys: Collection[str], renamed: Mapping[str, str]) -> dict[str, str]:
-        """Our field -> the file's field, for the fields that are among `keys`.
+        """Map our fields to the file's fields, for those among `keys`.
 
-        What `renamed` gives to one field is not read a second time as another one.
+        A field that `renamed` assigns is not read a second time under its usual name.
 
         Example:
             >>> formats = row_formats()
@@ -150,33 +150,33 @@ class RowFormat(ABC):
         return found
 
     def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
-        """Those of `keys` that the format does not read."""
+        """Return the keys that the format does not read."""
         read = set(self.names(keys, renamed).values())
         return [key for key in keys if key not in read]
 
     def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
-        """Return True if rows with these keys are of this format, unless `holds` says no."""
+        """Return True if rows with these keys may have this format; `holds` checks the values."""
         return self.required.keys() <= self.names(keys, renamed).keys()
 
     def holds(self, row: Row, names: Names) -> bool:
-        """Return True if the values of a row whose keys fit are of this format."""
+        """Return True if the values of a row with fitting keys have this format."""
         return True
 
     @abstractmethod
     def read(self, row: Any, names: Names, config: SourceConfig) -> list[Conversation]:
-        """Return the conversations of a row, one or more.
+        """Return the conversations of a row, at least one.
 
         Args:
-            row: an object; what its fields hold is not checked yet.
+            row: an object; the values of its fields are not checked yet.
             names: our field -> the row's field, for the fields that it has.
             config: its source.
 
         Raises:
-            BadRowError: it holds none.
+            BadRowError: it has no conversation.
         """
 
     def read_all(self, rows: Rows, naming: Naming, config: SourceConfig) -> Adapted:
-        """Return the conversations of rows, and those that have none.
+        """Return the conversations of rows, and the rows that have none.
 
         Args:
             rows: parsed rows; values of any type.
@@ -202,7 +202,7 @@ def check_present(
     """Refuse a row that lacks one of `fields`.
 
     Raises:
-        BadRowError: names the field, and those that the row has.
+        BadRowError: a field is missing; the message names it and the row's fields.
     """
     for ours in fields:
         if ours not in names:
@@ -212,15 +212,15 @@ def check_present(
 
 
 def optional(row: Row, names: Names, ours: str) -> Any:
-    """Return what a row has in a field, None without it."""
+    """Return the value of a row's field, None without it."""
     return row[names[ours]] if ours in names else None
 
 
 def optional_text(row: Row, names: Names, ours: str) -> str | None:
-    """Return the text that a row has in a field, None without it.
+    """Return the text of a row's field, None without it.
 
     Raises:
-        BadRowError: it is no text.
+        BadRowError: the value is not text.
     """
     value = optional(row, names, ours)
     if not isinstance(value, str | None):
@@ -229,41 +229,41 @@ def optional_text(row: Row, names: Names, ours: str) -> str | None:
 
 
 def class_index(label: object, classes: list[str] | None) -> int:
-    """Return the index of a class, given as a number, as digits, or as one of `classes`.
+    """Return the index of a class that is given as a number, digits, or one of `classes`.
 
     Raises:
-        BadRowError: it is no class.
+        BadRowError: it is not a class.
     """
     if type(label) is not int and type(label) is not str:
-        raise BadRowError("label", f"the label is {kind_of(label)}, neither a number nor text")
+        raise BadRowError("label", f"the label is {kind_of(label)}, not a number or text")
     if isinstance(label, str):
         if classes is not None and label in classes:
             return classes.index(label)
         text = label.strip()
         if not (text.isascii() and text.isdigit() and len(text) < 10):
-            known = f"not one of {classes}" if classes else "text; set label_names"
+            known = f"not one of {classes}" if classes else "text, which needs label_names"
             raise BadRowError("label", f"the label {label[:60]!r} is {known}")
         label = int(text)
     if label < 0 or (classes is not None and label >= len(classes)):
         last = len(classes) - 1 if classes else "..."
         raise BadRowError("label", f"the label {label} is outside 0 to {last}")
     if label >= 2**31:
-        raise BadRowError("label", f"the label {label} is no class index")
+        raise BadRowError("label", f"the label {label} is too large for a class index")
     return label
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixed(RowFormat):
-    """Rows of several shapes, each read by its own."""
+    """Rows of several formats, each read by the first one that fits."""
 
     takes_lists: ClassVar[bool] = True
 
     def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
-        """Never: that a file mixes shapes is for its owner to say."""
+        """Return False: only the recipe can declare that a file mixes formats."""
         return False
 
     def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
-        """Those that none of the formats with the rows' fields reads."""
+        """Return the keys that no format which fits the row reads."""
         rests = [
             known.unread(keys, renamed)
             for known in _formats_of_conversations().values()
@@ -272,11 +272,11 @@ class Mixed(RowFormat):
         return min(rests, key=len, default=[])
 
     def read(self, row: Any, names: Names, config: SourceConfig) -> list[Conversation]:
-        """Read the row by the first format that it fits."""
+        """Read the row with the first format that fits."""
         formats = _formats_of_conversations()
         found = row_format_of(row, config.fields, formats)
         if found is None:
-            detail = f"the row has {_keys_of(row)}, which is no known conversation"
+            detail = f"the row has {_keys_of(row)}, which fits no known format"
             raise BadRowError("fields", detail)
         names = formats[found].names(row, config.fields) if isinstance(row, dict) else {}
         return formats[found].read(row, names, config)
@@ -284,13 +284,13 @@ class Mixed(RowFormat):
 
 @cache
 def row_formats() -> dict[str, RowFormat]:
-    """Return the built-in formats by name, in the order of trial."""
+    """Return the built-in formats by name, in the order in which they are tried."""
     from packhouse.read.conversation_formats import CONVERSATION_FORMATS
     from packhouse.read.text_formats import TEXT_FORMATS
 
     together = CONVERSATION_FORMATS | TEXT_FORMATS | {"mixed": Mixed(required={})}
     own_files = [name for name in get_args(RowFormatName) if name not in ("auto", *together)]
-    # Those with files of their own first: what fits them might fit a broader one, such as `text`.
+    # Formats in separate files come first: their rows may also fit a broader one, such as `text`.
     return {
         name: import_module(f"packhouse.read.{name}_format").FORMAT for name in own_files
     } | together
@@ -298,7 +298,7 @@ def row_formats() -> dict[str, RowFormat]:
 
 @cache
 def _formats_of_conversations() -> dict[str, RowFormat]:
-    """Those that `mixed` tries."""
+    """Return the formats that `mixed` tries."""
     left_out = ("mixed", "oasst_flat", "pairs", "kto")
     return {
         name: known
@@ -311,19 +311,19 @@ def _formats_of_conversations() -> dict[str, RowFormat]:
 class PluginRows(RowFormat):
     """Rows that a plug-in reads: `read(row)` returns one conversation, or a list of them.
 
-    A conversation is a dict with `messages`, and maybe `tools` and `label`, in any of the forms
-    that files write them in. What it does not read is not known, so no field counts as unread.
+    A conversation is a dict with `messages` and optionally `tools` and `label`, in any form that
+    files have. Which fields a plug-in reads is unknown, so none counts as unread.
     """
 
     plugin: Plugin
     function: Callable[[dict[str, Any]], Any]
 
     def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
-        """Nothing."""
+        """Return nothing."""
         return []
 
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
-        """Call the plug-in; a row has our names where `fields` renames the file's."""
+        """Call the plug-in with the row, whose fields are renamed as `fields` says."""
         renamed = {ours: row[theirs] for ours, theirs in config.fields.items() if theirs in row}
         rest = {name: row[name] for name in row if name not in config.fields.values()}
         with self.plugin.named_in_errors(" on a row"):
@@ -336,8 +336,8 @@ class PluginRows(RowFormat):
     def _conversation(self, found: object, config: SourceConfig) -> Conversation:
         if not isinstance(found, dict) or not {"messages"} <= found.keys() <= _OF_CONVERSATION:
             raise PluginError(
-                f"{self.plugin} returned {_keys_of(found)}; a conversation is a dict with "
-                "'messages', and maybe 'tools' and 'label'"
+                f"{self.plugin} returned {_keys_of(found)}. Return a dict with 'messages' and "
+                "optionally 'tools' and 'label'"
             )
         read = read_messages(found["messages"], found.get("tools"), None)
         if found.get("label") is None:
@@ -349,10 +349,10 @@ _OF_CONVERSATION = {"messages", "tools", "label"}
 
 
 def row_format_called(name: str) -> RowFormat:
-    """Return the format of a name: a built-in one, else a plug-in's.
+    """Return the format with a name: a built-in one, else a plug-in's.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no format has this name.
     """
     if name in row_formats():
         return row_formats()[name]
@@ -364,12 +364,12 @@ _OF_MESSAGES = {"role", "content"}
 
 
 def check_fields(config: SourceConfig) -> None:
-    """Refuse `fields` that name a field of ours that no format has.
+    """Refuse keys of `fields` that no format has.
 
     Raises:
-        ConfigError: says which, and what was meant.
+        ConfigError: a key is unknown; the message suggests one.
     """
-    if config.format != "auto" and config.format not in row_formats():  # a plug-in knows its own
+    if config.format != "auto" and config.format not in row_formats():  # any name of a plug-in
         return
     is_any = config.format in ("auto", "mixed")
     formats = row_formats().values() if is_any else [row_formats()[config.format]]
@@ -379,8 +379,8 @@ def check_fields(config: SourceConfig) -> None:
         if name not in known:
             named = "" if is_any else f" of format `{config.format}`"
             raise ConfigError(
-                f"source '{config.path}': fields names '{name}', which is no field of ours{named}"
-                f"{near_name(name, known) or '; known: ' + ', '.join(sorted(known))}"
+                f"source '{config.path}': `fields` has the unknown key '{name}'{named}"
+                f"{near_name(name, known) or '. Keys are: ' + ', '.join(sorted(known))}"
             )
 
 
@@ -393,7 +393,7 @@ def adapt(rows: Rows, row_format: str, config: SourceConfig) -> Adapted:
         config: the source, for `fields`, `label_names` and `oasst_paths`.
 
     Returns:
-        Conversations and failures; every row gives at least one or fails.
+        Conversations and failures; each row gives at least one conversation or fails.
     """
     reader = row_format_called(row_format)
     naming = {keys: reader.names(keys, config.fields) for keys in rows.layouts}
@@ -403,7 +403,7 @@ def adapt(rows: Rows, row_format: str, config: SourceConfig) -> Adapted:
 def row_format_of(
     row: object, renamed: Mapping[str, str], formats: Mapping[str, RowFormat] | None = None
 ) -> str | None:
-    """Return the format of a row; None if it has none. `formats`: those to try, by default all.
+    """Return the format of a row, None if no format fits; `formats` to try default to all.
 
     Example:
         >>> row_format_of({"question": "1 + 1?", "answer": "2", "id": 7}, {})
@@ -423,7 +423,7 @@ def find_row_format(rows: list[Any], config: SourceConfig, uri: str) -> str:
     """Return the format of the first row that has one; `auto` if no row is an object or a list.
 
     Raises:
-        SourceError: rows are there, but none is of a known format.
+        SourceError: there are rows, but none has a known format.
     """
     odd = None
     rows = unwrapped(rows) if config.unwrap else rows
@@ -441,32 +441,29 @@ def find_row_format(rows: list[Any], config: SourceConfig, uri: str) -> str:
         if known.required
     )
     raise SourceError(
-        f"source file '{uri}': rows have {_keys_of(odd)}, which is no known shape ({known}); "
-        f"{_where_rows_are(odd, is_alone=len(rows) == 1)}",
+        f"the rows of source file '{uri}' have {_keys_of(odd)}, which fits no known format "
+        f"({known}). {_where_rows_are(odd, is_alone=len(rows) == 1)}",
         uri=uri,
     )
 
 
 def _where_rows_are(row: object, *, is_alone: bool) -> str:
-    """What to do about a row of no known format; `is_alone` if the file has no other."""
+    """Return advice for a row of unknown format; `is_alone` if the file has no other row."""
     if isinstance(row, list) and len(row) == 1 and isinstance(row[0], dict):
-        return "if each row stands in a list of its own, set `unwrap: true`"
+        return "If each row is in a list with one element, set `unwrap: true`"
     values = row if isinstance(row, dict) and is_alone else {}
     for name, value in values.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
             field = name if name.isidentifier() else orjson.dumps(name).decode()
-            return f"if the rows are those of the list in '{name}', set `rows_at: {field}`"
+            return f"If the rows are in the list '{name}', set `rows_at: {field}`"
     kinds = set(map(type, values.values()))
     if kinds == {dict} or (kinds == {list} and len(values) > 1):
         what = "objects" if kinds == {dict} else "columns"
         return (
-            f"its {what} stand in one object, which packhouse cannot read. Write a list of rows, "
-            "or an object a line"
+            f"Its {what} are in one object, which packhouse cannot read: write a list of rows, or "
+            "one object per line"
         )
-    return (
-        "set format, and fields where names differ: `packhouse init` looks at the file and "
-        "proposes them"
-    )
+    return "Set `format`, and `fields` if names differ; `packhouse init` proposes them for a file"
 
 
 def check_same_format(
@@ -476,7 +473,7 @@ def check_same_format(
     renamed: Mapping[str, str],
     uri: str,
 ) -> None:
-    """Refuse rows of another known format than the file's; rows of none are bad by themselves.
+    """Refuse a file with rows of a second known format; rows of no known format are just bad.
 
     Args:
         rows: parsed rows.
@@ -486,20 +483,20 @@ def check_same_format(
         uri: for messages.
 
     Raises:
-        SourceError: names the first such row and its fields.
+        SourceError: there is one; the message names it and its fields.
     """
     if rows.are_objects and all(MESSAGE_FIELDS.isdisjoint(keys) for keys in rows.layouts):
-        # Their keys alone tell the format, so one row of each layout is enough.
+        # The keys alone determine the format, so one row per layout is enough.
         alone = (row_format_of(dict.fromkeys(keys), renamed) for keys in rows.layouts)
         if all(found in (row_format, None) for found in alone):
             return
     seen = set()
     for index, row in enumerate(rows):
-        # Equal for rows that must have the same format.
+        # Rows with the same key have the same format.
         key: object = type(row)
         if isinstance(row, dict):
-            talk = row.get("messages") or row.get("conversations") or row.get("conversation")
-            key = (*row, speaker_key(talk) if isinstance(talk, list) else type(talk))
+            messages = row.get("messages") or row.get("conversations") or row.get("conversation")
+            key = (*row, speaker_key(messages) if isinstance(messages, list) else type(messages))
         elif isinstance(row, list):
             key = (list, speaker_key(row))
         if key in seen:
@@ -509,10 +506,10 @@ def check_same_format(
         if found not in (row_format, None):
             own = ", ".join(repr(renamed.get(n, n)) for n in row_formats()[row_format].required)
             raise SourceError(
-                f"source file '{uri}' mixes shapes: it is {row_format} ({own or 'bare lists'}), "
-                f"and {name_of(index)} has {_keys_of(row)} ({found}); split it by shape, set "
-                "`format: mixed` to read each row by its own, or name a format to quarantine the "
-                "other rows",
+                f"source file '{uri}' mixes formats: it is {row_format} ({own or 'bare lists'}), "
+                f"and {name_of(index)} has {_keys_of(row)} ({found}). Split the file, set "
+                "`format: mixed` to read each row in its format, or set `format` to one of them "
+                "to quarantine the other rows",
                 uri=uri,
             )
 
@@ -526,38 +523,39 @@ def _keys_of(row: object) -> str:
     return "a list"
 
 
-# Options of rows next to their conversation.
+# Options that rows have next to their conversation.
 
 
 _ARGUMENTS = ("chat_template_kwargs", "documents")
 OPTIONS = (*_ARGUMENTS, "loss_weight")
 """Our names of these fields."""
 
-_LEAVE_OUT = "if it is not for the chat template, name it in `ignored_fields`"
-_WEIGHTS = (1e-6, MAX_WEIGHT)  # a product of two, and of a message's own, is a float32 over 0
+_LEAVE_OUT = "if it is not for the chat template, list it in `ignored_fields`"
+# The product of the weights of source, row and message must be a float32 above 0.
+_WEIGHTS = (1e-6, MAX_WEIGHT)
 
 
 @dataclass(frozen=True, slots=True)
 class RowOptions:
-    """What rows give next to their conversation: an item for each row, null where it gives none."""
+    """Options of rows next to their conversation: one item per row, null without the option."""
 
     arguments: pa.Array
-    """JSON object, keys sorted."""
+    """JSON object with sorted keys."""
     tools: pa.Array
-    """JSON list of definitions that stand among the arguments."""
+    """JSON list of the tool definitions among the arguments."""
     weights: pa.Array
-    """float32, the source's factor in it."""
+    """float32, including the source's factor."""
     failures: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """Index of each bad row -> reason, sentence."""
+    """Index of each bad row -> reason and detail."""
 
     def take(self, rows: Ints | list[int]) -> "RowOptions":
-        """The same for some of the rows."""
+        """Return the options of the rows at these indices."""
         at = pa.array(rows, pa.int64())
         return RowOptions(self.arguments.take(at), self.tools.take(at), self.weights.take(at))
 
 
 def option_names(keys: Collection[str], config: SourceConfig) -> dict[str, str]:
-    """Our field -> the row's, for those among its keys.
+    """Map our option fields to the row's fields, for those among its keys.
 
     Example:
         >>> config = SourceConfig(path="", fields={"loss_weight": "quality"})
@@ -571,7 +569,7 @@ def option_names(keys: Collection[str], config: SourceConfig) -> dict[str, str]:
 
 
 def read_options(rows: Rows, config: SourceConfig) -> RowOptions:
-    """Read these fields of rows."""
+    """Read the options of rows."""
     number = len(rows)
     arguments: list[str | None] = [None] * number
     tools: list[str | None] = [None] * number
@@ -613,33 +611,34 @@ def _read_weight(value: object, name: str) -> float:
 def _read_template_arguments(
     fields: dict[str, object], names: dict[str, str]
 ) -> tuple[str | None, str | None]:
-    """Arguments and tools as JSON."""
+    """Return template arguments and tools as JSON."""
     values: dict[str, object] = {}
     for ours in _ARGUMENTS:
         value, name = fields.get(ours), names.get(ours)
-        if isinstance(value, str) and value.strip():  # a column of text that holds JSON
+        if isinstance(value, str) and value.strip():  # a text column with JSON
             value = parse_field(value, f"{name} ({_LEAVE_OUT})", reason="arguments")
         if not value:
             continue
         if ours == "documents":
             value = {"documents": value}
         if not isinstance(value, dict):
-            raise BadRowError("arguments", f"{name} is {kind_of(value)}, no object; {_LEAVE_OUT}")
+            detail = f"{name} is {kind_of(value)}, not an object; {_LEAVE_OUT}"
+            raise BadRowError("arguments", detail)
         if "documents" in value:
             documents = value["documents"]
             if not isinstance(documents, list) or not all(type(each) is dict for each in documents):
-                what = f"{name} is no list of objects, such as {{title, text}}"
+                what = f"{name} is not a list of objects, such as {{title, text}}"
                 raise BadRowError("arguments", f"{what}; {_LEAVE_OUT}")
             own = [{key: v for key, v in each.items() if v is not None} for each in documents]
             value = value | {"documents": own}
-        # A null is none: Arrow fills the keys of other rows with them.
+        # Leave out nulls, which Arrow fills in for the keys of other rows.
         values |= {key: item for key, item in value.items() if item is not None}
     tools = read_tools(values.pop("tools", None))
     try:
         check_arguments(values)
         text = orjson.dumps(dict(sorted(values.items()))).decode() if values else None
-    except (ValueError, TypeError) as error:  # of orjson as well
+    except (ValueError, TypeError) as error:  # orjson raises these too
         raise BadRowError("arguments", f"{error}") from None
     if text is not None and "\\u0000" in text:
-        raise BadRowError("control", "an argument of the chat template holds the NUL character")
+        raise BadRowError("control", "an argument of the chat template contains the NUL character")
     return text, tools

@@ -1,9 +1,9 @@
-"""Cut the files of a source into shards: byte ranges that hold whole records.
+"""Cut the files of a source into shards: byte ranges of whole records.
 
-Cuts are made at the last record boundary within `max_shard_bytes` of the shard's start, so they
-depend only on what lies before them: rows appended to a JSONL file or to a JSON array leave every
-earlier shard byte for byte the same, and work keyed by a shard's content is found again. One
-pass per file hashes it, counts its records and finds the cuts; memory is two shards at most.
+A shard ends at the last record boundary within `max_shard_bytes` of its start, so a cut depends
+only on the bytes before it: appending rows to a JSONL file or a JSON array leaves all earlier
+shards unchanged, and their cached results are found again. One pass per file hashes it, counts its
+records and finds the cuts. It needs memory for two shards at most.
 """
 
 import hashlib
@@ -61,14 +61,14 @@ TEXT_FILES: dict[FileFormat, type[TextFile]] = {
 }
 
 MAX_SHARD_BYTES = 32 * 2**20
-"""Raw bytes of a shard: what bounds a step's memory, and what an appended row costs."""
+"""Uncompressed bytes of a shard. Bounds the memory of a step and the work for an appended row."""
 HEAD_BYTES = 2**20
-"""Uncompressed bytes looked at to tell formats."""
+"""Uncompressed bytes from which formats are detected."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceShard:
-    """A range of whole records in one file, and all that is needed to read it again.
+    """A range of whole records in one file, with all that is needed to read it again.
 
     JSON-able: `SourceShard(**json.loads(json.dumps(asdict(shard))))` equals the shard.
     """
@@ -76,49 +76,49 @@ class SourceShard:
     source: str
     """Name of the source."""
     file: str
-    """`source/name`, where the name is the file's path below the source."""
+    """`source/name`; the name is the file's path relative to the source."""
     uri: str
     """Absolute path or URL."""
     file_format: FileFormat
     compression: Compression
     byte_start: int
-    """First byte, uncompressed. A JSON array's shards leave out brackets and dividing commas."""
+    """First byte, uncompressed. Brackets and separating commas of a JSON array are left out."""
     byte_end: int
-    """One past the last byte. Parquet and Arrow: 0 and the file's size; rows say what is read."""
+    """One past the last byte. For Parquet and Arrow, 0 to the file's size: rows limit the range."""
     row_start: int
-    """Number in the file, from 0, of its first record; blank lines and header do not count."""
+    """Number of its first record in the file, from 0, not counting blank lines and the header."""
     num_rows: int | None
-    """Records in it; None if that needs parsing."""
+    """Number of records; None if counting needs parsing."""
     sha256: str
-    """Of the shard's uncompressed bytes; of the whole file for Parquet and Arrow."""
+    """Digest of the shard's uncompressed bytes; of the whole file for Parquet and Arrow."""
     file_sha256: str
-    """Of the file as stored."""
+    """Digest of the stored file."""
     file_size: int
-    """Bytes of the file as stored."""
+    """Bytes of the stored file."""
     row_format: str = "auto"
-    """Format of the rows; `auto` only where no row of the file is an object or a list."""
+    """Format of the rows; `auto` only if no row of the file is an object or a list."""
     header: tuple[str, ...] | None = None
     """Column names of CSV and TSV."""
     pin: str = ""
-    """Modification time or ETag when scanned; says whether the file changed since."""
+    """Modification time or ETag at the scan; differs if the file changed since."""
     encoding: str = "utf-8"
-    """Of the file. Bytes, their places and their digest are those of its text in UTF-8."""
+    """Encoding of the file. Offsets and digests of text refer to its UTF-8 form."""
     table: str | None = None
-    """Of a database."""
+    """Table of a database."""
     columns: dict[str, Kind] | None = None
-    """Kinds of the columns that `where` and `select` of the source read; None without these."""
+    """Kinds of the columns that the source's `where` and `select` read; None without these."""
     notes: dict[str, int] = field(default_factory=dict)
-    """What the scan saw: `bom`, `empty_files`, `misnamed_compression`, ... On the first shard."""
+    """Counts from the scan, on a file's first shard: `bom`, `empty_files`, ..."""
 
     def __post_init__(self) -> None:
         if self.header is not None:
             object.__setattr__(self, "header", tuple(self.header))
 
     def identity(self) -> dict[str, Any]:
-        """What decides the rows that reading gives; key work on it, not on the whole shard.
+        """Return the fields that determine the rows; use it in cache keys, not the whole shard.
 
-        Leaves out where the file lies, its time and the digest of the whole file, so that a copied
-        or appended file keeps the identity of its unchanged shards.
+        The file's location, time and digest are left out, so that unchanged shards of a copied or
+        appended file keep their identity.
         """
         known = asdict(self)
         left_out = ["uri", "pin", "file_sha256", "file_size", "num_rows", "compression", "encoding"]
@@ -145,7 +145,9 @@ def _scan_file(
     if is_database and (path := local_path(file.uri)) is not None:
         function_of_addon("refuse_unsaved")(file.uri, str(path))
     if config.table is not None and not is_database:
-        raise SourceError(f"source file '{file.uri}' is no database, and `table` names a table")
+        raise SourceError(
+            f"source file '{file.uri}' is not a database, so `table` has no meaning. Remove `table`"
+        )
     name = source_name(config)
     whole = SourceShard(
         source=name,
@@ -167,7 +169,7 @@ def _scan_file(
     )
     if file_format in TABULAR:
         if compression != "none":
-            raise SourceError(f"source file '{file.uri}' is compressed {file_format}; unpack it")
+            raise SourceError(f"source file '{file.uri}' is compressed {file_format}. Unpack it")
         yield from _scan_table(whole, config, max_shard_bytes)
         return
     text_file = TEXT_FILES[file_format](
@@ -181,8 +183,8 @@ def _scan_file(
     cuts = list(text_file.cut(stream))
     if stream.stored_bytes != file.size:
         raise SourceError(
-            f"source file '{file.uri}' changed while it was read: {file.size:,} bytes when found, "
-            f"{stream.stored_bytes:,} read; run again when nothing writes to it",
+            f"source file '{file.uri}' changed while it was read: it had {file.size:,} bytes, and "
+            f"{stream.stored_bytes:,} were read. Run again when nothing writes to it",
             uri=file.uri,
         )
     whole = replace(whole, file_sha256=stream.stored_sha256.hexdigest(), header=text_file.header)
@@ -201,7 +203,7 @@ def _scan_file(
     if row_format == "auto" and not config.is_reshaped:
         sample = text_file.sample(head[:HEAD_BYTES].removeprefix(BOM))
         row_format = find_row_format(sample, config, file.uri)
-        if row_format == "auto":  # where the head tells nothing: look at all rows
+        if row_format == "auto":  # the head has no row that tells: look at all rows
             row_format = _format_of_all(shards, config)
     notes |= text_file.notes
     for shard in shards:
@@ -212,7 +214,7 @@ def _scan_file(
 def _scan_table(
     whole: SourceShard, config: SourceConfig, max_shard_bytes: int
 ) -> Iterator[SourceShard]:
-    """The shards of a file of columns: groups of row groups of bounded size."""
+    """Cut a columnar file into shards: runs of row groups of bounded size."""
     stream = FileStream(whole.uri)
     for _ in stream:
         pass
@@ -238,7 +240,7 @@ def _scan_table(
 
 
 def _group_ranges(sizes: list[tuple[int, int]], max_shard_bytes: int) -> Iterator[tuple[int, int]]:
-    """(row_start, num_rows) of runs of groups (rows, bytes) that fit a shard.
+    """Yield (row_start, num_rows) of runs of groups (rows, bytes) that fit a shard.
 
     Example:
         >>> list(_group_ranges([(3, 6), (3, 6), (2, 2)], max_shard_bytes=10))
@@ -255,7 +257,7 @@ def _group_ranges(sizes: list[tuple[int, int]], max_shard_bytes: int) -> Iterato
         yield row_start, rows
 
 
-# The parts of a shard that are read by themselves, so that memory holds the rows of one.
+# A shard is read in parts, so that only the rows of one part are in memory.
 
 
 _T = TypeVar("_T")
@@ -263,22 +265,22 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a shard that is read by itself."""
+    """A part of a shard that is parsed on its own."""
 
     shard: SourceShard
     row_start: int
-    """Number in the file of its first record."""
+    """Number of its first record in the file."""
     byte_start: int
     data: bytes
-    """Empty for formats of columns, whose rows have no bytes of their own."""
+    """Empty for columnar formats, whose rows have no bytes."""
     records: Records
 
 
 def for_parts(shard: SourceShard, rules: ValidateConfig, use: Callable[[Part], _T]) -> list[_T]:
-    """What `use` returns for each part of a shard, in order.
+    """Call `use` with each part of a shard, in order, and return its results.
 
-    Parts bound memory and nothing else: where they cannot be judged alone (an array that is not
-    JSON), the shard is one part, and what `use` returned before is dropped.
+    Parts only bound memory. If they cannot be parsed separately (an array that is not valid JSON),
+    the whole shard becomes one part, and earlier results of `use` are dropped.
     """
     needs_all_rows = _needs_all_rows(shard)
     if shard.file_format in TABULAR:
@@ -326,7 +328,7 @@ def _joined(tables: Iterable[Records]) -> Records:
 
 
 def read_shard_bytes(shard: SourceShard, byte_end: int) -> bytes:
-    """The bytes of a text file from a shard's first one on."""
+    """Return the bytes of a text file from the shard's first byte to `byte_end`."""
     start, encoding = shard.byte_start, shard.encoding
     return read_range(shard.uri, shard.compression, start, byte_end, shard.pin, encoding)
 
@@ -339,16 +341,16 @@ def _needs_all_rows(shard: SourceShard) -> bool:
 def _changed(shard: SourceShard) -> SourceError:
     return SourceError(
         f"source file '{shard.uri}' changed since it was scanned (bytes {shard.byte_start:,} to "
-        f"{shard.byte_end:,}); run again when nothing writes to it",
+        f"{shard.byte_end:,}). Run again when nothing writes to it",
         uri=shard.uri,
     )
 
 
-# Scan a source: its files cut to shards, the format of its rows, and the types of its columns.
+# Scan a source: cut its files into shards, find the format of its rows and the types of columns.
 
 
 MAX_WHOLE_BYTES = 2**29
-"""Bytes of a file whose rows are read together."""
+"""Largest file, in bytes, whose rows can be read together."""
 
 _ANY_SIZE = ValidateConfig(max_row_bytes=2**31)
 
@@ -360,18 +362,18 @@ def scan_source(
 ) -> list[SourceShard]:
     """Find a source's files and cut them into shards.
 
-    Where the source has `where` or `select`, all its rows are parsed once for the types of the
+    If the source has `where` or `select`, all its rows are parsed once to find the types of the
     columns that these read, and the expressions are checked against them.
 
     Args:
         config: the source.
-        max_shard_bytes: uncompressed bytes of a shard; one record larger than that is a shard.
-        max_row_bytes: the recipe's. A file with a record beyond this, and beyond
-            `MAX_RECORD_BYTES`, is refused.
+        max_shard_bytes: uncompressed bytes of a shard; a larger record is a shard by itself.
+        max_row_bytes: the recipe's limit. A file with a record above both this and
+            `MAX_RECORD_BYTES` is refused.
 
     Returns:
-        Shards sorted by uri, then by place in the file. A file without rows gives one shard of 0
-        rows, noted as `empty_files`.
+        Shards sorted by uri, then by position in the file. A file without rows gives one shard of
+        0 rows, counted in `empty_files`.
 
     Raises:
         ConfigError: `fields` names what no format has; an expression is not allowed, names no
@@ -389,20 +391,20 @@ def scan_source(
     for shards in files:
         if shards[0].row_format != "auto":
             first.setdefault(shards[0].row_format, shards[0].uri)
-    if len(first) > 1:  # files of one source have one shape, as the rows of one file have
+    if len(first) > 1:  # all files of a source have one format, like all rows of a file
         shown = ", ".join(f"'{uri}' is {name}" for name, uri in list(first.items())[:3])
         raise SourceError(
-            f"source '{config.path}' mixes shapes: {shown}; give each shape a source of its own",
+            f"source '{config.path}' mixes formats: {shown}. Make each format a separate source",
             path=config.path,
         )
     return [shard for shards in files for shard in _whole(shards)]
 
 
 def _whole(shards: list[SourceShard]) -> list[SourceShard]:
-    """The shards of a file; one, where its rows mean something only together.
+    """Return the shards of a file, joined into one if its format needs all rows together.
 
     Raises:
-        SourceError: the file is too large for that.
+        SourceError: the file is too large to be read at once.
     """
     first, last = shards[0], shards[-1]
     if not _needs_all_rows(first) or len(shards) == 1:
@@ -410,8 +412,8 @@ def _whole(shards: list[SourceShard]) -> list[SourceShard]:
     size = last.byte_end - first.byte_start
     if size > MAX_WHOLE_BYTES:
         raise SourceError(
-            f"source file '{first.uri}': format {first.row_format} needs all rows of a file at "
-            f"once, and it has {size:,} bytes, over {MAX_WHOLE_BYTES:,}; split it by tree",
+            f"source file '{first.uri}' has {size:,} bytes. Format {first.row_format} needs all "
+            f"rows of a file at once and takes at most {MAX_WHOLE_BYTES:,}: split it by tree",
             uri=first.uri,
         )
     counts = [shard.num_rows for shard in shards]
@@ -423,7 +425,7 @@ def _whole(shards: list[SourceShard]) -> list[SourceShard]:
 
 
 def _with_columns(files: list[list[SourceShard]], config: SourceConfig) -> list[list[SourceShard]]:
-    """Add the kinds of the columns, which hold for all files, and the format of the rows."""
+    """Add the kinds of the columns, over all files, and the format of the rows."""
     wanted = wanted_columns(config)
     kinds: dict[str, Kind] = {}
 
@@ -447,12 +449,12 @@ def _with_columns(files: list[list[SourceShard]], config: SourceConfig) -> list[
             for name, kind in found.items():
                 kinds[name] = joined_kinds(kinds.get(name, "null"), kind)
         else:
-            for name in first.header or ():  # a column of CSV, though no row follows
+            for name in first.header or ():  # CSV has columns even without rows
                 kinds.setdefault(name, "text")
             for shard in shards:
                 has_rows |= any(for_parts(shard, _ANY_SIZE, look))
     columns: dict[str, Kind] = {}
-    if kinds or has_rows:  # a file without rows and header misses no field
+    if kinds or has_rows:  # without rows and a header, no field can be missing
         columns = columns_of(config, kinds)
         check_types(config, columns)
     files = [[replace(shard, columns=columns) for shard in shards] for shards in files]
@@ -466,7 +468,7 @@ def _with_columns(files: list[list[SourceShard]], config: SourceConfig) -> list[
 
 
 def _format_of_all(shards: Sequence[SourceShard], config: SourceConfig) -> str:
-    """Format of the first row of a file that has one, as expressions leave it; else `auto`."""
+    """Return the format of the first row that has one, after `where` and `select`; else `auto`."""
 
     def look(part: Part) -> str:
         rows = part.records.rows

@@ -1,12 +1,12 @@
-"""Read a file as a stream of uncompressed chunks, hashing what is stored; count its lines.
+"""Read a file as a stream of uncompressed chunks, hash the stored bytes, and count lines.
 
-Compression goes by first bytes, never by name. A stream that expands more than 100:1 is refused
-before it fills memory, as are truncated streams, wrong checksums and garbage after the end: a
-reader that stops quietly there (many do) publishes half a dataset.
+Compression is detected from the first bytes, never from the name. A stream that expands more than
+100:1 is refused before it fills memory. So are truncated streams, wrong checksums and garbage after
+the end: many readers stop there silently, which would publish half a dataset.
 
-People count rows as an editor does: by the line of their file on which they begin, from 1. Tables
-hold the number of a record and the offset of its first byte, so for a message to a person a file
-of this machine is read up to there.
+Messages give the line on which a row begins, counted from 1 as in an editor. Tables have only the
+number of a record and the offset of its first byte, so to find a line, a local file is read up to
+that byte.
 """
 
 import codecs
@@ -26,15 +26,15 @@ from packhouse.recipe import SourceConfig
 
 CHUNK_BYTES = 4 * 2**20
 MAX_RATIO = 100
-"""Uncompressed bytes per stored byte; beyond it a file counts as a decompression bomb."""
+"""Uncompressed bytes per stored byte. A file above this counts as a decompression bomb."""
 
-_RATIO_FREE_BYTES = 2**20  # small files of one repeated row may compress better than the limit
+_RATIO_FREE_BYTES = 2**20  # a small file of one repeated row may compress better than 100:1
 
 
 class FileStream:
-    """Chunks of a file, uncompressed, with the stored bytes' sha256 and size known at its end."""
+    """Uncompressed chunks of a file; `stored_sha256` and `stored_bytes` are complete at the end."""
 
-    closed = False  # this and `close` are asked for by Arrow
+    closed = False  # Arrow needs this and `close`
 
     def __init__(
         self, uri: str, compression: Compression = "none", encoding: str = "utf-8"
@@ -51,9 +51,9 @@ class FileStream:
         return self._uncompressed() if self.encoding == "utf-8" else self._in_utf8()
 
     def _in_utf8(self) -> Iterator[bytes]:
-        """Chunks of text in another encoding as UTF-8.
+        """Yield chunks of text in another encoding as UTF-8.
 
-        A byte that is no text becomes three that are no UTF-8, so that its row is a bad row.
+        A byte that cannot be decoded becomes three bytes of invalid UTF-8, so that its row is bad.
         """
         decoder = codecs.getincrementaldecoder(self.encoding)("surrogateescape")
         try:
@@ -62,11 +62,11 @@ class FileStream:
                     yield text.encode("utf-8", "surrogatepass")
             if text := decoder.decode(b"", final=True):
                 yield text.encode("utf-8", "surrogatepass")
-        except UnicodeError as error:  # without a mark of its byte order, UTF-16 is no decode error
+        except UnicodeError as error:  # UTF-16 without a byte-order mark is not a decode error
             why = error.reason if isinstance(error, UnicodeDecodeError) else str(error)
             raise SourceError(
-                f"source file '{self.uri}' is not {self.encoding} text ({why}); correct "
-                "the encoding of the source, or mend the file",
+                f"source file '{self.uri}' is not {self.encoding} text ({why}). Correct "
+                "`encoding` of the source, or fix the file",
                 uri=self.uri,
             ) from None
 
@@ -84,25 +84,25 @@ class FileStream:
                 if bytes_out > max(_RATIO_FREE_BYTES, MAX_RATIO * self.stored_bytes):
                     raise SourceError(
                         f"source file '{self.uri}' expands more than {MAX_RATIO}:1 "
-                        f"({bytes_out:,} bytes from {self.stored_bytes:,}): refused as a "
-                        "decompression bomb; unpack it yourself if it is not one",
+                        f"({bytes_out:,} bytes from {self.stored_bytes:,}), like a decompression "
+                        "bomb. If it is not one, unpack it before the run",
                         uri=self.uri,
                     )
                 yield chunk
 
     def read(self, size: int) -> bytes:
-        """At most `size` next stored bytes, hashed; empty at the end."""
+        """Return the next stored bytes, at most `size`, and hash them; empty at the end."""
         try:
             chunk = self._file.read(size)
         except Exception as error:
-            self._storage_error = error  # which Arrow may hand on as an error of its own
+            self._storage_error = error  # Arrow may replace it with a different error
             raise
         self.stored_sha256.update(chunk)
         self.stored_bytes += len(chunk)
         return chunk
 
     def close(self) -> None:
-        """Nothing: iteration closes the file."""
+        """Do nothing: iteration closes the file."""
 
     def _decompress(self, reader: pa.CompressedInputStream) -> bytes:
         try:
@@ -111,8 +111,8 @@ class FileStream:
             if self._storage_error is not None:
                 raise self._storage_error from None
             raise SourceError(
-                f"source file '{self.uri}': its {self.compression} stream is damaged, truncated or "
-                f"followed by garbage ({error}); fetch or compress it again",
+                f"the {self.compression} stream of source file '{self.uri}' is damaged, truncated "
+                f"or followed by garbage ({error}). Download or compress it again",
                 uri=self.uri,
             ) from None
         return chunk
@@ -126,19 +126,18 @@ def read_range(
     pin: str = "",
     encoding: str = "utf-8",
 ) -> bytes:
-    """Bytes [start, end) of a file, uncompressed and in UTF-8; fewer where it ends before.
+    """Return bytes [start, end) of a file, uncompressed and in UTF-8; fewer if the file is shorter.
 
-    A compressed file can only be read from its beginning, and so is one of another encoding. So the
-    stream of the last read is kept open where it stopped: reading shards in order decompresses the
-    file once for each process that does, and holds two chunks of it. A read of bytes before that
-    begins anew.
+    A compressed file, or one in another encoding, can only be read from its beginning. The stream
+    of the last read is therefore kept open at its position: reading shards in order decompresses
+    the file once per process and keeps two chunks in memory. A read of earlier bytes starts over.
 
     Args:
         uri: the file.
         compression: of the file.
         start: first byte, uncompressed.
         end: one past the last byte.
-        pin: what changes when the file does; a stream is gone on with only under the same pin.
+        pin: changes when the file changes; an open stream is reused only with the same pin.
         encoding: of the file.
     """
     if compression == "none" and encoding == "utf-8":
@@ -158,7 +157,7 @@ def read_range(
 
 
 class _Cursor:
-    """A place in an uncompressed stream, from which it can be read on."""
+    """A position in an uncompressed stream, from which reading continues."""
 
     def __init__(self, stream: FileStream) -> None:
         self.chunks = iter(stream)
@@ -187,14 +186,14 @@ _MAX_CURSORS = 8
 
 
 class _Cursors:
-    """Streams that lie idle in this process; the ones used longest ago are closed."""
+    """Idle streams of this process; the least recently used ones are closed."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.idle: list[tuple[_Key, _Cursor]] = []
 
     def take(self, key: _Key, start: int) -> _Cursor | None:
-        """The stream of this file that stopped nearest before `start`."""
+        """Return the stream of this file with the last position before `start`."""
         with self.lock:
             known = [item for item in self.idle if item[0] == key and item[1].position <= start]
             if not known:
@@ -204,13 +203,13 @@ class _Cursors:
             return nearest[1]
 
     def keep(self, key: _Key, cursor: _Cursor) -> None:
-        """Keep a stream to go on with."""
+        """Keep a stream for the next read."""
         with self.lock:
             self.idle.append((key, cursor))
             del self.idle[:-_MAX_CURSORS]
 
     def forget(self) -> None:
-        """In a forked child: its parent reads on with the same open files."""
+        """Drop all streams in a forked child, because the parent uses the same open files."""
         self.lock = threading.Lock()
         self.idle = []
 
@@ -220,11 +219,11 @@ os.register_at_fork(after_in_child=_CURSORS.forget)
 
 
 def lines_at(uri: str, offsets: Sequence[int], encoding: str = "utf-8") -> list[int]:
-    """Return the line, from 1, that holds each byte of a file's text.
+    """Return the line number, from 1, of each byte offset in a file's text.
 
     Args:
         uri: a file, which may be compressed.
-        offsets: into its uncompressed text in UTF-8, rising.
+        offsets: into its uncompressed text in UTF-8, in ascending order.
         encoding: of the file.
 
     Raises:
@@ -247,11 +246,11 @@ def lines_at(uri: str, offsets: Sequence[int], encoding: str = "utf-8") -> list[
 def lines_of_rows(
     rows: Iterable[Mapping[str, Any]], sources: Iterable[SourceConfig]
 ) -> dict[tuple[str, int], int]:
-    """Return the line of each row of a table whose file is on this machine, by its file and number.
+    """Return the line of each row whose file is on this machine, keyed by file and row number.
 
     Args:
         rows: with `source`, `row` and `byte_offset`, as in `tables.QUARANTINED`.
-        sources: of the recipe that the rows were read for.
+        sources: of the recipe that the rows belong to.
     """
     places: dict[str, dict[int, int]] = {}
     for row in rows:
@@ -262,7 +261,7 @@ def lines_of_rows(
         name = source_name(source)
         if "://" in source.path or not any(file.split("/")[0] == name for file in places):
             continue
-        with suppress(PackhouseError):  # the file is gone; the row's number is there
+        with suppress(PackhouseError):  # if the file is gone, the row number has to do
             for file in find_files(source):
                 of_file = places.get(f"{name}/{file.name}", {})
                 offsets = sorted(of_file)
@@ -273,7 +272,7 @@ def lines_of_rows(
 
 
 def place_of(row: Mapping[str, Any], lines: Mapping[tuple[str, int], int]) -> str:
-    """Return where a row stands, for people.
+    """Return the place of a row for a message.
 
     Args:
         row: with `source` and `row`.

@@ -1,11 +1,10 @@
 """Read Parquet, Arrow IPC, XLSX and database files: ranges of rows, decoded in a worker process.
 
-These formats carry their own structure, so shards are ranges of rows, and offsets in bytes do not
-exist for them. A page, a dictionary or a run of a few bytes may stand for gigabytes, and what a
-file says about its own sizes may be a lie. So nothing is decoded in the process of a run. A worker
-(`packhouse.system.worker`) gets the file's bytes from this process, decodes and checks them, and
-hands over plain batches of a few megabytes. A file that goes over a limit ends in an error that
-names it, and so does one that crashes the decoder.
+Shards of these formats are ranges of rows, without byte offsets. A page, dictionary or run of a few
+bytes can expand to gigabytes, and the sizes that a file states may be false, so nothing is decoded
+in the main process. A worker (`packhouse.system.worker`) gets the file's bytes from this process,
+decodes and checks them, and returns plain batches of a few megabytes. A file that exceeds a limit,
+or that crashes the decoder, ends in an error that names it.
 
     56 KB of Parquet, 2,000,000 rows that share one text of 1 MB:
         1,024 rows do not fit in 1 GiB: the worker ends, and the file is refused
@@ -31,36 +30,36 @@ from packhouse.system.wording import first_line
 from packhouse.system.worker import at, file_of_parent, stream_from_worker
 
 TABULAR = ("parquet", "arrow", "xlsx", "sqlite", "duckdb")
-"""Formats of files that are read here."""
+"""File formats read by this module."""
 
 WITH_FAULTS = ("xlsx", "sqlite", "duckdb")
-"""Those whose last column says which rows a reader could not read. A column of the file may have
-any name, so it is found by its place. A row with a fault is quarantined. The cell that is bad is
-null, so that the row is not taken for mended; the detail says what was in it."""
+"""Formats whose last column marks the rows that could not be read. It is found by its position,
+because a column of the file may have any name. A row with a fault is quarantined. Its bad cell is
+null, and the detail describes the original value."""
 
 fault_field = pa.field(
     "packhouse fault", pa.struct([("reason", pa.string()), ("detail", pa.string())])
 )
 
 BATCH_BYTES = 8 * 2**20
-"""Decoded bytes of a batch that is handed over, unless one row is larger."""
+"""Decoded bytes of a batch returned by the worker, unless one row is larger."""
 
 MAX_ROW_BYTES = 128 * 2**20
 """Decoded bytes of one row."""
 
 MAX_SHARD_DECODED_BYTES = 4 * 2**30
-"""Decoded bytes of one shard, which is one row group or more."""
+"""Decoded bytes of one shard, which is at least one row group."""
 
 MAX_RATIO = 100
-"""Decoded bytes of a shard for each stored byte of its file, as for compressed text..."""
+"""Decoded bytes of a shard per stored byte of its file, as for compressed text..."""
 
 RATIO_FREE_BYTES = 256 * 2**20
-"""... but this many are allowed whatever the size of the file."""
+"""... but this many bytes are allowed for a file of any size."""
 
 MAX_COLUMNS = 10_000
 """Columns of a file; a Parquet struct counts as its fields."""
 
-_ROW_BYTES = 256  # of the objects that a row becomes, whatever is in it
+_ROW_BYTES = 256  # Python objects of a row, even of an empty one
 _MAX_DEPTH = 32
 _BATCH_ROWS = 1024
 _NAMES = dict(zip(TABULAR, ("Parquet", "Arrow", "XLSX", "SQLite", "DuckDB"), strict=True))
@@ -69,11 +68,11 @@ _NAMES = dict(zip(TABULAR, ("Parquet", "Arrow", "XLSX", "SQLite", "DuckDB"), str
 def parse_tables(
     uri: str, file_format: str, row_start: int, num_rows: int, table: str | None = None
 ) -> Iterator[Records]:
-    """Rows [row_start, row_start + num_rows) as dicts, some megabytes at a time; none at once.
+    """Yield rows [row_start, row_start + num_rows) as dicts, a few megabytes at a time.
 
-    Columns give every struct all keys that any row has, null where a row has none: what another
-    row's tool call was given must not become an argument of this one. So nulls inside structs are
-    left out, also those that a writer meant; JSON text keeps its nulls.
+    Columnar formats give every struct the keys of all rows, with null where a row has none. The
+    argument of one row's tool call must not become an argument of another, so nulls inside structs
+    are left out, even if the writer meant them; JSON text keeps its nulls.
 
     Raises:
         SourceError: the file is damaged, or over a limit of this module.
@@ -100,7 +99,7 @@ def parse_tables(
 
 
 def without_fill(value: Any) -> Any:
-    """A nested value without the keys whose value is null.
+    """Remove keys with null values from a nested value.
 
     Example:
         >>> without_fill([{"city": "Rome", "unit": None}, {"city": None, "tags": ["a", None]}])
@@ -114,7 +113,7 @@ def without_fill(value: Any) -> Any:
 
 
 def fault_column(faults: Mapping[int, tuple[str, str]], num_rows: int) -> pa.Array:
-    """Return the column of a table; `faults`: row from 0 -> reason and detail."""
+    """Return the fault column of a table; `faults` maps a row, from 0, to reason and detail."""
     values: list[dict[str, str] | None] = [None] * num_rows
     for row, (reason, detail) in faults.items():
         values[row] = {"reason": reason, "detail": detail}
@@ -124,13 +123,13 @@ def fault_column(faults: Mapping[int, tuple[str, str]], num_rows: int) -> pa.Arr
 def decode_head(
     uri: str, file_format: str, num_rows: int, table: str | None = None
 ) -> Iterator[Any]:
-    """Yield a file's facts, then batches of the first rows of its first group that has any.
+    """Yield a file's facts, then batches of the first rows of its first group with any rows.
 
-    At most `num_rows` rows, bad ones among them. The facts are `names` of its columns, and `sizes`,
-    [rows, bytes] of each group. `table` is that of a database.
+    At most `num_rows` rows, including bad ones. The facts are `names` of the columns and `sizes`,
+    [rows, bytes] of each group. `table` names the table of a database.
 
     Raises:
-        SourceError: the file is damaged, or over a limit, which it names.
+        SourceError: the file is damaged or exceeds a limit, which the message names.
         TransientError: the storage did not answer.
     """
     return _decode(uri, partial(_head, uri, file_format, num_rows, table))
@@ -141,10 +140,10 @@ def decode_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows [first, end) of a file in batches of at most `BATCH_BYTES`.
 
-    For the formats `WITH_FAULTS`, the last column says which rows are bad.
+    For the formats `WITH_FAULTS`, the last column marks bad rows.
 
     Raises:
-        SourceError: the file is damaged, or over a limit, which it names.
+        SourceError: the file is damaged or exceeds a limit, which the message names.
         TransientError: the storage did not answer.
     """
     return _decode(uri, partial(_rows, uri, file_format, first, end, table))
@@ -156,14 +155,14 @@ def _decode(uri: str, call: Callable[[], Any]) -> Iterator[Any]:
             call,
             what=f"source file '{uri}'",
             blames=SourceError,
-            remedy="Refused as a decompression bomb; if it is none, write it again with smaller "
-            "row groups and pages, or as JSON Lines",
+            remedy="This looks like a decompression bomb. If it is not one, write the file again "
+            "with smaller row groups and pages, or as JSON Lines",
             num_bytes=file.seek(0, os.SEEK_END),
             file=file,
         )
 
 
-# What follows runs in the worker.
+# The code below runs in the worker.
 
 
 def _head(uri: str, file_format: str, num_rows: int, table: str | None) -> Iterator[Any]:
@@ -172,7 +171,7 @@ def _head(uri: str, file_format: str, num_rows: int, table: str | None) -> Itera
         sizes = decoder.sizes()
         names = decoder.schema.names[: -1 if file_format in WITH_FAULTS else None]
         yield {"names": names, "sizes": sizes}
-        decoder = _Decoder(uri, file_format, table)  # a stream is read once
+        decoder = _Decoder(uri, file_format, table)  # a stream can be read only once
         first_rows = next((rows for rows, _ in sizes if rows), 0)
         for batch in decoder.plain_batches(0, min(num_rows, first_rows)):
             yield batch.select(range(len(names)))
@@ -183,7 +182,7 @@ def _rows(
 ) -> Iterator[pa.RecordBatch]:
     with _damage(uri, file_format):
         decoder = _Decoder(uri, file_format, table)
-        decoder.count(_ROW_BYTES * (end - first))  # before any row of nothing is made
+        decoder.count(_ROW_BYTES * (end - first))  # billions of empty rows are refused up front
         decoder.decoded = 0
         yield from decoder.plain_batches(first, end)
 
@@ -227,7 +226,8 @@ class _Decoder:
             num_columns = len(self.schema)
         if num_columns > MAX_COLUMNS:
             raise self.refusal(
-                f"it has {num_columns:,} columns, over {MAX_COLUMNS:,}; keep those that hold rows"
+                f"the file has {num_columns:,} columns; at most {MAX_COLUMNS:,} can be read. "
+                "Remove the columns that are not needed"
             )
         fields = [field.with_type(self.plain(field.type, field.name)) for field in self.schema]
         self.plain_schema = pa.schema(fields)
@@ -240,7 +240,7 @@ class _Decoder:
         return SourceError(f"source file '{self.uri}', {self.place}: {why}", uri=self.uri)
 
     def plain(self, kind: pa.DataType, column: str, depth: int = 0) -> pa.DataType:
-        """Type in which a value lies once for each row that has it, and in its own bytes."""
+        """Return the type without dictionaries, views and runs, so that rows share no values."""
         if depth > _MAX_DEPTH:
             raise self.refusal(f"column '{column}' nests deeper than {_MAX_DEPTH}")
 
@@ -270,13 +270,13 @@ class _Decoder:
             return kind
         if storage != kind or types.is_nested(kind) or types.is_run_end_encoded(kind):
             raise self.refusal(
-                f"column '{column}' has type {str(kind)[:60]}, which is not read; write it as "
-                "plain values, lists or structs"
+                f"column '{column}' has the unsupported type {str(kind)[:60]}. Write it as plain "
+                "values, lists or structs"
             )
         return kind
 
     def sizes(self) -> list[tuple[int, int]]:
-        """(rows, uncompressed bytes) of each group."""
+        """Return (rows, uncompressed bytes) of each group."""
         if self.is_parquet:
             meta = self.reader.metadata
             groups = (meta.row_group(i) for i in range(meta.num_row_groups))
@@ -284,7 +284,7 @@ class _Decoder:
         return [(batch.num_rows, batch.nbytes) for batch in self.groups()]
 
     def groups(self) -> Iterator[pa.RecordBatch]:
-        """Record batches of an Arrow file, one by one."""
+        """Yield the record batches of an Arrow file."""
         is_stream = isinstance(self.reader, pa.ipc.RecordBatchStreamReader)
         self.group = 0
         with suppress(StopIteration):
@@ -300,7 +300,10 @@ class _Decoder:
                 self.group += 1
 
     def check(self, batch: pa.RecordBatch, first: int = 0) -> None:
-        """Refuse a damaged batch; says which text is none. `first`: its first row in the group."""
+        """Refuse a damaged batch and name the text that is not UTF-8, if any.
+
+        `first` is the batch's first row in its group.
+        """
         try:
             batch.validate(full=True)
         except pa.ArrowInvalid:
@@ -309,19 +312,19 @@ class _Decoder:
                     continue
                 is_large = column.type == pa.large_string()
                 values = column.view(pa.large_binary() if is_large else pa.binary())
-                values.validate(full=True)  # its offsets
+                values.validate(full=True)  # raises if the offsets are what is wrong
                 for row, value in enumerate(values.to_pylist(), first):
                     try:
                         (value or b"").decode()
                     except UnicodeDecodeError as error:
                         raise self.refusal(
-                            f"row {row:,} of it, column '{name}': byte 0x{value[error.start]:02x} "
-                            "is not UTF-8; convert the column, or take the row out"
+                            f"byte 0x{value[error.start]:02x} in row {row:,}, column '{name}', is "
+                            "not UTF-8. Convert the column, or remove the row"
                         ) from None
             raise
 
     def batches(self, first: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Rows [first, end), as they are encoded."""
+        """Yield rows [first, end) in their encoded types."""
         position = 0
         if not self.is_parquet:
             for batch in self.groups():
@@ -352,12 +355,12 @@ class _Decoder:
             position += num_rows
 
     def plain_batches(self, first: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Rows [first, end) in batches of at most `BATCH_BYTES`, as plain values."""
+        """Yield rows [first, end) as plain values, in batches of at most `BATCH_BYTES`."""
         for raw in self.batches(first, end):
             yield from self.small(raw.cast(self.plain_schema))
 
     def small(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Cut a plain batch until its parts are small; count them."""
+        """Split a plain batch until its parts are small, and count their bytes."""
         # 1,024 rows of 30 MB -> two of 15 MB -> four of 7.5 MB.
         size = _ROW_BYTES * batch.num_rows + sum(map(_decoded_bytes, batch.columns))
         if size > BATCH_BYTES and batch.num_rows > 1:
@@ -366,24 +369,24 @@ class _Decoder:
             yield from self.small(batch.slice(half))
             return
         if size > MAX_ROW_BYTES:
-            raise self.refusal(f"a row has {size:,} decoded bytes, over {MAX_ROW_BYTES:,}")
+            raise self.refusal(f"a row has {size:,} decoded bytes; at most {MAX_ROW_BYTES:,} fit")
         self.count(size)
         yield batch
 
     def count(self, size: int) -> None:
-        """Refuse the file when what was read of it comes to too much."""
+        """Refuse the file if the decoded bytes of this shard exceed the limit."""
         self.decoded += size
         if self.decoded > self.allowed:
             raise self.refusal(
                 f"rows read together have over {self.allowed:,} decoded bytes (the limit is "
-                f"{MAX_RATIO} for each stored byte, and at most {MAX_SHARD_DECODED_BYTES:,}): "
-                "refused as a decompression bomb; if it is none, write it with smaller row groups, "
-                "or as JSON Lines"
+                f"{MAX_RATIO} per stored byte, at most {MAX_SHARD_DECODED_BYTES:,}), like a "
+                "decompression bomb. If it is not one, write the file with smaller row groups, or "
+                "as JSON Lines"
             )
 
 
 def _decoded_bytes(array: pa.Array) -> int:
-    """Bytes of the values of a plain array, 8 for each value beside those of its text."""
+    """Return the bytes of a plain array: 8 per value, plus those of its text."""
     size: int = 8 * len(array)
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):

@@ -1,8 +1,9 @@
-r"""Cut text files into shards of whole records, and parse these; JSON Lines is the simplest.
+r"""Cut text files into shards of whole records, and parse the shards.
 
-A subclass of `TextFile` for each kind of file says where records end and how they are parsed. Fed
-a file's uncompressed bytes, it holds those of the shard under way and gives it up at the last
-record boundary within `max_shard_bytes`. What pieces the bytes come in never changes a cut.
+A subclass of `TextFile` for each kind of file finds record boundaries and parses records; JSON
+Lines is the simplest. It is fed a file's uncompressed bytes in chunks, buffers those of the current
+shard, and cuts at the last record boundary within `max_shard_bytes`. Chunk sizes never change a
+cut.
 
 In JSON Lines only `\n` ends a line; U+2028, U+0085 and a lone `\r` are text.
 """
@@ -28,15 +29,15 @@ from packhouse.read.records import Ints, Records, parse_pieces
 from packhouse.read.streams import name_row
 
 SAMPLE_ROWS = 100
-"""Rows looked at to find the format of a file's rows."""
+"""Rows from which the format of a file's rows is detected."""
 
 MAX_RECORD_BYTES = 2**26
-"""A record beyond this is no record: a quote or a bracket was left open. Bounds memory."""
+"""A longer record means that a quote or bracket was left open. Bounds memory."""
 
 BLOCK_BYTES = 2**21
-"""Bytes of a block that is parsed by itself, unless a record is longer: enough that what a block
-costs is little, and few enough that its rows are parsed, checked and dropped in a processor's
-cache. A megabyte at a time takes a third of the time of 32 at once."""
+"""Bytes parsed at a time, unless a record is longer. Large enough that the cost per block is small,
+and small enough that its rows stay in the processor's cache: 1 MB blocks take a third of the time
+of 32 MB blocks."""
 
 _COMMA, _CLOSE = b",}"
 _IS_SPACE = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
@@ -54,18 +55,18 @@ class Cut:
 
 
 class NotInBlocksError(Exception):
-    """Blocks of a shard cannot be parsed one by one; the shard can."""
+    """A shard cannot be parsed in blocks, only as a whole."""
 
 
 class TextFile(ABC):
-    """One kind of text file: cuts a file into shards, and parses a shard.
+    """One kind of text file: cuts a file into shards and parses them.
 
     Args:
         uri: for messages.
-        max_shard_bytes: of a shard, unless one record is longer.
-        header: column names of CSV and TSV, where they are known.
-        rows_at: the field of a JSON file's one object that holds its rows.
-        encoding: of the file, for the lines in messages.
+        max_shard_bytes: size limit of a shard, unless one record is longer.
+        header: column names of CSV and TSV, if known.
+        rows_at: the field with the rows, in a JSON file that is one object.
+        encoding: of the file, to find line numbers for messages.
         max_record_bytes: a longer record is refused.
     """
 
@@ -92,17 +93,17 @@ class TextFile(ABC):
 
     @abstractmethod
     def boundary(self, data: bytearray) -> int | None:
-        """Offset of the last record boundary within a shard; else of the first one; else None."""
+        """Return the last record boundary within a shard, else the first one, else None."""
 
     @abstractmethod
     def spans(self, data: bytes | bytearray) -> Ints:
-        """Start and end of each record, shape [num_records, 2]."""
+        """Return start and end of each record, shape [num_records, 2]."""
 
     def blocks(self, data: bytes, max_row_bytes: int) -> Iterator[tuple[int, int, Records]]:
         """Yield start, end and records of blocks of a shard, to bound memory.
 
         Raises:
-            NotInBlocksError: use `parse`, which may give other records than the blocks so far.
+            NotInBlocksError: use `parse` instead and drop the blocks so far; records may differ.
         """
         yield 0, len(data), self.parse(data, max_row_bytes)
 
@@ -110,20 +111,20 @@ class TextFile(ABC):
         """Parse a whole shard.
 
         Args:
-            data: of the shard.
+            data: bytes of the shard.
             max_row_bytes: longer records fail unparsed.
-            num_rows: records that the scan counted.
+            num_rows: records counted by the scan.
 
         Raises:
-            SourceError: what is bad is not a record but the file.
+            SourceError: the file itself is bad, not just a record.
         """
         return parse_pieces(data, self.spans(data), max_row_bytes)
 
     def sample(self, head: bytes) -> list[object]:
-        """Return the first rows that are JSON, to find their format; called after `cut`.
+        """Return the first rows that are valid JSON, to detect their format; called after `cut`.
 
         Args:
-            head: first bytes of the file, without a byte order mark.
+            head: first bytes of the file, without a byte-order mark.
         """
         rows: list[object] = []
         for start, end in self.spans(head)[:SAMPLE_ROWS]:
@@ -132,28 +133,28 @@ class TextFile(ABC):
         return rows
 
     def count(self, size: int, *, is_last: bool) -> int | None:
-        """Records in the buffer's first `size` bytes, a shard; None: not known, but some."""
+        """Count records in a shard, the buffer's first `size` bytes; None if unknown but not 0."""
         return len(self.spans(self.buffer[:size]))
 
     def begin(self, *, at_end: bool) -> bool:
-        """Skip what precedes the first record; False where more bytes are needed."""
+        """Skip what precedes the first record; return False if more bytes are needed."""
         return True
 
-    def after_cut(self) -> None:  # noqa: B027 - nothing divides lines but their ends
-        """Drop what divides the shard just taken from the next."""
+    def after_cut(self) -> None:  # noqa: B027 - lines have no separator besides the newline
+        """Drop the separator between the shard just taken and the next."""
 
     def end_of_file(self) -> None:  # noqa: B027 - nothing follows the last line
         """Check and drop what follows the last record."""
 
     def cut(self, chunks: Iterable[bytes]) -> Iterator[Cut]:
-        """Yield the shards of a file; one of no rows for a file without any."""
+        """Yield the shards of a file; a file without rows gives one empty shard."""
         has_begun = False
         searched = 0  # buffer size at the last search without a boundary
         for chunk in chunks:
             self.buffer += chunk
             has_begun = has_begun or self._begin(at_end=False)
-            # A search goes through the whole buffer, so it is tried again when that has doubled: a
-            # record of 512 MiB is searched 4 times behind 32 MiB, and not once for each chunk.
+            # Each search scans the whole buffer, so after a failure wait until the buffer doubles:
+            # a record of 512 MiB is searched 4 times after 32 MiB, not once per chunk.
             while has_begun and len(self.buffer) > max(self.max_shard_bytes, 2 * searched):
                 end = self.boundary(self.buffer)
                 if end is None:
@@ -184,24 +185,24 @@ class TextFile(ABC):
         """Refuse a record that does not end.
 
         Raises:
-            SourceError: says where it begins.
+            SourceError: the message tells where the record begins.
         """
         if len(self.buffer) > self.max_record_bytes:
             offset, what = self.find_open()
             place = self.position + offset
             line = name_row(self.uri, self.num_rows, place, self.encoding)
             raise SourceError(
-                f"source file '{self.uri}': {what.format(line)} (looked at "
-                f"{len(self.buffer):,} bytes). Correct the file there; if the row is that long, "
-                "set `validate.max_row_bytes` to more than its bytes",
+                f"source file '{self.uri}': {what.format(line)}, within "
+                f"{len(self.buffer):,} bytes. Correct the file there; if the row really is that "
+                "long, raise `validate.max_row_bytes`",
                 uri=self.uri,
                 row=self.num_rows,
                 byte_offset=place,
             )
 
     def find_open(self) -> tuple[int, str]:
-        """Return where in the buffer something is left open, and what to say of its line."""
-        return 0, "the row that begins at {} does not end; if rows are in it, set `rows_at`"
+        """Return the offset of what is left open, and a message with a place for its line."""
+        return 0, "the row that begins at {} does not end (for rows inside it, set `rows_at`)"
 
     def _begin(self, *, at_end: bool) -> bool:
         if len(self.buffer) < len(BOM) and not at_end:
@@ -227,17 +228,17 @@ class LinesFile(TextFile):
     """JSON Lines: records end at newlines."""
 
     def last_end(self, data: bytes | bytearray, start: int, size: int) -> int | None:
-        """Where the last record within `size` bytes ends, else the first behind; None: nowhere."""
+        """Return the end of the last record within `size` bytes, else of the first one, or None."""
         end = data.rfind(b"\n", start, start + size) + 1
         return end or data.find(b"\n", start + size) + 1 or None
 
     def boundary(self, data: bytearray) -> int | None:
-        """After the last record in a shard's size, or after the first behind it."""
+        """Return the end of the last record within a shard, else of the first one, or None."""
         return self.last_end(data, 0, self.max_shard_bytes)
 
     @staticmethod
     def spans(data: bytes | bytearray) -> Ints:
-        r"""Start and end of each object, without a comma that divides it from its neighbour.
+        r"""Return start and end of each object, without a separating comma.
 
         Example:
             >>> LinesFile.spans(b'{"a": 1},\n{"a": 2} {"a": 3}\n').tolist()
@@ -247,7 +248,7 @@ class LinesFile(TextFile):
 
     @staticmethod
     def lines(data: bytes | bytearray) -> Ints:
-        r"""Start and end of each line that is not blank, line end excluded.
+        r"""Return start and end of each line that is not blank, without its line end.
 
         Example:
             >>> LinesFile.lines(b"ab\n\n  \ncd\r\n").tolist()
@@ -258,16 +259,16 @@ class LinesFile(TextFile):
         unsure = np.flatnonzero(array[spans[:, 0]] <= 0x20)
         if not len(unsure):
             return spans
-        # Only lines that begin with white space may be blank. Spans [0, 2] [4, 6] -> pieces 0:2,
-        # 2:4, 4:6 and 6:, every other one of which is a line; `reduceat` needs a place for the
-        # last bound.
+        # Only lines that begin with white space can be blank. Spans [0, 2] [4, 6] give `reduceat`
+        # the pieces 0:2, 2:4, 4:6 and 6:, and every other one is a line. The appended False makes
+        # the last bound a valid index.
         holds_text = np.append(~_IS_SPACE[array], False)
         keep = np.ones(len(spans), np.bool_)
         keep[unsure] = np.logical_or.reduceat(holds_text, spans[unsure].ravel())[::2]
         return spans[keep]
 
     def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None = None) -> Records:
-        r"""Parse all lines; blank ones are noted, and no records.
+        r"""Parse all lines; blank lines are counted but are not records.
 
         Example:
             >>> records = LinesFile("a.jsonl").parse(b'{"a": 1}\n\n{"a": 1, "a": 2}\n', 2**20)
@@ -286,17 +287,17 @@ class LinesFile(TextFile):
         return records
 
     def blocks(self, data: bytes, max_row_bytes: int) -> Iterator[tuple[int, int, Records]]:
-        """Parse some records at a time."""
+        """Parse records in blocks."""
         for start, end in self._bounds(data):
             yield start, end, self.parse(data[start:end], max_row_bytes)
 
     def count(self, size: int, *, is_last: bool) -> int | None:
-        """Records, block by block: a file may have half as many as bytes."""
+        """Count records in blocks, as a file can have half as many records as bytes."""
         data = self.buffer[:size]
         return sum(len(self.spans(data[start:end])) for start, end in self._bounds(data))
 
     def _bounds(self, data: bytes | bytearray) -> Iterator[tuple[int, int]]:
-        """Bounds of blocks that end where a record does, or with the data; one for no data."""
+        """Yield bounds of blocks that end at a record's end or with the data; one if empty."""
         start = 0
         while len(data) - start > 2 * BLOCK_BYTES:
             end = self.last_end(data, start, BLOCK_BYTES)
@@ -309,7 +310,7 @@ class LinesFile(TextFile):
 
 
 def filled_lines(array: npt.NDArray[np.uint8]) -> Ints:
-    """Start and end of each line that has any byte; empty ones cost neither time nor memory."""
+    """Return start and end of each line that is not empty; empty ones cost no time or memory."""
     # ab\n\ncd -> 0 [1 1 0 0 1 1] 0, which changes at 0 2 4 6: lines [0, 2] and [4, 6].
     holds_text = np.zeros(len(array) + 2, np.bool_)
     holds_text[1:-1] = array != ord("\n")
@@ -317,7 +318,7 @@ def filled_lines(array: npt.NDArray[np.uint8]) -> Ints:
 
 
 def _objects_of(data: bytes | bytearray, lines: Ints) -> Ints:
-    """Spans of the objects in lines: `{...} {...}` apart, `{...},` without its comma."""
+    """Return the spans of objects in lines: `{...} {...}` is two, `{...},` loses its comma."""
     array = np.frombuffer(data, np.uint8)
     ends = lines[:, 1]
     for _ in range(2):
@@ -332,23 +333,23 @@ _BETWEEN = re.compile(rb"\}[ \t\r]*\n\s*(?=\{)|^\}[ \t]*(?=\{)", re.MULTILINE)
 
 
 class ObjectsFile(LinesFile):
-    """JSON objects one after another, each over as many lines as it takes.
+    """A sequence of JSON objects, each of which can span several lines.
 
-    One ends and the next begins where a line ends in `}` and the next that is not blank begins
-    with `{`, and where `{` follows a `}` that begins its line. In JSON that is so nowhere else:
-    between the objects of a list stands a comma, and no string holds a newline. So nothing is
-    counted, and a broken object harms at most its neighbour. Where a comma divides two, they are
-    cut apart if they are no JSON together.
+    A boundary is a line that ends in `}` before a non-blank line that begins with `{`, or `{`
+    after a `}` at the start of a line. Valid JSON has these nowhere else: objects in a list are
+    separated by commas, and strings cannot contain a newline. So no brackets are counted, and a
+    broken object harms at most its neighbour. Two objects with a comma between them are split if
+    together they are not valid JSON.
     """
 
     def last_end(self, data: bytes | bytearray, start: int, size: int) -> int | None:
-        """Where the last object within `size` bytes ends, else the first behind; None: nowhere."""
+        """Return the end of the last object within `size` bytes, else of the first one, or None."""
         last = deque(_ends(data, start, start + size), maxlen=1) or islice(_ends(data, start), 1)
         return next(iter(last), None)
 
     @staticmethod
     def spans(data: bytes | bytearray) -> Ints:
-        r"""Start and end of each object.
+        r"""Return start and end of each object.
 
         Example:
             >>> ObjectsFile.spans(b'{\n "a": 1\n}\n\n{"a": [{},\n{}]}\n').tolist()
@@ -356,7 +357,7 @@ class ObjectsFile(LinesFile):
         """
         if not data.strip():
             return np.zeros((0, 2), np.int64)
-        # There may be a third as many ends as bytes, so no list of Python's integers is made.
+        # There can be a third as many ends as bytes, so do not build a list of Python integers.
         ends = np.fromiter(_ends(data, 0, len(data)), np.int64)
         spans = np.stack([np.append(0, ends), np.append(ends, len(data))], axis=1)
         return with_joined_objects_apart(data, spans, b" \t\r\n,")

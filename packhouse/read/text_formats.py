@@ -1,7 +1,7 @@
-"""Formats whose rows hold texts in fields: Alpaca and the like, classes, SQuAD.
+"""Formats whose rows have texts in fields: Alpaca and the like, classification, SQuAD.
 
-Read row by row, or column by column, 10 times as fast, as long as all rows of a block hold text in
-these fields.
+If all rows of a block have text in these fields, they are read as columns, which is 10 times as
+fast as row by row.
 """
 
 from collections.abc import Collection, Mapping
@@ -31,18 +31,18 @@ from packhouse.system.plugins import BadRowError
 
 @dataclass(frozen=True, kw_only=True)
 class TextFields(RowFormat):
-    """Rows that give each turn in a field of its own: Alpaca and the like, plain texts, labels.
+    """Rows with one field per turn: Alpaca and the like, plain text, classification.
 
-    The answer's reasoning is read where `fields` names its field.
+    The answer's reasoning is read if `fields` names its field.
     """
 
     turns: tuple[tuple[str, str], ...] = (("user", "question"), ("assistant", "answer"))
     """(role, our field) of each turn."""
     context: str = ""
-    """Our field of what the question is about."""
+    """Our field with the context of the question."""
 
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
-        """Read the turns, with the system prompt and earlier turns before them."""
+        """Read the system prompt, earlier turns, and the turns of the row."""
         fields = [ours for _, ours in self.turns]
         check_present(row, fields, names, config)
         for ours in fields:
@@ -51,9 +51,9 @@ class TextFields(RowFormat):
                 hint = ""
                 if isinstance(value, int | float):
                     made = ", ".join(f"{each}: '\"{names[each]}\"::VARCHAR'" for each in fields)
-                    hint = f"; `select: {{{made}}}` in place of `fields` makes it text"
+                    hint = f"; to make it text, use `select: {{{made}}}` instead of `fields`"
                 if isinstance(value, list) and value and isinstance(value[0], dict):
-                    hint = "; `format: chat` reads messages, or `select` puts them in one field"
+                    hint = "; use `format: chat` for messages, or join the texts with `select`"
                 raise BadRowError("type", f"{names[ours]} is {kind_of(value)}, not text{hint}")
         context = optional_text(row, names, self.context) or None
         reasoning = optional_text(row, names, "reasoning") or None
@@ -71,20 +71,20 @@ class TextFields(RowFormat):
         return [Conversation(turns, None, label)]
 
     def read_all(self, rows: Rows, naming: Naming, config: SourceConfig) -> Adapted:
-        """Read all rows at once, or row by row where one needs a closer look."""
+        """Read all rows as columns if possible, else row by row."""
         return self.read_columns(rows, naming, config) or super().read_all(rows, naming, config)
 
     def read_columns(self, rows: Rows, naming: Naming, config: SourceConfig) -> Adapted | None:
-        """Read all rows at once; None if a row needs a closer look."""
+        """Read all rows as columns; return None if that is not possible."""
         names: dict[str, str] = {}
         for of_layout in naming.values():
             is_one = all(names.setdefault(ours, name) == name for ours, name in of_layout.items())
             if not is_one or not self.required.keys() <= of_layout.keys():
-                return None  # one field by two names, or one that is missing
+                return None  # a field has two names, or is missing
         if not names or not rows.are_objects or "system" in names or "history" in names:
             return None
         columns = [[row[names[ours]] for row in rows] for _, ours in self.turns]
-        beside = {  # our name of the message's field -> its turn, and the texts of all rows
+        extra = {  # our name of the message's field -> its turn, and the texts of all rows
             field: (turn, [row.get(names[ours]) for row in rows])
             for field, ours, turn in (
                 ("context", self.context, 0),
@@ -93,7 +93,7 @@ class TextFields(RowFormat):
             if ours in names
         }
         if not rows.value_types <= {str}:
-            asides = [texts for _, texts in beside.values()]
+            asides = [texts for _, texts in extra.values()]
             if any(set(map(type, column)) != {str} for column in columns) or any(
                 not set(map(type, texts)) <= {str, type(None)} for texts in asides
             ):
@@ -103,7 +103,7 @@ class TextFields(RowFormat):
             stated = [row[names["label"]] for row in rows]
             if not set(map(type, stated)) <= {int, str}:
                 return None
-            try:  # each different label is looked at once
+            try:  # check each distinct label once
                 known = {label: class_index(label, config.label_names) for label in set(stated)}
             except BadRowError:
                 return None
@@ -116,7 +116,7 @@ class TextFields(RowFormat):
             contents[at::step] = column
         flat = {"role": [role for role, _ in self.turns] * num_rows, "content": contents}
         arrays = {name: pa.array(values, pa.string()) for name, values in flat.items()}
-        for field, (turn, texts) in beside.items():
+        for field, (turn, texts) in extra.items():
             spread: list[str | None] = [None] * len(contents)
             spread[turn::step] = [text or None for text in texts]
             arrays[field] = pa.array(spread, pa.string())
@@ -129,7 +129,7 @@ class TextFields(RowFormat):
 
 
 def _read_history(value: object) -> list[list[str]]:
-    """Earlier turns as [question, answer] pairs."""
+    """Return earlier turns as [question, answer] pairs."""
     if value is None or value == "":
         return []
     value = value_of(value)
@@ -144,10 +144,10 @@ def _read_history(value: object) -> list[list[str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Squad(RowFormat):
-    """Questions about a text, with answers found in it: SQuAD's articles, or a question a row.
+    """Questions about a text, with answers found in it: SQuAD's articles, or one question per row.
 
-    Of several answers the first is read; questions without any (SQuAD 2.0 has them) are left out of
-    an article, and counted as the note `unanswered`.
+    Only the first of several answers is read. Questions without answers, as in SQuAD 2.0, are left
+    out of an article and counted in the note `unanswered`.
     """
 
     def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
@@ -173,7 +173,7 @@ def _read_questions(paragraphs: object, question: str, answers: str) -> list[Con
         answers: key of the answers: `[{"text": ...}]`, `{"text": [...]}` or `[...]`.
 
     Raises:
-        BadRowError: they are no such paragraphs, or no question has an answer.
+        BadRowError: the paragraphs have another form, or no question has an answer.
     """
     paragraphs = value_of(paragraphs)
     found: list[Conversation] = []
@@ -201,7 +201,7 @@ def _read_questions(paragraphs: object, question: str, answers: str) -> list[Con
 
 
 def _first_answer(answers: object) -> object:
-    """The first answer; None if there is none."""
+    """Return the first answer, None if there is none."""
     if isinstance(answers, str) and answers.lstrip()[:1] in ("[", "{"):
         answers = value_of(answers)
     if isinstance(answers, dict):
@@ -213,7 +213,7 @@ def _first_answer(answers: object) -> object:
 
 
 _ASIDE = "system|system_prompt history"
-_REASONING: dict[str, tuple[str, ...]] = {"reasoning": ()}  # by the name that `fields` gives alone
+_REASONING: dict[str, tuple[str, ...]] = {"reasoning": ()}  # no usual name: only `fields` names it
 TEXT_FORMATS: dict[str, RowFormat] = {
     "alpaca": TextFields(
         required=aliases("instruction output"),
@@ -249,4 +249,4 @@ TEXT_FORMATS: dict[str, RowFormat] = {
         optional=aliases("context question answers title id"),
     ),
 }
-"""In the order of trial: a format that asks for more comes before one that asks for less."""
+"""Formats in the order in which they are tried: those with more required fields come first."""

@@ -1,11 +1,10 @@
-"""`where` and `select` of a source: which of its rows are read, and which fields they have.
+"""Evaluate `where` and `select` of a source: which rows are read, and which fields they have.
 
-Expressions see the fields of the file, under its names. They are evaluated in a worker process
-(below); a field that is only renamed goes around it and stays as it is.
+Expressions use the field names of the file. They are evaluated by DuckDB in a worker process; a
+field that is only renamed skips the worker and stays unchanged.
 
-The rows of a JSON file say no types, and values of one field may differ. So the kind of a field is
-found when the source is scanned; it holds in all its rows, so that what a row gives does not depend
-on its shard:
+JSON has no column types, and the values of a field may differ. So the kind of each field is found
+over all rows when the source is scanned; the result for a row then does not depend on its shard:
 
     values of the field              kind                  DuckDB
     "a", null                        "text"                VARCHAR
@@ -16,9 +15,9 @@ on its shard:
     {"role": "user", "n": 1}         {"role": "text", ...} STRUCT(n BIGINT, role VARCHAR)
     "a", 1, ["b"]                    "text"                VARCHAR: a, 1, ["b"]
 
-Values of several kinds are text: text as it is, other values as JSON. So are objects with over 100
-different keys, or with keys that differ by case alone, which SQL cannot tell apart. A field that
-some rows lack is null there.
+Values of several kinds become text: text stays unchanged, other values are written as JSON. The
+same holds for objects with more than 100 different keys, or with keys that differ only by case,
+which SQL does not distinguish. A field is null in rows that lack it.
 """
 
 import json
@@ -54,7 +53,7 @@ Kind: TypeAlias = "str | list[Kind] | dict[str, Kind]"
 """`null`, `bool`, `int`, `float`, `text`; `[kind]` of a list; `{key: kind}` of an object."""
 
 MAX_KEYS = 100
-"""Different keys of an object beyond which it is JSON text."""
+"""An object with more different keys than this becomes JSON text."""
 
 _SCALARS: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "text"}
 _TYPES = {
@@ -68,7 +67,7 @@ _MAX_INT = 2**63
 
 
 def kind_of_values(values: list[object], known: Kind = "null") -> Kind:
-    """Return the kind that holds for all values, and for those that `known` was found in.
+    """Return the kind of all values together, joined with the `known` kind of earlier ones.
 
     Example:
         >>> kind_of_values([1, None, 2.5]), kind_of_values([{"a": 1}, {"b": []}])
@@ -97,7 +96,7 @@ def _kind_of(value: object) -> Kind:
 
 
 def joined_kinds(one: Kind, other: Kind) -> Kind:
-    """Return the kind that holds for the values of both.
+    """Return the kind that covers the values of both.
 
     Example:
         >>> joined_kinds("int", "float"), joined_kinds("null", ["text"])
@@ -173,7 +172,7 @@ def _type_of(kind: Kind) -> pa.DataType:
     if isinstance(kind, list):
         return pa.list_(_type_of(kind[0]))
     if isinstance(kind, dict):
-        if not kind:  # of objects that are all empty: a struct without fields is none in SQL
+        if not kind:  # all objects are empty, and SQL has no struct without fields
             return pa.string()
         return pa.struct([pa.field(key, _type_of(kind[key])) for key in sorted(kind)])
     return _TYPES[kind]
@@ -194,11 +193,11 @@ def _conform(value: Any, kind: Kind) -> Any:
         return float(value)
     if (kind, type(value)) in (("bool", bool), ("int", int)):
         return value
-    raise ValueError(f"a value of type {type(value).__name__} where {shown_kind(kind)} is due")
+    raise ValueError(f"a value of type {type(value).__name__}, expected {shown_kind(kind)}")
 
 
 def shown_kind(kind: Kind) -> str:
-    """Return a kind as people write it.
+    """Format a kind for a message.
 
     Example:
         >>> shown_kind([{"role": "text", "n": "int"}])
@@ -218,15 +217,15 @@ _RENAMED = "any"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parsed:
-    """An allowed expression, and which columns it reads."""
+    """An allowed expression and the columns it reads."""
 
     columns: tuple[str, ...]
     paths: tuple[str, ...]
-    """The columns with what is read of objects: `input.messages`."""
+    """The columns with the fields read from objects: `input.messages`."""
     functions: tuple[str, ...]
-    """Those that it calls beyond `FUNCTIONS`."""
+    """Functions that it calls beyond `FUNCTIONS`."""
     bare: str | None
-    """The column, where the expression is nothing else."""
+    """The column, if the expression is only a column name."""
     as_json: tuple[str, ...]
     """The columns of `json(column, ...)`, which gives them with the file's keys and order."""
 
@@ -240,36 +239,37 @@ class Expression(NamedTuple):
     """One expression of a source."""
 
     place: str
-    """`where`, or `select.` and the field that it makes."""
+    """`where`, or `select.` and the name of the resulting field."""
     text: str
     parsed: Parsed
 
 
 @dataclass(frozen=True, slots=True)
 class Reshaped:
-    """The rows of a block, as `where` and `select` leave them."""
+    """The rows of a block after `where` and `select`."""
 
     rows: Rows
     places: list[int]
-    """Index of each among the rows that were given."""
+    """Index of each in the input rows."""
     filtered: list[tuple[int, str]]
-    """Index of each row that `where` leaves out, and its first expression that is false or NULL."""
+    """Index of each row that `where` drops, with the first expression that is false or NULL."""
     failures: list[tuple[int, str, str]] = field(default_factory=list)
-    """(index, reason, detail) of rows on which an expression fails."""
+    """(index, reason, detail) of rows for which an expression fails."""
 
 
 def columns_of(config: SourceConfig, kinds: Mapping[str, Kind]) -> dict[str, Kind]:
-    """Return the columns that the expressions of a source read, as its files spell them.
+    """Return the columns that a source's expressions read, spelled as in its files.
 
     Args:
         config: a source with `where` or `select`.
-        kinds: of all columns of its files.
+        kinds: kinds of all columns of its files.
 
     Returns:
-        Their kinds, sorted by name; `any` for one that is only renamed.
+        Their kinds, sorted by name; `any` for a column that is only renamed.
 
     Raises:
-        ConfigError: an expression is not allowed, or names no column; says what was meant.
+        ConfigError: an expression is not allowed or names an unknown column; the message suggests
+            one.
 
     Example:
         >>> config = SourceConfig(path="", where="N > 1", select={"topic": "kind"})
@@ -282,14 +282,14 @@ def columns_of(config: SourceConfig, kinds: Mapping[str, Kind]) -> dict[str, Kin
             alike = [name for name in kinds if name.lower() == wanted.lower()]
             if len(alike) > 1:
                 raise ConfigError(
-                    f"source '{config.path}': {place} `{text}`: '{wanted}' may be "
-                    f"{' or '.join(map(repr, sorted(alike)))}, which SQL takes for one"
+                    f"source '{config.path}': {place} `{text}`: '{wanted}' is ambiguous; SQL does "
+                    f"not distinguish {' and '.join(map(repr, sorted(alike)))}. Rename one of them"
                 )
             if not alike:
                 known = ", ".join(name[:40] for name in list(kinds)[:_SHOWN])
                 raise ConfigError(
                     f"source '{config.path}': {place} `{text}`: no row has a field "
-                    f"'{wanted[:40]}'; there are: {known or 'none'}"
+                    f"'{wanted[:40]}'. Fields are: {known or 'none'}"
                     f"{', ...' if len(kinds) > _SHOWN else ''}{near_name(wanted, kinds)}"
                 )
             (name,) = alike
@@ -299,26 +299,26 @@ def columns_of(config: SourceConfig, kinds: Mapping[str, Kind]) -> dict[str, Kin
 
 
 def expression_libraries(config: SourceConfig) -> list[str]:
-    """Return the packages whose version decides what the expressions of a source give."""
+    """Return the packages whose versions can change the results of a source's expressions."""
     names = {name for each in _expressions(config) for name in each.parsed.functions}
     detector = ["py3langid"] if "language" in names else []
     return ["duckdb", *detector] if config.is_reshaped else []
 
 
 def expression_key(config: SourceConfig) -> dict[str, Any]:
-    """Return what decides that beside the expressions, for a step's key; empty without any."""
+    """Return what else can change these results, for a step's key; empty without expressions."""
     is_added = any(each.parsed.functions for each in _expressions(config))
     added = {"text_functions": TEXT_FUNCTIONS_VERSION} if is_added else {}
     return library_versions(expression_libraries(config)) | added
 
 
 def wanted_columns(config: SourceConfig) -> set[str]:
-    """Return the names of the columns that the expressions of a source read, in lower case."""
+    """Return the names, in lower case, of the columns that a source's expressions read."""
     return {name.lower() for each in _expressions(config) for name in each.parsed.columns}
 
 
 def columns_read(config: SourceConfig) -> set[str]:
-    """Return the columns that the expressions of a source read, whole or a field of them.
+    """Return the columns, or fields of columns, that a source's expressions read.
 
     Example:
         >>> config = SourceConfig(path="", where="N > 1", select={"messages": "input.messages"})
@@ -329,10 +329,10 @@ def columns_read(config: SourceConfig) -> set[str]:
 
 
 def check_types(config: SourceConfig, columns: Mapping[str, Kind]) -> None:
-    """Check that the expressions of a source fit the types of its columns.
+    """Check that a source's expressions fit the types of its columns.
 
     Raises:
-        ConfigError: says which expression does not, why, and the types.
+        ConfigError: one does not; the message names it, the reason and the types.
     """
     where, select = _evaluated(config)
     try:
@@ -345,17 +345,17 @@ def check_types(config: SourceConfig, columns: Mapping[str, Kind]) -> None:
 
 
 def reshape(rows: Sequence[Any], config: SourceConfig, columns: Mapping[str, Kind]) -> Reshaped:
-    """Return the rows that `where` keeps, with the fields that `select` gives them.
+    """Return the rows that `where` keeps, with the fields that `select` makes.
 
     Args:
-        rows: parsed rows of any type; one that is no object fails.
+        rows: parsed rows of any type; rows that are not objects fail.
         config: a source with `where` or `select`.
         columns: kind of each column that its expressions read.
 
     Raises:
         SourceError: an expression takes too much memory or time, or fails on too many rows.
     """
-    if not rows:  # of a source without rows no column is known
+    if not rows:  # the columns of a source without rows are unknown
         return Reshaped(rows=Rows([]), places=[], filtered=[])
     objects = [index for index, row in enumerate(rows) if isinstance(row, dict)]
     object_rows = [rows[index] for index in objects]
@@ -382,11 +382,11 @@ def reshape(rows: Sequence[Any], config: SourceConfig, columns: Mapping[str, Kin
                 objects_of = ({name: row.get(name) for name in names} for row in of_kept)
                 values.append([_conform(o if rest else o[first], "text") for o in objects_of])
         of_kept = [dict(zip(config.select, row, strict=True)) for row in zip(*values, strict=True)]
-    # Of rows 0 to 3, 1 is no object: objects [0, 2, 3]. `where` keeps the first and the last of
-    # these, kept [0, 2], and they were rows [0, 3].
+    # Example: of rows 0 to 3, row 1 is not an object, so objects is [0, 2, 3]. `where` keeps the
+    # first and last of these: kept is [0, 2], which are rows [0, 3].
     failures = [(objects[place], "expression", why) for place, why in failed]
     for index in set(range(len(rows))) - set(objects):
-        detail = f"the row is {kind_of(rows[index])}, without fields for `where`"
+        detail = f"the row is {kind_of(rows[index])}, so it has no fields for `where`"
         failures.append((index, "not_an_object", detail))
     return Reshaped(
         rows=Rows(of_kept),
@@ -402,13 +402,13 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Kind]) -> pa
         arrays = [column_of([row.get(name) for row in rows], columns[name]) for name in names]
     except ValueError as error:
         raise SourceError(f"rows changed since their file was scanned: {error}") from None
-    if not names:  # an expression of constants alone needs the number of rows
+    if not names:  # expressions without columns still need the number of rows
         return pa.RecordBatch.from_arrays([pa.nulls(len(rows), pa.bool_())], names=["no column"])
     return pa.RecordBatch.from_arrays(arrays, names=names)
 
 
 def _evaluated(config: SourceConfig) -> tuple[list[str], dict[str, str]]:
-    """Return what DuckDB evaluates: `where`, and of `select` what is more than another name."""
+    """Return what DuckDB evaluates: `where`, and the parts of `select` that are not just names."""
     select = {
         place.removeprefix("select."): text
         for place, text, parsed in _expressions(config)
@@ -438,7 +438,7 @@ def _analysed(source: str, texts: tuple[str, ...]) -> list[Parsed]:
 
 
 def _in_worker(config: SourceConfig, call: Callable[[], Any], num_bytes: int) -> list[Any]:
-    """Do a call in a worker."""
+    """Run a call in a worker process."""
     return list(
         stream_from_worker(
             call,
@@ -451,18 +451,17 @@ def _in_worker(config: SourceConfig, call: Callable[[], Any], num_bytes: int) ->
     )
 
 
-# What runs in the worker.
+# The code below runs in the worker.
 #
-# Each expression is a column of its own query over the rows at hand. DuckDB has no way to files,
-# network, extensions or settings here, one thread, and a limit on memory; the kernel limits the
-# worker (`packhouse.system.worker`). What a row gives depends on that row alone, so it does not
-# matter which rows are evaluated together: where an expression fails on some, these are found by
-# `TRY`, and the others go on.
+# Each expression is a separate query over the rows of a block. DuckDB has one thread, a memory
+# limit, and no access to files, network, extensions or settings; the kernel limits the worker
+# (`packhouse.system.worker`). The result for a row depends on that row alone, so rows can be
+# evaluated in any groups. If an expression fails on some rows, `TRY` finds them.
 #
-# An expression may come from a form in the browser. DuckDB parses it, and its tree is held against
-# lists of what is allowed: constants, columns, operators, CASE, casts, lambdas, and the functions
-# in `FUNCTIONS`. All else is refused: statements, subqueries, aggregates, windows, parameters,
-# files, settings, and whatever a later DuckDB may add.
+# An expression may come from a web form. DuckDB parses it, and its tree is checked against lists of
+# what is allowed: constants, columns, operators, CASE, casts, lambdas, and the functions in
+# `FUNCTIONS`. Everything else is refused: statements, subqueries, aggregates, windows, parameters,
+# files, settings, and anything that a later DuckDB may add.
 
 
 FUNCTION_GROUPS = {
@@ -512,8 +511,8 @@ FUNCTION_GROUPS = {
         "epoch_ms"
     ),
 }
-"""Functions and operators that an expression may call, by what they are of: none reads files,
-settings, the clock or random numbers, and none makes much of little but by what it is given."""
+"""Functions and operators that an expression may call, by topic. None reads files, settings, the
+clock or random numbers, and none produces output much larger than its arguments ask for."""
 
 FUNCTIONS = frozenset(name for names in FUNCTION_GROUPS.values() for name in names.split())
 
@@ -538,10 +537,10 @@ _CAST_TYPES = frozenset(
 _WHAT = {
     "SUBQUERY": "a subquery",
     "WINDOW": "a window function",
-    "STAR": "`*`; name the columns",
+    "STAR": "`*`. Name the columns",
     "PARAMETER": "a parameter",
-    "POSITIONAL_REFERENCE": "a column by number; name it",
-    "COLLATE": "COLLATE; compare lower(...) or strip_accents(...)",
+    "POSITIONAL_REFERENCE": "a column number. Use the column's name",
+    "COLLATE": "COLLATE. Compare lower(...) or strip_accents(...)",
     "DEFAULT": "DEFAULT",
 }
 _PLACES = {"query_location", "query_location_length"}
@@ -549,7 +548,7 @@ _OF_STATEMENT = {"type", "select_list", "from_table", "aggregate_handling", *_PL
 
 
 def in_parentheses(text: str) -> str:
-    r"""Return an expression as it stands in a query; a comment at its end ends with its line.
+    r"""Put parentheses around an expression, on separate lines so that a comment cannot hide them.
 
     Example:
         >>> in_parentheses("a > 1 -- long")
@@ -559,17 +558,17 @@ def in_parentheses(text: str) -> str:
 
 
 def parse_expression(connection: Any, text: str, functions: frozenset[str]) -> Parsed:
-    """Parse an expression and check that its tree holds what is allowed, and nothing else.
+    """Parse an expression and check that its tree contains only what is allowed.
 
     Args:
-        connection: of DuckDB.
+        connection: to DuckDB.
         text: the expression.
-        functions: names beyond `FUNCTIONS` that it may call.
+        functions: functions beyond `FUNCTIONS` that it may call.
 
     Raises:
-        ConfigError: it is no expression, or holds what is not allowed.
+        ConfigError: it is not an expression, or contains something that is not allowed.
     """
-    # Alone as well: `a) or (b` is an expression only because parentheses are put around it.
+    # Parse it without parentheses as well: `a) or (b` is an expression only inside of them.
     for query in (f"SELECT\n{text}", f"SELECT {in_parentheses(text)}"):
         ((answer,),) = connection.execute(
             "SELECT json_serialize_sql($1, skip_null := true, skip_empty := true)", [query]
@@ -577,24 +576,26 @@ def parse_expression(connection: Any, text: str, functions: frozenset[str]) -> P
         try:
             tree = json.loads(answer)
         except RecursionError:
-            raise ConfigError("it is nested too deeply; make it simpler") from None
+            raise ConfigError("it is nested too deeply. Make it simpler") from None
         if tree.get("error"):
             said = str(tree.get("error_message", "")).splitlines()[0]
-            what = "it is no expression" if "Only SELECT" in said else said
-            raise ConfigError(f"{what}; give one expression over the row's columns")
+            what = "it is not an expression" if "Only SELECT" in said else said
+            raise ConfigError(f"{what}. Write one expression over the row's columns")
     statements = tree["statements"]
     node = statements[0]["node"] if len(statements) == 1 else {}
     selected = node.get("select_list", [])
     is_more = any(value for key, value in node.items() if key not in _OF_STATEMENT)
     is_plain = node.get("type") == "SELECT_NODE" and node["from_table"]["type"] == "EMPTY"
     if not is_plain or is_more or len(selected) != 1:
-        raise ConfigError("it is more than one expression; give one over the row's columns")
-    if selected[0].get("function_name") == "row":  # of none, or of several
-        raise ConfigError("it is empty, or more than one expression; give one")
+        raise ConfigError("it is more than one expression. Write one over the row's columns")
+    if selected[0].get("function_name") == "row":  # `()` or `(a, b)`
+        raise ConfigError("it is empty or more than one expression. Write one expression")
     called = []
     inside = []
     if selected[0].get("function_name") == "json":
-        inside = [each["expression"].get("column_names", ()) for each in selected[0]["arguments"]]
+        inside = [
+            each["expression"].get("column_names", ()) for each in selected[0].get("arguments", ())
+        ]
     as_json = [names[0] for names in inside] if {*map(len, inside)} == {1} else []
     for item in _nodes(selected[0]["arguments"] if as_json else selected[0]):
         _check(item, functions)
@@ -612,7 +613,7 @@ def parse_expression(connection: Any, text: str, functions: frozenset[str]) -> P
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """Yield each node of a tree: each object that has a class."""
+    """Yield each node of a tree: each object with a class."""
     rest = [tree]
     while rest:
         value = rest.pop()
@@ -625,15 +626,14 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
 
 
 def _column_paths(tree: Any) -> Iterator[tuple[str, ...]]:
-    """Yield the names of columns, each with those of fields inside of it.
+    """Yield the columns that a tree reads, each with the fields read inside of it.
 
-    None of the parameters of lambdas is yielded, where these hold.
-
-    Only what is given to a function of lists is a lambda: `meta -> '$.a'` looks the same.
+    Parameters of lambdas are not columns. `->` is a lambda only in the arguments of a list
+    function: in `meta -> '$.a'` it is an operator of JSON.
     """
-    # Each part of the tree with the names that are parameters there, and whether it is given to a
-    # function of lists: of `list_filter(tags, x -> x <> lang)` first `tags`, then the lambda, whose
-    # own x is a parameter in `x <> lang`. Columns: tags, lang.
+    # Each item is a part of the tree, the lambda parameters visible there, and whether it is an
+    # argument of a list function. In `list_filter(tags, x -> x <> lang)`, x is a parameter inside
+    # the lambda, so the columns are tags and lang.
     rest: list[tuple[Any, frozenset[str], bool]] = [(tree, frozenset(), False)]
     while rest:
         value, parameters, is_given = rest.pop()
@@ -659,31 +659,31 @@ def _check(node: dict[str, Any], functions: frozenset[str]) -> None:
     kind, type_ = str(node["class"]), str(node.get("type", ""))
     if kind not in _CLASSES or (kind == "OPERATOR" and type_ not in _OPERATORS):
         what = _WHAT.get(kind, (type_ or kind).lower())
-        raise ConfigError(f"an expression may not hold {what}")
+        raise ConfigError(f"an expression cannot contain {what}")
     if kind == "FUNCTION":
         name = str(node["function_name"]).lower()
         path = node.get("qualified_name", {}).get("path", [name])
         if len(path) != 1 or node.get("schema") or node.get("catalog"):
-            raise ConfigError(f"function '{name}' may not be named with its schema")
+            raise ConfigError(f"function '{name}' cannot be called with its schema")
         if name not in FUNCTIONS and name not in functions:
             meant = near_name(name, FUNCTIONS | functions, likeness=0.8)
             raise ConfigError(
-                f"function '{name}' may not be used: it is unknown, an aggregate, or may read more "
-                f"than the row{meant}; docs/reference/functions.md lists them"
+                f"function '{name}' is not allowed: it is unknown, an aggregate, or can read more "
+                f"than the row{meant}. docs/reference/functions.md lists the functions"
             )
         if node.get("distinct") or node.get("filter") or node["order_bys"].get("orders"):
-            raise ConfigError(f"function '{name}' may have neither DISTINCT, FILTER nor ORDER BY")
+            raise ConfigError(f"function '{name}' cannot have DISTINCT, FILTER or ORDER BY")
     if kind == "TYPE" and str(node["type_name"]).lower() not in _CAST_TYPES:
-        raise ConfigError(f"type '{node['type_name']}' may not be used; cast to VARCHAR, BIGINT...")
+        raise ConfigError(f"type '{node['type_name']}' is not allowed. Cast to VARCHAR, BIGINT...")
 
 
 MAX_FAILED = 10_000
-"""Rows evaluated together on which an expression may fail; each costs a millisecond."""
+"""Rows of a block on which an expression may fail; each costs a millisecond."""
 
 _ROWS = '"packhouse rows"'
 _VALUE = '"packhouse value"'
-_MEMORY = "768MB"  # below that of the worker, so that DuckDB says so first
-_MAX_GROWTH = 16  # bytes of results for each byte of rows
+_MEMORY = "768MB"  # less than the worker's limit, so that DuckDB reports it first
+_MAX_GROWTH = 16  # bytes of results per byte of rows
 _FREE_BYTES = 2**26  # results of this size are always allowed
 _SETTINGS: dict[str, Any] = {**NO_FILES, "memory_limit": _MEMORY, "threads": "1"}
 
@@ -692,14 +692,14 @@ def analyse(texts: list[str]) -> list[dict[str, Any]]:
     """Check expressions and return what each reads, as the fields of `Parsed`.
 
     Raises:
-        ConfigError: one is not allowed; or what it needs is not installed.
+        ConfigError: one is not allowed, or a package that it needs is not installed.
     """
     found = []
     for text in texts:
         at(f"expression `{text}`")
         try:
             parsed = parse_expression(_connection(), text, frozenset(TEXT_FUNCTIONS))
-            for name in parsed.functions:  # one may need a package
+            for name in parsed.functions:  # some need a package
                 check_text_function(name)
         except ConfigError as error:
             raise ConfigError(f"`{text}`: {error}") from None
@@ -711,7 +711,7 @@ def bind(where: list[str], select: dict[str, str], rows: pa.RecordBatch) -> None
     """Check the types of expressions against columns without rows.
 
     Raises:
-        ConfigError: says which expression and what is wrong with it.
+        ConfigError: an expression has a wrong type; the message names it.
     """
     import duckdb
 
@@ -723,27 +723,28 @@ def bind(where: list[str], select: dict[str, str], rows: pa.RecordBatch) -> None
         except duckdb.Error as error:
             raise ConfigError(f"`{text}`: {_problem(error)}") from None
         if is_where and kind != pa.bool_():
-            raise ConfigError(f"`{text}` gives {_sql(kind)}, not true or false; compare it")
+            raise ConfigError(f"`{text}` is {_sql(kind)}, not true or false. Compare it")
         if not is_where and not _is_plain(kind):
-            raise ConfigError(f"`{text}` gives {_sql(kind)}; cast it to VARCHAR, BIGINT or DOUBLE")
+            raise ConfigError(f"`{text}` is {_sql(kind)}. Cast it to VARCHAR, BIGINT or DOUBLE")
 
 
 def evaluate(
     where: list[str], select: dict[str, str], rows: pa.RecordBatch
 ) -> Iterator[dict[str, Any] | pa.RecordBatch]:
-    """Yield which rows are kept and which fail, then the selected columns of the rows kept.
+    """Yield which rows are kept and which fail, then the selected columns of the kept rows.
 
-    The first item has `kept`, indexes of rows; `filtered`, pairs of index and number of the first
-    of `where` that is false or NULL; and `failed`, pairs of index and what is wrong. Each of
-    `where` is evaluated for the rows that those before it keep, `select` for those that all keep.
+    The first item has `kept`, row indices; `filtered`, pairs of a row index and the number of the
+    first expression of `where` that is false or NULL; and `failed`, pairs of a row index and a
+    message. Each expression of `where` is evaluated on the rows that the earlier ones keep, and
+    `select` on the rows that all of them keep.
 
     Raises:
         SourceError: an expression needs too much memory, or fails on too many rows.
     """
     failed: dict[int, str] = {}
     filtered: dict[int, int] = {}
-    # Rows 0 1 2 3, of which the first expression drops 1: kept [0, 2, 3]. Where the second one is
-    # false at place 1 of those, row 2 goes.
+    # Example: of rows 0 1 2 3 the first expression drops 1, so kept is [0, 2, 3]. If the second is
+    # false at index 1 of these, row 2 is dropped.
     kept, of_kept = list(range(rows.num_rows)), rows
     for number, text in enumerate(where):
         at(f"where `{text}`")
@@ -764,7 +765,8 @@ def evaluate(
     size = sum(column.nbytes for column in columns.values())
     if size > _FREE_BYTES + _MAX_GROWTH * rows.nbytes:
         raise SourceError(
-            f"`select` makes {size:,} bytes of {rows.nbytes:,}, over {_MAX_GROWTH} times as many"
+            f"`select` turns {rows.nbytes:,} bytes into {size:,}, more than {_MAX_GROWTH} times as "
+            "many. Select less"
         )
     good = [place for place in range(len(kept)) if place not in failed_kept]
     failed |= {kept[place]: why for place, why in failed_kept.items()}
@@ -779,7 +781,7 @@ def evaluate(
 
 
 def _values(what: str, text: str, rows: pa.RecordBatch) -> tuple[pa.Array, dict[int, str]]:
-    """The value of an expression for each row, null where it fails; and why it fails, by row."""
+    """Return an expression's value for each row, null if it fails, and why it fails, by row."""
     import duckdb
 
     expression = in_parentheses(text)
@@ -788,15 +790,14 @@ def _values(what: str, text: str, rows: pa.RecordBatch) -> tuple[pa.Array, dict[
     except _row_errors():
         pass
     except duckdb.Error as error:
-        raise SourceError(f"{what}: {_problem(error)}; make it simpler") from None
-    # An expression that fails has no value, and neither has one that is NULL; `... IS NULL` tells
-    # them apart, since it is true or false of a row unless the expression fails on it.
+        raise SourceError(f"{what}: {_problem(error)}. Make it simpler") from None
+    # `TRY` gives NULL both for failures and for NULL values. `... IS NULL` distinguishes them: it
+    # is true or false unless the expression fails.
     fails = [value is None for value in _run(f"TRY({expression} IS NULL)", rows).to_pylist()]
     if sum(fails) > MAX_FAILED:
         raise SourceError(
-            f"{what}: fails on {sum(fails):,} of {counted(rows.num_rows, 'row')}, over "
-            f"{MAX_FAILED:,}; "
-            "where a value may be of no use, take TRY_CAST(...) or TRY(...), which give NULL"
+            f"{what}: fails on {sum(fails):,} of {counted(rows.num_rows, 'row')}; the limit is "
+            f"{MAX_FAILED:,}. Use TRY_CAST(...) or TRY(...), which give NULL for bad values"
         )
     why = {}
     for index in (index for index, is_bad in enumerate(fails) if is_bad):
@@ -811,12 +812,12 @@ def _run(expression: str, rows: pa.RecordBatch) -> pa.Array:
     connection = _connection()
     connection.register("packhouse rows", pa.table(rows))
     found = connection.sql(f"SELECT {expression} AS {_VALUE} FROM {_ROWS}").to_arrow_table()
-    assert found.num_rows == rows.num_rows, "an expression gives a value for each row"
+    assert found.num_rows == rows.num_rows, "an expression has one value per row"
     return found.column(0).combine_chunks()
 
 
 def add_text_functions(connection: Any) -> None:
-    """Add `TEXT_FUNCTIONS`, as far as they are installed, before the configuration is locked."""
+    """Register the installed functions of `TEXT_FUNCTIONS`, before the configuration is locked."""
     for name, (module, returns) in TEXT_FUNCTIONS.items():
         if is_there(module):
             function = text_function(name)
@@ -826,7 +827,7 @@ def add_text_functions(connection: Any) -> None:
 
 
 def text_function(name: str) -> Callable[..., pa.Array]:
-    """Return one of `TEXT_FUNCTIONS`, for arrays and for the chunked columns of DuckDB."""
+    """Return one of `TEXT_FUNCTIONS`, for arrays and DuckDB's chunked columns."""
     function = getattr(import_module(TEXT_FUNCTIONS[name][0]), name)
 
     @wraps(function)
@@ -860,7 +861,7 @@ def _connection() -> "DuckDBPyConnection":
 
 
 def _row_errors() -> tuple[type[Exception], ...]:
-    """Errors of single rows: others, such as memory, depend on what is evaluated with them."""
+    """Return error types caused by single rows; others, such as memory, depend on the block."""
     import duckdb
 
     return (duckdb.ConversionException, duckdb.InvalidInputException, duckdb.OutOfRangeException)
@@ -877,7 +878,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def _sql(kind: pa.DataType) -> str:
-    """A type for messages."""
+    """Format a type for messages."""
     return "text" if pa.types.is_string(kind) else str(kind)
 
 

@@ -164,7 +164,7 @@ def test_a_plan_that_breaks_a_rule_is_refused_by_name(acme, prepare, new, messag
 @pytest.mark.parametrize(
     ("new", "message"),
     [
-        ('"text": question', "returned the fields 'text', 'rest'; a conversation is a dict with"),
+        ('"text": question', "returned the fields 'text', 'rest'. Return a dict with"),
         ('"messages": 1 / 0', "failed on a row: ZeroDivisionError"),
     ],
 )

@@ -170,14 +170,17 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"train_detail": spans((0, 10, True))}, "characters 0 to 10 of a content of 9"),
+        ({"train_detail": spans((0, 10, True))}, "characters 0 to 10 of a content with 9"),
         ({"train_detail": spans((5, 4, True))}, "characters 5 to 4"),
         ({"train_detail": spans((-1, 4, True))}, "characters -1 to 4"),
         ({"train_detail": spans((0, 4, "yes"))}, "not {begin_offset, end_offset, train}"),
         ({"train_detail": spans((0, True, True))}, "not {begin_offset, end_offset, train}"),
-        ({"train_detail": ["all"]}, "holds 'all', not"),
+        ({"train_detail": ["all"]}, "has 'all', not"),
         ({"train_detail": "0-4"}, "is '0-4', not a list of spans"),
-        ({"train_detail": spans((0, 4, True)), "tool_calls": [CALL]}, "beside tool calls"),
+        (
+            {"train_detail": spans((0, 4, True)), "tool_calls": [CALL]},
+            "spans cannot be combined with tool calls",
+        ),
         ({"train_detail": True}, "is 'True', not a list of spans"),
         ({"train_detail": [], "training_detail": spans((0, 4, True))}, "contradict each other"),
         ({"loss_scale": -1}, "loss_scale is '-1', not a weight"),
@@ -195,7 +198,7 @@ def test_what_cannot_be_meant_is_a_bad_row(fields, why):
 
 def test_the_loss_scale_of_a_question_is_refused():
     asked = {"role": "user", "content": "2 + 2?", "loss_scale": 2.0}
-    with pytest.raises(BadRowError, match="loss_scale is of answers alone"):
+    with pytest.raises(BadRowError, match="only answers can have a loss_scale"):
         read_messages([asked], None, None)
     for scale in (0, 1, 1.0):
         (turn,) = read_messages([asked | {"loss_scale": scale}], None, None).turns

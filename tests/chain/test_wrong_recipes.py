@@ -63,7 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             HEAD + ROWS + "    fields: {messags: talk}\n",
-            "fields names 'messags', which is no field of ours; did you mean 'messages'?",
+            "`fields` has the unknown key 'messags'; did you mean 'messages'?",
         ),
         (
             HEAD + ROWS + "publish: {store: 's3:bucket/data'}\n",

@@ -136,8 +136,18 @@ def test_every_packhouse_command_of_a_page_exists_with_its_options(page):
         command.make_context(command.name, words, resilient_parsing=False)
 
 
-RUNS = ("README.md", "how-to/run.md", "how-to/approve.md", "how-to/ask.md", "how-to/look.md")
+RUNS = {"README.md", *(f"how-to/{name}.md" for name in ("run", "rerun", "approve", "ask", "look"))}
 RUN = [page for page in PAGES if name_of(page) in RUNS]
+
+
+def shown_lines(page: Path) -> list[str]:
+    """Return the lines of output that a page shows, without `...`."""
+    lines = "".join(blocks(page, "console")).replace("\\\n", "").splitlines()
+    return [line for line in lines if line != "..." and not line.startswith("$ ")]
+
+
+def without_ids(text: str) -> str:
+    return re.sub(r"\b[0-9a-f]{16,}", "ID", text)
 
 
 @pytest.mark.slow
@@ -154,6 +164,8 @@ def test_the_commands_of_a_page_run(page, here, monkeypatch):
         done = runner.invoke(cli, words)
         assert done.exit_code == 0, (words, done.output)
         said += done.output
+    said = without_ids(said)
+    assert [line for line in shown_lines(page) if without_ids(line) not in said] == []
     if name_of(page) == "README.md":
         assert blocks(page, "text")[0] in said
 

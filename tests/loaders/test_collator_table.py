@@ -140,10 +140,10 @@ def test_a_cell_of_the_table(forms, tmp_path, trainer, way, plain, enabled, is_e
             expected = loss_alone([data[number] for number in range(size)])
             found = "right" if loss == pytest.approx(expected, abs=1e-3) else "**wrong**"
         except (ContractError, ValueError):
-            found = "refused"
+            found = "error"
         finally:
             if handle is not None:
                 handle.disable()
-        # Two packs of different length have no rectangle: padding collators refuse them.
-        is_ragged = size == 2 and found == "refused"
+        # Two packs of different length have no rectangle: padding collators reject them.
+        is_ragged = size == 2 and found == "error"
         assert found == said or is_ragged, (attention, form, size)

@@ -87,7 +87,7 @@ def test_left_out_rows_are_shown_with_reason_example_and_remedy(hostile: Made) -
     assert "&lt;script&gt;window.pwned = 1&lt;/script&gt;" in hostile.html
     for reason in ("empty_answer", "json", "encoding", "over_seq_len"):
         assert f"<h3>{reason} " in hostile.html
-    assert "What helps: take the row out" in hostile.html
+    assert "What helps: remove the row" in hostile.html
 
 
 def test_without_vega_a_report_shows_numbers_and_says_so(

@@ -310,7 +310,7 @@ def test_more_bad_rows_than_allowed_are_not_collected(
 
     found = read(tmp_path / name)
 
-    assert "more than 500,000 rows from row 0 on are bad" in found["error"][1]
+    assert "has more than 500,000 bad rows, counted from row 0" in found["error"][1]
     assert found["grown"] < 1536 * MIB
 
 
@@ -328,7 +328,7 @@ def test_numbers_are_no_rows(tmp_path: Path) -> None:
 
     found = read(tmp_path / "a.json")
 
-    assert "more than 500,000 rows from row 0 on are bad" in found["error"][1]
+    assert "has more than 500,000 bad rows, counted from row 0" in found["error"][1]
     assert found["grown"] < 2048 * MIB
 
 

@@ -71,8 +71,8 @@ def test_a_field_that_is_not_for_the_template_is_named(read_bytes):
     bad = read_bytes(rows)
     assert bad.reasons == ["arguments", "arguments"]
     assert bad.quarantined["detail"][0].as_py() == (
-        "documents is no list of objects, such as {title, text}; if it is not for the chat "
-        "template, name it in `ignored_fields`"
+        "documents is not a list of objects, such as {title, text}; if it is not for the chat "
+        "template, list it in `ignored_fields`"
     )
     left_out = read_bytes(rows, ignored_fields=["documents"])
     assert given(left_out, "arguments") == [None] * 3
@@ -89,7 +89,7 @@ def test_a_field_that_is_not_for_the_template_is_named(read_bytes):
     ("row", "reason", "said"),
     [
         ({"chat_template_kwargs": "{"}, "arguments", "not JSON"),
-        ({"chat_template_kwargs": [1]}, "arguments", "is a list, no object"),
+        ({"chat_template_kwargs": [1]}, "arguments", "is a list, not an object"),
         ({"chat_template_kwargs": {"messages": 1}}, "arguments", "'messages' is no argument"),
         ({"chat_template_kwargs": {"eos_token": "x"}}, "arguments", "'eos_token' is no argument"),
         ({"chat_template_kwargs": {"a": "\0"}}, "control", "NUL"),

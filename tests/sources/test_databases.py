@@ -262,7 +262,7 @@ def test_a_table_of_duckdb_is_read(tmp_path, read):
     with pytest.raises(SourceError, match="'v' is a view"):
         read(path, table="v")
     (tmp_path / "text.duckdb").write_text("hello")
-    with pytest.raises(SourceError, match="is no database: it is text"):
+    with pytest.raises(SourceError, match="is not a database: it is text"):
         read(tmp_path / "text.duckdb")
 
 

@@ -22,7 +22,9 @@ def as_line(text):
     records = parse_pieces(data, LinesFile.lines(data), len(data) + 1)
     if records.failures:
         return None, tuple(records.failures[0][1:])
-    return (records.rows[0], None) if records.rows else (None, ("json", "not JSON: no text"))
+    return (
+        (records.rows[0], None) if records.rows else (None, ("json", "not JSON: the text is empty"))
+    )
 
 
 def as_argument(text):

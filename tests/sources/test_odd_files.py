@@ -124,10 +124,10 @@ def test_a_row_over_several_lines_of_json_lines_is_no_row_of_what_is_in_it(read_
 @pytest.mark.parametrize(
     ("data", "match"),
     [
-        (b'{"rows": [{"text": "a"}]}', "list in its field 'data'"),
-        (b'[{"text": "a"}]', "list in its field 'data'"),
-        (b'{"data": [{"text": "a"}], "data": [{"text": "b"}]}', "text follows the end"),
-        (b'{"data": [{"text": "a"}]} {"data": []}', "text follows the end"),
+        (b'{"rows": [{"text": "a"}]}', "list in field 'data'"),
+        (b'[{"text": "a"}]', "list in field 'data'"),
+        (b'{"data": [{"text": "a"}], "data": [{"text": "b"}]}', "text after the end"),
+        (b'{"data": [{"text": "a"}]} {"data": []}', "text after the end"),
     ],
 )
 def test_an_object_that_is_not_as_rows_at_says_is_refused(data, match, read_bytes):
@@ -269,7 +269,7 @@ def test_a_workbook_whose_rows_are_not_clear_is_refused(sheets, match, read_byte
 def test_a_workbook_by_another_name_is_named_as_what_it_is(read_bytes):
     data = workbook([["text"], ["a"]])
 
-    with pytest.raises(SourceError, match="Excel workbook; set file_format to xlsx"):
+    with pytest.raises(SourceError, match=r"Excel workbook\. Set file_format to xlsx"):
         read_bytes(data, "rows.csv")
     with pytest.raises(SourceError, match="is not XLSX or ODS: it is text"):
         read_bytes(b"text\na\n", "rows.xlsx")

@@ -134,9 +134,9 @@ def test_row_numbers_and_bytes_run_on_from_shard_to_shard(read_bytes):
 def test_text_behind_an_array_is_refused_with_its_place(read_bytes):
     data = as_array(ROWS[:2])
 
-    with pytest.raises(SourceError, match="text follows the end of the JSON array"):
+    with pytest.raises(SourceError, match="text after the end of its JSON array"):
         read_bytes(data + b" tail", "rows.json")
-    with pytest.raises(SourceError, match="text follows the end of the JSON array"):
+    with pytest.raises(SourceError, match="text after the end of its JSON array"):
         read_bytes(data + b"]", "rows.json")
 
 
@@ -205,7 +205,7 @@ def test_a_folder_is_read_in_order_of_names_and_other_files_are_left(tmp_path, r
         ("ftp://host/rows.jsonl", "scheme 'ftp' is not supported"),
         ("https://host/rows.jsonl", "scheme 'https' is not supported"),
         ("/no/such/file.jsonl", "does not exist"),
-        ("/no/such/*.jsonl", "names no files"),
+        ("/no/such/*.jsonl", "matches no files"),
     ],
 )
 def test_a_source_that_cannot_be_found_says_why(path, match):
@@ -217,7 +217,7 @@ def test_a_source_that_cannot_be_found_says_why(path, match):
 
 
 def test_a_folder_without_data_says_what_is_looked_for(tmp_path):
-    with pytest.raises(SourceError, match=r"names no files.*\.jsonl"):
+    with pytest.raises(SourceError, match=r"matches no files.*\.jsonl"):
         scan_source(SourceConfig(path=str(tmp_path)))
 
 

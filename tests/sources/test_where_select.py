@@ -273,18 +273,18 @@ def test_where_filters_before_the_shape_of_rows_is_looked_for(read_bytes):
     [
         (
             {"where": "length(answr) > 5"},
-            r"where `length\(answr\) > 5`: no row has a field 'answr'; "
-            r"there are: title, body, answer, lang, score; did you mean 'answer'\?",
+            r"where `length\(answr\) > 5`: no row has a field 'answr'. "
+            r"Fields are: title, body, answer, lang, score; did you mean 'answer'\?",
         ),
         ({"select": {"text": "answr"}}, r"select.text `answr`: no row has a field 'answr'"),
-        ({"where": "length(answer)"}, "gives int64, not true or false; compare it"),
+        ({"where": "length(answer)"}, "is int64, not true or false. Compare it"),
         ({"where": "answer + 1 > 2"}, "No function matches .* Its columns: answer text"),
         ({"where": "score.x = 1"}, "`score.x = 1`: .*score"),
         ({"select": {"text": "0.1 * score + 0.2"}, "where": "lower(score) = 'x'"}, "lower"),
-        ({"select": {"text": "cast(answer as date)"}}, "gives date32.*; cast it to VARCHAR"),
+        ({"select": {"text": "cast(answer as date)"}}, "is date32.*Cast it to VARCHAR"),
         ({"where": "answer ~ '('"}, r"missing \)"),
-        ({"where": "lengthh(answer) > 5"}, "'lengthh' may not be used: .*; did you mean 'length'"),
-        ({"where": "random() > 0.5"}, "'random' may not be used: .* than the row; docs"),
+        ({"where": "lengthh(answer) > 5"}, "'lengthh' is not allowed: .*; did you mean 'length'"),
+        ({"where": "random() > 0.5"}, "'random' is not allowed: .* than the row. docs"),
     ],
 )
 def test_a_mistake_is_an_error_before_any_row_is_read(settings, says, tmp_path):
@@ -306,7 +306,7 @@ def test_names_that_differ_in_case_alone_are_refused(tmp_path):
     (tmp_path / "rows.jsonl").write_bytes(lines([{"text": "t", "Lang": "a", "lang": "b"}]))
 
     with pytest.raises(
-        ConfigError, match="'LANG' may be 'Lang' or 'lang', which SQL takes for one"
+        ConfigError, match="'LANG' is ambiguous; SQL does not distinguish 'Lang' and 'lang'"
     ):
         scan_source(SourceConfig(path=str(tmp_path / "rows.jsonl"), where="LANG = 'a'"))
 

@@ -381,7 +381,7 @@ CASES = {
         "only_thinking",
         QWEN3,
         TAG_ONLY,
-        "the weight 0",
+        "weight to 0",
         {"messages": unweighed(TAG_ONLY, 1)},
         {"reasoning": "strip"},
     ),

@@ -225,7 +225,7 @@ def survey(file: SourceFile, given: Mapping[str, Any]) -> Survey:
             found.add(records)
     if not found.layouts:
         why = found.first_bad or "it is empty"
-        if "fields, over" in why:
+        if "fields; at most" in why:
             raise refusal(file, "its rows are the values of one object. Write them as a list")
         raise refusal(file, f"no row of it can be read as {found.file_format} ({why})")
     return found

@@ -231,6 +231,21 @@ RIGHT: dict[str, tuple[str, bytes, list[Talk]]] = {
         table([{"0": f"### Human: {q}### Assistant: {a}"} for q, a in TALKS], ","),
         TALKS,
     ),
+    "Google's messages": (
+        "a.jsonl",
+        lines(
+            [
+                {
+                    "contents": [
+                        {"role": role, "parts": [{"text": text}]}
+                        for role, text in zip(("user", "model"), t, strict=True)
+                    ]
+                }
+                for t in TALKS
+            ]
+        ),
+        TALKS,
+    ),
     "ShareGPT with a bot": (
         "a.json",
         json.dumps(
@@ -434,6 +449,16 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         1,
         TALKS,
     ),
+    "rows for training and for tests": (
+        lambda n, t: {"question": t[0], "answer": t[1], "split": "train" if n % 2 else "test"},
+        1,
+        TALKS[1::2],
+    ),
+    "two texts and a label": (
+        lambda n, t: {"premise": t[0], "hypothesis": t[1], "label": n, "label_str": f"no {n}"},
+        3,
+        [Talk(f'{{"premise":"{t[0]}"', f"no {n}") for n, t in enumerate(TALKS)],
+    ),
     "q and a without spaces": (
         lambda n, t: {"q": t[0].replace(" ", ""), "a": t[1]},
         1,
@@ -489,7 +514,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "".join(f"film {n}\t{('bad', 'good')[n % 2]}\n" for n in range(9)).encode(),
         "does not name the columns",
     ),
-    "a zip archive": ("a.zip", zipped(), "unpack it"),
+    "a zip archive": ("a.zip", zipped(), "Unpack it"),
     "rows of Python": ("a.jsonl", b"{'question': 'Why?'}\n", "no row of it can be read as jsonl"),
     "turns with marks": (
         "a.jsonl",
@@ -526,6 +551,21 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         lines([{"text": t[0], "type": "ab"[n % 2]} for n, t in enumerate(TALKS)])
         + each(lambda t: {"messages": chats_of(t)}),
         "its rows have 2 shapes",
+    ),
+    "labels of words": (
+        "a.jsonl",
+        each(lambda t: {"tokens": t.question.split(), "tags": ["O"] * len(t.question.split())}),
+        "labels of words",
+    ),
+    "texts by intent in one object": (
+        "a.json",
+        json.dumps({"intents": {"sum": [t.question for t in TALKS]}}).encode(),
+        "Write a row for each text",
+    ),
+    "columns that have no name": (
+        "a.csv",
+        b"question,answer,,\nWhy?,For no reason,,\n",
+        "2 of its columns have no name",
     ),
     "questions without answers": (
         "a.jsonl",

@@ -136,7 +136,8 @@ def test_every_packhouse_command_of_a_page_exists_with_its_options(page):
         command.make_context(command.name, words, resilient_parsing=False)
 
 
-RUNS = {"README.md", *(f"how-to/{name}.md" for name in ("run", "rerun", "approve", "ask", "look"))}
+PAGES_THAT_RUN = ("init", "run", "rerun", "approve", "ask", "look")
+RUNS = {"README.md", *(f"how-to/{name}.md" for name in PAGES_THAT_RUN)}
 RUN = [page for page in PAGES if name_of(page) in RUNS]
 
 

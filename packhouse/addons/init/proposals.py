@@ -400,7 +400,19 @@ def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
         )
     names = row if isinstance(row, dict) else {}
     if survey.num_rows == 1 and names and all(isinstance(each, dict) for each in names.values()):
+        inside = [value for each in names.values() for value in each.values()]
+        if any(isinstance(value, list) and value and isinstance(value[0], str) for value in inside):
+            return (
+                "it is one object with lists of texts. Write a row for each text, with its answer "
+                "or its label"
+            )
         return "its rows are the values of one object. Write them as a list"
+    lists = [value for value in names.values() if isinstance(value, list)]
+    if survey.num_rows > 1 and len(lists) > 1 and len({len(value) for value in lists}) == 1:
+        return (
+            f"its rows hold {_kinds_of(row)} of the same length: labels of words, for which there "
+            "is no format. Write each row as a text with its answer"
+        )
     for name in names:
         if survey.fields[name].has_media:
             return (

@@ -26,11 +26,12 @@ from packhouse.system.wording import counted
 
 _QUESTION = (
     "question instruction prompt query ask user human problem request input inputs 问题 提问 问 "
-    "指令 質問 질문 frage pregunta pergunta вопрос soal"
+    "指令 質問 질문 vraag domanda soru pytanie fråga spørgsmål frage pregunta pergunta вопрос soal"
 ).split()
 _ANSWER = (
     "solution answer output response completion assistant reply bot gpt chosen target targets 答案 "
-    "回答 答 输出 回复 答え 답변 antwort respuesta resposta réponse ответ jawaban"
+    "回答 答 输出 回复 답변 答え antwoord risposta cevap odpowiedź svar antwort respuesta resposta "
+    "réponse ответ jawaban"
 ).split()
 _LIKELY_QUESTION = (
     "q patient customer utterance task title source src document article text passage"
@@ -65,7 +66,7 @@ _SCORES = ("similarity", "similarity_score", "score", "label", "is_duplicate")
 _DIALOG = frozenset("dialog dialogue dialogs conversation conversations turns chat talk".split())
 """Words of names of lists of texts that are turns."""
 
-_CLASSES = ("label", "class", "intent", "sentiment", "emotion", "target")
+_CLASSES = frozenset(("label", "class", "intent", "sentiment", "emotion", "target"))
 _SPEAKER_KEYS = ("role", "from", "speaker", "sender", "author", "who", "name", "user")
 _CONTENT_KEYS = ("content", "value", "text", "message", "utterance", "body", "msg")
 _USERS = frozenset(
@@ -142,6 +143,7 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         # One that reads less than another and trains the same is no reading of its own.
         is_less = any(
             each.reads.keys() < {n for n, ours in other.reads.items() if ours != "reasoning"}
+            and "answer, as JSON" not in other.reads.values()
             and each.trained <= other.trained
             and (other.is_sure or not each.is_sure)
             and each.settings["format"] != "text"  # a model that writes such texts, or sorts them
@@ -151,6 +153,7 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
             different.append(each)
     different = [made for each in different for made in _with_verdicts(each, rows, fields)]
     different = [made for each in different for made in _with_speakers(each, rows)]
+    different = [made for each in different for made in _with_splits(each, fields)]
     return sorted(different, key=lambda each: not each.is_sure)
 
 
@@ -454,13 +457,30 @@ def _preferences(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         yield Reading(settings={"format": "preference", "fields": fields}, reads=reads)
 
 
+_SPLITS = frozenset("train training test testing val valid validation dev eval".split())
+
+
+def _with_splits(reading: Reading, fields: Mapping[str, Field]) -> list[Reading]:
+    """A reading; two where a field says which rows are for training and which for tests."""
+    for name, held in fields.items():
+        values = {str(value).lower(): value for value in held.values}
+        train = values.get("train") or values.get("training")
+        if train and len(values) > 1 and values.keys() <= _SPLITS and name not in reading.reads:
+            settings = {**reading.settings, "where": f"{_sql(name)} = '{train}'"}
+            reads = {**reading.reads, name: f"split: {train} alone"}
+            unsure = replace(reading, is_sure=False)
+            return [replace(unsure, settings=settings, reads=reads), unsure]
+    return [reading]
+
+
 def _with_speakers(reading: Reading, rows: Sequence[dict[str, Any]]) -> list[Reading]:
-    r"""A reading; two where prompts name their speakers, which a chat template does as well.
+    r"""A reading; several where prompts name their speakers, which a chat template does as well.
 
     Example:
         >>> rows = [{"prompt": "User: Hi\nBot:", "completion": " Hello"}]
-        >>> [each.template for each in readings_of(Layout(0, 1, list(enumerate(rows))), {})]
-        ['completion', '']
+        >>> found = readings_of(Layout(0, 1, list(enumerate(rows))), {})
+        >>> [(each.template, "select" in each.settings) for each in found]
+        [('', True), ('completion', False), ('', False)]
     """
     by_role = {ours: name for name, ours in reading.reads.items()}
     prompt = by_role.get("prompt") or by_role.get("question") or by_role.get("instruction")
@@ -468,7 +488,15 @@ def _with_speakers(reading: Reading, rows: Sequence[dict[str, Any]]) -> list[Rea
     if sum(_SPOKEN.match(text) is not None for text in texts) <= _MAX_EMPTY * len(texts):
         return [reading]
     unsure = replace(reading, is_sure=False)
-    return [replace(unsure, template="completion"), unsure]
+    made = [replace(unsure, template="completion"), unsure]
+    answer = by_role.get("completion") or by_role.get("answer")
+    if prompt and answer and len(reading.reads) == 2 and all(map(_ONE_TURN.fullmatch, texts)):
+        asked = f"regexp_extract({_sql(prompt)}, '{_ONE_TURN.pattern}', 1)"
+        select = {"prompt": asked, "completion": f"ltrim({_sql(answer)})"}
+        settings = {"format": "prompt_completion", "select": select}
+        reads = {prompt: "prompt, without names", answer: "completion"}
+        made.insert(0, replace(unsure, settings=settings, reads=reads))
+    return made
 
 
 def _with_verdicts(
@@ -518,6 +546,7 @@ def _made_of_lists(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
                 reads={name: name for name in beside} | reads,
                 is_sure=is_sure,
             )
+    yield from _parts_of_gemini(rows)
     yield from _lists_of_texts(rows)
     yield from _with_tools(rows)
 
@@ -541,6 +570,27 @@ def _nested(rows: Sequence[Mapping[str, Any]], row_format: str) -> Iterator[Made
                 path = f"{_sql(outer)}.{_sql(inner)}"
                 select = {n: f"{_sql(outer)}.{_sql(n)}" for n in names} | {"messages": path}
                 yield select, {outer: "messages"}, True
+
+
+def _parts_of_gemini(rows: Sequence[Mapping[str, Any]]) -> Iterator[Reading]:
+    """Messages as Google's API has them: roles `user` and `model`, texts in `parts`."""
+    said = [message for row in rows for message in row.get("contents") or ()]
+    if not said or not all(
+        isinstance(message, dict)
+        and message.keys() == {"role", "parts"}
+        and message["role"] in ("user", "model")
+        and isinstance(message["parts"], list)
+        and all(isinstance(part, dict) and part.keys() == {"text"} for part in message["parts"])
+        for message in said
+    ):
+        return
+    messages = (
+        "list_transform(contents, lambda m: {'role': CASE m.role WHEN 'model' THEN 'assistant' "
+        "ELSE m.role END, 'content': array_to_string(list_transform(m.parts, lambda p: p.text), "
+        "'')})"
+    )
+    select = {"messages": messages}
+    yield Reading(settings={"format": "chat", "select": select}, reads={"contents": "messages"})
 
 
 def _in_two_lists(rows: Sequence[Mapping[str, Any]], row_format: str) -> Iterator[Made]:
@@ -674,14 +724,19 @@ def _with_tools(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
 def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     """A question and an answer of which one or both are objects or lists, read as JSON.
 
-    Where no field is named for an answer, all fields that say something are one object.
+    Where no field is named for an answer, all that say something are one object; a label is the
+    answer to all of them.
 
     Example:
         >>> [reading] = _as_json([{"text": "Ann is 7.", "output": {"name": "Ann", "age": 7}}])
         >>> reading.settings["select"]
         {'question': '"text"', 'answer': 'json("output")'}
     """
-    texts = [name for name in _texts_of(rows[0], rows) if not _words_of_label(name)]
+    texts = [
+        name
+        for name in _texts_of(rows[0], rows)
+        if not _words_of_label(name) and name != "source" and not _CLASSES & {*_words(name)}
+    ]
     objects = [
         name
         for name in rows[0]
@@ -694,44 +749,39 @@ def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     names = [*texts, *objects]
     asking = _called(names, _QUESTION) or _called(texts, _PLAIN)
     answering = _called(names, _ANSWER)
+    pairs: list[tuple[list[str], list[str]]] = []
     if answering:
         asking = asking or _called(texts, _LIKELY_QUESTION)
     else:
         answering = objects
         short = [n for n in texts if n not in asking and _rank(n, _SYSTEM) is None]
         if len(asking) == 1 and len(objects) == 1 and short:
-            parts = [name for name in rows[0] if name in (*short, *objects)]
-            yield Reading(
-                settings={
-                    "format": "question_answer",
-                    "select": {
-                        "question": _sql(asking[0]),
-                        "answer": f"json({', '.join(map(_sql, parts))})",
-                    },
-                },
-                reads={asking[0]: "question"} | dict.fromkeys(parts, "part of the answer, as JSON"),
-                is_sure=False,
-            )
-    pairs = [(asks, says) for asks in asking for says in answering if asks != says]
-    for asks, says in pairs[:_SHOWN]:
-        if asks in objects or says in objects:
-            read = {"question": asks, "answer": says}
-            if system := _best([name for name in texts if name not in (asks, says)], _SYSTEM):
-                read["system"] = system
-            yield Reading(
-                settings={
-                    "format": "question_answer",
-                    "select": {
-                        ours: f"json({_sql(name)})" if name in objects else _sql(name)
-                        for ours, name in read.items()
-                    },
-                },
-                reads={
-                    name: f"{ours}, as JSON" if name in objects else ours
-                    for ours, name in read.items()
-                },
-                is_sure=False,
-            )
+            pairs.append((asking, [name for name in rows[0] if name in (*short, *objects)]))
+        labels = [n for n in rows[0] if _CLASSES & {*_words(n)} and type(rows[0][n]) in (str, int)]
+        labels.sort(key=lambda name: type(rows[0][name]) is int)  # its name says more
+        if labels and len(names) > 1:
+            pairs.append(([name for name in rows[0] if name in names], labels[:1]))
+    pairs += [
+        ([asks], [says])
+        for asks in asking
+        for says in answering
+        if asks != says and (asks in objects or says in objects)
+    ]
+    for asked, said in pairs[:_SHOWN]:
+        read = {"question": asked, "answer": said}
+        if system := _best([name for name in texts if name not in asked + said], _SYSTEM):
+            read["system"] = [system]
+        select: dict[str, str] = {}
+        reads: dict[str, str] = {}
+        for ours, of in read.items():
+            is_json = len(of) > 1 or of[0] in objects
+            select[ours] = f"json({', '.join(map(_sql, of))})" if is_json else _sql(of[0])
+            reads |= dict.fromkeys(of, f"{ours}, as JSON" if is_json else ours)
+        if type(rows[0][said[0]]) is int:
+            select["answer"] = f"CAST({select['answer']} AS VARCHAR)"
+        yield Reading(
+            settings={"format": "question_answer", "select": select}, reads=reads, is_sure=False
+        )
 
 
 # Questions with choices.
@@ -816,6 +866,8 @@ def _number_of(name: str, values: Iterable[Any], most: int) -> str | None:
 
 # Texts that hold a whole conversation already.
 
+_ONE_TURN = re.compile(r"^\s*[^\n:]{1,30}: ?([^\n]+)\n\s*[^\n:]{1,30}:\s*$")
+"""A prompt of one speaker and one line, and the name of who answers."""
 _SPOKEN = re.compile(
     r"\s*(?:human|user|customer|client|patient|student|you|me|question|q) ?:"
     r".*\n\s*\w[\w '-]{0,29}:\s*\Z|.*\n#+ ?\w[\w ]{0,29}:\s*\Z",

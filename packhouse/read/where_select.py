@@ -592,7 +592,8 @@ def parse_expression(connection: Any, text: str, functions: frozenset[str]) -> P
         raise ConfigError("it is empty or more than one expression. Write one expression")
     called = []
     inside = []
-    if selected[0].get("function_name") == "json":
+    path = selected[0].get("qualified_name", {}).get("path")
+    if path == ["json"] and not selected[0].get("distinct") and not selected[0].get("filter"):
         inside = [
             each["expression"].get("column_names", ()) for each in selected[0].get("arguments", ())
         ]

@@ -365,6 +365,7 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         stems = Counter(re.sub(r"[\W_]*\d$", "", name) for name in texts)
         texts = [name for name in texts if stems[re.sub(r"[\W_]*\d$", "", name)] == 1]
     free = [n for n in texts if not _words_of_label(n) and _rank(n, _SYSTEM) is None]
+    free = [name for name in free if not _is_class(name)]
     asking, answering = _called(free, _QUESTION), _called(free, _ANSWER)
     is_sure = bool(asking and answering)
     others = [name for name in free if _has_text(name, fields) and name not in asking + answering]
@@ -735,7 +736,7 @@ def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     texts = [
         name
         for name in _texts_of(rows[0], rows)
-        if not _words_of_label(name) and name != "source" and not _CLASSES & {*_words(name)}
+        if not _words_of_label(name) and name != "source" and not _is_class(name)
     ]
     objects = [
         name
@@ -916,6 +917,11 @@ def _texts_of(names: Iterable[str], rows: Sequence[Any]) -> list[str]:
         if all(isinstance(row.get(name), str | None) for row in rows)
         and any(str(row.get(name) or "").strip() for row in rows)
     ]
+
+
+def _is_class(name: str) -> bool:
+    """Return True for `label` and `label_str`; a target may be a translation."""
+    return bool((_CLASSES - {"target"}) & {*_words(name)})
 
 
 def _words_of_label(name: str) -> set[str]:

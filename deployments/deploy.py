@@ -1,9 +1,9 @@
-"""Bring a server up to date: work pools, deployments, run forms, automations. Safe to run again.
+"""Create or update work pools, deployments, run forms and automations on a server. Safe to repeat.
 
 python deployments/deploy.py [POOL ...]    # in the root of the repository
 
-The server is the one at PREFECT_API_URL. Without a POOL, all of them. PACKHOUSE_NOTIFY is where
-notifications go: docs/how-to/schedule.md.
+Uses the server at PREFECT_API_URL, and all pools by default. PACKHOUSE_NOTIFY is the address for
+notifications (docs/how-to/notify.md).
 """
 
 import json
@@ -35,7 +35,7 @@ POOLS = {  # name: type, template of its jobs
 
 
 BLOCK = "packhouse-notify"
-"""The notification block that the automations use: made from PACKHOUSE_NOTIFY, or by a person."""
+"""Notification block of the automations: made from PACKHOUSE_NOTIFY, or in the UI."""
 
 SHOWN = {
     "parameters": "recipe recipes approval store",
@@ -46,11 +46,11 @@ SHOWN = {
     "SplitConfig": "eval_fraction",
     "PublishConfig": "store",
 }
-"""What the form of a recipe shows. It takes the other settings as JSON."""
+"""Fields of the run forms. Other settings of a recipe can be given as JSON."""
 
 
 def main(pools: list[str]) -> int:
-    """Do the four steps for these pools; the first that fails ends it."""
+    """Deploy to these pools; return the exit code."""
     make_pools(pools)
     deployments = [
         each
@@ -78,7 +78,7 @@ def main(pools: list[str]) -> int:
 
 
 def make_pools(names: list[str]) -> None:
-    """Create the work pools, or renew what their runs may set; ${PACKHOUSE_X} is filled in."""
+    """Create or update the work pools; ${PACKHOUSE_X} in their templates is replaced."""
     with get_client(sync_client=True) as client:
         for name in names:
             kind, file = POOLS[name]
@@ -88,7 +88,7 @@ def make_pools(names: list[str]) -> None:
 
 
 def make_forms(deployments: list[dict[str, Any]]) -> None:
-    """Let the forms offer what a deployed run accepts, and the names that its worker knows."""
+    """Let the forms offer what a deployed run accepts, and the names from sources.yaml."""
     file = Path(os.environ.get("PACKHOUSE_SOURCES", HERE / "sources.yaml"))
     places = Places.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
     with get_client(sync_client=True) as client:
@@ -100,14 +100,14 @@ def make_forms(deployments: list[dict[str, Any]]) -> None:
 
 
 def form(schema: dict[str, Any], places: Places) -> dict[str, Any]:
-    """Return the schema of a flow's parameters as the form of its deployments.
+    """Return the schema of a flow's parameters for the form of its deployments.
 
     Args:
         schema: of the parameters, as Prefect reads it from the flow.
-        places: names that the workers know; none is required, for they may allow prefixes as well.
+        places: names to choose from. Paths are accepted too, as workers may allow prefixes.
     """
     schema = deepcopy(schema)
-    schema["properties"].pop("cache", None)  # the worker's own: a deployed run may not choose it
+    schema["properties"].pop("cache", None)  # a deployed run uses the worker's cache
     schema["additionalProperties"] = False
     sections = {name: each["properties"] for name, each in schema.get("definitions", {}).items()}
     sections["parameters"] = schema["properties"]
@@ -128,7 +128,7 @@ def form(schema: dict[str, Any], places: Places) -> dict[str, Any]:
         if "anyOf" not in found:
             keys = found.keys() & {"type", "pattern", "minLength"}
             found["anyOf"] = [{key: found.pop(key) for key in keys}]
-        if field in ("recipe", "recipes"):  # what is no name is a whole recipe, never a place
+        if field in ("recipe", "recipes"):  # a name or a whole recipe, never a path
             found["anyOf"][0] = choice
         else:
             found["anyOf"][0]["title"] = "Path or URI"
@@ -141,9 +141,9 @@ def form(schema: dict[str, Any], places: Places) -> dict[str, Any]:
 
 
 def hide(section: dict[str, Any], shown: str) -> None:
-    """Let a form show only these properties; the server checks the others as before.
+    """Let a form show only these properties; the server still checks the others.
 
-    The UI shows `properties` alone, and a JSON schema checks `patternProperties` just the same.
+    The UI shows only `properties`, but a JSON schema checks `patternProperties` too.
     """
     hidden = section["properties"].keys() - set(shown.split())
     section["patternProperties"] = {
@@ -160,10 +160,12 @@ def make_block() -> UUID | None:
                 name=BLOCK,
                 url="{{url}}",
                 json_data={"subject": "{{subject}}", "body": "{{body}}"},
-                secrets=SecretDict({"url": url}),  # it may hold a token, and `url` is shown
+                secrets=SecretDict({"url": url}),  # it may contain a token, and the UI shows `url`
             )
             if is_plain
-            else SlackWebhook(url=SecretStr(url))  # passes on what Apprise knows, as `mailtos://`
+            else SlackWebhook(
+                url=SecretStr(url)
+            )  # takes any address of Apprise, such as mailtos://
         )
         block.save(BLOCK, overwrite=True)
     with get_client(sync_client=True) as client:
@@ -171,10 +173,10 @@ def make_block() -> UUID | None:
 
 
 def make_automations(block: UUID | None) -> None:
-    """Create the automations, or bring those of the same name up to date.
+    """Create or update the automations, by name.
 
     Args:
-        block: where notifications go; without one, automations that notify are left out.
+        block: for notifications; without one, automations that notify are left out.
     """
     with get_client(sync_client=True) as client:
         for raw in yaml.safe_load((HERE / "automations.yaml").read_text()):

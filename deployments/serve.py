@@ -1,9 +1,10 @@
-"""Server, worker and deployments on this machine, in one command; Ctrl-C stops all of it.
+"""Run server, worker and deployments on this machine until Ctrl-C.
 
 python deployments/serve.py [--port 4200] [--home .packhouse/server]
 
-SQLite lies in the home folder, so what ran stays to be seen. Only this machine can reach it. For
-several workers or people take docker/compose.yaml: SQLite makes clients wait for each other.
+The home folder keeps the database (SQLite) with the history of runs. Only this machine can reach
+the server. For several workers or people use docker/compose.yaml: SQLite makes clients wait for
+each other.
 """
 
 import argparse
@@ -27,13 +28,13 @@ _RESTARTS_AFTER_S = 5  # a worker that cannot start does not keep the machine bu
 
 
 def main() -> int:
-    """Serve until told to stop, or until the server ends by itself; a dead worker is replaced."""
+    """Serve until interrupted or the server ends; a worker that ends is replaced."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_AsWritten)
     parser.add_argument("--port", type=int, default=4200)
     parser.add_argument("--home", type=Path, default=ROOT / ".packhouse" / "server")
     arguments = parser.parse_args()
     if _is_taken(arguments.port):
-        print(f"port {arguments.port} is taken; give another: make serve PORT=4201")
+        print(f"port {arguments.port} is in use. Choose another: make serve PORT=4201")
         return 2
     signal.signal(signal.SIGTERM, _interrupt)
     environment = settings(arguments.port, arguments.home.absolute())
@@ -58,11 +59,11 @@ def settings(port: int, home: Path) -> dict[str, str]:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",
         "DO_NOT_TRACK": "1",
-        # Slots of datasets outlive a server that is started again.
+        # Keep the slots of datasets when the server restarts.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
             "prefect.server.concurrency.lease_storage.filesystem"
         ),
-        # A dead run's slot is free in 75 s, a lease of 60 s and these two, not in 105 s.
+        # Free the slot of a dead run after 75 s instead of 105 s: a lease of 60 s and these two.
         "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "5",
         "PREFECT_SERVER_CONCURRENCY_MAXIMUM_CONCURRENCY_SLOT_WAIT_SECONDS": "10",
         "PREFECT_LOGGING_EXTRA_LOGGERS": "packhouse",
@@ -75,7 +76,7 @@ def settings(port: int, home: Path) -> dict[str, str]:
 
 
 def stop(parts: list[subprocess.Popen[bytes]]) -> None:
-    """End the parts, the last one first, each with all the processes that it started."""
+    """End the parts in reverse order, each with all processes that it started."""
     for part in reversed(parts):
         if not _has_ended(part):
             part.terminate()
@@ -84,7 +85,7 @@ def stop(parts: list[subprocess.Popen[bytes]]) -> None:
             except subprocess.TimeoutExpired:
                 pass
         try:
-            os.killpg(part.pid, signal.SIGKILL)  # what it left: part.pid leads its own group
+            os.killpg(part.pid, signal.SIGKILL)  # whatever it started and did not end
         except ProcessLookupError:
             pass
         part.wait()
@@ -110,18 +111,18 @@ def _serve(
     parts.append(_start("worker", worker, home, environment))
     print(f"Prefect's UI: http://{HOST}:{port}   (Ctrl-C stops it; logs in {home})", flush=True)
     while not _has_ended(parts[0]):
-        time.sleep(_LOOKS_EVERY_S)  # a wait for either process would return at once for a zombie
+        time.sleep(_LOOKS_EVERY_S)  # waiting for the processes would return at once for a zombie
         if _has_ended(parts[-1]):
-            print(f"the worker ended by itself; starting another; see {home / 'worker.log'}")
+            print(f"the worker ended and is started again; see {home / 'worker.log'}")
             sys.stdout.flush()
             time.sleep(_RESTARTS_AFTER_S)  # or it would be started over and over
             parts.append(_start("worker", worker, home, environment))
-    print(f"the server ended by itself; see {home / 'server.log'}")
+    print(f"the server ended; see {home / 'server.log'}")
     return 1
 
 
 def _has_ended(part: subprocess.Popen[bytes]) -> bool:
-    """Look without reaping: while a dead worker is a zombie, its group is known by its number."""
+    """Return True if it ended. It is not reaped: a zombie keeps the id of its process group."""
     return os.waitid(os.P_PID, part.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
@@ -135,7 +136,7 @@ def _start(
             env=environment,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # Ctrl-C reaches this process alone, which stops them in order
+            start_new_session=True,  # Ctrl-C reaches only this process, which stops them in order
         )
 
 
@@ -147,7 +148,7 @@ def _is_up(port: int, server: subprocess.Popen[bytes]) -> bool:
                 if answer.status == 200:
                     return True
         except OSError:
-            time.sleep(0.3)  # nobody listens yet; a server takes seconds to start
+            time.sleep(0.3)  # not listening yet
     return False
 
 
@@ -161,7 +162,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 class _AsWritten(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Print the docstring as it stands, and defaults."""
+    """Print the docstring unchanged, and defaults."""
 
 
 if __name__ == "__main__":

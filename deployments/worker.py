@@ -1,14 +1,12 @@
-"""`prefect worker start`, but it waits for the server, and gives back memory of runs that ended.
+"""`prefect worker start` that waits for the server and releases the memory of finished runs.
 
-python deployments/worker.py --pool packhouse [--limit 2] [what else `prefect worker start` takes]
+python deployments/worker.py --pool packhouse [--limit 2] [other options of `prefect worker start`]
 
-Prefect opens some clients for each run, each with its own copy of all CA certificates (half a
-megabyte, outside of Python's objects), and leaves them in reference cycles. Python looks for cycles
-among old objects only once these are a quarter more, which takes some 40 runs, and malloc keeps
-what was freed. So a worker grows by 0.3 to 0.5 MiB a run, and levels off at twice its size after
-some hundred runs. Here cycles are looked for every ten seconds, and free pages go back to the
-system: docs/scale.md has the figures. It costs some ms each time, for what was loaded before
-the first run is left out of the search.
+Prefect opens clients for each run, each with its own copy of all CA certificates (half a megabyte),
+and leaves them in reference cycles. Python seldom collects cycles of old objects, so a worker grows
+by 0.3 to 0.5 MiB a run until it has twice its size. This one collects every ten seconds and returns
+free pages to the system (docs/scale.md has numbers). That takes some milliseconds, as objects
+loaded before the first run are skipped.
 """
 
 import ctypes
@@ -23,10 +21,10 @@ EVERY_S = 10.0
 
 
 def main() -> None:
-    """Start Prefect's worker with this command's arguments; ends as it does."""
+    """Start Prefect's worker with the arguments of this command."""
     from prefect.cli import app
 
-    importlib.import_module("prefect.workers.process")  # before what is loaded is left out
+    importlib.import_module("prefect.workers.process")  # must be loaded before gc.freeze
     give_memory_back()
     if not {"-h", "--help"} & set(sys.argv):
         wait_for_server()
@@ -37,7 +35,7 @@ def main() -> None:
 
 
 def wait_for_server(every_s: float = 2.0) -> None:
-    """Return when the server at PREFECT_API_URL answers; Prefect's worker would end at once."""
+    """Wait until the server at PREFECT_API_URL answers; Prefect's worker would end at once."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
@@ -46,16 +44,16 @@ def wait_for_server(every_s: float = 2.0) -> None:
             if not is_said:
                 print(f"waiting for Prefect's server at {client.api_url}: {error}", flush=True)
             is_said = True
-            time.sleep(every_s)  # a server that is not there cannot say when it is
+            time.sleep(every_s)  # until it answers
 
 
 def give_memory_back(every_s: float = EVERY_S) -> None:
-    """Free what lies in cycles, and return free pages to the system, from now on.
+    """Collect cycles and return free pages to the system, from now on.
 
-    Call it once, when everything is loaded: what lives now is not looked at again.
+    Call it once, when everything is loaded: objects that exist now are skipped.
 
     Args:
-        every_s: seconds from one search to the next.
+        every_s: seconds between two collections.
     """
     gc.collect()
     gc.freeze()

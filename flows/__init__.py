@@ -1,1 +1,1 @@
-"""Flows: each file holds one @flow and reads as the sentence of what it does."""
+"""Prefect flows, one per file."""

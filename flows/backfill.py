@@ -1,4 +1,4 @@
-"""backfill: refresh many recipes; one that fails does not stop the others."""
+"""backfill: refresh many recipes; one failure does not stop the others."""
 
 from typing import Annotated, Any
 
@@ -7,7 +7,7 @@ from pydantic import Field
 
 from flows.refresh import refresh
 from packhouse.recipe import Recipe
-from packhouse.recipe.section import Uri
+from packhouse.recipe.settings import Uri
 from schemas.places import RecipeName, StorePlace
 from tasks.artifacts import backfill_artifacts
 from tasks.backfill import filled, name_of
@@ -23,17 +23,17 @@ def backfill(
     cache: Uri | None = None,
     runner: Runner | None = None,
 ) -> Any:
-    """Refresh many recipes, each as a run of its own; one that fails does not stop the others.
+    """Refresh many recipes, one run each; one failure does not stop the others.
 
     Args:
-        recipes: names of recipes of this deployment (deployments/sources.yaml).
-        approval: publish the versions, and leave it to someone to move the refs.
-        store: where to publish, a name or a URI; by default each recipe's.
-        cache: folder of finished steps; by default the worker's PACKHOUSE_CACHE.
-        runner: the engine that does the work; by default the worker's PACKHOUSE_RUNNER, else
-            threads.
+        recipes: names of recipes from sources.yaml, or whole recipes.
+        approval: publish the versions without moving the refs; a person moves them.
+        store: where to publish: a name or a URI; by default the store of each recipe.
+        cache: folder of the cache; by default the worker's PACKHOUSE_CACHE.
+        runner: what runs the tasks; by default the worker's PACKHOUSE_RUNNER, else threads. Does
+            not affect the output.
     """
-    with tags(*runtime.flow_run.tags):  # what watches this run watches those below it
+    with tags(*runtime.flow_run.tags):  # automations that watch this run watch its children
         states: Any = [
             (name_of(recipe), refresh(recipe, approval, store, cache, runner, return_state=True))
             for recipe in recipes

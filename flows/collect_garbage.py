@@ -1,11 +1,11 @@
-"""gc: reclaim what dead publishers left; shows what, and deletes only if told to."""
+"""gc: delete files left by interrupted publishes (dry run by default)."""
 
 from typing import Annotated, Any
 
 from prefect import flow
 from pydantic import Field
 
-from packhouse.recipe.section import Name
+from packhouse.recipe.settings import Name
 from schemas.places import StorePlace
 from tasks.artifacts import garbage_artifacts
 from tasks.guard import allowed_store
@@ -20,13 +20,13 @@ def gc(
     grace_hours: Annotated[float, Field(ge=0)] = 24.0,
     delete: bool = False,
 ) -> Any:
-    """Reclaim what no reader can reach; committed versions are never touched.
+    """Delete files left by interrupted publishes (dry run by default). Published versions stay.
 
     Args:
-        store: root of the store: a name of this deployment, a folder or s3://bucket/prefix.
-        dataset: which dataset; all of the store if left out.
-        grace_hours: hours for which uncommitted attempts are left alone after their last write.
-        delete: delete what is found; without it, only show.
+        store: the store: a name from sources.yaml, a folder or s3://bucket/prefix.
+        dataset: name of the dataset; all in the store if left out.
+        grace_hours: keep interrupted publishes that were modified in the last N hours.
+        delete: delete the files; without it, list them.
     """
     root = allowed_store(store)
     reports = [

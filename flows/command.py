@@ -1,6 +1,6 @@
 """`python -m flows.prepare RECIPE`: run the flow `prepare` in this process, on a Prefect server.
 
-All else comes from the environment: the server (PREFECT_API_URL), the cache (PACKHOUSE_CACHE) and
+Settings come from the environment: the server (PREFECT_API_URL), the cache (PACKHOUSE_CACHE) and
 what runs the tasks (PACKHOUSE_RUNNER, PACKHOUSE_RUNNER_ADDRESS, PACKHOUSE_WORKERS). The other flows
 are run by deployments.
 """
@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from packhouse.cli import exit_interrupted, exit_with, own_process
-from packhouse.cli.result import print_result
+from packhouse.cli.summary import print_result
 from packhouse.errors import ConfigError, PackhouseError, TransientError
 from packhouse.read.records import gc_paused
 from packhouse.recipe import Recipe
@@ -49,20 +49,19 @@ _PREFECT_DEFAULTS = {
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("recipe_path", metavar="RECIPE", type=click.Path())
 def command(recipe_path: str) -> None:
-    """Run the flow `prepare`: prepare the dataset of RECIPE, and publish it as a version.
+    """Run the Prefect flow `prepare`: prepare the dataset of RECIPE and publish a version.
 
-    The run is kept by the server at PREFECT_API_URL. Without one, Prefect's embedded server is
-    started, and is gone when the run ends.
+    The server at PREFECT_API_URL keeps the run. Without one, an embedded server runs until the end.
 
     \b
     Environment:
-    PACKHOUSE_CACHE           folder of finished steps, or s3://bucket/prefix to share them
+    PACKHOUSE_CACHE           folder of the cache, or s3://bucket/prefix to share it
     PACKHOUSE_RUNNER          what runs the tasks: threads (default), processes, dask, ray
-    PACKHOUSE_RUNNER_ADDRESS  scheduler of a Dask or Ray cluster; default: a temporary one here
-    PACKHOUSE_WORKERS         tasks at the same time; default: the cores
+    PACKHOUSE_RUNNER_ADDRESS  Dask or Ray cluster; default: a temporary one on this machine
+    PACKHOUSE_WORKERS         number of tasks at once; default: number of cores
 
-    `packhouse prepare RECIPE` does the same without Prefect, and has options. Version, bytes and
-    exit codes are the same.
+    `packhouse prepare RECIPE` does the same without Prefect and has more options. The version, its
+    bytes and the exit codes are the same.
     """
     try:
         recipe, cache = read_recipe(recipe_path), find_cache().folder
@@ -83,10 +82,10 @@ def main() -> NoReturn:
 
 
 def run_flow(recipe: Recipe, cache: Path) -> Prepared:
-    """Run the flow in this process, on the server at hand or an embedded one.
+    """Run the flow in this process, on the server at PREFECT_API_URL or an embedded one.
 
     Raises:
-        PackhouseError: nothing was published. A `TransientError`, if no server answers.
+        PackhouseError: nothing was published. A `TransientError` if no server answers.
     """
     for variable, value in _PREFECT_DEFAULTS.items():
         os.environ.setdefault(variable, value)
@@ -96,10 +95,10 @@ def run_flow(recipe: Recipe, cache: Path) -> Prepared:
             Path(home).expanduser().mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"PREFECT_HOME '{home}' cannot be made ({error.strerror}). Name another folder."
+                f"PREFECT_HOME '{home}' cannot be created ({error.strerror}). Choose another folder"
             ) from None
     start_phase("importing Prefect")
-    # Python's collector would walk what this import makes again and again, a tenth of its time.
+    # Python's collector would take a tenth of the time of this import.
     with gc_paused():
         from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
@@ -112,23 +111,23 @@ def run_flow(recipe: Recipe, cache: Path) -> Prepared:
             start_phase("starting Prefect's server")
         start_embedded_server(log_file.with_name("server.log"))
         start_phase("creating the run")
-        # No automation watches a command, and waiting for the heartbeats' end takes half a second.
+        # No automation watches a command, and stopping the heartbeats takes half a second.
         with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
             return cast(Prepared, prepare(recipe))  # Prefect's types give None
     except RuntimeError as error:
         if "Failed to reach API" not in str(error):
             raise
         raise TransientError(
-            f"no Prefect server answers ({str(error).rstrip('.')}); start it, unset "
-            f"PREFECT_API_URL, or run `packhouse prepare`, which needs none (log: {log_file})"
+            f"no Prefect server answers ({str(error).rstrip('.')}). Start it, unset "
+            f"PREFECT_API_URL, or run `packhouse prepare`, which needs no server (log: {log_file})"
         ) from None
 
 
 def write_parameters_alone(flow: "Flow[..., Any]") -> None:
-    """Let a flow write its parameters as JSON itself; what is none of ours is left to Prefect.
+    """Encode a flow's parameters with pydantic; parameters of other types are left to Prefect.
 
-    Prefect would use FastAPI's encoder, and importing FastAPI takes 0.15 s of CPU. For what our
-    flows take, pydantic gives the same.
+    Prefect would use FastAPI's encoder, and importing FastAPI takes 0.15 s of CPU. For the
+    parameters of these flows, the result is the same.
     """
     theirs = flow.serialize_parameters
 
@@ -165,20 +164,20 @@ def _keep_prefect_off_the_terminal() -> None:
 
 
 def start_embedded_server(log_file: Path) -> None:
-    """Start the server that Prefect would start at the flow's first request, if it would.
+    """Start the embedded server that Prefect would start at the flow's first request, if it would.
 
-    Prefect would lose what the server says, and start one that ends at its start again and again.
+    Prefect discards the server's output, and restarts one that fails at its start again and again.
 
-    A terminal sends Ctrl-C to all processes in the foreground. A server that it ended could not be
-    told that the run has ended, and Prefect would ask it again for minutes. A process inherits
-    which signals are blocked from the thread that starts it, hence the thread. Prefect ends the
-    server by SIGTERM when this process exits; if it is killed, a shell that waits for it does.
+    A terminal sends Ctrl-C to all processes in the foreground. If it ended the server, Prefect
+    would try for minutes to report the end of the run. A process inherits blocked signals from the
+    thread that starts it, hence the thread. Prefect ends the server by SIGTERM when this process
+    exits; if this process is killed, a waiting shell does.
 
     Args:
-        log_file: gets what the server says, instead of what it held.
+        log_file: gets the output of the server; is overwritten.
 
     Raises:
-        TransientError: it does not come up; the message has its own last word.
+        TransientError: the server does not start; the message quotes its last error.
     """
     from prefect.client.base import ServerType, determine_server_type
 
@@ -211,14 +210,14 @@ def start_embedded_server(log_file: Path) -> None:
     while not _is_up(server.port):
         if process.poll() is not None:
             said = f"Prefect's embedded server did not start: {_last_error(log_file)}"
-            raise TransientError(f"{said} (log: {log_file}); `packhouse prepare` needs no server")
+            raise TransientError(f"{said} (log: {log_file}). `packhouse prepare` needs no server")
         if time.monotonic() > deadline:
             raise TransientError(
-                f"Prefect's embedded server did not answer within {patience_s} s; on a busy "
-                "machine raise PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS, or run "
-                f"`packhouse prepare`, which needs none (log: {log_file})"
+                f"Prefect's embedded server did not answer within {patience_s} s. Raise "
+                "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS on a busy machine, or run "
+                f"`packhouse prepare`, which needs no server (log: {log_file})"
             )
-        time.sleep(0.1)  # a server says nothing when it is up, so it is asked
+        time.sleep(0.1)  # until it answers
 
 
 def _is_up(port: int) -> bool:
@@ -233,17 +232,17 @@ def _is_up(port: int) -> bool:
 
 
 def _last_error(log_file: Path) -> str:
-    """Return the last line that names an exception, else the last line."""
+    """Return the last line with the name of an exception, else the last line."""
     lines = [line for line in log_file.read_text("utf-8", "replace").splitlines() if line.strip()]
     named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    return (named or lines or ["it said nothing"])[-1].strip()
+    return (named or lines or ["no output"])[-1].strip()
 
 
 def _end_with_this_process(pid: int) -> None:
-    """Let a shell end a process when this one was killed, which closes the pipe that it reads."""
+    """Start a shell that ends a process if this one is killed, which closes the shell's pipe."""
     watcher = subprocess.Popen(["/bin/sh", "-c", f"read _; kill {pid}"], stdin=subprocess.PIPE)
 
     @atexit.register
-    def leave() -> None:  # Prefect has ended the server, and its number may be another's
+    def leave() -> None:  # Prefect has ended the server, and its pid may belong to another process
         watcher.kill()
         watcher.communicate()

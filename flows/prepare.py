@@ -1,6 +1,6 @@
 """prepare: validate -> format -> tokenize -> pack -> split -> publish, as a Prefect flow.
 
-By hand: python -m flows.prepare RECIPE.yaml
+In a shell: python -m flows.prepare RECIPE.yaml
 """
 
 if __name__ == "__main__":  # before Prefect is imported: its settings are read then
@@ -13,7 +13,7 @@ from typing import Any
 from prefect import flow
 
 from packhouse.recipe import Recipe
-from packhouse.recipe.section import Uri
+from packhouse.recipe.settings import Uri
 from tasks.chain import prepare_run
 from tasks.engines import Runner
 from tasks.guard import allowed_recipe, dataset_slot, worker_cache
@@ -21,18 +21,18 @@ from tasks.hooks import FLOW, recipe_run_name
 from tasks.steps import audit, files, format_, gather, pack, publish, split, tokenize, validate
 
 STEPS = (validate, format_, tokenize, pack, gather, split, audit, files, publish)
-"""A task for each step. `packhouse.run.chain` says when, and `tasks.runner` submits them."""
+"""One task per step. `packhouse.run.chain` decides when they run; `tasks.runner` submits them."""
 
 
 @flow(name="prepare", flow_run_name=recipe_run_name, **FLOW)
 def prepare(recipe: Recipe, cache: Uri | None = None, runner: Runner | None = None) -> Any:
-    """Turn raw instruction data into a published version of packed token data.
+    """Prepare instruction data and publish it as a version of packed tokens.
 
     Args:
-        recipe: everything that decides what the version holds.
-        cache: folder of finished steps; by default the worker's PACKHOUSE_CACHE.
-        runner: the engine that does the work; by default the worker's PACKHOUSE_RUNNER, else
-            threads. The version and its bytes are the same with each.
+        recipe: sources, tokenizer and settings of the version.
+        cache: folder of the cache; by default the worker's PACKHOUSE_CACHE.
+        runner: what runs the tasks; by default the worker's PACKHOUSE_RUNNER, else threads. Does
+            not affect the output.
     """
     folder = worker_cache(cache)
     allowed = allowed_recipe(recipe)

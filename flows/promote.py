@@ -1,10 +1,10 @@
-"""promote: point a ref to a version, such as one that waited for approval."""
+"""promote: point a ref to a version, for example to one that waits for approval."""
 
 from typing import Any
 
 from prefect import flow
 
-from packhouse.recipe.section import Name
+from packhouse.recipe.settings import Name
 from schemas.places import StorePlace
 from tasks.guard import allowed_store
 from tasks.hooks import FLOW, store_run_name
@@ -20,15 +20,15 @@ def promote(
     expected: str | None = None,
     reason: str = "",
 ) -> Any:
-    """Point a ref to a published version, by compare-and-swap.
+    """Point a ref to a published version.
 
     Args:
-        store: root of the store: a name of this deployment, a folder or s3://bucket/prefix.
-        dataset: which dataset.
-        version: a version, or a ref; by default what a refresh left for approval.
+        store: the store: a name from sources.yaml, a folder or s3://bucket/prefix.
+        dataset: name of the dataset.
+        version: a version or a ref; by default the one that waits for approval.
         ref: the ref to move.
-        expected: move only if the ref points to this version now.
-        reason: kept in the ref's log.
+        expected: move only if the ref now points to this version.
+        reason: shown in the history of the ref.
     """
     root = allowed_store(store)
     done = move_ref(root, dataset, version, ref, expected, reason or f"promoted {version}")

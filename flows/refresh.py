@@ -1,4 +1,4 @@
-"""refresh: nothing if no source changed; else prepare, compare, and move the ref or ask."""
+"""refresh: publish a new version if something changed, then move the ref or ask for approval."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from prefect import flow
 
 from flows.prepare import STEPS
 from packhouse.recipe import Recipe
-from packhouse.recipe.section import Uri
+from packhouse.recipe.settings import Uri
 from schemas.places import RecipeName, StorePlace
 from tasks.chain import refresh_run
 from tasks.engines import Runner
@@ -25,12 +25,12 @@ def refresh(
     """Publish a new version if the sources, the recipe or the tokenizer changed.
 
     Args:
-        recipe: name of a recipe of this deployment (deployments/sources.yaml), or a whole one.
-        approval: publish the version, and leave it to someone to move the ref.
-        store: where to publish, a name or a URI; by default the recipe's.
-        cache: folder of finished steps; by default the worker's PACKHOUSE_CACHE.
-        runner: the engine that does the work; by default the worker's PACKHOUSE_RUNNER, else
-            threads.
+        recipe: name of a recipe from sources.yaml, or a whole recipe.
+        approval: publish the version without moving the ref; a person moves it.
+        store: where to publish: a name or a URI; by default the store of the recipe.
+        cache: folder of the cache; by default the worker's PACKHOUSE_CACHE.
+        runner: what runs the tasks; by default the worker's PACKHOUSE_RUNNER, else threads. Does
+            not affect the output.
     """
     folder = worker_cache(cache)
     allowed = allowed_recipe(recipe, store)

@@ -1,11 +1,11 @@
-"""rollback: point a ref to where it pointed before."""
+"""rollback: point a ref to the version before."""
 
 from typing import Annotated, Any
 
 from prefect import flow
 from pydantic import Field
 
-from packhouse.recipe.section import Name
+from packhouse.recipe.settings import Name
 from packhouse.system.wording import counted
 from schemas.places import StorePlace
 from tasks.guard import allowed_store
@@ -21,14 +21,14 @@ def rollback(
     steps: Annotated[int, Field(ge=1, le=500)] = 1,
     reason: str = "",
 ) -> Any:
-    """Point a ref to where it pointed before, by compare-and-swap.
+    """Point a ref to the version before.
 
     Args:
-        store: root of the store: a name of this deployment, a folder or s3://bucket/prefix.
-        dataset: which dataset.
+        store: the store: a name from sources.yaml, a folder or s3://bucket/prefix.
+        dataset: name of the dataset.
         ref: the ref to move.
-        steps: how many moves back.
-        reason: kept in the ref's log.
+        steps: how many moves to go back.
+        reason: shown in the history of the ref.
     """
     root = allowed_store(store)
     current, before = past_of_ref(root, dataset, ref, steps)

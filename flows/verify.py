@@ -1,10 +1,10 @@
-"""verify: every byte and value of published versions, from their store alone."""
+"""verify: check published versions, using only their store."""
 
 from typing import Any
 
 from prefect import flow
 
-from packhouse.recipe.section import Name
+from packhouse.recipe.settings import Name
 from schemas.places import StorePlace
 from tasks.artifacts import verify_artifacts
 from tasks.guard import allowed_store
@@ -14,12 +14,12 @@ from tasks.versions import checked, datasets_of, verify_one
 
 @flow(name="verify", flow_run_name=store_run_name, **FLOW)
 def verify(store: StorePlace, dataset: Name | None = None, version: str = "latest") -> Any:
-    """Check every byte, schema, count and value of published versions, from their store alone.
+    """Check every byte, schema, count and value of published versions, using only their store.
 
     Args:
-        store: root of the store: a name of this deployment, a folder or s3://bucket/prefix.
-        dataset: which dataset; all of the store if left out.
-        version: a ref or a version.
+        store: the store: a name from sources.yaml, a folder or s3://bucket/prefix.
+        dataset: name of the dataset; all in the store if left out.
+        version: a version or a ref.
     """
     root = allowed_store(store)
     reports = [

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` imports
     from packhouse.addons.audit_any.audit import AuditReport, audit
-    from packhouse.addons.dart_math.dataset import TokenizedDataset
-    from packhouse.addons.dart_math.supervised import make_supervised_dataset
+    from packhouse.addons.dart_math.supervised import TokenizedDataset, make_supervised_dataset
     from packhouse.addons.exports.writing import Export, export_version
     from packhouse.addons.packs_in_memory import PackTally, pack_dataset
     from packhouse.addons.plan.estimate import plan
@@ -26,6 +25,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
         block_mask,
         cu_seqlens,
         enable_packing,
+        enable_preferences,
         packed_mask_mod,
         segment_ids,
     )
@@ -36,15 +36,13 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
         split_batch_into_microbatches,
         token_loss,
     )
-    from packhouse.addons.torch.preference_trainers import enable_preferences
     from packhouse.addons.torch.receipts import consumed_records, training_receipt, write_receipt
     from packhouse.api import Version, open_version, prepare
     from packhouse.errors import PackhouseError
     from packhouse.load.collators import ClassificationCollator, PackedCollator, PaddedCollator
     from packhouse.load.dataset import PackedDataset
-    from packhouse.load.preferences import load_preferences
     from packhouse.load.streaming import StreamingPackedDataset
-    from packhouse.load.versions import load_packed
+    from packhouse.load.versions import load_packed, load_preferences
     from packhouse.recipe import Recipe, load_recipe
 
     __version__: str
@@ -59,7 +57,7 @@ _MODULES = {
     "StreamingPackedDataset": "packhouse.load.streaming",
     "Version": "packhouse.api",
     "load_packed": "packhouse.load.versions",
-    "load_preferences": "packhouse.load.preferences",
+    "load_preferences": "packhouse.load.versions",
     "load_recipe": "packhouse.recipe",
     "open_version": "packhouse.api",
     "prepare": "packhouse.api",

@@ -21,8 +21,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitError
-from packhouse.load.preferences import load_preferences
-from packhouse.load.versions import load_packed
+from packhouse.load.versions import load_packed, load_preferences
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import sum_by_reason
 from packhouse.registry import function_of_addon, has_function

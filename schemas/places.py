@@ -33,7 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from packhouse.errors import ConfigError
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.recipe.reading import expand_variables, tokenizer_at
-from packhouse.recipe.section import Uri
+from packhouse.recipe.settings import Uri
 
 Place = Annotated[str, StringConstraints(min_length=1)]
 
@@ -63,7 +63,7 @@ class Places(BaseModel):
         >>> places.source("/etc/passwd")
         Traceback (most recent call last):
         ...
-        packhouse.errors.ConfigError: source '/etc/passwd' is not listed in sources.yaml (known: ...
+        packhouse.errors.ConfigError: source '/etc/passwd' is not listed in the worker's ...
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -89,8 +89,8 @@ class Places(BaseModel):
             for file in Path(folder).iterdir():
                 if not any(_lies_below(str(file), prefix) for prefix in self.allow.read):
                     raise ConfigError(
-                        f"tokenizer '{place}' has '{file.name}', a link to a place outside the "
-                        "allowed prefixes. Copy the file into the folder",
+                        f"tokenizer '{place}' contains the link '{file.name}', which leads outside "
+                        "the allowed prefixes. Replace it with the file itself",
                         place=place,
                     )
         return folder
@@ -138,11 +138,10 @@ class Places(BaseModel):
         if any(_lies_below(place, prefix) for prefix in allowed):
             return _resolved(place)
         known = ", ".join(sorted(names)) or "none"
-        below = ", ".join(allowed) or "none"
+        prefixes = ", ".join(dict.fromkeys(allowed)) or "none"
         raise ConfigError(
-            f"{what} '{place}' is not listed in sources.yaml (known: {known}) and is outside the "
-            f"allowed prefixes ({below}). The worker's operator can add it to "
-            "deployments/sources.yaml",
+            f"{what} '{place}' is not listed in the worker's sources.yaml (known: {known}) and is "
+            f"outside the allowed prefixes ({prefixes}). Choose a known one, or add it there",
             place=place,
         )
 

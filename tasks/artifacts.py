@@ -20,10 +20,16 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from packhouse.addons.ci.refresh import Refreshed
 from packhouse.addons.quarantine.bad_rows import count_reasons, read_bad_rows
-from packhouse.auditing import audit_rows
-from packhouse.cli.result import loading_lines, splits_of
-from packhouse.cli.summary import audit_blocks, block_markdown, ledger_block
+from packhouse.auditing.gate import audit_rows
+from packhouse.cli.summary import (
+    audit_blocks,
+    block_markdown,
+    ledger_block,
+    loading_lines,
+    splits_of,
+)
 from packhouse.errors import PackhouseError
+from packhouse.read.streams import lines_of_rows, place_of
 from packhouse.recipe import Recipe
 from packhouse.records.gates import gates_table
 from packhouse.records.ledger import filters_of
@@ -49,7 +55,7 @@ _MOST_RAW = 160
 """Bytes of a bad row that a page shows."""
 
 
-def publish_artifacts(prepared: Prepared) -> None:
+def publish_artifacts(recipe: Recipe, prepared: Prepared) -> None:
     """Create the artifacts of a finished run."""
     name = prepared.dataset
     create_markdown_artifact(
@@ -75,7 +81,7 @@ def publish_artifacts(prepared: Prepared) -> None:
         for line in prepared.ledger
         for reason, rows in sorted(line.quarantined.items())
     ]
-    _quarantine_table(name, counts, bad)
+    _quarantine_table(recipe, counts, bad)
 
 
 def refusal_artifacts(recipe: Recipe, error: PackhouseError) -> None:
@@ -95,15 +101,16 @@ def refusal_artifacts(recipe: Recipe, error: PackhouseError) -> None:
     )
     if bad is not None:
         counts = [(each["step"], each["reason"], each["records"]) for each in count_reasons(bad)]
-        _quarantine_table(recipe.dataset, counts, bad)
+        _quarantine_table(recipe, counts, bad)
 
 
 def _refused_rows(recipe: Recipe, bad: pa.Table) -> list[str]:
-    """The first bad rows, and what to type next."""
+    """Return the first bad rows, and what to run next."""
     first = bad.slice(0, _MOST_SHOWN).to_pylist()
     reason = count_reasons(bad)[0]["reason"]  # the most frequent
+    lines = lines_of_rows(first, recipe.sources)
     rows = [
-        f"| {for_markdown(row['source'])} row {row['row']:,} | {for_markdown(row['reason'])} "
+        f"| {for_markdown(place_of(row, lines))} | {for_markdown(row['reason'])} "
         f"| {for_markdown(row['detail'][:_MOST_DETAIL])} "
         f"| {markdown_code(row['raw'][:_MOST_RAW].decode('utf-8', 'replace'))} |"
         for row in first
@@ -117,8 +124,8 @@ def _refused_rows(recipe: Recipe, bad: pa.Table) -> list[str]:
         *markdown_table(("row", "reason", "what is wrong", "the row begins with"), ()),
         *rows,
         "",
-        "## To see and mend them",
-        f"Save these settings as `{recipe.dataset}.yaml` on the worker's machine, and type there:",
+        "## To see and fix them",
+        f"Save these settings as `{recipe.dataset}.yaml` on the worker's machine, and run there:",
         "",
         "```console",
         f"$ packhouse quarantine show {recipe.dataset}.yaml --reason {reason}",
@@ -174,7 +181,7 @@ def move_artifacts(store: str, dataset: str, ref: Ref) -> None:
 
 
 def garbage_artifacts(store: str, reports: Sequence[tuple[str, GcReport]]) -> None:
-    """Create the table of garbage."""
+    """Create the table of what interrupted publishes left."""
     rows = [
         {
             "dataset": name,
@@ -187,7 +194,7 @@ def garbage_artifacts(store: str, reports: Sequence[tuple[str, GcReport]]) -> No
         for name, report in reports
         for garbage in report.garbage
     ]
-    _create_table(key="garbage", rows=rows, description=f"Garbage in {store}")
+    _create_table(key="garbage", rows=rows, description=f"Left by interrupted publishes in {store}")
 
 
 def backfill_artifacts(runs: Runs) -> None:
@@ -210,7 +217,7 @@ def _create_table(key: str, rows: Sequence[Mapping[str, Any]], description: str)
 
 def _version_page(prepared: Prepared) -> str:
     published = prepared.published
-    verb = "Published" if prepared.created else "Unchanged, already published"
+    verb = "Published" if prepared.created else "Already published"
     lines = [
         f"# {prepared.dataset} {prepared.version}",
         f"{verb} in {markdown_code(prepared.store)}.",
@@ -250,6 +257,9 @@ def _held(prepared: Prepared) -> list[str]:
         ]
     if at is not None and at != prepared.version:
         return [f"The ref {markdown_code(ref)} stays at {markdown_code(at)}, published after it."]
+    if prepared.published.is_ref_moved:
+        before = markdown_code(prepared.published.ref_before or "nothing")
+        return [f"The ref {markdown_code(ref)} moved to it from {before}."]
     return [f"The ref {markdown_code(ref)} points to it."]
 
 
@@ -263,7 +273,7 @@ def _links(prepared: Prepared) -> list[str]:
         if re.fullmatch(r"hf://[\w./-]+", uri):
             where = f"[{uri}](https://huggingface.co/{uri.removeprefix('hf://')})"
         lines.append(f"- also in {where} ({for_markdown(name)})")
-    lines.append(f"- look at it: {markdown_code(f'packhouse inspect {prepared.address}')}")
+    lines.append(f"- inspect it: {markdown_code(f'packhouse inspect {prepared.address}')}")
     return lines
 
 
@@ -291,18 +301,20 @@ def _sources(prepared: Prepared) -> list[dict[str, Any]]:
 
 
 def _quarantine_table(
-    dataset: str, counts: Sequence[tuple[str, str, int]], bad: pa.Table | None
+    recipe: Recipe, counts: Sequence[tuple[str, str, int]], bad: pa.Table | None
 ) -> None:
     """Create the table of (step, reason, records), with the first where this machine has them."""
     found = [] if bad is None else count_reasons(bad)
     known = {(each["step"], each["reason"]): each["samples"] for each in found}
+    samples = [row for each in found for row in each["samples"]]
+    lines = lines_of_rows(samples, recipe.sources)
     rows = [
         {
             "step": step,
             "reason": reason,
             "records": number,
             "samples": "; ".join(
-                f"{row['source']} row {row['row']:,}: {row['detail'][:_MOST_DETAIL]}"
+                f"{place_of(row, lines)}: {row['detail'][:_MOST_DETAIL]}"
                 for row in known.get((step, reason), ())
             ),
         }
@@ -310,7 +322,8 @@ def _quarantine_table(
     ]
     if rows:
         said = "Bad records by step and reason (rows, before they are split), with the first"
-        _create_table(key=artifact_key(dataset, "quarantine"), rows=rows, description=said)
+        key = artifact_key(recipe.dataset, "quarantine")
+        _create_table(key=key, rows=rows, description=said)
 
 
 def _refresh_page(recipe: Recipe, refreshed: Refreshed) -> list[str]:
@@ -337,8 +350,8 @@ def _refresh_page(recipe: Recipe, refreshed: Refreshed) -> list[str]:
 
 def _how_to_promote(place: str, dataset: str, ref: str, version: str) -> list[str]:
     return [
-        f"- look first: {markdown_code(f'packhouse diff {place}@{ref} {version}')}",
-        "- here: run the deployment `promote/promote-version` with dataset "
+        f"- compare first: {markdown_code(f'packhouse diff {place}@{ref} {version}')}",
+        "- in Prefect: run the deployment `promote/promote-version` with dataset "
         f"{markdown_code(dataset)}, version {markdown_code(version)}, ref {markdown_code(ref)}, "
         "and the store of this run",
         f"- in a shell: {markdown_code(f'packhouse ref set {place} {ref} {version}')}",

@@ -19,12 +19,24 @@ def name_of(recipe: str | Recipe) -> str:
 
 
 def filled(runs: Runs) -> State[Any]:
-    """Return the state of the whole: completed if every run is."""
+    """Return the state of the whole: completed if every run is.
+
+    Runs below a backfill cannot be paused, so it says itself whose refs wait for a person.
+    """
     bad = [name for name, state in runs if not state.is_completed()]
     data = {name: state.message for name, state in runs}
-    if bad:
-        message = f"{len(bad)} of {len(runs)} recipes failed: {', '.join(bad)}"
-        return Failed(data=data, message=message)
     outcomes = Counter(str(state.name) for _, state in runs)
     counts = ", ".join(f"{number:,} {name}" for name, number in sorted(outcomes.items()))
-    return Completed(data=data, message=f"all {len(runs)} recipes done: {counts}")
+    message = f"all {len(runs)} recipes done: {counts}"
+    if bad:
+        message = f"{len(bad)} of {len(runs)} recipes failed: {', '.join(bad)}"
+    open_ = [name for name, state in runs if state.name in ("Held", "WaitingForApproval")]
+    if open_:
+        message += (
+            f". The refs of {', '.join(open_)} did not move; the artifact 'backfill' of this run "
+            "says for each what to run to move it"
+        )
+    if bad:
+        return Failed(data=data, message=message)
+    name = "Held" if outcomes["Held"] else "WaitingForApproval" if open_ else None
+    return Completed(name=name, data=data, message=message)

@@ -27,6 +27,7 @@ from packhouse.run.steps.plan import Plan
 from packhouse.system.disks import CachePlace
 from packhouse.system.progress import start_phase
 from tasks.artifacts import publish_artifacts, refresh_artifacts, refusal_artifacts
+from tasks.cleanup import end_questions
 from tasks.engines import Runner
 from tasks.events import announce_held, announce_published
 from tasks.outcomes import ended, flow_run, is_approved, is_repeated, stopped
@@ -89,7 +90,7 @@ def run_chain(
             refusal_artifacts(recipe, error)
             raise
         log_end(prepared)
-        publish_artifacts(prepared)
+        publish_artifacts(recipe, prepared)
         if prepared.created or is_repeated():  # a run that was killed may not have announced it
             announce_published(prepared)
         if prepared.published.held_back:
@@ -126,17 +127,25 @@ def prepare_run(
     except PackhouseError as error:
         return stopped(error)
     published, version = prepared.published, prepared.version
-    outcome: Outcome = "published" if prepared.created else "unchanged"
+    ref, at = published.ref, published.ref_version or published.ref_before
+    outcome: Outcome = "published"
     message = f"published {prepared.dataset} {version}"
-    if not prepared.created:
+    if not prepared.created and published.is_ref_moved:
+        message = f"{prepared.dataset} {version} was published before"
+    elif not prepared.created:
+        outcome = "unchanged"
         message = f"nothing changed: {prepared.dataset} {version} was published before"
     if published.held_back:
         outcome = "held"
-        message += f", '{published.ref}' stays: {'; '.join(published.held_back)}"
+        message += f", '{ref}' stays: {'; '.join(published.held_back)}"
+    elif at != version and not published.is_ref_left:
+        outcome = "held"
+        message += f", but '{ref}' points to {at}, and publishing it again leaves that alone"
+    elif published.is_ref_moved:
+        message += f", '{ref}' moved to it from {published.ref_before or 'nothing'}"
     else:
-        message += f", '{published.ref}' points to {published.ref_version}"
-    ref = published.ref, published.ref_version
-    return _ended(recipe, ref, outcome, message, version, prepared, is_new=prepared.created)
+        message += f", '{ref}' points to {at}"
+    return _ended(recipe, (ref, at), outcome, message, version, prepared, is_new=prepared.created)
 
 
 def refresh_run(
@@ -199,17 +208,18 @@ def _ended(
         is_new: True if this run committed the version.
     """
     ref, current = ref_now
+    place = recipe.publish.store, recipe.dataset
+    end_questions(*place, ref, version if outcome == "published" else current, version)
     if outcome in ("waiting", "held"):
         move = (
             f"run the deployment promote/promote-version with dataset {recipe.dataset}, version "
             f"{version}, ref {ref}"
         )
         question = (
-            f"{message}. Resume this run to move '{ref}', cancel it to keep '{ref}'; or {move}"
+            f"{message}. To move '{ref}', resume this run, or {move}. To keep it, cancel this run"
         )
         message += f". To move '{ref}', {move}"
         if is_approved(outcome, question, version, is_new=is_new):
-            place = recipe.publish.store, recipe.dataset
             move_ref(*place, version, ref, current, "approved: someone resumed the run")
             outcome, message = "published", f"'{ref}' moved to {version}: someone resumed this run"
     return ended(outcome, message, version, data)

@@ -1,7 +1,8 @@
-"""What a cancelled or killed run leaves is put in order.
+"""Put in order what runs leave that were cancelled, killed, or answered by somebody else.
 
 Half-done steps and objects of an uncommitted version are removed after a cancellation. Task and
-child runs of a killed run, which says nothing any more, are shown as Crashed.
+child runs of a killed run, which says nothing any more, are shown as Crashed. A paused run whose
+ref was moved without it, or whose sources changed since, ends.
 
 A run that is told to stop gives back its slot at once and ends when its jobs in hand are done; one
 that takes over half a minute for that is killed by its worker. Neither leaves anything that a
@@ -13,6 +14,7 @@ import logging
 from typing import Any
 from uuid import UUID
 
+from prefect.client.base import ServerType
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
@@ -20,20 +22,24 @@ from prefect.client.schemas.filters import (
     FlowRunFilterParentFlowRunId,
     FlowRunFilterState,
     FlowRunFilterStateType,
+    FlowRunFilterTags,
     TaskRunFilter,
     TaskRunFilterState,
     TaskRunFilterStateType,
 )
 from prefect.client.schemas.objects import FlowRun, State, StateType
-from prefect.states import Crashed
+from prefect.states import Cancelled, Completed, Crashed
 
+from packhouse.errors import PackhouseError
 from packhouse.recipe import Recipe
 from packhouse.run.cache import StepStore
 from packhouse.store import open_store
 from packhouse.store.gc import collect_steps, find_garbage
 from packhouse.store.protocol import run
 from packhouse.system.disks import default_cache
-from tasks.guard import allowed_recipe
+from tasks.guard import allowed_recipe, place_of
+from tasks.outcomes import flow_run as current_run
+from tasks.outcomes import tags_with, version_asked
 
 log = logging.getLogger("packhouse.flows")
 
@@ -82,6 +88,49 @@ def _end_parts(client: SyncPrefectClient, flow_run: UUID, ended: State[Any]) -> 
     for child in children:
         client.set_flow_run_state(child.id, ended, force=True)
         _end_parts(client, child.id, ended)
+
+
+def end_questions(store: str, dataset: str, ref: str, at: str | None, found: str = "") -> None:
+    """End paused runs that ask about a ref, where somebody else has answered.
+
+    Args:
+        store: root of the store.
+        dataset: of the ref.
+        ref: that they ask about.
+        at: version that it points to. A run that asks about that one is Published.
+        found: version that the sources of this run give. Earlier runs of the same deployment and
+            parameters that ask about another are Superseded.
+    """
+    this = current_run()
+    with get_client(sync_client=True) as client:
+        if client.server_type == ServerType.EPHEMERAL:  # which knows of no other run
+            return
+        paused = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PAUSED]))
+        tags = FlowRunFilterTags(all_=[f"dataset:{dataset}"])
+        for run in client.read_flow_runs(flow_run_filter=FlowRunFilter(state=paused, tags=tags)):
+            asked = version_asked(run)
+            try:
+                recipe = recipe_of(run)
+            except PackhouseError:  # its recipe is gone: nobody knows which ref it means
+                continue
+            if recipe is None or recipe.publish.ref != ref:
+                continue
+            if place_of(recipe.publish.store) != place_of(store):
+                continue
+            if asked == at:
+                outcome, answer = "published", f"'{ref}' was moved to {asked} without this run"
+                state: State[Any] = Completed(name="Published", message=answer)
+            elif found not in ("", asked) and this and _is_like(run, this):
+                outcome, answer = "superseded", f"the sources changed: {this.name} made {found}"
+                state = Cancelled(name="Superseded", message=answer)
+            else:
+                continue
+            client.set_flow_run_state(run.id, state, force=True)
+            client.update_flow_run(run.id, tags=tags_with(run.tags, outcome=outcome))
+
+
+def _is_like(run: FlowRun, other: FlowRun) -> bool:
+    return (run.deployment_id, run.parameters) == (other.deployment_id, other.parameters)
 
 
 def recipe_of(flow_run: FlowRun) -> Recipe | None:

@@ -76,7 +76,10 @@ def named_recipe(name: str) -> Recipe:
     places = load_places(_places_file())
     if name not in places.recipes:
         known = ", ".join(sorted(places.recipes)) or "none"
-        raise ConfigError(f"this worker has no recipe '{name}' ({known}); see {_places_file()}")
+        raise ConfigError(
+            f"recipe '{name}' is not listed in {_places_file()} (known: {known}). Choose a known "
+            "one, or add it to that file"
+        )
     _take_secrets(places)
     return read_recipe(places.recipes[name])
 
@@ -98,7 +101,7 @@ def worker_cache(cache: str | None) -> CachePlace:
         ConfigError: a form names another.
     """
     if cache is not None and _is_deployed():
-        raise ConfigError("the cache is the worker's own (PACKHOUSE_CACHE); leave `cache` empty")
+        raise ConfigError("a deployed run uses the worker's PACKHOUSE_CACHE. Leave `cache` empty")
     place = find_cache(cache)
     return replace(place, folder=place.folder.absolute())
 
@@ -113,11 +116,11 @@ def dataset_slot(recipe: Recipe) -> Iterator[None]:
             yield
             return
         _make_limit(client, name)
-    log.info("waiting for the slot of '%s' (%s)", recipe.dataset, name)
+    log.info("waiting until no other run works on '%s' (slot %s)", recipe.dataset, name)
     with concurrency(
         name, strict=True, lease_duration=LEASE_S, raise_on_lease_renewal_failure=False
     ):
-        log.info("holding the slot of '%s'", recipe.dataset)
+        log.info("no other run works on '%s'; starting", recipe.dataset)
         yield
 
 
@@ -139,9 +142,14 @@ def slot_name(recipe: Recipe) -> str:
         >>> slot_name(Recipe.model_validate({**raw, "publish": {"store": "s3://bucket/store/"}}))
         'packhouse.demo.1ac35ceb'
     """
-    store = recipe.publish.store.rstrip("/")
-    place = store if "://" in store else str(Path(store).expanduser().resolve())
+    place = place_of(recipe.publish.store)
     return f"packhouse.{recipe.dataset}.{sha256(place.encode()).hexdigest()[:8]}"
+
+
+def place_of(store: str) -> str:
+    """Return the one spelling of a store's root that all its spellings share."""
+    store = store.rstrip("/")
+    return store if "://" in store else str(Path(store).expanduser().resolve())
 
 
 def _is_deployed() -> bool:
@@ -182,7 +190,7 @@ def _secret(block: str) -> str:
         secret = Secret.load(block)
     except ValueError:
         raise ConfigError(
-            f"the server has no Secret block '{block}', which sources.yaml names"
+            f"the server has no Secret block '{block}', which sources.yaml lists. Create it"
         ) from None
     assert isinstance(secret, Secret), "outside of an event loop Prefect loads at once"
     return str(secret.get())

@@ -1,7 +1,7 @@
 """What every flow has in common: what Prefect keeps of it, its name, and what happens at its end.
 
 At the end of a run, hooks tell whoever listens that it ended, and that a version was refused, as
-events that automations can act on (`docs/how-to/schedule.md` lists them). They run in the process
+events that automations can act on (`docs/how-to/notify.md` lists them). They run in the process
 of the run, after its final state was reported; those of a cancelled or killed run in its worker's.
 That a version was published is said by the run itself, before it ends (`tasks.chain`).
 """
@@ -13,6 +13,7 @@ from typing import Any
 
 import coolname.data  # of what Prefect names runs with
 from prefect import runtime
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -21,6 +22,7 @@ from packhouse.system.wording import counted
 from tasks.cleanup import clean_up, end_parts
 from tasks.events import announce_end, announce_refused
 from tasks.guard import named_recipe
+from tasks.outcomes import tags_with
 
 if logging.getLogger("packhouse").level == logging.NOTSET:
     # PREFECT_LOGGING_EXTRA_LOGGERS gives it Prefect's handlers, and root's level: WARNING.
@@ -82,6 +84,19 @@ def _on_failure(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
         announce_refused(dataset, error)
 
 
+def _tag_outcome(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
+    """Tag a run that failed, crashed or was cancelled by its state; it need not have come far."""
+    with get_client(sync_client=True) as client:
+        tags = tags_with(client.read_flow_run(flow_run.id).tags, outcome=str(state.name).lower())
+        flow_run.tags = sorted({*tags, *_dataset_tags(flow_run)})
+        client.update_flow_run(flow_run.id, tags=flow_run.tags)
+
+
+def _dataset_tags(flow_run: FlowRun) -> list[str]:
+    dataset = _dataset_of(flow_run) or flow_run.parameters.get("dataset")
+    return [f"dataset:{dataset}"] if dataset else []
+
+
 def _dataset_of(flow_run: FlowRun) -> str | None:
     """Dataset of a run; a recipe's name need not be its dataset's, which listeners know."""
     recipe = flow_run.parameters.get("recipe")
@@ -99,8 +114,8 @@ FLOW: dict[str, Any] = {
     "persist_result": False,
     "result_serializer": "json",  # what Prefect keeps of an exception; its default is a pickle
     "on_completion": [announce_end],
-    "on_failure": [_on_failure, announce_end],
-    "on_crashed": [end_parts, announce_end],
-    "on_cancellation": [clean_up, announce_end],
+    "on_failure": [_tag_outcome, _on_failure, announce_end],
+    "on_crashed": [_tag_outcome, end_parts, announce_end],
+    "on_cancellation": [_tag_outcome, clean_up, announce_end],
 }
 """Arguments of every `@flow`."""

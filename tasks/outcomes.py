@@ -16,6 +16,7 @@ ref.
 """
 
 import logging
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 from uuid import uuid4
@@ -58,10 +59,20 @@ def tag_run(**facts: str) -> None:
     run = flow_run()
     if run is None:
         return
-    kept = {tag for tag in run.tags if tag.partition(":")[0] not in facts}
-    run.tags = sorted(kept | {f"{name}:{value}" for name, value in facts.items()})
+    run.tags = tags_with(run.tags, **facts)
     with get_client(sync_client=True) as client:
         client.update_flow_run(run.id, tags=run.tags)
+
+
+def tags_with(tags: Iterable[str], **facts: str) -> list[str]:
+    """Return the tags with these facts, instead of what they say of the same names.
+
+    Example:
+        >>> tags_with(["packhouse", "outcome:waiting"], outcome="published")
+        ['outcome:published', 'packhouse']
+    """
+    kept = {tag for tag in tags if tag.partition(":")[0] not in facts}
+    return sorted(kept | {f"{name}:{value}" for name, value in facts.items()})
 
 
 def ended(outcome: Outcome, message: str, version: str, data: object) -> State[Any]:
@@ -72,12 +83,20 @@ def ended(outcome: Outcome, message: str, version: str, data: object) -> State[A
 
 
 def stopped(error: PackhouseError) -> State[Any]:
-    """Tag the run, and return its final state: Refused by a gate, or Failed."""
+    """Return the final state of the run: Refused by a gate, or Failed."""
     gate = gate_of(error)
-    tag_run(outcome="refused" if gate else "failed")
     said = f"refused by its {gate} gate: {error}" if gate else f"{type(error).__name__}: {error}"
     log.error("%s", said)
     return Failed(name="Refused" if gate else None, data=error, message=said)
+
+
+def version_asked(run: FlowRun) -> str:
+    """Return the version that a paused run asks about."""
+    return _version_asked(run.state) if run.state else ""
+
+
+def _version_asked(state: State[Any]) -> str:
+    return (state.state_details.pause_key or "").partition("/")[0]
 
 
 def is_approved(outcome: Outcome, message: str, version: str, *, is_new: bool) -> bool:
@@ -105,7 +124,7 @@ def is_approved(outcome: Outcome, message: str, version: str, *, is_new: bool) -
         answers = [
             after
             for state, after in pairwise(history)
-            if state.is_paused() and (state.state_details.pause_key or "").startswith(f"{version}/")
+            if state.is_paused() and _version_asked(state) == version
         ]
         if answers and answers[-1].name == "Resuming":  # not, say, cancelled and run again
             return True

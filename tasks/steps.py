@@ -39,7 +39,7 @@ def run_group(group: JobGroup, recipe: Recipe, cache: str) -> Receipts | State[R
         log.debug("%s %s: %s (key %s)", receipt.step, job.label, done, job.key[:12])
         receipts.append(receipt)
     if all(receipt.cached for receipt in receipts):
-        keys = ", ".join(job.key for job in group.jobs[:3])
+        keys = ", ".join(job.key[:12] for job in group.jobs[:3])
         return Completed(name="Cached", data=receipts, message=f"found under {keys}")
     return receipts
 

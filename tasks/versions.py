@@ -16,6 +16,7 @@ from packhouse.store.read import VerifyReport, verify_version
 from packhouse.store.refs import scan_refs
 from packhouse.system.wording import counted
 from tasks.artifacts import move_artifacts
+from tasks.cleanup import end_questions
 from tasks.outcomes import tag_run
 from tasks.policies import retried_task, this_run
 
@@ -44,7 +45,8 @@ def datasets_of(store: str, dataset: str | None, ref: str | None = None) -> list
         if damaged or any(ref in (None, each.name) for each in refs)
     ]
     if not found:
-        raise VersionNotFoundError(f"no dataset with ref '{ref or '*'}' lies in store '{store}'")
+        what = f" with ref '{ref}'" if ref else ""
+        raise VersionNotFoundError(f"store '{store}' has no dataset{what}")
     return found
 
 
@@ -102,8 +104,8 @@ def past_of_ref(store: str, dataset: str, ref: str, steps: int) -> tuple[str, st
         raise VersionNotFoundError(f"'{dataset}' in '{store}' has no ref '{ref}'")
     if steps > len(found.past):
         raise VersionNotFoundError(
-            f"ref '{ref}' of '{dataset}' has {len(found.past)} moves behind it, cannot go back "
-            f"{steps}"
+            f"cannot roll back ref '{ref}' of '{dataset}' by {counted(steps, 'move')}: its history "
+            f"has {len(found.past)}"
         )
     return found.version, found.past[steps - 1].version
 
@@ -118,16 +120,23 @@ def collect(store: str, dataset: str, grace_hours: float, delete: bool) -> GcRep
 def moved(store: str, dataset: str, ref: Ref) -> State[Ref]:
     """Show where a ref points now, and return the state of the run that moved it."""
     move_artifacts(store, dataset, ref)
+    end_questions(store, dataset, ref.name, ref.version)
     tag_run(dataset=dataset, version=ref.version)
     before = ref.parent or "nothing"
-    return Completed(data=ref, message=f"'{ref.name}' of {dataset}: {before} -> {ref.version}")
+    message = f"'{ref.name}' of {dataset} moved from {before} to {ref.version}"
+    return Completed(data=ref, message=message)
 
 
 def collected(reports: Reports[GcReport]) -> State[Reports[GcReport]]:
     """Return the state of a run that looked for garbage."""
     size = sum(report.num_bytes for _, report in reports)
+    found = sum(len(each.objects) for _, report in reports for each in report.garbage)
     deleted = sum(report.num_deleted for _, report in reports)
-    done = f"{deleted:,} objects deleted"
-    if all(report.dry_run for _, report in reports):
-        done = "nothing deleted; run with delete"
-    return Completed(data=reports, message=f"{counted(size, 'byte')} of garbage: {done}")
+    message = f"{counted(size, 'byte')} in {counted(found, 'object')} of interrupted publishes"
+    if not found:
+        message = "no objects of interrupted publishes"
+    elif deleted:
+        message += f": {counted(deleted, 'object')} deleted"
+    else:
+        message += ": nothing deleted. Run again with `delete` to delete them"
+    return Completed(data=reports, message=message)

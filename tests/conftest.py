@@ -74,6 +74,17 @@ def one_folder_of_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_wait_for_disks() -> Iterator[None]:
+    """Leave out the fsyncs of a folder's store: 54 a run, which take longer than the run's work.
+
+    No test cuts the power; that they are called, and in which order, is tested.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
 @pytest.fixture
 def own_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each cache keep its own tokenizers again, for tests of one that is not there."""

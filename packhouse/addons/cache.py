@@ -1,4 +1,4 @@
-"""`packhouse cache`: what finished steps lie on this machine, and which of them may go."""
+"""`packhouse cache`: list the finished steps on this machine, and delete those not needed."""
 
 import math
 import time
@@ -35,7 +35,7 @@ _folder = click.option(
 
 @click.group()
 def cache() -> None:
-    """Look at the finished steps that lie on this machine, and make room.
+    """List the finished steps on this machine, and free space.
 
     \b
     packhouse cache ls
@@ -49,7 +49,7 @@ def cache() -> None:
 @_folder
 @json_option()
 def list_command(folder: Path | None, as_json: bool) -> None:
-    """List steps: jobs that are done, their bytes; those that the last runs used, or runs hold."""
+    """List cached steps: number and size of jobs, and which are in use or held by runs."""
     place = check_cache(folder or default_cache())
     found = list_steps(place)
     steps: dict[str, list[Cached]] = defaultdict(list)
@@ -89,12 +89,12 @@ def gc_command(
     delete: bool,
     as_json: bool,
 ) -> None:
-    """Remove steps that the last run of no dataset used; shows what first.
+    """Delete cached steps that no dataset used in its last run (dry run by default).
 
-    With --max-gb only as many as needed, those used longest ago first, and then, if that is not
-    enough, steps in use, too. Never those of a run that goes on. Those of a run that failed or was
-    killed stay for a week, so that its next try goes on there, unless you say --unfinished. What is
-    gone is done again when a run needs it.
+    With --max-gb, delete only what is needed to reach that size, least recently used first, and if
+    that is not enough, also steps in use. Steps of a running run are never deleted. Steps of a
+    failed or killed run are kept for a week, so that its next attempt can continue, unless you pass
+    --unfinished. Deleted steps are computed again when a run needs them.
     """
     place = check_cache(folder or default_cache())
     if not all(map(math.isfinite, (max_gb or 0, grace_hours))):
@@ -136,19 +136,20 @@ def gc_command(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unfinished:
-    """What is kept for runs that failed or were killed, so that their next tries go on there."""
+    """Steps kept for failed or killed runs, so that their next attempts can continue."""
 
     num_runs: int
-    """Tries of one version count as one."""
+    """Attempts at the same version count as one."""
     steps: tuple[Cached, ...]
-    """Without those that other runs need."""
+    """Steps that no other run needs."""
     until: datetime | None
-    """When the last of them is free, in UTC; None if there is none."""
+    """When the last of them is released, in UTC; None if there is none."""
 
 
 def find_unfinished(cache: Path, found: Sequence[Cached]) -> Unfinished:
-    """Return what only runs hold that ended without success; `found` is what lies there."""
+    """Return the steps in `found` that only unsuccessful runs hold."""
     files = hold_files(cache)
+    # A hold without an end belongs to a run that is still going on.
     running = {key for file in files if file.until is None for key in file.keys}
     ended = [file for file in files if file.until is not None]
     keys = {key for file in ended for key in file.keys} - running

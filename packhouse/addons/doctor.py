@@ -1,7 +1,7 @@
-"""`packhouse doctor`: prove that a store can guard a publication, and that the cache has room.
+"""`packhouse doctor`: check that a store can guard publications, and that the cache has room.
 
-`examine` tries everything that publication relies on, in a folder of its own under the root, and
-removes it; about 15 s on a local S3 server.
+`examine` tries everything that publishing relies on, in a temporary folder under the root that it
+removes again. Takes about 15 s on a local S3 server.
 """
 
 import threading
@@ -30,8 +30,8 @@ from packhouse.run.cache import Workspace, open_mirror
 from packhouse.run.cache_room import cache_lock, cache_room, hold_steps, in_mb
 from packhouse.run.given import read_recipe
 from packhouse.run.steps.plan import bytes_needed, plan_jobs
-from packhouse.store import guard
-from packhouse.store.guard import FailedCheckError, expect, stored, write
+from packhouse.store import gc
+from packhouse.store.gc import FailedCheckError, expect, stored, write
 from packhouse.store.objects import (
     ObjectNotFoundError,
     ObjectStore,
@@ -44,7 +44,7 @@ from packhouse.store.s3 import S3Store
 from packhouse.system.disks import CachePlace, check_cache, find_cache, temporary_folder
 
 _MAX_SKEW_S = 15 * 60.0
-"""S3 refuses requests that are signed more than this from its own time."""
+"""S3 rejects requests signed more than this from its own time."""
 
 Status = Literal["pass", "warn", "fail"]
 
@@ -55,13 +55,13 @@ class Check:
 
     name: str
     status: Status
-    """`warn`: publication works, and something that would be good to have is missing."""
+    """`warn`: publishing works, but a useful feature is missing."""
     detail: str
 
 
 @click.group()
 def doctor() -> None:
-    """Check a store, or the room in the cache, before a run.
+    """Check a store, or the free space of the cache, before a run.
 
     \b
     packhouse doctor storage s3://bucket/store
@@ -74,7 +74,7 @@ def doctor() -> None:
 @click.option("--races", default=50, show_default=True, help="Races for one key.")
 @json_option()
 def storage(root: str, races: int, as_json: bool) -> None:
-    """Try everything that publication relies on, in a folder of its own under ROOT."""
+    """Try everything that publishing relies on, in a temporary folder under ROOT."""
     store = open_store(root)
     checks = examine(store, num_races=races)
     _print(checks, as_json)
@@ -92,7 +92,7 @@ def storage(root: str, races: int, as_json: bool) -> None:
 @click.option("--cache", "setting", metavar="PLACE", help="Folder of finished steps, or a mirror.")
 @json_option()
 def cache(recipe_path: str | None, setting: str | None, as_json: bool) -> None:
-    """Say where finished steps lie, what room they have, and what a run of RECIPE would take."""
+    """Show the cache location, its free space and how much a run of RECIPE needs."""
     place = find_cache(setting)
     folder = check_cache(place.folder)
     checks = [
@@ -142,24 +142,25 @@ def _try_mirror(place: CachePlace) -> str:
 
 
 def examine(store: ObjectStore, *, num_races: int = 50, num_racers: int = 16) -> list[Check]:
-    """Try everything that publication relies on.
+    """Try everything that publishing relies on.
 
     Args:
-        store: what to examine; objects are written under `_doctor-<random>/` and removed.
-        num_races: races for one key, create-only, and as many by compare-and-swap.
-        num_racers: threads in each race.
+        store: store to examine; objects are written under `_doctor-<random>/` and deleted.
+        num_races: number of create-only races for one key, and of compare-and-swap rounds.
+        num_racers: number of threads per race.
 
     Returns:
-        Checks in a fixed order; the store is fit if none is `fail`.
+        Checks in a fixed order; the store can be used if none is `fail`.
 
     Raises:
-        StoreError: it cannot be tried at all: no such bucket, wrong credentials.
-        TransientError: not reached within 10 s.
+        StoreError: nothing can be tried, because of a missing bucket or wrong credentials.
+        TransientError: the store was not reached within 10 s.
     """
-    run(store, ask(ObjectStore.clock), retry=guard.PROBE_RETRY)
+    # A wrong address fails here once, instead of in every check.
+    run(store, ask(ObjectStore.clock), retry=gc.PROBE_RETRY)
     trials: dict[str, Callable[[ObjectStore, str], str]] = {
-        "create-only": guard.check_create_only,
-        "compare-and-swap": guard.check_compare_and_swap,
+        "create-only": gc.check_create_only,
+        "compare-and-swap": gc.check_compare_and_swap,
         "create races": partial(_create_races, num_races=num_races, num_racers=num_racers),
         "swap races": partial(_swap_races, num_swaps=num_races, num_racers=num_racers),
         "read after write": _read_after_write,
@@ -168,10 +169,10 @@ def examine(store: ObjectStore, *, num_races: int = 50, num_racers: int = 16) ->
         "damaged upload": _damaged_upload,
         "clock": _clock,
     }
-    if store.uri.startswith("s3://"):  # the others have no upload in parts
+    if store.uri.startswith("s3://"):  # only S3 has multipart uploads
         trials["aborted upload"] = _aborted_upload
     checks = []
-    with guard.probe_folder(store) as folder:
+    with gc.probe_folder(store) as folder:
         for name, trial in trials.items():
             try:
                 status: Status = "pass"
@@ -187,11 +188,11 @@ def examine(store: ObjectStore, *, num_races: int = 50, num_racers: int = 16) ->
 
 
 class _WarningError(Exception):
-    """The store lacks something that publication can do without."""
+    """The store lacks something that publishing can do without."""
 
 
 def _create_races(store: ObjectStore, key: str, num_races: int, num_racers: int) -> str:
-    """Writers of one key start together, with bytes of their own; one of them must win."""
+    """Let several writers create one key at the same time with different bytes; one must win."""
 
     def wins(place: str, body: bytes, start: threading.Barrier) -> bool:
         start.wait(timeout=60)
@@ -199,8 +200,8 @@ def _create_races(store: ObjectStore, key: str, num_races: int, num_racers: int)
             try:
                 store.put_create(place, body)
             except PreconditionFailedError:
-                return bool(store.get(place).data == body)  # our own lost success counts
-            except TransientError:
+                return bool(store.get(place).data == body)  # a success whose response was lost
+            except TransientError:  # lets the other writers continue
                 time.sleep(0.02)  # lets the other writers go first
             else:
                 return True
@@ -221,14 +222,15 @@ def _create_races(store: ObjectStore, key: str, num_races: int, num_racers: int)
 
 
 def _swap_races(store: ObjectStore, key: str, num_swaps: int, num_racers: int) -> str:
-    """Every racer adds 1 to a counter, again and again; no addition may get lost."""
+    """Let all racers add 1 to a counter repeatedly; no addition may be lost."""
+    # Rounded up: 50 swaps by 16 racers are 4 each.
     each = -(-num_swaps // num_racers)
 
     def count_up() -> None:
         num_added = 0
         while num_added < each:
             blob = store.get(key)
-            # A fresh name in each body: equal bodies would have equal tags.
+            # A unique name in each body, because equal bodies would have equal tags.
             body = f"{int(blob.data.split()[0]) + 1} {uuid.uuid4().hex}".encode()
             try:
                 store.put_if_match(key, body, blob.etag)
@@ -256,7 +258,7 @@ def _read_after_write(store: ObjectStore, key: str, times: int = 50) -> str:
         tag = write(store, key, body, tag)
         is_new = stored(store, key) == body
         expect(is_new, f"write {number} was acknowledged and an older one was read")
-    run(store, read(f"{key}-new"))  # some stores remember for a while that it is absent
+    run(store, read(f"{key}-new"))  # some stores cache for a while that it is missing
     write(store, f"{key}-new", b"here")
     is_there = stored(store, f"{key}-new") == b"here"
     expect(is_there, "an object that was absent is still absent after its write")
@@ -285,12 +287,12 @@ def _ranges(store: ObjectStore, key: str) -> str:
 
 
 def _damaged_upload(store: ObjectStore, key: str) -> str:
-    """Send bytes that are not those of their checksum, as a damaged request would."""
+    """Send bytes that do not match their checksum, as a damaged request would."""
     with temporary_folder("doctor") as folder:
         path = folder / "body"
         path.write_bytes(b"as hashed")
         body = file_body(path)
-        _ = body.md5  # made now, of the first bytes: S3 is sent it
+        _ = body.md5  # computed now, from the original bytes
         path.write_bytes(b"otherwise")
         try:
             store.put_create(key, body)
@@ -300,7 +302,7 @@ def _damaged_upload(store: ObjectStore, key: str) -> str:
 
 
 def _aborted_upload(store: ObjectStore, key: str) -> str:
-    """An upload in parts that is not completed must be invisible to readers."""
+    """Check that readers cannot see a multipart upload that was not completed."""
     assert isinstance(store, S3Store)
     where = {"Bucket": store.bucket, "Key": store.prefix + key}
     with store._request(key):

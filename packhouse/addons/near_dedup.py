@@ -1,14 +1,14 @@
-"""Find pairs of conversations that have most of their shingles in common.
+"""Find pairs of near-duplicate conversations, which share most of their shingles.
 
-Locality-sensitive hashing: a MinHash is cut into bands, and rows with an equal band are candidates;
-the bands are those of datasketch's `MinHashLSH`, and so are the candidates (a test holds them
-against it). Its tables of Python sets take about 320 bytes for each row and band, so the join
-here is a sort for each band instead: 16 bytes a row. Every candidate is then compared exactly, by
-the shingles themselves, so what is called near is near; bands are many enough that a pair at the
-threshold becomes a candidate with a probability of 99% and more alike ones with a higher one.
+Uses locality-sensitive hashing: each MinHash is cut into bands, and rows with an equal band are
+candidates. Bands and candidates are those of datasketch's `MinHashLSH` (a test compares them). Its
+tables of Python sets take about 320 bytes per row and band; here each band is a sort, with 16 bytes
+per row. Every candidate is then compared exactly by its shingles, so there are no false pairs. A
+pair at the threshold becomes a candidate with a probability of 99%, and more similar pairs with a
+higher one.
 
-Where more than 32 rows share a band, each is compared with the row before and the first 31, not
-with all: the work stays linear in such rows.
+If more than 32 rows share a band, each is compared only with the row before it and with the first
+31, so the work stays linear in the number of such rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,25 +17,24 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from packhouse.pack.dedup import Near
+from packhouse.pack.dedup import FACTOR, Near
 from packhouse.records.lists import count_up, flat_list
-from packhouse.records.ngrams import FACTOR
 from packhouse.system.arrays import Bools, Float64s, Int64s, Uint32s
 
 _MAX_LINKS = 32
 _VERIFIED_SHINGLES = 2**22
-"""Shingles compared at once, about: bounds memory."""
+"""Approximate number of shingles compared at once, to limit memory."""
 
 
 def bands_for(threshold: float, permutations: int) -> tuple[int, int]:
-    """Number of bands and numbers in each: the longest that still find 99% at the threshold.
+    """Return (bands, numbers per band): the longest bands that still find 99% at the threshold.
 
     Example:
         >>> bands_for(0.8, 128)
         (21, 6)
     """
-    # At 0.8, bands of 6 numbers: one is equal with a probability of 0.8 ** 6 = 0.26, one of 21 with
-    # 1 - 0.74 ** 21 = 0.998; of 7 numbers, 18 bands: 0.986.
+    # At threshold 0.8, a band of 6 numbers is equal with probability 0.8 ** 6 = 0.26, and one of 21
+    # bands with 1 - 0.74 ** 21 = 0.998. With 7 numbers there are 18 bands, and 0.986 is too low.
     for rows in range(permutations, 1, -1):
         bands = permutations // rows
         if bands >= 2 and 1 - (1 - threshold**rows) ** bands >= 0.99:
@@ -44,15 +43,15 @@ def bands_for(threshold: float, permutations: int) -> tuple[int, int]:
 
 
 def find_near(fingerprints: Sequence[pa.Table], rows: Sequence[Int64s], threshold: float) -> Near:
-    """Find the pairs of rows that are alike.
+    """Find the pairs of similar rows.
 
     Args:
-        fingerprints: schema `FINGERPRINTS`, of every shard.
-        rows: rows of each shard to look at; together they are numbered through from 0.
-        threshold: least share of common shingles.
+        fingerprints: one table per shard, schema `FINGERPRINTS`.
+        rows: rows of each shard to compare, numbered from 0 across all shards.
+        threshold: minimum share of common shingles.
 
     Returns:
-        Pairs in the numbers of the rows looked at.
+        Pairs, by the numbers of the compared rows.
     """
     sets = _Sets.of(fingerprints, rows)
     candidates = _candidates(fingerprints, rows, threshold, sets.sizes)
@@ -73,7 +72,7 @@ def find_near(fingerprints: Sequence[pa.Table], rows: Sequence[Int64s], threshol
 def _candidates(
     fingerprints: Sequence[pa.Table], rows: Sequence[Int64s], threshold: float, sizes: Int64s
 ) -> Int64s:
-    """`second * num_rows + first` of each pair of rows with an equal band, rising."""
+    """Return `second * num_rows + first` for each pair of rows with an equal band, sorted."""
     filled = [n for n, table in enumerate(fingerprints) if table.num_rows]
     hashes = [_minhashes(fingerprints[n]) for n in filled]
     rows = [rows[n] for n in filled]
@@ -97,20 +96,21 @@ def _minhashes(table: pa.Table) -> Uint32s:
 
 
 def _pairs_of_band(values: Uint32s, has_any: Bools) -> Int64s:
-    """Pairs of rows whose numbers in this band are equal."""
+    """Return the pairs of rows whose numbers in this band are equal."""
     keys = np.zeros(len(values), np.uint64)
     for column in values.T:
         keys = (keys ^ (keys >> np.uint64(29))) * FACTOR + column.astype(np.uint64)
     order = np.argsort(keys, kind="stable")
-    order = order[has_any[order]]  # rows without shingles are like nothing
+    order = order[has_any[order]]  # rows without shingles match nothing
     same = keys[order][1:] == keys[order][:-1]
     place = _place_in_run(same)
-    # Four rows of one key have places 0 1 2 3: one back pairs 0-1, 1-2 and 2-3, two back 0-2 and
-    # 1-3, three back 0-3.
+    # Four rows with the same key have places 0 1 2 3: distance 1 pairs 0-1, 1-2 and 2-3, distance 2
+    # pairs 0-2 and 1-3, and distance 3 pairs 0-3.
     pairs = [np.zeros(0, np.int64)]
     for back in range(1, min(_MAX_LINKS, int(place.max(initial=0)) + 1)):
         later = np.flatnonzero((place >= back) & ((place < _MAX_LINKS) | (back == 1)))
         pairs.append(_pair(order[later - back], order[later], len(values)))
+    # Rows after the first 32 are paired with the row before (above) and with the first 31.
     long = np.flatnonzero(place >= _MAX_LINKS)
     start = long - place[long]
     for step in range(_MAX_LINKS - 1 if len(long) else 0):
@@ -119,9 +119,9 @@ def _pairs_of_band(values: Uint32s, has_any: Bools) -> Int64s:
 
 
 def _place_in_run(same: Bools) -> Int64s:
-    """Place of each row among those with its key, from 0.
+    """Return the place of each row among the rows with its key, from 0.
 
-    Keys 5 5 5 7 9 9, so same = 1 1 0 0 1: places 0 1 2 0 0 1.
+    For keys 5 5 5 7 9 9, same is 1 1 0 0 1 and places are 0 1 2 0 0 1.
     """
     starts = np.flatnonzero(np.append(True, ~same))
     return count_up(np.diff(np.append(starts, len(same) + 1)))
@@ -133,7 +133,7 @@ def _pair(one: Int64s, other: Int64s, num_rows: int) -> Int64s:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sets:
-    """Shingles of the rows looked at, where they lie in the shards."""
+    """Shingles of the compared rows, at their positions in the shards."""
 
     values: Sequence[Uint32s]
     shard: Int64s
@@ -155,7 +155,7 @@ class _Sets:
         return cls(values, *(np.concatenate(each) for each in (shards, starts, sizes)))
 
     def take(self, rows: Int64s) -> Uint32s:
-        """Shingles of the rows, behind one another."""
+        """Return the shingles of the rows, concatenated."""
         sizes = self.sizes[rows]
         taken = np.empty(int(sizes.sum()), np.uint32)
         places = np.repeat(self.starts[rows], sizes) + count_up(sizes)
@@ -167,7 +167,7 @@ class _Sets:
 
 
 def _chunks(candidates: Int64s, sets: _Sets, num_rows: int) -> Iterator[Int64s]:
-    """Candidates in parts of bounded work."""
+    """Yield the candidates in parts with limited work."""
     if not len(candidates):
         return
     work = np.cumsum(sets.sizes[candidates // num_rows] + sets.sizes[candidates % num_rows])
@@ -178,17 +178,19 @@ def _chunks(candidates: Int64s, sets: _Sets, num_rows: int) -> Iterator[Int64s]:
 def _compare(
     sets: _Sets, candidates: Int64s, num_rows: int
 ) -> tuple[Int64s, Int64s, Float64s, Float64s]:
-    """Share of common shingles of each pair, in all and in what the assistant wrote."""
+    """Return the share of common shingles of each pair, overall and within assistant text."""
     first, second = candidates % num_rows, candidates // num_rows
     sides = []
     for rows in (first, second):
+        # The pair's number in the upper 32 bits keeps the shingles of different pairs apart.
         pair = np.repeat(np.arange(len(rows), dtype=np.uint64), sets.sizes[rows])
         sides.append((pair << np.uint64(32)) | sets.take(rows))
-    # Shingles [2 4 6] and [4 6 8] of a pair sort to [2 4 4 6 6 8]: 2 are common, 6 - 2 are in
-    # either, so the two rows are alike by 2 / 4.
+    # Shingles [2 4 6] and [4 6 8] of a pair sort to [2 4 4 6 6 8]: 2 are common and 6 - 2 distinct,
+    # so the similarity is 2 / 4.
     both = np.sort(np.concatenate(sides), kind="stable")
     common = both[:-1][both[1:] == both[:-1]]
     shares = []
+    # The lowest bit of a shingle is set if it comes from assistant text.
     for only_answers in (False, True):
         total, shared = (
             np.bincount(

@@ -1,12 +1,13 @@
-"""Pack tokenized rows in memory, by packhouse's strategies and by TRL's.
+"""Pack tokenized rows in memory, with packhouse's strategies or TRL's.
 
-For rows that need no version: nothing is checked but their shape, and nothing is published.
-Strategies of packhouse cut no record, `concat` excepted. Those of TRL do, under TRL's names: `bfd`
-loses what is over `seq_length`, `bfd_split` and `wrapped` make pieces. What that costs is counted
-in a `PackTally` and warned of.
+Use it for rows that need no version: only their shape is checked, and nothing is published.
+Packhouse's strategies never cut a record, except `concat`. TRL's strategies do, under TRL's names:
+`bfd` loses tokens over `seq_length`, `bfd_split` and `wrapped` cut records into pieces. A
+`PackTally` counts the losses, and a warning reports them.
 
-A whole dataset is one plan; TRL plans 1,000 rows at a time, which takes 2,536 packs of 2,048 tokens
-for Alpaca, and 2,501 are enough. Cost: 40 ns a token, 8 bytes of each of 2 million at a time.
+A dataset is planned as a whole: Alpaca fits into 2,501 packs of 2,048 tokens, compared with 2,536
+in TRL, which plans 1,000 rows at a time. Cost: 40 ns per token, and 8 bytes for each of 2 million
+tokens at a time.
 """
 
 import warnings
@@ -35,7 +36,7 @@ OverLength = Literal["error", "drop", "truncate", "split"]
 _OF_TRL: Mapping[str, tuple[str, OverLength]] = {
     "bfd": ("best_fit", "truncate"),
     "bfd_split": ("best_fit", "split"),
-    "wrapped": ("concat", "error"),  # concat cuts by itself
+    "wrapped": ("concat", "error"),  # concat always cuts
 }
 _KNOWN = (*(name for name in STRATEGIES if name != "none"), *_OF_TRL)
 _BLOCK_TOKENS = 2**21
@@ -43,7 +44,7 @@ _BLOCK_TOKENS = 2**21
 
 @dataclass(slots=True)
 class PackTally:
-    """Counts of the rows that were packed; those of several calls add up.
+    """Counts of packed rows. Several calls with the same tally add up.
 
     Example:
         >>> tally = PackTally()
@@ -55,17 +56,17 @@ class PackTally:
 
     num_rows: int = 0
     num_tokens: int = 0
-    """Of all rows."""
+    """Tokens of all rows."""
     num_empty: int = 0
-    """Rows without a token, which are left out."""
+    """Rows without tokens, which are left out."""
     num_dropped: int = 0
     """Rows over `seq_length` that `over_length="drop"` left out."""
     num_cut: int = 0
-    """Rows of which only the beginning is there, or that lie in several pieces."""
+    """Rows that lost their end or were cut into several pieces."""
     num_pieces: int = 0
     """Pieces of the rows that were cut."""
     num_lost_tokens: int = 0
-    """Tokens of rows that were dropped, and those cut off."""
+    """Tokens of dropped rows, and tokens that were cut off."""
 
     def __str__(self) -> str:
         return (
@@ -88,41 +89,42 @@ def pack_dataset(
     balance: int = 1,
     tally: PackTally | None = None,
 ) -> Any:
-    """Pack tokenized rows: every column is a list of as many values, and stays one.
+    """Pack tokenized rows. Every column must be a list, and all lists of a row equally long.
 
     | `strategy` | packs | a row over `seq_length` |
     |---|---|---|
-    | `best_fit` and others of packhouse | whole rows | is an error, or as `over_length` says |
-    | `concat` | one stream, cut every `seq_length` tokens | is cut, as others are |
+    | `best_fit` and others of packhouse | whole rows | is an error, or follows `over_length` |
+    | `concat` | one stream, cut every `seq_length` tokens | is cut, like any other |
     | TRL's `bfd` | as `best_fit` | loses its end: `over_length="truncate"` |
-    | TRL's `bfd_split` | as `best_fit` | becomes pieces: `over_length="split"` |
-    | TRL's `wrapped` | as `concat`, without `seq_lengths` | is cut, as others are |
+    | TRL's `bfd_split` | as `best_fit` | is cut into pieces: `over_length="split"` |
+    | TRL's `wrapped` | as `concat`, without `seq_lengths` | is cut, like any other |
 
-    A row that lost its end teaches a model not to stop, and a later piece answers what it does not
-    see. So only these names and settings cut, and each call that does warns with the counts.
+    A row without its end teaches a model not to stop, and a later piece answers a question it does
+    not see. Only these strategies and settings cut rows, and each call that does warns with the
+    counts.
 
     Args:
         dataset: a `datasets.Dataset`, `DatasetDict` or `IterableDataset`, an Arrow table, or any
-            iterable of rows. Rows without a token are left out and counted.
-        seq_length: most tokens of a pack.
-        strategy: as above. Batches of an `IterableDataset` are packed by themselves.
-        map_kwargs: of `datasets`' `map`, such as `batch_size` and `num_proc`; by default a dataset
-            is one batch, and of an `IterableDataset` 1,000 rows are.
-        over_length: what happens to rows over `seq_length`; by default that of `strategy`.
-        seed: shuffles packs or rows (`packhouse.pack.plan`); None: longest rows first, or rows
-            as they come.
-        balance: packs of a step over all ranks, to cost about the same attention.
-        tally: is counted up; with an `IterableDataset`, while it is read.
+            iterable of rows. Rows without tokens are left out and counted.
+        seq_length: maximum number of tokens per pack.
+        strategy: see the table. Batches of an `IterableDataset` are packed separately.
+        map_kwargs: arguments for `map` of `datasets`, such as `batch_size` and `num_proc`. Default:
+            a dataset is one batch; batches of an `IterableDataset` have 1,000 rows.
+        over_length: policy for rows over `seq_length`. Default: see the table.
+        seed: shuffles packs or rows (`packhouse.pack.plan`). Default: longest rows first, or input
+            order.
+        balance: number of packs per step over all ranks, to give about equal attention costs.
+        tally: counts are added to it; with an `IterableDataset`, as it is read.
 
     Returns:
-        What was given (of an Arrow table or rows: a `datasets.Dataset`), with a column
-        `seq_lengths` but for `wrapped`. The first token of each piece has label -100, where there
-        are `labels`.
+        The same type as `dataset` (a `datasets.Dataset` for an Arrow table or rows), with a column
+        `seq_lengths`, except for `wrapped`. If there are `labels`, the first token of each piece
+        has label -100.
 
     Raises:
-        SequenceTooLongError: a row is over `seq_length`, and nothing says what to do with it.
-        ContractError: a column that is no list, or lists of other lengths.
-        ConfigError: a setting that makes no sense.
+        SequenceTooLongError: a row is over `seq_length`, and there is no policy for it.
+        ContractError: a column is not a list, or lists differ in length.
+        ConfigError: a setting is invalid.
 
     Example:
         >>> rows = [{"input_ids": [1, 2, 3]}, {"input_ids": []}, {"input_ids": [4, 5, 6, 7, 8]}]
@@ -160,13 +162,15 @@ def pack_dataset(
         raise ContractError("there are no rows to pack")
     form = dataset.format
     rows = dataset.with_format("arrow")
-    settings.count(_lengths(rows[:]), tally)  # `map` may find its answer in the cache
+    settings.count(_lengths(rows[:]), tally)  # not in `map`, whose result may come from its cache
     packed = rows.map(_Packing(settings), **{"batch_size": None} | options)
     if "seq_lengths" in packed.column_names:
+        # Remember how packs begin, so that `enable_packing` can notice lost boundaries.
         watch_packs(first_packs(packed))
     else:
         warn_of_packs()
     columns = packed.column_names
+    # Keep the format of the dataset: the same columns, plus `seq_lengths`.
     if len(form["columns"]) < len(rows.column_names):
         columns = [*form["columns"], *({"seq_lengths"} & set(columns))]
     return packed.with_format(form["type"], columns, **form["format_kwargs"])
@@ -184,7 +188,7 @@ def _from_rows(rows: Iterable[Any]) -> "datasets.Dataset":
 
 @dataclass(frozen=True)
 class _Settings:
-    """What decides the packs of given rows; part of the fingerprint of `map`."""
+    """Settings that determine the packs of given rows; part of the fingerprint of `map`."""
 
     seq_length: int
     strategy: str
@@ -192,12 +196,12 @@ class _Settings:
     seed: int | None
     balance: int
     name: str
-    """Of the strategy, as it was given."""
+    """Strategy name as passed by the caller."""
     version: int = 1
-    """Raised whenever the same rows give other packs: `map` keeps its answers by it."""
+    """Increase it whenever the same rows give other packs: `map` caches results by it."""
 
     def plan(self, lengths: Int64s) -> tuple[PackPlan, Int64s, Int64s, Int64s]:
-        """Return a plan over pieces, and row, first token and length of each piece."""
+        """Return a plan over pieces, and the row, first token and length of each piece."""
         rows = np.flatnonzero(lengths)
         sizes = lengths[rows]
         over = sizes > self.seq_length
@@ -213,7 +217,7 @@ class _Settings:
                 seq_len=self.seq_length,
             )
         elif self.over_length == "split":
-            pieces = -(-sizes // self.seq_length)  # 5 tokens of at most 2: pieces 0, 2 and 4
+            pieces = -(-sizes // self.seq_length)  # 5 tokens in pieces of 2: starts 0, 2, 4
             starts = count_up(pieces) * self.seq_length
             rows, sizes = np.repeat(rows, pieces), np.repeat(sizes, pieces)
             sizes = np.minimum(sizes - starts, self.seq_length)
@@ -226,10 +230,10 @@ class _Settings:
         return plan, rows, starts, sizes
 
     def count(self, lengths: Int64s, tally: PackTally) -> None:
-        """Add to a tally what becomes of rows of these lengths, and warn if any is cut."""
+        """Add the results of packing these lengths to a tally, and warn if any row is cut."""
         plan, rows, _, sizes = self.plan(lengths)
         num_pieces = np.bincount(rows[plan.order], minlength=len(lengths))
-        kept = lengths  # with `concat`: it cuts, and loses nothing
+        kept = lengths  # `concat` cuts rows, but loses no tokens
         if plan.starts is None:
             kept = np.bincount(rows, sizes, len(lengths)).astype(np.int64)
         is_cut = (num_pieces > 1) | ((kept < lengths) & (num_pieces > 0))
@@ -270,7 +274,7 @@ def _settings(
 
 
 class _Packing:
-    """Packs a batch of rows: the function of `map`."""
+    """Packs one batch of rows; the function passed to `map`."""
 
     def __init__(self, settings: _Settings, tally: PackTally | None = None) -> None:
         self.settings, self.tally = settings, tally
@@ -282,6 +286,7 @@ class _Packing:
         plan, rows, starts, sizes = self.settings.plan(lengths)
         begin = starts[plan.order] if plan.starts is None else plan.starts.astype(np.int64)
         length = sizes[plan.order] if plan.ends is None else (plan.ends - begin).astype(np.int64)
+        # So far `begin` counts within a row. Add the position of the row in the flat column.
         begin += (np.cumsum(lengths) - lengths)[rows[plan.order]]
         values = {name: _values(one_chunk(table[name])) for name in table.column_names}
         parts: dict[str, list[pa.Array]] = {name: [] for name in values}
@@ -296,6 +301,7 @@ class _Packing:
             of_packs = pa.array(ends[bounds - bounds[0]])
             for name, flat in values.items():
                 taken = flat.take(pa.array(index))
+                # A first token must not be a target: it would be predicted across a boundary.
                 if name == "labels":
                     is_first = np.zeros(len(index), np.bool_)
                     is_first[ends[:-1]] = True
@@ -315,13 +321,13 @@ class _Packing:
 
 
 def _values(column: pa.Array) -> pa.Array:
-    """All values of a list column, those of its first row first."""
+    """Return the flat values of a list column, starting with its first row."""
     offsets = list_offsets(column)
     return column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
 
 
 def _lengths(table: pa.Table) -> Int64s:
-    """Values of each row, of which every column must have as many."""
+    """Return the number of values in each row, which must be the same in all columns."""
     lengths: Int64s | None = None
     for name in table.column_names:
         column = one_chunk(table[name])

@@ -1,25 +1,25 @@
-"""Quality of texts: empty answers, refusals, repetition, HTML, personal data, secrets, language.
+"""Check text quality: empty answers, refusals, repetition, HTML, personal data, secrets, language.
 
-Each function takes Arrow texts and returns an answer for each, null for null, from the text alone:
-regular expressions of RE2 and numpy, in time linear in the text. `where`, `select` and `packhouse
-sql` call them (`TEXT_FUNCTIONS` of the registry); the audit counts rows by them (`count_quality`)
-where a recipe has `audit.quality`.
+Each function takes an Arrow array of texts and returns one result per text, null for null. It uses
+the text alone, with RE2 regular expressions and numpy, in linear time. `where`, `select` and
+`packhouse sql` call these functions (`TEXT_FUNCTIONS` of the registry). If a recipe has
+`audit.quality`, the audit counts rows with them (`count_quality`).
 
-Personal data and secrets are looked for with few false alarms: digits count as a card only if they
-begin like one and their check digit is right, as a phone number only if they are written like one.
-Addresses at example.com and test numbers count too: a rule for what is real would miss some.
+Checks for personal data and secrets avoid false alarms: digits are a card number only if they have
+a valid prefix and check digit, and a phone number only if they are formatted like one. Addresses at
+example.com and test numbers count too, because a rule for real ones would miss some.
 
-Repetition compares 16 bytes from each word and sign on with those from all earlier ones: the share
-that occurs again. No word list is needed, so a loop of Chinese, of code or of one character is
-found too. Prose has 3% of such places, tables and code up to half. Cost: 15 ns a byte.
+Repetition compares 16 bytes at the start of each word or sign with all earlier ones, and
+returns the share that occurs again. It needs no word list, so it also finds loops of Chinese, code
+or a single character. Prose has about 3%, tables and code up to 50%. Cost: 15 ns per byte.
 
-Languages are told by py3langid, an extra (`packhouse[quality]`): naive Bayes over byte n-grams,
-150 us a text. It knows 139; told apart are 59 of them, since with all of them short English is
-often taken for a creole, and Mandarin for Wu.
+Languages are detected by py3langid, an extra (`packhouse[quality]`): naive Bayes over byte n-grams,
+150 us per text. Of its 139 languages, 59 are used: with all of them, short English is often
+detected as a creole, and Mandarin as Wu.
 
-A row is counted once by each counter, however often it is found in it. Personal data and dirt are
-looked for in all that a row's turns say, the rest in its answers. What is found is named by file
-and row, never repeated: a manifest is no place for what a row should not hold.
+Each counter counts a row once. Personal data and text noise are searched in all messages of a row,
+the rest in its answers. Findings are reported by file and row, without the text, because a manifest
+should not repeat personal data.
 """
 
 import re
@@ -42,7 +42,7 @@ from packhouse.records.messages import FlatMessages
 from packhouse.system.arrays import Bools, Bytes, Float64s, Int64s
 from packhouse.system.plugins import import_extra
 
-# \x{2019}: the typographic apostrophe.
+# \x{2019} is the typographic apostrophe.
 _APOSTROPHE = r"['\x{2019}]?"
 _I_AM = rf"i(?:{_APOSTROPHE}m| am)"
 _CANNOT = (
@@ -53,7 +53,8 @@ _HELP = (
     r"(?:assist|help|provide|fulfil|comply|create|generate|answer|complete|support|write|produce"
     r"|perform|process|access|browse|give|offer|discuss|share|engage|draw|set up|do (?:this|that))"
 )
-# \x{62B1}\x{6B49}, \x{5BF9}\x{4E0D}\x{8D77}: sorry; \x{65E0}\x{6CD5}, \x{4E0D}\x{80FD}: cannot.
+# \x{62B1}\x{6B49} and \x{5BF9}\x{4E0D}\x{8D77} mean sorry, \x{65E0}\x{6CD5} and \x{4E0D}\x{80FD}
+# cannot.
 _AI_IN_CHINESE = (
     r"(?:ai|\x{4EBA}\x{5DE5}\x{667A}\x{80FD}|\x{5927}?\x{8BED}\x{8A00}\x{6A21}\x{578B})"
     r"[^\x{3002}\n]{0,12}\x{6211}"
@@ -80,8 +81,8 @@ _REFUSAL = "(?i)" + "|".join(
     )
 )
 
-# A sign or two, or one again and again; a word that stands for nothing; what JavaScript and
-# spreadsheets write for what they have no text for. Morse code is none.
+# One or two punctuation marks, or one repeated; placeholders; what JavaScript and spreadsheets
+# write for missing values. Morse code is not empty.
 _EMPTY = (
     r"(?i)^[\s\pC\pZ]*(?:\.*|\x{2026}+|-*|_*|\*+|\?+|!+|,|;|:|/|\||\"+|'+|\"\"|\(\)|\[\]|\{\}"
     r"|n/?a\.?|none|null|nil|nan|undefined|no ?(?:input|output|answer|response)|<no ?input>|tbd"
@@ -93,7 +94,7 @@ _HEAD = 16
 
 
 def is_refusal(answer: pa.StringArray) -> pa.BooleanArray:
-    """True where an answer refuses, or says that it is an AI's: in English or Chinese.
+    """Return True for answers that refuse or call themselves an AI, in English or Chinese.
 
     Example:
         >>> is_refusal(pa.array(["Sorry, I can't help.", "I can't believe it!"])).to_pylist()
@@ -103,7 +104,7 @@ def is_refusal(answer: pa.StringArray) -> pa.BooleanArray:
 
 
 def is_empty(answer: pa.StringArray) -> pa.BooleanArray:
-    """True where an answer says nothing: a dot, a row of dashes, N/A, None.
+    """Return True for answers without content: a dot, a row of dashes, N/A, None.
 
     Example:
         >>> is_empty(pa.array([" ... ", "N/A", "A", "+"])).to_pylist()
@@ -113,19 +114,19 @@ def is_empty(answer: pa.StringArray) -> pa.BooleanArray:
 
 
 def echoes(answer: pa.StringArray, prompt: pa.StringArray) -> pa.BooleanArray:
-    """True where an answer is its prompt, or begins with all of a prompt of 24 bytes or more.
+    """Return True for answers equal to the prompt, or starting with a prompt of at least 24 bytes.
 
-    White space at both ends and case do not count.
+    Ignores case, and white space at both ends.
 
     Example:
         >>> echoes(pa.array(["HELLO ", "Hello you"]), pa.array(["Hello", "Hello"])).to_pylist()
         [True, False]
     """
-    said, asked = _folded(answer), _folded(prompt)
-    found = np.asarray(pc.fill_null(pc.equal(said, asked), False), np.bool_)
-    found &= np.asarray(pc.fill_null(pc.greater(pc.binary_length(asked), 0), False), np.bool_)
-    for index in _likely(said, asked).tolist():
-        found[index] |= said[index].as_py().startswith(asked[index].as_py())
+    answers, prompts = _folded(answer), _folded(prompt)
+    found = np.asarray(pc.fill_null(pc.equal(answers, prompts), False), np.bool_)
+    found &= np.asarray(pc.fill_null(pc.greater(pc.binary_length(prompts), 0), False), np.bool_)
+    for index in _likely(answers, prompts).tolist():
+        found[index] |= answers[index].as_py().startswith(prompts[index].as_py())
     is_null = pc.or_(answer.is_null(), prompt.is_null())
     return pa.array(found, mask=np.asarray(is_null, np.bool_))
 
@@ -134,13 +135,13 @@ def _folded(texts: pa.StringArray) -> pa.StringArray:
     return pc.utf8_lower(pc.utf8_trim_whitespace(texts))
 
 
-def _likely(said: pa.StringArray, asked: pa.StringArray) -> Int64s:
-    """Rows whose answer is longer than the prompt, and begins with its first 16 bytes."""
-    (own, own_offsets), (other, other_offsets) = string_bytes(said), string_bytes(asked)
+def _likely(answers: pa.StringArray, prompts: pa.StringArray) -> Int64s:
+    """Return rows whose answer is longer than the prompt and starts with its first 16 bytes."""
+    (own, own_offsets), (other, other_offsets) = string_bytes(answers), string_bytes(prompts)
     sizes = np.diff(other_offsets)
     rows = np.flatnonzero((sizes >= _ECHO_BYTES) & (np.diff(own_offsets) > sizes))
     within = np.arange(_HEAD)
-    # Row by row the 16 bytes from where each text begins: shape [num_rows, 16].
+    # The first 16 bytes of each text, row by row: shape [num_rows, 16].
     heads = own[own_offsets[rows][:, None] + within], other[other_offsets[rows][:, None] + within]
     likely: Int64s = rows[(heads[0] == heads[1]).all(axis=1)]
     return likely
@@ -153,7 +154,7 @@ _MARKUP = (
 )
 _CODE = r"(?s)```.*?(?:```|\z)|`[^`\n]*`"
 
-# A text that speaks of markup, or is code, has its tags on purpose.
+# Text about markup, or code, contains tags on purpose.
 _ON_PURPOSE = (
     r"(?i)\b(?:html5?|xml|xhtml|css|svg|javascript|js|jsx|php|react|vue|angular|django|markup"
     r"|markdown|tags?|hyperlinks?|code|script|web ?pages?|web ?sites?|snippet|function|regex)\b"
@@ -161,8 +162,8 @@ _ON_PURPOSE = (
     "|\u4ee3\u7801|\u6807\u7b7e|\u7f51\u9875"  # code, tag, page of the Web
 )
 
-# UTF-8 read as Windows-1252 or Latin-1: the two bytes of \u00e9 as `\u00c3\u00a9`, those of a
-# quotation mark as `\u00e2\u20ac\u2122`; a byte order mark, emoji; UTF-8 read as GBK.
+# UTF-8 decoded as Windows-1252 or Latin-1: the two bytes of \u00e9 become `\u00c3\u00a9`, those of
+# a quotation mark `\u00e2\u20ac\u2122`. Also byte order marks, emoji, and UTF-8 decoded as GBK.
 _LATER = "\u0080-\u00bf\u20ac\u201a\u0192\u201e\u2026\u2020\u2021\u02c6\u2030\u0160\u2039\u0152"
 _LATER += "\u017d\u2018\u2019\u201c\u201d\u2022\u2013\u2014\u02dc\u2122\u0161\u203a\u0153\u017e"
 _LATER += "\u0178"
@@ -179,9 +180,9 @@ _MOJIBAKE = "|".join(
     )
 )
 
-# Control characters, such as a bell or those of terminals (raw ones are refused in JSON and CSV,
-# not in Parquet); zero-width space, word joiner and byte order mark; signs that turn the direction
-# of text; tags, but for those of a flag such as Scotland's. Joiners of emoji and Persian are none.
+# Control characters such as bell or terminal codes (JSON and CSV reject raw ones, Parquet does
+# not); zero-width space, word joiner and byte order mark; marks that change the text direction; tag
+# characters, except in flags such as Scotland's. Joiners in emoji and Persian are allowed.
 _INVISIBLE = (
     r"[\x{0}-\x{8}\x{E}-\x{1F}\x{7F}\x{200B}\x{2060}-\x{2064}\x{FEFF}\x{202A}-\x{202E}\x{2066}-\x{2069}]"
     r"|(?:^|[^\x{1F3F4}\x{E0020}-\x{E007F}])[\x{E0001}-\x{E007F}]"
@@ -189,12 +190,13 @@ _INVISIBLE = (
 
 
 def has_html(text: pa.StringArray) -> pa.BooleanArray:
-    """True where prose holds HTML tags or entities; not in code, nor where a text speaks of HTML.
+    """Return True for prose with HTML tags or entities, ignoring code and texts about HTML.
 
     Example:
         >>> has_html(pa.array(["<p>Hi<br/>you", "HTML has <p> and <br>", "`<p>`"])).to_pylist()
         [True, False, False]
     """
+    # Most texts have no markup at all, so the costly checks run on the few that do.
     found = pc.match_substring_regex(text, _MARKUP)
     likely = pc.indices_nonzero(pc.fill_null(found, False))
     if not len(likely):
@@ -207,7 +209,7 @@ def has_html(text: pa.StringArray) -> pa.BooleanArray:
 
 
 def has_mojibake(text: pa.StringArray) -> pa.BooleanArray:
-    """True where bytes were decoded with the wrong encoding, or could not be decoded.
+    """Return True for texts decoded with the wrong encoding, or with undecodable bytes.
 
     Example:
         >>> has_mojibake(pa.array(["caf\u00c3\u00a9", "caf\u00e9", "S\u00c3O"])).to_pylist()
@@ -217,7 +219,7 @@ def has_mojibake(text: pa.StringArray) -> pa.BooleanArray:
 
 
 def has_invisible(text: pa.StringArray) -> pa.BooleanArray:
-    """True where a text holds signs that are not shown, or that turn its direction.
+    """Return True for texts with characters that are invisible or change the text direction.
 
     Example:
         >>> has_invisible(pa.array(["a\u200bb", "\u202egnp.exe", "n\u200dl"])).to_pylist()
@@ -231,7 +233,7 @@ _EMAIL = (
     r"@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})\.){1,8}[A-Za-z]{2,24}(?:$|[^A-Za-z0-9@_:-]|:(?:\s|$))"
 )
 
-# North America: (212) 684-4700, 502-294-8258, 502.294.8258; anywhere: +44 20 7946 0958,
+# North America: (212) 684-4700, 502-294-8258, 502.294.8258. Anywhere: +44 20 7946 0958,
 # +12145558444, +49 30 901820.
 _PHONE = (
     r"(?:^|[^\w.+/=-])(?:"
@@ -243,7 +245,7 @@ _PHONE = (
 )
 
 # Visa, Mastercard, Discover, JCB, American Express, Diners, UnionPay: as one run of digits, or in
-# the groups that are on the card. Not within longer numbers, codes or sums.
+# the groups printed on the card. Not inside longer numbers, codes or sums.
 _CARD = (
     r"(?:^|[^\w.,=+*/<>-])("
     r"(?:4\d{3}|5[1-5]\d\d|2[2-7]\d\d|6011|65\d\d|64[4-9]\d|35[2-8]\d|62\d\d)"
@@ -254,15 +256,15 @@ _CARD = (
 )
 _CARD_IN_PYTHON = re.compile(_CARD, re.ASCII)
 
-# What their makers publish, or what scanners of secrets look for.
+# Formats that the issuers publish, or that secret scanners search for.
 _SECRET = "|".join(
     (
-        r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",  # access keys of AWS
+        r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",  # AWS access keys
         r"\bgh[pousr]_[A-Za-z0-9]{36}",  # GitHub
         r"\bgithub_pat_[A-Za-z0-9_]{40}",
         r"\bglpat-[A-Za-z0-9_-]{20}",  # GitLab
         r"\bhf_[A-Za-z0-9]{34}",  # Hugging Face
-        r"\bsk-[A-Za-z0-9]{40}",  # OpenAI, before projects
+        r"\bsk-[A-Za-z0-9]{40}",  # OpenAI, before project keys
         r"\bsk-(?:proj|svcacct|admin|ant|or)-[A-Za-z0-9_-]{32}",  # OpenAI, Anthropic, OpenRouter
         r"\bAIza[A-Za-z0-9_-]{35}",  # Google
         r"\bxox[abeoprs]-[0-9]{8,14}-[A-Za-z0-9-]{10}",  # Slack
@@ -275,7 +277,7 @@ _SECRET = "|".join(
 
 
 def has_email(text: pa.StringArray) -> pa.BooleanArray:
-    """True where a text holds an e-mail address.
+    """Return True for texts with an e-mail address.
 
     Example:
         >>> has_email(pa.array(["Write to jo@mail.org.", "git@host:repo", None])).to_pylist()
@@ -285,7 +287,7 @@ def has_email(text: pa.StringArray) -> pa.BooleanArray:
 
 
 def has_phone(text: pa.StringArray) -> pa.BooleanArray:
-    """True where a text holds a phone number: of North America, or with `+` and a country code.
+    """Return True for texts with a phone number: North American, or with `+` and a country code.
 
     Example:
         >>> has_phone(pa.array(["(212) 684-4700", "+44 20 7946 0958", "2126844700"])).to_pylist()
@@ -295,7 +297,7 @@ def has_phone(text: pa.StringArray) -> pa.BooleanArray:
 
 
 def has_secret(text: pa.StringArray) -> pa.BooleanArray:
-    """True where a text holds a key or token with a known beginning, or a private key.
+    """Return True for texts with a key or token of a known format, or a private key.
 
     Example:
         >>> has_secret(pa.array(["AKIAIOSFODNN7EXAMPLE", "set AWS_SECRET_KEY"])).to_pylist()
@@ -305,7 +307,7 @@ def has_secret(text: pa.StringArray) -> pa.BooleanArray:
 
 
 def has_card(text: pa.StringArray) -> pa.BooleanArray:
-    """True where a text holds a payment card's number, with its check digit (Luhn) right.
+    """Return True for texts with a payment card number whose check digit (Luhn) is valid.
 
     Example:
         >>> has_card(pa.array(["4242 4242 4242 4242", "4242 4242 4242 4243"])).to_pylist()
@@ -326,37 +328,38 @@ def has_card(text: pa.StringArray) -> pa.BooleanArray:
 
 
 def _is_luhn(number: str) -> bool:
-    """True if a card number's last digit is the sum of the others, as Luhn has it.
+    """Return True if the check digit of a card number is valid by Luhn's algorithm.
 
     4539 5787 6362 1486: 8+5+6+9+1+7+7+7+3+3+3+2+2+4+7+6 = 80, a multiple of ten.
     """
     digits = [int(each) for each in number if each.isdigit()]
     doubled = [2 * each - 9 * (each > 4) for each in digits[-2::-2]]
+    # Repetitions of one digit pass too (0000 0000 0000 0000), but are placeholders.
     return (sum(digits[-1::-2]) + sum(doubled)) % 10 == 0 and len(set(digits)) > 1
 
 
 REPETITIVE = 0.6
-"""More than that is counted as repetition: a text said three times has 0.67."""
+"""Answers with a larger share count as repetition; a text written three times has 0.67."""
 
 _WINDOW = 16
 _MIN_BYTES = 100
-_BATCH_BYTES = 2**16  # what is compared at a time fits into a core's cache
+_BATCH_BYTES = 2**16  # bytes compared at a time: fits into a core's cache
 
-_ROW_BITS = np.uint64(11)  # of the texts of a batch: at most 2**16 / 100, and one more
+_ROW_BITS = np.uint64(11)  # enough for the texts of a batch: at most 2**16 / 100, plus one
 
 _FACTORS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 
 _BETWEEN = np.zeros(2, np.uint8)
-"""Parts texts: equal to no byte at which something begins."""
+"""Separates texts; differs from every byte at which a word or sign starts."""
 
 
 _IS_WORD = np.array([bytes([each]).isalnum() for each in range(256)])  # ASCII letters and digits
 _IS_INNER = np.array([each <= 32 or 128 <= each < 192 for each in range(256)])
-"""Bytes at which nothing begins: white space, and all but the first of a character."""
+"""Bytes at which nothing starts: white space, and continuation bytes of UTF-8."""
 
 
 def repetition(text: pa.StringArray) -> pa.DoubleArray:
-    """Share of a text that repeats what it said before, from 0 to 1; 0 under 100 bytes.
+    """Return the share of a text that repeats earlier parts, from 0 to 1; 0 below 100 bytes.
 
     Example:
         >>> looped = "I am here. " * 20
@@ -381,15 +384,17 @@ def repetition(text: pa.StringArray) -> pa.DoubleArray:
 
 
 def _shares(values: Bytes, sizes: Int64s) -> Float64s:
-    """The share of each text of a batch; `_BETWEEN` stands behind each."""
+    """Return the share for each text of a batch; each text is followed by `_BETWEEN`."""
     ends = np.cumsum(sizes + len(_BETWEEN)) - len(_BETWEEN)
     places = np.flatnonzero(_begins(values))
     row = np.searchsorted(ends, places, "right")
-    # Texts of 100 and 120 bytes end at [100 222], with 2 bytes behind each. Place 90 is of the
-    # first one, and 16 bytes from there reach beyond its end.
+    # Texts of 100 and 120 bytes end at [100 222], as 2 bytes follow each. Position 90 is in the
+    # first text, and 16 bytes from there go past its end.
     is_whole = places + _WINDOW <= ends[row]
     places, row = places[is_whole], row[is_whole]
-    words = np.ndarray((len(values) - 7,), np.uint64, values, 0, (1,))  # 8 bytes from each byte on
+    words = np.ndarray((len(values) - 7,), np.uint64, values, 0, (1,))  # 8 bytes from each offset
+    # Hash the 16 bytes as two 64-bit words. The top 11 bits of a key are the text's number, so
+    # equal neighbours after sorting are repetitions within one text.
     hashes = words[places] * _FACTORS[0]
     hashes ^= hashes >> np.uint64(32)
     hashes += words[places + 8]
@@ -404,7 +409,7 @@ def _shares(values: Bytes, sizes: Int64s) -> Float64s:
 
 
 def _begins(values: Bytes) -> Bools:
-    """Marks where a word, sign or character begins; of runs such as `aaaa` and `haha`, each byte.
+    """Return a mask of where words, signs and characters start; in runs (`aaaa`, `haha`) all bytes.
 
     `Ha! 1.5` -> 1 0 1 0 1 1 1
     """
@@ -424,12 +429,12 @@ _LANGUAGES = (
     " kn ko la lt lv mk ml mn mr nl no pa pl pt ro ru sk sl sq sr sv sw ta te th tr uk ur vi zh"
 ).split()
 _MIN_CHARACTERS = 20
-_MAX_CHARACTERS = 400  # of the middle of a text: more does not make it surer
+_MAX_CHARACTERS = 400  # from the middle of a text: more does not improve the result
 _MIN_PROBABILITY = 0.7
 
 
 def language(text: pa.StringArray) -> pa.StringArray:
-    """ISO 639-1 code of a text's language, such as `en`; `und` where it is short or mixed.
+    """Return the ISO 639-1 code of each text, such as `en`; `und` if it is short or unclear.
 
     Raises:
         ConfigError: py3langid is not installed.
@@ -438,10 +443,12 @@ def language(text: pa.StringArray) -> pa.StringArray:
 
 
 def language_key(languages: Sequence[str]) -> dict[str, object]:
-    """Return what decides which answers are in another language, for a step's key; empty without.
+    """Return settings that affect which answers count as other languages, for a step's key.
+
+    Empty if no languages are given.
 
     Raises:
-        ConfigError: py3langid is not installed, or a language is none that it is asked for.
+        ConfigError: py3langid is not installed, or a language is not supported.
     """
     if not languages:
         return {}
@@ -477,23 +484,23 @@ def _identifier() -> Any:
 
 
 _NUM_WORST = 5
-_BLOCK = 2**13  # rows looked at together
-_OUTLIER = 16  # buckets above the median's
+_BLOCK = 2**13  # rows per block
+_OUTLIER = 16  # buckets above the bucket of the median: 16 times as long
 _EDGES = np.array([round(2 ** (step / 4)) for step in range(4 * 40)])
-"""Lengths in characters at which buckets begin; four buckets double."""
+"""Lengths in characters at which buckets start; every four buckets, the length doubles."""
 
 
 def count_quality(validated: pa.Table, *, languages: bool = False) -> dict[str, object]:
-    """Count what the counters find in the conversations of a shard.
+    """Count the findings of each check in the conversations of a shard.
 
     Args:
         validated: schema `tables.VALIDATED`.
-        languages: count the languages of answers as well.
+        languages: also count the languages of answers.
 
     Returns:
-        Plain JSON: `rows`; `counts`, counter -> rows; `worst`, counter -> the first of them;
-        `lengths`, bucket -> rows, and `languages` (language -> rows) with `of_languages`
-        (language -> first rows): which of these count is known when all shards are.
+        Plain JSON: `rows`; `counts`, counter -> rows; `worst`, counter -> first rows; `lengths`,
+        bucket -> rows; and with `languages`: `languages`, language -> rows, and `of_languages`,
+        language -> first rows. Which lengths and languages count is decided over all shards.
     """
     flags: dict[str, list[Bools]] = {name: [] for name in _CHECKS}
     lengths, found_languages = [], []
@@ -528,15 +535,15 @@ def count_quality(validated: pa.Table, *, languages: bool = False) -> dict[str, 
 def combine_quality(
     shards: Sequence[tuple[str, Mapping[str, Any]]], languages: Sequence[str] = ()
 ) -> dict[str, object]:
-    """Add up what was counted in shards.
+    """Combine the counts of all shards.
 
     Args:
-        shards: name of the source, and result of `count_quality`; in order.
-        languages: those that answers may be in.
+        shards: (source name, result of `count_quality`) in order.
+        languages: expected languages of answers.
 
     Returns:
-        `dataset` and each of `sources`: rows and counts; `worst`: the first rows of each source by
-        counter; `languages`: rows by language, where they were counted.
+        `dataset` and each of `sources`: rows and counts; `worst`: first rows of each source by
+        counter; `languages`: rows by language, if counted.
     """
     sources: dict[str, Counter[str]] = {}
     worst: dict[str, list[dict[str, object]]] = {name: [] for name in QUALITY_COUNTERS}
@@ -581,14 +588,14 @@ def _first_of_sources(rows: list[dict[str, Any]]) -> list[dict[str, object]]:
 
 
 def _medians(shards: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, int]:
-    """The bucket of the median length of each source."""
+    """Return the bucket of the median length of each source."""
     buckets: dict[str, Counter[int]] = {}
     for name, found in shards:
         own = buckets.setdefault(name, Counter())
         own.update({int(bucket): rows for bucket, rows in found["lengths"].items()})
     medians = {}
     for name, own in buckets.items():
-        # Two rows in bucket 3 and five in bucket 9: [2 7] rows up to each, and the middle one, at
+        # Two rows in bucket 3 and five in bucket 9: cumulative counts [2 7], and the middle row, at
         # 3.5, is in bucket 9.
         ordered = sorted(own)
         up_to = np.cumsum([own[bucket] for bucket in ordered])
@@ -601,19 +608,19 @@ _NONE = np.zeros(0, np.bool_)
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """What some conversations say."""
+    """Texts of some conversations, as the checks need them."""
 
     flat: FlatMessages
 
     @cached_property
     def texts(self) -> pa.StringArray:
-        """All that the turns of each row say, behind one another."""
-        said = pc.binary_join_element_wise(
+        """All text of each row, joined."""
+        texts = pc.binary_join_element_wise(
             *(self.flat[name] for name in ("content", "context", "reasoning", "tool_calls")),
             "\n",
             null_handling="skip",
         )
-        return self.flat.join(said, "\n")
+        return self.flat.join(texts, "\n")
 
     @cached_property
     def _is_answer(self) -> Bools:
@@ -621,12 +628,12 @@ class _Rows:
 
     @cached_property
     def answers(self) -> pa.StringArray:
-        """What the assistant says, a text for each of its turns."""
+        """One text per assistant message."""
         return self.flat["content"].filter(pa.array(self._is_answer))
 
     @cached_property
     def joined_answers(self) -> pa.StringArray:
-        """The same, a text for each row."""
+        """The assistant messages of each row, joined."""
         counts = self.flat.sums(self._is_answer)
         lists = pa.ListArray.from_arrays(
             pa.array(np.append(0, np.cumsum(counts)), pa.int32()), self.answers
@@ -635,9 +642,9 @@ class _Rows:
 
     @cached_property
     def prompts(self) -> pa.StringArray:
-        """What the user said right before each answer; null where nobody did."""
+        """The user message right before each answer; null if there is none."""
         user = self.flat.is_role("user")
-        # Messages u a a: answers at [1 2]; before the first one is a user's, before the second not.
+        # Messages u a a: answers at [1 2]; the first follows a user message, the second does not.
         at = np.flatnonzero(self._is_answer)
         is_first = np.isin(at, self.flat.offsets)
         mask = is_first | ~user[np.maximum(at - 1, 0)]
@@ -645,11 +652,11 @@ class _Rows:
 
     @cached_property
     def calls_nothing(self) -> Bools:
-        """Marks answers without tool calls and reasoning."""
+        """Mask of answers without tool calls and reasoning."""
         return ~(self.flat.has("tool_calls") | self.flat.has("reasoning"))[self._is_answer]
 
     def of_answers(self, is_found: pa.BooleanArray | Bools) -> Bools:
-        """Marks rows of which an answer is marked."""
+        """Return a mask of the rows with a marked answer."""
         marks = np.asarray(pc.fill_null(pa.array(is_found), False), np.bool_)
         rows = np.zeros(len(self.flat.counts), np.bool_)
         rows[self.flat.rows[self._is_answer][marks]] = True
@@ -678,7 +685,7 @@ _CHECKS: dict[str, Callable[[_Rows], Bools]] = {
 
 
 def _places(table: pa.Table, rows: Int64s, values: Int64s | None = None) -> list[dict[str, object]]:
-    """Where the first of some rows stand, each with a value: 1 by default."""
+    """Return the places of the first rows, with a value each (1 by default)."""
     first = rows[:_NUM_WORST]
     found = table.select(["source", "row", "record_id"]).take(pa.array(first)).to_pylist()
     numbers = [1] * len(first) if values is None else values.tolist()

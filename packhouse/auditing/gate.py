@@ -59,21 +59,22 @@ _OF_PACKS = {
 Rows = Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Finding:
     """What was found of one limit in one source, in the packs or in the whole."""
 
     kind: str
     """Finding, as the audit names it in its counts and in its worst rows."""
-    limit: str = ""
-    """Field of AuditConfig; empty where nothing is allowed, whatever the recipe says."""
-    allowed: float = 0
-    """Share of `total` that may be found; of a minimum, that must not be."""
-    source: str = ""
+    source: str
+    """Empty for the packs and the whole."""
     number: int
     total: int
     text: str
     """The breach for people, without source and worst rows."""
+    limit: str = ""
+    """Field of AuditConfig; empty where nothing is allowed, whatever the recipe says."""
+    allowed: float = 0
+    """Share of `total` that may be found; of a minimum, that must not be."""
     rows: Rows | None = None
     """The worst rows, where the audit does not list them under `kind`."""
 
@@ -188,40 +189,21 @@ def _findings(audit: Mapping[str, Any], config: AuditConfig) -> Iterator[_Findin
         del scopes[""]
     for source, counts in scopes.items():
         due, missing = counts["answer_bytes"], counts["untrained_answer_bytes"]
-        trained_share = 1 - missing / due if due else 1.0
-        yield _Finding(
-            limit="min_answer_coverage",
-            kind="untrained_answer_bytes",
-            source=source,
-            number=missing,
-            total=due,
-            allowed=config.min_answer_coverage,
-            text=f"{trained_share:.2%} of the answers' bytes are trained, under "
-            f"{config.min_answer_coverage:.2%}",
-        )
+        limit, allowed = "min_answer_coverage", config.min_answer_coverage
+        share = 1 - missing / due if due else 1.0
+        text = f"{share:.2%} of the answers' bytes are trained, under {allowed:.2%}"
+        yield _Finding("untrained_answer_bytes", source, missing, due, text, limit, allowed)
         prompt = counts["trained_prompt_bytes"]
         trained = due - missing + prompt
+        limit, allowed = "max_trained_prompts", config.max_trained_prompts
         share = prompt / trained if trained else 0.0
-        yield _Finding(
-            limit="max_trained_prompts",
-            kind="trained_prompt_bytes",
-            source=source,
-            number=prompt,
-            total=trained,
-            allowed=config.max_trained_prompts,
-            text=f"{counted(prompt, 'byte')} of prompts trained ({share:.2%} of the rest)",
-        )
+        text = f"{counted(prompt, 'byte')} of prompts trained ({share:.2%} of the rest)"
+        yield _Finding("trained_prompt_bytes", source, prompt, trained, text, limit, allowed)
         if "misplaced_rows" in counts:
             number = counts["misplaced_rows"]
             rows = counted(number, "row trains", "rows train")
             text = f"{rows} other tokens than those of their trained text"
-            yield _Finding(
-                kind="misplaced_rows",
-                source=source,
-                number=number,
-                total=counts.get("rows", 0),
-                text=text,
-            )
+            yield _Finding("misplaced_rows", source, number, counts.get("rows", 0), text)
         yield from _shares(config, source, counts, _SHARES)
     yield from _shares(config, "", audit["packs"], _OF_PACKS)
     if "contamination" in audit:
@@ -233,23 +215,15 @@ def _findings(audit: Mapping[str, Any], config: AuditConfig) -> Iterator[_Findin
     for found in audit.get("checks", {}).values():
         number, total, rows = found["failed"], found["rows"], found["worst"]
         named = (f"{row['source']} row {row['row']:,} ({row['detail']})" for row in rows[:2])
-        yield _Finding(
-            limit="max_failed_checks",
-            kind="failed_checks",
-            number=number,
-            total=total,
-            allowed=config.max_failed_checks,
-            text=f"{found['plugin']} finds fault with {number:,} of {counted(total, 'row')} "
-            f"({number / max(total, 1):.2%}): {', '.join(named)}",
-            rows=rows,
+        text = (
+            f"{found['plugin']} finds fault with {number:,} of {counted(total, 'row')} "
+            f"({number / max(total, 1):.2%}): {', '.join(named)}"
         )
+        limit, allowed = "max_failed_checks", config.max_failed_checks
+        yield _Finding("failed_checks", "", number, total, text, limit, allowed, rows)
     number = audit["dataset"]["both_sides"]
-    yield _Finding(
-        kind="both_sides",
-        number=number,
-        total=audit["dataset"].get("rows", 0),
-        text=f"{counted(number, 'record is', 'records are')} in train and eval",
-    )
+    text = f"{counted(number, 'record is', 'records are')} in train and eval"
+    yield _Finding("both_sides", "", number, audit["dataset"].get("rows", 0), text)
 
 
 def _shares(
@@ -262,15 +236,8 @@ def _shares(
         number, total = counts.get(kind, 0), counts.get(of, 0)
         allowed = getattr(config, limit)
         share = number / max(total, 1)
-        yield _Finding(
-            limit=limit,
-            kind=kind,
-            source=source,
-            number=number,
-            total=total,
-            allowed=allowed,
-            text=f"{number:,} of {total:,} ({share:.2%}, over {allowed:.2%}) {says}",
-        )
+        text = f"{number:,} of {total:,} ({share:.2%}, over {allowed:.2%}) {says}"
+        yield _Finding(kind, source, number, total, text, limit, allowed)
 
 
 def _contamination(found: Mapping[str, Any], config: AuditConfig) -> _Finding:
@@ -281,16 +248,12 @@ def _contamination(found: Mapping[str, Any], config: AuditConfig) -> _Finding:
         f"{row['source']} row {row['row']:,} with {row['benchmark']} ('{row['words']}')"
         for row in rows[:2]
     )
-    return _Finding(
-        limit="max_contaminated",
-        kind="contaminated",
-        number=number,
-        total=total,
-        allowed=config.max_contaminated,
-        text=f"{number:,} of {counted(total, 'row')} ({number / max(total, 1):.2%}) share "
-        f"{found['ngram']} words in a row with a benchmark: {named}",
-        rows=rows,
+    text = (
+        f"{number:,} of {counted(total, 'row')} ({number / max(total, 1):.2%}) share "
+        f"{found['ngram']} words in a row with a benchmark: {named}"
     )
+    limit, allowed = "max_contaminated", config.max_contaminated
+    return _Finding("contaminated", "", number, total, text, limit, allowed, rows)
 
 
 def _inference(found: Mapping[str, Any]) -> Iterator[_Finding]:
@@ -309,9 +272,7 @@ def _inference(found: Mapping[str, Any]) -> Iterator[_Finding]:
                 for row in rows[:2]
             )
             text = f"{number:,} of {counted(total, 'trained answer')} {says}: {named}"
-            yield _Finding(
-                kind=kind, source=source, number=number, total=total, text=text, rows=rows
-            )
+            yield _Finding(kind, source, number, total, text, rows=rows)
 
 
 def _quality(found: Mapping[str, Any], config: AuditConfig) -> Iterator[_Finding]:
@@ -328,17 +289,12 @@ def _quality(found: Mapping[str, Any], config: AuditConfig) -> Iterator[_Finding
             number, total = counts.get(counter, 0), counts["rows"]
             rows = _rows_of(source, found["worst"].get(counter, ()))
             named = ", ".join(f"{row['source']} row {row['row']:,}" for row in rows[:3])
-            yield _Finding(
-                limit=f"quality.max_{counter}",
-                kind=counter,
-                source=source,
-                number=number,
-                total=total,
-                allowed=allowed,
-                text=f"{number:,} of {counted(total, 'row')} ({number / max(total, 1):.2%}, over "
-                f"{allowed:.2%}) {says}{': ' * bool(named)}{named}",
-                rows=rows,
+            text = (
+                f"{number:,} of {counted(total, 'row')} ({number / max(total, 1):.2%}, over "
+                f"{allowed:.2%}) {says}{': ' * bool(named)}{named}"
             )
+            limit = f"quality.max_{counter}"
+            yield _Finding(counter, source, number, total, text, limit, allowed, rows)
 
 
 def audit_rows(audit: Mapping[str, Any]) -> list[dict[str, Any]]:

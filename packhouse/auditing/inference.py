@@ -39,16 +39,16 @@ import pyarrow.compute as pc
 from packhouse.auditing.plain_template import PlainTemplate, PromptError, open_template
 from packhouse.auditing.tokens import NUM_WORST, Side, read_sides
 from packhouse.recipe import FormatConfig, Recipe
-from packhouse.recipe.rows import CHAT_TEMPLATES, is_renderer
+from packhouse.recipe.settings import CHAT_TEMPLATES, is_renderer
+from packhouse.records.conversations import has_thinking
 from packhouse.records.lists import one_chunk
 from packhouse.records.messages import FlatMessages
-from packhouse.records.thinking import has_thinking
 from packhouse.render.chat_messages import Messages
 from packhouse.system.arrays import Bools, Int64s
 from packhouse.system.wording import counted
 from packhouse.system.worker import at
+from packhouse.tokenize.encoders import TokenizerSnapshot
 from packhouse.tokenize.loading import load_snapshot
-from packhouse.tokenize.pipeline import TokenizerSnapshot
 
 MAX_RECORDS = 2_000
 """Records of a shard that are all checked; of more, a sample is."""

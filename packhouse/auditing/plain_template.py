@@ -23,7 +23,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from packhouse.recipe import FormatConfig, Recipe
-from packhouse.recipe.rows import is_renderer
+from packhouse.recipe.settings import is_renderer
 from packhouse.registry import function_of_addon
 from packhouse.render.chat_messages import MessageForm, Messages, chat_messages, in_parts
 from packhouse.render.rendering import Template
@@ -31,8 +31,8 @@ from packhouse.render.results import RefusedError
 from packhouse.render.sandbox import values_to_try
 from packhouse.system.plugins import find_plugin
 from packhouse.system.worker import limited
+from packhouse.tokenize.encoders import TokenizerSnapshot
 from packhouse.tokenize.loading import tokenizer_folder
-from packhouse.tokenize.pipeline import TokenizerSnapshot
 
 _TEXT = ("Perhaps", "Certainly", "Otherwise", "Naturally", "Therefore")
 _MARKS = "\ue0b0", "\ue0b1"  # of a private area: no template or row has them
@@ -228,6 +228,7 @@ class PlainTemplate:
         known = {*self.arguments, "messages", "tools", "add_generation_prompt"}
         for name, probe in product(sorted(self._names - known), (_CHAT[:1], _CALL[:3])):
             values = self._values.get(name, (True, False))
+            values = tuple(value for value in values if self._leads_to_answer({name: value}))
             done = {value: self.probe(probe, is_prompt=True, **{name: value}) for value in values}
             opened = {
                 value: prompt.rpartition(probe[-1]["content"])[2]
@@ -241,6 +242,21 @@ class PlainTemplate:
                 thinking = next(value for value in usual if opened[value] == asks)
                 return name, thinking, next(value for value in usual if opened[value] != asks)
         return None
+
+    def _leads_to_answer(self, arguments: dict[str, object]) -> bool:
+        """Return True if a prompt ends, up to an empty thought, as answers begin."""
+        asked, answer = _CHAT[0], _CHAT[1]
+        prompt = self.probe([asked], is_prompt=True, **arguments)
+        opening = (prompt or "").rpartition(asked["content"])[2]
+        if prompt is None or "think>" in opening:
+            return prompt is not None
+        for own in (answer, {**answer, "reasoning": "Likewise"}):
+            whole = self.probe([asked, own], is_prompt=False, **arguments) or ""
+            written = whole.rpartition(asked["content"])[2]
+            header = re.split(f"Likewise|{answer['content']}", written)[0]
+            if written and (header.startswith(opening) or opening.startswith(header)):
+                return True
+        return False
 
     @cached_property
     def default_mode(self) -> bool | None:

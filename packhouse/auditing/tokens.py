@@ -19,6 +19,7 @@ from packhouse.records.lists import Ranges, flat_list, one_chunk, read_ranges, z
 from packhouse.records.pairs import split_sides
 from packhouse.records.tables import read_table
 from packhouse.system.arrays import Bools, Bytes, Int64s
+from packhouse.tokenize.encoders import Pipeline, TokenizerSnapshot
 from packhouse.tokenize.offsets import (
     EncodedRows,
     Spans,
@@ -26,7 +27,6 @@ from packhouse.tokenize.offsets import (
     locate_by_widths,
     train_ranges,
 )
-from packhouse.tokenize.pipeline import Pipeline, TokenizerSnapshot
 
 NUM_WORST = 5
 """Rows that are named for each finding."""

@@ -92,7 +92,7 @@ def prepare(
             )
     except Interrupted as error:
         exit_interrupted(error, keeps_steps=True)
-    from packhouse.cli.result import print_result
+    from packhouse.cli.summary import print_result
 
     for note in notes:
         print_note(f"note: {note}")

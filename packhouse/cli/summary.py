@@ -1,15 +1,30 @@
-"""What a run or a version holds, in blocks that the terminal, markdown and CI show alike."""
+"""Show a run or a version in blocks that the terminal, markdown and CI share.
 
+The last of them is what a run prints when it ends: the version, the ledger, how to load it.
+"""
+
+import json
+import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from packhouse.auditing import audit_rows, inference_line
-from packhouse.pack import PackStatistics
+from packhouse.auditing.gate import audit_rows
+from packhouse.auditing.inference import inference_line
+from packhouse.errors import HELD_BACK
+from packhouse.pack.gather import PackStatistics
 from packhouse.recipe.audit import QUALITY_COUNTERS
-from packhouse.records.ledger import Filter, LedgerLine, in_and_out, units_of
+from packhouse.recipe.model import preferences_in
+from packhouse.records.ledger import Filter, LedgerLine, filters_of, in_and_out, units_of
+from packhouse.run.chain import Prepared
+from packhouse.run.steps import STEPS
+from packhouse.run.steps.publish import Published
+from packhouse.run.steps.selection import SplitCounts
+from packhouse.run.steps.validate import ValidateFacts, render_counts
 from packhouse.system.escaping import for_markdown, markdown_table
-from packhouse.system.terminal import echo, print_table, print_text
+from packhouse.system.terminal import console, echo, print_table, print_text
 from packhouse.system.wording import counted
 
 
@@ -190,3 +205,222 @@ def block_markdown(block: Block, level: int = 2) -> list[str]:
         lines += [*markdown_table(block.columns, block.rows), ""]
     lines += [f"- {for_markdown(line)}" for line in block.lines]
     return [*lines, ""] if block.lines else lines
+
+
+def report_json(prepared: Prepared) -> dict[str, object]:
+    """Return the result of a run as plain JSON."""
+    published = prepared.published
+    return {
+        "dataset": prepared.dataset,
+        "version": prepared.version,
+        "address": prepared.address,
+        "store": prepared.store,
+        "created": prepared.created,
+        "ledger": [line.to_json() for line in prepared.ledger],
+        "steps": _steps(prepared),
+        "quarantine": published.quarantine,
+        "statistics": {side: each.to_dict() for side, each in published.statistics.items()},
+        "ref": published.ref,
+        "ref_version": published.ref_version,
+        "held_back": list(published.held_back),
+        "mirrors": dict(published.mirrors),
+        "golden": prepared.golden,
+        "audit": published.audit,
+        "unused_fields": _unused_fields(prepared),
+        "sources": published.mixed,
+        "dedup": published.dedup.to_json() if published.dedup else None,
+        "split": asdict(published.split) if published.split else None,
+    }
+
+
+def print_result(prepared: Prepared, *, as_json: bool) -> None:
+    """Print the result of a run; a ref that was held back ends the process with `HELD_BACK`."""
+    if as_json:
+        echo(json.dumps(report_json(prepared), sort_keys=True))
+    else:
+        print_report(prepared)
+    if prepared.published.held_back:
+        sys.exit(HELD_BACK)
+
+
+def print_report(prepared: Prepared) -> None:
+    """Print the result of a run for people."""
+    from rich.text import Text
+
+    out, published = console(), prepared.published
+    verb = "published" if prepared.created else "unchanged, already published:"
+    if published.is_ref_moved and not prepared.created:
+        verb = "already published:"
+    dataset = f" {prepared.dataset} "
+    out.print(Text.assemble("\n", (verb, "bold green"), (dataset, "bold"), prepared.version))
+    print_text(f"in {prepared.address}, {_ref(prepared)}", 2)
+    print_block(ledger_block(prepared.ledger, filters_of(published.sources)))
+    _print_notes(prepared)
+    _print_unused_fields(prepared)
+    _print_mixing(published)
+    is_split = any(line.num_added_records for line in prepared.ledger)
+    _print_repeats(published, "record" if is_split else "row")
+    _print_uneven_split(published.split)
+    print_block(splits_of(published))
+    for block in audit_blocks(published.audit):
+        print_block(block)
+    if prepared.golden:
+        out.print(f"golden: {counted(prepared.golden, 'conversation')} came out as pinned")
+    for target, name in published.mirrors.items():
+        out.print(f"also in {target} ({name})")
+    print_text("steps: " + _steps_line(prepared))
+    if prepared.receipts:
+        echo(f"cache: {Path(prepared.receipts[0].folder).parents[2]}")  # one line: to copy
+    if published.quarantine:
+        rows = sum(line.num_bad_rows for line in prepared.ledger)
+        out.print(f"quarantine: {counted(rows, 'row')} in {published.quarantine}")
+    out.print("\nload it:")
+    is_latest = (published.ref, published.ref_version) == ("latest", prepared.version)
+    for line in loading_lines(prepared, prepared.uri if is_latest else prepared.address):
+        out.print(f"  {line}")
+
+
+def splits_of(published: Published) -> Block:
+    """Say what the splits of a version hold, see `summary.splits_block`."""
+    records = {str(name): side.records for name, side in published.sides.items()}
+    return splits_block({str(n): side for n, side in published.statistics.items()}, records)
+
+
+def loading_lines(prepared: Prepared, uri: str) -> list[str]:
+    """Return the Python that loads what a run made and published at `uri`."""
+    formats = (str(source["settings"].get("format")) for source in prepared.published.sources)
+    load = "load_preferences" if preferences_in(formats) else "load_packed"
+    split = "train" if prepared.published.statistics["train"].num_packs else "eval"
+    return [f"from packhouse import {load}", f'{split} = {load}("{uri}", split="{split}")']
+
+
+def _ref(prepared: Prepared) -> str:
+    ref, at = prepared.published.ref, prepared.published.ref_version
+    if prepared.published.is_ref_moved and not prepared.created:
+        return f"ref '{ref}' moved to it from {prepared.published.ref_before or 'nothing'}"
+    if at == prepared.version:
+        return f"ref '{ref}'"
+    move = f"packhouse ref set {prepared.uri} {ref} {prepared.pinned}"
+    if prepared.published.held_back:
+        reasons = "; ".join(prepared.published.held_back)
+        return f"but ref '{ref}' was held back: {reasons}; to move it all the same: {move}"
+    if prepared.published.is_ref_left:
+        return (
+            f"and ref '{ref}' stays at {at}: the recipe was changed for this run (--set), or says "
+            f"publish.move_ref: false; to move it, add --move-ref, or: {move}"
+        )
+    return (
+        f"but ref '{ref}', which pointed to it before, points to {at} now and stays there; "
+        f"to move it: {move}"
+    )
+
+
+def _print_notes(prepared: Prepared) -> None:
+    found = render_counts(prepared.receipts)
+    notes = [*found.record_lines(), *found.lines()]
+    for note in [*notes, prepared.factor_note] if prepared.factor_note else notes:
+        print_text(f"note: {note}", 2)
+
+
+def _unused_fields(prepared: Prepared) -> dict[str, dict[str, int]]:
+    """Rows of each source by name of a field that no format reads."""
+    found: dict[str, Counter[str]] = {}
+    for receipt in prepared.receipts:
+        if isinstance(receipt.facts, ValidateFacts) and receipt.facts.extra_fields:
+            source = receipt.facts.origin.source
+            found.setdefault(source, Counter()).update(receipt.facts.extra_fields)
+    return {source: dict(sorted(counts.items())) for source, counts in sorted(found.items())}
+
+
+def _print_unused_fields(prepared: Prepared) -> None:
+    """Fields of rows that no format reads, by source."""
+    for source, counts in _unused_fields(prepared).items():
+        shown = ", ".join(f"{name} {number:,}" for name, number in list(counts.items())[:8])
+        more = f", and {len(counts) - 8} more" if len(counts) > 8 else ""
+        print_text(f"note: fields of '{source}' that are not used (rows): {shown}{more}", 2)
+
+
+def _print_mixing(published: Published) -> None:
+    """What was taken of each source, where a source's settings took more or less than all."""
+    lines = published.mixed
+    if not any(line.get("sampled_out") or line["repeated"] for line in lines.values()):
+        return
+    for name, line in lines.items():
+        print_text(
+            f"mix: '{name}' {line['packed']:,} of {counted(line['records'], 'record')}, "
+            f"{counted(line['repeated'], 'repeat')} of them, {counted(line['tokens'], 'token')}",
+            2,
+        )
+
+
+def _print_repeats(published: Published, unit: str) -> None:
+    """Print how many records equal another, how many rows are near one, and one of each kind."""
+    found = published.dedup
+    kinds = (("equal", unit, found.equal), ("near", "row", found.near)) if found else ()
+    for kind, unit, repeats in kinds:
+        if not repeats.rows:
+            continue
+        row = repeats.samples[0]
+        first = row["repeats"]
+        apart = repeats.on_both_sides
+        split = f"{counted(apart, 'pair is', 'pairs are')} in train and eval; " if apart else ""
+        print_text(
+            f"{kind}: {counted(repeats.rows, f'{unit} repeats', f'{unit}s repeat')} another, "
+            f"{repeats.dropped:,} dropped; {split}such as {row['source']} row {row['row']:,} of "
+            f"{first['source']} row {first['row']:,} ({row['similarity']:.0%})",
+            2,
+        )
+
+
+def _print_uneven_split(split: SplitCounts | None) -> None:
+    """Say so where eval has far more or fewer rows than were asked for."""
+    if split is None or not is_uneven(split):
+        return
+    joined = ""
+    if split.joined:
+        joined = f"; {counted(split.joined, 'row was', 'rows were')} joined to others' groups"
+    print_text(
+        f"note: eval has {split.eval:,} of {counted(split.rows, 'row')}, {split.asked:,} "
+        f"were asked for: groups are taken whole{joined}; see split and dedup in the recipe",
+        2,
+    )
+
+
+def is_uneven(split: SplitCounts) -> bool:
+    """Return True if eval is too far from what was asked for to be chance, or one group.
+
+    Example:
+        >>> is_uneven(SplitCounts(rows=1000, eval=40, asked=50, joined=0))
+        False
+        >>> is_uneven(SplitCounts(rows=1000, eval=10, asked=50, joined=700))
+        True
+    """
+    asked, found = split.asked, split.eval
+    by_chance = 3 * (asked * (1 - min(1.0, asked / max(split.rows, 1)))) ** 0.5
+    return abs(found - asked) > max(asked / 5, by_chance) or (found == 0) != (asked == 0)
+
+
+def _steps(prepared: Prepared) -> list[dict[str, object]]:
+    rows = []
+    for step in (step.name for step in STEPS):
+        receipts = [receipt for receipt in prepared.receipts if receipt.step == step]
+        rows.append(
+            {
+                "step": step,
+                "jobs": len(receipts),
+                "cached": sum(receipt.cached for receipt in receipts),
+                "seconds": round(prepared.seconds.get(step, 0.0), 3),
+            }
+        )
+    return rows
+
+
+def _steps_line(prepared: Prepared) -> str:
+    parts = []
+    for row in _steps(prepared):
+        if row["cached"] == row["jobs"]:
+            parts.append(f"{row['step']} cached")
+        else:
+            cached = f"{row['cached']} of {row['jobs']} cached, " if row["cached"] else ""
+            parts.append(f"{row['step']} {cached}{row['seconds']:.1f} s")
+    return ", ".join(parts)

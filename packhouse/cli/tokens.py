@@ -6,11 +6,19 @@
 A terminal gets colours; a pipe gets trained text between `{+` and `+}`, as a diff by words has it;
 a page gets spans. Whoever wrote a row chose its text: runs hold it as it is, and `plain`,
 `coloured` (drawn by `terminal.console`) and `html_runs` escape it.
+
+`tokenizer_of` takes the tokenizer of a published version from the cache, else from its store.
 """
 
-from collections.abc import Sequence
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,13 +26,73 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.pack.layout import trained_tokens
+from packhouse.recipe.settings import PipelineChoice
 from packhouse.records.lists import list_offsets
+from packhouse.store.publish import fetch_tokenizer
+from packhouse.store.read import OpenVersion
+from packhouse.system.disks import disk_errors
 from packhouse.system.escaping import for_terminal, html_text
-from packhouse.tokenize.of_version import LoadSnapshot
-from packhouse.tokenize.pipeline import Pipeline, read_pipeline
+from packhouse.tokenize.encoders import Pipeline, TokenizerSnapshot, read_pipeline
+from packhouse.tokenize.loading import find_snapshot, load_snapshot
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+
+LoadSnapshot = Callable[[], TokenizerSnapshot | None]
+"""Loads a tokenizer from this machine's disk; it can be pickled, for a worker process."""
+
+
+def tokenizer_of(opened: OpenVersion, tokenizers: Path) -> LoadSnapshot | None:
+    """Return what loads the tokenizer of a version, fetched into `tokenizers` if need be.
+
+    Other versions of the libraries than the version was made with decode as well.
+
+    Args:
+        opened: the version.
+        tokenizers: folder of tokenizers in the cache (`Workspace.tokenizers`).
+
+    Returns:
+        None if neither the cache nor the store has it.
+
+    Raises:
+        IntegrityError: the store's copy is damaged.
+        TokenizerError: it does not load.
+    """
+    wanted = opened.manifest.tokenizer_fingerprint
+    pipeline = pipeline_of_version(opened)
+    if find_snapshot(wanted, tokenizers, pipeline) is not None:
+        return partial(find_snapshot, wanted, tokenizers, pipeline)
+    folder = tokenizers / f"files-{wanted}"
+    if not folder.is_dir():
+        files = fetch_tokenizer(opened.store, wanted)
+        if files is None:
+            return None
+        _write(files, folder)
+    load = partial(load_snapshot, folder, tokenizers, pipeline)
+    load()
+    return load
+
+
+def pipeline_of_version(opened: OpenVersion) -> PipelineChoice:
+    """Return whose pipeline made the ids of a version, which is asked no more."""
+    settings = opened.manifest.facts.configuration.tokenize
+    return "file" if settings.pipeline == "file" else "class"
+
+
+def _write(files: dict[str, bytes], folder: Path) -> None:
+    """Write a folder whole or not at all; of two processes that do so, one is enough."""
+    staged = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    with disk_errors(folder.parent):
+        try:
+            staged.mkdir(parents=True)
+            for name, content in files.items():
+                (staged / name).write_bytes(content)
+            with suppress(OSError):  # another process was first
+                os.replace(staged, folder)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+
 
 Mask = npt.NDArray[np.bool_]
 

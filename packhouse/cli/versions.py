@@ -1,8 +1,9 @@
-"""`packhouse ls | show | verify | pull`: versions, for people and scripts."""
+"""`packhouse ls | show | verify | pull | ref | gc`: versions and refs, for people and scripts."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, astuple
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,20 @@ from rich.table import Table
 from packhouse.cli.options import json_option
 from packhouse.cli.summary import audit_blocks, ledger_block, print_block
 from packhouse.errors import IntegrityError, VersionNotFoundError
+from packhouse.store.gc import GcReport, collect_garbage
 from packhouse.store.layout import is_name, manifest_key, parse_address
 from packhouse.store.manifest import TABLES, Manifest
 from packhouse.store.objects import ObjectStore, open_store
 from packhouse.store.protocol import ask, run
-from packhouse.store.read import open_address, pull_version, scan_versions, verify_version
-from packhouse.store.refs import scan_refs
+from packhouse.store.read import (
+    open_address,
+    open_dataset,
+    open_version,
+    pull_version,
+    scan_versions,
+    verify_version,
+)
+from packhouse.store.refs import Ref, load_ref, rollback_ref, scan_refs, set_ref
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo, print_facts, print_note
 from packhouse.system.terminal import print_table as print_rich_table
@@ -252,3 +261,160 @@ def pull(address: str, dest: str, threads: int, data_only: bool, as_json: bool) 
         echo_json(_summary(opened.manifest) | {"folder": str(folder)})
     else:
         echo(f"{opened.dataset} {opened.version} -> {folder}")
+
+
+@click.group()
+def ref() -> None:
+    """List, set or roll back refs such as `latest` and `prod`."""
+
+
+_reason_option = click.option("--reason", default="", help="Why; `packhouse ref log` shows it.")
+
+
+def _ref_json(found: Ref) -> dict[str, object]:
+    now, *past = (
+        {"version": move.version, "seq": move.seq, **asdict(move.note)} for move in found.moves
+    )
+    return {"name": found.name, "parent": found.parent, **now, "past": past}
+
+
+@ref.command("ls")
+@click.argument("dataset", metavar="ROOT/DATASET")
+@json_option()
+def list_refs(dataset: str, as_json: bool) -> None:
+    """List the refs of a dataset."""
+    found, damaged = scan_refs(*open_dataset(dataset))
+    rows = [
+        (item.name, item.version, item.note.time, item.seq, item.parent or "") for item in found
+    ]
+    with warning_of(damaged):
+        if as_json:
+            echo_json([_ref_json(item) for item in found])
+        else:
+            print_table(("ref", "version", "moved", "moves", "before"), rows)
+
+
+@ref.command("log")
+@click.argument("dataset", metavar="ROOT/DATASET")
+@click.argument("name")
+@json_option()
+def show_moves(dataset: str, name: str, as_json: bool) -> None:
+    """Show where a ref pointed, newest first: when, by whom and why it was moved.
+
+    Moves from before packhouse kept notes have none.
+    """
+    store, dataset_name = open_dataset(dataset)
+    found = load_ref(store, dataset_name, name)
+    if found is None:
+        raise VersionNotFoundError(
+            f"'{dataset}' has no ref '{name}'; see `packhouse ref ls {store.uri}/{dataset_name}`"
+        )
+    if as_json:
+        echo_json(_ref_json(found))
+    else:
+        rows = [(move.seq, move.version, *astuple(move.note)) for move in found.moves]
+        print_table(("move", "version", "time", "by", "reason"), rows)
+
+
+@ref.command("set")
+@click.argument("dataset", metavar="ROOT/DATASET")
+@click.argument("name")
+@click.argument("version")
+@click.option("--expected", help="Move only if the ref points to this version now.")
+@click.option("--force", is_flag=True, help="Replace a damaged ref too; its past is lost.")
+@_reason_option
+@json_option()
+def set_version(
+    dataset: str,
+    name: str,
+    version: str,
+    expected: str | None,
+    force: bool,
+    reason: str,
+    as_json: bool,
+) -> None:
+    """Point ref NAME to VERSION, which may itself be a ref: `set ./store/alpaca prod latest`."""
+    store, dataset_name = open_dataset(dataset)
+    target = open_version(store, dataset_name, version).version
+    reason = reason or f"set to {version}"
+    moved = set_ref(
+        store, dataset_name, name, target, expected=expected, force=force, reason=reason
+    )
+    _say_moved(moved, as_json)
+
+
+@ref.command("rollback")
+@click.argument("dataset", metavar="ROOT/DATASET")
+@click.argument("name")
+@click.option(
+    "--steps", default=1, show_default=True, type=click.IntRange(min=1), help="How many moves back."
+)
+@_reason_option
+@json_option()
+def roll_back(dataset: str, name: str, steps: int, reason: str, as_json: bool) -> None:
+    """Point ref NAME to where it pointed before."""
+    _say_moved(rollback_ref(*open_dataset(dataset), name, steps, reason), as_json)
+
+
+def _say_moved(moved: Ref, as_json: bool) -> None:
+    if as_json:
+        echo_json(_ref_json(moved))
+    else:
+        echo(f"{moved.name} -> {moved.version} (move {moved.seq}, before: {moved.parent})")
+
+
+@click.command()
+@click.argument("dataset", metavar="ROOT/DATASET")
+@click.option("--delete", is_flag=True, help="Delete what is shown; without it, only show.")
+@click.option(
+    "--grace-hours",
+    default=24.0,
+    show_default=True,
+    help="Leave uncommitted attempts alone that were written to in the last hours.",
+)
+@json_option()
+def gc(dataset: str, delete: bool, grace_hours: float, as_json: bool) -> None:
+    """Reclaim what dead publishers left. Shows what first; committed versions are never touched.
+
+    A version whose manifest is damaged is named and left as it is; the exit code is then 5.
+    """
+    store, name = open_dataset(dataset)
+    report = collect_garbage(store, name, grace_s=grace_hours * 3600, dry_run=not delete)
+    if as_json:
+        echo_json(_gc_json(report))
+    else:
+        _print_gc(report)
+    if any(garbage.reason == "damaged" for garbage in report.garbage):
+        raise click.exceptions.Exit(IntegrityError.exit_code)
+
+
+def _print_gc(report: GcReport) -> None:
+    rows = [(g.version, g.reason, len(g.objects), g.num_bytes) for g in report.garbage]
+    print_table(("version", "why", "objects", "bytes"), rows)
+    verb = f"deleted {report.num_deleted:,} objects"
+    if report.dry_run:
+        verb = "nothing deleted; add --delete"
+    echo(
+        f"{counted(report.num_bytes, 'byte')} of garbage, "
+        f"{counted(report.num_unfinished_uploads, 'unfinished upload')}, "
+        f"{counted(report.num_probes, 'object')} of store checks: {verb}"
+    )
+
+
+def _gc_json(report: GcReport) -> dict[str, object]:
+    return {
+        "dry_run": report.dry_run,
+        "deleted": report.num_deleted,
+        "bytes": report.num_bytes,
+        "unfinished_uploads": report.num_unfinished_uploads,
+        "probes": report.num_probes,
+        "garbage": [
+            {
+                "version": garbage.version,
+                "reason": garbage.reason,
+                "bytes": garbage.num_bytes,
+                "keys": [info.key for info in garbage.objects],
+            }
+            for garbage in report.garbage
+        ],
+    }

@@ -35,9 +35,14 @@ import torch
 
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.load.boundaries import MOST_PACKS, watch_packs
-from packhouse.load.copies import check_row_groups, mapped_file, verified_file
 from packhouse.load.rows import ArrowRows, Row
-from packhouse.load.versions import cache_folder, open_split
+from packhouse.load.versions import (
+    cache_folder,
+    check_row_groups,
+    mapped_file,
+    open_split,
+    verified_file,
+)
 from packhouse.pack.shuffle import permutation, splitmix64
 from packhouse.store import FileEntry, OpenVersion, open_store
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from packhouse.errors import ContractError
 from packhouse.pack.shuffle import splitmix64
 from packhouse.recipe import SplitConfig
-from packhouse.records.hex_keys import NUM_DIGITS, Keys, as_arrow, is_among, key_bytes, leading_bits
+from packhouse.records.identity import NUM_DIGITS, Keys, as_arrow, is_among, key_bytes, leading_bits
 from packhouse.records.lists import one_chunk
 from packhouse.system.arrays import Bools, Int64s, Uint64s
 

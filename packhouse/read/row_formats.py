@@ -38,7 +38,7 @@ from packhouse.read.chat_messages import (
 )
 from packhouse.read.records import Ints, Rows, unwrapped
 from packhouse.recipe import SourceConfig
-from packhouse.recipe.rows import check_arguments
+from packhouse.recipe.settings import check_arguments
 from packhouse.recipe.source import RowFormatName
 from packhouse.records.messages import Answers, assemble
 from packhouse.records.tables import MESSAGE

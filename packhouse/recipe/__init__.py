@@ -1,11 +1,17 @@
 """The recipe: all that decides what a version holds; a module for each kind of section."""
 
 from packhouse.recipe.audit import AuditConfig, QualityConfig
-from packhouse.recipe.dataset import DedupConfig, PackConfig, SplitConfig
 from packhouse.recipe.model import Recipe
-from packhouse.recipe.publish import PublishConfig
 from packhouse.recipe.reading import load_recipe, parse_recipe
-from packhouse.recipe.rows import FormatConfig, TokenizeConfig, ValidateConfig
+from packhouse.recipe.settings import (
+    DedupConfig,
+    FormatConfig,
+    PackConfig,
+    PublishConfig,
+    SplitConfig,
+    TokenizeConfig,
+    ValidateConfig,
+)
 from packhouse.recipe.source import MIXING, SourceConfig
 
 __all__ = [

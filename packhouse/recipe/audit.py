@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from packhouse.recipe.section import Section, Share
+from packhouse.recipe.settings import Section, Share
 from packhouse.recipe.source import SourceConfig
 from packhouse.system.plugins import NameOf
 

@@ -12,10 +12,20 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from packhouse.recipe.audit import AuditConfig
-from packhouse.recipe.dataset import DedupConfig, PackConfig, SplitConfig, Strategy
-from packhouse.recipe.publish import PublishConfig
-from packhouse.recipe.rows import FormatConfig, TokenizeConfig, ValidateConfig, is_renderer
-from packhouse.recipe.section import Name, Section, Uri
+from packhouse.recipe.settings import (
+    DedupConfig,
+    FormatConfig,
+    Name,
+    PackConfig,
+    PublishConfig,
+    Section,
+    SplitConfig,
+    Strategy,
+    TokenizeConfig,
+    Uri,
+    ValidateConfig,
+    is_renderer,
+)
 from packhouse.recipe.source import RowFormatName, SourceConfig
 from packhouse.system.escaping import PAGE_STYLE, html_table, html_text
 from packhouse.system.plugins import Plugin, find_plugin

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from packhouse.errors import ConfigError
 from packhouse.recipe.model import Recipe
-from packhouse.recipe.section import HUB_NAME, IN_A_FILE
+from packhouse.recipe.settings import HUB_NAME, IN_A_FILE
 from packhouse.recipe.source import SourceConfig
 from packhouse.system.wording import near_files, near_name
 

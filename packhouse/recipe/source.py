@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
-from packhouse.recipe.rows import Role
-from packhouse.recipe.section import Name, Section, Uri
+from packhouse.recipe.settings import Name, Role, Section, Uri
 from packhouse.system.plugins import NameOf
 
 RowFormatName = Literal[

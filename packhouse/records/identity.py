@@ -2,6 +2,18 @@
 
 All of a shard's messages lie flat behind one another, so a name is one sha256 over a slice of one
 buffer: 52,002 Alpaca rows take about 0.1 s.
+
+Names are 20 hex digits; `leading_bits` and the functions after it compare them as numbers.
+
+Several records may come from one row. Most rows make one record. `format.turns` and
+`pack.over_length: window` may split a conversation into several, and a message tree makes one per
+path. `weight`, `max_records`, `eval_count` and deduplication treat all of them as one row, so a
+mixture does not change with the template. Conversations that only share a line of the file, such as
+the questions of a SQuAD article, have prompts (so groups) of their own and are rows of their own.
+
+Where a template rewrites history (`packhouse.render.turns`), a record has the beginning of its row;
+a row that is too long for a pack gives windows of itself. `derive` makes such conversations, and
+names each by the messages that it has.
 """
 
 import hashlib
@@ -9,13 +21,16 @@ import struct
 import unicodedata
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.errors import ContractError
+from packhouse.recipe import FormatConfig
+from packhouse.recipe.settings import is_chat
 from packhouse.records.lists import one_chunk, string_bytes
 from packhouse.records.messages import (
     ASSISTANT,
@@ -25,7 +40,7 @@ from packhouse.records.messages import (
     FlatMessages,
 )
 from packhouse.records.tables import VALIDATED
-from packhouse.system.arrays import Bools
+from packhouse.system.arrays import Bools, Bytes, Float32s, Int64s, Objects, Uint64s
 
 GroupBy = Literal["prompt", "record"]
 
@@ -56,7 +71,7 @@ def conversation_ids(
         weights: float32 or null per conversation; None: no row has one.
         label_names: what classes 0, 1, ... are called: a template may train the name.
         awaits_thought: true per conversation whose prompt asks for reasoning that its messages do
-            not show, else null (`packhouse.records.rows.Extent`).
+            not show, else null (`packhouse.records.identity.Extent`).
 
     Returns:
         Array of strings, 20 hex digits each. 80 bits: among 10 million conversations the chance
@@ -248,3 +263,262 @@ def _normalised(texts: pa.Array) -> list[bytes]:
         words = unicodedata.normalize("NFC", composed).split()
         normalised[row] = " ".join(words).encode("utf-8")
     return normalised
+
+
+NUM_DIGITS = 20
+
+Keys: TypeAlias = pa.Array | pa.ChunkedArray | np.ndarray
+"""Arrow or numpy strings."""
+
+
+def as_arrow(keys: Keys) -> pa.Array | pa.ChunkedArray:
+    """The keys as an Arrow array."""
+    return pa.array(keys, pa.string()) if isinstance(keys, np.ndarray) else keys
+
+
+def leading_bits(keys: Keys) -> Uint64s:
+    """The first 16 digits of each key, as an integer.
+
+    Raises:
+        ContractError: a key is not 20 lower-case hex digits.
+
+    Example:
+        >>> leading_bits(pa.array(["000000000000000f0001"])).tolist()
+        [15]
+    """
+    leading = np.ascontiguousarray(_parsed(keys)[:, :8])
+    return leading.view(">u8").reshape(-1).astype(np.uint64)
+
+
+def is_among(bits: Uint64s, some: Uint64s) -> Bools:
+    """Which of `bits` are among some others, which ascend.
+
+    Example:
+        >>> is_among(np.array([3, 9], np.uint64), np.array([1, 3], np.uint64)).tolist()
+        [True, False]
+    """
+    found = np.zeros(len(bits), np.bool_)
+    if len(some):
+        # Of their first 20 bits: it fits the cache, and spares most searches.
+        begins = np.zeros(2**20, np.bool_)
+        begins[some >> np.uint64(44)] = True
+        likely = np.flatnonzero(begins[bits >> np.uint64(44)])
+        places = np.minimum(np.searchsorted(some, bits[likely]), len(some) - 1)
+        found[likely] = some[places] == bits[likely]
+    return found
+
+
+def key_bytes(keys: Keys) -> np.ndarray:
+    """Each key as 10 bytes that compare as one value."""
+    return _parsed(keys).view("S10").reshape(-1)
+
+
+def sort_leading_bits(parts: Iterable[Keys], at_most: int) -> Uint64s:
+    """`leading_bits` of all parts, ascending; memory: 8 bytes a key and one part.
+
+    Args:
+        parts: keys.
+        at_most: how many there may be; memory is taken for those there are.
+
+    Example:
+        >>> sort_leading_bits([pa.array(["1" * 20, "0" * 20])], at_most=9).tolist()
+        [0, 1229782938247303441]
+    """
+    bits = np.empty(at_most, np.uint64)
+    end = 0
+    for part in parts:
+        bits[end : end + len(part)] = leading_bits(part)
+        end += len(part)
+    bits[:end].sort()
+    return bits[:end]
+
+
+def num_different(parts: Iterable[Keys], at_most: int) -> int:
+    """Count different keys, by their leading bits; memory: 9 bytes a key and one part.
+
+    Example:
+        >>> num_different([pa.array(["0" * 20, "1" * 20]), pa.array(["0" * 20])], at_most=9)
+        2
+    """
+    # [3 5 5 9]: two differ from the one before, and the first is one, too.
+    bits = sort_leading_bits(parts, at_most)
+    return int(np.count_nonzero(bits[1:] != bits[:-1])) + bool(len(bits))
+
+
+def _parsed(keys: Keys) -> Bytes:
+    """The 10 bytes that the digits of each key stand for, shape [num_keys, 10]."""
+    digits = _digits(keys)
+    try:
+        parsed = bytes.fromhex(digits.decode("ascii"))
+    except ValueError:
+        parsed = b""
+    if parsed.hex().encode() != digits:  # it reads capitals, and spaces between bytes, too
+        _refuse_first(digits)
+    return np.frombuffer(parsed, np.uint8).reshape(-1, NUM_DIGITS // 2)
+
+
+def _digits(keys: Keys) -> bytes:
+    """The keys' characters, one key behind another."""
+    keys = as_arrow(keys)
+    values, offsets = string_bytes(keys)
+    if one_chunk(keys).null_count:
+        _refuse(int(np.argmax(one_chunk(keys).is_null().to_numpy(zero_copy_only=False))), "null")
+    sizes = np.diff(offsets)
+    if (sizes != NUM_DIGITS).any():
+        index = int(np.argmax(sizes != NUM_DIGITS))
+        _refuse(index, str(keys[index]))
+    return values[offsets[0] : offsets[-1]].tobytes()
+
+
+def _refuse_first(digits: bytes) -> NoReturn:
+    is_digit = np.isin(np.frombuffer(digits, np.uint8), list(b"0123456789abcdef"))
+    index = int(np.argmin(is_digit)) // NUM_DIGITS
+    key = digits[index * NUM_DIGITS : (index + 1) * NUM_DIGITS]
+    _refuse(index, key.decode("ascii", "replace"))
+
+
+def _refuse(index: int, key: str) -> NoReturn:
+    raise ContractError(
+        f"key {index:,} is '{key}', not {NUM_DIGITS} lower-case hex digits", index=index, key=key
+    )
+
+
+def number_rows(shard: pa.Table) -> Int64s:
+    """Return the row of each record of a shard, numbered from 0, rising.
+
+    Args:
+        shard: with `row` and `group_key`; records of one row are next to each other.
+
+    Example:
+        >>> shard = pa.table({"row": [4, 4, 7, 8, 8], "group_key": ["a", "a", "a", "b", "c"]})
+        >>> number_rows(shard).tolist()
+        [0, 0, 1, 2, 3]
+    """
+    if not shard.num_rows:
+        return np.zeros(0, np.int64)
+    rows, groups = np.asarray(one_chunk(shard["row"])), one_chunk(shard["group_key"])
+    is_first = np.ones(len(rows), np.bool_)
+    is_first[1:] = rows[1:] != rows[:-1]
+    is_first[1:] |= np.asarray(pc.not_equal(groups[1:], groups[:-1]), np.bool_)
+    return np.cumsum(is_first) - 1
+
+
+def num_rows(shard: pa.Table) -> int:
+    """Return how many rows the records of a shard come from."""
+    numbers = number_rows(shard)
+    return int(numbers[-1]) + 1 if len(numbers) else 0
+
+
+def number_all_rows(shards: Sequence[Int64s]) -> Int64s:
+    """Number the rows of all shards in one sequence.
+
+    Example:
+        >>> number_all_rows([np.array([0, 0, 1]), np.array([0, 1])]).tolist()
+        [0, 0, 1, 2, 3]
+    """
+    first = np.cumsum([0, *(int(each[-1]) + 1 if len(each) else 0 for each in shards)])
+    parts = [each + start for each, start in zip(shards, first, strict=False)]
+    return np.concatenate([np.zeros(0, np.int64), *parts])
+
+
+class Extent(NamedTuple):
+    """What of a row a record has, where that is not all of it."""
+
+    num_messages: int
+    """It has the first messages of the row."""
+    trained: tuple[int, ...]
+    """Numbers of the messages that it trains."""
+    awaits_thought: bool = False
+    """Its last prompt asks for reasoning, and only later messages of the row have some."""
+
+    def without_first(self, count: int) -> "Extent":
+        """The same, in numbers of a row that lacks the first `count` messages."""
+        trained = tuple(number - count for number in self.trained)
+        return Extent(self.num_messages - count, trained, self.awaits_thought)
+
+
+def rewrites(config: FormatConfig) -> bool:
+    """Return True if records may have other messages than the rows that they come from."""
+    is_split = config.turns != "whole" and config.train_on != "all"
+    return config.reasoning == "strip" or (is_split and is_chat(config.template))
+
+
+def derive(
+    table: pa.Table,
+    config: FormatConfig,
+    origin: Int64s,
+    ranges: list[list[tuple[int, int]]],
+    weights: Sequence[Float32s | None],
+    awaits_thought: pa.Array | None = None,
+) -> pa.Table:
+    """Conversations made of parts of others.
+
+    A part is called by its content, and by its weights where `config` would decide others; so equal
+    examples have equal names, whole rows among them. It keeps source and row, and its group; where
+    groups are records (a group is called like its record), the group becomes the first question of
+    the whole, so that all parts, and equal beginnings of other records, are on one side.
+
+    Args:
+        table: schema VALIDATED.
+        config: decides the weights that messages have of themselves.
+        origin: row of each new conversation.
+        ranges: ranges of the table's messages that each consists of.
+        weights: of the messages of each; None: it is a row as it is, and keeps name and weights.
+        awaits_thought: true or null for each, see `Extent`; None: no part does.
+    """
+    # Ranges [(0, 1), (3, 5)] and [(0, 1), (5, 7)]: messages 0 3 4 and 0 5 6, bounds [0 3 6].
+    pieces = [np.arange(a, b) for parts in ranges for a, b in parts]
+    counts = np.array([sum(b - a for a, b in parts) for parts in ranges], np.int64)
+    places = np.concatenate([np.zeros(0, np.int64), *pieces])
+    bounds = np.append(0, np.cumsum(counts))
+    values = FlatMessages.of(table["messages"]).values.take(pa.array(places))
+    taken = FlatMessages(values, bounds)
+    given = taken["weight"].to_numpy(zero_copy_only=False).astype(np.float32)
+    decided = taken.decide_weights(config)
+    for start, end, wanted in zip(bounds, bounds[1:], weights, strict=False):
+        if wanted is not None and not np.array_equal(decided[start:end], wanted):
+            given[start:end] = wanted
+    taken = taken.replace(weight=pa.array(given, pa.float32(), from_pandas=True))
+    whole = table.take(pa.array(origin))
+    parts = taken.put_into(whole)
+    asked = group_keys(one_chunk(whole["messages"]), one_chunk(whole["record_id"]), "prompt")
+    is_part = np.array([own is not None for own in weights], np.bool_)
+    return rename(parts, is_part, asked, awaits_thought)
+
+
+def take_records(table: pa.Table, rows: Int64s, extents: Objects, config: FormatConfig) -> pa.Table:
+    """Return the conversations of records that have a part of their row.
+
+    Args:
+        table: schema VALIDATED.
+        rows: number of each record's row.
+        extents: what of it each record has (`Extent`); None: all.
+        config: decides the weights that messages have of themselves.
+    """
+    flat = FlatMessages.of(table["messages"])
+    weights = flat.decide_weights(config)
+    ranges, own_weights, awaits = list[list[tuple[int, int]]](), list[Float32s | None](), []
+    is_part = np.array([extent is not None for extent in extents], np.bool_)
+    for row, extent in zip(rows[is_part].tolist(), extents[is_part].tolist(), strict=True):
+        start = int(flat.offsets[row])
+        ranges.append([(start, start + extent.num_messages)])
+        own, trained = np.zeros(extent.num_messages, np.float32), list(extent.trained)
+        own[trained] = weights[start:][trained]
+        own_weights.append(own)
+        awaits.append(extent.awaits_thought or None)
+    is_awaiting = pa.array(awaits, pa.bool_())
+    parts = derive(table, config, rows[is_part], ranges, own_weights, is_awaiting)
+    whole = table.take(pa.array(rows[~is_part]))
+    places = np.argsort(np.append(np.flatnonzero(~is_part), np.flatnonzero(is_part)))
+    return pa.concat_tables([whole, parts]).unify_dictionaries().take(pa.array(places))
+
+
+def replace_rows(
+    part: pa.Table, rows: np.ndarray, windows: pa.Table, origin: np.ndarray
+) -> pa.Table:
+    """The part with some of its rows replaced by their windows, in order."""
+    # Row 1 of 3 becomes two windows: places [0, 2, 1, 1] sort to [row 0, window, window, row 2].
+    kept = np.setdiff1d(np.arange(part.num_rows), rows)
+    places = np.concatenate([kept, rows[origin]])
+    whole = pa.concat_tables([part.take(pa.array(kept)), windows]).unify_dictionaries()
+    return whole.take(pa.array(np.argsort(places, kind="stable"))).combine_chunks()

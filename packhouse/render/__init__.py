@@ -13,7 +13,7 @@ from pathlib import Path
 
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
-from packhouse.recipe.rows import TEMPLATES, is_renderer
+from packhouse.recipe.settings import TEMPLATES, is_renderer
 from packhouse.registry import function_of_addon
 from packhouse.render.chat import ChatEngine
 from packhouse.render.renderer import Rendered, Renderer
@@ -22,7 +22,7 @@ from packhouse.render.sandbox import pinned_date
 from packhouse.render.single_turn import SINGLE_TURN, ends_of, make_single_turn
 from packhouse.render.windows import WindowRule
 from packhouse.system.plugins import find_plugin, pip_install
-from packhouse.tokenize.pipeline import TokenizerSnapshot
+from packhouse.tokenize.encoders import TokenizerSnapshot
 
 __all__ = [
     "VERSION",

@@ -20,9 +20,8 @@ import pyarrow as pa
 
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
-from packhouse.records.conversations import DEFAULTS, Conversations
+from packhouse.records.conversations import DEFAULTS, Conversations, has_thinking
 from packhouse.records.lists import weights_column
-from packhouse.records.thinking import has_thinking
 from packhouse.render.chat_messages import parse_given
 from packhouse.render.compiled import CompiledRow, Filling, compile_row
 from packhouse.render.field_columns import FieldColumns, Numbers
@@ -200,6 +199,8 @@ class _Part:
                 # The template was compiled from the first row. Of 100 rows: 24, 49, 74 and 99.
                 wanted = range(1, num_samples + 1)
                 samples.update(int(rows[last * sample // num_samples]) for sample in wanted)
+        if not samples:
+            return True
         texts = render_rows(self._rows, self._all, np.array(sorted(samples), np.int64))
         taken = filled.take(np.flatnonzero(np.isin(filled.rows, list(samples))))
         return (

@@ -9,7 +9,7 @@ into one pool, so that the texts are one Arrow `take`, and spans are differences
 There is no Python per row, and some 100 us a compiled template, however few its rows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.records.conversations import Conversations
+from packhouse.records.identity import Extent
 from packhouse.records.lists import weights_column
-from packhouse.records.rows import Extent
 from packhouse.render.field_columns import Column, FieldColumns
 from packhouse.render.predicates import Predicate
 from packhouse.render.provenance import JsonForm, Path, Piece
@@ -29,6 +29,8 @@ from packhouse.render.rows import RenderedRecord, RenderedRow
 from packhouse.system.arrays import Bools, Float32s, Int64s
 
 _IDS = ("name", "tool_call_id", "call_id")
+_CONTENT, _BEGINS, _ENDS = 1, 2, 4
+"""Bits of an item: it is a content; a trained range begins with it; one ends with it."""
 
 
 class Hole(NamedTuple):
@@ -187,12 +189,17 @@ class Filling:
     def add(self, compiled: CompiledTemplate, rows: Int64s) -> None:
         """Rows that a compiled template writes; those of a row's records in their order."""
         pieces = np.empty((len(rows), len(compiled.items)), np.int64)
+        first = {span.start for span in compiled.trained}
+        last = {span.end - 1 for span in compiled.trained}
         for at, item in enumerate(compiled.items):
+            marks = _BEGINS * (at in first) | _ENDS * (at in last)
             if isinstance(item, Hole):
                 base = self._pool.base(self._columns.column(*item))
-                pieces[:, at] = self._columns.rows_of(item.path, rows) + base
+                numbers: Int64s | int = self._columns.rows_of(item.path, rows) + base
+                marks |= _CONTENT * (item.path[0] not in _IDS)
             else:
-                pieces[:, at] = self._pool.constant(item)
+                numbers = self._pool.constant(item)
+            pieces[:, at] = numbers << 3 | marks
         self._compiled.append((compiled, rows))
         self._pieces.append(pieces)
 
@@ -200,71 +207,62 @@ class Filling:
         """All records, in the order of their rows."""
         if not any(len(rows) for _, rows in self._compiled):
             return concat_filled([])
-        # Rows [1 4] have 3 items each and row 2 has 2: counts [3 3 2], order [0 2 1]; the items of
-        # the three rows begin at [0 3 5] once they are in order, and those of rows [1 4 2] at
-        # [0 5 3].
         rows = np.concatenate([rows for _, rows in self._compiled])
         order = np.argsort(rows, kind="stable")
-        counts = np.concatenate([np.full(*own.shape) for own in self._pieces])
-        flat = np.concatenate([own.ravel() for own in self._pieces])
-        lists = pa.ListArray.from_arrays(np.append(0, np.cumsum(counts)).astype(np.int32), flat)
-        pieces = self._pool.take(np.array(lists.take(pa.array(order)).flatten()))
+        marked, counts = _in_order(self._pieces, order)
+        marks = (marked & 7).astype(np.int8)
+        pieces = self._pool.take(marked >> 3)
         offsets = np.frombuffer(pieces.buffers()[1], np.int64)[pieces.offset :][: len(pieces) + 1]
-        starts = np.append(0, np.cumsum(counts[order]))
+        starts = np.append(0, np.cumsum(counts))
         bounds = offsets[starts]
         assert bounds[-1] < 2**31, "parts are of bounded size"
         text = pa.StringArray.from_buffers(
             len(counts), pa.py_buffer(bounds.astype(np.int32)), pieces.buffers()[2]
         )
-        firsts = np.empty(len(rows), np.int64)
-        firsts[order] = starts[:-1]
-        content = span_lists(*self._spans(firsts, offsets, _edges_of_content))
-        begins, ends, counts = self._spans(
-            firsts, offsets, lambda own: [edge for span in own.trained for edge in span[:2]]
-        )
-        trained = span_lists(begins, ends, counts)
-        num_trained = trained.value_lengths().to_numpy()
-        weights = weights_column(self._weights()[ends > begins], num_trained)
-        spans = [content, trained, weights]
-        if len(self._compiled) > 1:
-            spans = [each.take(pa.array(order)) for each in spans]
-        own = np.fromiter((each.extent for each, _ in self._compiled), np.object_)
-        extents = np.repeat(own, [len(rows) for _, rows in self._compiled])[order]
-        return Filled(rows[order], extents, pa.table([text, *spans], schema=TEXTS))
 
-    def _spans(
-        self, firsts: Int64s, offsets: Int64s, edges_of: Callable[[CompiledTemplate], list[int]]
-    ) -> list[Int64s]:
-        """Bytes from and to which ranges of items reach in their rows, and how many each row has.
+        def spans(begin: int, end: int) -> list[Int64s]:
+            """Bytes of their row from and to which marked items reach, and how many a row has."""
+            first, last = (np.flatnonzero(marks & mark != 0) for mark in (begin, end))
+            own = np.diff(np.searchsorted(first, starts))
+            shift = np.repeat(bounds[:-1], own)
+            return [offsets[first] - shift, offsets[last + 1] - shift, own]
 
-        Args:
-            firsts: number of the first item of each row, in the order in which rows were added.
-            offsets: of the items, in bytes of all texts.
-            edges_of: first item of each range, and the one after its last.
-        """
-        found, counts, at = [np.zeros((0, 2), np.int64)], list[Int64s](), 0
-        for compiled, rows in self._compiled:
-            first, edges = firsts[at : at + len(rows), None], edges_of(compiled)
-            at += len(rows)
-            reached = offsets[first + np.array(edges, np.int64)] - offsets[first]
-            found.append(reached.reshape(-1, 2))
-            counts.append(np.full(len(rows), len(edges) // 2))
-        return [*np.concatenate(found).T, np.concatenate(counts)]
+        begins, ends, own = spans(_BEGINS, _ENDS)
+        trained = span_lists(begins, ends, own)
+        weights = self._weights(order)
+        if weights is not None:
+            weights = weights[ends > begins]
+        columns = [
+            text,
+            span_lists(*spans(_CONTENT, _CONTENT)),
+            trained,
+            weights_column(weights, trained.value_lengths().to_numpy()),
+        ]
+        extents = np.fromiter((each.extent for each, _ in self._compiled), np.object_)
+        extents = np.repeat(extents, [len(rows) for _, rows in self._compiled])[order]
+        return Filled(rows[order], extents, pa.table(columns, schema=TEXTS))
 
-    def _weights(self) -> Float32s:
-        """Of each trained range of items of each record."""
-        weights = list[Float32s]()
+    def _weights(self, order: Int64s) -> Float32s | None:
+        """Of each trained range of items of each record; None: all are 1."""
+        parts = list[Float32s]()
         for compiled, rows in self._compiled:
             own = [self._all.weights_of(span.message, rows) for span in compiled.trained]
-            weights.append(np.array(own, np.float32).reshape(len(own), len(rows)).T.ravel())
-        return np.concatenate(weights)
+            parts.append(np.array(own, np.float32).reshape(len(own), len(rows)).T)
+        return _in_order(parts, order)[0] if any((part != 1).any() for part in parts) else None
 
 
-def _edges_of_content(compiled: CompiledTemplate) -> list[int]:
-    # Items "<u>", hole, "<e>", hole: contents are items 1 and 3, from 1 to 2 and from 3 to 4.
-    return [
-        edge
-        for at, item in enumerate(compiled.items)
-        if isinstance(item, Hole) and item.path[0] not in _IDS
-        for edge in (at, at + 1)
-    ]
+def _in_order(parts: Sequence[np.ndarray], order: Int64s) -> tuple[np.ndarray, Int64s]:
+    """Concatenate the rows of matrices of several widths in an order; returns the widths, too.
+
+    Example:
+        >>> flat, counts = _in_order([np.array([[5, 6], [1, 2]]), np.array([[3]])], [1, 2, 0])
+        >>> flat.tolist(), counts.tolist()
+        ([1, 2, 3, 5, 6], [2, 1, 2])
+    """
+    counts = np.concatenate([np.full(*part.shape) for part in parts])
+    flat = np.concatenate([part.ravel() for part in parts])
+    if len(parts) > 1:  # else the rows are in order
+        offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
+        lists = pa.ListArray.from_arrays(offsets, flat).take(pa.array(order))
+        flat, counts = np.asarray(lists.flatten()), counts[order]
+    return flat, counts

@@ -13,12 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse.recipe import FormatConfig
-from packhouse.records.conversations import Conversations
+from packhouse.records.conversations import Conversations, strip_thinking
+from packhouse.records.identity import replace_rows, rewrites, take_records
 from packhouse.records.messages import FlatMessages
 from packhouse.records.render_counts import split_bytes
-from packhouse.records.rows import replace_rows, rewrites, take_records
 from packhouse.records.tables import FORMATTED, QUARANTINED, VALIDATED, refused_rows
-from packhouse.records.thinking import strip_thinking
 from packhouse.render.chat import ChatEngine
 from packhouse.render.results import TEXTS, Filled, Texts
 from packhouse.render.single_turn import SingleTurnEngine

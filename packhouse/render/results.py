@@ -63,6 +63,9 @@ class Filled:
         return Filled(self.rows[places], self.extents[places], self.texts.take(pa.array(places)))
 
 
+NONE_FILLED = Filled(np.zeros(0, np.int64), np.zeros(0, np.object_), TEXTS.empty_table())
+
+
 @dataclass(slots=True)
 class Texts:
     """What an engine made of a part: rendered rows (ascending), refused rows, counts."""
@@ -95,9 +98,8 @@ def span_lists(begins: Int64s, ends: Int64s, counts: Int64s) -> pa.Array:
 
 def concat_filled(parts: Sequence[Filled]) -> Filled:
     """Put parts together, in the order of row numbers."""
-    if len(parts) == 1:
-        return parts[0]
-    parts = [Filled(np.zeros(0, np.int64), np.zeros(0, np.object_), TEXTS.empty_table()), *parts]
+    if len(parts) < 2:
+        return parts[0] if parts else NONE_FILLED
     rows = np.concatenate([part.rows for part in parts])
     extents = np.concatenate([part.extents for part in parts])
     texts = pa.concat_tables([part.texts for part in parts]).combine_chunks()

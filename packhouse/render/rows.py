@@ -16,9 +16,8 @@ import orjson
 
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
-from packhouse.records.conversations import DEFAULTS
-from packhouse.records.rows import Extent
-from packhouse.records.thinking import BEGINS_THOUGHT, tag_spans
+from packhouse.records.conversations import BEGINS_THOUGHT, DEFAULTS, tag_spans
+from packhouse.records.identity import Extent
 from packhouse.render.chat_messages import (
     PLAIN,
     Given,
@@ -35,7 +34,7 @@ from packhouse.render.sandbox import ChatTemplate
 from packhouse.render.template_facts import ANSWER, PROBE, QUESTION, TemplateFacts, learn_facts
 from packhouse.render.trained_spans import add_other_turns, all_spans, other_spans, weigh_spans
 from packhouse.render.turns import NOT_TRAINED, Answers, Record
-from packhouse.tokenize.pipeline import TokenizerSnapshot
+from packhouse.tokenize.encoders import TokenizerSnapshot
 
 _PARAMETERS = {
     "type": "object",

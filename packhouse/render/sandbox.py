@@ -283,7 +283,35 @@ def _compile(
     template = environment.from_string(source)
     tree = environment.parse(source)
     values = values_to_try(tree)  # before Jinja makes one constant of a list of words
-    return template, environment.has_generation, frozenset(find_undeclared_variables(tree)), values
+    return template, environment.has_generation, arguments_of(tree), values
+
+
+def arguments_of(tree: nodes.Template) -> frozenset[str]:
+    """Return the names that a template looks up before it sets them.
+
+    `find_undeclared_variables` also returns names that only some branches of the template set.
+
+    Example:
+        >>> source = "{% if tools %}{% set text = tools[0] %}{% endif %}{{ text }}{{ thinking }}"
+        >>> sorted(arguments_of(jinja2.Environment().parse(source)))
+        ['thinking', 'tools']
+    """
+    read = set[str]()
+    set_before = set[str]()
+
+    def visit(node: nodes.Node) -> None:
+        if isinstance(node, nodes.Name):
+            if node.ctx == "load" and node.name not in set_before:
+                read.add(node.name)
+            elif node.ctx != "load":
+                set_before.add(node.name)
+        children = list(node.iter_child_nodes())
+        # A loop or an assignment reads its source before it sets its target.
+        for child in sorted(children, key=lambda child: child is getattr(node, "target", None)):
+            visit(child)
+
+    visit(tree)
+    return frozenset(read & find_undeclared_variables(tree))
 
 
 def values_to_try(tree: nodes.Template) -> dict[str, tuple[object, ...]]:

@@ -26,13 +26,12 @@ import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
-from packhouse.recipe.rows import CHAT_TEMPLATES, TEMPLATES
+from packhouse.recipe.settings import CHAT_TEMPLATES, TEMPLATES
 from packhouse.records.conversations import Conversations, Shape, make_shape
 from packhouse.render.compiled import CompiledTemplate, Filling, Hole
 from packhouse.render.field_columns import FieldColumns, Numbers
 from packhouse.render.results import Refusal, Texts, Trained
-from packhouse.tokenize.encoders import load_tokenizer
-from packhouse.tokenize.pipeline import TokenizerSnapshot, read_pipeline
+from packhouse.tokenize.encoders import TokenizerSnapshot, load_tokenizer, read_pipeline
 
 # The two texts of Stanford Alpaca (PROMPT_DICT in its train.py), without the blocks.
 PREAMBLE = (

@@ -206,9 +206,14 @@ def _stops(
 
 
 def _find_switch(tried: _Tried, arguments: Mapping[str, Sequence[object]]) -> Switch | None:
-    """The first argument, in the order of names, that changes the header of an answer."""
+    """The first argument, in the order of names, that changes the header of an answer.
+
+    Values whose prompts begin otherwise than answers are not modes of thinking: Granite 3.3 writes
+    its argument `controls` into the header of prompts alone.
+    """
     for name, messages in product(sorted(arguments), (QUESTION, [*QUESTION, *_CALL])):
-        done = {value: tried(messages, {name: value}, True) for value in arguments[name]}
+        values = [value for value in arguments[name] if _leads_to_answer(tried, {name: value})]
+        done = {value: tried(messages, {name: value}, True) for value in values}
         prompts = {value: prompt for value, prompt in done.items() if prompt}
         if len({prompt.tail for prompt in prompts.values()}) < 2:
             continue
@@ -220,6 +225,20 @@ def _find_switch(tried: _Tried, arguments: Mapping[str, Sequence[object]]) -> Sw
         thinking = next(value for value in usual if prompts[value].tail == header)
         return Switch(name, thinking, next(v for v in usual if prompts[v].tail != header))
     return None
+
+
+def _leads_to_answer(tried: _Tried, arguments: Arguments) -> bool:
+    """Return True if a prompt ends, up to an empty thought, as answers begin."""
+    prompt = tried(QUESTION, arguments, True)
+    if prompt is None or b"think>" in prompt.tail:
+        return prompt is not None
+    for answer in (ANSWER, _THOUGHT):
+        if whole := tried([*QUESTION, *answer], arguments):
+            own = whole.own(1)
+            header = whole.text[prompt.end : own[0].start if own else None]
+            if header.startswith(prompt.tail) or prompt.tail.startswith(header):
+                return True
+    return False
 
 
 def _thinks_with(tried: _Tried, arguments: Arguments) -> bool:

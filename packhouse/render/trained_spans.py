@@ -18,7 +18,7 @@ from itertools import accumulate, groupby, takewhile
 from typing import Any, NamedTuple
 
 from packhouse.recipe import FormatConfig
-from packhouse.records.thinking import thought_spans
+from packhouse.records.conversations import thought_spans
 from packhouse.render.chat_messages import Messages
 from packhouse.render.kinds import Kinds
 from packhouse.render.losses import is_thought

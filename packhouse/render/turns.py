@@ -27,7 +27,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from packhouse.recipe import FormatConfig
-from packhouse.records.thinking import BEGINS_THOUGHT
+from packhouse.records.conversations import BEGINS_THOUGHT
 from packhouse.render.chat_messages import Messages, function_of
 from packhouse.render.kinds import Kind, Kinds, Place, Turn
 from packhouse.render.losses import check_answer, is_thought

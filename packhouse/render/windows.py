@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.recipe import FormatConfig
+from packhouse.records.identity import derive
 from packhouse.records.messages import ROLES, FlatMessages
-from packhouse.records.rows import derive
 from packhouse.system.arrays import Bools, Float32s, Int64s
 
 Window = tuple[int, int]

@@ -34,7 +34,7 @@ import pyarrow as pa
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from packhouse.errors import IntegrityError
-from packhouse.records import contracts
+from packhouse.records import tables
 from packhouse.registry import function_of_addon
 from packhouse.store.objects import ObjectStore
 from packhouse.system.disks import CachePlace, check_cache, default_cache, disk_errors
@@ -303,7 +303,7 @@ class Workspace:
 
     cache: Path = field(default_factory=default_cache)
     """Steps that are done lie under it; deleting it loses time, never data."""
-    check: Check = contracts.check
+    check: Check = tables.check
     """Contract of every table, called before its step counts as done."""
     moved_by: str | None = None
     """The run that a ref names as its mover; by default the person whose process this is."""

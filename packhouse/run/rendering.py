@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from packhouse.errors import TemplateError
 from packhouse.recipe import Recipe
+from packhouse.records.identity import num_rows
 from packhouse.records.lists import one_chunk
 from packhouse.records.pairs import REJECTED, cut_behind_answers, keep_both
 from packhouse.records.render_counts import RenderCounts, SplitText
-from packhouse.records.rows import num_rows
 from packhouse.records.tables import FORMATTED, REFUSED, read_table, write_table
 from packhouse.render import make_renderer
 from packhouse.render.windows import WindowRule
@@ -28,7 +28,7 @@ from packhouse.system.worker import run_in_worker
 from packhouse.tokenize import TokenizerSnapshot, load_snapshot, tokenize_shard, tokenize_table
 from packhouse.tokenize.given import read_given
 from packhouse.tokenize.loading import MEMORY_PER_BYTE, tokenizer_bytes, tokenizer_folder
-from packhouse.tokenize.split_prompts import cuts_prompts
+from packhouse.tokenize.tokenizing import cuts_prompts
 
 
 def run_template(call: Callable[[], Any], recipe: Recipe, num_bytes: int = 0) -> Any:

@@ -15,8 +15,13 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from packhouse.errors import ContractError, IntegrityError
-from packhouse.pack import check_packed, published_schema, supervised_names
-from packhouse.pack.layout import PREFERENCE_NAMES, Layout
+from packhouse.pack.layout import (
+    PREFERENCE_NAMES,
+    Layout,
+    check_packed,
+    published_schema,
+    supervised_names,
+)
 from packhouse.store.manifest import FileEntry, Manifest, schema_fingerprint, schema_to_json
 
 _BATCH_ROWS = 1024

@@ -24,7 +24,7 @@ import pyarrow as pa
 from pydantic import Field, TypeAdapter, ValidationError
 
 from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
-from packhouse.pack import PackStatistics
+from packhouse.pack.gather import PackStatistics
 from packhouse.recipe.model import Preferences, preferences_in
 from packhouse.records.ledger import Filter, LedgerLine, filters_of
 from packhouse.records.render_counts import RenderCounts
@@ -134,7 +134,7 @@ class TableSchema:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Side:
+class SideCounts:
     """What train or eval holds; records and tokens as often as they are packed."""
 
     records: int = 0
@@ -150,7 +150,7 @@ class Counts:
     ledger: tuple[LedgerLine, ...] = ()
     dedup: Mapping[str, Any] = field(default_factory=dict)
     statistics: Mapping[str, PackStatistics] = field(default_factory=dict)
-    sides: Mapping[str, Side] = field(default_factory=dict)
+    sides: Mapping[str, SideCounts] = field(default_factory=dict)
     sources: Mapping[str, Counters] = field(default_factory=dict)
 
     def splits(self) -> dict[str, PackStatistics]:
@@ -191,7 +191,7 @@ class Shard:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tokenizer:
+class TokenizerFacts:
     """Which tokenizer made the ids."""
 
     # It is part of the name of an object in the store.
@@ -206,7 +206,7 @@ class Lineage:
     """What the version was made of."""
 
     sources: tuple[Shard, ...] = ()
-    tokenizer: Tokenizer = Tokenizer()
+    tokenizer: TokenizerFacts = TokenizerFacts()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

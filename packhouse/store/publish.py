@@ -10,15 +10,34 @@ before the first byte, so a retry lands on the same keys and finds its own work 
 version published twice is one version, and what somebody removed from it is put back. A commit slot
 that garbage collection took makes the publisher start over in the next generation. Costs three
 requests beside the uploads, and a listing where the version was there already.
+
+A store keeps each tokenizer once, so a version can be read anywhere. An object holds the very bytes
+whose sha256 is the tokenizer's fingerprint, compressed:
+
+    transformers=5.1.0
+    tokenizers=0.22.1
+    merges.txt 1671839
+    <1,671,839 bytes>tokenizer_config.json 7305
+    <7,305 bytes>...
+
+So its name is its digest: `zcat <fingerprint>.gz | sha256sum` gives it back, and a version's
+manifest, which says the fingerprint, vouches for the files. Qwen 2.5 takes 2.1 MB (1.8 at zlib's
+level 6, which needs 0.2 s more).
+Garbage collection leaves these objects alone: a publisher of any dataset may be about to name one.
 """
 
+import gzip
+import hashlib
 import itertools
 import json
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,18 +47,20 @@ from packhouse.errors import (
     ConfigError,
     ConflictError,
     ContractError,
+    IntegrityError,
     StoreRefusedError,
     VersionNotFoundError,
 )
 from packhouse.store.card import dataset_card
 from packhouse.store.evolution import Drift, Gate, breaking_changes, measure_drift
-from packhouse.store.guard import require_guarded
+from packhouse.store.gc import require_guarded
 from packhouse.store.layout import (
     check_name,
     check_vid,
     file_key,
     manifest_key,
     split_version,
+    tokenizer_key,
     version_folder,
     version_name,
 )
@@ -55,12 +76,94 @@ from packhouse.store.manifest import (
     schema_fingerprint,
     schema_to_json,
 )
-from packhouse.store.objects import FileBody, ObjectStore, PreconditionFailedError, file_body
-from packhouse.store.protocol import All, Steps, ask, put_data, run
+from packhouse.store.objects import (
+    MAX_GET_BYTES,
+    FileBody,
+    ObjectNotFoundError,
+    ObjectStore,
+    PreconditionFailedError,
+    file_body,
+)
+from packhouse.store.protocol import All, Steps, ask, put_data, read_checked, run
 from packhouse.store.refs import MoveNote, Ref, move_ref_steps, note_move, read_ref_steps
-from packhouse.store.tokenizers import keep_tokenizer
 from packhouse.system.disks import temporary_folder
 from packhouse.system.fingerprint import canonical_json
+
+_MAX_BYTES = 2**27
+"""Largest sum of a tokenizer's files; Gemma 3 has 38 MB."""
+_MAX_FILES = 32
+_HEADER = re.compile(rb"transformers=[^\n]{1,64}\ntokenizers=[^\n]{1,64}\n")
+_ENTRY = re.compile(rb"([A-Za-z0-9_][A-Za-z0-9._-]{0,99}) (0|[1-9][0-9]{0,9})\n")
+
+
+def keep_tokenizer(store: ObjectStore, fingerprint: str, read: Callable[[], bytes]) -> bool:
+    """Write a tokenizer to the store unless it is there; False if it is too large for one.
+
+    What is there is not compared: bytes of zlib differ by its version, and readers check them.
+
+    Args:
+        store: where to.
+        fingerprint: of the tokenizer.
+        read: returns the bytes that have it as their sha256.
+    """
+    key = tokenizer_key(fingerprint)
+    try:
+        run(store, ask(ObjectStore.head, key))
+        return True
+    except ObjectNotFoundError:
+        document = read()
+    assert hashlib.sha256(document).hexdigest() == fingerprint, "the caller compared it"
+    body = gzip.compress(document, compresslevel=1, mtime=0)
+    if len(document) > _MAX_BYTES or len(body) > MAX_GET_BYTES:
+        return False
+    with suppress(PreconditionFailedError):  # another publisher, or our own lost success
+        run(store, ask(ObjectStore.put_create, key, body))
+    return True
+
+
+def fetch_tokenizer(store: ObjectStore, fingerprint: str) -> dict[str, bytes] | None:
+    """Return the files of a tokenizer by name, or None if the store does not keep it.
+
+    Raises:
+        IntegrityError: what is kept there is not what the fingerprint says.
+    """
+    if not re.fullmatch("[0-9a-f]{64}", fingerprint):
+        return None
+    parse = partial(_parse, fingerprint=fingerprint)
+    found = run(store, read_checked(tokenizer_key(fingerprint), parse))
+    return found[0] if found else None
+
+
+def _parse(data: bytes, key: str, fingerprint: str) -> dict[str, bytes]:
+    """The files, of bytes that anybody may have put there.
+
+    No file is made here, and no more is unpacked than a tokenizer may hold.
+    """
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        document = unpacker.decompress(data, _MAX_BYTES + 1)
+    except zlib.error:
+        document = b""
+    if hashlib.sha256(document).hexdigest() != fingerprint:
+        raise IntegrityError(
+            f"the tokenizer at '{key}' is damaged: its bytes are not those of its name. Remove "
+            "that object and publish the version again",
+            key=key,
+        )
+    files: dict[str, bytes] = {}
+    header = _HEADER.match(document)
+    at = header.end() if header else len(document)
+    while at < len(document) and len(files) < _MAX_FILES:
+        entry = _ENTRY.match(document, at)
+        if entry is None or entry[1].decode() in files:
+            break
+        start, size = entry.end(), int(entry[2])
+        files[entry[1].decode()] = document[start : start + size]
+        at = start + size
+    if header is None or at != len(document):
+        raise IntegrityError(f"'{key}' holds no files of a tokenizer", key=key)
+    return files
+
 
 _HASHING_THREADS = 4
 
@@ -98,6 +201,8 @@ class PublishedVersion:
     """False if it was there before this call looked."""
     ref: Ref | None = None
     """The ref after the call, if one was asked for and nothing held it back."""
+    ref_before: str | None = None
+    """The version that the ref pointed to before the call."""
     drift: Drift | None = None
     """Distance from the version that the ref pointed to before."""
     breaking: tuple[str, ...] = ()
@@ -169,7 +274,13 @@ def publish_version(
         note = note_move("published", by)
         steps = publish_steps(draft, uploads, None if held_back else ref, keeper.may_move, note)
         result = run(store, steps)
-    return replace(result, drift=keeper.drift, breaking=keeper.broken, held_back=keeper.held_back)
+    return replace(
+        result,
+        ref_before=keeper.ref_before,
+        drift=keeper.drift,
+        breaking=keeper.broken,
+        held_back=keeper.held_back,
+    )
 
 
 class _Gatekeeper:
@@ -184,6 +295,7 @@ class _Gatekeeper:
         self.gate = gate
         self.drift: Drift | None = None
         self.broken: tuple[str, ...] = ()
+        self.ref_before: str | None = None
         self._seen: str | None = None
 
     @property
@@ -199,6 +311,7 @@ class _Gatekeeper:
             ContractError: readers of the ref's current version would break.
         """
         current, _ = yield from read_ref_steps(self.draft.dataset, ref)
+        self.ref_before = current.version if current else None
         may = yield from self.may_move(current)
         if self.broken:
             raise ContractError(

@@ -39,9 +39,8 @@ from packhouse.store.manifest import (
 )
 from packhouse.store.objects import ObjectNotFoundError, ObjectStore, open_store
 from packhouse.store.protocol import MAX_READS, Steps, download, in_parallel, run
-from packhouse.store.publish import find_slot_steps
+from packhouse.store.publish import fetch_tokenizer, find_slot_steps
 from packhouse.store.refs import explaining, read_ref_steps, scan_refs
-from packhouse.store.tokenizers import fetch_tokenizer
 from packhouse.system.disks import OF_DISKS, temporary_folder, write_whole
 from packhouse.system.fingerprint import file_sha256
 

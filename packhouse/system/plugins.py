@@ -36,8 +36,8 @@ _WHAT: dict[Kind, str] = {
 }
 
 RENDERERS = {
-    "harmony": ("openai-harmony", "packhouse.addons.renderers.harmony:Harmony"),
-    "mistral": ("mistral-common", "packhouse.addons.renderers.mistral:Mistral"),
+    "harmony": ("openai-harmony", "packhouse.addons.renderers:Harmony"),
+    "mistral": ("mistral-common", "packhouse.addons.renderers:Mistral"),
 }
 """Renderers that packhouse ships: the library that each needs, and its class. An extra of the same
 name installs the library."""

@@ -18,9 +18,14 @@ import numpy as np
 import orjson
 
 from packhouse.system.arrays import Bools, Int32s, Int64s
-from packhouse.tokenize.encoders import chunks_of, load_tokenizer
+from packhouse.tokenize.encoders import (
+    AddedToken,
+    Pipeline,
+    chunks_of,
+    load_tokenizer,
+    read_pipeline,
+)
 from packhouse.tokenize.offsets import EncodedRow, EncodedRows, Spans, byte_ranges
-from packhouse.tokenize.pipeline import AddedToken, Pipeline, read_pipeline
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -27,9 +27,11 @@ from packhouse.tokenize.encoders import (
     EncoderError,
     GigatokenEncoder,
     HFEncoder,
+    Pipeline,
+    TokenizerSnapshot,
+    read_pipeline,
 )
 from packhouse.tokenize.offsets import flat_texts, locate_by_widths
-from packhouse.tokenize.pipeline import Pipeline, TokenizerSnapshot, read_pipeline
 
 _JUDGING = threading.Lock()
 

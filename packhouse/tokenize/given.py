@@ -20,8 +20,7 @@ from packhouse.records.lists import (
 from packhouse.records.messages import FlatMessages
 from packhouse.records.tables import FORMATTED, QUARANTINED, TOKENIZED, refused_rows
 from packhouse.system.arrays import Int32s, Int64s
-from packhouse.tokenize.encoders import decode_lists
-from packhouse.tokenize.pipeline import TokenizerSnapshot, read_pipeline
+from packhouse.tokenize.encoders import TokenizerSnapshot, decode_lists, read_pipeline
 
 GIVEN_VERSION = 1
 """Rises whenever the same ids would give other tables."""

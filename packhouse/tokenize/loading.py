@@ -32,15 +32,20 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from packhouse.errors import TokenizerError
-from packhouse.recipe.rows import PipelineChoice
-from packhouse.recipe.section import HUB_NAME
+from packhouse.recipe.settings import HUB_NAME, PipelineChoice
 from packhouse.system.disks import read_checked, temporary_folder, write_checked
 from packhouse.system.plugins import hub_options, silent_bar
 from packhouse.system.wording import first_line, near_files
 from packhouse.system.worker import at, limited, run_in_worker
-from packhouse.tokenize.encoders import bare, keep
+from packhouse.tokenize.encoders import (
+    MAX_IDS,
+    Pipeline,
+    TokenizerSnapshot,
+    bare,
+    keep,
+    read_pipeline,
+)
 from packhouse.tokenize.gate import short_texts
-from packhouse.tokenize.pipeline import MAX_IDS, Pipeline, TokenizerSnapshot, read_pipeline
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -396,8 +401,8 @@ def _tokenizer_files(folder: Path) -> list[Path]:
     if not os.path.isdir(folder):  # noqa: PTH112 - `Path.is_dir` raises if the name is too long
         near = near_files(folder)
         raise TokenizerError(
-            f"no tokenizer folder at '{str(folder)[:200]}'{near + ' Or' if near else ';'} give the "
-            "folder that `tokenizer.save_pretrained(folder)` wrote, or a name of the Hub such as "
+            f"no tokenizer folder at '{str(folder)[:200]}'{near}{'' if near[-1:] == '?' else '.'} "
+            "Give the folder that `tokenizer.save_pretrained(folder)` wrote, or a Hub name such as "
             "`Qwen/Qwen2.5-0.5B-Instruct`",
             folder=str(folder),
         )

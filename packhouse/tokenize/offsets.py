@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from packhouse.records.lists import list_items, string_bytes, zero_based
 from packhouse.system.arrays import Bools, Bytes, Int32s, Int64s
-from packhouse.tokenize.pipeline import Pipeline
+from packhouse.tokenize.encoders import Pipeline
 
 _SPACE = ord(" ")
 _MAX_RANK = 1000  # segments of one row that are looked at one by one

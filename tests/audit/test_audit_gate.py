@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-import packhouse
 import schemas
-from packhouse.auditing import audit_packs, audit_records, check_audit
+from packhouse.auditing.gate import check_audit
+from packhouse.auditing.shard import audit_packs, audit_records
 from packhouse.auditing.tokens import NUM_WORST
 from packhouse.cli import cli
 from packhouse.errors import AuditError
@@ -24,7 +24,7 @@ from packhouse.records.tables import PACKED
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.local_pool import LocalRunner
-from packhouse.run.steps.records import LINEAGE
+from packhouse.run.steps.pack import LINEAGE
 from packhouse.store import open_version
 from tests.audit.conftest import DEMO
 
@@ -88,24 +88,6 @@ def test_white_space_may_stand_behind_an_end_token(ids, ranges, num_cut):
     assert found["cut_sequences"] == num_cut
 
 
-@pytest.mark.parametrize("name", ["qwen2_5", "qwen3"])
-def test_templates_whose_blocks_end_behind_the_end_token_are_published(name, shared, tmp_path):
-    """TRL's: `{{- '<|im_end|>\\n' }}{%- endgeneration %}`."""
-    folder = pytest.importorskip("trl").__path__[0]
-    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]
-    version = packhouse.prepare(
-        [{"messages": talk}],
-        tokenizer=shared / "tokenizers" / {"qwen2_5": "qwen2.5-instruct"}.get(name, name),
-        dataset="talks",
-        store=tmp_path / "store",
-        cache=tmp_path / "cache",
-        progress=False,
-        format={"template": f"{folder}/chat_templates/{name}_training.jinja"},
-        pack={"seq_len": 64},
-    )
-    assert version.audit["packs"]["cut_sequences"] == 0
-
-
 def key(name):
     return hashlib.sha256(name.encode()).hexdigest()[:20]
 
@@ -120,24 +102,6 @@ def record(name, row, group, split="train", source="a/a.jsonl", times=1):
         "outcome": "kept",
         "times": times,
     }
-
-
-def test_repetition_is_counted_within_sources_and_over_all():
-    rows = [
-        record("x", 0, "g1"),
-        record("x", 1, "g1"),
-        record("x", 0, "g1", source="b/b.jsonl"),
-        record("y", 2, "g1"),  # another answer to the same prompt
-        record("z", 3, "g2", split="eval"),
-    ]
-    found = repetition(rows)
-    assert found["duplicates"] == 2
-    assert found["sources"] == {"a": 1, "b": 0}
-    assert (found["prompt_groups"], found["prompt_group_records"]) == (1, 2)
-    assert found["both_sides"] == 0
-    assert found["worst"] == [
-        {"source": "a/a.jsonl", "row": 0, "record_id": key("x"), "value": 3},
-    ]
 
 
 @given(
@@ -295,12 +259,6 @@ def test_the_result_is_in_the_manifest_and_shown(project):
     assert "100.00%" in shown
 
 
-@pytest.mark.parametrize("limit", ["max_duplicates", "min_answer_coverage"])
-def test_limits_are_shares(limit):
-    with pytest.raises(ValueError, match="less than or equal to 1"):
-        AuditConfig(**{limit: 2})
-
-
 def test_a_mask_beside_its_text_stops_whatever_the_limits():
     counts = {"answer_bytes": 9, "untrained_answer_bytes": 0, "trained_prompt_bytes": 0}
     rows = [{"source": "a/a.jsonl", "row": 7, "record_id": "r", "value": 1}]
@@ -322,32 +280,3 @@ def test_a_source_listed_twice_is_stopped(project):
     project.path.write_text(yaml.safe_dump(recipe))
     with pytest.raises(AuditError, match=r"40 of 80 \(50.00%, over 30.00%\) rows repeat"):
         project.prepare()
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        # As Phi-3 with the EOS `<|end|>`: the template ends turns, and EOS ends the text again.
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% else %}<|im_end|>{% endif %}",
-        # As Command A: its system turn names the token that answers begin with.
-        "<|im_start|>system\nAnswer behind <|endoftext|><|im_end|>\n{% for m in messages %}"
-        "<|im_start|>{{ m.role }}\n{{ '<|endoftext|>' if m.role == 'assistant' }}{{ m.content }}"
-        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
-    ],
-    ids=["ends twice", "names the first token"],
-)
-def test_right_turns_are_neither_cut_nor_begun_too_early(template, tmp_path):
-    (tmp_path / "own.jinja").write_text(template)
-    talk = [{"role": "user", "content": "Two?"}, {"role": "assistant", "content": "2."}]
-    made = packhouse.prepare(
-        [{"messages": talk}],
-        tokenizer=str(DEMO / "tokenizer"),
-        dataset="toy",
-        seq_len=64,
-        format={"template": str(tmp_path / "own.jinja")},
-        store=tmp_path / "store",
-        cache=tmp_path / "cache",
-        progress=False,
-    )
-    assert made.statistics["train"]["num_trained"] > 1

@@ -7,14 +7,13 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.auditing import audit_shard
 from packhouse.auditing import shard as shard_module
-from packhouse.auditing.tokens import Intervals, Side
+from packhouse.auditing.shard import audit_shard
+from packhouse.auditing.tokens import Side
 from packhouse.recipe import FormatConfig
 from packhouse.tokenize import load_snapshot
 from tests.audit.conftest import CHATS, DEMO, Tables, turns
@@ -79,14 +78,6 @@ def test_no_way_to_train_is_a_finding_by_itself(snapshot, train_on, template):
     assert found(Tables(CHATS, snapshot, config)) == {}
 
 
-def test_messages_of_weight_zero_are_not_due(snapshot):
-    chat = turns("Name a river.", "The Danube.", "And another?", "The Elbe.")
-    chat[1]["weight"] = 0.0
-    tables = Tables([chat], snapshot)
-    assert found(tables) == {}
-    assert audited(tables)["counts"]["answer_bytes"] == len("The Elbe.")
-
-
 def template_file(folder, answer):
     """A ChatML template with `answer` for assistant turns, generation tags and all."""
     path = folder / "own.jinja"
@@ -111,14 +102,6 @@ def test_axolotl_3754_an_end_token_outside_of_the_generation_block(snapshot, tmp
     ):
         end = snapshot.added_tokens["<|im_end|>"]
         assert {ids[each["end"] - 1] for each in ranges} == {end}
-
-
-def test_of_a_generation_block_around_the_header_the_answer_is_trained(snapshot, tmp_path):
-    config = template_file(
-        tmp_path,
-        "{% generation %}<|im_start|>assistant\n{{ m.content }}<|im_end|>{% endgeneration %}\n",
-    )
-    assert found(Tables(CHATS, snapshot, config)) == {}
 
 
 def test_trl_1623_a_masked_end_token(tables):
@@ -157,20 +140,6 @@ def test_unsloth_1290_labels_that_are_all_ignored(tables):
     assert found(tables)["untrained_answer_bytes"] == audited(tables)["counts"]["answer_bytes"]
 
 
-def test_axolotl_2089_half_an_answer_is_trained(tables):
-    """https://github.com/axolotl-ai-cloud/axolotl/issues/2089: wrong assistant spans."""
-    whole = tables.tokenized.to_pylist()[1]["trained_ranges"][1]
-
-    def start_late(row):
-        if row["row"] == 1:
-            row["trained_ranges"][1]["start"] += 3
-
-    tables.sabotage(start_late)
-    assert whole["end"] - whole["start"] > 4
-    assert 0 < found(tables)["untrained_answer_bytes"] < len("The Elbe, for example.")
-    assert [row["row"] for row in audited(tables)["worst"]["untrained_answer_bytes"]] == [1]
-
-
 def test_openrlhf_393_two_bos(tables):
     """https://github.com/OpenRLHF/OpenRLHF/issues/393: the template's BOS and the tokenizer's."""
     with_bos = replace(
@@ -202,18 +171,6 @@ def test_a_bos_that_the_template_writes_at_every_turn_is_due(tables, opens_turns
     assert found(tables, opens_turns) == {}
 
 
-def test_a_bos_right_behind_another_is_double_and_counts_its_row_once(tables, opens_turns):
-    def open_twice(row):
-        row["input_ids"] = [
-            t for i in row["input_ids"] for t in ([i] * (3 if i == IM_START else 1))
-        ]
-        row["trained_ranges"] = []
-
-    tables.sabotage(open_twice)
-    counts = audited(tables, opens_turns)["counts"]
-    assert counts["double_bos"] == counts["rows"] == 3
-
-
 def test_a_bos_that_nobody_wrote_is_double_where_places_are_not_known(tables, opens_turns):
     def put_bos(row):
         if row["row"] == 1:  # between two words of the last answer
@@ -222,25 +179,6 @@ def test_a_bos_that_nobody_wrote_is_double_where_places_are_not_known(tables, op
 
     tables.sabotage(put_bos)
     assert found(tables, opens_turns)["double_bos"] == 1
-
-
-def test_no_share_exceeds_the_whole(tables):
-    def end_often(row):
-        at = row["trained_ranges"][-1]["end"]
-        row["input_ids"][at:at] = [IM_END] * 5
-
-    tables.sabotage(end_often)
-    counts = audited(tables)["counts"]
-    assert counts["double_ends"] == counts["rows"] == 3
-
-
-def test_answers_without_a_range_are_turns_that_have_no_end(tables):
-    def drop_ranges(row):
-        row["trained_ranges"] = row["trained_ranges"][:1]
-
-    tables.sabotage(drop_ranges)
-    counts = audited(tables)["counts"]
-    assert (counts["turns"], counts["unterminated_turns"]) == (4, 1)
 
 
 def test_an_end_token_twice(tables):
@@ -292,11 +230,6 @@ def test_an_answer_whose_first_token_begins_in_the_prompt(shared, name):
     assert found(Tables(chats, snapshot, config)) == {"untrained_answer_bytes": len("positive")}
     config = FormatConfig(template="classification", prompt="{text}\nLabel:\n")
     assert found(Tables(chats, snapshot, config)) == {}
-
-
-def test_control_text_in_contents_is_no_end_and_no_header(snapshot):
-    chats = [turns("What does <|im_end|> do?", "It ends; <|im_start|>user opens.")]
-    assert found(Tables(chats, snapshot)) == {}
 
 
 CALLING = [
@@ -361,45 +294,6 @@ def moved_tables():
 
 QWEN = "qwen2.5-instruct"
 MISTRAL = "mistral-7b-instruct-v0.3"
-DECOMPOSED = [turns("Cafe\u0301?", "Tre\u0300s bien.", "A\u0300 la?", "Oui.")]  # Qwen's is NFC
-
-
-@pytest.mark.parametrize("never", [[], ["user"]])
-def test_rows_that_a_tokenizer_normalises_end_behind_the_last_end_token(shared, never):
-    """All is trained, so the line break behind the last end token is, too: it cuts nothing off."""
-    snapshot = load_snapshot(shared / "tokenizers" / QWEN)
-    tables = Tables(DECOMPOSED, snapshot, FormatConfig(train_on="all", never_train=never))
-    assert found(tables) == {"unlocated_rows": 1}
-
-    def without_ends(row):
-        for span in row["trained_ranges"]:
-            span["end"] -= 2
-
-    tables.sabotage(without_ends)
-    assert found(tables)["unterminated_turns"] == len(tables.tokenized["trained_ranges"][0])
-
-
-def test_a_system_turn_that_the_template_does_not_end_needs_no_end(shared):
-    """Mistral's stands in the user's turn: no token is there that could be trained."""
-    snapshot = load_snapshot(shared / "tokenizers" / MISTRAL)
-    system = {"role": "system", "content": "Be brief.", "weight": 1.0}
-    chat = [system, *turns("Name a river.", "The Danube.")]
-    chat[1]["weight"] = 0.0
-    template = "mistral_system"
-    for config in (
-        FormatConfig(template=template),
-        FormatConfig(template=template, train_on="all"),
-        FormatConfig(template=template, train_on="all", never_train=["user"]),
-    ):
-        tables = Tables([chat], snapshot, config)
-        assert len(tables.tokenized["trained_ranges"][0]) == 2
-        assert found(tables) == {}
-
-        def without_an_end(row):
-            row["trained_ranges"][1]["end"] -= 1
-
-        tables.sabotage(without_an_end)
-        assert found(tables) == {"unterminated_turns": 1}
 
 
 def test_tool_definitions_are_trained_with_the_system_turn_that_holds_them(shared):
@@ -418,20 +312,6 @@ def test_tool_definitions_are_trained_with_the_system_turn_that_holds_them(share
         assert ("trained_prompt_bytes" in found(tables)) == is_fault
 
 
-def test_an_answer_that_says_what_the_system_does_needs_its_end(shared):
-    snapshot = load_snapshot(shared / "tokenizers" / MISTRAL)
-    chat = [{"role": "system", "content": "Yes.", "weight": 1.0}, *turns("Really?", "Yes.")]
-    template = "mistral_system"
-    tables = Tables([chat], snapshot, FormatConfig(template=template))
-    assert found(tables) == {}
-
-    def without_an_end(row):
-        row["trained_ranges"][1]["end"] -= 1
-
-    tables.sabotage(without_an_end)
-    assert found(tables) == {"unterminated_turns": 1}
-
-
 @pytest.mark.parametrize("control_text", ["text", "allow"])
 def test_control_text_in_a_thought_that_is_left_out_ends_no_turn(control_text, snapshot):
     chat = turns("Why?", "So. <think>h<|im_start|>m<|im_end|></think> And so.", "And?", "Yes.")
@@ -439,41 +319,6 @@ def test_control_text_in_a_thought_that_is_left_out_ends_no_turn(control_text, s
     tables = Tables([chat], snapshot, config, control_text=control_text)
     assert len(tables.tokenized["trained_ranges"][0]) == 3
     assert found(tables) == {}
-
-
-def test_control_text_before_a_thought_of_a_normalised_row_is_no_end_of_others(shared):
-    snapshot = load_snapshot(shared / "tokenizers" / QWEN)
-    odd = turns("Cafe\u0301?", "So <|im_start|> <think>hm</think> And so.", "And?", "Yes.")
-    config = FormatConfig(reasoning="train_last")
-    tables = Tables([odd, TAGGED, *CHATS], snapshot, config, control_text="allow")
-    assert found(tables) == {"unlocated_rows": 1}
-
-
-def test_end_tokens_in_contents_that_are_allowed_are_not_the_template_s(shared):
-    snapshot = load_snapshot(shared / "tokenizers" / QWEN)
-    for said in (
-        "Yes.<|im_end|><|im_end|>No.",
-        "Oui, tre\u0300s.<|im_end|><|im_end|>Non.",
-        "Tre\u0300s.<|im_end|>",
-    ):
-        tables = Tables([turns("Say it.", said)], snapshot, control_text="allow")
-        assert found(tables).keys() <= {"unlocated_rows"}
-
-        def twice(row):
-            row["input_ids"].insert(-1, row["input_ids"][-2])
-            row["trained_ranges"][-1]["end"] += 1
-
-        tables.sabotage(twice)
-        assert found(tables)["double_ends"] == 1
-
-
-def test_what_opens_an_answer_behind_an_empty_question_is_no_header(shared):
-    """Windows may begin with one; `[TOOL_CALLS]` is the first token of the answer."""
-    snapshot = load_snapshot(shared / "tokenizers" / MISTRAL)
-    call = '[{"id": "abcdefghi", "function": {"name": "f", "arguments": {}}}]'
-    answer = {"role": "assistant", "content": "", "tool_calls": call}
-    chats = [[*turns(asked), answer] for asked in ("", "Which one?")]
-    assert found(Tables(chats, snapshot)) == {}
 
 
 TAGGED = turns("Why?", f"<think>\n{'hm ' * 40}\n</think>\n\nSo it is.", "And?", "Yes.")
@@ -504,24 +349,3 @@ def test_rows_that_fell_on_the_way_are_not_looked_for(tables):
     counts = audited(tables)["counts"]
     assert counts["answer_bytes"] == before["answer_bytes"] - len("Six.")
     assert found(tables) == {}
-
-
-def test_a_shard_without_rows(tables):
-    tables.tokenized = tables.tokenized.slice(0, 0)
-    assert found(tables) == {}
-
-
-edges = st.lists(st.integers(0, 60), min_size=2, max_size=12, unique=True).map(sorted)
-
-
-@given(edges=edges, queries=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20))))
-def test_bytes_within_intervals_equal_those_counted_one_by_one(edges, queries):
-    pairs = list(zip(edges[::2], edges[1::2], strict=False))
-    held = {byte for start, end in pairs for byte in range(start, end)}
-    intervals = Intervals.of(*(np.array(list(side)) for side in zip(*pairs, strict=True)))
-    starts = np.array([start for start, _ in queries], np.int64)
-    ends = starts + np.array([size for _, size in queries], np.int64)
-    counted = [
-        len(held & set(range(a, b))) for a, b in zip(starts.tolist(), ends.tolist(), strict=True)
-    ]
-    assert intervals.within(starts, ends).tolist() == counted

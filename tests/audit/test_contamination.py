@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.addons.contamination.matching import (
+from packhouse.addons.contamination import (
     combine_contamination,
     match_benchmarks,
     read_benchmarks,
@@ -75,19 +75,6 @@ COPY = "A farmer has 17 sheep and all but nine die."
 def test_reasoning_and_tool_calls_are_looked_at(exam, answer, due):
     found, _ = match_benchmarks(validated_table([[*turns("Which?"), answer]]), exam)
     assert found["contaminated"] == due
-
-
-def test_a_benchmark_of_calls_is_found_in_calls(tmp_path):
-    talk = [*turns("Book a table."), called({"place": "Luigi", "seats": 4, "when": "at noon"})]
-    path = tmp_path / "calls.jsonl"
-    path.write_text(json.dumps({"messages": talk}) + "\n")
-    exam = read_benchmarks([SourceConfig(path=str(path))], 7)
-    other = [
-        *turns("Get me in, please."),
-        called({"place": "luigi", "seats": 4, "when": "At noon"}),
-    ]
-    (worst,) = match_benchmarks(validated_table([other]), exam)[0]["worst"]
-    assert worst["words"] == "book place luigi seats 4 when at"
 
 
 def test_what_cannot_be_looked_for_is_counted(exam):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import packhouse
-from packhouse.addons.golden.pinning import pin
+from packhouse.addons.golden import pin
 from packhouse.recipe import parse_recipe
 from packhouse.tokenize import load_snapshot
 from packhouse.tokenize.encoders import load_tokenizer
@@ -196,52 +196,3 @@ def test_thoughts_and_the_tags_of_a_prompt_may_be_left_out(shared: Path, tmp_pat
         assert not maker.found([*maker.rows(CHATS), left]), begin
     half = _without(thinking, "<think>\nGulls live", maker)
     assert maker.found([*maker.rows(CHATS), half]) == {"untrained_starts": 1}
-
-
-def test_an_end_trained_alone_counts_only_where_nothing_else_is(
-    shared: Path, tmp_path: Path
-) -> None:
-    """Axolotl's `train_on_eos: all` trains the end of turns that it does not train."""
-    maker = Rowmaker("qwen2.5-instruct", shared, tmp_path)
-    rows = maker.rows(CHATS)
-    (short,) = maker.rows([TALK[:2]])
-    spoiled = []
-    for row in (rows[0], short):
-        size = row["labels"].index(151645, first_trained(row)) - first_trained(row)
-        spoiled.append(late(row, size))
-
-    assert not maker.found([spoiled[0], *rows[1:]])
-    assert maker.found([spoiled[1], *rows]) == {"untrained_starts": 1}
-
-
-@pytest.mark.parametrize("tokenizer", ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"])
-def test_right_rows_of_real_chats_have_no_finding(
-    shared: Path, tmp_path: Path, tokenizer: str
-) -> None:
-    """What packhouse makes of real conversations, as if another tool had made it."""
-    files = [
-        "alpaca_gpt4_eval_1000.jsonl",
-        "glaive_toolcall_en_demo.json",
-        "oasst_en_100_message.jsonl",
-        "reason_tool_use_demo_50.jsonl",
-        "xtuner_openai_sft.jsonl",
-    ]
-    named = str(shared / "tokenizers" / tokenizer)
-    lifted = ("max_duplicates", "max_unterminated_turns", "max_trained_prompts")
-    version = packhouse.prepare(
-        [str(shared / "data" / file) for file in files],
-        tokenizer=named,
-        format={"template": "chat", "reasoning": "keep" if tokenizer == "qwen3" else "strip"},
-        pack={"seq_len": 16384, "over_length": "drop"},
-        audit=dict.fromkeys(lifted, 1.0),
-        validate={"max_quarantined": 1.0},
-        store=tmp_path / "store",
-        dataset="chats",
-        cache=tmp_path / "cache",
-        progress=False,
-    )
-    report = packhouse.audit(version, named, cache=tmp_path / "cache", progress=False)
-    found = {finding.name: finding.number for finding in report.findings}
-
-    assert report.counts["records"] > 1000
-    assert not found.keys() & {"missing_headers", "untrained_starts"}

@@ -186,7 +186,7 @@ def padded(
 
 
 @pytest.mark.parametrize("pad", [151643, END])
-@pytest.mark.parametrize("attention", [None, 0, 1])
+@pytest.mark.parametrize("attention", [None, 1])
 @pytest.mark.parametrize("in_front", [False, True])
 def test_padding_that_is_trained_is_found_and_nothing_beside_it(
     audited: Callable[..., packhouse.AuditReport],
@@ -203,36 +203,6 @@ def test_padding_that_is_trained_is_found_and_nothing_beside_it(
     assert trained.counts["tokens"] == sum(len(row["input_ids"]) for row in good)
     untrained = numbers(audited(padded(good, pad, -100, attention, in_front)))
     assert untrained == ({"padding": number} if in_front and not attention == 0 else {})
-
-
-def test_padding_of_rows_without_a_mask_is_not_said_to_be_trained(
-    audited: Callable[..., packhouse.AuditReport], good: Rows
-) -> None:
-    for attention in (0, 1):
-        rows = [
-            {name: row[name] for name in ("input_ids", "attention_mask")} | {"label": number % 2}
-            for number, row in enumerate(padded(good, 151643, attention=attention))
-        ]
-        assert "padding" not in numbers(audited(rows))
-
-
-def test_an_end_token_that_pads_too_ends_an_answer_once() -> None:
-    from packhouse.addons.audit_any.rows import Padding
-
-    def places(pad: Padding, ids: list[int], trained: list[int]) -> list[int]:
-        return pad.places(np.array(ids), np.array(trained, np.bool_)).astype(int).tolist()
-
-    own, other = Padding(2, frozenset({2})), Padding(0, frozenset({2}), bos_id=0)
-    assert places(own, [7, 8, 2, 2, 2], [0, 1, 1, 1, 1]) == [0, 0, 0, 1, 1]
-    assert places(own, [7, 8, 2], [0, 1, 1]) == [0, 0, 0]
-    assert places(other, [7, 8, 2, 0], [0, 1, 1, 1]) == [0, 0, 0, 1]
-    assert places(other, [7, 8, 0, 0], [0, 1, 1, 0]) == [0, 0, 0, 1]
-    assert places(other, [0, 0, 7, 8, 2, 2], [0] * 6) == [1, 0, 0, 0, 0, 1]
-    assert places(Padding(None), [7, 7], [0, 0]) == [0, 0]
-    unknown = Padding(None, frozenset({2}), unk_id=0)
-    assert places(unknown, [7, 8, 2, 0, 0], [0, 1, 1, 1, 1]) == [0, 0, 0, 1, 1]
-    assert places(unknown, [7, 8, 0], [0, 1, 1]) == [0, 0, 0]
-    assert places(own, [2, 2], [0, 0]) == [1, 1]
 
 
 def _untrained(rows: Rows) -> Rows:
@@ -501,25 +471,6 @@ def test_a_token_that_ends_turns_and_stops_nothing_is_found(
     assert found == {"other_ends": 1}
 
 
-def test_a_header_is_not_looked_for_in_the_record_before(
-    audited: Callable[..., packhouse.AuditReport], good: Rows
-) -> None:
-    rows = stopped(copied(good))
-    header = next(n for n, label in enumerate(rows[1]["labels"]) if label != -100)
-    prompt = {name: values[:header] for name, values in rows[1].items()}
-    answer = {name: values[header:] for name, values in rows[1].items()}
-    whole = joined([rows[0], prompt, answer], "seq_lengths")
-    assert spans(audited([whole, *rows[2:]]))[:2] == (40, 39)
-
-
-def test_without_a_template_headers_are_not_counted(
-    audited: Callable[..., packhouse.AuditReport], good: Rows
-) -> None:
-    report = audited(copied(good), template="alpaca")
-    assert "spans" not in report.counts
-    assert len([line for line in report.summary() if "trained span" in line]) == 0
-
-
 def test_answers_cut_at_the_limit_are_truncated_and_no_others(
     audited: Callable[..., packhouse.AuditReport], good: Rows
 ) -> None:
@@ -697,21 +648,3 @@ def test_a_row_of_another_kind_than_the_others_is_named(
     for data in (rows, tmp_path / "rows.jsonl"):
         with pytest.raises(SourceError, match=re.escape(said)):
             audited(data)
-
-
-def test_files_without_ids_beside_others_are_named_and_not_left_out(
-    audited: Callable[..., packhouse.AuditReport], good: Rows, tmp_path: Path
-) -> None:
-    pq.write_table(pa.Table.from_pylist(good), tmp_path / "a.parquet")
-    for name in ("b.parquet", "c.jsonl"):
-        if name == "b.parquet":
-            pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / name)
-        else:
-            (tmp_path / name).write_text('{"text": "a"}\n')
-        with pytest.raises(SourceError, match=f"{name}' has no `input_ids`, which others have"):
-            audited([tmp_path / "a.parquet", tmp_path / name])
-        with pytest.raises(SourceError, match=f"{name}' has no `input_ids`, which others have"):
-            audited(tmp_path)
-        (tmp_path / name).unlink()
-    (tmp_path / "stats.json").write_text('{"rows": 40}')
-    assert audited(tmp_path).is_clean

@@ -9,9 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-import packhouse
 from packhouse.pack.dedup import first_of_each
-from tests.audit.conftest import DEMO
 from tests.audit.test_audit_gate import Project
 
 
@@ -30,36 +28,6 @@ def project(tmp_path):
     recipe["audit"] = {"max_duplicates": 1}
     project.path.write_text(yaml.safe_dump(recipe))
     return project
-
-
-def test_equal_texts_whose_classes_have_other_names_are_no_duplicates(tmp_path):
-    rows = [{"text": f"It is {n}.", "mood": n % 2, "topic": n % 2} for n in range(6)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    names = {"mood": ["sad", "glad"], "topic": ["art", "sport"]}
-
-    def source(field: str, **more: object) -> dict[str, object]:
-        other = {"mood": "topic", "topic": "mood"}[field]
-        settings = {"path": "rows.jsonl", "format": "classification", "name": field}
-        labels = {"fields": {"label": field}, "label_names": names[field]}
-        return settings | labels | {"ignored_fields": [other]} | more
-
-    def prepare(*sources: dict[str, object]) -> packhouse.Version:
-        recipe = {"dataset": "moods", "sources": [*sources], "tokenizer": str(DEMO / "tokenizer")}
-        recipe |= {"format": {"template": "classification"}, "dedup": {"exact": "drop"}}
-        recipe["audit"] = {"max_duplicates": 1}
-        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-        folders = {"store": tmp_path / "store", "cache": tmp_path / "cache"}
-        return packhouse.prepare(tmp_path / "recipe.yaml", progress=False, **folders)
-
-    found = prepare(source("mood"), source("topic"))
-    query = "select source, row, text, outcome from records"
-    for row in found.sql(query).to_pylist():
-        kind = row["source"].partition("/")[0]
-        assert row["outcome"] == "kept"
-        assert row["text"].removesuffix("<|im_end|>").endswith(names[kind][row["row"] % 2])
-    same = prepare(source("mood"), source("topic", label_names=names["mood"]))
-    (number,) = same.sql("select count(*) as n from records where outcome = 'duplicate'")["n"]
-    assert number.as_py() == 6
 
 
 def pack_line(prepared):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from packhouse.auditing import check_audit
+from packhouse.auditing.gate import check_audit
 from packhouse.errors import AuditError, EmptyDatasetError, QuarantineLimitError
 from packhouse.recipe import AuditConfig
 from packhouse.records.ledger import LedgerLine, check_quarantine
@@ -35,17 +35,6 @@ def test_each_limit_of_the_audit_has_a_result_with_the_source_nearest_to_it():
     assert results["audit.min_answer_coverage"].shown_limit == "at least 99.00%"
     assert results["audit.both_sides"].limit == 0
     assert {r.outcome for r in results.values()} == {"passed"}
-
-
-def test_what_a_result_counts_is_what_its_value_is_a_share_of():
-    audit = audit_of(a=2)
-    audit["sources"]["a"]["untrained_answer_bytes"] = 5
-    results = {r.name: r for r in check_audit(audit, AuditConfig())}
-    coverage, duplicates = (
-        results[f"audit.{name}"] for name in ("min_answer_coverage", "max_duplicates")
-    )
-    assert (coverage.shown_value, coverage.detail) == ("99.50%", "source 'a': 995 of 1,000")
-    assert (duplicates.shown_value, duplicates.detail) == ("2.00%", "source 'a': 2 of 100")
 
 
 def test_an_error_of_the_audit_carries_all_results_the_good_ones_too():

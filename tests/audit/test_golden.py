@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.addons.golden.pinning import check_pinned, pin, read_golden, write_golden
+from packhouse.addons.golden import check_pinned, pin, read_golden, write_golden
 from packhouse.cli import cli
 from packhouse.errors import AuditError, ConfigError
 from packhouse.recipe import load_recipe, parse_recipe

@@ -1,7 +1,6 @@
 """Trained answers against the prompts of inference: right ones pass, planted faults are counted."""
 
 import json
-from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -9,8 +8,9 @@ import yaml
 from transformers import AutoTokenizer
 
 import packhouse
-from packhouse.auditing import check_audit, combine_inference, inference, inference_line
-from packhouse.auditing.inference import audit_inference
+from packhouse.auditing import inference
+from packhouse.auditing.gate import check_audit
+from packhouse.auditing.inference import audit_inference, combine_inference, inference_line
 from packhouse.auditing.plain_template import PlainTemplate
 from packhouse.auditing.tokens import Side
 from packhouse.errors import AuditError
@@ -126,32 +126,6 @@ def test_a_template_shows_its_switch_and_its_stop_token(snapshots):
     assert (mistral.switch, mistral.stop_tokens) == (None, ("</s>",))
 
 
-def test_a_switch_that_is_off_by_default_or_says_the_opposite_is_understood(qwen3, tmp_path):
-    path = tmp_path / "own.jinja"
-    path.write_text(
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>"
-        "{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% if be_quick %}<think></think>"
-        "{% endif %}{% endif %}"
-    )
-    template = PlainTemplate(FormatConfig(template=str(path)), qwen3)
-    assert template.switch == ("be_quick", False, True)
-    assert template.default_mode is True
-    path.write_text(path.read_text().replace("if be_quick", "if mode in ['fast', 'quick']"))
-    template = PlainTemplate(FormatConfig(template=str(path)), qwen3)
-    assert (template.switch, template.default_mode) == (("mode", False, "fast"), True)
-
-
-def test_a_base_model_stops_at_the_token_that_follows_every_answer(qwen3):
-    """ChatML on a model whose EOS is `<|endoftext|>`."""
-    base = replace(qwen3, special_tokens={**qwen3.special_tokens, "eos_token": "<|endoftext|>"})
-    if hasattr(base, "stop_tokens"):
-        base = replace(base, stop_tokens={"<|endoftext|>": "tokenizer"})
-    assert PlainTemplate(FormatConfig(), base).stop_tokens == ("<|im_end|>",)
-    both = ["<|im_end|>", "<|endoftext|>"]
-    assert PlainTemplate(FormatConfig(stop_tokens=both), base).stop_tokens == tuple(both)
-
-
 def test_one_record_for_each_answer_is_right(qwen3):
     found = audited(Tables([AGENT], qwen3, FormatConfig(turns="alone")), "alone")
     assert numbers(found) == (3, 3, 3)
@@ -216,7 +190,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("how", ["joined", "exact", "alone"])
+@pytest.mark.parametrize("how", ["joined", "alone"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_counted_and_stops(fault, how, qwen3):
     marked, expected = FAULTS[fault]
@@ -276,31 +250,6 @@ def test_an_answer_trained_in_part_is_counted_and_not_checked(qwen3):
     assert checked(found).endswith("; 1 answer trained in part")
 
 
-def test_an_answer_whose_block_begins_late_is_trained_in_part(snapshot, tmp_path):
-    path = tmp_path / "own.jinja"
-    path.write_text(
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}Well: "
-        "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}"
-        "<|im_end|>{% endif %}\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    tables = Tables([ASKED], snapshot, FormatConfig(template=str(path)))
-
-    def begins(place):
-        """Put the spans' begins so many bytes behind the prompts."""
-        rows = tables.formatted.to_pylist()
-        text = rows[0]["text"]
-        for span in rows[0]["trained_spans"]:
-            span["start"] = text.rindex("assistant\n", 0, span["end"]) + len("assistant\n") + place
-        tables.formatted = pa.Table.from_pylist(rows, FORMATTED)
-        found = audited(tables, "joined")
-        return found["counts"]["partly_trained"], numbers(found)
-
-    assert begins(0) == (0, (2, 2, 2))
-    assert begins(len("Well: ")) == (2, (0, 0, 0))
-    assert begins(len("Well: T")) == (0, (2, 0, 2))
-
-
 def test_thoughts_that_train_last_leaves_out_are_no_fault(qwen3):
     config = FormatConfig(reasoning="train_last")
     found = audited(Tables([AGENT], qwen3, config), "joined")
@@ -308,30 +257,6 @@ def test_thoughts_that_train_last_leaves_out_are_no_fault(qwen3):
     assert counts["partly_trained"] == 2  # the answers before the last question
     assert numbers(found) == (1, 1, 1)
     checked(found)
-
-
-def test_a_turn_that_says_the_same_as_a_part_of_an_answer_is_not_taken_for_it(qwen3):
-    """A row in Axolotl's documentation: the user says the words again that are trained in part."""
-    talk = [*turns("Hi", "Keep this. Not that.", "Keep this. Not that.", "Yes.")]
-    talk[1]["part_weights"] = "[[10, null], [10, 0]]"
-    talk[2]["weight"] = 1.0
-    settings = {"chat_template_kwargs": {"enable_thinking": True}}
-    found = audited(Tables([talk], qwen3, FormatConfig(turns="whole", **settings)), "whole")
-    assert found["counts"]["partly_trained"] == 1
-    assert numbers(found)[0] == 1
-
-
-def test_what_the_row_or_the_recipe_sets_decides_the_mode(qwen3):
-    thinking = ALONE.replace(NO_THOUGHT, "")
-    record = Planted(thinking, ASKED, qwen3)
-    assert numbers(audited(record, "alone")) == PROMPT
-    record.config = FormatConfig(chat_template_kwargs={"enable_thinking": True})
-    assert numbers(audited(record, "alone")) == (1, 1, 1)
-    record.config = FormatConfig()
-    arguments = pa.array(['{"enable_thinking": true}'])
-    place = record.validated.schema.get_field_index("arguments")
-    record.validated = record.validated.set_column(place, "arguments", arguments)
-    assert numbers(audited(record, "alone")) == (1, 1, 1)
 
 
 def many(number, snapshot):
@@ -352,29 +277,6 @@ def test_of_many_records_a_sample_of_every_shape_is_checked(snapshot, monkeypatc
     assert "; 30 of 101 records checked" in checked(found)
     monkeypatch.setattr(inference, "MAX_RECORDS", 101)
     assert numbers(audited(tables, "joined")) == (102, 102, 102)
-
-
-def test_which_records_are_sampled_does_not_depend_on_their_order(snapshot, monkeypatch):
-    monkeypatch.setattr(inference, "MAX_RECORDS", 10)
-    monkeypatch.setattr(inference, "NUM_SAMPLED", 5)
-    tables = many(60, snapshot)
-
-    def late_by_a_byte():  # every record has a fault, so those checked are named
-        rows = tables.formatted.to_pylist()
-        for row in rows:
-            row["trained_spans"][0]["start"] += 1
-        tables.formatted = pa.Table.from_pylist(rows, FORMATTED)
-
-    late_by_a_byte()
-    named = {row["record_id"] for row in audited(tables, "joined")["worst"]}
-    for name in ("validated", "formatted", "tokenized"):
-        setattr(tables, name, getattr(tables, name).take(list(range(59, -1, -1))))
-    assert {row["record_id"] for row in audited(tables, "joined")["worst"]} == named
-
-
-def test_of_a_long_conversation_the_first_answer_and_the_last_are_checked(snapshot):
-    tables = Tables([turns(*(f"{n}" for n in range(2_000)))], snapshot)
-    assert numbers(audited(tables, "joined")) == (2, 2, 2)
 
 
 def prepared(rows, folder, **settings):
@@ -422,13 +324,6 @@ def test_the_prompt_of_a_window_is_that_of_its_own_messages(tmp_path):
     counts = prepared([{"messages": chats}], tmp_path, pack=pack).audit["inference"]["dataset"]
     assert counts["records"] > 2
     assert counts["answers_checked"] == counts["answers_after_prompt"] == 20
-
-
-def test_answers_of_cut_sequences_are_checked_before_the_cut(tmp_path):
-    chats = turns(*(f"This is turn {n} of many." for n in range(40)))
-    pack = {"seq_len": 96, "over_length": "truncate_turns"}
-    counts = prepared([{"messages": chats}], tmp_path, pack=pack).audit["inference"]["dataset"]
-    assert counts["answers_checked"] == counts["completions_stopped"] == 20
 
 
 @pytest.mark.parametrize(

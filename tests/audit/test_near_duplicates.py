@@ -19,7 +19,6 @@ from packhouse.pack.dedup import (
     FINGERPRINTS,
     drop_in_order,
     fingerprint_table,
-    merged,
     near_libraries,
 )
 from packhouse.read import read_shard, scan_source
@@ -126,14 +125,6 @@ def test_similarity_is_that_of_sets(sets):
 def test_a_row_falls_only_for_one_that_stays():
     chain = np.array([[0, 1], [1, 2], [2, 3], [0, 3]])
     assert drop_in_order(chain).tolist() == [[0, 1], [2, 3]]
-
-
-def test_rows_of_one_band_cost_linear_work(tmp_path):
-    """3,000 rows alike would be 4.5 million pairs."""
-    rows = [{"instruction": f"{' '.join(WORDS[:60])} {n}", "output": "Yes."} for n in range(3000)]
-    near = near_of(conversations(tmp_path, rows), DedupConfig(near="same_side"))
-    assert len(near.first) < 64 * 3000
-    assert len(np.unique(near.second)) == 2999
 
 
 def test_other_answers_to_a_long_text_are_no_duplicates_but_share_a_side(tmp_path):
@@ -259,13 +250,12 @@ SPLITS = {
 
 
 @pytest.mark.parametrize("options", SPLITS.values(), ids=SPLITS)
-@pytest.mark.parametrize("group_by", ["prompt", "record"])
-def test_examples_of_one_conversation_are_no_duplicates_of_each_other(project, options, group_by):
+def test_examples_of_one_conversation_are_no_duplicates_of_each_other(project, options):
     talks = [exchanges(seed) for seed in range(20)]
     talks += [with_a_word_changed(talk) for talk in talks[:15]]
     rows = [{"messages": talk} for talk in talks]
     (project.folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    base = ["sources.0.format=chat", "format.template=chat", *options, f"split.group_by={group_by}"]
+    base = ["sources.0.format=chat", "format.template=chat", *options, "split.group_by=record"]
 
     kept = project.prepare(*base, "dedup.near=keep")
     rows = [record["row"] for record in project.records(kept)]
@@ -285,19 +275,6 @@ def test_examples_of_one_conversation_are_no_duplicates_of_each_other(project, o
     assert [sides[row] for row in range(15)] == [sides[row + 20] for row in range(15)]
 
 
-def test_a_unit_is_the_union_of_its_rows(tmp_path):
-    table = conversations(tmp_path, planted(4))
-    prints = fingerprint_table(table, DedupConfig(near="drop"))
-    units = np.array([0, 0, 1, 2, 2, 2, 3, 3])
-    for unit, row in enumerate(merged(prints, units).to_pylist()):
-        own = prints.filter(pa.array(units == unit)).to_pylist()
-        union = sorted(set().union(*(each["shingles"] for each in own)))
-        assert row["shingles"] == union
-        sketch = MinHash(128, seed=1, hashfunc=int, scheme="affine32")
-        sketch.update_batch(union)
-        assert row["minhash"] == sketch.hashvalues.tolist()
-
-
 def test_exact_same_side_joins_what_differs_in_white_space(project):
     prepared = project.prepare("dedup.exact=same_side")
     sides = [record["split"] for record in project.records(prepared)]
@@ -313,10 +290,3 @@ def test_appended_rows_take_nothing_from_train_to_eval(project):
     after = project.records(project.prepare("dedup.near=same_side"))
     moved = [(a["split"], b["split"]) for a, b in zip(before, after, strict=False)]
     assert ("train", "eval") not in moved
-
-
-def test_fingerprints_are_made_once_for_all_pack_sizes(project):
-    project.prepare("dedup.near=drop")
-    made = sorted((project.cache / "steps" / "fingerprints").iterdir())
-    project.prepare("dedup.near=drop", "pack.seq_len=1024", "dedup.near_threshold=0.9")
-    assert sorted((project.cache / "steps" / "fingerprints").iterdir()) == made

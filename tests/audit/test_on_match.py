@@ -101,13 +101,6 @@ def test_a_side_must_be_there(project):
         project.prepare("audit.on_match=same_side")
 
 
-def test_weights_and_limits_choose_among_the_other_rows(project):
-    published = project.prepare("sources.0.weight=2", "sources.0.max_records=20")
-    (packed,) = [line for line in published.ledger if line.step == "pack"]
-    assert packed.dropped == {"contaminated": 3, "sampled_out": 17}
-    assert packed.rows_out == 40
-
-
 def test_windows_of_a_matching_row_all_go(project):
     lines = (project.folder / "sums.jsonl").read_text().splitlines()
     turns = [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import packhouse
-from packhouse.addons.report.diff_report import diff_report
+from packhouse.addons.report.command import diff_report
 from packhouse.store.read import open_address
 from tests.browser.conftest import Page
 from tests.report.conftest import TOKENIZER

@@ -1,8 +1,6 @@
 """Full, read-only and inode-exhausted disks, as real file systems: one sentence, and a cure."""
 
-import errno
 import os
-import pickle
 import subprocess
 import sys
 import tempfile
@@ -12,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from packhouse.errors import DiskError
-from packhouse.system.disks import disk_errors, temporary_folder
+from packhouse.system.disks import temporary_folder
 from tests.cache.conftest import steps_in
 
 
-@pytest.mark.parametrize("size_kb", [16, 64, 160])
-def test_a_cache_on_a_full_disk(size_kb, project, mount):
-    project.cache = mount("disk", f"size={size_kb}k")
+def test_a_cache_on_a_full_disk(project, mount):
+    project.cache = mount("disk", "size=64k")
     with pytest.raises(DiskError, match=r"No space left on device \(.* bytes free\); make room"):
         project.prepare()
     done = steps_in(project.cache)
@@ -29,9 +26,8 @@ def test_a_cache_on_a_full_disk(size_kb, project, mount):
     assert done <= {(receipt.step, receipt.key) for receipt in again.receipts if receipt.cached}
 
 
-@pytest.mark.parametrize("inodes", [4, 20, 40])
-def test_a_cache_on_a_disk_without_inodes(inodes, project, mount):
-    project.cache = mount("disk", f"size=8m,nr_inodes={inodes}")
+def test_a_cache_on_a_disk_without_inodes(project, mount):
+    project.cache = mount("disk", "size=8m,nr_inodes=20")
     with pytest.raises(DiskError, match="takes no more files"):
         project.prepare()
     remount(project.cache, "nr_inodes=1000")
@@ -49,7 +45,7 @@ def test_a_cache_on_a_disk_that_is_read_only(project, mount):
     assert project.prepare().created
 
 
-@pytest.mark.parametrize("options", ["size=12k", "size=20k", "size=8m,nr_inodes=6"])
+@pytest.mark.parametrize("options", ["size=20k", "size=8m,nr_inodes=6"])
 def test_a_store_on_a_full_disk(options, project, mount):
     store = mount("store", options)
     with pytest.raises(
@@ -86,15 +82,6 @@ def test_temporary_files_on_a_full_disk(mount, monkeypatch):
     assert list(place.iterdir()) == []
     remount(place, "ro")
     with pytest.raises(DiskError, match="read-only"), temporary_folder("test"):
-        pass
-
-
-def test_no_place_for_temporary_files_at_all(monkeypatch):
-    def nowhere():
-        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
-
-    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
-    with pytest.raises(DiskError, match="set TMPDIR"), temporary_folder("test"):
         pass
 
 
@@ -136,17 +123,6 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path, monkeypatch
 
     assert left == {own, folders[1], just_made, *others}
     assert {*tmp_path.iterdir()} == {just_made, *others}
-
-
-def test_errors_of_other_places_and_of_missing_files_are_let_through(tmp_path):
-    with pytest.raises(OSError, match="elsewhere"), disk_errors(tmp_path):
-        raise OSError(errno.ENOSPC, "No space left on device", "/elsewhere/file")
-    with pytest.raises(FileNotFoundError), disk_errors(tmp_path):
-        (tmp_path / "gone").read_bytes()
-    with pytest.raises(DiskError, match="quota") as raised, disk_errors(tmp_path):
-        raise OSError(errno.EDQUOT, "Disk quota exceeded", str(tmp_path / "file"))
-    assert pickle.loads(pickle.dumps(raised.value)).errno == errno.EDQUOT  # noqa: S301
-    assert raised.value.exit_code == 5
 
 
 def remount(place, options):

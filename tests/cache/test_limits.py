@@ -7,10 +7,9 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from packhouse.addons.ci.refresh import planned_version
 from packhouse.cli import cli
-from packhouse.errors import ConfigError, DiskError
-from packhouse.run.cache_room import hold_steps, keep_limits, list_steps
+from packhouse.errors import ConfigError
+from packhouse.run.cache_room import hold_steps, list_steps
 from tests.cache.conftest import steps_in
 
 
@@ -24,8 +23,8 @@ def age(project, days):
         os.utime(file, (then, then))
 
 
-def test_ten_runs_of_a_growing_file_leave_what_the_last_one_used(project):
-    for number in range(10):
+def test_runs_of_a_growing_file_leave_what_the_last_one_used(project):
+    for number in range(4):
         project.write_rows(range(60 + number))
         last = project.prepare("dedup.exact=drop")
     left = steps_in(project.cache)
@@ -64,15 +63,6 @@ def test_steps_that_no_run_used_for_long_go_at_the_next_run(project, monkeypatch
     assert not kept >= {(receipt.step, receipt.key) for receipt in other.receipts}
 
 
-def test_looking_whether_anything_changed_keeps_the_steps_of_the_last_run_young(project):
-    project.prepare("pack.seq_len=128")
-    last = project.prepare()
-    age(project, 31)
-    planned_version(project.recipe(), project.cache)
-    keep_limits(project.cache)
-    assert {(receipt.step, receipt.key) for receipt in last.receipts} == steps_in(project.cache)
-
-
 def test_a_size_is_kept_with_the_longest_unused_steps_first(project, monkeypatch):
     project.prepare("pack.seq_len=128")
     age(project, 1)
@@ -96,17 +86,6 @@ def test_no_limit_takes_what_another_run_holds(project, monkeypatch):
         assert {key for _, key in steps_in(project.cache)} == set(keys)
     project.prepare()
     assert size(project) == 0
-
-
-def test_a_disk_that_fails_after_publication_fails_no_run(project, monkeypatch, caplog):
-    def refuse(cache, chosen):
-        if (project.root / "store").exists():
-            raise DiskError("cannot write to the cache")
-        return 0
-
-    monkeypatch.setattr("packhouse.run.cache_room.remove_steps", refuse)
-    assert project.prepare().created
-    assert "was not brought within its limits: cannot write to the cache" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["PACKHOUSE_CACHE_MAX_GB", "PACKHOUSE_CACHE_MAX_DAYS"])

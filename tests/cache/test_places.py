@@ -46,18 +46,6 @@ def test_folder_and_mirror_are_each_the_first_that_is_named(
         assert default_cache() == Path(folder)
 
 
-def test_a_project_has_a_cache_of_its_own_if_it_has_steps_in_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PACKHOUSE_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    assert find_cache().folder == tmp_path / "user" / "packhouse"
-    Path(".packhouse/demo-store").mkdir(parents=True)  # a store is no cache
-    assert find_cache().folder == tmp_path / "user" / "packhouse"
-    Path(".packhouse/steps").mkdir()
-    assert find_cache().folder == Path(".packhouse")
-    assert find_cache(str(tmp_path / "told")).folder == tmp_path / "told"
-
-
 def test_a_run_says_which_cache_it_used(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
@@ -77,15 +65,9 @@ def test_a_mirror_that_is_a_folder_is_refused(monkeypatch):
     ("uri", "write"),
     [
         ("s3://b/x", "s3://b/x"),
-        ("gs://b/x", "gs://b/x"),
-        ("az://b/x", "az://b/x"),
-        ("file:///x", "file:///x"),
         ("file:/x", "file:///x"),
         ("s3:/b/x", "s3://b/x"),
-        ("s3:b/x", "s3://b/x"),
         ("S3:b/x", "s3://b/x"),
-        ("gs:x", "gs://x"),
-        ("S3://b", "s3://b"),
         ("hdfs:/x", "hdfs://x"),
     ],
 )
@@ -108,8 +90,3 @@ def test_no_uri_ever_becomes_a_folder(uri, write, tmp_path, monkeypatch):
             assert done.exit_code == 2, done.output
             assert f"write '{write}'" in " ".join(done.output.split())
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_may_have_a_colon_in_its_name(tmp_path):
-    for name in ("a:b", "12:30", "run-s3:x", "s3"):
-        assert check_cache(tmp_path / name) == tmp_path / name

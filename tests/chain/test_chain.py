@@ -8,11 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from packhouse.errors import (
-    EmptyDatasetError,
     QuarantineLimitError,
     SequenceTooLongError,
-    SourceError,
-    TokenizerError,
 )
 from packhouse.store import open_version
 
@@ -21,7 +18,6 @@ DEMO = ROOT / "deployments" / "demo" / "recipe.yaml"
 STEPS = [
     *("validate", "format", "tokenize", "pack", "gather", "split", "audit", "files", "publish")
 ]
-WRITING_STEPS = [step for step in STEPS if step not in ("audit", "publish")]
 
 
 def test_rows_become_a_version_with_every_record_in_exactly_one_pack(project):
@@ -117,7 +113,7 @@ def test_sides_do_not_change_when_rows_are_appended(project):
     assert {record: after[record] for record in before} == before
 
 
-@pytest.mark.parametrize("step", WRITING_STEPS)
+@pytest.mark.parametrize("step", ["validate", "pack", "files"])
 def test_a_missing_or_altered_cached_file_is_recomputed(project, step):
     first = project.prepare()
     (receipt,) = [r for r in first.receipts if r.step == step][:1]
@@ -141,25 +137,6 @@ def fails_with(project, error, message, *overrides):
     assert not list((project.root / "store").rglob("manifest.json"))
 
 
-def test_a_missing_source_is_named(project):
-    project.rows.unlink()
-    fails_with(project, SourceError, r"rows\.jsonl")
-
-
-def test_a_tokenizer_folder_that_is_none_is_named(project):
-    fails_with(project, TokenizerError, "nowhere", "tokenizer=nowhere")
-
-
-def test_an_empty_dataset_publishes_nothing(project):
-    project.rows.write_text("")
-    fails_with(project, EmptyDatasetError, "no rows")
-
-
-def test_all_rows_bad_publishes_nothing(project):
-    project.rows.write_text("{\n" * 5)
-    fails_with(project, EmptyDatasetError, "all 5 rows are bad", "validate.max_quarantined=1")
-
-
 def test_too_many_bad_rows_publish_nothing(project):
     project.write_rows(range(10))
     with project.rows.open("a") as file:
@@ -176,10 +153,6 @@ def test_too_many_bad_rows_publish_nothing(project):
 def test_a_record_that_is_too_long_fails_where_the_policy_says_so(project):
     overrides = ("pack.over_length=error", "pack.seq_len=32")
     fails_with(project, SequenceTooLongError, "seq_len 32", *overrides)
-
-
-def test_nothing_fits_publishes_nothing(project):
-    fails_with(project, EmptyDatasetError, "no record fits", "pack.seq_len=8")
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "arrow", "jsonl"])
@@ -285,24 +258,6 @@ def test_a_template_that_prints_the_date_is_rendered_anew_on_another_day(project
     assert project.prepare(*overrides).version != first.version
 
 
-def test_a_version_that_drifts_too_far_is_published_but_its_ref_stays(project):
-    first = project.prepare()
-    rows = [json.dumps({**json.loads(line), "output": "Yes. " * 30}) for line in lines_of(project)]
-    project.rows.write_text("\n".join(rows) + "\n")
-
-    second = project.prepare("publish.max_length_drift=0.1")
-
-    assert second.created
-    assert "drift of lengths" in second.published.held_back[0]
-    assert open_version(second.store, "sums").version == first.version
-    assert open_version(second.store, "sums", second.version).version == second.version
-    assert project.prepare("publish.max_length_drift=1.0").published.ref_version == second.version
-
-
-def lines_of(project):
-    return project.rows.read_text().splitlines()
-
-
 def test_order_and_grouping_of_sources_decide_nothing(project):
     folder = project.root / "many"
     folder.mkdir()
@@ -319,27 +274,6 @@ def test_order_and_grouping_of_sources_decide_nothing(project):
         versions.add((prepared.version, manifest))
         assert prepared.ledger[0].rows_in == 40
     assert len(versions) == 1
-
-
-def test_each_path_of_a_tree_is_published_or_quarantined(project):
-    def message(role, text, *replies):
-        return {"role": role, "text": text, "replies": list(replies)}
-
-    tree = message(
-        "prompter",
-        "Why?",
-        message("assistant", "Because."),
-        message("assistant", ""),
-        message("prompter", "Well?", message("assistant", "So.")),
-    )
-    good = [message("prompter", f"Why {n}?", message("assistant", "So.")) for n in range(9)]
-    project.rows.write_text("\n".join(json.dumps(row) for row in [tree, *good]))
-    overrides = ("sources.0.format=oasst", "sources.0.oasst_paths=all", "format.template=chat")
-    prepared = project.prepare(*overrides, "validate.max_quarantined=0.5")
-
-    line = prepared.ledger[0]
-    assert (line.rows_in, dict(line.added), line.rows_out) == (10, {"extra_paths": 2}, 11)
-    assert line.quarantined == {"empty_answer": 1}
 
 
 def test_validate_that_loses_a_row_is_noticed(project, monkeypatch):

@@ -4,13 +4,11 @@ import json
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from packhouse.errors import EmptyDatasetError
 from packhouse.store import open_version
 from packhouse.tokenize import load_snapshot
 from tests.chain.conftest import Project
@@ -71,9 +69,7 @@ def receipts_in(cache):
     ("step", "nth", "when"),
     [
         ("validate", 3, "before"),
-        ("tokenize", 2, "written"),
         ("pack", 1, "written"),
-        ("gather", 2, "written"),
         ("files", 2, "before"),
         ("publish", 1, "written"),
     ],
@@ -110,14 +106,6 @@ def test_two_runs_at_once_on_one_cache_are_both_right(project, recipe, small):
     assert len(list((project.root / "store" / "sums" / "v").iterdir())) == 1
 
 
-def test_two_runs_at_once_in_one_process_publish_one_version(project, small):
-    recipe = project.recipe()
-    with ThreadPoolExecutor(2) as pool:
-        one, two = pool.map(lambda _: project.prepare(recipe=recipe), range(2))
-    assert one.version == two.version
-    assert sorted((one.created, two.created)) in ([False, True], [True, True])
-
-
 def test_many_output_shards_hold_the_rows_of_one(project, monkeypatch):
     one = project.prepare()
     for (module, name), value in SMALL.items():
@@ -141,16 +129,6 @@ def test_many_output_shards_hold_the_rows_of_one(project, monkeypatch):
     assert one.published.statistics == many.published.statistics
 
 
-def test_where_gather_cuts_decides_no_byte(project, monkeypatch):
-    first = published(project, project.prepare())
-    monkeypatch.setattr("packhouse.run.steps.gather._SHARD_TOKENS", 700)
-    project.cache = project.root / "another"
-    prepared = project.prepare(f"publish.store={project.root / 'other'}")
-    assert sum(receipt.step == "gather" for receipt in prepared.receipts) > 3
-    folder = project.root / "other" / "sums" / "v" / prepared.version
-    assert {n: (folder / n).read_bytes() for n in first} == first
-
-
 def test_one_row_is_a_version(project):
     project.write_rows(range(1))
     prepared = project.prepare("split.eval_fraction=0")
@@ -167,24 +145,6 @@ def test_one_side_may_be_empty(project, count, empty):
     assert {e.split for e in open_version(prepared.store, "sums").files("data")} == {
         "train" if empty == "eval" else "eval"
     }
-
-
-def test_a_file_of_which_every_row_is_bad_takes_nothing_from_the_others(project):
-    bad = project.root / "bad.jsonl"
-    bad.write_text("{broken\n" * 30)
-    prepared = project.prepare(
-        f"sources=[{{path: {project.rows}}}, {{path: {bad}, format: alpaca}}]",
-        "validate.max_quarantined=0.5",
-    )
-    assert (prepared.ledger[0].rows_in, prepared.ledger[-1].rows_out) == (90, 60)
-    (entry,) = open_version(prepared.store, "sums").files("quarantine")
-    assert entry.rows == 30
-
-
-def test_all_rows_too_long_is_an_error_before_any_gather(project):
-    with pytest.raises(EmptyDatasetError, match="no record fits"):
-        project.prepare("pack.seq_len=8")
-    assert not (project.cache / "steps" / "gather").exists()
 
 
 def test_many_tiny_files_need_no_file_descriptor_each(project, recipe):

@@ -78,11 +78,10 @@ def test_each_source_has_eval_files_of_its_own(project, tmp_path, strategy):
     assert len(list(streamed)) == len(whole)
 
 
-@pytest.mark.parametrize("carried", [False, True])
-def test_exports_hold_a_set_for_each_source(project, tmp_path, carried):
+def test_exports_hold_a_set_for_each_source(project, tmp_path):
     formats = ["trl", "axolotl", "megatron", "mds", "jsonl", "arrow"]
     split = {"eval_fraction": 0.3, "eval_by_source": True}
-    uri, _ = publish(project, split=split, publish={"exports": formats if carried else []})
+    uri, _ = publish(project, split=split, publish={"exports": formats})
     address, _, version = uri.partition("@")
     opened = open_version(*address.rsplit("/", 1), version)
     made = {
@@ -104,17 +103,6 @@ def test_exports_hold_a_set_for_each_source(project, tmp_path, carried):
     assert [name for name in made["mds"] if name.endswith(".json")] == [
         f"{name}/index.json" for name in names
     ]
-
-
-def test_accounts_and_records_are_those_of_one_eval_side(project, tmp_path):
-    uri, _ = publish(project, split={"eval_fraction": 0.3})
-    apart, _ = publish(project, split={"eval_fraction": 0.3, "eval_by_source": True})
-
-    assert uri != apart
-    assert records(load_packed(uri, split="eval", cache=tmp_path)) == records(
-        load_packed(apart, split="eval", cache=tmp_path)
-    )
-    assert list(load_packed(uri, cache=tmp_path)) == list(load_packed(apart, cache=tmp_path))
 
 
 def test_a_source_for_evaluation_only_takes_its_prompts_along(project, tmp_path):

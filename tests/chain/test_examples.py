@@ -28,17 +28,13 @@ CHATS = (
 
 
 @pytest.mark.parametrize("options", [WINDOWS, TURNS, ("split.group_by=record", *WINDOWS)])
-@pytest.mark.parametrize("exact", ["keep", "same_side"])
-def test_equal_parts_of_different_conversations_are_on_one_side_and_counted(
-    project, options, exact
-):
+def test_equal_parts_of_different_conversations_are_on_one_side_and_counted(project, options):
     rows = [chat for number in range(12) for chat in chats(number)]
     if "window" in options[0]:  # the last exchange of all, too, is a conversation of its own
         rows.append({"messages": rows[1]["messages"][2:]})
     project.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
     prepared = project.prepare(
         *CHATS,
-        f"dedup.exact={exact}",
         "audit.max_duplicates=1",
         *options,
     )
@@ -100,7 +96,7 @@ def test_rows_that_differ_in_their_thinking_alone_are_on_one_side(project, share
 
 
 def test_an_eval_that_shrinks_by_equal_windows_is_said(project, capsys):
-    from packhouse.cli.result import print_report
+    from packhouse.cli.summary import print_report
 
     turns = [{"role": "user", "content": MORE}, {"role": "assistant", "content": SAID}]
     rows = [{"messages": [*chats(n)[0]["messages"], *turns]} for n in range(60)]  # one end for all

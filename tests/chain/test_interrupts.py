@@ -11,7 +11,6 @@ import pytest
 from packhouse.run.local_pool import LocalRunner, PoolRunner
 from packhouse.system import terminal
 from packhouse.system.terminal import Interrupted
-from packhouse.tokenize.encoders import _as_encoder_error
 
 
 @pytest.fixture
@@ -24,25 +23,6 @@ def handled(monkeypatch):
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-class Panic(BaseException):
-    """The exception that PyO3 raises when Rust panics."""
-
-
-def send_and_lose(number):
-    """Numpy's C API raises what it meets when it is imported, and Rust panics over it."""
-    try:
-        os.kill(os.getpid(), number)
-        signal.sigpending()  # any call: the handler runs before it returns
-    except Interrupted as error:
-        raise Panic("Failed to access NumPy array API capsule") from error
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_that_became_a_panic_of_an_encoder_still_ends_the_run(number, handled):
-    with pytest.raises(Interrupted, match=f"stopped by {number.name}"), _as_encoder_error("failed"):
-        send_and_lose(number)
 
 
 @pytest.mark.parametrize("only", ["packhouse.run.chain", "packhouse.run.step"])

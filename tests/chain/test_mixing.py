@@ -10,11 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse import load_packed
-from packhouse.pack import Admitted
-from packhouse.pack.overlength import join_admitted
-from packhouse.recipe import Recipe, SourceConfig, load_recipe
-from packhouse.records.tables import TOKENIZED, read_table
-from packhouse.run.cache import Workspace
+from packhouse.pack.overlength import Admitted, join_admitted
+from packhouse.recipe import Recipe, SourceConfig
+from packhouse.records.tables import TOKENIZED
 from packhouse.run.steps.selection import mix, row_keys, times_of
 from tests.audit.test_audit_gate import Project
 
@@ -199,13 +197,6 @@ def test_questions_of_one_article_are_rows_of_their_own():
         assert keys.to_pylist() == [*of_article, "4", "4"]
 
 
-def test_a_record_that_lost_its_last_question_has_the_key_of_its_row():
-    shard = pa.table({"record_id": ["8"], "row": [2], "group_key": ["a"]})
-    validated = pa.table({"record_id": ["9"], "row": [2]})
-    assert row_keys(shard, validated, is_stripped=False).to_pylist() == ["9"]
-    assert row_keys(shard, validated, is_stripped=True).to_pylist() == ["8"]  # named after the rest
-
-
 def test_max_records_is_kept_to_the_record(project):
     mixed = project.prepare("sources.0.max_records=7", "sources.0.weight=2")
     assert sum(r["times"] for r in project.records(mixed) if r["source"].startswith("a")) == 14
@@ -261,95 +252,3 @@ def test_the_same_rows_are_chosen_however_turns_are_split(talks, group_by):
     assert counted["whole"] == counted["alone"]
     assert list(counted["whole"].values()) == [2] * 10
     assert len(records) > 10
-
-
-def test_the_same_rows_are_for_evaluation_however_turns_are_split(talks):
-    settings = ("sources.0.max_records=10", "sources.0.weight=2", "split.eval_count=5")
-    whole, alone = (
-        talks.prepare("split.eval_fraction=0", *settings, f"format.turns={turns}")
-        for turns in ("whole", "alone")
-    )
-    rows = chosen_rows(whole, talks)
-    assert chosen_rows(alone, talks) == rows
-    assert len(rows) == 10
-    num_eval = sum(side == "eval" for side, _ in rows)
-    num_records = []
-    for done in (whole, alone):
-        split = done.published.split
-        assert (split.rows, split.asked, split.eval) == (10, 5, num_eval)
-        num_records.append(sum(side.records for side in done.published.sides.values()))
-    assert num_records[0] == 20 < num_records[1]
-
-
-def test_eval_count_is_a_number_of_rows(talks):
-    done = talks.prepare("split.eval_fraction=0", "split.eval_count=5", "format.turns=alone")
-    assert sum(side == "eval" for side, _ in chosen_rows(done, talks)) == 5
-    assert done.published.split.eval == 5
-
-
-def test_a_row_with_one_record_that_is_too_long_counts_once(talks):
-    long = {"role": "user", "content": "What is " + "1 plus " * 300 + "1?"}
-    rows = [talk(4 * number + 3) for number in range(8)]  # four exchanges each
-    for row in rows:
-        row["messages"][6] = long  # the last question that is answered
-    write_talks(talks, rows)
-    done = talks.prepare("format.turns=alone", "sources.0.max_records=3", "pack.over_length=drop")
-    records = talks.records(done)
-    assert sum(each["outcome"] == "over_seq_len" for each in records) == 8
-    taken = [each["row"] for each in records if each["times"]]
-    assert sorted(taken.count(row) for row in set(taken)) == [3, 3, 3]
-
-
-FACTOR = (
-    "records hold {} times the text of one rendering per row, because each answer is a separate "
-    "record"
-)
-
-
-def test_rows_and_records_and_what_splitting_costs_are_said(talks, capsys, caplog):
-    from packhouse.addons.plan.estimate import estimate
-    from packhouse.cli.result import print_report
-    from packhouse.run.steps.plan import plan_jobs
-
-    settings = ("format.turns=alone", "sources.0.max_records=10", "sources.0.weight=2")
-    recipe = load_recipe(talks.path, settings)
-    before = estimate(recipe, plan_jobs(recipe), Workspace(cache=talks.cache))
-    done = talks.prepare(*settings)
-    after = estimate(recipe, plan_jobs(recipe), Workspace(cache=talks.cache))
-
-    # Of 40 talks 10 each have 1, 2, 3 and 4 answers, so as many records.
-    assert before.by_source()[0] == after.by_source()[0] == ("source", "rows", "records", "tokens")
-    assert [line[1:3] for line in before.by_source()[1]] == [(40, 100)]
-    assert before.rows == after.rows == 20
-    assert before.num_rows.startswith("20 rows (")
-    sizes = {}
-    for receipt in (each for each in done.receipts if each.step == "format"):
-        texts = read_table(receipt.path("formatted.arrow"))
-        for row, text in zip(texts["row"].to_pylist(), texts["text"].to_pylist(), strict=True):
-            sizes.setdefault(row, []).append(len(text.encode()))
-    factor = sum(map(sum, sizes.values())) / sum(map(max, sizes.values()))
-    said = FACTOR.format(f"{factor:.2f}")
-    assert factor > 1.5
-    assert any(said in note for note in before.notes)
-    assert any(said in note for note in after.notes)
-    (early,) = [each.getMessage() for each in caplog.records if "records hold" in each.getMessage()]
-    assert early.startswith(f"so far, {said}")
-
-    print_report(done)
-    printed = " ".join(capsys.readouterr().out.split())
-    assert f"note: {said}" in printed
-    assert "format 40 rows 100 records" in printed
-    assert "tokenize 100 records 100 records" in printed
-    assert "format added: turns 60 records" in printed
-
-
-def test_nothing_is_said_of_rows_that_are_not_split(talks, capsys, caplog):
-    from packhouse.cli.result import print_report
-
-    done = talks.prepare("format.turns=whole")
-    assert done.factor_note is None
-    print_report(done)
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "step rows in rows out" in printed
-    assert "format 40 40" in printed
-    assert not [each for each in caplog.records if "records hold" in each.getMessage()]

@@ -1,6 +1,5 @@
 """What a notebook shows: a version, a recipe, and a bar while a run goes on."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -65,41 +64,6 @@ def test_a_row_is_shown_as_text_and_never_as_a_page(tmp_path: Path) -> None:
     assert "&lt;img src=x" in recipe._repr_html_()
 
 
-def test_a_recipe_shows_what_a_run_would_make(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps(row) + "\n" for row in rows_with("one")))
-    told = {"tokenizer": DEMO, "sources": [{"path": str(rows)}], "format": {"template": "alpaca"}}
-    recipe = packhouse.Recipe(dataset="demo", **told)
-
-    html = recipe._repr_html_()
-    assert "about 60 rows" in html
-    assert "60 records by length" in html
-    assert html.count("<pre>") == 3
-    assert re.search(r'<span class="trained">\s*one \d+!</span>', html)
-    assert not (tmp_path / "store").exists()
-
-    rows.unlink()
-    html = recipe._repr_html_()
-    assert "<td>format.template</td><td>alpaca</td>" in html
-    assert "not tried: source file" in html
-
-
-@pytest.mark.usefixtures("own_tokenizers")
-def test_without_the_tokenizer_ids_are_shown(tmp_path: Path) -> None:
-    version = prepared(tmp_path, rows_with("one"))
-    (tmp_path / "empty").mkdir()
-    for kept in (tmp_path / "store" / "_tokenizers").iterdir():
-        kept.unlink()
-    opened = packhouse.open_version(version.uri)
-    opened._cache = tmp_path / "empty"
-
-    first = version.train[0]["input_ids"][:3]
-    assert "".join(f"{token} " for token in first) in opened._repr_html_()
-
-
 def test_progress_in_a_notebook_is_one_output_that_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -133,8 +97,3 @@ def test_progress_in_a_notebook_is_one_output_that_changes(
     task = bars.add_task("pack", total=None)
     bars.update(task, completed=1.0, total=4.0, visible=True)
     assert 'pack <progress value="0.250" max="1">' in shown[-1]
-
-
-def test_outside_of_a_notebook_none_is_looked_for() -> None:
-    assert not is_notebook()
-    assert "IPython" not in sys.modules or sys.modules["IPython"].get_ipython() is None

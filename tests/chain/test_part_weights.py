@@ -6,7 +6,6 @@ import pytest
 import yaml
 
 from packhouse import load_packed
-from packhouse.errors import AuditError
 from packhouse.recipe import FormatConfig
 from packhouse.render import make_renderer
 from tests.chain.conftest import DEMO, Project
@@ -75,12 +74,6 @@ def test_weights_of_parts_are_factors_of_the_weight_of_their_row(project, tmp_pa
     assert "So" not in texts[0.5]
 
 
-def test_an_answer_that_is_cut_behind_a_part_is_found_by_the_audit(project):
-    rows = [row(n, part("It is easy.\n"), part("no " * 400, weight=0.5)) for n in range(10)]
-    with pytest.raises(AuditError, match="end on a trained token that ends no turn"):
-        publish(project, rows, pack={"seq_len": 64, "over_length": "truncate_turns"})
-
-
 def talk(weights, answer="Hm. Four.", **fields):
     asked = {"role": "user", "content": "2 + 2?"}
     said = {"role": "assistant", "content": answer, "part_weights": weights, **fields}
@@ -132,16 +125,3 @@ def test_parts_that_the_template_or_the_recipe_rewrites_are_refused():
     rendered = make_renderer(FormatConfig(template="alpaca"), make_snapshot()).render(table)
     assert rendered.formatted.num_rows == 0
     assert "weights of parts" in rendered.quarantined["detail"][0].as_py()
-
-
-def test_a_word_behind_an_untrained_part_that_ends_in_a_space_is_trained(project):
-    parts = part("Think. ", train=False), part("Answer now", weight=0.5)
-
-    publish(project, [row(number, *parts) for number in range(4)])
-
-    rows = load_packed(project.root / "store/sums")
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(DEMO / "tokenizer")
-    trained = [token for token in rows[0]["labels"] if token != -100]
-    assert tokenizer.decode(trained).startswith(" Answer now")

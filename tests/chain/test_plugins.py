@@ -10,13 +10,10 @@ import tomllib
 from pathlib import Path
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 
 import packhouse
 from packhouse.errors import AuditError, ConfigError, PluginError, QuarantineLimitError
-from packhouse.pack import plan_packs
-from packhouse.pack.plan import plugin_planner
 from packhouse.store import open_version
 from packhouse.system import plugins
 from packhouse.system.plugins import PluginFunction, find_plugin
@@ -132,16 +129,6 @@ def test_the_version_of_a_plug_in_is_part_of_the_id_and_nothing_else_of_it_is(ac
     assert not {prepare(**each).id for each in settings} & set(first)
 
 
-def test_the_strategy_decides_which_records_lie_together(acme, prepare):
-    train = prepare(pack={"strategy": "in_order"}).train
-    ids = [number for pack in train["record_ids"] for number in pack]
-    assert len(ids) == len(set(ids)) == 40
-    by_length = prepare().train
-    assert {tuple(pack) for pack in train["record_ids"]} != {
-        tuple(pack) for pack in by_length["record_ids"]
-    }
-
-
 @pytest.mark.parametrize(
     ("new", "message"),
     [
@@ -185,19 +172,6 @@ def test_rows_without_a_conversation_are_quarantined(acme, prepare):
     assert set(found) == {(0, "no_answer"), (8, "unknown_role")}
 
 
-def test_fields_are_renamed_before_the_plug_in_sees_them(acme, tmp_path, prepare):
-    acme.replace("row['context']", "row['passage']")
-    with pytest.raises(PluginError, match="KeyError: 'passage'"):
-        prepare()
-    source = {"path": str(tmp_path / "faq.jsonl"), "format": "faq"}
-    plan = packhouse.plan(
-        {**source, "fields": {"passage": "context"}},
-        tokenizer=str(ROOT / "deployments" / "demo" / "tokenizer"),
-        cache=tmp_path / "cache",
-    )
-    assert plan.packs > 0
-
-
 def test_a_check_that_finds_fault_stops_publication(acme, prepare):
     rows = [*ROWS, row(40, answers=["ask me@here.org"])]
     with pytest.raises(
@@ -224,12 +198,6 @@ def test_a_check_that_fails_is_named(acme, prepare, new, message):
         prepare(audit={"checks": ["no_emails"]})
 
 
-def test_a_package_without_a_version_is_refused(acme, prepare):
-    acme.install(version=None)
-    with pytest.raises(ConfigError, match="its package acme-data has no version"):
-        prepare()
-
-
 def test_two_packages_that_offer_one_name_are_refused(acme, prepare):
     acme.install(name="other-data")
     with pytest.raises(ConfigError, match="'faq' is offered by acme-data and other-data"):
@@ -241,15 +209,6 @@ def test_a_name_that_nobody_offers_is_refused_and_the_near_one_said(acme, prepar
         prepare(pack={"strategy": "inorder"})
     with pytest.raises(ConfigError, match="no row format 'x'; known: faq"):
         find_plugin("row_formats", "x")
-
-
-def test_a_built_in_name_is_the_built_in_thing(acme):
-    info = acme.folder / "acme_data.dist-info" / "entry_points.txt"
-    info.write_text(info.read_text().replace("in_order = ", "best_fit = "))
-    assert find_plugin("packing_strategies", "best_fit").distribution == "acme-data"
-    lengths = np.array([5, 6, 3, 2])
-    packs = plan_packs(lengths, 8, "best_fit").num_packs, plugin_planner("best_fit")(lengths, 8, 0)
-    assert (packs[0], packs[1].num_packs) == (2, 3)
 
 
 def test_nothing_is_imported_that_no_recipe_names(acme, tmp_path):

@@ -1,13 +1,11 @@
 """`packhouse.prepare` and `packhouse prepare`: from rows to a version in one call."""
 
-import datetime
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -17,7 +15,7 @@ from click.testing import CliRunner
 import packhouse
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, SourceError, TokenizerError
-from packhouse.recipe.rows import FormatConfig
+from packhouse.recipe.settings import FormatConfig
 from packhouse.run.given import recipe_for
 
 TOKENIZER = str(Path(__file__).parents[2] / "deployments" / "demo" / "tokenizer")
@@ -62,19 +60,6 @@ def test_rows_in_any_form_give_the_same_packs(prepare, file):
         assert ids(prepare(data)) == ids(version)
 
 
-def test_polars_frames_are_rows(prepare, file):
-    polars = pytest.importorskip("polars")
-    assert ids(prepare(polars.DataFrame(ROWS))) == ids(prepare(file))
-
-
-def test_an_index_without_a_name_is_no_column(prepare):
-    frame = pd.DataFrame(ROWS)
-    shuffled = frame.set_index(pd.Index([f"k{n}" for n in range(60)]))
-    assert prepare(shuffled).id == prepare(frame).id
-    named = frame.set_index("instruction")  # and one with a name is
-    assert prepare(named).ledger[0]["rows_out"] == 60
-
-
 def test_conversations_and_tuples_are_rows(prepare):
     talks = [
         [{"role": "user", "content": f"Say {n}."}, {"role": "assistant", "content": f"{n}!"}]
@@ -84,62 +69,11 @@ def test_conversations_and_tuples_are_rows(prepare):
     assert prepare(tuple(ROWS)).id == prepare(ROWS).id
 
 
-def test_values_of_numpy_and_dates_are_rows(prepare):
-    own = {"at": datetime.datetime(2020, 1, 1), "n": np.int64(3), "scores": np.array([1.5])}
-    assert prepare([row | own for row in ROWS]).ledger[0]["rows_out"] == 60
-
-
-def test_several_frames_are_several_sources(prepare):
-    frames = [pd.DataFrame(ROWS[:30]), pd.DataFrame(ROWS[30:])]
-    files = {source["file"] for source in prepare(frames).sources}
-    assert files == {"rows-1/rows.parquet", "rows-2/rows.parquet"}
-
-
 def test_rows_in_the_cache_that_were_altered_are_written_again(prepare, tmp_path):
     first = prepare(ROWS)
     (kept,) = (tmp_path / "cache" / "given").glob("*/rows.jsonl")
     kept.write_text(json.dumps({"instruction": "altered", "output": "altered"}) + "\n")
     assert prepare(ROWS, store=tmp_path / "other").id == first.id
-
-
-def test_a_tokenizer_in_the_cache_that_was_altered_is_saved_again(prepare, tmp_path):
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
-    first = prepare(ROWS, tokenizer=tokenizer)
-    (kept,) = (tmp_path / "cache" / "given").glob("*/tokenizer_config.json")
-    kept.write_text("{}")
-    assert prepare(ROWS, tokenizer=tokenizer, store=tmp_path / "other").id == first.id
-
-
-def test_what_cannot_be_written_leaves_nothing_in_the_cache(prepare, tmp_path):
-    with pytest.raises(ConfigError, match=r"rows of the DataFrame cannot be written as Parquet"):
-        prepare(pd.DataFrame({"instruction": ["a", 1], "output": ["b", "c"]}))
-    assert not list((tmp_path / "cache" / "given").iterdir())
-
-
-def test_datasets_show_no_bar_of_their_own(prepare, capfd):
-    prepare(datasets.Dataset.from_list(ROWS))
-    assert capfd.readouterr().err == ""
-    assert not datasets.utils.are_progress_bars_disabled()
-
-
-def test_a_version_loads_from_another_working_directory(prepare, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    version = prepare(ROWS, store="own", cache="steps")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert version.train.num_rows == 3
-    assert not list(Path.cwd().iterdir())
-
-
-def test_a_home_folder_may_be_written_with_a_tilde(prepare, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tokenizer").symlink_to(TOKENIZER)
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    prepare("~/rows.jsonl", tokenizer="~/tokenizer", store="~/store", cache="~/cache")
-    assert not (tmp_path / "~").exists()
 
 
 def test_several_sources_keep_their_settings(prepare, file):
@@ -336,11 +270,6 @@ def test_importing_packhouse_imports_nothing_heavy():
         "assert not {'torch', 'prefect', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_name_that_is_not_there_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="no attribute 'prepare_all'"):
-        packhouse.prepare_all  # noqa: B018
 
 
 def test_what_a_recipe_leaves_out_may_be_given_beside_it(prepare, file, tmp_path, monkeypatch):

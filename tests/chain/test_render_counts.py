@@ -2,7 +2,6 @@
 
 import html
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -11,8 +10,7 @@ import yaml
 from click.testing import CliRunner
 
 from packhouse.cli import cli
-from packhouse.recipe import FormatConfig
-from packhouse.records.render_counts import NOTES, RenderCounts, SplitText, factor_note
+from packhouse.records.render_counts import RenderCounts
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
 
@@ -141,37 +139,6 @@ def test_reasoning_that_is_never_written_stops_the_run_before_any_row_is_rendere
     assert not [*(tmp_path / "cache" / "steps").glob("format/*")]
 
 
-def test_the_factor_of_a_plan_is_of_all_files_whatever_is_cached(recipe, tmp_path, monkeypatch):
-    monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "200")
-    for name, thinks in (("chats", True), ("plain", False)):
-        rows = [[*turns(f"One {n}", "Two", "Three", thoughts=thinks)] for n in range(4)]
-        lines = "".join(json.dumps({"messages": row}) + "\n" for row in rows)
-        (tmp_path / f"{name}.jsonl").write_text(lines)
-    settings = yaml.safe_load(recipe.read_text())
-    sources = [{"path": f"{name}.jsonl", "format": "chat"} for name in ("plain", "chats")]
-
-    def factor(sources):
-        recipe.write_text(yaml.safe_dump(settings | {"sources": sources}))
-        return re.findall(r"records hold (.*) times", call("plan", str(recipe)))
-
-    (of_all,) = factor(sources)
-    assert factor(sources[:1]) == ["1.16"]  # empty thoughts stay in a joined record
-    call("prepare", str(recipe))  # the plain rows are cached now
-    assert factor(sources) == [of_all]
-    call("prepare", str(recipe))
-    assert factor(sources) == [of_all]
-
-
-def test_the_factor_names_no_alternative_that_is_set():
-    text, strip = SplitText(all=200, split=200, whole=100), "format.reasoning: strip"
-    assert strip in factor_note(text, FormatConfig())
-    assert strip not in factor_note(text, FormatConfig(reasoning="strip"))
-    last = "format.train_on: last_assistant"
-    assert last in factor_note(text, FormatConfig())
-    assert last not in factor_note(text, FormatConfig(train_on="last_assistant"))
-
-
 def test_a_refused_run_says_once_how_to_fix_a_row(recipe, tmp_path, monkeypatch):
     monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
     row = {"messages": [{"role": "assistant", "content": "Hi."}, *turns("One", thoughts=False)]}
@@ -188,20 +155,6 @@ def test_a_refused_run_says_once_how_to_fix_a_row(recipe, tmp_path, monkeypatch)
 def notes_of(said):
     notes = (line.partition("  note: ") for line in said.splitlines())
     return [note for _, is_note, note in notes if is_note]
-
-
-def test_one_record_a_row_is_not_worth_a_line():
-    assert RenderCounts(rows=3, records=3).record_lines() == []
-    assert RenderCounts(rows=1, records=2).record_lines() == ["1 row gave 2 records"]
-
-
-@pytest.mark.parametrize("name", NOTES)
-def test_notes_are_right_for_one_and_for_several(name):
-    (one,) = RenderCounts(notes={name: 1}).lines()
-    (several,) = RenderCounts(notes={name: 3}).lines()
-    assert one.startswith("1 ")
-    assert several.startswith("3 ")
-    assert one[2:] != several[2:]
 
 
 def test_notes_read_as_sentences():

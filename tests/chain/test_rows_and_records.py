@@ -3,11 +3,9 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
 from packhouse.addons.plan.estimate import estimate
-from packhouse.cli import cli
-from packhouse.cli.result import print_report
+from packhouse.cli.summary import print_report
 from packhouse.errors import EmptyDatasetError, QuarantineLimitError
 from packhouse.run.cache import Workspace
 from packhouse.run.steps.plan import plan_jobs
@@ -79,43 +77,3 @@ def test_rows_that_all_have_a_bad_record_still_give_their_good_ones(project):
     write(project, [question(n, "<|im_end|>", "a <|im_end|>") for n in range(4)])
     with pytest.raises(EmptyDatasetError, match=r"all 4 rows are bad \(control_text 8 records\)"):
         project.prepare(*TREES, REFUSE, all_may)
-
-
-def test_each_count_of_a_version_names_rows_or_records(trees, tmp_path):
-    long = question(10, "So.", "On and on. " * 100)
-    trees.rows.write_text(trees.rows.read_text() + "\n" + json.dumps(long))
-    small = ("validate.max_quarantined=0.2", "pack.seq_len=128", "split.eval_fraction=0")
-    prepared = trees.prepare(*TREES, REFUSE, *small)
-    uri = str(trees.root / "store" / "sums")
-
-    def call(*command):
-        done = CliRunner().invoke(cli, command)
-        assert done.exit_code == 0, done.output
-        return done.stdout
-
-    # 11 rows with 24 paths: 4 are bad, and one is over seq_len.
-    (of_source,) = json.loads(call("stats", uri, "--json"))["sources"]
-    assert of_source["records"] == 19
-    assert "rows" not in of_source
-    dropped = call("dropped", uri)
-    assert dropped.startswith("over_seq_len: 1 record\n")
-    query = "select step, event, number, unit from ledger where event in ('in', 'quarantined')"
-    lines = [
-        tuple(json.loads(line).values())
-        for line in call("sql", uri, query, "--json").split("\n")[:-1]
-    ]
-    assert lines[:4] == [
-        ("validate", "in", 11, "rows"),
-        ("validate", "quarantined", 1, "records"),
-        ("format", "in", 23, "records"),
-        ("tokenize", "in", 23, "records"),
-    ]
-    (packs,) = map(
-        json.loads, call("sql", uri, "select packs from versions", "--json").splitlines()
-    )
-    assert packs == {"packs": prepared.published.statistics["train"].num_packs}
-    call("report", uri, "--output", str(tmp_path / "report.html"))
-    page = (tmp_path / "report.html").read_text()
-    assert "<dt>Bad rows</dt><dd>2</dd><dd class=note>18.2%</dd>" in page
-    assert "<h3>control_text <span class=quiet>3 records quarantined by tokenize</span>" in page
-    assert "<h3>over_seq_len <span class=quiet>1 record dropped</span>" in page

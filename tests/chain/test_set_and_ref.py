@@ -61,25 +61,10 @@ def test_a_ref_held_back_by_drift_has_an_exit_code_of_its_own(project):
     assert done.exit_code == 7, done.output
 
 
-def test_a_run_says_that_latest_stays_and_how_to_move_it(project):
-    project.prepare()
-    before = latest(project)
-    told = ["--set", f"publish.store={project.root / 'store'}", "--cache", str(project.cache)]
-    recipe = str(project.root / "recipe.yaml")
-
-    done = CliRunner().invoke(cli, ["prepare", recipe, *told, "--seq-len", "512"])
-
-    assert done.exit_code == 0, done.output
-    said = " ".join(done.stdout.split())
-    assert f"and ref 'latest' stays at {before}" in said
-    assert "add --move-ref, or: packhouse ref set" in said
-
-
-@pytest.mark.parametrize("is_file", [True, False], ids=["a file", "a Recipe"])
-def test_settings_over_a_recipe_in_python_leave_latest_as_set_does(project, is_file):
+def test_settings_over_a_recipe_in_python_leave_latest_as_set_does(project):
     project.recipe()
     path = project.root / "recipe.yaml"
-    recipe = path if is_file else packhouse.load_recipe(path)
+    recipe = packhouse.load_recipe(path)
 
     def prepare(**settings):
         places = {"store": project.root / "store", "cache": project.cache, "progress": False}
@@ -99,20 +84,3 @@ def test_settings_over_a_recipe_in_python_leave_latest_as_set_does(project, is_f
     project.write_rows(range(70))
     longer = prepare(publish={"max_length_drift": 1.0})  # which changes no data
     assert latest(project) == longer.id != first.id
-
-
-def test_settings_of_rows_move_latest(project):
-    project.recipe()
-    (rows,) = project.root.glob("*.jsonl")
-    for seq_len in (128, 512):
-        version = packhouse.prepare(
-            rows,
-            tokenizer=packhouse.load_recipe(project.root / "recipe.yaml").tokenizer,
-            dataset="sums",
-            store=project.root / "store",
-            cache=project.cache,
-            progress=False,
-            seq_len=seq_len,
-            format={"template": "alpaca"},
-        )
-        assert latest(project) == version.id

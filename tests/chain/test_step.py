@@ -15,7 +15,6 @@ from packhouse.recipe import Recipe
 from packhouse.records.tables import write_table
 from packhouse.run.cache import Workspace
 from packhouse.run.step import Step, Work, execute
-from packhouse.run.steps import ENGINE_VERSIONS, STEPS
 from packhouse.run.steps.plan import plan_jobs
 from packhouse.system.fingerprint import canonical_json, digest
 
@@ -134,36 +133,12 @@ def test_what_comes_after_happens_at_every_run(tmp_path):
     assert [receipt.seconds for receipt in done] == [7.0, 7.0]
 
 
-def test_a_job_finds_what_it_reads_by_the_step_that_wrote_it(tmp_path):
-    workspace = workspace_at(tmp_path)
-    before = [COUNT.job(Told(n), inputs=[]) for n in (2, 1)]
-    for job in before:
-        execute(job, RECIPE, workspace)
-    after = replace(COUNT, name="after").job(Told(9), inputs=[job.ref for job in before])
-
-    work = Work(job=after, recipe=RECIPE, workspace=workspace)
-    assert [receipt.facts.rows for receipt in work.inputs(COUNT)] == [2, 1]
-
-
-def test_each_step_has_a_file_of_its_own_with_all_that_it_is():
-    names = [step.name for step in STEPS]
-    assert names == list(ENGINE_VERSIONS)
-    assert len(set(names)) == 9
-    for step in STEPS:
-        assert step.compute.__module__ == f"packhouse.run.steps.{step.name}"
-
-
 def test_jobs_travel_to_other_processes(project):
     plan = plan_jobs(project.recipe("dedup.exact=drop"))
     for job in (*plan, *plan.beside):
         there = pickle.loads(pickle.dumps(job))  # noqa: S301 - made here
         assert (there.key, there.parameters, there.inputs) == (job.key, job.parameters, job.inputs)
         assert there.step.compute is job.step.compute
-
-
-def test_what_explains_a_key_is_plain_json(project):
-    for job in plan_jobs(project.recipe()):
-        assert json.loads(json.dumps(job.parts)) == job.parts
 
 
 def test_a_cache_of_another_release_costs_work_and_no_run(project):

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from packhouse.addons.golden.pinning import pin
-from packhouse.api import open_version
+from packhouse.addons.golden import pin
 from packhouse.errors import AuditError
 from packhouse.recipe import parse_recipe
 from packhouse.run.chain import Prepared
@@ -100,18 +99,6 @@ def test_the_ids_published_are_the_ids_given(project: Project, made: Rows, kind:
     assert done.published.audit["dataset"]["turns"] == 40
 
 
-def test_ids_and_raw_rows_mix_in_one_recipe(project: Project, made: Rows) -> None:
-    write(project.root / "given.jsonl", made)
-    sources = 'sources=[{"path": "given.jsonl"}, {"path": "rows.jsonl"}]'
-    done = project.prepare(sources, "format.template=chat")
-
-    found = published(project, done)
-    assert not as_given(made) - found
-    # The raw rows 0 to 39 are the same conversations, and get the same ids.
-    assert sum(found.values()) == 100
-    assert all(found[each] == 2 for each in as_given(made))
-
-
 def test_a_published_version_is_a_source(project: Project, made: Rows) -> None:
     first = prepared(project, made)
     (project.root / "packs").mkdir()
@@ -152,29 +139,6 @@ def test_bad_rows_are_quarantined_with_their_bytes(project: Project, made: Rows)
     assert f"its ids are under {vocab:,}" in bad[0]["detail"]
     good = [row for number, row in enumerate(rows) if number not in (3, 5, 7, 9)]
     assert published(project, done) == as_given(good)
-
-
-def test_padding_that_is_trained_or_in_front_is_refused(project: Project, made: Rows) -> None:
-    snapshot = load_snapshot(str(DEMO / "tokenizer"))
-    pad = snapshot.added_tokens[snapshot.special_tokens["pad_token"]]
-    rows = [dict(row) for row in made]
-    rows[1] = {name: [*values, pad, pad, pad] for name, values in made[1].items()}
-    rows[2] = {"input_ids": [pad, pad, *made[2]["input_ids"]],
-               "labels": [-100, -100, *made[2]["labels"]]}  # fmt: skip
-
-    done = prepared(project, rows, "validate.max_quarantined=0.2")
-
-    (path,) = (project.folder(done) / "quarantine").glob("*.parquet")
-    assert [
-        (row["row"], row["reason"], row["detail"][:32]) for row in pq.read_table(path).to_pylist()
-    ] == [
-        (1, "padding", "the record ends with 3 pad token"),
-        (2, "padding", "the record begins with 2 pad tok"),
-    ]
-    end = next(label for label in reversed(made[4]["labels"]) if label != -100)
-    rows = [*made[:3], {name: [*values, end, end] for name, values in made[3].items()}]
-    with pytest.raises(AuditError, match="1 byte of prompts trained"):
-        prepared(project, rows)
 
 
 def test_weights_of_the_mask_are_published(project: Project, made: Rows) -> None:
@@ -275,12 +239,3 @@ def test_the_keys_of_such_rows_hold_the_tokenizer_and_those_of_others_do_not(
     of_other = f"tokenizer={other}"
     assert keys("rows.jsonl") == keys("rows.jsonl", of_other)
     assert keys("given.jsonl") != keys("given.jsonl", of_other)
-
-
-def test_texts_are_decoded_for_people(project: Project, made: Rows) -> None:
-    prepared(project, made)
-    version = open_version(str(project.root / "store" / "sums"))
-
-    (row,) = version.sql("SELECT text, num_tokens FROM records WHERE row = 4").to_pylist()
-    assert "What is 4 plus 5?" in row["text"]
-    assert row["num_tokens"] == len(made[4]["input_ids"])

@@ -85,9 +85,8 @@ AXOLOTL = {
 
 
 @pytest.mark.parametrize("triples", AXOLOTL)
-@pytest.mark.parametrize("name", ["train_detail", "training_detail"])
-def test_spans_are_trained_as_axolotl_trains_them(publish, triples, name):
-    answer = {"from": "gpt", "value": THINK, name: spans(*triples)}
+def test_spans_are_trained_as_axolotl_trains_them(publish, triples):
+    answer = {"from": "gpt", "value": THINK, "train_detail": spans(*triples)}
     audit = {"min_answer_coverage": 0.9}  # of " The", a span may hold the last letter alone
     found = publish([{"from": "human", "value": "Hm?"}, answer], audit=audit)
     assert [token for token, _ in found] == AXOLOTL[triples]
@@ -115,13 +114,6 @@ def test_parts_of_reasoning_weigh_what_they_say(publish):
     assert "".join(token for token, _ in found) == (
         "<think>\n Wait no, 2+2=4.\n</think>\n\nThe answer is 4.<|im_end|>"
     )
-
-
-def test_reasoning_beside_spans_is_not_trained(publish):
-    answer = {"role": "assistant", "reasoning_content": "Hm, four.", "content": "The answer is 4."}
-    answer["train_detail"] = spans((3, 15, True))
-    found = publish([{"role": "user", "content": "What is 2+2?"}, answer], "qwen3", None)
-    assert "".join(token for token, _ in found) == ("<think>\n</think>\n\n answer is 4.<|im_end|>")
 
 
 def test_the_example_of_ms_swift(publish):

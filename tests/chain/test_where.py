@@ -134,15 +134,6 @@ def test_plan_foresees_the_refusal_that_a_run_meets(project):
     assert refusals(none)[0].startswith("60 of 60 rows (100.00%) are bad")
 
 
-def test_a_version_whose_filter_drops_nothing_has_no_list(project):
-    prepared = project.prepare(recipe=with_where(project, where="true"))
-    plain = project.prepare()
-
-    assert not (project.folder(prepared) / "dropped").exists()
-    assert prepared.version != plain.version
-    assert prepared.published.content_id == plain.published.content_id
-
-
 def test_another_expression_is_another_version_and_the_same_one_is_found(project):
     first = project.prepare(recipe=with_where(project))
     again = project.prepare(recipe=with_where(project))
@@ -151,45 +142,6 @@ def test_another_expression_is_another_version_and_the_same_one_is_found(project
     assert not again.created
     assert again.version == first.version
     assert other.version != first.version
-
-
-def test_appended_rows_leave_the_work_of_earlier_files_in_the_cache(project):
-    project.write_rows(range(60, 90), project.root / "more.jsonl")
-    recipe = with_where(project)
-    more = recipe.sources[0].model_copy(update={"path": str(project.root / "more.jsonl")})
-    recipe = recipe.model_copy(update={"sources": [*recipe.sources, more]})
-    project.prepare(recipe=recipe)
-    with (project.root / "more.jsonl").open("a") as file:
-        file.write(
-            json.dumps({"instruction": "q", "output": "a longer answer", "input": ""}) + "\n"
-        )
-
-    again = project.prepare(recipe=recipe)
-
-    cached = {r.facts.origin.file: r.cached for r in again.receipts if r.step == "validate"}
-    assert cached == {"rows/rows.jsonl": True, "more/more.jsonl": False}
-
-
-def test_rows_of_trees_are_listed_as_dropped(project, shared):
-    flat = project.root / "flat.jsonl"
-    with flat.open("w") as file:
-        for line in (shared / "data/oasst_en_100_message.jsonl").read_bytes().splitlines():
-            stack = [json.loads(line)]
-            while stack:
-                message = stack.pop()
-                stack += message.pop("replies")
-                file.write(json.dumps(message) + "\n")
-    recipe = project.recipe()
-    source = recipe.sources[0].model_copy(update={"path": str(flat), "format": "auto"})
-
-    prepared = project.prepare(recipe=recipe.model_copy(update={"sources": [source]}))
-
-    dropped = prepared.ledger[0].dropped
-    assert prepared.ledger[0].rows_in == 1167
-    assert prepared.ledger[0].rows_out == 100
-    assert sum(dropped.values()) == 1067
-    done = CliRunner().invoke(cli, ["verify", str(project.root / "store" / "sums")])
-    assert done.exit_code == 0, done.output
 
 
 def test_a_filter_that_leaves_no_row_is_said(project):

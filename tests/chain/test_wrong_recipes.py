@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import packhouse
-from packhouse.recipe.rows import TEMPLATES
+from packhouse.recipe.settings import TEMPLATES
 
 HEAD = "dataset: demo\ntokenizer: ./tokenizer\n"
 ROWS = "sources:\n  - path: talks.jsonl\n"
@@ -47,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             "dataset: demo\ntokenizer: ./tokeniser\n" + ROWS,
             "no tokenizer folder at 'tokeniser'; did you mean 'tokenizer'? "
-            "Or give the folder that `tokenizer.save_pretrained(folder)` wrote",
+            "Give the folder that `tokenizer.save_pretrained(folder)` wrote",
         ),
         (
             HEAD + ROWS + "    format: alpaca\n",

@@ -4,10 +4,8 @@ import json
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import xml.etree.ElementTree as ET
 from functools import partial
 from pathlib import Path
@@ -17,17 +15,14 @@ import pytest
 from click.testing import CliRunner
 
 from packhouse.addons.ci.command import GATES
-from packhouse.addons.mirrors.steps import StepMirror
+from packhouse.addons.mirrors import StepMirror
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, StoreError, TransientError
-from packhouse.records import contracts
+from packhouse.records import tables
 from packhouse.records.tables import VALIDATED
-from packhouse.run.cache import StepStore, open_mirror
-from packhouse.run.steps.plan import plan_jobs
+from packhouse.run.cache import StepStore
 from packhouse.store import load_ref, open_store
 from packhouse.store.protocol import RetryPolicy
-from packhouse.system.disks import CachePlace
-from packhouse.system.fingerprint import file_sha256
 from tests.moto_s3 import s3_client
 from tests.store.ceph import free_port
 
@@ -168,21 +163,6 @@ def test_small_steps_of_a_candidate_add_up_to_its_distance_from_latest(place):
 
     assert refresh_with(40)[:2] == (7, "held")  # far from the candidate, too, which moves
     assert ref(place, "latest.candidate") == facts(place)["version"] not in (first, second)
-
-
-def test_a_candidate_that_someone_approves_is_then_unchanged(place):
-    assert run(place, place / "cache").exit_code == 0
-    rows = (place / "instructions.jsonl").read_bytes().splitlines(keepends=True)
-    (place / "instructions.jsonl").write_bytes(b"".join(rows[:40]))
-    limited = ("--approval", "--set", "publish.max_source_drift=0.01")
-    assert run(place, place / "cache", *limited).exit_code == 7
-    candidate = ref(place, "latest.candidate")
-    command = facts(place)["message"].partition("packhouse ")[2].split()
-    approved = CliRunner().invoke(cli, command)
-    assert approved.exit_code == 0, approved.output
-    assert ref(place) == candidate
-    assert run(place, place / "cache", *limited).exit_code == 0
-    assert facts(place)["outcome"] == "unchanged"
 
 
 def test_a_candidate_that_would_break_readers_of_latest_is_held(place):
@@ -334,39 +314,6 @@ def test_a_job_that_a_signal_ends_in_the_middle_leaves_summaries(number, place):
     assert steps["format"]["cached"] == steps["format"]["jobs"]
 
 
-def test_a_signal_while_libraries_are_imported_leaves_summaries_too(tmp_path):
-    """Importing takes a second. Code in C may turn the signal's exception into another one."""
-    program = (
-        "import sys, time; from packhouse import cli\n"
-        "class Slow:\n"
-        "    def find_spec(self, name, *rest):\n"
-        "        if name == 'pyarrow':\n"
-        "            print('here', flush=True)\n"
-        "            try: time.sleep(600)\n"  # never slept to its end: the signal comes first
-        "            except BaseException: raise ImportError from None\n"
-        "sys.meta_path.insert(0, Slow())\n"
-        "cli.main()\n"
-    )
-    job = subprocess.Popen(
-        [sys.executable, "-c", program, *arguments(tmp_path, tmp_path / "cache")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert job.stdout.readline() == "here\n", job.communicate()
-        job.terminate()
-        _, said = job.communicate(timeout=100)
-    finally:
-        job.kill()
-    assert job.returncode == 143, said
-    assert "stopped by SIGTERM; finished steps are kept" in said
-    assert cases(tmp_path) == {**dict.fromkeys(GATES, "skipped"), "run": "error"}
-    assert (facts(tmp_path)["outcome"], facts(tmp_path)["exit_code"]) == ("interrupted", 143)
-    page = (tmp_path / "s.md").read_text()
-    assert all(f"| {gate} | not reached |  |  | stopped by SIGTERM |" in page for gate in GATES)
-
-
 def test_who_waits_for_a_store_is_told_of_each_try(place, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")  # nobody listens there
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
@@ -383,18 +330,11 @@ def test_who_waits_for_a_store_is_told_of_each_try(place, monkeypatch):
     assert done.stderr.index("looking at the store ...") < done.stderr.index("does not answer")
 
 
-def test_a_schema_that_breaks_readers_is_refused_by_that_gate(place):
-    run(place, place / "cache")
-    done = run(place, place / "cache", "--set", "publish.layout=compact")
-    assert done.exit_code == 4
-    assert cases(place)["schema"] == "failure"
-
-
 def test_a_table_that_breaks_its_contract_is_refused_by_that_gate(place, monkeypatch):
     def wrong(table):
         yield "this is wrong", np.ones(table.num_rows, np.bool_)
 
-    monkeypatch.setitem(contracts.CONTRACTS, "validated", (VALIDATED, wrong))
+    monkeypatch.setitem(tables.CONTRACTS, "validated", (VALIDATED, wrong))
     done = run(place, place / "none")
     assert done.exit_code == 4
     assert cases(place)["schema"] == "failure"
@@ -429,19 +369,6 @@ def test_a_summary_that_cannot_be_written_keeps_no_other_from_it(override, code,
         assert facts(place)["exit_code"] == code
         assert said in facts(place)["notes"][0]
     assert bool(ref(place)) is (code == 5)
-
-
-def test_a_bug_leaves_summaries_too(place, monkeypatch):
-    def broken(*arguments):
-        raise ZeroDivisionError("by \0, \udcff and \uffff")
-
-    monkeypatch.setattr("packhouse.addons.ci.job.prepare", broken)
-    done = run(place, place / "cache")
-    assert (done.exit_code, type(done.exception)) == (1, ZeroDivisionError)
-    assert cases(place)["publish"] == "failure"
-    assert "a bug: ZeroDivisionError" in (place / "s.md").read_text()
-    assert (facts(place)["outcome"], facts(place)["exit_code"]) == ("failed", 1)
-    assert not (place / "store" / "demo" / "refs").exists()
 
 
 @pytest.mark.parametrize(
@@ -492,25 +419,6 @@ def done_already(place):
     return {step: tuple(counts) for step, counts in facts(place)["plan"]["cached"].items()}
 
 
-def test_a_plan_counts_what_lies_in_the_shared_cache(place, monkeypatch):
-    """Steps that another job has left there, and none that it has not."""
-    mirror = f"file://{place / 'mirror'}"
-    monkeypatch.setenv("PACKHOUSE_CACHE", str(place / "cache"))
-    assert run(place, mirror).exit_code == 0
-    monkeypatch.setenv("PACKHOUSE_CACHE", str(place / "another"))
-    assert run(place, mirror, "--plan-only", "--set", "pack.seq_len=256").exit_code == 0
-    assert done_already(place) == {
-        "validate": (2, 2),
-        "format": (2, 2),
-        "tokenize": (2, 2),
-        "pack": (0, 1),
-        "split": (0, 1),
-        "audit": (6, 7),
-        "publish": (0, 1),
-    }
-    assert not (place / "another" / "steps").exists()  # nothing is fetched for a plan
-
-
 def test_a_mirror_that_does_not_answer_is_left_alone_and_said_once(place, monkeypatch):
     """A port on which nobody listens: planning, fetching and writing have one note together."""
     for name, value in (("URL", f"http://127.0.0.1:{free_port()}"), ("URL_S3", "")):
@@ -526,28 +434,6 @@ def test_a_mirror_that_does_not_answer_is_left_alone_and_said_once(place, monkey
     assert "`packhouse doctor cache`" in note
 
 
-def test_a_mirror_whose_bucket_is_missing_costs_no_run(place, bucket, monkeypatch):
-    monkeypatch.setenv("PACKHOUSE_CACHE", str(place / "another"))
-    assert run(place, "s3://nobody-made-this/steps").exit_code == 0
-    assert ref(place)
-    (note,) = facts(place)["notes"]
-    assert "no bucket 'nobody-made-this'" in note
-
-
-def test_a_job_plans_once_and_workers_change_no_byte(place, monkeypatch):
-    plans = []
-    for module in ("packhouse.addons.ci.job", "packhouse.run.chain"):
-        monkeypatch.setattr(
-            f"{module}.plan_jobs", lambda recipe: plans.append(1) or plan_jobs(recipe)
-        )
-    assert run(place, place / "one").exit_code == 0
-    alone = published(place)
-    assert len(plans) == 1
-    shutil.rmtree(place / "store")
-    assert run(place, place / "two", "--workers", "2").exit_code == 0
-    assert published(place) == alone
-
-
 def published(place):
     root = place / "store" / "demo" / "v"
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
@@ -556,7 +442,7 @@ def published(place):
 def test_a_key_that_may_only_read_the_mirror_costs_the_writing_and_not_the_run(place, monkeypatch):
     mirror = f"file://{place / 'mirror'}"
     monkeypatch.setenv("PACKHOUSE_CACHE", str(place / "new"))
-    monkeypatch.setattr("packhouse.addons.mirrors.steps._create", refuse)
+    monkeypatch.setattr("packhouse.addons.mirrors._create", refuse)
     done = run(place, mirror)
     assert done.exit_code == 0, done.output
     assert ref(place)
@@ -598,24 +484,6 @@ def test_a_damaged_or_planted_step_of_the_mirror_is_not_used(damage, tmp_path):
     assert sorted(p.name for p in (tmp_path / "there").rglob("*") if p.is_file()) == []
 
 
-def test_a_step_of_the_mirror_is_seen_here_only_when_it_was_checked(tmp_path, monkeypatch):
-    def hello(folder):
-        (folder / "a.arrow").write_bytes(b"hello")
-        return {"rows": 1}
-
-    store, here = open_store(str(tmp_path / "mirror")), StepStore(tmp_path / "here")
-    StepMirror(store=store, steps=here).write(here.run("s", "k", hello))
-    there, was_there = StepStore(tmp_path / "there"), []
-
-    def look(path):
-        was_there.append((there.root / "s" / "k").exists())
-        return file_sha256(path)
-
-    monkeypatch.setattr("packhouse.run.cache.file_sha256", look)
-    assert StepMirror(store=store, steps=there).fetch("s", "k") is True
-    assert was_there == [False]
-
-
 def failing(error):
     """A store whose every call fails, and how many calls it got."""
     calls = []
@@ -636,7 +504,7 @@ def failing(error):
     [TransientError("no answer"), StoreError("no bucket"), ConfigError("no credentials")],
 )
 def test_a_mirror_that_fails_is_asked_nothing_more(error, tmp_path, monkeypatch):
-    monkeypatch.setattr("packhouse.addons.mirrors.steps._RETRY", RetryPolicy(deadline_s=0))
+    monkeypatch.setattr("packhouse.addons.mirrors._RETRY", RetryPolicy(deadline_s=0))
     store, calls = failing(error)
     steps = StepStore(tmp_path)
     mirror = StepMirror(store=store, steps=steps)
@@ -646,29 +514,4 @@ def test_a_mirror_that_fails_is_asked_nothing_more(error, tmp_path, monkeypatch)
     assert mirror.holding([("s", "k"), ("s", "other")]) == set()
     mirror.write(steps.run("s", "k", lambda folder: {"rows": 0}))
     assert calls == ["get"]
-    assert len(mirror.notes) == 1
-
-
-def test_a_mirror_that_accepts_and_stays_silent_is_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr("packhouse.addons.mirrors.steps._READ_TIMEOUT_S", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as server:  # the kernel accepts, nobody answers
-        with s3_client("ci-cache"):
-            monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
-            mirror = open_mirror(CachePlace(folder=tmp_path, mirror="s3://ci-cache/steps"))
-            assert mirror.fetch("s", "k") is False
-    (note,) = mirror.notes
-    assert "Read timeout" in note
-
-
-def test_eight_threads_that_fail_together_leave_one_note(tmp_path, monkeypatch):
-    monkeypatch.setattr("packhouse.addons.mirrors.steps._RETRY", RetryPolicy(deadline_s=0))
-    together = threading.Barrier(8, timeout=30)
-
-    class Store:
-        def head(self, key):
-            together.wait()  # until eight threads are here, so that all of them fail
-            raise TransientError("no answer")
-
-    mirror = StepMirror(store=Store(), steps=StepStore(tmp_path))
-    assert mirror.holding([("s", str(number)) for number in range(100)]) == set()
     assert len(mirror.notes) == 1

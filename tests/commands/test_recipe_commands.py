@@ -203,7 +203,7 @@ def test_a_recipe_that_is_a_folder_is_refused(tmp_path):
 
 
 def test_a_report_leaves_out_the_split_that_is_empty(prepared, capsys):
-    from packhouse.cli.result import print_report
+    from packhouse.cli.summary import print_report
 
     statistics = prepared.published.statistics
     assert statistics["eval"].num_packs > 0

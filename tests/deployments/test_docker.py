@@ -299,7 +299,7 @@ def test_runs_may_read_the_data_folder_and_the_demo_and_nothing_else(monkeypatch
         if allowed:
             assert places.source(place) == place
         else:
-            with pytest.raises(ConfigError, match="no name of this worker"):
+            with pytest.raises(ConfigError, match="is not listed in the worker's sources\\.yaml"):
                 places.source(place)
 
 

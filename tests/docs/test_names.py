@@ -6,7 +6,8 @@ from typing import get_args
 
 import pytest
 
-from packhouse.pack import STRATEGIES, plan
+from packhouse.pack import plan
+from packhouse.pack.plan import STRATEGIES
 from packhouse.recipe import FormatConfig
 from packhouse.recipe.source import RowFormatName
 from packhouse.render import single_turn

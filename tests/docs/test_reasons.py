@@ -5,15 +5,15 @@ import re
 from pathlib import Path
 
 from packhouse.pack.overlength import REASONS as OF_PACKING
+from packhouse.records.conversations import REASONS as OF_THINKING
 from packhouse.records.messages import REASONS as OF_MESSAGES
 from packhouse.records.reasons import DROP_REASONS, QUARANTINE_REASONS
-from packhouse.records.thinking import REASONS as OF_THINKING
 
 PACKAGE = Path(__file__).parents[2] / "packhouse"
-FOLDERS = {
-    "validate": ("read", "addons/tables"),
-    "format": ("render",),
-    "tokenize": ("tokenize",),
+FILES = {
+    "validate": ("read/*.py", "addons/tables.py"),
+    "format": ("render/*.py",),
+    "tokenize": ("tokenize/*.py",),
 }
 ERRORS = {"BadRowError", "RefusedError", "Refusal"}
 OF_DROPPED_ROWS = {"filtered", "joined", "other_path"}  # before they are records
@@ -52,9 +52,9 @@ def test_every_code_of_quarantined_rows_is_explained():
     # Ids that rows came with are held against the tokenizer before anything is tokenized.
     of_ids = PACKAGE / "tokenize" / "given.py"
     elsewhere = {"validate": {*OF_MESSAGES, *codes(of_ids)}, "format": {*OF_THINKING}}
-    for step, folders in FOLDERS.items():
+    for step, patterns in FILES.items():
         given = elsewhere.get(step, set())
-        paths = {path for folder in folders for path in (PACKAGE / folder).glob("*.py")}
+        paths = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
         for path in paths - {of_ids}:
             given |= codes(path) if path.name not in NO_REASONS else set()
         if step == "tokenize":

@@ -199,7 +199,7 @@ def test_composes_worker_reads_nothing_beside_the_data_folder(engine, api, worke
     for path, run_id in runs.items():
         run = api.wait(run_id, 900)
         assert run["state_type"] == "FAILED"
-        assert f"'{path}' is not listed in sources.yaml" in run["state"]["message"]
+        assert f"'{path}' is not listed in the worker's sources.yaml" in run["state"]["message"]
     assert not is_published(bucket, "beside")
 
 

@@ -1,6 +1,5 @@
 """What a trainer learns from an export is what the version says, token by token."""
 
-import errno
 import importlib.util
 import json
 import re
@@ -10,19 +9,20 @@ from itertools import chain
 from pathlib import Path
 
 import msgpack
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from packhouse.addons.exports.command import export as export_command
 from packhouse.addons.exports.writing import FORMATS, export_version
+from packhouse.addons.exports.writing import export as export_command
 from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
 from packhouse.recipe import Recipe
 from packhouse.run.steps.plan import plan_jobs
 from tests.exports import readers
 
 SPLITS = ["train", "eval"]
+
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "versions"
 
 
@@ -48,21 +48,6 @@ def test_trl_learns_the_targets_through_its_own_collator(exported, targets, spli
         )
         assert readers.unshifted(ids, labels, readers.restarts(positions)) == expected
         assert positions == row["position_ids"]
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_trl_rows_load_with_datasets_and_learn_the_targets(exported, targets, split):
-    from datasets import load_dataset
-
-    folder = exported("trl")
-    files = {name: str(folder / f"{name}.parquet") for name in SPLITS}
-    data = load_dataset("parquet", data_files=files, cache_dir=str(folder.parent))[split]
-
-    assert data.column_names == ["input_ids", "labels", "seq_lengths", "position_ids"]
-    for row, expected in zip(data, targets(split), strict=True):
-        learnt = readers.unshifted(row["input_ids"], row["labels"], row["seq_lengths"])
-        assert learnt == expected
-        assert readers.restarts(row["position_ids"]) == row["seq_lengths"]
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -276,30 +261,3 @@ def test_places_that_cannot_take_an_export_are_refused_in_a_sentence(
         with pytest.raises(ConfigError, match=message):
             export(dest)
     assert export("new/../out").splits == ("train",)
-
-
-def test_classes_are_not_lost_in_formats_without_a_place_for_them():
-    from packhouse.addons.exports.writing import _refuse_lossy
-
-    rows = [pa.RecordBatch.from_pylist([{"input_ids": [1], "label": 1}])]
-    assert list(_refuse_lossy(iter(rows), "arrow")) == rows
-    with pytest.raises(ConfigError, match="'trl' has no place for the class"):
-        list(_refuse_lossy(iter(rows), "trl"))
-
-
-def test_a_cache_or_disk_that_cannot_be_written_is_refused_in_a_sentence(
-    opened, tmp_path, monkeypatch
-):
-    (tmp_path / "file").touch()
-    arguments = [f"{opened.store.uri}/made", str(tmp_path / "out"), "--to", "trl"]
-    done = CliRunner().invoke(export_command, [*arguments, "--cache", str(tmp_path / "file")])
-    assert isinstance(done.exception, ConfigError)
-    assert "is no folder; give a folder with --cache" in str(done.exception)
-
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("packhouse.addons.exports.formats.pq.ParquetWriter", full)
-    with pytest.raises(ConfigError, match="No space left on device; free or choose another place"):
-        export_version(opened, "trl", tmp_path / "out", cache=tmp_path / "cache")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]

@@ -63,17 +63,6 @@ def test_the_reader_takes_pads_for_pads_and_trains_none_of_them(lengths, multipl
         assert not any(mask[seen:])
 
 
-def test_a_record_that_trains_nothing_is_padded_with_its_last_token():
-    rows = pa.RecordBatch.from_pylist(
-        [{"input_ids": [7, 8, 5, 6], "labels": [-100, -100, -100, 6], "seq_lengths": [2, 2]}],
-        SCHEMA,
-    )
-    (row,) = to_megatron(rows, multiple=2).to_pylist()
-
-    assert row["input_ids"] == [7, 8, 8, 5, 6, 6]
-    assert row["loss_mask"] == [0, 0, 0, 1, 0, 0]
-
-
 def test_metadata_says_the_most_that_a_reader_must_make_room_for(opened, cache, tmp_path):
     folder = export_version(opened, "megatron", tmp_path / "out", cache=cache).folder
 
@@ -89,17 +78,6 @@ def test_metadata_says_the_most_that_a_reader_must_make_room_for(opened, cache, 
         }
     ]
     assert json.loads((folder / "eval.metadata.json").read_text())[0]["max_samples_per_bin"] == 1
-
-
-def test_metadata_counts_padded_inputs_and_the_recipe_s_size(tmp_path):
-    batches = [pack([[5, 6, 7, EOS], [5, EOS]]), pack([[5, 6, EOS]])]
-    write_export(iter(batches), "megatron", "train", tmp_path, multiple=4, seq_len=16)
-
-    (told,) = json.loads((tmp_path / "train.metadata.json").read_text())
-    rows = pq.read_table(tmp_path / "train.idx.parquet").to_pylist()
-    assert [row["cu_seqlens_padded"] for row in rows] == [[0, 4, 8], [0, 4]]
-    assert (told["dataset_max_seqlen"], told["min_packed_seqlen"]) == (4, 4)
-    assert (told["pack_size"], told["packing_efficiency"]) == (16, 37.5)
 
 
 def test_loss_weights_are_refused_since_the_reader_would_cut_them_to_0(tmp_path):

@@ -5,11 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from packhouse.addons.exports.writing import FORMATS, MARKER, export_version
 from packhouse.errors import ConfigError, IntegrityError
-from packhouse.recipe import PublishConfig, load_recipe, parse_recipe
+from packhouse.recipe import load_recipe, parse_recipe
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.local_pool import LocalRunner
@@ -34,11 +33,6 @@ def carrying(tmp_path_factory):
     folder = tmp_path_factory.mktemp("carrying")
     store = f"publish.store={folder / 'store'}"
     return run(recipe_of(store, f"publish.exports={json.dumps(list(FORMATS))}"), folder)
-
-
-def test_a_recipe_knows_every_format():
-    with pytest.raises(ValidationError, match="Input should be"):
-        PublishConfig(exports=["tfrecord"])
 
 
 def test_the_manifest_lists_every_file_and_all_are_intact(carrying, tmp_path):
@@ -124,35 +118,6 @@ def test_a_version_carries_the_shards_that_an_export_writes(sharded, tmp_path):
             for n in range(3)} <= keys.keys()  # fmt: skip
     assert made.files.items() <= keys.items()
     assert verify_version(sharded).is_intact
-
-
-def test_an_export_of_it_copies_as_many_shards_and_makes_any_other_number(sharded, tmp_path):
-    cache = tmp_path / "cache"
-    copied = export_version(sharded, "megatron", tmp_path / "3", num_shards=3, cache=cache)
-    listed = {e.key.removeprefix("exports/megatron/"): e.sha256 for e in sharded.files("exports")}
-    assert copied.files.items() <= listed.items()
-    for number in (1, 2):
-        out = tmp_path / str(number)
-        export_version(sharded, "megatron", out, num_shards=number, cache=cache)
-        assert len(list(out.glob("train*.idx.parquet"))) == number
-
-
-def test_one_shard_is_the_format_alone_and_more_are_another_version():
-    def version(exports):
-        return plan_jobs(recipe_of(f"publish.exports={exports}")).version_id
-
-    alone = version("[megatron]")
-    assert version("[{format: megatron, shards: 1}]") == alone
-    assert version("[{format: megatron}]") == alone
-    assert version("[{format: megatron, shards: 2}]") not in (
-        alone, version("[{format: megatron, shards: 3}]")
-    )  # fmt: skip
-    (job,) = [j for j in plan_jobs(recipe_of("publish.exports=[megatron]")).validate][:1]
-    (same,) = [j for j in plan_jobs(recipe_of(SHARDS)).validate][:1]
-    assert job.key == same.key
-    config = PublishConfig(exports=["trl", {"format": "megatron", "shards": 2}])
-    assert config.model_dump()["exports"] == [{"format": "megatron", "shards": 2}, "trl"]
-    assert PublishConfig.model_validate(config.model_dump()) == config
 
 
 def test_more_shards_than_packs_stop_a_run_before_its_files_are_made(tmp_path):

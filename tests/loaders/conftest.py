@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from packhouse.pack import gather, plan_packs
+from packhouse.pack.gather import gather
+from packhouse.pack.plan import plan_packs
 from packhouse.recipe import PublishConfig
 from packhouse.records.tables import PACKED, TOKENIZED
 from packhouse.store import open_store, publish_version

@@ -78,13 +78,6 @@ def test_weights_that_begin_as_zeros_prove_nothing(model, part):
         report.require_safe()
 
 
-def test_records_of_one_token_that_leak_are_said_to(model):
-    batch = {"input_ids": IDS, "position_ids": ARANGE, "seq_idx": ARANGE}
-    report = check_packing(model, batch)
-    assert report.max_response == 0.0  # no record has a token behind its first
-    assert "RECORDS SEE EACH OTHER" in str(report)
-
-
 def test_frozen_parts_stay_in_eval(model):
     model.train()
     model.model.layers[0].eval()

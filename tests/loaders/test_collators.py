@@ -44,12 +44,6 @@ def test_rows_that_lost_their_boundaries_are_refused():
         PackedCollator()([lost])
 
 
-def test_position_ids_alone_tell_the_boundaries():
-    row = {"input_ids": [7, 8, 9, 5, 6], "position_ids": [0, 1, 2, 0, 1]}
-
-    assert PackedCollator()([row])["cu_seq_lens_q"].tolist() == [0, 3, 5]
-
-
 def test_whole_rows_are_one_record_each_without_their_padding():
     rows = [{"input_ids": [7, 8, EOS, EOS], "attention_mask": [1, 1, 1, 0]}, {"input_ids": [5]}]
 
@@ -220,13 +214,6 @@ def test_every_record_has_the_same_targets_packed_and_padded(records, kind):
 def test_settings_that_are_not_known_are_refused_when_given(collator, settings, message):
     with pytest.raises(ConfigError, match=message):
         collator(pad_token_id=0, **settings)
-
-
-def test_negative_prefixes_and_unknown_weights_are_refused():
-    with pytest.raises(ConfigError, match="prefix_tokens is -1"):
-        PaddedCollator(pad_token_id=0, prefix_tokens=-1)
-    with pytest.raises(ConfigError, match="loss_weights 'rows' is not known"):
-        PackedCollator(loss_weights="rows")
 
 
 def test_weights_that_nobody_would_apply_are_refused_unless_that_is_meant():

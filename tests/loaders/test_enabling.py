@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from packhouse import PackedCollator, check_packing, enable_packing
-from packhouse.errors import ConfigError, ContractError
+from packhouse.errors import ContractError
 from tests.loaders.models import tiny_model
 
 pytestmark = [
@@ -78,14 +78,6 @@ def test_left_padded_prompts_are_generated_from_as_before(model):
             assert torch.equal(model.generate(ids, use_cache=use_cache, **settings), plain)
 
 
-def test_padding_between_numbered_records_is_cut(model):
-    numbers = torch.tensor([[1, 1, 0, 2, 2]])
-    with enable_packing(model), torch.no_grad():
-        packed = model(input_ids=IDS, attention_mask=numbers).logits
-        alone = model(input_ids=IDS[:, 3:]).logits
-    torch.testing.assert_close(packed[:, 3:], alone)
-
-
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_rope_that_follows_the_longest_record_is_refused_over_its_window(kind):
     from transformers import AutoModelForCausalLM, LlamaConfig
@@ -123,25 +115,6 @@ def test_handles_may_be_disabled_in_any_order():
         assert LlamaModel.forward is not plain
         handles[second].disable()
         assert LlamaModel.forward is plain
-
-
-def test_a_model_class_guards_every_model_of_its_family():
-    from transformers import AutoModelForCausalLM, LlamaForCausalLM
-
-    with enable_packing(LlamaForCausalLM):
-        made = tiny_model("llama", "sdpa")
-        batch = PackedCollator()([{"input_ids": [5, 6, 7, 8, 9], "seq_lengths": [3, 2]}])
-        check_packing(made, batch).require_safe()
-    assert not check_packing(made, batch).is_safe
-    with pytest.raises(ConfigError, match="AutoModelForCausalLM names no config"):
-        enable_packing(AutoModelForCausalLM)
-
-
-def test_an_enabled_model_is_saved_as_it_was(model, tmp_path):
-    assert model.config.use_cache is True
-    with enable_packing(model), enable_packing(model.config):
-        model.save_pretrained(tmp_path)
-    assert type(model.config).from_pretrained(tmp_path).use_cache is True
 
 
 def test_bounds_that_merge_records_are_refused_where_the_kernel_reads_them(model):

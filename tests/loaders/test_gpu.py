@@ -61,12 +61,6 @@ def alpaca_records(num_records: int, vocabulary: int) -> list[dict[str, Any]]:
     return records
 
 
-def test_the_lengths_are_those_of_alpaca():
-    lengths = [len(record["input_ids"]) for record in alpaca_records(5000, 100)]
-    assert np.mean(lengths) == pytest.approx(103, rel=0.05)
-    assert max(lengths) <= 1120
-
-
 def _is_missing(attention: str) -> bool:
     from transformers.utils import is_flash_attn_2_available
 

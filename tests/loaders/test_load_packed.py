@@ -7,12 +7,10 @@ import sys
 import warnings
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from packhouse import load_packed
 from packhouse.errors import ConfigError, DiskError, IntegrityError, VersionNotFoundError
-from packhouse.load.copies import read_rows
 from packhouse.store import pull_version
 from packhouse.store.read import open_address
 from packhouse.system import worker
@@ -50,19 +48,6 @@ def test_every_layout_and_format_gives_the_same_rows(make_version, tmp_path, pub
     assert load_packed(make_version(**publish), cache=tmp_path).to_list() == plain.to_list()
 
 
-def test_rows_of_over_a_mebibyte_of_json_are_read(tmp_path):
-    ids = list(range(100_000, 260_000))
-    row = {"input_ids": ids, "labels": [-100, *ids[1:]], "seq_lengths": [len(ids)]}
-    lines = [json.dumps(row | {"record_ids": [name]}) for name in "ab"]
-    path = tmp_path / "long.jsonl"
-    path.write_text("\n".join(lines) + "\n")
-    assert len(lines[0]) > 2 * 2**20  # of which pyarrow reads one at a time
-
-    rows = pa.Table.from_batches(read_rows(path))
-    assert rows["record_ids"].to_pylist() == [["a"], ["b"]]
-    assert rows["input_ids"][1].as_py() == ids
-
-
 def test_versions_are_named_by_ref_version_or_id(make_version, tmp_path):
     root = tmp_path / "store"
     make_version(num_records=20, root=root)
@@ -86,13 +71,6 @@ def test_an_address_and_a_version_that_differ_are_refused_and_paths_are_taken(
     with pytest.raises(ConfigError, match="names '00000014' and version is 'prod'"):
         load_packed(f"{uri}@00000014", version="prod", cache=tmp_path)
     assert load_packed(Path(uri), "00000014", cache=tmp_path).num_rows
-
-
-def test_the_cache_is_keyed_by_content(make_version, tmp_path):
-    first = load_packed(make_version(), cache=tmp_path)
-    second = load_packed(make_version(), cache=tmp_path)  # another store, the same bytes
-
-    assert first.cache_files == second.cache_files
 
 
 def test_ranks_that_start_at_once_do_the_work_once_and_agree(make_version, tmp_path):
@@ -161,15 +139,6 @@ def test_a_pulled_folder_loads_verified(make_version, tmp_path):
     file.write_bytes(data)
     with pytest.raises(IntegrityError, match="does not hold the published bytes"):
         load_packed(str(copy), cache=tmp_path / "three")
-
-
-def test_a_cache_that_cannot_be_written_is_said_in_a_sentence(make_version, tmp_path):
-    uri = make_version()
-    file = tmp_path / "file"
-    file.touch()
-    for cache in (file, file / "below"):
-        with pytest.raises(ConfigError, match=r"file' is no folder; give a folder with --cache"):
-            load_packed(uri, cache=cache)
 
 
 def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(make_version, tmp_path):

@@ -43,14 +43,6 @@ def test_lists_are_cut_with_the_rows_and_everything_else_is_copied():
         assert part["scale"].item() == 2.0
 
 
-def test_tensors_of_another_first_dimension_are_cut_along_their_own():
-    batch = {"tokens": torch.zeros(4, 3), "images": torch.arange(6)}
-
-    first, second = split_batch_into_microbatches(batch, 2)
-
-    assert (first["images"].tolist(), second["images"].tolist()) == ([0, 1, 2], [3, 4, 5])
-
-
 def test_indivisible_batches_are_an_error_or_differ_by_one():
     batch = {"tokens": torch.arange(7), "names": list("abcdefg")}
 
@@ -195,12 +187,3 @@ def test_targets_that_are_shifted_already_are_counted_and_trained_as_they_are():
     torch.testing.assert_close(token_loss(logits, batch["shift_labels"], 3, is_shifted=True), whole)
     with pytest.raises(ValueError, match="neither labels nor shift_labels"):
         count_targets({"input_ids": batch["input_ids"]})
-
-
-def test_a_shifted_target_at_the_last_place_counts():
-    """Of a sequence cut over ranks, the last token of a part has its target in the next part."""
-    logits, targets = torch.randn(1, 3, 50), torch.tensor([[6, -100, 8]])
-
-    assert count_targets({"shift_labels": targets}) == 2
-    expected = torch.nn.functional.cross_entropy(logits[0], targets[0])
-    torch.testing.assert_close(token_loss(logits, targets, 2, is_shifted=True), expected)

@@ -7,15 +7,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from packhouse import (
-    ClassificationCollator,
     PackedCollator,
     PackedDataset,
-    PaddedCollator,
     load_packed,
 )
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
-from packhouse.pack import plan_packs
-from packhouse.records.tables import PACKED
+from packhouse.pack.plan import plan_packs
 
 
 def test_rows_of_a_version_are_tensors_with_boundaries(make_version, tmp_path):
@@ -32,13 +29,6 @@ def test_rows_of_a_version_are_tensors_with_boundaries(make_version, tmp_path):
     with pytest.raises(IndexError):
         packs[len(packs)]
     assert packs[-1]["input_ids"].tolist() == data[len(data) - 1]["input_ids"]
-
-
-def test_shuffled_and_selected_datasets_keep_their_order(make_version, tmp_path):
-    data = load_packed(make_version(), cache=tmp_path).shuffle(seed=1).select(range(3, 9))
-    packs = PackedDataset(data)
-
-    assert [packs[i]["input_ids"].tolist() for i in range(6)] == list(data["input_ids"])
 
 
 def test_stat_counts_what_the_version_holds(make_version, tmp_path):
@@ -130,42 +120,6 @@ def test_workers_and_pickles_see_the_same_rows(make_version, tmp_path):
         assert [batch["input_ids"][0].tolist() for batch in loader] == expected
 
 
-def test_one_record_a_row_pads(make_version, tmp_path):
-    data = load_packed(make_version(num_records=8, strategy="none"), cache=tmp_path)
-    (batch,) = DataLoader(
-        PackedDataset(data), batch_size=8, collate_fn=PaddedCollator(pad_token_id=0)
-    )
-
-    assert batch["attention_mask"].sum(-1).tolist() == [sum(row) for row in data["seq_lengths"]]
-
-
-def test_classification_rows_keep_their_class():
-    rows = {"input_ids": [[5, 6], [7]], "trained_ranges": [[], []], "seq_lengths": [[2], [1]]}
-    table = pa.table(rows | {"label": [1, 0]}).cast(
-        pa.schema(
-            [
-                ("input_ids", pa.list_(pa.int32())),
-                ("trained_ranges", PACKED.field("trained_ranges").type),
-                ("seq_lengths", pa.list_(pa.int32())),
-                ("label", pa.int64()),
-            ]
-        )
-    )
-    (batch,) = DataLoader(
-        PackedDataset(table), batch_size=2, collate_fn=ClassificationCollator(pad_token_id=0)
-    )
-
-    assert batch["labels"].tolist() == [1, 0]
-    assert batch["input_ids"].tolist() == [[5, 6], [7, 0]]
-
-
-def test_pack_sizes_and_policies_that_make_no_sense_are_refused():
-    with pytest.raises(ConfigError, match="seq_len is 0"):
-        PackedDataset(RECORDS, seq_len=0)
-    with pytest.raises(ConfigError, match="over_length 'cut' is not known"):
-        PackedDataset(RECORDS, seq_len=5, over_length="cut")
-
-
 @pytest.mark.parametrize(
     "kind",
     [pa.list_view(pa.int32()), pa.large_list_view(pa.int64()), pa.list_(pa.int64(), 3)],
@@ -210,23 +164,3 @@ def test_a_mask_that_hides_a_trained_end_token_is_refused():
         PackedDataset([row], seq_len=8)
     row["attention_mask"] = torch.ones(3, dtype=torch.bool)
     assert PackedDataset([row], seq_len=8)[0]["input_ids"].tolist() == [5, 6, 2]
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_rows_padded_to_one_length_with_a_mask_of_bools_lose_their_pads(side):
-    def padded(ids):
-        pads = [0] * (4 - len(ids))
-        row = {"input_ids": ids, "labels": [-100, *ids[1:]], "attention_mask": [True] * len(ids)}
-        fill = {
-            "input_ids": pads,
-            "labels": [-100] * len(pads),
-            "attention_mask": [False] * len(pads),
-        }
-        return {
-            name: torch.tensor(fill[name] + v if side == "left" else v + fill[name])
-            for name, v in row.items()
-        }
-
-    packs = PackedDataset([padded([5, 6, 2]), padded([7, 8, 9, 2])], seq_len=7, seed=None)
-    assert packs[0]["input_ids"].tolist() == [7, 8, 9, 2, 5, 6, 2]
-    assert packs[0]["labels"].tolist() == [-100, 8, 9, 2, -100, 6, 2]

@@ -8,12 +8,9 @@ import torch
 
 from packhouse import (
     PackedCollator,
-    block_causal_mask,
-    block_mask,
     check_packing,
     count_targets,
     enable_packing,
-    segment_ids,
     token_loss,
 )
 from packhouse.addons.torch.enabling import FAMILIES
@@ -79,9 +76,7 @@ def test_every_family_leaks_by_default_and_is_safe_when_enabled(family, attentio
 
 
 @pytest.mark.parametrize("attention", ATTENTION)
-@pytest.mark.parametrize(
-    "family", ["llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3"]
-)
+@pytest.mark.parametrize("family", ["llama", "mistral", "mixtral", "gemma2"])
 def test_packed_loss_and_gradients_are_those_of_the_records(family, attention, rows, monkeypatch):
     _skip_unsupported(family, attention)
     if attention == "flex_attention":
@@ -134,20 +129,6 @@ def test_an_all_ones_mask_leaks_and_check_packing_says_so(attention, batch):
         check_packing(model, masked).require_safe()
 
 
-def test_masks_of_record_numbers_are_boundaries_as_the_old_patches_had_them(batch):
-    model = tiny_model("llama", "sdpa")
-    numbers = segment_ids(batch["position_ids"]) + 1
-    ids = batch["input_ids"]
-    with enable_packing(model), torch.no_grad():
-        right = model(input_ids=ids, position_ids=batch["position_ids"]).logits
-        by_numbers = model(input_ids=ids, attention_mask=numbers).logits
-    with torch.no_grad():
-        plain = model(input_ids=ids, attention_mask=numbers, use_cache=False).logits
-
-    torch.testing.assert_close(by_numbers, right)
-    assert (plain - right).abs().max() > 1.0
-
-
 def test_padding_on_the_right_is_dropped_and_on_the_left_refused(rows):
     model = tiny_model("llama", "sdpa")
     batch = PackedCollator(pad_to_multiple_of=64)(rows)
@@ -161,22 +142,6 @@ def test_padding_on_the_right_is_dropped_and_on_the_left_refused(rows):
             model(**batch | {"attention_mask": torch.ones(1, 1, 64, 64)})
         with pytest.raises(ContractError, match="numbers records that position_ids do not cut"):
             model(**batch | {"attention_mask": torch.arange(64)[None]})
-
-
-def test_unpacked_batches_and_generation_pass_through_unchanged():
-    model = tiny_model("llama", "sdpa").eval()
-    ids = torch.tensor([[5, 6, 7, 8], [5, 6, 0, 0]])
-    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
-    settings: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False}
-    with torch.no_grad():
-        plain = model(input_ids=ids, attention_mask=mask).logits
-        text = model.generate(ids[:1], attention_mask=mask[:1], **settings)
-        with enable_packing(model):
-            guarded = model(input_ids=ids, attention_mask=mask).logits
-            same = model.generate(ids[:1], attention_mask=mask[:1], **settings)
-
-    assert torch.equal(plain, guarded)
-    assert torch.equal(text, same)
 
 
 @pytest.mark.parametrize("pad_position", [0, 1])
@@ -237,22 +202,3 @@ def test_gradient_checkpointing_stays_safe(batch):
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
         torch.testing.assert_close(model(**batch).loss, plain)
-
-
-@pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_explicit_masks_give_the_same_logits_with_the_sliding_window_in_them(family, batch):
-    eager, flex = tiny_model(family, "eager"), tiny_model(family, "flex_attention")
-    window = getattr(eager.config, "sliding_window", None)
-    ids, positions = batch["input_ids"], batch["position_ids"]
-    segments = segment_ids(positions)
-    with torch.no_grad():
-        right = eager(input_ids=ids, position_ids=positions, use_cache=False).logits
-        dense = block_causal_mask(segments, torch.float32, window)
-        blocks = block_mask(segments, window)
-        for model, mask in ((eager, dense), (flex, blocks)):
-            given = model(input_ids=ids, position_ids=positions, attention_mask=mask).logits
-            torch.testing.assert_close(given, right, atol=3e-5, rtol=0)
-        if window:
-            without = block_causal_mask(segments, torch.float32)
-            wrong = eager(input_ids=ids, position_ids=positions, attention_mask=without).logits
-            assert (wrong - right).abs().max() > 1.0

@@ -9,29 +9,21 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 from datasets import Dataset
 
 import packhouse
-import schemas
 from packhouse import (
+    PackedCollator,
     StreamingPackedDataset,
     enable_preferences,
     load_packed,
     load_preferences,
 )
 from packhouse.addons.exports.writing import FORMATS, export_version
-from packhouse.cli import cli
 from packhouse.errors import ConfigError, ContractError
-from packhouse.load.copies import read_rows
-from packhouse.load.preferences import preference_columns
+from packhouse.load.versions import preference_columns, read_rows
 from packhouse.recipe import Recipe
-from packhouse.run.cache import Workspace
-from packhouse.run.chain import prepare
-from packhouse.run.local_pool import LocalRunner
-from packhouse.run.steps import validate
 from packhouse.store import open_version
-from packhouse.store.card import dataset_card
 
 NUM_ROWS = 120
 DEMO = str(Path(__file__).parents[2] / "deployments" / "demo" / "tokenizer")  # 4,096 tokens
@@ -198,71 +190,6 @@ def test_a_border_that_a_token_crosses_is_no_pair(make):
     assert len(every_row(version)) == 2
 
 
-def test_every_pair_is_counted_once(make, pairs):
-    version = make(pairs)
-    opened = open_version(*_address(version))
-
-    counts = {(line["rows_in"], line["rows_out"]) for line in version.ledger}
-    assert counts == {(NUM_ROWS, NUM_ROWS)}
-    assert not any(line["added"] or line["quarantined"] for line in version.ledger)
-    assert len(every_row(version)) == NUM_ROWS
-    assert sum(entry.rows for entry in opened.files("records")) == NUM_ROWS
-    audit = opened.manifest.audit
-    assert (audit["dataset"]["rows"], audit["dataset"]["turns"]) == (NUM_ROWS, 2 * NUM_ROWS)
-    assert audit["dataset"]["untrained_answer_bytes"] == 0
-    assert audit["dataset"]["unlocated_rows"] == 0
-    assert sum(side["records"] for side in opened.manifest.counts["sides"].values()) == NUM_ROWS
-    names = ("prompt_ids", "chosen_ids", "rejected_ids")
-    sizes = [[len(row[name]) for name in names] for row in every_row(version)]
-    assert version.ledger[-1]["tokens_out"] == sum(2 * p + c + r for p, c, r in sizes)
-
-
-def test_shards_and_the_contracts_of_flows_change_nothing(make, pairs, tmp_path, monkeypatch):
-    whole = open_version(*_address(make(pairs, DEMO))).manifest
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps(row) + "\n" for row in pairs))
-    recipe = Recipe.model_validate(
-        {
-            "dataset": "prefer",
-            "sources": [{"path": str(rows), "format": "pairs"}],
-            "tokenizer": DEMO,
-            "format": {"template": "completion"},
-            "pack": {"seq_len": 1024},
-            "split": {"eval_fraction": 0.2},
-            "publish": {"store": str(tmp_path / "store"), "report": False},
-        }
-    )
-    monkeypatch.setattr(validate, "MAX_SHARD_BYTES", 2**13)
-
-    workspace = Workspace(cache=tmp_path / "cache", check=schemas.check)
-    done = prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), workspace.cache)
-
-    assert sum(receipt.step == "validate" for receipt in done.receipts) > 3
-    assert done.published.content_id == whole.content_id
-
-
-def test_card_and_inspect_tell_the_sides_apart(make, pairs, tmp_path):
-    version = make(pairs)
-    opened = open_version(*_address(version))
-    shown = CliRunner().invoke(cli, ["inspect", version.uri, "--pack", "0"]).output
-
-    row = load_preferences(version.uri, form="packed")[0]
-    assert f"{len(row['record_ids']) // 2} records" in shown
-    for name in row["record_ids"]:
-        assert f"-- record {name}, chosen --" in shown
-        assert f"-- record {name}, rejected --" in shown
-    second = str(row["seq_lengths"][0])
-    traced = CliRunner().invoke(
-        cli, ["trace", version.uri, "--pack", "0", "--token", second, "--json"]
-    )
-    assert json.loads(traced.output)["side"] == "rejected"
-    assert json.loads(traced.output)["token of the side"] == 0
-    card = dataset_card(opened.manifest)
-    assert f"- rows read: {NUM_ROWS:,}" in card
-    assert "load_preferences" in card
-    assert "load_dataset" not in card
-
-
 def test_pairs_of_one_prompt_are_on_one_side(make, pairs):
     more = [
         {"prompt": row["prompt"], "chosen": row["chosen"], "rejected": f"No {n}."}
@@ -363,6 +290,29 @@ def test_no_other_export_trains_bad_answers(make, pairs, tmp_path, name):
         export_version(opened, name, tmp_path / "out", cache=tmp_path / "cache")
 
 
+def test_no_form_has_the_columns_that_trainers_of_supervised_rows_look_for(
+    make, pairs, verdicts, tmp_path
+):
+    for rows, kind in ((pairs, "pairs"), (verdicts, "kto")):
+        version = make(rows, DEMO, form=kind)
+        opened = open_version(*_address(version))
+        (entry, *_) = opened.files(split="train")
+        exports = {
+            name: export_version(opened, name, tmp_path / kind / name, cache=tmp_path).folder
+            for name in ("arrow", "trl")
+        }
+        names = {
+            *version.train.column_names,
+            *load_preferences(version.uri, form="packed").column_names,
+            *pq.read_schema(opened.store.path(opened.key(entry))).names,
+            *Dataset.from_file(str(exports["arrow"] / "train.arrow")).column_names,
+            *pq.read_schema(exports["trl"] / "train.parquet").names,
+        }
+        assert not names & {"input_ids", "labels"}
+        with pytest.raises(ContractError, match="no input_ids"):
+            PackedCollator()([version.train[0]])
+
+
 def test_loaders_of_other_versions_refuse_preferences(make, pairs, shared, tmp_path):
     version = make(pairs)
     for load in (load_packed, StreamingPackedDataset):
@@ -445,35 +395,6 @@ def tiny(tmp_path, **settings):
     return model, tokenizer, args
 
 
-def test_dpo_learns_which_answer_is_chosen(make, pairs, few, tmp_path):
-    trl = pytest.importorskip("trl", reason="TRL is not installed")
-    model, tokenizer, args = tiny(tmp_path)
-    rows = Dataset.from_list([every_row(make(pairs, DEMO))[number] for number in few])
-    trainer = enable_preferences(trl.DPOTrainer)(
-        model=model,
-        args=trl.DPOConfig(**args),
-        train_dataset=rows,
-        eval_dataset=make(pairs, DEMO).eval.select(range(4)),
-        processing_class=tokenizer,
-    )
-
-    assert trainer.train_dataset is rows
-    batch = next(iter(trainer.get_train_dataloader()))
-    taken = {tuple(row["prompt_ids"] + row["chosen_ids"]) for row in rows}
-    chosen, mask = batch["input_ids"][:4], batch["completion_mask"][:4]
-    for ids, trained, seen in zip(chosen, mask, batch["attention_mask"][:4], strict=True):
-        sequence = tuple(ids[seen == 1].tolist())
-        assert sequence in taken
-        (row,) = [r for r in rows if tuple(r["prompt_ids"] + r["chosen_ids"]) == sequence]
-        assert ids[trained == 1].tolist() == row["chosen_ids"]
-    trainer.train()
-    logged = [each for each in trainer.state.log_history if "rewards/margins" in each]
-    assert logged[0]["loss"] == pytest.approx(np.log(2), abs=1e-3)  # the model is its reference
-    assert logged[-1]["loss"] < 0.3
-    assert logged[-1]["rewards/accuracies"] == 1.0
-    assert trainer.evaluate()["eval_loss"] > 0
-
-
 def test_dpo_of_the_same_rows_as_text_has_the_same_losses(make, pairs, few, tmp_path):
     trl = pytest.importorskip("trl", reason="TRL is not installed")
     losses = []
@@ -514,67 +435,6 @@ def test_kto_trains_with_the_answers_of_neighbours(make, verdicts, tmp_path):
         losses.append([each["loss"] for each in trainer.state.log_history if "loss" in each])
 
     assert losses[0] == losses[1]
-
-
-def test_reward_models_take_whole_sides(make, pairs, tmp_path):
-    trl = pytest.importorskip("trl", reason="TRL is not installed")
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
-
-    rows = load_preferences(make(pairs, DEMO).uri, form="reward").select(range(8))
-    tokenizer = AutoTokenizer.from_pretrained(DEMO)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        num_labels=1,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    _, _, args = tiny(tmp_path, max_steps=2)
-    trainer = trl.RewardTrainer(
-        model=LlamaForSequenceClassification(config),
-        args=trl.RewardConfig(**args),
-        train_dataset=rows,
-        processing_class=tokenizer,
-    )
-    batch = next(iter(trainer.get_train_dataloader()))
-    sides = {tuple(row["chosen_ids"]) for row in rows}
-    seen = zip(batch["input_ids"][:4], batch["attention_mask"][:4], strict=True)
-    assert {tuple(ids[mask == 1].tolist()) for ids, mask in seen} <= sides
-    trainer.train()
-
-
-def test_a_limit_that_cuts_answers_is_refused(make, pairs, tmp_path):
-    trl = pytest.importorskip("trl", reason="TRL is not installed")
-    model, tokenizer, args = tiny(tmp_path, max_length=64)
-
-    with pytest.raises(ConfigError, match="max_length 64 of the trainer would cut answers"):
-        enable_preferences(trl.DPOTrainer)(
-            model=model,
-            args=trl.DPOConfig(**args),
-            train_dataset=make(pairs, DEMO).train,
-            processing_class=tokenizer,
-        )
-
-
-@pytest.mark.filterwarnings("ignore:You are importing from 'trl.experimental'")
-@pytest.mark.parametrize("name", ["ORPO", "CPO", "DPO"])
-def test_trainers_of_trl_that_tokenize_by_themselves_refuse_prepared_rows(
-    make, pairs, tmp_path, name
-):
-    """Once one takes them, `enable_preferences` need not stand in for it."""
-    trl = pytest.importorskip("trl", reason="TRL is not installed")
-    home = trl if name == "DPO" else importlib.import_module(f"trl.experimental.{name.lower()}")
-    model, tokenizer, args = tiny(tmp_path, max_length=1024)
-    with pytest.raises(KeyError, match=r"prompt|chosen"):
-        getattr(home, f"{name}Trainer")(
-            model=model,
-            args=getattr(home, f"{name}Config")(**args),
-            train_dataset=make(pairs, DEMO).train,
-            processing_class=tokenizer,
-        )
 
 
 @pytest.mark.filterwarnings("ignore:You are importing from 'trl.experimental'")

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +11,6 @@ from packhouse import PackedCollator, PackedDataset, check_packing, enable_packi
 from packhouse.addons.exports.formats import to_megatron
 from packhouse.errors import ConfigError
 from packhouse.pack.plan import plan_packs, round_up
-from tests.chain.conftest import Project
 from tests.exports import readers
 from tests.loaders.models import tiny_model
 
@@ -110,21 +108,3 @@ def test_megatron_inputs_are_multiples_and_teach_the_same(lengths, multiple):
             assert not (bounds % multiple).any()
             assert np.diff(after["cu_seqlens"]).tolist() == [n - 1 for n in lengths]
             assert bounds[-1] == len(after["input_ids"]) - len(lengths)
-
-
-def test_a_recipe_makes_packs_with_room_and_an_export_with_pads(tmp_path):
-    project = Project(tmp_path)
-    project.write_rows(range(60))
-    plain = project.prepare("publish.exports=[megatron]")
-    padded = project.prepare("publish.exports=[megatron]", "pack.pad_record_to_multiple_of=32")
-
-    assert plain.version != padded.version
-    folder = project.folder(padded)
-    for file in sorted(folder.glob("data/train-*.parquet")):
-        for row in pq.read_table(file).to_pylist():
-            assert round_up(np.array(row["seq_lengths"]), 32).sum() <= 256
-            assert sum(row["seq_lengths"]) == len(row["input_ids"])
-    table = pq.read_table(folder / "exports" / "megatron" / "train.idx.parquet")
-    for row in table.to_pylist():
-        assert not (np.array(row["cu_seqlens_padded"]) % 32).any()
-        assert row["cu_seqlens_padded"][-1] <= 256

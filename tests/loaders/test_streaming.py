@@ -1,8 +1,6 @@
 import gc
 import itertools
 import json
-import subprocess
-import sys
 import time
 from collections import Counter
 from functools import partial
@@ -18,8 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from packhouse import PackedCollator, StreamingPackedDataset, load_packed, training_receipt
 from packhouse.errors import ConfigError, IntegrityError
-from packhouse.load.streaming import Reader, read_ahead
-from packhouse.pack import published_schema
+from packhouse.load.streaming import read_ahead
+from packhouse.pack.layout import published_schema
 from packhouse.store import LocalFile, open_store, publish_version
 
 
@@ -50,7 +48,7 @@ def take(dataset, num_rows=None):
 
 
 @pytest.mark.parametrize("prefetch", [0, 4])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8, 11])
+@pytest.mark.parametrize("world_size", [1, 3, 11])
 def test_ranks_are_disjoint_and_complete_for_any_world_size(
     uri, cache, packs, world_size, prefetch
 ):
@@ -84,13 +82,6 @@ def test_order_is_decided_by_epoch_and_seed(uri, cache, packs):
     assert order(0) == order(0)
     assert len({str(order(0)), str(order(1)), str(order(0, seed=1)), str(packs)}) == 4
     assert order(5, shuffle=False) == packs
-
-
-def test_neighbours_in_the_files_are_spread_by_the_shuffle(uri, cache, packs):
-    place = {pack: i for i, pack in enumerate(packs)}
-    order = [place[pack] for pack in take(StreamingPackedDataset(uri, cache=cache))]
-
-    assert sum(abs(a - b) == 1 for a, b in itertools.pairwise(order)) < len(packs) / 4
 
 
 def test_resuming_goes_on_with_the_very_next_pack(uri, cache):
@@ -174,17 +165,17 @@ def test_states_and_counts_that_make_no_sense_are_refused(uri, cache):
         dataset.state_dict(rows_seen=-1)
 
 
-@pytest.mark.parametrize("name", ["dataset", "version", "seed", "epoch", "packs"])
 @pytest.mark.parametrize("value", [None, [1], -5, 2**80, float("nan"), "a\x1b[2J" * 1000, {"a": 1}])
-def test_states_that_somebody_rewrote_are_refused_in_a_sentence(uri, cache, name, value):
+def test_states_that_somebody_rewrote_are_refused_in_a_sentence(uri, cache, value):
     dataset = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
     state = dataset.state_dict()
 
-    for use in (dataset.load_state_dict, partial(training_receipt, dataset)):
-        with pytest.raises(ConfigError, match="the state") as refused:
-            use(state | {name: value})
-        assert len(str(refused.value)) < 500
-        assert "\x1b" not in str(refused.value)
+    for name in ("dataset", "version", "seed", "epoch", "packs"):
+        for use in (dataset.load_state_dict, partial(training_receipt, dataset)):
+            with pytest.raises(ConfigError, match="the state") as refused:
+                use(state | {name: value})
+            assert len(str(refused.value)) < 500
+            assert "\x1b" not in str(refused.value)
     with pytest.raises(ConfigError, match="give what state_dict"):
         dataset.load_state_dict(value)
     assert dataset.state_dict() == state
@@ -298,34 +289,6 @@ def test_a_second_pass_with_workers_after_a_resume_is_a_whole_one(uri, cache, pa
     assert len(resumed) == len(packs)
 
 
-@pytest.mark.parametrize("workers", [(2, 0), (0, 2)])
-def test_a_second_pass_with_other_workers_after_a_resume_is_a_whole_one(uri, cache, packs, workers):
-    first = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
-    took = take(first, 6)
-    resumed = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
-    resumed.load_state_dict(first.state_dict())
-    passes = [
-        [tuple(row["input_ids"].tolist()) for row in DataLoader(resumed, None, num_workers=number)]
-        for number in workers
-    ]
-
-    assert Counter(took + passes[0]) == Counter(packs)
-    assert Counter(passes[1]) == Counter(packs)
-
-
-def test_the_order_is_that_of_the_lanes_worked_through_in_the_module(uri, cache, packs):
-    """10 packs, 3 lanes of 4 + 3 + 3, as the docstring of `packhouse.load.streaming` has it."""
-    data = StreamingPackedDataset(uri, cache=cache)
-    data.num_rows, data._order = 10, data._order | {"lanes": 3}
-    reader = Reader(data, epoch=0)
-    reader._seed, reader._entries = None, data._entries  # as published
-    reader._file_starts = np.cumsum([0, *(entry.rows for entry in data._entries)])
-
-    place = {pack: number for number, pack in enumerate(packs)}
-    order = [place[tuple(reader.row(at).input_ids.tolist())] for at in range(10)]
-    assert order == [0, 4, 7, 1, 5, 8, 2, 6, 9, 3]
-
-
 def test_dropping_the_uneven_end_never_drops_everything(uri, cache, packs):
     world_size = len(packs) + 1
     with pytest.raises(ConfigError, match=f"leaves nothing of {len(packs)} packs"):
@@ -398,7 +361,7 @@ def test_open_files_and_decoded_rows_stay_bounded(republish, packs, tmp_path):
     assert peak(again, 3) < peak(again, 30) / 4
 
 
-@pytest.mark.parametrize("depth", [2, 3, 4, 9, 64])
+@pytest.mark.parametrize("depth", [2, 9])
 def test_the_reader_is_never_further_ahead_than_asked(depth):
     pulled = 0
 
@@ -415,17 +378,6 @@ def test_the_reader_is_never_further_ahead_than_asked(depth):
         furthest = max(furthest, pulled - taken)
     assert pulled == 200
     assert 0 < furthest <= depth
-
-
-def test_an_iterator_that_is_left_open_says_nothing_when_python_ends():
-    script = (
-        "import torch\n"  # what comes before it is emptied later
-        "from packhouse.load.streaming import read_ahead\n"
-        "rows = read_ahead(iter(range(100)), 8)\n"
-        "print(next(rows))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
 def test_arguments_that_make_no_sense_are_refused(uri, cache, monkeypatch):

@@ -1,6 +1,5 @@
 import json
 import pickle
-import resource
 from pathlib import Path
 
 import pytest
@@ -16,18 +15,14 @@ from packhouse import (
 )
 from packhouse.errors import (
     ConfigError,
-    DiskError,
     EmptyDatasetError,
     QuarantineLimitError,
-    TokenizerError,
 )
 from packhouse.recipe import FormatConfig, parse_recipe
 from packhouse.run.cache import Workspace
-from packhouse.run.cache_room import list_steps, remove_steps
 from packhouse.run.chain import prepare
 from packhouse.run.local_pool import LocalRunner
 from tests.loaders.models import tiny_model
-from tests.sources.hub_files import HubFiles
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo"
 TOKENIZER = str(DEMO / "tokenizer")
@@ -207,24 +202,6 @@ def test_concat_shuffle_and_pad_are_views(files, cache):
     PackedCollator()([packed[0]])
 
 
-def test_templates_by_id_file_text_and_object_agree(files, cache, tmp_path):
-    source = (DEMO / "tokenizer" / "chat_template.jinja").read_text()
-    file = tmp_path / "mine.jinja"
-    file.write_text(source)
-
-    made = [
-        make_supervised_dataset(TOKENIZER, files[0], **fields(prompt_template=t), cache=cache)
-        for t in ("chat", file, str(file), source, FormatConfig(template="chat"))
-    ]
-
-    assert all(rows_of(each) == rows_of(made[0]) for each in made)
-    trains_all = FormatConfig(template="chat", train_on="all")
-    every = make_supervised_dataset(
-        TOKENIZER, files[0], **fields(prompt_template=trains_all), cache=cache
-    )
-    assert (every[0]["labels"][1:] >= 0).all()
-
-
 def _tokenizer():
     from transformers import AutoTokenizer
 
@@ -241,24 +218,6 @@ def test_tokenizers_and_datasets_may_be_objects(files, cache):
     )
 
     assert rows_of(by_object) == rows_of(by_path)
-
-
-def test_a_second_call_finds_the_steps_done_and_a_changed_file_does_not(cache, tmp_path):
-    file = tmp_path / "rows.jsonl"
-    file.write_text('{"query": "a?", "response": "b"}\n' * 2 + '{"query": "c", "response": "d"}\n')
-    folder = tmp_path / "cache"
-
-    def made():
-        dataset = make_supervised_dataset(TOKENIZER, file, **fields(), cache=folder)
-        return dataset, {path: path.stat().st_mtime_ns for path in folder.rglob("*.arrow")}
-
-    first, written = made()
-    second, again = made()
-    assert again == written
-    assert rows_of(second) == rows_of(first)
-    file.write_text('{"query": "e", "response": "f"}\n')
-    third, _ = made()
-    assert len(third) == 1
 
 
 def test_bad_rows_are_counted_and_too_many_refused(cache, tmp_path):
@@ -343,45 +302,6 @@ def test_parts_that_are_padded_differently_are_not_put_together(files, cache):
     assert {len(row) for row in rows_of(both)} == {300}
     assert rows_of(both) == rows_of(sums.concat(sums).pad(0, length=300))
     assert {len(row) for row in rows_of(both.shuffle(1))} == {300}
-
-
-def test_a_dataset_id_is_read_from_the_hub(files, cache, monkeypatch, tmp_path):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    settings = fields(shuffle_seed=None, cache=cache)
-    with HubFiles() as hub:
-        hub.repos["acme/sums"] = {"main": {"train.jsonl": files[0].read_bytes()}}
-        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
-        by_id = make_supervised_dataset(TOKENIZER, "acme/sums", **settings)
-
-    assert rows_of(by_id) == rows_of(make_supervised_dataset(TOKENIZER, files[0], **settings))
-
-
-def test_steps_that_a_dataset_of_this_process_maps_are_not_removed(files, tmp_path):
-    data = make_supervised_dataset(
-        TOKENIZER, files[0], **fields(), pack_len=128, cache=tmp_path / "cache"
-    )
-    remove_steps(tmp_path / "cache", list_steps(tmp_path / "cache"))
-    again = pickle.loads(pickle.dumps(data))  # noqa: S301 - as for a worker of a DataLoader
-    assert rows_of(again) == rows_of(data)
-
-
-def test_a_tokenizer_that_is_none_and_a_cache_that_is_none_are_named(files, tmp_path):
-    with pytest.raises(TokenizerError, match=r"no tokenizer folder at 'nothing'; give"):
-        make_supervised_dataset("./nothing", files[0], **fields(), cache=tmp_path)
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="is no folder; give a folder"):
-        make_supervised_dataset(TOKENIZER, files[0], **fields(), cache=tmp_path / "file")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))
-    try:
-        with pytest.raises(DiskError, match=r"cannot write to the cache '.*': .*; make room"):
-            make_supervised_dataset(TOKENIZER, files[0], **fields(), cache=tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert len(make_supervised_dataset(TOKENIZER, files[0], **fields(), cache=tmp_path)) == 60
 
 
 # dart-math's way: rows of `query` and `response`, a template of texts.

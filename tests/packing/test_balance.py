@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhouse import PackedDataset, StreamingPackedDataset, load_packed
+from packhouse import StreamingPackedDataset, load_packed
 from packhouse.addons.plan.estimate import estimate
 from packhouse.errors import ConfigError
-from packhouse.pack import STRATEGIES, pack_costs, plan_packs, step_imbalance
-from packhouse.pack.plan import PackPlan
+from packhouse.pack.plan import STRATEGIES, PackPlan, pack_costs, plan_packs, step_imbalance
 from packhouse.run.cache import Workspace
 from packhouse.run.steps.plan import plan_jobs
 from tests.chain.conftest import Project, question
@@ -74,61 +73,6 @@ def test_the_same_seed_gives_the_same_order_and_another_seed_another():
     assert orders[0] == orders[1] != orders[2]
     with pytest.raises(ConfigError, match="balance is 0"):
         plan_packs(lengths, 64, balance=0)
-
-
-def test_ranks_wait_a_hundredth_and_not_as_long_again_on_alpaca(shared):
-    rows = json.loads((shared / "data" / "alpaca_data.json").read_text(encoding="utf-8"))
-    # 4.2 characters are a token, about; the prompt has 40 more.
-    sizes = [40 + len(r["instruction"] + r["input"] + r["output"]) / 4.2 for r in rows]
-    lengths = np.array(sizes, dtype=np.int64)
-
-    plain, balanced = (plan_packs(lengths, 2048, balance=balance) for balance in (1, 8))
-
-    assert plain.num_packs == balanced.num_packs
-    assert step_imbalance(pack_costs(plain, lengths), 8) > 1.5
-    assert step_imbalance(pack_costs(balanced, lengths), 8) < 1.02
-
-
-def test_packs_made_anew_for_each_epoch_are_balanced(make_rows_of):
-    records = make_rows_of(np.arange(1, 300) % 61 + 2)
-    plain = PackedDataset(records, seq_len=64)
-    packs = PackedDataset(records, seq_len=64, balance=4)
-
-    orders = []
-    for epoch in range(3):
-        packs.set_epoch(epoch)
-        rows = [packs[index]["seq_lengths"].numpy() for index in range(len(packs))]
-        orders.append([row.tolist() for row in rows])
-        assert step_imbalance(np.array([(row**2).sum() for row in rows]), 4) < 1.1
-    assert len(plain) == len(packs)
-    assert orders[0] != orders[1] != orders[2]
-
-
-def test_published_packs_that_are_packed_anew_are_balanced_in_every_epoch(tmp_path):
-    project = Project(tmp_path)
-    rows = [question(n) | {"output": " ".join(["yes"] * (n * n % 97 + 1))} for n in range(200)]
-    project.rows.write_text("\n".join(map(json.dumps, rows)))
-    project.prepare("split.eval_fraction=0")
-    data = load_packed(str(tmp_path / "store" / "sums"), cache=tmp_path / "local")
-
-    def waits(**settings):
-        packs = PackedDataset(data, seq_len=256, repack=True, **settings)
-        for epoch in (0, 1, 2):
-            packs.set_epoch(epoch)
-            costs = [int((packs[n]["seq_lengths"] ** 2).sum()) for n in range(len(packs))]
-            yield step_imbalance(np.array(costs), 4)
-
-    for plain, balanced in zip(waits(), waits(balance=4), strict=True):
-        assert balanced < plain
-        assert balanced < 1.1
-
-
-@pytest.fixture
-def make_rows_of():
-    def make(lengths):
-        return [{"input_ids": list(range(3, 3 + int(length)))} for length in lengths]
-
-    return make
 
 
 def test_a_recipe_publishes_balanced_packs_and_plan_says_what_it_gains(tmp_path):

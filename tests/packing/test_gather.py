@@ -1,7 +1,5 @@
 """Gathering: equal to a naive implementation, whatever the shards and batches."""
 
-import tracemalloc
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhouse.pack import GatherTally, PackStatistics, gather, plan_packs
-from packhouse.pack.gather import length_histogram
-from packhouse.pack.plan import STRATEGIES, PackPlan
-from packhouse.records.tables import PACKED, TOKENIZED
+from packhouse.pack.gather import GatherTally, PackStatistics, gather, length_histogram
+from packhouse.pack.plan import STRATEGIES, PackPlan, plan_packs
+from packhouse.records.tables import PACKED
 
 
 @st.composite
@@ -117,59 +114,6 @@ def test_tokens_masked_at_the_beginning_of_pieces_are_counted(tokenized):
     assert (tally.num_sequences, tally.num_first_masked, tally.num_trained) == (6, 6, 14)
 
 
-def test_bytes_do_not_depend_on_shards_chunks_or_batches(tokenized):
-    rng = np.random.Generator(np.random.PCG64(0))
-    table = tokenized([([int(i)] * int(i), [(1, int(i))]) for i in rng.integers(2, 30, 300)])
-    lengths = table["num_tokens"].to_numpy().astype(np.int32)
-    plan = plan_packs(lengths, 64)
-
-    def stream(shards, batch_tokens):
-        whole = packed(shards, plan, lengths, batch_tokens=batch_tokens).combine_chunks()
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, PACKED) as writer:
-            writer.write_table(whole)
-        return sink.getvalue().to_pybytes()
-
-    chunked = pa.concat_tables(cut(table, [10, 200]))
-    streams = {
-        stream([table], 2**19),
-        stream(cut(table, [1, 100, 100, 250]), 100),
-        stream([chunked], 1000),
-        stream([chunked.slice(0, 50), chunked.slice(50)], 1),
-    }
-    assert len(streams) == 1
-
-
-def packs_of(plan, first, last):
-    """The packs [first, last) as a plan of their own, as the gather step cuts plans."""
-    bounds = plan.pack_offsets[first : last + 1]
-    order = plan.order[bounds[0] : bounds[-1]]
-    return replace(plan, order=order, pack_offsets=bounds - bounds[0])
-
-
-def test_packs_can_be_gathered_in_parts(tokenized):
-    table = tokenized([([i, i, i], [(1, 3)]) for i in range(10)])
-    lengths = np.full(10, 3, dtype=np.int32)
-    plan = plan_packs(lengths, 6)
-
-    parts = [
-        packed([table], packs_of(plan, first, last), lengths)
-        for first, last in ((0, 2), (2, 3), (3, plan.num_packs))
-    ]
-
-    assert pa.concat_tables(parts).equals(packed([table], plan, lengths))
-
-
-def test_batches_stay_valid_when_the_next_ones_are_made(tokenized):
-    table = tokenized([([i, i, i], [(1, 3)]) for i in range(10)])
-    lengths = np.full(10, 3, dtype=np.int32)
-    plan = plan_packs(lengths, 3, "none")
-
-    batches = list(gather([table], plan, lengths, batch_tokens=3))
-
-    assert [batch["input_ids"][0].as_py()[0] for batch in batches] == list(range(10))
-
-
 def test_a_label_is_carried_where_a_pack_is_one_record(tokenized):
     table = tokenized([([1, 2], []), ([3, 4], [])], labels=[1, 0])
     lengths = np.array([2, 2], dtype=np.int32)
@@ -185,14 +129,6 @@ def test_a_length_over_its_record_is_a_broken_invariant(tokenized):
     lengths = np.array([3], dtype=np.int32)
     with pytest.raises(AssertionError, match="over its record"):
         packed([tokenized([([1, 2], [(0, 2)])])], plan_packs(lengths, 4), lengths)
-
-
-def test_no_shards_make_no_packs():
-    lengths = np.empty(0, dtype=np.int32)
-    plan = plan_packs(lengths, 4)
-
-    assert packed([], plan, lengths).num_rows == 0
-    assert packed([TOKENIZED.empty_table()], plan, lengths).num_rows == 0
 
 
 def test_statistics_add_up(tokenized):
@@ -226,14 +162,3 @@ def test_every_length_is_in_the_histogram_at_most_a_quarter_below_its_edge(lengt
     edges = [edge for edge, count in histogram for _ in range(count)]
     assert len(edges) == len(lengths)
     assert all(n <= edge < 1.25 * n + 1 for n, edge in zip(sorted(lengths), edges, strict=True))
-
-
-def test_histogram_of_a_book_takes_little_memory():
-    """Strategy `concat` takes records of any length."""
-    lengths = np.array([7, 30_000_000], dtype=np.int32)
-    tracemalloc.start()
-    try:
-        assert length_histogram(lengths) == [(7, 1), (2**25, 1)]
-        assert tracemalloc.get_traced_memory()[1] < 2**24  # a count of each length: 240 MB
-    finally:
-        tracemalloc.stop()

@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.pack import (
+from packhouse.pack.layout import (
     IGNORE_INDEX,
     expand_labels,
     position_ids,
     published_schema,
     to_layout,
 )
-from packhouse.pack.layout import trained_mask
 from packhouse.records.tables import PACKED
 
 
@@ -42,14 +41,6 @@ def packed_rows() -> pa.RecordBatch:
 def test_labels_are_unshifted_and_ignored_where_not_trained():
     assert expand_labels(packed_rows()).tolist() == [-100, 8, 9, -100, 6, -100, 3]
     assert expand_labels(packed_rows()).dtype == np.int32
-
-
-def test_labels_of_a_slice_are_those_of_its_rows():
-    assert expand_labels(packed_rows().slice(1)).tolist() == [-100, 3]
-
-
-def test_touching_ranges_are_one_run():
-    assert trained_mask(np.array([1, 3]), np.array([3, 5]), 5).tolist() == [False] + [True] * 4
 
 
 @given(st.lists(st.integers(1, 40), max_size=30))
@@ -112,13 +103,3 @@ def test_metadata_states_the_shift():
         b"packhouse.labels": b"unshifted",
         b"packhouse.ignore_index": b"-100",
     }
-
-
-def test_metadata_survives_parquet(tmp_path):
-    import pyarrow.parquet as pq
-
-    batch = to_layout(packed_rows(), published_schema())
-    pq.write_table(pa.Table.from_batches([batch]), tmp_path / "packs.parquet")
-
-    read = pq.read_schema(tmp_path / "packs.parquet")
-    assert read.metadata[b"packhouse.labels"] == b"unshifted"

@@ -7,17 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.errors import ContractError
-from packhouse.pack import (
-    STRATEGIES,
+from packhouse.pack.gather import gather
+from packhouse.pack.layout import (
     check_packed,
     expand_labels,
     expand_weights,
-    gather,
-    plan_packs,
     published_schema,
     to_layout,
 )
-from packhouse.records.lists import flat_weights, weights_column
+from packhouse.pack.plan import STRATEGIES, plan_packs
 from packhouse.records.tables import PACKED, TOKENIZED, WEIGHTS
 
 WEIGHT = st.sampled_from([1.0, 0.5, 0.25, 2.0])
@@ -70,18 +68,6 @@ def test_every_token_keeps_the_weight_of_its_range(tokenized, strategy, records,
         for layout in ("labels", "compact"):
             out = to_layout(batch, published_schema(layout, with_weights=True))
             check_packed(out, 8, 10, layout, allow_untrained=True)
-
-
-@given(rows=st.lists(st.none() | st.lists(WEIGHT, max_size=3), max_size=8))
-def test_a_row_whose_weights_are_all_1_is_null_however_it_was_made(rows):
-    counts = np.array([2 if row is None else len(row) for row in rows], np.int64)
-    flat = [w for row in rows for w in (row if row is not None else [1.0, 1.0])]
-
-    column = weights_column(np.array(flat, np.float32), counts)
-
-    assert column.to_pylist() == [row if set(row or [1.0]) != {1.0} else None for row in rows]
-    again = flat_weights(column, counts)
-    assert (flat if set(flat) - {1.0} else None) == (None if again is None else again.tolist())
 
 
 def test_data_without_fractional_weights_has_the_schema_it_always_had():

@@ -28,31 +28,22 @@ def test_drop_leaves_out_and_counts(tokenized):
     }
 
 
-def test_truncate_turns_cuts_behind_the_last_whole_answer(tokenized):
-    admitted = apply_over_length(tokenized([TWO_TURNS]), config("truncate_turns"))
+@pytest.mark.parametrize(
+    ("seq_len", "lengths"),
+    [
+        (8, [4]),  # behind the last whole answer
+        (9, [9]),  # an answer may end at the limit
+        (3, []),  # the first answer does not fit
+        (10, [10]),  # the line end behind the last trained range of what fits is not cut off
+    ],
+)
+def test_truncate_turns_cuts_behind_the_last_whole_answer(tokenized, seq_len, lengths):
+    admitted = apply_over_length(tokenized([TWO_TURNS]), config("truncate_turns", seq_len))
 
-    assert admitted.lengths.tolist() == [4]
-    assert admitted.counts()["tokens"] == {"in": 10, "kept": 4, "truncated": 6}
-
-
-def test_truncate_turns_takes_an_answer_that_ends_at_the_limit(tokenized):
-    admitted = apply_over_length(tokenized([TWO_TURNS]), config("truncate_turns", seq_len=9))
-
-    assert admitted.lengths.tolist() == [9]
-
-
-def test_truncate_turns_drops_a_record_whose_first_answer_does_not_fit(tokenized):
-    admitted = apply_over_length(tokenized([TWO_TURNS]), config("truncate_turns", seq_len=3))
-
-    assert admitted.rows.tolist() == []
-    assert admitted.counts()["rows"] == {"in": 1, "kept": 0, "first_turn_too_long": 1}
-
-
-def test_truncate_turns_leaves_records_that_fit_alone(tokenized):
-    # The trailing line end behind the last trained range is not cut off.
-    admitted = apply_over_length(tokenized([TWO_TURNS]), config("truncate_turns", seq_len=10))
-
-    assert admitted.lengths.tolist() == [10]
+    assert admitted.lengths.tolist() == lengths
+    counts = admitted.counts()
+    assert counts["tokens"].get("truncated", 0) == (10 - sum(lengths) if lengths else 0)
+    assert counts["rows"].get("first_turn_too_long", 0) == (not lengths)
 
 
 def test_error_names_record_place_limit_and_remedy(tokenized):

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse import PackedCollator, PackTally, pack_dataset
-from packhouse.addons.packs_in_memory import _BLOCK_TOKENS
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
 
 ROWS = [{"input_ids": [1, 2, 3, 4, 5]}, {"input_ids": [6, 7]}, {"input_ids": []}]
@@ -45,6 +44,9 @@ def test_dropped_rows_and_empty_ones_are_counted():
     )
 
 
+# -- what TRL's names cut is said and counted
+
+
 def test_nothing_is_warned_of_where_nothing_is_cut():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -52,9 +54,6 @@ def test_nothing_is_warned_of_where_nothing_is_cut():
         warnings.filterwarnings("ignore", message="rows hold several records")
         assert packed(ROWS, 5, "bfd") == packed(ROWS, 5)
         assert packed(ROWS, 7, "wrapped") == {"input_ids": [[1, 2, 3, 4, 5, 6, 7]]}
-
-
-# -- what TRL's names cut is said and counted
 
 
 def test_bfd_loses_the_end_of_a_row_and_says_so():
@@ -133,19 +132,6 @@ def test_every_token_is_in_a_pack_or_counted_as_lost(lengths, strategy, seed):
         assert tally.num_cut == 0
 
 
-@CUTS
-def test_blocks_of_a_large_dataset_lie_one_behind_another():
-    lengths = np.full(300, 16_384)
-    assert lengths.sum() > 2 * _BLOCK_TOKENS
-    values = pa.array(np.arange(lengths.sum(), dtype=np.int32))
-    rows = pa.table({"input_ids": pa.ListArray.from_arrays(np.arange(301) * 16_384, values)})
-
-    made = pack_dataset(rows, 32_768, "next_fit")
-    assert len(made) == 150
-    flat = np.concatenate(made.with_format("numpy")["input_ids"][:])
-    assert np.array_equal(flat, values.to_numpy())
-
-
 # -- what it takes, and gives back
 
 
@@ -180,24 +166,6 @@ def test_an_iterable_dataset_is_packed_batch_by_batch_and_counted_while_it_is_re
     assert tally.num_rows == 0
     assert [row["seq_lengths"] for row in made] == [[4], [2, 1]] * 2
     assert (tally.num_rows, tally.num_empty, tally.num_cut, tally.num_pieces) == (6, 2, 2, 4)
-
-
-def test_what_is_counted_does_not_depend_on_the_cache_of_map(tmp_path):
-    Dataset.from_list(ROWS).save_to_disk(tmp_path)
-    tallies = [PackTally(), PackTally()]
-    for tally in tallies:
-        pack_dataset(Dataset.load_from_disk(tmp_path), 4, over_length="drop", tally=tally)
-    assert tallies[0] == tallies[1]
-    assert tallies[0].num_dropped == 1
-
-
-def test_balance_and_seed_reach_the_plan():
-    rows = [{"input_ids": [1] * n} for n in (8, 2, 7, 3, 6, 4)]
-    costs = [
-        sum(n * n for n in pack) for pack in packed(rows, 10, balance=2, seed=0)["seq_lengths"]
-    ]
-    assert sorted(costs[:2]) == [58, 68]
-    assert packed(rows, 10, "next_fit", seed=1) != packed(rows, 10, "next_fit")
 
 
 @pytest.mark.parametrize(

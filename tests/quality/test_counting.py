@@ -8,8 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packhouse.addons.quality import combine_quality, count_quality
-from packhouse.read import read_shard, scan_source
-from packhouse.recipe import SourceConfig, ValidateConfig
 from tests.audit.conftest import turns, validated_table
 
 SOUND = turns("How many legs has an ant?", "Six.")
@@ -41,16 +39,6 @@ def test_each_counter_names_its_row_and_no_other_counter_does(counter):
 
 def call(name):
     return json.dumps([{"type": "function", "function": {"name": name, "arguments": {}}}])
-
-
-def test_a_call_of_a_tool_is_no_empty_answer():
-    chat = [
-        {"role": "user", "content": "Time?"},
-        {"role": "assistant", "content": "", "tool_calls": call("clock")},
-        {"role": "tool", "content": "noon"},
-        {"role": "assistant", "content": "Noon."},
-    ]
-    assert count_quality(validated_table([chat]))["counts"]["empty_answers"] == 0
 
 
 def test_what_prompts_tools_and_thoughts_hold_counts_too():
@@ -103,28 +91,3 @@ def test_answers_in_other_languages():
     assert combined["dataset"]["other_languages"] == 1
     assert combined["worst"]["other_languages"][0]["row"] == 1
     assert combine_quality([("chats", found)], ["de", "en"])["dataset"]["other_languages"] == 0
-
-
-def test_what_is_found_in_alpaca(shared):
-    """Looked at one by one: three answers are a hundred accents on one letter."""
-    source = SourceConfig(path=str(shared / "data" / "alpaca_data.json"))
-    tables = [
-        read_shard(s, source, ValidateConfig(), "prompt").validated for s in scan_source(source)
-    ]
-    found = combine_quality([("alpaca", count_quality(table)) for table in tables])
-    assert found["dataset"] == {
-        "rows": 51_974,
-        "empty_answers": 31,
-        "echoes": 4,
-        "refusals": 6,
-        "repetition": 8,
-        "html": 27,
-        "mojibake": 0,
-        "invisible": 7,
-        "emails": 42,
-        "phones": 30,
-        "cards": 1,
-        "secrets": 0,
-        "length_outliers": 2,
-    }
-    assert [row["row"] for row in found["worst"]["cards"]] == [38_488]

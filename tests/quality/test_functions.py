@@ -218,25 +218,14 @@ def test_the_language_of_texts():
 
 
 HOSTILE = [
-    "a",
-    "<p ",
-    "4111 1111 1111 1112 ",
-    "@",
-    "a@b.",
-    "+1 2",
-    "&#",
-    "\u00c3",
-    "i am ",
-    "x-",
-    "\x00",
-    "`",
+    *("a", "<p ", "4111 1111 1111 1112 ", "@", "a@b.", "+1 2", "&#", "\u00c3", "i am ", "x-"),
+    *("\x00", "`"),
 ]
 
 
-@pytest.mark.parametrize("piece", HOSTILE)
-def test_a_hostile_text_of_megabytes_is_looked_through(piece):
+def test_a_hostile_text_is_looked_through():
     """In time linear in its length: a search that goes back would not end within the time limit."""
-    text = pa.array([piece * (2**21 // len(piece))])
+    texts = [piece * (2**18 // len(piece)) for piece in HOSTILE]
     for name in TEXT_FUNCTIONS:
         if name not in ("echoes", "language"):
-            assert len(text_function(name)(text)) == 1
+            assert len(text_function(name)(pa.array(texts))) == len(texts)

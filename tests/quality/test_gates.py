@@ -6,12 +6,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-import packhouse
 from packhouse.cli import cli
 from packhouse.errors import AuditError, ConfigError
 from packhouse.recipe import QualityConfig
 from packhouse.store import open_version
-from tests.audit.conftest import DEMO
 from tests.audit.test_audit_gate import Project
 from tests.quality.test_counting import FAULTY
 
@@ -64,15 +62,6 @@ def test_a_limit_stops_publication_and_names_count_share_limit_rows_and_remedy(p
     assert gates["audit.quality.max_emails"].shown_value == "5.00%"
 
 
-def test_prepare_exits_with_four(project, monkeypatch):
-    arguments = ["prepare", str(project.path), "--json", "--cache", str(project.cache)]
-    arguments += ["--set", "audit.quality.max_emails=0"]
-    monkeypatch.setattr("sys.argv", ["packhouse", *arguments])
-    result = CliRunner().invoke(cli, arguments)
-    assert result.exit_code == 4
-    assert json.loads(result.stdout)["breaches"][0]["limit"] == "quality.max_emails"
-
-
 def test_limits_decide_no_byte(project):
     published = project.prepare()
     again = project.prepare("audit.quality.max_emails=0.5")
@@ -92,28 +81,9 @@ def test_languages_are_part_of_the_version(project):
         project.prepare("audit.quality.languages=[english]")
 
 
-def test_languages_need_their_extra(project, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "py3langid.langid", None)
-    with pytest.raises(ConfigError, match=r"pip install .*\[quality\]"):
-        project.prepare("audit.quality.languages=[en]")
-
-
 def test_another_language_is_one_that_is_not_named():
     with pytest.raises(ValueError, match="needs `languages`"):
         QualityConfig(max_other_languages=0.1)
-
-
-def test_an_audit_of_raw_rows_says_it_and_lifts_the_limits(project):
-    report = packhouse.audit(
-        project.folder / "sums.jsonl",
-        str(DEMO / "tokenizer"),
-        template="alpaca",
-        audit={"quality": {"max_emails": 0.0}},
-        cache=project.cache,
-        progress=False,
-    )
-    assert "emails: 2 (5.00%) hold an e-mail address: sums/sums.jsonl rows 3, 7" in report.notes
-    assert report.is_clean
 
 
 KEEP = """

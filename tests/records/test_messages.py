@@ -6,16 +6,15 @@ import sys
 import unicodedata
 from typing import get_args
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from packhouse.records.identity import conversation_ids, group_keys
-from packhouse.records.messages import REASONS, assemble, role_violations
+from packhouse.records.messages import REASONS, role_violations
 from packhouse.records.reasons import TurnOrder
-from packhouse.records.tables import CONVERSATION, MESSAGE
+from packhouse.records.tables import CONVERSATION
 
 CALL = '[{"type":"function","function":{"name":"f","arguments":{}}}]'
 
@@ -112,21 +111,6 @@ def test_runs_of_tokens_may_stand_in_any_order_and_one_must_be_trained():
 
     why = ("nothing_trained", "no token of the record is trained")
     assert found == {3: why, 4: why}
-
-
-def test_all_cases_at_once_give_what_each_gives_alone():
-    rows = [*SOUND.values(), *(row for row, _ in BROKEN.values())]
-    expected = {len(SOUND) + i: reason for i, (_, reason) in enumerate(BROKEN.values())}
-
-    assert reasons(*rows, refused_orders=ORDERS) == expected
-
-
-def test_a_sliced_array_is_judged_by_its_own_rows():
-    array = conversations([U, U], [U, A], [A], [U, A])
-
-    refused = {"refused_orders": ["starts_with_assistant", "consecutive_user"]}
-    assert list(role_violations(array.slice(1, 2), **refused)) == [1]
-    assert role_violations(array.slice(3), **refused) == {}
 
 
 def test_the_message_at_fault_is_named():
@@ -268,38 +252,10 @@ def test_groups_see_through_unicode_forms():
     assert first == second
 
 
-def test_plain_text_is_grouped_by_itself():
-    found = groups(
-        conversations([("assistant", "a b")], [("assistant", "A  B")], [("assistant", "c")])
-    )
-
-    assert found[0] == found[1] != found[2]
-
-
 def test_group_by_record_is_the_name():
     array = conversations([U, A])
 
     assert group_keys(array, pa.array(names(array)), "record").to_pylist() == names(array)
-
-
-def test_columns_that_stay_empty_are_null():
-    columns = {"role": pa.array(["user"]), "content": pa.array(["x"])}
-
-    array = assemble(columns, np.array([1, 0]))
-
-    assert array.type == CONVERSATION
-    [[found], empty] = array.to_pylist()
-    assert found == dict.fromkeys(MESSAGE.names) | {"role": "user", "content": "x"}
-    assert empty == []
-
-
-def test_no_conversations_are_no_trouble():
-    empty = assemble({}, np.zeros(0, np.int64))
-
-    assert len(empty) == 0
-    assert role_violations(empty) == {}
-    assert names(empty) == []
-    assert groups(empty) == []
 
 
 SCRIPT = """

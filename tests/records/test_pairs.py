@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.pack import check_packed, gather, plan_packs
+from packhouse.pack.gather import gather
+from packhouse.pack.layout import check_packed
+from packhouse.pack.plan import plan_packs
 from packhouse.records.pairs import (
     as_sequences,
     both_sides,

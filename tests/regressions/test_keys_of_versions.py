@@ -10,15 +10,11 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-import schemas
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.recipe.audit import QualityConfig
-from packhouse.recipe.publish import ExportConfig
-from packhouse.run.cache import Workspace
-from packhouse.run.chain import prepare
-from packhouse.run.local_pool import LocalRunner
+from packhouse.recipe.settings import ExportConfig
 from packhouse.run.steps.plan import plan_jobs
-from tests.chain.conftest import DEMO, Project, question
+from tests.chain.conftest import DEMO, Project
 
 DECIDES_NO_BYTE = {
     # Limits stop a run or a ref; they do not change what would have been published.
@@ -173,27 +169,3 @@ def test_a_used_tokenizer_has_the_key_of_a_fresh_one(project):
 
     assert prepared.version.startswith(before)
     assert version_of(project) == before
-
-
-def test_a_crash_behind_tokenize_does_not_tokenise_again(project):
-    # LlamaFactory issue 3939: four hours of tokenising, a crash, four hours again.
-    recipe = project.recipe()
-    run = LocalRunner(recipe=recipe, workspace=Workspace(cache=project.cache, check=schemas.check))
-
-    def crash_behind_tokenize(jobs):
-        if jobs[0].step.name not in ("validate", "format", "tokenize"):
-            raise RuntimeError("planted")
-        return run(jobs)
-
-    with pytest.raises(RuntimeError, match="planted"):
-        prepare(recipe, crash_behind_tokenize, project.cache)
-
-    assert project.cached_steps(project.prepare())[:3] == ["validate", "format", "tokenize"]
-
-
-def test_rows_that_are_not_there_are_noticed_in_spite_of_the_cache(project):
-    # LlamaFactory issue 6335: with a tokenised path the dataset's own file was looked at no more.
-    project.prepare()
-    project.rows.write_text(json.dumps(question(1)) + "\n")
-
-    assert project.prepare().ledger[0].rows_in == 1

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import packhouse
-from packhouse.addons.report.diff_report import diff_report, mask_runs
+from packhouse.addons.report.command import diff_report
 from packhouse.store.read import open_address
 from tests.report.conftest import TOKENIZER
 
@@ -52,32 +52,3 @@ def test_the_same_version_twice_differs_in_nothing(tmp_path: Path) -> None:
     assert "All settings are the same." in html
     assert "The rows of both versions are the same." in html
     assert "class=gain>" not in html.replace("<i class=gain>", "")
-
-
-def test_tokens_of_one_version_only_are_marked() -> None:
-    old = {"input_ids": [1, 2, 3, 9], "trained": [False, True, True, True]}
-    new = {"input_ids": [1, 5, 6, 3, 9], "trained": [False, True, True, False, True]}
-    runs = mask_runs(old, new, list("abcz"), list("axyCz"))
-
-    assert runs == [("", "a"), ("del", "b"), ("ins", "xy"), ("loss", "C"), ("t", "z")]
-    assert mask_runs(None, new, [], list("axyCz")) == [
-        ("", "a"),
-        ("t", "xy"),
-        ("", "C"),
-        ("t", "z"),
-    ]
-    assert mask_runs(None, None, [], []) == []
-
-
-def test_weights_that_changed_are_told(tmp_path: Path) -> None:
-    """A message weighs 0.5, then 1: the tokens and the mask are the same."""
-    turns = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": "a b"}]
-    pages = []
-    for weight in (0.5, 1):
-        rows = [{"messages": [turns[0], {**turns[1], "weight": w}]} for w in (0.25, weight)]
-        pages.append(open_address(made(tmp_path, rows).uri))
-    html = diff_report(pages[0], pages[1], tmp_path / "cache" / "tokenizers")
-
-    cells = "<td class=number>0.375</td><td class=number>0.625</td>"
-    assert f"<td>mean loss weight</td>{cells}" in html
-    assert "loss weight 0.5 -&gt; 1 (record" in html

@@ -68,7 +68,6 @@ def test_another_page_is_the_same_version(kind: str, tmp_path: Path) -> None:
     ("file_format", "layout", "strategy"),
     [
         ("jsonl", "compact", "next_fit"),
-        ("arrow", "compact", "best_fit"),
         ("jsonl", "labels", "none"),
     ],
 )

@@ -1,15 +1,13 @@
 """`packhouse report`: of versions, of two of them, of recipes that ran or did not."""
 
 import json
-import re
-from html import escape
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 import packhouse
-from packhouse.addons.report.notebook import FramedPage
+from packhouse.addons.report.recipe_report import FramedPage
 from packhouse.cli import cli
 from tests.report.conftest import TOKENIZER, Made
 from tests.report.test_version_report import island
@@ -107,15 +105,3 @@ def test_diff_takes_two_versions(hostile: Made, tmp_path: Path) -> None:
     assert "The rows of both versions are the same." in html
     assert refused.exit_code == 2
     assert "--diff and two of them" in refused.output
-
-
-def test_what_where_would_leave_out_is_counted(recipe: Path, tmp_path: Path) -> None:
-    text = recipe.read_text()
-    where = "length(output) > 2 and output <> '<i>'"  # 10!, ... 199!
-    recipe.write_text(text.replace("rows.jsonl", f'rows.jsonl, where: "{where}"'))
-
-    html = report(recipe, "-o", tmp_path / "page.html", "--cache", tmp_path / "cache")
-
-    counts = html.partition('<section id="left-out"')[2].partition("</section>")[0]
-    cells = re.findall("<td[^>]*>(.*?)</td>", counts)
-    assert cells == ["rows", escape(where), "10", "200"]

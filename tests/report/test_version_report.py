@@ -14,21 +14,19 @@ from click.testing import CliRunner
 
 import packhouse
 from packhouse.addons.ask.files import VersionFiles
-from packhouse.addons.report.html import class_counts, page
+from packhouse.addons.report.html import page
 from packhouse.addons.report.version_report import MAX_BYTES, measure, version_report
 from packhouse.cli import cli
 from packhouse.cli.tokens import Run, plain, runs_of, token_texts
-from packhouse.pack import plan_packs
 from packhouse.pack.layout import published_schema
-from packhouse.pack.plan import try_seq_lens
+from packhouse.pack.plan import plan_packs, try_seq_lens
 from packhouse.recipe import Recipe
 from packhouse.records.tables import PACKED
 from packhouse.store.manifest import Manifest
 from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
-from packhouse.tokenize.encoders import load_tokenizer
+from packhouse.tokenize.encoders import read_pipeline
 from packhouse.tokenize.loading import load_snapshot
-from packhouse.tokenize.pipeline import read_pipeline
 from tests.report.conftest import TOKENIZER, Made
 
 
@@ -123,38 +121,6 @@ def test_other_sizes_are_planned_as_a_run_plans() -> None:
     assert padded[512].num_packs == plan_packs(flat, 512, "best_fit", 3, 256).num_packs
 
 
-def test_rows_that_were_too_long_are_counted_in_other_sizes(tmp_path: Path) -> None:
-    rows = [{"instruction": "Count.", "output": "1 " * n} for n in (5, 40, 300, 300)]
-
-    def publish(size: int, over_length: str) -> packhouse.Version:
-        return packhouse.prepare(
-            rows,
-            tokenizer=TOKENIZER,
-            dataset="numbers",
-            seq_len=size,
-            format={"template": "alpaca"},
-            pack={"over_length": over_length},
-            store=tmp_path / str(size),
-            cache=tmp_path / "cache",
-            progress=False,
-        )
-
-    made = {size: publish(size, "drop") for size in (256, 1024)}
-    table = re.search(r"Other seq_len</caption>(.*?)</table>", made[256].report(), re.S)
-    assert table
-    counts = dict(re.findall(r"<tr><td>([\d,]+)[^<]*</td>(.*?)</tr>", table[1]))
-    too_long = {size: re.findall(r">([\d,]+)</td>", counts[size])[-2:] for size in ("256", "1,024")}
-    query = "select num_tokens from records where outcome = 'over_seq_len'"
-    dropped = [row["num_tokens"] for row in made[256].sql(query).to_pylist()]
-
-    assert too_long == {"256": ["2", f"{sum(dropped):,}"], "1,024": ["0", "0"]}
-    assert "Counts the 2 records that this version left out as too long." in made[256].report()
-    kept = made[1024].sql("select num_tokens from records where row > 1").to_pylist()
-    assert dropped == [row["num_tokens"] for row in kept]
-    windows = publish(256, "window").report()  # other sizes make other windows
-    assert "Other seq_len</caption>" not in windows
-
-
 def test_masks_are_counted_by_record_and_by_answer_in_both_layouts(tmp_path: Path) -> None:
     """Records of 5 and 3 tokens: the first answers twice (2 and 1 tokens), the second once (2)."""
     ids = [[1, 2, 3, 4, 5, 6, 7, 8]]
@@ -212,24 +178,6 @@ def test_runs_end_where_tokens_are_trained_or_special() -> None:
 def test_text_cannot_pass_for_the_signs_of_trained_text() -> None:
     own = [Run(0, 1, "{+a", False), Run(1, 2, "b+}{+c", True), Run(2, 3, "d", True)]
     assert plain(own) == r"{\+a{+b+\}{\+cd+}"
-
-
-def test_tokens_of_a_word_piece_vocabulary_are_words(shared: Path) -> None:
-    snapshot = load_snapshot(shared / "tokenizers" / "bert-base-uncased")
-    ids = load_tokenizer(snapshot.backend).encode("Unaffordable, he said.").ids
-    texts = token_texts(ids, read_pipeline(snapshot.backend))
-
-    assert texts[:3] == [" una", "ff", "ord"]
-    assert "".join(texts) == " unaffordable , he said ."
-
-
-def test_bins_hold_every_length_once() -> None:
-    lengths = {length: 1 for length in range(1, 3000)}
-
-    assert sum(class_counts(lengths).values()) == 2999
-    assert sum(class_counts(lengths, weigh=True).values()) == sum(lengths)
-    assert list(class_counts(lengths))[6:12] == [7, 8, 10, 12, 14, 16]
-    assert {2048: 256} == class_counts({n: 1 for n in range(1793, 2049)})
 
 
 def _samples(html: str) -> list[dict[str, Any]]:
@@ -291,35 +239,6 @@ def test_of_classes_labels_are_what_is_trained(tmp_path: Path, shared: Path) -> 
     assert "SFTTrainer" not in html
 
 
-def test_classes_have_their_names_where_all_sources_agree_on_them(
-    tmp_path: Path, shared: Path
-) -> None:
-    (tmp_path / "more.jsonl").write_text('{"text": "It was.", "label": 1}\n')
-    rows = [{"text": f"It is {n}.", "label": n % 2} for n in range(5)]
-    names = ["<b>no</b>", "yes\x1b[31m"]
-    first, second = (
-        {"path": str(tmp_path / name), "format": "classification", "label_names": own}
-        for name, own in (("rows.jsonl", names), ("more.jsonl", ["yes", "no"]))
-    )
-    bert = {
-        "tokenizer": str(shared / "tokenizers" / "bert-base-uncased"),
-        "format": {"template": "sequence_classification"},
-        "pack": {"seq_len": 16, "strategy": "none"},
-    }
-    version = _prepared(tmp_path, rows, "classification", **bert, sources=[first])
-
-    html = version.report()
-
-    assert "<td>&lt;b&gt;no&lt;/b&gt;</td><td class=number>3</td>" in html
-    packs = island(html, "samples-data")[0]["packs"]
-    assert [pack["records"][0]["side"] for pack in packs[:2]] == ["<b>no</b>", r"yes\x1b[31m"]
-    for options in (["--row", "1"], ["--pack", "1"]):
-        shown = CliRunner().invoke(cli, ["inspect", str(tmp_path / "store" / "rows"), *options])
-        assert r", yes\x1b[31m" in shown.output
-    mixed = _prepared(tmp_path, rows, "classification", **bert, sources=[first, second])
-    assert "<td>label 0</td><td class=number>3</td>" in mixed.report()
-
-
 @pytest.mark.parametrize("strategy", ["best_fit", "concat"])
 def test_trained_tokens_by_source_are_those_of_the_packs(tmp_path: Path, strategy: str) -> None:
     """A long record is dropped for its length, and most trained tokens were its own; or cut."""
@@ -368,44 +287,6 @@ def test_a_record_that_concat_cuts_is_one_record_everywhere(tmp_path: Path) -> N
     words += ["--tokenizer", str(TOKENIZER), "--cache", str(tmp_path / "cache")]
     again = CliRunner().invoke(cli, ["prepare", *words])
     assert re.search(r"^train +[0-9]+ +3 ", again.stdout, re.M), again.output
-
-
-def test_a_sample_is_of_the_row_that_is_packed(tmp_path: Path) -> None:
-    rows = [{"instruction": "Go", "output": "b"}]
-    (tmp_path / "more.jsonl").write_text(json.dumps(rows[0]) + "\n")
-    sources = [
-        {"path": str(tmp_path / "rows.jsonl"), "name": "a", "max_records": 0},
-        {"path": str(tmp_path / "more.jsonl")},
-    ]
-    version = _prepared(tmp_path, rows, "alpaca", sources=sources, audit={"max_duplicates": 1})
-    (pack,) = island(version.report(), "samples-data")[0]["packs"]
-    assert [record["place"] for record in pack["records"]] == ["more/more.jsonl:0"]
-
-
-def test_packs_of_eval_by_source_are_planned_by_source_for_other_sizes(tmp_path: Path) -> None:
-    rows = [{"instruction": f"Say {n}", "output": "a " * 20} for n in range(3)]
-    (tmp_path / "more.jsonl").write_text(json.dumps({"instruction": "Go", "output": "b"}) + "\n")
-    sources = [
-        {"path": str(tmp_path / name), "eval_only": True} for name in ("rows.jsonl", "more.jsonl")
-    ]
-    split = {"eval_by_source": True}
-    version = _prepared(tmp_path, rows, "alpaca", sources=sources, split=split)
-    assert version.statistics["eval"]["num_packs"] == 2
-    assert re.search(r"<td>512 \(this version\)</td><td class=number>2</td>", version.report())
-
-
-def test_what_was_left_out_of_rows_that_were_split_is_a_share_of_their_records(
-    tmp_path: Path,
-) -> None:
-    turns = [("user", "Say it."), ("assistant", "a " * 60)] * 6
-    rows = [{"messages": [{"role": role, "content": content} for role, content in turns]}]
-    each = {"turns": "alone"}
-    version = _prepared(tmp_path, rows, "chat", format=each, pack={"seq_len": 256})
-    ((left_out, share),) = re.findall(
-        r"<dt>Dropped</dt><dd>(\d)</dd><dd class=note>(.*?)</dd>", version.report()
-    )
-    assert int(left_out) > 1
-    assert share == f"{int(left_out) / 6:.1%} of 6 records"
 
 
 def _prepared(

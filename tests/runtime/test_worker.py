@@ -48,24 +48,9 @@ def test_a_worker_is_kept_for_the_next_call():
     assert in_worker(os.getpid) == in_worker(os.getpid) != os.getpid()
 
 
-def test_a_worker_works_where_its_parent_does(tmp_path, monkeypatch):
-    in_worker(os.getpid)
-    monkeypatch.chdir(tmp_path)
-    assert in_worker(os.getcwd) == str(tmp_path)
-
-
 def test_a_worker_loads_no_torch():
     assert find_spec("torch") is not None  # which takes it seconds, and no tokenizer needs it
     assert in_worker(partial(find_spec, "torch")) is None
-
-
-def test_a_list_that_becomes_an_array_loads_no_pandas_in_a_worker():
-    assert not in_worker(_loads_pandas)
-
-
-def _loads_pandas():
-    assert pa.array(["a"]).to_pylist() == ["a"]
-    return "pandas" in sys.modules
 
 
 def test_a_worker_sees_no_credentials(monkeypatch):
@@ -137,35 +122,6 @@ def test_a_worker_ends_with_its_parent():
         return  # it is gone already
     assert select.select([watched], [], [], 60)[0], "the worker outlives its parent"
     os.close(watched)
-
-
-def wait_less():
-    worker._IDLE_S = 0.1
-    return os.getpid()
-
-
-def test_a_worker_that_waited_in_vain_ends_and_the_next_call_gets_another():
-    worker._end_idle()
-    pid = in_worker(wait_less)
-    watched = os.pidfd_open(pid)
-    assert select.select([watched], [], [], 60)[0], "the worker waits for ever"
-    os.close(watched)
-
-    assert in_worker(os.getpid) != pid
-
-
-def has_shards():
-    return "packhouse.run.rendering" in sys.modules
-
-
-def test_a_worker_that_is_started_early_does_the_next_call():
-    worker._end_idle()
-    worker.start_early("packhouse.run.rendering")
-    worker.start_early("packhouse.run.rendering")
-    (early,) = worker._idle
-
-    assert in_worker(has_shards)
-    assert worker._idle == [early]
 
 
 def test_a_limit_that_is_no_number_is_refused(monkeypatch):
@@ -270,16 +226,6 @@ def test_a_worker_that_stops_in_the_middle_of_a_message_is_ended(piece, tmp_path
         list(stream(partial(lie_and_stop, piece), file=file))
 
 
-def lie_and_end(*pieces):
-    lie(*pieces)
-    kill_itself(signal.SIGKILL)
-
-
-def test_a_message_that_is_cut_off_tells_how_the_worker_ended():
-    with pytest.raises(TransientError, match="killed from outside"):
-        in_worker(partial(lie_and_end, (1000).to_bytes(8, "little"), b'["item", 1'))
-
-
 def spin(seconds):
     end = time.process_time() + seconds
     while time.process_time() < end:
@@ -295,12 +241,6 @@ def spin_often(times, each, row=None):
     return "done"
 
 
-def spin_nested(times, each):
-    worker.at("row 7")
-    with worker.limited():
-        spin_often(times, each)
-
-
 def test_a_worker_that_sleeps_is_ended_by_its_parent(monkeypatch):
     monkeypatch.setenv(worker.SECONDS, "1")
     monkeypatch.setattr(worker, "_QUIET_S", 1)
@@ -308,22 +248,9 @@ def test_a_worker_that_sleeps_is_ended_by_its_parent(monkeypatch):
         in_worker(partial(time.sleep, 3600))
 
 
-def test_a_worker_that_is_stopped_is_ended_by_its_parent(monkeypatch):
-    monkeypatch.setenv(worker.SECONDS, "1")
-    monkeypatch.setattr(worker, "_QUIET_S", 1)
-    with pytest.raises(TemplateError, match="sleeps or is blocked"):
-        in_worker(partial(kill_itself, signal.SIGSTOP))
-
-
 def test_many_short_renderings_do_not_add_up_to_a_limit(monkeypatch):
     monkeypatch.setenv(worker.SECONDS, "1")
     assert in_worker(partial(spin_often, 15, 0.1, "row {}")) == "done"
-
-
-def test_what_runs_inside_of_a_limit_counts_for_it(monkeypatch):
-    monkeypatch.setenv(worker.SECONDS, "1")
-    with pytest.raises(TemplateError, match="row 7: takes more CPU time than the 1 s that it may"):
-        in_worker(partial(spin_nested, 40, 0.1))
 
 
 def test_renderings_of_one_row_count_for_it(monkeypatch):
@@ -331,17 +258,6 @@ def test_renderings_of_one_row_count_for_it(monkeypatch):
     monkeypatch.setattr(worker, "_ROW_TIMES", 2)
     with pytest.raises(TemplateError, match="row 3: takes more CPU time than the 2 s that it may"):
         in_worker(partial(spin_often, 40, 0.1, "row 3"))
-
-
-def place_after_a_limit():
-    with worker.limited():
-        worker.at("while it is compiled")
-    kill_itself(signal.SIGABRT)
-
-
-def test_a_place_is_left_with_its_limit():
-    with pytest.raises(TemplateError, match="before the first row: ended by signal 6"):
-        in_worker(place_after_a_limit)
 
 
 def test_text_that_is_no_unicode_does_not_break_the_answer():
@@ -398,18 +314,6 @@ def test_a_kept_worker_that_ends_in_the_middle_of_a_call_is_an_error_and_no_item
         next(items)
 
 
-def test_a_worker_that_fails_to_read_its_call_says_why():
-    with pytest.raises(TemplateError, match="ZeroDivisionError"):
-        in_worker(NotReadable())
-
-
-class NotReadable:
-    """A call whose pickle cannot be read."""
-
-    def __reduce__(self):
-        return operator.truediv, (1, 0)
-
-
 def test_a_worker_reads_the_open_file_of_its_parent(tmp_path):
     (tmp_path / "file").write_bytes(b"first" + b"x" * 3_000_000 + b"last")
     with (tmp_path / "file").open("rb") as file:
@@ -442,31 +346,3 @@ assert ask() == pid
     done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, check=False)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stderr == b""
-
-
-def test_a_fork_while_a_worker_works_goes_on():
-    """A thread waits for its worker; the fork has no such thread, and must not wait for it."""
-    code = """
-import os, threading, time
-from functools import partial
-from packhouse.system import worker
-from packhouse.errors import TemplateError
-
-def ask(call):
-    return worker.run_in_worker(call, what="", blames=TemplateError)
-
-thread = threading.Thread(target=ask, args=[partial(time.sleep, 3)])
-thread.start()
-while not worker._living:
-    time.sleep(0.01)  # until the thread has started its worker
-time.sleep(1)  # the worker has begun its call of 3 s: the fork comes in the middle of it
-fork = os.fork()
-if not fork:
-    os._exit(7)
-assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 7
-thread.join()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], stderr=subprocess.PIPE, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stderr.decode()

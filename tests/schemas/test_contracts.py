@@ -9,14 +9,14 @@ import pytest
 
 import schemas
 from packhouse.errors import ContractError
-from packhouse.records import contracts
+from packhouse.records import tables
 from packhouse.records.tables import FORMATTED, QUARANTINED, read_table
 from tests.chain.conftest import Project
 
 SPANS = {"content_spans", "trained_spans"}
 
 
-@pytest.fixture(params=[contracts.check, schemas.check], ids=["packhouse", "Pandera"])
+@pytest.fixture(params=[tables.check, schemas.check], ids=["packhouse", "Pandera"])
 def check(request):
     return request.param
 

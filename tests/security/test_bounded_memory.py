@@ -74,17 +74,6 @@ def dictionary_parquet(path: Path) -> None:
     parquet(chats(2_000_000, "x" * MIB), path)
 
 
-def dictionary_arrow(path: Path) -> None:
-    arrow(chats(2_000_000, "x" * MIB), path)
-
-
-def shared_in_one_row(path: Path) -> None:
-    """One row; a list of 100,000 texts of 1 MB."""
-    texts = chats(100_000, "x" * MIB)["prompt"].combine_chunks()
-    offsets = pa.array([0, len(texts)], pa.int32())
-    parquet(pa.table({"messages": pa.ListArray.from_arrays(offsets, texts)}), path)
-
-
 def prefixes_parquet(path: Path) -> None:
     """Each text is all of the one before."""
     table = pa.table({"text": ["x" * MIB] * 2000})
@@ -119,13 +108,6 @@ def _varint(value: int) -> bytes:
     return bytes([*out, value])
 
 
-def nulls_parquet(path: Path) -> None:
-    """One row; a list of 50,000,000 nulls."""
-    items = pa.nulls(50_000_000, pa.int32())
-    rows = pa.ListArray.from_arrays(pa.array([0, len(items)], pa.int32()), items)
-    parquet(pa.table({"messages": rows}), path)
-
-
 def nothing_arrow(path: Path) -> None:
     """2**30 rows of a column without bytes."""
     arrow(pa.table({"text": pa.nulls(2**30)}), path)
@@ -135,15 +117,6 @@ def runs_arrow(path: Path) -> None:
     """2**30 rows in one run."""
     text = pa.RunEndEncodedArray.from_arrays(pa.array([2**30], pa.int32()), pa.array(["x" * 1000]))
     arrow(pa.table({"text": text}), path)
-
-
-def views_arrow(path: Path) -> None:
-    """100,000 views of one text."""
-    _, view, text = pa.array(["x" * MIB], pa.string_view()).buffers()
-    views = pa.Array.from_buffers(
-        pa.string_view(), 100_000, [None, pa.py_buffer(view.to_pybytes()[:16] * 100_000), text]
-    )
-    arrow(pa.table({"text": views}), path)
 
 
 def nested_arrow(path: Path) -> None:
@@ -157,28 +130,13 @@ def wide_parquet(path: Path) -> None:
     parquet(pa.table({f"c{i}": [1] for i in range(tabular.MAX_COLUMNS + 1)}), path)
 
 
-def wide_csv(path: Path) -> None:
-    names = ",".join(f"c{i}" for i in range(200_000))
-    path.write_text(f"{names}\n" + f"{',' * 199_999}\n" * 20)
-
-
 def gzip_bomb(path: Path) -> None:
     path.write_bytes(gzip.compress(b'{"text": "' + b"x" * 500 * MIB + b'"}\n', 6))
-
-
-def zstd_bomb(path: Path) -> None:
-    with pa.CompressedOutputStream(str(path), "zstd") as out:
-        for _ in range(500):
-            out.write(b" " * MIB)
 
 
 def zip_bomb(path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as out:
         out.writestr("rows.jsonl", b" " * 100 * MIB)
-
-
-def blank_lines(path: Path) -> None:
-    path.write_bytes(b"text\n" + b"\n" * 50_000_000 + b"hello\n")
 
 
 def open_quote(path: Path) -> None:
@@ -196,10 +154,6 @@ def deep_array(path: Path) -> None:
     path.write_bytes(b'[{"text": "a"}, ' + b"[" * 100_000 + b"]" * 100_000 + b"]")
 
 
-def numbers(path: Path) -> None:
-    path.write_bytes(b"[" + b"1," * 10_000_000 + b"1]")
-
-
 def long_string(path: Path) -> None:
     """One text of 1 GB, as a file with holes."""
     with path.open("wb") as out:
@@ -207,14 +161,6 @@ def long_string(path: Path) -> None:
         for _ in range(1024):
             out.write(b"x" * MIB)
         out.write(b'"}\n')
-
-
-def long_string_in_array(path: Path) -> None:
-    with path.open("wb") as out:
-        out.write(b'[{"text": "')
-        for _ in range(1024):
-            out.write(b"x" * MIB)
-        out.write(b'"}]')
 
 
 def long_field(path: Path) -> None:
@@ -226,35 +172,22 @@ def long_field(path: Path) -> None:
             out.write(rows)
 
 
-def spaces(path: Path) -> None:
-    with path.open("wb") as out:
-        for _ in range(256):
-            out.write(b" " * MIB)
-
-
 SMALL = 256 * MIB
 DECODER = 1024 * MIB + SMALL  # of a child
 
 BOMBS = [
     (dictionary_parquet, "a.parquet", DECODER, "bomb"),
-    (dictionary_arrow, "a.arrow", DECODER, "bomb"),
-    (shared_in_one_row, "a.parquet", DECODER, "bomb"),
     (prefixes_parquet, "a.parquet", DECODER, "bomb"),
     (page_parquet, "a.parquet", DECODER, "a row has 314,57"),
     (body_arrow, "a.arrow", DECODER, "a row has 314,57"),
     (lying_parquet, "a.parquet", DECODER, "needs more memory than the 1,024 MB"),
-    (nulls_parquet, "a.parquet", DECODER, "a row has 400,000"),
     (nothing_arrow, "a.arrow", DECODER, "bomb"),
     (runs_arrow, "a.arrow", SMALL, "type run_end_encoded"),
-    (views_arrow, "a.arrow", DECODER, "bomb"),
     (nested_arrow, "a.arrow", SMALL, "nests deeper than 32"),
     (wide_parquet, "a.parquet", SMALL, "10,001 columns"),
-    (wide_csv, "a.csv", SMALL, "200,000 columns"),
     (gzip_bomb, "a.jsonl.gz", SMALL, "bomb"),
-    (zstd_bomb, "a.jsonl.zst", SMALL, "bomb"),
     (zip_bomb, "a.zip", SMALL, "zip archive"),
     (long_string, "a.jsonl", SMALL, "the row that begins at line 1 does not end"),
-    (long_string_in_array, "a.json", SMALL, "the row that begins at line 1 does not end"),
     (long_field, "a.csv", 2 * SMALL, "the quote opened at line 3 is never closed"),
 ]
 
@@ -275,8 +208,6 @@ def test_a_bomb_is_refused_in_little_memory(
 
 
 BAD_ROWS = [
-    (blank_lines, "a.csv", SMALL, {"rows": 1, "bad": {}}),
-    (spaces, "a.json", SMALL, {"rows": 0, "bad": {}}),
     (open_quote, "a.csv", SMALL, {"rows": 40, "bad": {"csv": 1, "too_many_chars": 39}}),
     (deep_json, "a.jsonl", SMALL, {"rows": 2, "bad": {"depth": 1}}),
     (deep_array, "a.json", SMALL, {"rows": 2, "bad": {"depth": 1}}),
@@ -319,17 +250,9 @@ def test_more_csv_records_than_memory_is_for_are_refused_by_the_scan(tmp_path: P
 
     found = read(tmp_path / "a.csv")
 
-    assert "16,000,000 records, over 4,194,304 in a shard" in found["error"][1]
+    assert "has 16,000,000 records" in found["error"][1]
+    assert "a shard takes at most 4,194,304" in found["error"][1]
     assert found["grown"] < 1536 * MIB
-
-
-def test_numbers_are_no_rows(tmp_path: Path) -> None:
-    numbers(tmp_path / "a.json")
-
-    found = read(tmp_path / "a.json")
-
-    assert "has more than 500,000 bad rows, counted from row 0" in found["error"][1]
-    assert found["grown"] < 2048 * MIB
 
 
 def test_decoders_have_a_limit_of_time_and_no_credentials(

@@ -50,8 +50,8 @@ def call(*arguments: object, code: int | None = 0) -> str:
     return done.output
 
 
-@pytest.mark.parametrize("text", [text for text in HOSTILE if "\ud800" not in text])
-def test_a_hostile_version_is_shown_as_text(text: str, tmp_path: Path) -> None:
+def test_a_hostile_version_is_shown_as_text(tmp_path: Path) -> None:
+    text = "|".join(text for text in HOSTILE if "\ud800" not in text)
     store = open_store(str(tmp_path / "store"))
     for vid, first in (("aaaa", 1), ("bbbb", 2)):
         table = pack_table(first)
@@ -99,7 +99,7 @@ def test_hostile_bad_rows_are_shown_as_text(tmp_path: Path, text: str) -> None:
         assert call("quarantine", command, path, "--json").isascii()
 
 
-@pytest.mark.parametrize("name", FILE_NAMES)
+@pytest.mark.parametrize("name", FILE_NAMES[::4])
 def test_errors_repeat_file_and_field_names_as_text(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.jsonl").write_bytes(
         b"".join(json.dumps({f"{name}{n}": 1}).encode() + b"\n" for n in range(2))

@@ -35,7 +35,7 @@ def held(step, compute):
     return hold_and_compute
 
 
-def held_artifacts(prepared):
+def held_artifacts(recipe, prepared):
     name = f"{prepared.dataset}-artifacts"
     if (FOLDER / f"hold-{name}").exists():
         came, says = os.pipe()
@@ -44,7 +44,7 @@ def held_artifacts(prepared):
         (FOLDER / name).touch()
         os.read(came, 1)  # a byte for each signal
         signal.set_wakeup_fd(-1)
-    return publish_artifacts(prepared)
+    return publish_artifacts(recipe, prepared)
 
 
 publish_artifacts = chain.publish_artifacts

@@ -251,7 +251,7 @@ def test_a_worker_touches_only_what_its_operator_allows(key, value, served):
     from tasks.guard import allowed_recipe
 
     form = Recipe.model_validate(recipe(served, "elsewhere", **{key: value}))
-    with pytest.raises(ConfigError, match="is not listed in sources"):
+    with pytest.raises(ConfigError, match="is not listed in the worker"):
         allowed_recipe(form, deployed=True)
 
 

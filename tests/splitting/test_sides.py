@@ -50,25 +50,9 @@ def test_a_larger_fraction_only_adds_to_eval():
     assert larger.sum() > smaller.sum()
 
 
-def test_seeds_assign_independently():
-    keys = [key_of(n) for n in range(20_000)]
-
-    first, second = (np.array(is_eval(keys, eval_fraction=0.5, seed=s)) for s in (0, 1))
-    assert abs((first & second).mean() - 0.25) < 0.02
-
-
 def test_no_split_is_asked_for():
     assert is_eval([key_of(1)] * 3) == [False] * 3
     assert is_eval([key_of(1)] * 3, eval_count=0) == [False] * 3
-
-
-@pytest.mark.parametrize("config", [{"eval_fraction": 0.3}, {"eval_count": 5}, {}])
-def test_no_records_have_no_sides(config):
-    assert is_eval([], **config) == []
-
-
-def test_a_small_fraction_of_one_group_may_leave_eval_empty():
-    assert is_eval([key_of(1)] * 3, eval_fraction=1e-9) == [False] * 3
 
 
 @given(keys=KEYS, seed=st.integers(-5, 2**64))
@@ -131,17 +115,6 @@ def test_order_does_not_matter(keys, data, config):
     assert is_eval([keys[i] for i in order], **config) == [in_order[i] for i in order]
 
 
-def test_numpy_chunked_and_sliced_keys_are_read_alike():
-    keys = [key_of(number) for number in range(10)]
-    config = SplitConfig(eval_fraction=0.5)
-    expected = goes_to_eval(pa.array(keys), config).tolist()
-
-    assert goes_to_eval(np.array(keys), config).tolist() == expected
-    chunked = pa.chunked_array([keys[:3], keys[3:3], keys[3:]], pa.string())
-    assert goes_to_eval(chunked, config).tolist() == expected
-    assert goes_to_eval(pa.array(["?", *keys, None])[1:11], config).tolist() == expected
-
-
 @pytest.mark.parametrize("key", ["", "abc", "G" * 20, "A" * 20, "\u00e9" * 10, "0" * 21, None])
 def test_a_key_that_is_not_20_hex_digits_is_refused(key):
     with pytest.raises(ContractError, match=r"key 1 is '.*', not 20 lower-case hex digits"):
@@ -165,7 +138,7 @@ def test_disjoint_sides_are_proven():
     prove_disjoint([], [pa.array(keys)])
 
 
-@pytest.mark.parametrize("shared", range(0, 100, 7))
+@pytest.mark.parametrize("shared", [0, 42, 98])
 def test_one_shared_key_is_found_wherever_it_is(shared):
     keys = [key_of(number) for number in range(100)]
     train = [pa.array(keys[:50]), pa.array([*keys[50:99], keys[shared]])]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from packhouse.errors import ConfigError, StoreError, StoreRefusedError, TransientError
+from packhouse.errors import StoreError, StoreRefusedError, TransientError
 from packhouse.store import open_store
-from packhouse.store.guard import check_usable
+from packhouse.store.gc import check_usable
 from packhouse.store.local import LocalStore
 from packhouse.store.s3 import S3Store
 from tests.store import ceph
@@ -44,12 +44,12 @@ def test_no_bucket_wrong_key_no_server(use, moto_environment, monkeypatch):
 
 def test_a_server_that_does_not_answer_ends_the_wait(use, moto_environment, monkeypatch):
     from packhouse.addons import doctor
-    from packhouse.store import guard
+    from packhouse.store import gc
     from packhouse.store.protocol import RetryPolicy
 
     root = use(moto_environment)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{ceph.free_port()}")
-    monkeypatch.setattr(guard, "PROBE_RETRY", RetryPolicy(deadline_s=0.3))
+    monkeypatch.setattr(gc, "PROBE_RETRY", RetryPolicy(deadline_s=0.3))
     with pytest.raises(TransientError):
         check_usable(root)
     with pytest.raises(TransientError):  # `doctor storage` waits no longer
@@ -82,8 +82,3 @@ def test_a_folder_that_is_a_file_or_cannot_be_linked_in(tmp_path, monkeypatch):
     with pytest.raises(StoreRefusedError, match="no hard links"):
         LocalStore(tmp_path).check_usable()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_a_scheme_that_is_none(tmp_path):
-    with pytest.raises(ConfigError, match="unknown store"):
-        check_usable("ftp://host/store")

@@ -16,9 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from packhouse.addons.ask import columns
-from packhouse.addons.ask.columns import fetch_columns
-from packhouse.addons.ask.query import read
+from packhouse.addons.ask import query as questions
+from packhouse.addons.ask.query import fetch_columns, read
 from packhouse.errors import DiskError, IntegrityError, PackhouseError, VersionNotFoundError
 from packhouse.store import LocalFile, OpenVersion, open_version, publish_version
 from packhouse.store.local import LocalStore
@@ -125,18 +124,6 @@ def test_what_is_fetched_is_the_columns_asked_for(publish, asked, content, tmp_p
     assert (held == due)[4:].all()  # `PAR1` at the head was not asked for
 
 
-def test_a_question_answers_the_same_from_columns_as_from_whole_files(
-    publish, content, monkeypatch
-):
-    opened = publish(content)
-    query = "SELECT source, outcome, num_tokens FROM records"
-    sparse = read(opened, query)
-    monkeypatch.setattr(columns, "_WHOLE_BYTES", 2**40)
-    whole = read(opened, query)
-    assert sparse.equals(whole)
-    assert sparse.num_rows == ROWS
-
-
 def test_small_files_are_fetched_whole_with_their_digest(publish, asked, content, tmp_path):
     opened = publish(content)
     data = opened.files("data")[0]
@@ -150,7 +137,7 @@ def test_small_files_are_fetched_whole_with_their_digest(publish, asked, content
 
 
 def test_large_columns_are_read_in_parts_that_memory_holds(publish, asked, content, monkeypatch):
-    monkeypatch.setattr(columns, "_PART_BYTES", 100_000)
+    monkeypatch.setattr(questions, "_PART_BYTES", 100_000)
     found = read(publish(content), "SELECT record_id FROM records")
     assert max(length for _, length in asked) == 100_000
     assert found["record_id"].to_pylist() == records()["record_id"].to_pylist()
@@ -216,7 +203,7 @@ def test_an_object_that_changes_while_it_is_read_is_an_error(
         return get_range(self, key, start, length)
 
     monkeypatch.setattr(LocalStore, "get_range", changed)
-    monkeypatch.setattr(columns, "_THREADS", 1)
+    monkeypatch.setattr(questions, "_THREADS", 1)
     with pytest.raises(IntegrityError, match=message):
         read(opened, "SELECT num_tokens FROM records")
 

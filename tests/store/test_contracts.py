@@ -7,7 +7,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from packhouse.store import LocalFile, open_store, open_version, publish_version, verify_version
-from packhouse.store.contracts import read_batches
 from tests.store.versions import FACTS, INT32S, pack_table, write_file
 
 GOOD = {
@@ -84,13 +83,6 @@ def test_the_row_is_counted_through_all_batches_of_a_file(tmp_path):
     assert "packed row 2,999: labels[1] = 7" in problem
 
 
-def test_files_that_hold_no_tokens_are_not_held_against_the_contract(tmp_path):
-    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "train.parquet")
-    store = open_store(str(tmp_path / "store"))
-    publish_version(store, "tiny", "aaaa", [LocalFile(tmp_path / "train.parquet", "train", 1)], {})
-    assert verify_version(open_version(store, "tiny", "aaaa")).problems == ()
-
-
 ROW = {"input_ids": [7, 8], "seq_lengths": [2]}
 
 
@@ -142,12 +134,3 @@ def test_a_row_of_json_may_be_longer_than_a_block_of_the_reader(tmp_path):
     file = LocalFile(path, "train", rows=2, tokens=2 * size)
     publish_version(store, "tiny", "aaaa", [file], facts)
     assert verify_version(open_version(store, "tiny", "aaaa")).problems == ()
-
-
-def test_a_json_row_of_many_ranges_is_not_deep(tmp_path):
-    ranges = [{"start": 2 * n + 1, "end": 2 * n + 2} for n in range(2000)]
-    row = {"input_ids": [7] * 4001, "trained_ranges": ranges, "seq_lengths": [4001]}
-    (tmp_path / "train.jsonl").write_text(json.dumps(row | {"record_ids": ["a"]}) + "\n")
-
-    (batch,) = read_batches(tmp_path / "train.jsonl")
-    assert batch["trained_ranges"].to_pylist() == [ranges]

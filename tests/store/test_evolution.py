@@ -2,10 +2,10 @@ import pyarrow as pa
 import pytest
 
 from packhouse.errors import ContractError
-from packhouse.store import Gate, load_ref, open_store, open_version, publish_version, pull_version
+from packhouse.store import Gate, load_ref, open_store, open_version, publish_version
 from packhouse.store import publish as publication
 from packhouse.store.evolution import measure_drift
-from tests.store.versions import FACTS, pack_file, pack_table, write_file
+from tests.store.versions import FACTS, pack_table, write_file
 
 
 @pytest.fixture
@@ -75,12 +75,6 @@ def test_publishing_again_what_the_ref_once_held_is_no_break(store, tmp_path):
     assert (again.created, again.held_back, again.ref.version) == (False, (), "bbbb.g0")
 
 
-def test_a_ref_whose_version_is_gone_blocks_no_publication(store, tmp_path):
-    publish(store, tmp_path, "aaaa", pack_table())
-    store.delete("tiny/v/aaaa.g0/manifest.json")
-    assert publish(store, tmp_path, "bbbb", pack_table(9)).ref.version == "bbbb.g0"
-
-
 def test_labels_of_another_meaning_break_readers(store, tmp_path):
     shifted = pack_table().replace_schema_metadata({"packhouse.labels": "shifted"})
     publish(store, tmp_path, "aaaa", shifted)
@@ -133,24 +127,3 @@ def test_drift_is_measured_from_manifests_and_can_hold_the_ref_back(store, tmp_p
     again = publish(store, tmp_path, "bbbb", pack_table(9), facts=new)
     assert (again.created, again.ref.version) == (False, "bbbb.g0")
     assert measure_drift(done.manifest, done.manifest).lengths == 0
-
-
-def test_load_dataset_reads_a_pulled_version_by_its_card(store, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    files = [pack_file(tmp_path), write_file(tmp_path, pack_table(9), "e", split="eval")]
-    publish_version(store, "tiny", "aaaa", files, FACTS, "latest")
-    folder = pull_version(open_version(store, "tiny"), tmp_path / "copy")
-
-    from datasets import load_dataset
-
-    rows = load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))
-    assert {name: len(split) for name, split in rows.items()} == {"train": 2, "eval": 2}
-    assert rows["eval"][0]["input_ids"] == [9, 2, 3, 4, 5]
-    assert (folder / "README.md").read_text().startswith("---\nconfigs:")
-
-
-def test_a_better_card_does_not_make_another_version(store, tmp_path, monkeypatch):
-    first = publish(store, tmp_path, "aaaa", pack_table())
-    monkeypatch.setattr("packhouse.store.publish.dataset_card", lambda _: "# better\n")
-    again = publish(store, tmp_path, "aaaa", pack_table())
-    assert (again.created, again.manifest) == (False, first.manifest)

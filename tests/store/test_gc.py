@@ -4,8 +4,7 @@ import time
 import pytest
 
 from packhouse.store import gc, open_store, open_version, publish_version, verify_version
-from packhouse.store.gc import collect_garbage, find_garbage
-from packhouse.store.guard import require_guarded
+from packhouse.store.gc import collect_garbage, find_garbage, require_guarded
 from packhouse.store.layout import file_key
 from packhouse.store.local import LocalStore
 from packhouse.store.protocol import put_data, run
@@ -101,27 +100,6 @@ def test_committed_versions_are_never_garbage_and_strays_beside_them_are(store, 
     assert verify_version(open_version(store, "tiny")).is_intact
 
 
-def test_a_publisher_that_commits_between_look_and_collection_wins(store, tmp_path):
-    upload_only(store, tmp_path)
-    age(store, 2 * gc.DEFAULT_GRACE_S)
-    (garbage,) = find_garbage(store, "tiny")
-    publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
-
-    assert run(store, gc.collect_steps(garbage)) == 0
-    assert verify_version(open_version(store, "tiny")).is_intact
-
-
-def test_what_comes_late_behind_a_tombstone_is_collected_without_grace(store, tmp_path):
-    upload_only(store, tmp_path)
-    age(store, 2 * gc.DEFAULT_GRACE_S)
-    collect_garbage(store, "tiny", dry_run=False)
-    upload_only(store, tmp_path)
-
-    (garbage,) = find_garbage(store, "tiny")
-    assert garbage.reason == "collected"
-    assert collect_garbage(store, "tiny", dry_run=False).num_deleted == 1
-
-
 def test_temporary_files_of_killed_writers_are_removed(store, tmp_path):
     publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS)
     (store.root / ".packhouse" / "tmp" / "left").write_bytes(b"half")
@@ -134,16 +112,6 @@ def test_temporary_files_of_killed_writers_are_removed(store, tmp_path):
 def test_a_young_stray_is_left_alone(store, tmp_path):
     publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
     store.put_create("tiny/v/aaaa.g0/data/stray.parquet", b"other bytes")
-    assert find_garbage(store, "tiny") == []
-
-
-def test_what_arrives_between_look_and_tombstone_is_deleted_too(store, tmp_path):
-    upload_only(store, tmp_path)
-    age(store, 2 * gc.DEFAULT_GRACE_S)
-    (garbage,) = find_garbage(store, "tiny")
-    store.put_create("tiny/v/aaaa.g0/data/late.parquet", b"late")
-
-    assert run(store, gc.collect_steps(garbage)) == 2
     assert find_garbage(store, "tiny") == []
 
 

@@ -9,12 +9,12 @@ from click.testing import CliRunner
 
 from packhouse.api import prepare
 from packhouse.cli import cli
+from packhouse.cli.tokens import tokenizer_of
 from packhouse.errors import IntegrityError
 from packhouse.store import open_store, open_version, pull_version, verify_version
 from packhouse.store.layout import tokenizer_key
-from packhouse.store.tokenizers import fetch_tokenizer, keep_tokenizer
+from packhouse.store.publish import fetch_tokenizer, keep_tokenizer
 from packhouse.tokenize.loading import fingerprint_tokenizer, fingerprinted_bytes
-from packhouse.tokenize.of_version import tokenizer_of
 
 pytestmark = pytest.mark.usefixtures("own_tokenizers")  # other caches ask the store for them
 

@@ -63,12 +63,6 @@ def test_a_profile_names_endpoint_region_keys_and_style(bare, tmp_path):
     assert filesystem_options()["config_kwargs"]["s3"] == {"addressing_style": "virtual"}
 
 
-def test_a_profile_that_is_not_there(bare):
-    bare.setenv("AWS_PROFILE", "nowhere")
-    with pytest.raises(ConfigError, match="nowhere"):
-        make_client()
-
-
 @pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl to make a certificate with")
 def test_a_private_certificate_needs_its_ca_bundle(use, moto_environment, monkeypatch, tmp_path):
     root = use(moto_environment)

@@ -1,10 +1,7 @@
 """What a question to a version on S3 reads, counted at a proxy before a real server."""
 
-import io
-from collections import Counter
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from packhouse.api import Version, open_version, prepare
@@ -38,53 +35,6 @@ def made(server, use, tmp_path) -> Version:
         pack={"seq_len": 256},
         split={"eval_fraction": 0.0},
     )
-
-
-def test_a_question_reads_the_columns_that_it_needs_and_no_others(server, made, monkeypatch):
-    opened = made._opened
-    sizes, columns = Counter(), Counter()
-    for entry in opened.manifest.files:
-        sizes[entry.kind] += entry.size
-        if entry.key.endswith(".parquet"):
-            content = b"".join(opened.store.chunks(opened.key(entry)))
-            footer = pq.read_metadata(io.BytesIO(content))
-            for group in map(footer.row_group, range(footer.num_row_groups)):
-                for chunk in map(group.column, range(footer.num_columns)):
-                    name = chunk.path_in_schema.partition(".")[0]
-                    columns[entry.kind, name] += chunk.total_compressed_size
-    with FaultyProxy(server["AWS_ENDPOINT_URL"], lambda method, path: None) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-
-        def read(query: str) -> Counter[str]:
-            proxy.answered.clear()
-            open_version(made.uri).sql(query)
-            found = Counter[str]()
-            for path, num_bytes in proxy.answered.items():
-                of = [kind for kind in ("manifest", *sizes) if f"/{kind}" in path]
-                found[of[0] if of else "other"] += num_bytes
-            return found
-
-        def assert_read(found: Counter[str], kind: str, *names: str) -> None:
-            """The tail with the footer, the columns, and gaps of less than 16 KiB among them."""
-            asked = sum(columns[kind, name] for name in names)
-            assert asked <= found[kind] <= asked + 2**16 + 2**14 * (1 + len(names))
-            assert found[kind] < sizes[kind] * 2 / 3
-
-        found = read(COUNT)
-        assert set(found) == {"manifest", "records"}
-        assert_read(found, "records", "source", "num_tokens")
-        found = read("select avg(fill) from packs")
-        assert set(found) == {"manifest", "data"}
-        assert_read(found, "data", "seq_lengths")
-        found = read("select sum(pack), avg(num_trained) from records")
-        assert set(found) == {"manifest", "records"}
-        assert_read(found, "records", "pack", "num_trained")
-        found = read("select sum(len(input_ids)) from records")
-        assert set(found) == {"manifest", "data", "records"}
-        assert columns["data", "input_ids"] < found["data"]
-        assert found["data"] < sizes["data"] - columns["data", "labels"] / 2
-        found = read("select * from ledger")
-        assert set(found) == {"manifest"}
 
 
 @pytest.mark.parametrize("fault", ["drop_before", "busy_before", "truncate"])

@@ -8,9 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from packhouse.cli import cli
-from packhouse.errors import StoreError
-from packhouse.store import open_store, open_version, publish_version, set_ref
-from tests.store.versions import FACTS, pack_file, pack_table, write_file
+from packhouse.store import open_store, open_version, publish_version
+from tests.store.versions import FACTS, pack_file
 
 
 @pytest.fixture
@@ -50,20 +49,6 @@ def test_show_verify_and_pull(dataset, tmp_path):
     assert json.loads(call("verify", dataset, "--json"))["is_intact"] is True
     call("pull", dataset, tmp_path / "copy")
     assert (tmp_path / "copy" / "manifest.json").exists()
-
-
-def test_verify_ends_with_5_where_a_byte_is_wrong(dataset, tmp_path):
-    (path,) = (tmp_path / "store" / "tiny" / "v" / "bbbb.g0" / "data").iterdir()
-    data = bytearray(path.read_bytes())
-    data[100] ^= 1
-    path.write_bytes(data)
-    assert "DAMAGED" in call("verify", dataset, code=5)
-
-
-def test_diff_of_two_names(dataset):
-    found = json.loads(call("diff", f"{dataset}@aaaa.g0", "latest", "--json"))
-    assert found["records"]["num_changed_tokens"] == 1
-    assert "other text" in call("diff", f"{dataset}@aaaa.g0", "latest")
 
 
 def test_refs_are_set_listed_and_rolled_back(dataset):
@@ -114,27 +99,6 @@ def test_places_that_are_refused(place, message):
     assert done.exit_code in (2, 5)
     assert message in done.output
     assert "secret" not in done.output
-
-
-@pytest.mark.parametrize(
-    ("root", "message"),
-    [
-        ("/etc/passwd", "'/etc/passwd' is a file, where a folder is needed"),
-        ("/dev/null/x", "'/dev/null' is no folder"),
-        ("/proc/x", "store /proc/x: "),
-    ],
-)
-def test_a_store_that_is_no_folder_is_named_with_what_is_there(root, message):
-    assert message in call("doctor", "storage", root, code=5)
-    with pytest.raises(StoreError, match=message):
-        open_store(root).put_create("tiny/refs/latest.json", b"1")
-
-
-def test_a_file_in_place_of_the_dataset_is_named(tmp_path):
-    (tmp_path / "tiny").write_text("mine")
-    with pytest.raises(StoreError, match=f"'{tmp_path}/tiny' is a file, where a folder is needed"):
-        open_store(str(tmp_path)).put_create("tiny/refs/latest.json", b"1")
-    assert (tmp_path / "tiny").read_text() == "mine"
 
 
 def test_pull_to_a_place_that_is_no_folder(dataset):
@@ -198,25 +162,6 @@ def test_a_damaged_ref_is_replaced_by_force_only(dataset, damaged_ref):
     call("ref", "rollback", dataset, "latest")
 
 
-def test_force_keeps_the_past_of_a_ref_that_was_mended_meanwhile(dataset, damaged_ref, tmp_path):
-    store = open_store(str(tmp_path / "store"))
-    reads = []
-    plain = store.get
-
-    def mended_after_four_reads(key):
-        if key.endswith("latest.json"):
-            reads.append(key)
-            if len(reads) == 5:
-                set_ref(
-                    open_store(str(tmp_path / "store")), "tiny", "latest", "aaaa.g0", force=True
-                )
-        return plain(key)
-
-    store.get = mended_after_four_reads
-    moved = set_ref(store, "tiny", "latest", "bbbb.g0", force=True)
-    assert (moved.seq, moved.parent) == (2, "aaaa.g0")
-
-
 def test_what_is_not_found_is_said_with_a_command_that_works(dataset, tmp_path):
     root = dataset.rpartition("/")[0]
     for place, problem, remedy in (
@@ -238,21 +183,6 @@ def test_what_is_not_found_is_said_with_a_command_that_works(dataset, tmp_path):
 def test_ls_of_a_store_that_is_not_there_fails_and_of_an_empty_one_does_not(tmp_path):
     assert f"no store and no dataset at '{tmp_path}/nope'" in call("ls", tmp_path / "nope", code=5)
     assert json.loads(call("ls", tmp_path, "--json")) == []
-
-
-def test_inspect_shows_the_first_split_where_there_is_no_train(tmp_path):
-    store = open_store(str(tmp_path / "store"))
-    file = write_file(tmp_path, pack_table(), "eval-1", "eval")
-    publish_version(store, "tiny", "aaaa", [file], FACTS, "latest")
-    shown = call("inspect", tmp_path / "store" / "tiny", "--cache", tmp_path / "cache")
-    assert "eval pack 0" in shown
-
-
-def test_folders_of_others_beside_the_datasets_are_passed_over(dataset, tmp_path):
-    for name in ("Their Models", "+plus", ".hidden"):
-        (tmp_path / "store" / name / "v").mkdir(parents=True)
-    (row,) = json.loads(call("ls", tmp_path / "store", "--json"))
-    assert row["dataset"] == "tiny"
 
 
 def test_a_full_disk_under_a_pull_is_named_and_not_the_store(dataset, tmp_path):

@@ -16,14 +16,13 @@ from packhouse.errors import (
     TransientError,
 )
 from packhouse.store import (
-    open_filesystem,
     open_store,
     open_version,
     publish_version,
     pull_version,
     verify_version,
 )
-from packhouse.store.guard import require_guarded
+from packhouse.store.gc import require_guarded
 from packhouse.store.objects import (
     ObjectNotFoundError,
     PreconditionFailedError,
@@ -106,11 +105,6 @@ def test_listing(any_store):
     assert list(any_store.list("nothing/")) == []
 
 
-def test_its_clock_is_about_right(any_store):
-    before = time.time()
-    assert before - 60 < any_store.clock() < time.time() + 60
-
-
 def test_examination_passes_what_can_guard(any_store):
     checks = examine(any_store, num_races=3, num_racers=4)
     assert [c for c in checks if c.status == "fail"] == []
@@ -127,16 +121,6 @@ def test_publish_open_verify_pull(any_store, root, tmp_path):
     (entry,) = opened.files()
     dest = pull_version(opened, tmp_path / "copy")
     assert (dest / entry.path).read_bytes() == (tmp_path / "train-1.parquet").read_bytes()
-
-
-def test_a_published_file_is_read_in_place_through_fsspec(any_store, root, tmp_path):
-    import pyarrow.parquet as pq
-
-    publish_version(any_store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
-    opened = open_version(root, "tiny")
-    filesystem, path = open_filesystem(opened.uri(opened.files()[0]))
-    with filesystem.open(path, "rb") as file:
-        assert pq.read_table(file)["record_ids"].to_pylist() == [["a", "b"], ["c"]]
 
 
 @pytest.mark.parametrize("key", ["", "/a", "a/", "a//b", "../a", "a/../b", "a\\b", "a\0b"])

@@ -28,7 +28,7 @@ from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.render import Rendered, make_renderer
 from packhouse.tokenize import load_snapshot
-from packhouse.tokenize.pipeline import TokenizerSnapshot
+from packhouse.tokenize.encoders import TokenizerSnapshot
 from tests.conftest import find_shared
 from tests.templates.toys import make_table
 
@@ -623,7 +623,7 @@ def _row(label: str, of: Family) -> list[str]:
             )
             made = outcome(of, "think2", thought_end=THOUGHT_END)
         else:
-            notes.append("rows with reasoning need `reasoning: strip`")
+            notes.append("reasoning needs `reasoning: strip`")
             made = outcome(of, "chat2")
     sampled = made.records[-1][-1].completion
     for text, name in (("One further.", "THOUGHT"), ("It is 3.", "ANSWER")):
@@ -651,7 +651,7 @@ def has_no_text_with_calls(of: Family) -> bool:
 
 def _splits(of: Family, thoughts: Outcome) -> str:
     """Where records start, with `joined` and with `exact`."""
-    split = "at a question after a thought" if len(thoughts.records) > 1 else "never"
+    split = "after a thought" if len(thoughts.records) > 1 else "never"
     if thoughts.reason or outcome(of, "chat2").reason:
         return split
     if len(outcome(of, "mixed").records) > 1:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from packhouse.recipe import FormatConfig
-from packhouse.records.thinking import without_thinking
+from packhouse.records.conversations import without_thinking
 from packhouse.render import make_renderer
 from packhouse.render.chat_messages import MessageForm, chat_messages, with_call_ids
 from tests.templates.toys import make_table, pieces, snapshot_of

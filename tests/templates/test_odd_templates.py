@@ -56,6 +56,28 @@ BUDGET = (  # as Seed-OSS: a number, of which 0 is False
     "{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<|user|>assistant: "
     "{% if thinking_budget == 0 %}<think></think>{% endif %}{% endif %}"
 )
+CONTROLS = (  # as Granite 3.3: an argument that only prompts write, and a name that branches set
+    "{% if messages[0].role == 'system' %}{% set rest = messages[1:] %}{% else %}"
+    "{% set rest = messages %}{% endif %}"
+    "{% for m in rest %}<|user|>{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<|user|>assistant"
+    "{% if controls %} {{ controls | tojson }}{% endif %}: {% endif %}"
+)
+
+
+def test_an_argument_that_only_prompts_write_is_not_a_thinking_switch():
+    out = render_chat(CONTROLS, [[("user", "Two?"), ("assistant", "2.")]], added_tokens=TOKENS)
+
+    assert pieces(out.formatted) == [["2.</s>"]]
+    snapshot = make_snapshot(chat_template=CONTROLS, added_tokens=TOKENS)
+    assert PlainTemplate(FormatConfig(), snapshot).switch is None
+
+
+def test_advice_names_arguments_and_not_names_that_the_template_sets():
+    thought = {"role": "assistant", "content": "2.", "reasoning": "Hm."}
+
+    with pytest.raises(TemplateError, match=r"turns thinking on \(controls\), set"):
+        render_chat(CONTROLS, [[("user", "Two?"), thought]], added_tokens=TOKENS)
 
 
 def test_a_number_is_no_thinking_switch():

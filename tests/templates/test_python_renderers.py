@@ -412,7 +412,7 @@ class Compared:
 
 @pytest.mark.slow
 def test_harmony_writes_real_rows_as_its_library_does(gptoss, vocabulary, shared):
-    from packhouse.addons.renderers.harmony import Harmony
+    from packhouse.addons.renderers import Harmony
 
     gpt_oss = vocabulary / "tokenizer"
     harmony = Harmony(gpt_oss)
@@ -485,7 +485,7 @@ def test_a_folder_with_tekken_names_the_renderer_for_it(tekken):
 
 @pytest.mark.slow
 def test_mistral_writes_real_rows_with_the_ids_of_its_library(tekken, shared):
-    from packhouse.addons.renderers.mistral import _KEYS, Mistral
+    from packhouse.addons.renderers import _KEYS, Mistral
 
     mistral = Mistral(tekken)
 

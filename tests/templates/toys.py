@@ -12,7 +12,7 @@ from packhouse.recipe import FormatConfig
 from packhouse.records.tables import VALIDATED
 from packhouse.render import Rendered, Renderer, make_renderer
 from packhouse.render.sandbox import ChatTemplate
-from packhouse.tokenize.pipeline import TokenizerSnapshot
+from packhouse.tokenize.encoders import TokenizerSnapshot
 
 
 def make_table(

@@ -3,7 +3,7 @@
 import numpy as np
 
 from packhouse.tokenize import TokenizerSnapshot
-from packhouse.tokenize.pipeline import read_pipeline
+from packhouse.tokenize.encoders import read_pipeline
 
 
 def control_ids(snapshot: TokenizerSnapshot) -> set[int]:

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from packhouse.recipe import TokenizeConfig
 from packhouse.tokenize import tokenize_table
-from packhouse.tokenize.pipeline import read_pipeline
+from packhouse.tokenize.encoders import read_pipeline
 from tests.tokenization.controls import control_ids
 
 TEXT = TokenizeConfig(encoder="hf", control_text="text")
@@ -101,42 +101,6 @@ def test_offsets_come_out_in_bytes_of_the_original_text(trained, make_formatted)
     pipeline = read_pipeline(trained.backend)
     answer = [pipeline.token_bytes[i].as_py() for i in row["input_ids"]][span["start"] :]
     assert b"".join(answer) == "\u4f60 the<|end|>".encode()
-
-
-def test_white_space_runs_and_short_words_are_no_control_text(byte_level, make_formatted):
-    tokenizer = Tokenizer.from_str(byte_level.backend)
-    tokenizer.add_tokens(["    ", "\u00f5"])
-    snapshot = type(byte_level)(
-        **{
-            **{name: getattr(byte_level, name) for name in type(byte_level).__slots__},
-            "backend": tokenizer.to_str(),
-        }
-    )
-    table = make_formatted([chat("if x:\n    y\u00f5", "the<|end|>")])
-
-    done = tokenize_table(table, snapshot, TEXT)
-
-    (row,) = done.tokenized.to_pylist()
-    assert done.notes == {"control_text": 1, "control_text_rows": 1}
-    run, word = tokenizer.token_to_id("    "), tokenizer.token_to_id("\u00f5")
-    assert {run, word} <= set(row["input_ids"])
-    assert control_sequence(snapshot, row) == [0, 1, 0, 1]
-    assert not {run, word} & control_ids(snapshot)
-
-
-def test_gaps_in_the_vocabulary_do_no_harm(byte_level, make_formatted):
-    alphabet = {character: 3 * index for index, character in enumerate("abcdehnt</>|s")}
-    tokenizer = Tokenizer(models.BPE(alphabet, []))
-    tokenizer.add_special_tokens(["<s>", "</s>"])
-    snapshot = snapshot_like(byte_level, tokenizer)
-    parts = [("<s>", "template"), ("a</s>b<s>", "answer"), ("</s>", "end")]
-
-    (row,) = tokenize_table(make_formatted([parts]), snapshot, TEXT).tokenized.to_pylist()
-
-    start, end = tokenizer.token_to_id("<s>"), tokenizer.token_to_id("</s>")
-    inner = [alphabet[character] for character in "a</s>b<s>"]
-    assert row["input_ids"] == [start, *inner, end]
-    assert row["trained_ranges"] == [{"start": 1, "end": 11}]
 
 
 def unigram_snapshot(byte_level):

@@ -2,17 +2,14 @@
 
 import unicodedata
 
-import numpy as np
 import pyarrow as pa
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from packhouse.errors import TokenizerError
 from packhouse.recipe import TokenizeConfig
 from packhouse.tokenize import gate, tokenize_table
-from packhouse.tokenize.encoders import EncoderError, GigatokenEncoder, HFEncoder
+from packhouse.tokenize.encoders import EncoderError, GigatokenEncoder, HFEncoder, read_pipeline
 from packhouse.tokenize.gate import adversarial_texts, sample_texts
-from packhouse.tokenize.pipeline import read_pipeline
 
 FAST = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"]
 
@@ -172,18 +169,6 @@ def test_wordpiece_falls_back_and_says_why(real_snapshots, alpaca_formatted):
     assert done.encoder["gate"] == "failed: a WordPiece tokenizer does not keep its text"
 
 
-def test_what_gigatoken_cannot_read_falls_back_and_says_why(make_formatted, byte_level):
-    tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), ("\u2581", -1.0), ("a", -2.0)], unk_id=0))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    fields = {name: getattr(byte_level, name) for name in type(byte_level).__slots__}
-    snapshot = type(byte_level)(**{**fields, "backend": tokenizer.to_str(), "added_tokens": {}})
-
-    table = make_formatted([[("a " * 20_000, "content"), ("a" * 100_000, "answer")]])
-    done = tokenize_table(table, snapshot, TokenizeConfig())
-
-    assert "cannot read this tokenizer: Unsupported model type" in done.encoder["gate"]
-
-
 def test_little_text_goes_to_hf_at_once(byte_level, table, monkeypatch):
     monkeypatch.undo()
     done = tokenize_table(table, byte_level, TokenizeConfig())
@@ -213,17 +198,6 @@ def test_the_verdict_on_the_fixed_corpus_is_kept_and_checked(
     assert len(calls) == 2
 
 
-def test_the_corpus_is_large_enough_and_small_enough(trained):
-    texts = adversarial_texts(read_pipeline(trained.backend))
-
-    assert texts == adversarial_texts(read_pipeline(trained.backend))
-    assert 100 < len(texts) < 2000
-    assert 150_000 < sum(len(text.encode()) for text in texts) < 700_000
-    joined = "".join(texts)
-    for trap in ("\u200d", "e\u0301", "\r\n", "<|end|>", "<0x0A>", "\u2581", "\U00020000", "\x00"):
-        assert trap in joined
-
-
 def test_the_sample_is_small_spread_and_looks_at_foreign_rows():
     texts = ["ascii " * 20] * 5000
     texts[4321] = "caf\u00e9"
@@ -236,17 +210,3 @@ def test_the_sample_is_small_spread_and_looks_at_foreign_rows():
     assert sum(map(len, sample)) < 120_000
     assert sample == sample_texts(pa.chunked_array([texts[:7], texts[7:]]))
     assert sample_texts(pa.chunked_array([], pa.string())) == []
-
-
-def test_gigatoken_takes_rows_of_very_different_length(real_snapshots):
-    snapshot = real_snapshots("mistral-7b-instruct-v0.3")
-    texts = pa.array(["", "a", "b" * 5_000_000, "", "c" * 300, *["d e"] * 3000, ""])[1:]
-
-    ids, offsets = GigatokenEncoder.load(snapshot.backend).encode(texts)
-
-    assert offsets.shape == (len(texts) + 1,)
-    few = pa.concat_arrays([texts[:1], texts[2:]])
-    expected_ids, expected_offsets = HFEncoder.load(snapshot.backend).encode(few)
-    kept = np.r_[ids[: offsets[1]], ids[offsets[2] :]]
-    assert kept.tolist() == expected_ids.tolist()
-    assert np.diff(offsets)[2:].tolist() == np.diff(expected_offsets)[1:].tolist()

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, models
 
 from packhouse.errors import TokenizerError
 from packhouse.tokenize import fingerprint_tokenizer, load_snapshot, loading
@@ -147,17 +147,6 @@ def _tekken() -> Path:
     return Path(common.__path__[0]) / "data" / "tekken_240911.json"
 
 
-def test_tekken_alone_is_a_vocabulary(tmp_path):
-    shutil.copy(_tekken(), tmp_path / "tekken.json")
-    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 2}')
-
-    snapshot = load_snapshot(tmp_path)
-
-    assert snapshot.vocab_size == 131_072
-    assert snapshot.stop_tokens == {"</s>": "generation_config.json"}
-
-
 def test_tekken_has_the_ids_of_mistral_common_and_its_control_tokens(tmp_path):
     tekken = pytest.importorskip("mistral_common.tokens.tokenizers.tekken")
     shutil.copy(_tekken(), tmp_path / "tekken.json")
@@ -173,13 +162,6 @@ def test_tekken_has_the_ids_of_mistral_common_and_its_control_tokens(tmp_path):
     assert snapshot.added_tokens["[INST]"] == own.get_special_token("[INST]")
     assert snapshot.chat_template is None
     assert snapshot.stop_tokens == {"</s>": "tokenizer"}
-
-
-def test_tokenizer_json_goes_before_tekken(folder):
-    shutil.copy(_tekken(), folder / "tekken.json")
-    (folder / "config.json").write_text('{"model_type": "mistral"}')
-
-    assert load_snapshot(folder).vocab_size == 9
 
 
 @pytest.mark.parametrize("place", ["{folder}", "../elsewhere", "{outside}"])
@@ -320,19 +302,3 @@ def test_a_damaged_kept_file_is_built_again(folder, tmp_path, damage, monkeypatc
 
     assert load_snapshot(folder, tmp_path) == snapshot
     assert file.read_bytes() == good
-
-
-def test_a_byte_level_snapshot_from_a_folder_encodes(folder, make_formatted):
-    from packhouse.recipe import TokenizeConfig
-    from packhouse.tokenize import tokenize_table
-
-    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-
-    table = make_formatted([[("a", "template"), ("abb", "answer")]])
-    done = tokenize_table(table, load_snapshot(folder), TokenizeConfig(encoder="hf"))
-
-    assert done.tokenized["input_ids"].to_pylist() == [[0, 2, 1]]
-    assert done.tokenized["trained_ranges"].to_pylist() == [[{"start": 1, "end": 3}]]

@@ -1,8 +1,6 @@
 """Tokenizers by name, from a stand-in of the Hub."""
 
-import argparse
 import json
-import shlex
 from pathlib import Path
 
 import pytest
@@ -44,15 +42,6 @@ def test_a_name_is_the_same_tokenizer_as_its_folder(hub, tmp_path):
     assert not (tokenizer_folder(pinned) / "model.safetensors").exists()
 
 
-def test_files_that_say_where_generation_stops_are_downloaded(hub):
-    added = {"generation_config.json": b'{"eos_token_id": 0}', "tekken.json": b"{}"}
-    hub.repos["acme/stops"] = {"main": hub.repos[NAME]["main"] | added}
-
-    folder = tokenizer_folder(pin_tokenizer("acme/stops"))
-
-    assert {name: (folder / name).read_bytes() for name in added} == added
-
-
 def test_a_name_in_the_cache_needs_no_network(hub, monkeypatch):
     pinned = pin_tokenizer(NAME)
     num_requests = len(hub.requests)
@@ -69,27 +58,6 @@ def test_without_network_the_message_says_what_helps(hub, monkeypatch):
         pin_tokenizer(NAME)
 
 
-def test_without_network_a_commit_is_asked_for_once(hub, monkeypatch):
-    hub.status = 503  # which the client's list of a commit's files asks for again and again
-    with pytest.raises(TokenizerError, match="does not answer"):
-        pin_tokenizer(f"{NAME}@{'0' * 40}")
-    assert len(hub.requests) == 1
-
-
-def test_the_command_in_the_message_is_one(hub, monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(TokenizerError) as refused:
-        pin_tokenizer(f"{NAME}@v1")
-    words = shlex.split(str(refused.value).split("`")[1])
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    parser.add_argument("what", nargs="+")
-    parser.add_argument("--exclude", action="append")
-    parser.add_argument("--revision")
-    asked = parser.parse_args(words)
-    assert asked.what == ["hf", "download", NAME]  # another word would be the name of a file
-    assert (asked.revision, len(asked.exclude)) == ("v1", 2)
-
-
 def test_names_that_the_hub_cannot_have_are_refused(hub):
     for name in ("a--b/c", "a/b.", f"a/{'b' * 200}"):
         with pytest.raises(TokenizerError, match="no names like this"):
@@ -97,13 +65,6 @@ def test_names_that_the_hub_cannot_have_are_refused(hub):
     for name in ("a..b/c", "a/b@x/../../y", "a/b@../c", "../a/b", "a/b@--help"):
         assert pin_tokenizer(name) == name  # a folder, which is not there
     assert hub.requests == []
-
-
-def test_a_cache_that_holds_only_other_files_is_asked_for_no_tokenizer(hub):
-    from huggingface_hub import hf_hub_download
-
-    hf_hub_download(NAME, "README.md", endpoint=hub.endpoint)
-    assert fingerprint_tokenizer(pin_tokenizer(NAME)) == fingerprint_tokenizer(DEMO)
 
 
 def test_unknown_private_and_gated_names_say_what_to_do(hub, monkeypatch):

@@ -3,7 +3,6 @@
 import json
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -11,17 +10,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 
 import packhouse
-from packhouse.addons.golden.pinning import pin
+from packhouse.addons.golden import pin
 from packhouse.recipe import TokenizeConfig
 from packhouse.recipe.reading import load_recipe
-from packhouse.records.tables import FORMATTED
 from packhouse.tokenize import gate, tokenize_table
-from packhouse.tokenize.pipeline import read_pipeline
-from packhouse.tokenize.split_prompts import cuts_prompts
+from packhouse.tokenize.tokenizing import cuts_prompts
 from tests.tokenization.conftest import snapshot_of, train_metaspace
 
 HF = TokenizeConfig(encoder="hf")
-ALLOW = TokenizeConfig(encoder="hf", control_text="allow")
 
 
 def encode(snapshot, text):
@@ -150,29 +146,6 @@ def test_each_prompt_of_a_conversation_is_cut_only_where_a_token_crosses(
     assert done.notes == {"split_prompts": 4}
 
 
-def test_spans_that_touch_are_one_completion(byte_level, make_formatted):
-    (row,) = make_formatted([[("a", "template"), (" the cat", "answer")]]).to_pylist()
-    row["trained_spans"] = [{"start": 1, "end": 3}, {"start": 3, "end": 9}]  # inside " the"
-    row["span_weights"] = [1.0, 0.5]
-    table = pa.Table.from_pylist([row], schema=FORMATTED)
-
-    done = split(table, byte_level)
-
-    assert done.tokenized["input_ids"].to_pylist() == [encode(byte_level, "a the cat")]
-    assert done.notes == {"straddles_start": 1, "straddles_end": 1}
-
-
-def test_a_second_prompt_that_ends_with_the_text_of_a_user_is_cut_off(byte_level, make_formatted):
-    parts = [("a", "template"), (" the", "answer"), ("<|end|>", "template")]
-    parts += [("the ", "content"), ("the cat", "answer")]
-
-    done = split(make_formatted([parts]), byte_level)
-
-    expected = encode(byte_level, "a the<|end|>the ") + encode(byte_level, "the cat")
-    assert done.tokenized["input_ids"].to_pylist() == [expected]
-    assert done.notes == {"split_prompts": 1}
-
-
 def test_a_text_within_an_answer_that_is_not_trained_is_no_prompt(byte_level, make_formatted):
     parts = [("a", "template"), (" the", "answer"), (" ", "content"), ("the cat", "answer")]
 
@@ -180,41 +153,6 @@ def test_a_text_within_an_answer_that_is_not_trained_is_no_prompt(byte_level, ma
 
     assert done.tokenized["input_ids"].to_pylist() == [encode(byte_level, "a the the cat")]
     assert "split_prompts" not in done.notes
-
-
-def test_forged_control_text_stays_text_on_both_sides_of_a_cut(any_snapshot, make_formatted):
-    is_byte_level = read_pipeline(any_snapshot.backend).unk_id is None
-    prompt, answer = (" ", "the cat") if is_byte_level else (" the", " cat")
-    parts = [
-        ("<|start|>", "template"),
-        ("a <|end|>" + prompt, "content"),
-        (answer + "<|start|> cat", "answer"),
-        ("<|end|>", "end"),
-    ]
-    table = make_formatted([parts])
-
-    done = split(table, any_snapshot)
-
-    (row,) = done.tokenized.to_pylist()
-    start, end = (any_snapshot.added_tokens[text] for text in ("<|start|>", "<|end|>"))
-    assert [index for index in row["input_ids"] if index in (start, end)] == [start, end]
-    (span,) = row["trained_ranges"]
-    (prompt_row,) = make_formatted([parts[:2]]).to_pylist()
-    prompt_row["trained_spans"] = prompt_row["content_spans"]
-    alone = tokenize_table(pa.Table.from_pylist([prompt_row], schema=FORMATTED), any_snapshot, HF)
-    assert [row["input_ids"][: span["start"]]] == alone.tokenized["input_ids"].to_pylist()
-    assert done.notes["split_prompts"] == 1
-    assert done.notes["control_text"] == 2
-
-
-def test_allowed_control_text_is_a_control_token_in_each_piece(byte_level, make_formatted):
-    parts = [("<|start|>a ", "template"), ("the<|start|> cat", "answer"), ("<|end|>", "end")]
-
-    done = split(make_formatted([parts]), byte_level, ALLOW)
-
-    pieces = "<|start|>a ", "the<|start|> cat<|end|>"
-    expected = [index for piece in pieces for index in encode(byte_level, piece)]
-    assert done.tokenized["input_ids"].to_pylist() == [expected]
 
 
 @pytest.mark.parametrize("prompt", ["a  ", "<|start|>  ", "<|start|>a\n  "])
@@ -230,35 +168,6 @@ def test_white_space_that_only_a_prompt_joins_is_cut_off(prompt, byte_level, mak
     assert whole.tokenized["input_ids"].to_pylist() != [expected]
     assert "straddles_start" not in whole.notes
     assert done.notes == {"split_prompts": 1}
-
-
-def test_a_record_without_a_prompt_is_not_cut(byte_level, make_formatted):
-    tokenizer = Tokenizer.from_str(byte_level.backend)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    snapshot = snapshot_of(tokenizer)
-    table = make_formatted([[("n", "answer"), ("  ", "template")], [("the", "answer")]])
-
-    done = split(table, snapshot)
-
-    expected = [encode(snapshot, text) for text in table["text"].to_pylist()]
-    assert done.tokenized["input_ids"].to_pylist() == expected
-    assert done.notes.get("split_prompts") is None
-
-
-def test_white_space_that_reads_alike_costs_no_cut(real_snapshots, make_formatted):
-    snapshot = real_snapshots("qwen3")  # whose pattern keeps line breaks together
-    table = make_formatted([[("<think>\n\n</think>\n\n", "template"), ("Yes", "answer")]])
-
-    assert split(table, snapshot).notes == {}
-
-
-def test_rows_that_are_cut_still_decode_to_their_text(any_snapshot, make_formatted):
-    table = make_formatted([[("a th", "template"), ("e cat", "answer")]])
-
-    notes = split(table, any_snapshot).notes
-
-    assert notes["split_prompts"] == 1
-    assert "inexact_round_trip" not in notes
 
 
 def test_the_fast_encoder_gives_the_same_records(byte_level, make_formatted, tmp_path, monkeypatch):
@@ -347,14 +256,13 @@ def test_chat_templates_are_prompted_at_inference_and_others_are_not(overrides, 
     assert cuts_prompts(recipe_of(tmp_path, tmp_path, *overrides)) == cuts
 
 
-@pytest.mark.parametrize("over_length", ["drop", "window"])
-def test_a_version_of_a_template_that_ends_inside_a_token(over_length, byte_level, tmp_path):
+def test_a_version_of_a_template_that_ends_inside_a_token(byte_level, tmp_path):
     folder = tmp_path / "tokenizer"
     folder.mkdir()
     Tokenizer.from_str(byte_level.backend).save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    pack = {"seq_len": 64, "over_length": over_length}
+    pack = {"seq_len": 64, "over_length": "window"}
     recipe = recipe_of(tmp_path, folder, pack=pack, split={"eval_fraction": 0.0})
 
     version = packhouse.prepare(recipe, cache=tmp_path / "cache", progress=False)

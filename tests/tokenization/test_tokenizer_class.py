@@ -8,11 +8,10 @@ import pytest
 from tokenizers import Tokenizer
 
 import packhouse
-from packhouse.errors import ConfigError, TokenizerError
-from packhouse.recipe import TokenizeConfig
+from packhouse.errors import TokenizerError
 from packhouse.recipe.reading import load_recipe
 from packhouse.run.steps.plan import plan_jobs
-from packhouse.tokenize import gate, load_snapshot, tokenize_table
+from packhouse.tokenize import load_snapshot
 from packhouse.tokenize.loading import find_snapshot
 from tests.tokenization.conftest import train_byte_level
 
@@ -142,33 +141,6 @@ def test_the_setting_of_the_message_works_literally(toy, tmp_path):
     assert joined[0] not in other_ids
 
 
-def test_a_version_is_shown_with_its_own_pipeline(toy, tmp_path):
-    from packhouse.store import open_version
-    from packhouse.tokenize.of_version import tokenizer_of
-
-    version, _ = prepared(tmp_path, toy, "tokenize.pipeline=file")
-    opened = open_version(str(tmp_path / "store"), "toy", version.id)
-
-    load = tokenizer_of(opened, tmp_path / "elsewhere")  # no cache knows it there
-
-    assert load().pipeline == "file"
-    report = packhouse.audit(version, toy, cache=tmp_path / "cache", progress=False)
-    assert report.counts["records"] > 0
-
-
-def test_rows_that_are_tokenized_are_audited_with_the_pipeline_that_is_named(toy, tmp_path):
-    rows = [{"input_ids": [5, 6, 7], "labels": [5, 6, 7]}]
-    options = {"cache": tmp_path / "cache", "progress": False}
-    with pytest.raises(TokenizerError, match="loads as GPT2Tokenizer"):
-        packhouse.audit(rows, toy, **options)
-
-    chosen = packhouse.audit(rows, toy, overrides=["tokenize.pipeline=file"], **options)
-
-    assert chosen.counts["records"] == 1
-    with pytest.raises(ConfigError, match=r"pack.seq_len= is for raw rows"):
-        packhouse.audit(rows, toy, overrides=["pack.seq_len=64"], **options)
-
-
 @pytest.mark.parametrize("row_format", ["alpaca", "tokenized"])
 def test_the_pipeline_is_in_the_key_of_every_step_that_reads_the_tokenizer(
     row_format, toy, tmp_path
@@ -193,18 +165,3 @@ def test_the_pipeline_is_in_the_key_of_every_step_that_reads_the_tokenizer(
         (by_file,), (by_class,) = (getattr(plan, name) for plan in plans)
         is_same = name == "validate" and row_format == "alpaca"  # it reads no tokenizer
         assert (by_file.ref == by_class.ref) == is_same, name
-
-
-def test_verdicts_on_the_fast_encoder_are_of_one_pipeline(
-    toy, tmp_path, make_formatted, monkeypatch
-):
-    monkeypatch.setattr(gate, "FEW_BYTES", -1)
-    table = make_formatted([[("a", "template"), (NFD, "answer")]])
-
-    for each in ("class", "file"):
-        snapshot = load_snapshot(toy, tmp_path, each)
-        done = tokenize_table(table, snapshot, TokenizeConfig(), cache=tmp_path)
-        ids = Tokenizer.from_str(snapshot.backend).encode("a" + NFD).ids
-        assert done.tokenized["input_ids"].to_pylist() == [ids]
-
-    assert len(list(tmp_path.glob("gate-*.json"))) == 2

@@ -1,7 +1,7 @@
 import pyarrow as pa
 import pytest
 
-from packhouse.addons.ask.compare import diff_versions
+from packhouse.addons.ask.diff import diff_versions
 from packhouse.addons.ask.query import read
 from packhouse.store import open_store, open_version, publish_version
 from tests.store.versions import FACTS, INT32S, pack_file, pack_table, write_file
@@ -39,21 +39,6 @@ def test_records_are_compared_by_id_wherever_packing_put_them(store, tmp_path):
         "changed_masks": ["a"],
     }
     assert (found.records.num_same, found.records.num_moved) == (0, 0)
-
-
-def test_a_changed_line_of_the_ledger_is_named_by_its_step(store, tmp_path):
-    def facts(bad):
-        lines = [
-            {"step": "validate", "rows_in": 9, "rows_out": 8, "quarantined": bad},
-            {"step": "format", "rows_in": 8, "rows_out": 8, "quarantined": {}},
-        ]
-        return FACTS | {"counts": {"ledger": lines}}
-
-    publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], facts({"json": 1}), "prod")
-    more = facts({"json": 1, "type": 2})
-    publish_version(store, "tiny", "bbbb", [pack_file(tmp_path)], more, "latest")
-    found = diff_versions(open_version(store, "tiny", "prod"), open_version(store, "tiny"))
-    assert found.counts == {"ledger.validate.quarantined.type": [None, 2]}
 
 
 def test_a_record_that_changes_sides_is_told(store, tmp_path):

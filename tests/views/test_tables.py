@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import packhouse
-from packhouse.addons.ask.compare import diff_versions
-from packhouse.addons.ask.files import TABLES, FileTable, VersionFiles
+from packhouse.addons.ask.diff import diff_versions
+from packhouse.addons.ask.files import VersionFiles
 from packhouse.addons.ask.query import find_records, open_views
 from packhouse.errors import ContractError
 from packhouse.recipe import Recipe
@@ -16,10 +16,6 @@ from packhouse.store import open_store, open_version, publish_version
 from packhouse.store.manifest import Manifest
 from tests.report.conftest import TOKENIZER
 from tests.store.versions import FACTS, pack_table, write_file
-
-MANIFEST = Manifest(
-    dataset="tiny", vid="0000", generation=0, files=(), configuration={"pack": {"seq_len": 8}}
-)
 
 
 def prepared(folder, rows, row_format="auto", **settings):
@@ -34,28 +30,6 @@ def prepared(folder, rows, row_format="auto", **settings):
     }
     recipe = Recipe.model_validate(recipe | settings)
     return packhouse.prepare(recipe, cache=folder / "cache", progress=False)
-
-
-def test_parts_are_the_view_whatever_the_batches(tmp_path):
-    """Files of 2 and 1 row groups: packs are numbered through their split, and none is lost."""
-    paths = [tmp_path / name for name in ("0.parquet", "1.parquet")]
-    pq.write_table(pack_table(), paths[0], row_group_size=1)
-    pq.write_table(pack_table(9), paths[1])
-    files = VersionFiles(files={"data": [(path, "train") for path in paths]}, manifest=MANIFEST)
-    parts = FileTable(name="packs", files=files, columns=[*TABLES["packs"]]).batches()
-    with open_views(files) as views:
-        rows = views.rows("SELECT * EXCLUDE (text) FROM whole.packs").to_pylist()
-        again = "SELECT count(*) AS n FROM packs a JOIN packs b USING (pack)"
-        assert views.rows(again).to_pylist() == [{"n": 4}]  # each scan reads the files anew
-
-    assert [part.num_rows for part in parts] == [1, 1, 2]
-    assert [row["pack"] for row in rows] == [0, 1, 2, 3]
-    assert rows[2] == {
-        **{"split": "train", "pack": 2, "num_records": 2, "num_tokens": 5, "num_trained": 2},
-        **{"total_weight": 2.0, "label": None, "fill": 0.625, "num_padding": 3},
-        **{"input_ids": [9, 2, 3, 4, 5], "trained": [False, True, False, False, True]},
-        **{"loss_weights": [0, 1, 0, 0, 1], "record_ids": ["a", "b"], "seq_lengths": [3, 2]},
-    }
 
 
 def test_checked_packs_keep_to_the_contract_and_others_are_read_as_far_as_asked(tmp_path):
@@ -75,24 +49,14 @@ def test_checked_packs_keep_to_the_contract_and_others_are_read_as_far_as_asked(
         views.rows(query)
 
 
-def test_a_version_without_a_kind_of_file_has_the_view_all_the_same():
-    with open_views(VersionFiles(files={}, manifest=MANIFEST)) as views:
-        for view in ("records", "packs", "contents", "quarantine", "dropped"):
-            found = views.rows(f"FROM {view}")
-            assert found.num_rows == 0
-            assert len(found.column_names) > 5
-
-
 @pytest.mark.parametrize(
     "settings",
     [
-        {"pack": {"seq_len": 64, "strategy": "concat"}},
         {"pack": {"seq_len": 64, "strategy": "concat"}, "split": {"eval_fraction": 0.4}},
         {"pack": {"seq_len": 64, "over_length": "truncate_turns"}},
-        {"pack": {"seq_len": 512, "strategy": "next_fit"}, "publish": {"layout": "compact"}},
         {"pack": {"seq_len": 96, "over_length": "window"}, "dedup": {"exact": "drop"}},
     ],
-    ids=["concat", "concat, eval", "cut", "compact", "windows"],
+    ids=["concat, eval", "cut", "windows"],
 )
 def test_places_of_records_are_those_of_the_packs(tmp_path, settings):
     """Each record twice, some of equal content: the columns say what the packs hold there."""

@@ -2,7 +2,7 @@
 
 Files are read by `read_batches`, not by DuckDB: Arrow checks the CRC32 of each page, DuckDB does
 not (of 30 flipped bits, 18 gave another answer), and Arrow and JSON Lines files are read as well.
-Each batch is checked while it passes: nulls, numbers below 0, lists whose lengths do not fit.
+Lists whose lengths do not fit are an error.
 
 Of `data` files there are two tables, both made of one batch without copying a token:
 
@@ -26,7 +26,6 @@ from packhouse.pack.layout import trained_tokens
 from packhouse.store.contracts import check_rows, read_batches
 from packhouse.store.manifest import Manifest
 
-_MOST_TOKENS = 2**62
 _ROWS = 2**16  # of lineage in a batch
 _BAD_ROWS = 2**8  # each may hold 64 KiB
 
@@ -67,21 +66,12 @@ TABLES: Mapping[str, Mapping[str, pa.DataType]] = {
     },
     "sequences": {"start": _NUMBER, **_OF_BOTH, "record_id": _TEXT, "position": _NUMBER},
 }
-"""Tables and their columns. `number` counts the rows of all files of a kind, `start` the tokens of
-all packs before a sequence. `trained` is a mask in both layouts of packs, and `loss_weights` are 1
-where packs have none."""
+"""Columns of each table. `number` counts the rows across all files of a kind, `start` the tokens
+in all packs before a sequence. `trained` is a mask in both layouts of packs. `loss_weights` are 1
+for trained tokens if packs have no such column."""
 
-_MAY_BE_NULL = {
-    "repeats",
-    "num_trained",
-    "total_weight",
-    "label",
-    "pack",
-    "position",
-    "byte_offset",
-}
-_MASK = ("labels", "trained_ranges")  # a file has one of them
-_FILE_COLUMNS = {  # what columns of packs and sequences are made of, beside `seq_lengths`
+_MASK = ("labels", "trained_ranges")  # a file has exactly one of them
+_FILE_COLUMNS = {  # file columns needed for each column of packs and sequences, plus seq_lengths
     **{"record_id": ("record_ids",), "record_ids": ("record_ids",), "label": ("label",)},
     **{"input_ids": ("input_ids",), "trained": _MASK, "num_trained": _MASK},
     **{"loss_weights": (*_MASK, "loss_weights"), "total_weight": (*_MASK, "loss_weights")},
@@ -89,7 +79,7 @@ _FILE_COLUMNS = {  # what columns of packs and sequences are made of, beside `se
 
 
 def columns_of_files(table: str, columns: Collection[str]) -> tuple[str, list[str]]:
-    """Return the kind of files that a table is made of, and which columns of them.
+    """Return the kind of file that a table is built from, and the file columns it needs.
 
     Example:
         >>> columns_of_files("records", ["number", "row"])
@@ -100,42 +90,43 @@ def columns_of_files(table: str, columns: Collection[str]) -> tuple[str, list[st
     if table in ("packs", "sequences"):
         named = {each for name in columns for each in _FILE_COLUMNS.get(name, ())}
         return "data", sorted({"seq_lengths", *named})
+    # Any file column will do to count rows: `number` itself is computed.
     return table, sorted({*columns} - {"number"}) or ["source"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class VersionFiles:
-    """Files of a version on this disk."""
+    """Local files of a version."""
 
     files: Mapping[str, list[tuple[Path, str]]]
     """Path and split of each file in published order, by kind."""
     manifest: Manifest
-    """Of the version; its files may be left out."""
+    """Manifest of the version; it may list no files."""
     taken: Mapping[str, list[str]] | None = None
-    """Columns of tables that were fetched; None: all."""
+    """Columns that were fetched, by table; None if all were."""
     checks_packs: bool = False
-    """True: packs are read whole and checked as `verify` does; else as far as they are read."""
+    """If true, read whole packs and check them as `verify` does; otherwise read what is needed."""
 
     @property
     def seq_len(self) -> int:
-        """Of a pack; 1 where the version does not say."""
+        """Pack size in tokens; 1 if the version does not record it."""
         return self.manifest.facts.configuration.pack.seq_len or 1
 
 
 @dataclass(kw_only=True)
 class FileTable:
-    """A table over files; each scan of it reads them anew."""
+    """A table over files. Every scan reads them again."""
 
     name: str
-    """One of `TABLES`."""
+    """A key of `TABLES`."""
     files: VersionFiles
     columns: Collection[str] = ()
-    """Those that are read; the others are null."""
+    """Columns to read; all others are null."""
     errors: list[BaseException] = field(default_factory=list)
-    """What ended a scan."""
+    """Errors that ended a scan. DuckDB would replace them with its own."""
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """Begin a scan, by Arrow's PyCapsule interface; columns are named `TABLE:COLUMN`."""
+        """Start a scan (Arrow PyCapsule interface). Columns are named `TABLE:COLUMN`."""
         kinds = TABLES[self.name].items()
         schema = pa.schema([(f"{self.name}:{name}", kind) for name, kind in kinds])
         named = (pa.RecordBatch.from_arrays(b.columns, schema=schema) for b in self.batches())
@@ -143,11 +134,11 @@ class FileTable:
         return reader.__arrow_c_stream__(requested_schema)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Read the table.
+        """Read the table batch by batch.
 
         Raises:
-            ContractError: packs have no record ids, or break the rules.
-            IntegrityError: a file is not what such a file holds.
+            ContractError: packs have no record ids or violate the data contract.
+            IntegrityError: the content of a file is invalid.
         """
         kinds = TABLES[self.name]
         kind, columns = columns_of_files(self.name, self.columns)
@@ -172,34 +163,14 @@ class FileTable:
             raise damage from None
 
     def _rows(self, columns: list[str]) -> Iterator[tuple[int, dict[str, pa.Array]]]:
-        first, tokens = 0, 0.0
+        first = 0
         max_rows = _BAD_ROWS if "raw" in columns else _ROWS
         for path, _ in self.files.files.get(self.name, []):
             for batch in read_batches(path, columns, max_rows=max_rows):
-                made = {name: self._checked(name, batch[name]) for name in columns}
-                if {"num_tokens", "times"} <= made.keys():
-                    sizes, times = (
-                        made[name].to_numpy().astype(np.float64) for name in ("num_tokens", "times")
-                    )
-                    tokens += float(sizes @ times)
-                    if tokens >= _MOST_TOKENS:
-                        raise IntegrityError(
-                            "the files of 'records' count over 2**62 tokens in column 'times'"
-                        )
+                made = {name: batch[name] for name in columns}
                 made["number"] = pa.array(np.arange(first, first + batch.num_rows))
                 yield batch.num_rows, made
                 first += batch.num_rows
-
-    def _checked(self, name: str, column: pa.Array) -> pa.Array:
-        """Return a column as runs write it: numbers from 0, texts; nulls only where they may be."""
-        column = column.cast(TABLES[self.name][name])
-        if column.null_count and name not in _MAY_BE_NULL:
-            raise IntegrityError(f"the files of '{self.name}' hold nulls in column '{name}'")
-        if column.type == _NUMBER and (pc.min(column).as_py() or 0) < 0:
-            raise IntegrityError(
-                f"the files of '{self.name}' hold a number below 0 in column '{name}'"
-            )
-        return column
 
     def _packed(self, columns: list[str]) -> Iterator[tuple[int, dict[str, pa.Array]]]:
         first: dict[str, int] = {}
@@ -214,7 +185,7 @@ class FileTable:
                 try:
                     packs = _Packs(batch, columns)
                     yield packs.rows(split, start, before, of_packs=self.name == "packs")
-                except MemoryError:  # of Arrow, too
+                except MemoryError:  # includes pa.ArrowMemoryError, which is an ArrowException too
                     raise
                 except (KeyError, ValueError, IndexError, TypeError, pa.ArrowException) as error:
                     raise IntegrityError(
@@ -226,10 +197,10 @@ class FileTable:
 
 
 class _Packs:
-    """A batch of packs as flat arrays; of what was not read, zeros or nothing."""
+    """A batch of packs as flat arrays. Columns that were not read are null or missing."""
 
     def __init__(self, batch: pa.RecordBatch, columns: Collection[str]) -> None:
-        """Read the columns that are named and there.
+        """Read the named columns that exist.
 
         Raises:
             ValueError: lengths do not add up.
@@ -238,10 +209,10 @@ class _Packs:
         self.lengths = _flat(batch, "seq_lengths").astype(np.int64)
         counts = pc.list_value_length(batch["seq_lengths"]).to_numpy(zero_copy_only=False)
         self.sequences = np.concatenate([[0], np.cumsum(counts)])
-        """First sequence of each pack, and the end of the last one."""
+        """Index of the first sequence of each pack, and the end of the last pack."""
         if (self.lengths < 0).any():
             raise ValueError("a length below 0")
-        # Lengths [3 2 | 3] of two packs: sequences [0 2 3], edges [0 3 5 8].
+        # For lengths [3 2 | 3] of two packs: sequences [0 2 3], edges [0 3 5 8].
         self.edges = np.concatenate([[0], np.cumsum(self.lengths)])
         names = {*columns} & {*batch.schema.names}
         self.record_ids = pa.nulls(len(self.lengths), _TEXT)
@@ -267,13 +238,13 @@ class _Packs:
     def rows(
         self, split: str, first: int, before: int, *, of_packs: bool
     ) -> tuple[int, dict[str, pa.Array]]:
-        """Return how many rows there are, and their columns as far as they were read.
+        """Return the number of rows, and the columns that were read.
 
         Args:
-            split: of the file.
-            first: number of the first pack in its split.
-            before: tokens of the packs before.
-            of_packs: True: a row is a pack; else a sequence.
+            split: split of the file.
+            first: number of the first pack within its split.
+            before: number of tokens in earlier packs.
+            of_packs: one row per pack if true, otherwise one row per sequence.
         """
         num_packs = len(self.sequences) - 1
         pack = np.arange(num_packs)
@@ -300,6 +271,8 @@ class _Packs:
         for name, of in (("num_trained", "trained"), ("total_weight", "loss_weights")):
             if of in self.of_tokens:
                 kind = np.int64 if of == "trained" else np.float64
+                # Differences of one running sum give the sums of all rows: mask [1 0 1 1] with
+                # edges [0 2 4] has sums [0 1 1 2 3], so the rows have 1 and 2 trained tokens.
                 sums = np.concatenate([[0], np.cumsum(self.of_tokens[of], dtype=kind)])
                 made[name] = pa.array(sums[edges[1:]] - sums[edges[:-1]])
         return num_rows, made

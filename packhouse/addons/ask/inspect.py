@@ -1,4 +1,4 @@
-"""`packhouse inspect VERSION|RECIPE`: what a trainer will see, trained tokens in green."""
+"""`packhouse inspect VERSION|RECIPE`: show what a trainer sees, with trained tokens in green."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,15 +48,15 @@ from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import console, echo, page, print_note
 from packhouse.system.wording import counted
-from packhouse.tokenize.pipeline import Pipeline
+from packhouse.tokenize.encoders import Pipeline
 
 SOURCE = "split_part(source, '/', 1)"
-"""Name of the source of a record: `chats` of `chats/chats.jsonl`."""
+"""SQL for the source name of a record: `chats` for `chats/chats.jsonl`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Wanted:
-    """Which records are asked for; nothing: packs."""
+    """Options that select records. If none is set, packs are shown."""
 
     source: str | None
     row: int | None
@@ -73,7 +73,7 @@ class _Wanted:
         return self.records or 5
 
     def note_more(self, number: int, of: str = "") -> None:
-        """Say so if more of `number` records match than are shown, and nobody said how many."""
+        """Print a note if `number` exceeds the default limit and --records was not given."""
         if self.records is None and number > self.limit:
             print_note(f"note: more records match{of} than the first {self.limit}; see --records")
 
@@ -117,10 +117,10 @@ def inspect(
     as_json: bool,
     **wanted: Any,
 ) -> None:
-    """Print packs or records of a version, trained tokens in green; in a pipe between {+ and +}.
+    """Print packs or records of a version with trained tokens in green (in a pipe: {+ and +}).
 
-    With a RECIPE: its first rows as they would be trained, before anything is prepared. On a
-    terminal the output is in a pager.
+    With a RECIPE, print the first rows as they would be trained, without preparing anything.
+    Output on a terminal goes to a pager.
 
     \b
     VERSION is STORE/DATASET, or with @REF or @VERSION (by default @latest):
@@ -155,9 +155,10 @@ def inspect(
 
 
 def _invoke_other(target: str, cache: Path, as_json: bool, *, is_quarantine: bool) -> None:
-    """Do as `packhouse quarantine show` or `packhouse dropped`."""
+    """Run `packhouse quarantine show` or `packhouse dropped` instead."""
     module = import_module(COMMANDS["quarantine" if is_quarantine else "dropped"][0])
     command: click.Command = module.show if is_quarantine else module.dropped
+    # Built from command-line words, so that all other options get their defaults.
     words = [target, "--cache", str(cache), *(["--json"] if as_json else [])]
     parent = click.get_current_context()
     with command.make_context(command.name, words, parent=parent) as context:
@@ -182,8 +183,8 @@ def _show_packs(
             yield Rule(Text(f"{split} pack {number:,}: {counts}, {records}"))
             for name, start, end, side in records_in(row, manifest.preferences, labels):
                 weights = weights_text(row["loss_weights"][start:end])
-                said = ", ".join(part for part in (f"record {name}", side, weights) if part)
-                yield Text(f"\n-- {said} --\n", "cyan")
+                label = ", ".join(part for part in (f"record {name}", side, weights) if part)
+                yield Text(f"\n-- {label} --\n", "cyan")
                 yield _drawn(_runs(row, pipeline, start, end))
 
     if not as_json:
@@ -203,7 +204,7 @@ def _show_packs(
 def _show_records(
     rows: Sequence[Mapping[str, Any]], pipeline: Pipeline | None, *, as_json: bool
 ) -> None:
-    """Print records: each has source, row, record_id, input_ids, trained and `about`."""
+    """Print records. Each has source, row, record_id, input_ids, trained and `about`."""
     if not rows:
         print_note("no record matches")
 
@@ -235,7 +236,7 @@ def _drawn(runs: Sequence[Run]) -> Group:
 
 
 def _runs_json(runs: Iterable[Run], first: int = 0) -> list[dict[str, Any]]:
-    """Runs that are trained or not; `first` is the place of the record in its pack."""
+    """Merge runs that are equally trained; `first` is the position of the record in its pack."""
     alike = [list(own) for _, own in groupby(runs, key=lambda run: run.is_trained)]
     return [
         {
@@ -251,6 +252,7 @@ def _runs_json(runs: Iterable[Run], first: int = 0) -> list[dict[str, Any]]:
 def _of_version(
     opened: OpenVersion, wanted: _Wanted, split: str | None, cache: Path
 ) -> list[dict[str, Any]]:
+    """Return the selected records of a version, with a description as `about`."""
     if split is not None:
         check_split(opened, split)
     conditions = {
@@ -264,6 +266,7 @@ def _of_version(
     where = " AND ".join(["outcome = 'kept'", *given])
     query = (
         "SELECT source, row, record_id, split, pack, position, label, input_ids, trained, "
+        # One more than is shown, to know if there are more.
         f"loss_weights FROM records WHERE {where} LIMIT {wanted.limit + 1}"
     )
     table = read(opened, query, [*given.values()], Workspace(cache=cache).tokenizers)
@@ -282,7 +285,7 @@ def _of_version(
 
 
 def _sides_of(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Part a pair.
+    """Split a preference pair into its two sides.
 
     Example:
         >>> mask = [False, True, True, False, True]
@@ -305,7 +308,8 @@ def _sides_of(row: dict[str, Any]) -> list[dict[str, Any]]:
 def _of_recipe(
     target: str, wanted: _Wanted, cache: Path
 ) -> tuple[list[dict[str, Any]], Pipeline | None]:
-    """The first rows of each source of a recipe, and what shows them as text."""
+    """Return the first rows of each source of a recipe, and the pipeline that decodes them."""
+    # Imported here because tokenizer libraries are slow to load and not needed with a VERSION.
     from packhouse.run.given import read_recipe
     from packhouse.tokenize import load_snapshot
 
@@ -360,9 +364,9 @@ def _sampled(row: dict[str, Any], seq_len: int, labels: Sequence[str]) -> dict[s
 
 
 def _pipeline(opened: OpenVersion, folder: str | None, cache: Path) -> Pipeline | None:
-    """Return what shows ids as text; None: the tokenizer is unknown, print ids."""
+    """Return the pipeline that decodes ids, or None (print ids) if the tokenizer is unknown."""
+    from packhouse.cli.tokens import pipeline_of_version, tokenizer_of
     from packhouse.tokenize import fingerprint_tokenizer, load_snapshot
-    from packhouse.tokenize.of_version import pipeline_of_version, tokenizer_of
 
     tokenizers = Workspace(cache=cache).tokenizers
     if folder:

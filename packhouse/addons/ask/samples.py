@@ -1,4 +1,8 @@
-"""Some packs of a published version, and some records of a sample, to be looked at by people."""
+"""Read packs of a published version, and format packs and sampled records for display.
+
+A pack is read by fetching the one file that contains it and decoding it in a worker process. To
+read many packs, use the tables in `packhouse.addons.ask.files`.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,17 +26,17 @@ from packhouse.system.escaping import for_terminal
 from packhouse.system.worker import run_in_worker
 
 MAX_RECORD_TOKENS = 3_000
-"""Tokens of a record that a page shows."""
+"""Maximum number of tokens shown of a record."""
 
 
 def first_split(opened: OpenVersion) -> str:
-    """Return `train`, else the first split there is."""
+    """Return `train` if it exists, otherwise the first split."""
     splits = opened.manifest.splits()
     return "train" if "train" in splits or not splits else splits[0]
 
 
 def check_split(opened: OpenVersion, split: str) -> None:
-    """Raise `ConfigError` if a version has no such split."""
+    """Raise `ConfigError` if the version does not have this split."""
     if not opened.files("data", split):
         splits = ", ".join(opened.manifest.splits())
         raise ConfigError(
@@ -43,14 +47,14 @@ def check_split(opened: OpenVersion, split: str) -> None:
 def read_packs(
     opened: OpenVersion, split: str, skip: int, count: int
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (number, row) of `count` packs behind `skip`; fetches only the files that hold them.
+    """Yield (number, row) for `count` packs after the first `skip`, fetching only the files needed.
 
-    A row is one of the table `packs`: `trained` is a mask of its tokens, whichever layout the files
-    have.
+    A row has the columns of the table `packs`; `trained` is a mask over its tokens in both file
+    layouts.
 
     Raises:
-        ConfigError: there is no such split, or `skip` is beyond its last pack.
-        ContractError: the rows of a file are no packs.
+        ConfigError: the split does not exist, or `skip` is after its last pack.
+        ContractError: a file's rows are not valid packs.
         IntegrityError: a file is damaged.
     """
     check_split(opened, split)
@@ -58,14 +62,14 @@ def read_packs(
     for entry in opened.files("data", split):
         low, high = max(skip, first), min(skip + count, first + entry.rows)
         if low < high:
-            with temporary_folder("inspect") as folder:  # gone before a reader may stop listening
+            with temporary_folder("inspect") as folder:  # gone before the caller can stop
                 path = opened.fetch(entry, folder / Path(entry.key).name)
                 files = VersionFiles(
                     files={"data": [(path, split)]},
                     manifest=replace(opened.manifest, files=()),
                     checks_packs=True,
                 )
-                rows = run_in_worker(  # some kilobytes of a file may stand for gigabytes
+                rows = run_in_worker(  # a few compressed KB may expand to GB
                     partial(_read_rows, files, low - first, high - low),
                     what=f"file '{entry.key}'",
                     blames=IntegrityError,
@@ -78,10 +82,10 @@ def read_packs(
 
 
 def read_pack(opened: OpenVersion, split: str, number: int) -> dict[str, Any]:
-    """Return the row of one pack, by its number in the split, from 0.
+    """Return the row of one pack, by its number in the split (from 0).
 
     Raises:
-        ConfigError: there is no such split or pack.
+        ConfigError: the split or pack does not exist.
         IntegrityError: a file is damaged.
     """
     ((_, row),) = read_packs(opened, split, number, 1)
@@ -89,7 +93,7 @@ def read_pack(opened: OpenVersion, split: str, number: int) -> dict[str, Any]:
 
 
 def _read_rows(files: VersionFiles, start: int, count: int) -> list[dict[str, Any]]:
-    """In a worker: packs [start, start + count) of a file."""
+    """Return packs [start, start + count) of a file (in a worker)."""
     rows: list[dict[str, Any]] = []
     first = 0
     for part in each_packs(files):
@@ -103,12 +107,12 @@ def _read_rows(files: VersionFiles, start: int, count: int) -> list[dict[str, An
 
 
 def each_packs(files: VersionFiles) -> Iterator[pa.Table]:
-    """In a worker: yield packs with all columns of the table `packs`, and `num_records`.
+    """Yield packs with all columns of the table `packs` and `num_records` (in a worker).
 
-    A part holds 2 million tokens.
+    A part has about 2 million tokens.
 
     Raises:
-        ContractError: packs break the rules.
+        ContractError: packs violate the data contract.
         IntegrityError: a file is damaged.
     """
     num_sides = 2 if files.manifest.preferences == "pairs" else 1
@@ -118,25 +122,25 @@ def each_packs(files: VersionFiles) -> Iterator[pa.Table]:
 
 
 class PackRecord(NamedTuple):
-    """A sequence of a pack."""
+    """One sequence of a pack."""
 
     record_id: str
     start: int
-    """Its first token in the pack."""
+    """Position of its first token in the pack."""
     end: int
     side: str
-    """`chosen` or `rejected` of a pair, else as `label_text` says."""
+    """`chosen` or `rejected` for preference pairs, otherwise the text from `label_text`."""
 
 
 def records_in(
     row: Mapping[str, Any], preferences: str | None = None, labels: Sequence[str] = ()
 ) -> Iterator[PackRecord]:
-    """Yield the sequences of a pack, in order.
+    """Yield the sequences of a pack in order.
 
     Args:
-        row: of `packs`.
-        preferences: as the manifest has them.
-        labels: what they are called, of `label_names`.
+        row: a row of the table `packs`.
+        preferences: value from the manifest.
+        labels: label names from `label_names`.
 
     Example:
         >>> row = {"seq_lengths": [3, 2], "record_ids": ["x", "x"], "label": None}
@@ -147,11 +151,12 @@ def records_in(
     label = label_text(row["label"], labels)
     sides = cycle(("chosen", "rejected") if preferences == "pairs" else (label,))
     ids = row["record_ids"]
+    # Not strict: packs without record ids have fewer ids than sequences, and `sides` is endless.
     yield from map(PackRecord._make, zip(ids, edges, edges[1:], sides, strict=False))
 
 
 def label_names(manifest: Manifest) -> list[str]:
-    """Return what labels 0, 1, ... are called: verdicts, or classes where all sources agree."""
+    """Return the names of labels 0, 1, ...: KTO verdicts, or class names if all sources agree."""
     if manifest.preferences == "kto":
         return ["bad", "good"]
     given = {shard.settings.label_names for shard in manifest.facts.lineage.sources}
@@ -160,12 +165,12 @@ def label_names(manifest: Manifest) -> list[str]:
 
 
 def is_of_classes(manifest: Manifest) -> bool:
-    """Return True if a classifier is trained on the labels of rows, and on no token."""
+    """Return True if a classifier is trained on row labels instead of on tokens."""
     return manifest.facts.configuration.format.template == "sequence_classification"
 
 
 def label_text(label: int | None, names: Sequence[str]) -> str:
-    """Return a label in words: its name where it has one, else its number; nothing for none.
+    """Return the name of a label, `label N` if it has none, or an empty string for None.
 
     Example:
         >>> label_text(1, ["bad", "good"]), label_text(3, []), label_text(None, ["bad", "good"])
@@ -177,7 +182,7 @@ def label_text(label: int | None, names: Sequence[str]) -> str:
 
 
 def pair_sides(trained: Sequence[bool]) -> list[tuple[str, slice]]:
-    """Part the tokens of a pair: its chosen side ends with its answer, which alone is trained.
+    """Split the tokens of a preference pair: the chosen side ends with its only trained span.
 
     Example:
         >>> pair_sides([False, True, True, False, True])
@@ -188,14 +193,14 @@ def pair_sides(trained: Sequence[bool]) -> list[tuple[str, slice]]:
 
 
 def labels_of(recipe: Recipe, source: SourceConfig) -> list[str]:
-    """Return what labels 0, 1, ... of a source are called: verdicts, or classes it names."""
+    """Return the names of labels 0, 1, ... of a source: KTO verdicts, or its own class names."""
     if recipe.preferences == "kto":
         return ["bad", "good"]
     return [for_terminal(name) for name in source.label_names or ()]
 
 
 def weights_text(weights: Sequence[float]) -> str:
-    """Return the loss weights of the trained tokens in words; nothing where all are 1.
+    """Format the loss weights of trained tokens; an empty string if all are 1.
 
     Example:
         >>> weights_text([0, 0.5, 0.5, 1.0]), weights_text([0.0, 1.0])
@@ -211,7 +216,7 @@ def weights_text(weights: Sequence[float]) -> str:
 
 
 def weight_runs(weights: Sequence[float]) -> list[list[float]]:
-    """Return `[start, end, weight]` of each run of tokens that share a weight in the loss, not 0.
+    """Return `[start, end, weight]` for each run of tokens with the same non-zero loss weight.
 
     Example:
         >>> weight_runs([0.0, 0.5, 0.5, 1.0, 0.0])
@@ -226,14 +231,14 @@ def weight_runs(weights: Sequence[float]) -> list[list[float]]:
 def page_record(
     name: str, ids: Sequence[int], trained: Sequence[bool], start: int = 0, max_tokens: int = 2**31
 ) -> dict[str, Any]:
-    """Return a record as the page's script takes it, without its texts; a long one is cut.
+    """Return a record in the form that the page's script reads, without texts, cut if it is long.
 
     Args:
-        name: its id.
-        ids: its tokens.
-        trained: which of them are trained.
-        start: where it begins in its pack.
-        max_tokens: of it that the page shows, at most.
+        name: record id.
+        ids: token ids.
+        trained: mask of trained tokens.
+        start: position of the record in its pack.
+        max_tokens: maximum number of tokens to show.
     """
     size = min(len(ids), MAX_RECORD_TOKENS, max_tokens)
     return {

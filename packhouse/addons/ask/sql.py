@@ -1,4 +1,4 @@
-"""`packhouse sql VERSION QUERY` and `packhouse stats VERSION`: questions about a version."""
+"""`packhouse sql VERSION QUERY` and `packhouse stats VERSION`: query a version."""
 
 import csv
 import json
@@ -21,7 +21,7 @@ from packhouse.system.terminal import console, echo, echo_data, print_facts, pri
 from packhouse.system.wording import counted
 
 _CELL = 400
-"""Characters of a cell that a table shows; --json and --csv have all."""
+"""Maximum number of characters per table cell; --json and --csv print all."""
 
 
 @click.command()
@@ -38,19 +38,20 @@ _CELL = 400
 )
 @cache_option("Folder of tokenizers and finished steps.")
 def sql(target: str, query: str, as_json: bool, as_csv: bool, limit: int, cache: Path) -> None:
-    """Ask a VERSION in SQL (DuckDB's).
+    """Query a VERSION with SQL (DuckDB).
 
     \b
-    records     a record: source and row it is from, split, outcome, num_tokens, ...
-    packs       a pack: split, pack, num_records, num_tokens, num_trained, fill
-    quarantine  a bad row or record: source, row, step, reason, detail
-    dropped     a row or record that was left out: source, row, reason, detail
-    ledger      a count of a step: step, event, reason, number, unit (rows or records), tokens
-    audit       a count of the audit: source, name, value
-    versions    a version of the dataset: version, refs, packs, tokens, bytes
+    records     one record: its source and row, split, outcome, num_tokens, ...
+    packs       one pack: split, pack, num_records, num_tokens, num_trained, fill
+    quarantine  one bad row or record: source, row, step, reason, detail
+    dropped     one row or record that was left out: source, row, reason, detail
+    ledger      one count of a step: step, event, reason, number, unit (rows or records), tokens
+    audit       one count of the audit: source, name, value
+    versions    one version of the dataset: version, refs, packs, tokens, bytes
 
-    text, input_ids, trained and loss_weights, and raw of quarantine, are read only where QUERY
-    names them. `select * from records limit 1` shows the columns, docs/how-to/ask.md says all.
+    The columns text, input_ids, trained, loss_weights and raw (of quarantine) are read only if
+    QUERY names them. `select * from records limit 1` shows the others; docs/how-to/ask.md describes
+    all.
 
     \b
     packhouse sql ./store/demo "select outcome, count(*) from records group by 1"
@@ -74,7 +75,7 @@ def sql(target: str, query: str, as_json: bool, as_csv: bool, limit: int, cache:
 
 
 def _plain_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Rows of values that JSON has; columns of JSON are read."""
+    """Return rows with JSON values only; columns of JSON are parsed."""
     is_json = {field.name for field in table.schema if isinstance(field.type, pa.JsonType)}
     return [
         {
@@ -86,7 +87,7 @@ def _plain_rows(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def _plain(value: object) -> object:
-    """A value as JSON has it: no infinity, and DuckDB adds whole numbers up to decimals."""
+    """Convert a value to JSON's types: DuckDB's sums are decimals, and JSON has no infinity."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, list):
@@ -97,11 +98,11 @@ def _plain(value: object) -> object:
 
 
 def print_rows(table: pa.Table, limit: int = 0) -> None:
-    """Print rows as a table; one below another where the terminal has no room for the columns.
+    """Print rows as a table, or as one block per row if the terminal is too narrow for the columns.
 
     Args:
-        table: what to print.
-        limit: rows at most; 0: all.
+        table: rows to print.
+        limit: maximum number of rows; 0 prints all.
     """
     from rich.table import Table
 
@@ -117,13 +118,14 @@ def print_rows(table: pa.Table, limit: int = 0) -> None:
         )
     cells = [[_cell(value) for value in row.values()] for row in shown]
     names = [for_terminal(name) for name in table.schema.names]
-    # Columns of text are folded, but to no less than 16 signs: `from records` is 11 columns.
+    # Text columns are folded, but not below 16 characters: `from records` has 11 columns.
     widths = [max(map(len, (name, *of))) for name, *of in zip(names, *cells, strict=True)]
     folded = [
         width if column.no_wrap else min(width, 16)
         for width, column in zip(widths, drawn.columns, strict=True)
     ]
     out = console()
+    # In a pipe the width is unknown, and programs expect one line per row.
     has_width = out.is_terminal or "COLUMNS" in os.environ
     if has_width and sum(folded) + 2 * len(folded) - 2 > out.width:
         for number, row in enumerate(cells, 1):
@@ -153,10 +155,10 @@ def _cell(value: object) -> str:
 @click.argument("target", metavar="VERSION")
 @json_option()
 def stats(target: str, as_json: bool) -> None:
-    """Print records, tokens, trained share and lengths by source, packs and fill by split.
+    """Print records, tokens, trained share and lengths by source, and packs and fill by split.
 
-    Records by source are counted once each, those by split as often as they are packed, as are
-    tokens and lengths.
+    Per source, each record counts once. Per split, records count as often as they are packed, and
+    so do tokens and lengths.
 
     \b
     packhouse stats ./store/demo

@@ -1,6 +1,13 @@
-"""`packhouse trace VERSION`: from a token to its row, and from a row to its place in the packs."""
+"""Rows of a version: `packhouse trace VERSION` and `packhouse dropped VERSION`.
+
+`trace` goes from a token to its row, and from a row to its place in the packs; `dropped` prints the
+rows and records that a policy or a filter left out.
+"""
 
 import json
+from collections import Counter
+from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,14 +23,25 @@ from packhouse.addons.ask.samples import (
     read_pack,
     records_in,
 )
-from packhouse.cli.options import json_option
-from packhouse.cli.tokens import trained_ranges
-from packhouse.errors import ConfigError
+from packhouse.cli.options import cache_option, json_option
+from packhouse.cli.tokens import tokenizer_of, trained_ranges
+from packhouse.errors import ConfigError, PackhouseError
+from packhouse.read import SourceShard, raw_rows, scan_source
+from packhouse.read.files import source_name
+from packhouse.recipe import Recipe, ValidateConfig
+from packhouse.recipe.reading import load_recipe
+from packhouse.records.tables import read_table
+from packhouse.run.cache import Workspace
+from packhouse.run.cache_room import load_last_run
+from packhouse.run.steps.tokenize import TOKENIZE
+from packhouse.run.steps.validate import shard_bytes
 from packhouse.store import OpenVersion
 from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
-from packhouse.system.terminal import echo
+from packhouse.system.terminal import echo, print_note, print_text
 from packhouse.system.wording import counted
+from packhouse.tokenize import run_tokenizer
+from packhouse.tokenize.encoders import decode
 
 _FROM = {name: f"{name} (from 0)" for name in ("row", "pack", "position", "token of the record")}
 _RULES = {
@@ -54,10 +72,10 @@ def trace(
     row: int | None,
     as_json: bool,
 ) -> None:
-    """Say from which row a token comes and why it is trained; or where a row went.
+    """Find the source row of a token and why it is trained, or what happened to a row.
 
-    Rows, packs and tokens count from 0 everywhere. A LINE counts from 1, as an editor does, in a
-    file that is here: without blank lines, line 18 is row 17.
+    Rows, packs and tokens count from 0. A LINE counts from 1, as in an editor, and needs the file
+    on this machine: without blank lines, line 18 is row 17.
 
     \b
     packhouse trace ./store/demo --pack 12 --token 345
@@ -84,6 +102,7 @@ def trace(
 
 
 def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[str, Any]:
+    """Return the source row of a token, and why it is trained or not."""
     row = read_pack(opened, split, pack)
     if token >= len(row["input_ids"]):
         has = f"it has {len(row['input_ids']):,} tokens, from 0"
@@ -100,12 +119,14 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
     places = read(opened, query, [record_id]).to_pylist()
     kept = [p for p in places if p["outcome"] == "kept"] or places
     size = end - start
+    # `concat` cuts records at pack boundaries, so a pack may have only a part of the record.
     is_part = bool(kept) and not is_paired and size < kept[0]["num_tokens"]
     before = 0
     if is_part:
         parts = [part for part in records_in(row) if part.record_id == record_id]
         before = _tokens_before(opened, split, pack, record_id)
         before += sum(part.end - part.start for part in parts if part.end <= start)
+        # A record that is repeated appears again from its first token on.
         before %= kept[0]["num_tokens"]
     facts = opened.manifest.facts
     train_on = facts.configuration.format.train_on or "assistant"
@@ -115,8 +136,8 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
         rule = "the mask that the row came with (format: tokenized)"
     if is_of_classes(opened.manifest):
         rule = "a classifier learns the label of the record, and no token"
-    # Mask 0 0 1 1 0 1 0: answers [2, 4] and [5, 6]. Token 4 is before answer 2 of 2, token 5 in
-    # it, and token 6 behind the last.
+    # For the mask 0 0 1 1 0 1 0, answers are [2, 4) and [5, 6). Token 4 is before answer 2 of 2,
+    # token 5 is in it, and token 6 is after the last.
     answers = trained_ranges(mask)
     inner = token - start
     answer = 1 + sum(b <= inner for _, b in answers)
@@ -145,7 +166,7 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
 
 
 def _tokens_before(opened: OpenVersion, split: str, pack: int, record_id: str) -> int:
-    """Tokens of a record in the packs before this one: `concat` cuts records at pack ends."""
+    """Return how many tokens of a record are in earlier packs, for records that `concat` cut."""
     query = (
         "SELECT coalesce(sum(n), 0)::BIGINT AS n FROM ("
         "SELECT unnest(record_ids) AS record_id, unnest(seq_lengths) AS n FROM packs "
@@ -155,10 +176,10 @@ def _tokens_before(opened: OpenVersion, split: str, pack: int, record_id: str) -
 
 
 def _row_at(file: str, line: int) -> int:
-    """Return the number of the row in a line of a JSON Lines file, which blank lines are none of.
+    """Return the row number of a line in a JSON Lines file; blank lines are not rows.
 
     Raises:
-        ConfigError: the file is not here, or the line is blank or behind its end.
+        ConfigError: the file is not on this machine, or the line is blank or after the end.
     """
     if not file.endswith(".jsonl") or not Path(file).is_file():
         raise ConfigError(
@@ -173,9 +194,9 @@ def _row_at(file: str, line: int) -> int:
 
 
 def _of_row(opened: OpenVersion, file: str, row: int) -> list[dict[str, Any]]:
-    """Where a row went: into packs, out of the data, or to the quarantine."""
+    """Return what happened to a row: its packs, or why it was dropped or quarantined."""
     files = {shard.file for shard in opened.manifest.facts.lineage.sources}
-    # `faq.jsonl`, or a path that ends so, may be in two sources; `team/faq.jsonl` is in one.
+    # `faq.jsonl`, or a path that ends so, can match several sources; `team/faq.jsonl` matches one.
     chosen = {file} & files or {
         name
         for name in files
@@ -211,3 +232,197 @@ def _of_row(opened: OpenVersion, file: str, row: int) -> list[dict[str, Any]]:
             f"{', '.join(sorted(files)[:5])}"
         )
     return found
+
+
+_TEXT = 400
+"""Number of characters printed of a text; --json prints all of it."""
+_ANY_SIZE = ValidateConfig(max_row_bytes=2**31)
+
+Rows = list[dict[str, Any]]
+
+
+@click.command()
+@click.argument("target", metavar="VERSION")
+@click.option("--reason", help="Only those of this reason.")
+@click.option("--source", help="Only those of this source, or of this `source/file`.")
+@click.option(
+    "--limit",
+    default=5,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="How many to print of each reason; 0: all.",
+)
+@click.option("--recipe", type=click.Path(), help="Says where the source files lie now.")
+@cache_option("Folder of tokenizers and finished steps.")
+@json_option("Print JSON, a line for each.")
+def dropped(
+    target: str,
+    reason: str | None,
+    source: str | None,
+    limit: int,
+    recipe: str | None,
+    cache: Path,
+    as_json: bool,
+) -> None:
+    """List the rows and records that a filter or policy left out of VERSION, and why.
+
+    Over-length records show their token count, duplicates the row they repeat, and filtered rows
+    the expression. Row numbers start at 0. Texts and token counts come from the cache if it still
+    has the run that made the version. Other rows are read from the source files, where the last run
+    on this machine found them or where --recipe says they are, provided the files are unchanged.
+
+    \b
+    packhouse dropped ./store/alpaca --reason over_seq_len
+    packhouse dropped ./store/alpaca --recipe recipe.yaml --json
+    """
+    opened, workspace = open_address(target), Workspace(cache=cache)
+    rows = _dropped_rows(opened, reason, source)
+    groups = {name: number for name, number in Counter(r["reason"] for r in rows).most_common()}
+    shown: Rows = rows
+    if limit and not as_json:
+        of_reason = {name: [row for row in rows if row["reason"] == name] for name in groups}
+        shown = [row for each in of_reason.values() for row in each[:limit]]
+    _add_texts(shown, opened, workspace)
+    left = [row for row in shown if "text" not in row]
+    notes = _add_raw(left, opened, workspace, load_recipe(recipe) if recipe else None)
+    if as_json:
+        for row in rows:
+            echo(json.dumps(row))
+        for note in notes:
+            print_note(note)
+        return
+    for name, number in groups.items():
+        of_this = [row for row in shown if row["reason"] == name]
+        unit = "record" if any(row["record_id"] for row in of_this) else "row"
+        echo(f"{name}: {counted(number, unit)}")
+        for row in of_this:
+            _print(row)
+        if number > len(of_this):
+            echo(f"  ... and {number - len(of_this):,} more; see --limit")
+    if not rows:
+        echo("nothing was dropped" if not (reason or source) else "nothing was dropped for that")
+    for note in notes:
+        print_text(note)
+
+
+def _print(row: dict[str, Any]) -> None:
+    tokens = f", {counted(row['num_tokens'], 'token')}" if "num_tokens" in row else ""
+    detail = f": {for_terminal(row['detail'])}" if row["detail"] else ""
+    print_text(f"{row['source']} row {row['row']:,}{tokens}{detail}", 2)
+    if text := for_terminal(row.get("text", row.get("raw", ""))):
+        print_text(text if len(text) <= _TEXT else f"{text[: _TEXT - 4]} ...", 4)
+
+
+def _dropped_rows(opened: OpenVersion, reason: str | None, source: str | None) -> Rows:
+    """Return the dropped rows, without their texts.
+
+    Raises:
+        ConfigError: no row was dropped for this reason.
+    """
+    of_source = "? IS NULL OR ? IN (source, split_part(source, '/', 1))"
+    query = f"FROM dropped WHERE (? IS NULL OR reason = ?) AND ({of_source})"
+    rows: Rows = read(opened, query, [reason, reason, source, source]).to_pylist()
+    if reason and not rows:
+        found = read(opened, "SELECT reason, count(*) FROM dropped GROUP BY reason").to_pylist()
+        reasons = [row["reason"] for row in found]
+        if reason not in reasons:
+            others = f", but for {', '.join(reasons)}" if reasons else ""
+            raise ConfigError(f"nothing was dropped for '{reason}'{others}")
+    return rows
+
+
+def _add_texts(rows: Rows, opened: OpenVersion, workspace: Workspace) -> None:
+    """Add token counts and texts from the cached tokenize jobs of the run that made the version."""
+    wanted: dict[tuple[str, int, str], Rows] = {}  # one row may have several windows
+    for row in rows:
+        wanted.setdefault((row["source"], row["row"], row["record_id"]), []).append(row)
+    jobs = load_last_run(workspace.cache, opened.dataset).values()
+    # The last run may have made another version, whose tokens would be wrong here.
+    if not any(job.key.startswith(opened.manifest.vid) for job in jobs):
+        return
+    ids: list[list[int]] = []
+    found: Rows = []
+    for job in jobs:
+        receipt = TOKENIZE.peek(job.key, workspace) if job.step == "tokenize" else None
+        if receipt is None or not wanted:
+            continue
+        table = read_table(receipt.path("tokenized.arrow"))
+        columns = (table[name].to_pylist() for name in ("source", "row", "record_id"))
+        places = [*zip(*columns, strict=True)]
+        at = np.flatnonzero([place in wanted for place in places])
+        lines = table.select(["num_tokens", "input_ids"]).take(at).to_pylist()
+        for index, line in zip(at.tolist(), lines, strict=True):
+            for row in wanted[places[index]]:
+                row["num_tokens"] = line["num_tokens"]
+                ids.append(line["input_ids"])
+                found.append(row)
+    load = tokenizer_of(opened, workspace.tokenizers) if found else None
+    if load is not None:
+        texts = run_tokenizer(partial(decode, load, ids), f"of {opened.dataset}")
+        for row, text in zip(found, texts, strict=True):
+            row["text"] = text
+
+
+def _add_raw(
+    rows: Rows, opened: OpenVersion, workspace: Workspace, recipe: Recipe | None
+) -> list[str]:
+    """Add `raw` from the source files, and return one note for each file that cannot provide it.
+
+    A shard is read only if the manifest lists its digest at that position, and reading verifies the
+    digest, so the text shown is exactly what the version was made from.
+    """
+    wanted: dict[str, dict[int, Rows]] = {}
+    for row in rows:
+        wanted.setdefault(row["source"], {}).setdefault(row["row"], []).append(row)
+    if recipe is None:
+        # Without a recipe, look where the last run on this machine read the files.
+        shards, notes = _shards_of_run(opened, workspace), dict[str, str]()
+        missing = "no run on this machine says where it lies; --recipe RECIPE does"
+    else:
+        shards, notes = _shards_of_recipe(recipe, {name.partition("/")[0] for name in wanted})
+        missing = "no source of the recipe has it"
+    of_version = {
+        (each.file, each.row_start, each.sha256): each.rows
+        for each in opened.manifest.facts.lineage.sources
+    }
+    for shard in shards:
+        num_rows = of_version.get((shard.file, shard.row_start, shard.sha256), 0)
+        of_file = wanted.get(shard.file, {})
+        inside = [n for n in of_file if shard.row_start <= n < shard.row_start + num_rows]
+        try:
+            for number, (raw, _) in raw_rows(shard, _ANY_SIZE, inside).items():
+                for row in of_file.pop(number):
+                    row["raw"] = raw.decode("utf-8", "replace")
+        except PackhouseError as error:  # omit the advice, which applies only to runs
+            notes.setdefault(shard.file, str(error).partition("; run again")[0])
+    uris = {shard.file: shard.uri for shard in shards}
+    lines = []
+    for name, left in wanted.items():
+        why = notes.get(name.partition("/")[0], missing)
+        if name in uris:
+            why = f"'{uris[name]}' is not the file that the version was made of: its sha256 differs"
+        if left:
+            num_rows_left = counted(len(left), "row")
+            lines.append(f"no text of {num_rows_left} of {name}: {notes.get(name) or why}")
+    return lines
+
+
+def _shards_of_run(opened: OpenVersion, workspace: Workspace) -> list[SourceShard]:
+    """Return the shards that the last run of the dataset read, from the cache of this machine."""
+    jobs = load_last_run(workspace.cache, opened.dataset).values()
+    with suppress(TypeError):  # written by another release of packhouse
+        return [SourceShard(**job.shard) for job in jobs if job.shard is not None]
+    return []
+
+
+def _shards_of_recipe(recipe: Recipe, names: set[str]) -> tuple[list[SourceShard], dict[str, str]]:
+    """Return the shards of the named sources, and the error of each source that cannot be read."""
+    shards: list[SourceShard] = []
+    wrong: dict[str, str] = {}
+    for source in recipe.sources:
+        if (name := source_name(source)) in names:
+            try:
+                shards += scan_source(source, shard_bytes(recipe), recipe.validate_.max_row_bytes)
+            except PackhouseError as error:
+                wrong[name] = str(error)
+    return shards, wrong

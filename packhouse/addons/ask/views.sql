@@ -1,9 +1,9 @@
--- The views of a version, made of the tables of its files (`addons/ask/files.py`).
+-- Views of a version over the tables of its files (`addons/ask/files.py`).
 --
--- `whole.records` has all columns; `main.records` those that `*` gives, and text and tokens where a
--- question names them. `number` is a row's place in all files of its kind, and orders rows.
--- Before this runs there are seq_len(), num_sides() (sequences of a record in a pack: 2 of a pair),
--- decode_ids(ids) and decode_bytes(raw).
+-- `whole.records` has all columns. `main.records` has those that `*` returns, plus text and tokens if
+-- the query names them. `number` counts the rows of all files of a kind and defines their order.
+-- Defined before this runs: seq_len(), num_sides() (sequences per record in a pack, 2 for preference
+-- pairs), decode_ids(ids) and decode_bytes(raw).
 
 CREATE MACRO digest(list) AS left(sha256(list::VARCHAR), 16);
 
@@ -15,8 +15,8 @@ SELECT
   decode_ids(input_ids) AS text, input_ids, trained, loss_weights, record_ids, seq_lengths
 FROM files.packs;
 
--- The tokens of records, of the copy whose place the record has. It is one sequence, or several one
--- after another where `concat` cuts it or it is a pair; `start` counts the tokens of all packs:
+-- Tokens of records, from the copy that the record's pack and position point to. A copy is one
+-- sequence, or several in a row if `concat` cut it or it is a pair. `start` counts tokens across packs:
 --
 --   record x of 5 tokens at pack 0, position 3     sequences  pack 0 [. . .] x[a b]  pack 1 x[c d e]
 --                                                  start             0         3           5
@@ -38,17 +38,17 @@ JOIN files.sequences s
 GROUP BY head.number
 HAVING sum(s.num_tokens) = any_value(head.whole);
 
--- Read where a question names text or tokens; else `records` is `files.records`.
+-- Used if the query names text or tokens; otherwise `records` is `files.records`.
 CREATE VIEW whole.records AS
 SELECT
   r.* EXCLUDE (number), decode_ids(t.input_ids) AS text, t.input_ids, t.trained, t.loss_weights
 FROM files.records r LEFT JOIN files.tokens t ON t.number = r.number
 ORDER BY r.number;
 
--- Each record of the packs once, with what tells its tokens, its mask and its loss weights from
--- others: 64 bits of SHA-256; none of weights that are all 1. A changed template changes
--- `ids_digest`, a changed rule of what is trained `mask_digest` alone, a changed weight
--- `weights_digest` alone. Tokens are held only of records that go on in another sequence.
+-- Each packed record once, with digests of its tokens, mask and loss weights: 64 bits of SHA-256,
+-- empty for weights that are all 1. A changed template changes `ids_digest`, a changed training rule
+-- only `mask_digest`, and a changed weight only `weights_digest`. To save memory, tokens are kept
+-- only for records that continue in another sequence.
 CREATE VIEW whole.contents AS
 SELECT
   record_id, split, num_all // greatest(whole, 1) AS copies, whole AS num_tokens,
@@ -99,7 +99,7 @@ SELECT
   source, row, byte_offset, step, reason, detail, raw_size, raw_sha256, decode_bytes(raw) AS raw
 FROM files.quarantine;
 
--- Records that are in no pack, then rows that never became one.
+-- Records that are not in any pack, then rows that never became records.
 CREATE VIEW files.left_out AS
 SELECT
   r.number, r.source, r.row, r.record_id, r.outcome AS reason, CASE

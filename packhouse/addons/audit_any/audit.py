@@ -1,11 +1,11 @@
-"""Audit data of any tool, without a recipe and without a publication.
+"""Audit data prepared with any tool, without a recipe and without publishing anything.
 
     report = packhouse.audit("prepared/", "Qwen/Qwen2.5-0.5B-Instruct")
     report.is_clean, report.counts["untrained"]
 
-Rows with `input_ids` are looked at as they are: what TRL, Axolotl or LLaMA-Factory wrote, or you by
-hand. Other rows are raw: they are prepared as `packhouse.prepare` would, into a temporary folder,
-and what its audit found is reported.
+Rows with `input_ids` are checked as they are, whether TRL, Axolotl, LLaMA-Factory or your own code
+wrote them. Other rows are raw: they are prepared into a temporary folder as `packhouse.prepare`
+would, and the report shows what that audit found.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from packhouse.addons.audit_any.turns import learn_turns
 from packhouse.api import Version, open_version, prepare_recipe
 from packhouse.auditing.inference import inference_line
 from packhouse.cli.summary import quality_lines
-from packhouse.cli.tokens import Run, html_runs, plain, runs_of
+from packhouse.cli.tokens import Run, html_runs, pipeline_of_version, plain, runs_of
 from packhouse.errors import ConfigError
 from packhouse.pack.layout import expand_labels
 from packhouse.recipe import AuditConfig, Recipe, parse_recipe
@@ -40,10 +40,9 @@ from packhouse.system.escaping import PAGE_STYLE, html_text
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.wording import by_name, counted
 from packhouse.tokenize import load_snapshot
-from packhouse.tokenize.of_version import pipeline_of_version
-from packhouse.tokenize.pipeline import Pipeline, read_pipeline
+from packhouse.tokenize.encoders import Pipeline, read_pipeline
 
-# Finding -> what is wrong, what to do.
+# Finding -> (what is wrong, what to do).
 MEANINGS = {
     "untrained": ("no trained token", "drop them, or mend their mask: their loss is 0 or NaN"),
     "empty": ("no token, or padding alone", "drop them"),
@@ -135,30 +134,30 @@ _OF_ROWS = {
     "hidden",
 }
 OF_SPANS = ("spans", "spans_stopped", "spans_of_one_stop", "spans_after_header")
-"""Counts of trained spans, where the chat template is known."""
+"""Counts of trained spans, present if the chat template is known."""
 _OF_TOKENS = {"untrained_answers", "unknown_tokens"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """A row in which something was found."""
+    """One row with a finding."""
 
     place: str
-    """Which row, and which token of it."""
+    """The row, and the token within it."""
     runs: tuple[Run, ...] = ()
-    """Tokens around the place; empty where there are none."""
+    """Tokens around the position; empty if there are none."""
     detail: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What was found, how often, and where."""
+    """One kind of problem: how often it occurs, and examples."""
 
     name: str
     number: int
     total: int
     of: str
-    """What is counted: `records`, `rows`, or nothing where `says` names it."""
+    """Unit of `total`: `records` or `rows`, or empty if `says` names the unit."""
     says: str
     remedy: str
     examples: tuple[Example, ...]
@@ -166,7 +165,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditReport:
-    """What data would teach. Prints as text, and shows itself in a notebook.
+    """Result of an audit. Prints as text, and renders in a notebook.
 
     Example:
         >>> from packhouse import audit
@@ -178,15 +177,15 @@ class AuditReport:
     """
 
     data: str
-    """What was audited: `tokenized` or `raw` rows."""
+    """Kind of rows audited: `tokenized` or `raw`."""
     tokenizer: str
     counts: Mapping[str, int]
-    """`rows_in`, `rows` (packed ones, of raw data), `records`, `tokens`, `trained_tokens`,
-    `longest_row`, the number of each finding, and those of `OF_SPANS`."""
+    """`rows_in`, `rows` (packed rows for raw data), `records`, `tokens`, `trained_tokens`,
+    `longest_row`, the number of each finding, and the counts in `OF_SPANS`."""
     findings: tuple[Finding, ...]
-    """Those that occur."""
+    """Findings that occur, in the order of `MEANINGS`."""
     notes: tuple[str, ...]
-    """What could not be looked at, and why."""
+    """Checks that were skipped, with the reason."""
 
     @property
     def is_clean(self) -> bool:
@@ -195,7 +194,7 @@ class AuditReport:
 
     @property
     def fill(self) -> float:
-        """Share of tokens in rows as long as the longest one."""
+        """Share of tokens if all rows were padded to the longest one."""
         return self.counts["tokens"] / max(self.counts["rows"] * self.counts["longest_row"], 1)
 
     def to_json(self) -> dict[str, Any]:
@@ -211,7 +210,7 @@ class AuditReport:
         }
 
     def summary(self) -> list[str]:
-        """Lines for people: numbers, then notes."""
+        """Return the counts, then the notes, as lines of text."""
         counts = self.counts
         share = counts["trained_tokens"] / max(counts["tokens"], 1)
         return [
@@ -249,8 +248,8 @@ class AuditReport:
             title, remedy = headline(finding)
             parts.append(f"<p><b>{html_text(title)}</b><br>{html_text(remedy)}</p>")
             for example in finding.examples:
-                said = f"{example.place}{': ' * bool(example.detail)}{example.detail}"
-                parts.append(f'<div class="quiet">{html_text(said)}</div>')
+                label = f"{example.place}{': ' * bool(example.detail)}{example.detail}"
+                parts.append(f'<div class="quiet">{html_text(label)}</div>')
                 parts.append(html_runs(example.runs) if example.runs else "")
         if self.is_clean:
             parts.append("<b>nothing found</b>")
@@ -258,12 +257,12 @@ class AuditReport:
 
 
 def indented(text: str, width: int) -> str:
-    """Return lines with a margin, without those at the end that are empty."""
+    """Indent each line, and drop empty lines at the end."""
     return "\n".join(" " * width + line for line in text.rstrip().split("\n"))
 
 
 def headline(finding: Finding) -> tuple[str, str]:
-    """Return a finding as one line, and what to do as another."""
+    """Return a finding as one line, and its remedy as another."""
     of = f"of {finding.total:,} {finding.of}: " if finding.of else ""
     return f"{finding.name}: {finding.number:,} {of}{finding.says}", f"  {finding.remedy}"
 
@@ -275,7 +274,7 @@ def make_report(
     examples: Mapping[str, tuple[Example, ...]],
     notes: tuple[str, ...],
 ) -> AuditReport:
-    """Make a report of the number of each finding; a few are allowed as `prepare` allows them."""
+    """Build a report from counts. A few findings are tolerated, as in `prepare`."""
     limits = AuditConfig()
     allowed = {
         "unknown_tokens": limits.max_unknown_tokens * counts["tokens"],
@@ -300,13 +299,13 @@ def make_report(
 
 
 def _total_of(name: str) -> str:
-    """The count that a finding is a part of."""
+    """Return the name of the count that a finding is a part of."""
     if name == "quarantined":
         return "rows_in"
     return "tokens" if name in _OF_TOKENS else "rows" if name in _OF_ROWS else "records"
 
 
-# What the audit of a preparation calls the same.
+# Names of the same findings in the audit of `prepare`.
 _PREPARED = {
     "untrained": "untrained_rows",
     "untrained_ends": "unterminated_turns",
@@ -318,7 +317,7 @@ _PREPARED = {
     "double_ends": "double_ends",
     "unknown_tokens": "unknown_tokens",
     "duplicates": "duplicates",
-    # Of rows that are tokenized, in files that the audit does not read as they are.
+    # Only for tokenized rows in files that this audit does not read directly.
     "leaks": "leaks",
     "missing_headers": "missing_headers",
     "untrained_starts": "untrained_starts",
@@ -335,24 +334,24 @@ def audit(
     overrides: Sequence[str] = (),
     **settings: object,
 ) -> AuditReport:
-    """Audit rows of any tool: what would they teach, and what is wrong with them?
+    """Audit rows prepared with any tool: check what they would teach, and list problems.
 
     Args:
         data: rows with `input_ids` and `labels` or a mask: a Parquet, Arrow, JSON or JSON Lines
-            file, a folder of these, a saved or loaded `datasets.Dataset`, a frame, a list of dicts,
-            a dataset of torch; a published version (a `Version`, or `<store>/<dataset>@<ref>`);
-            or raw rows, as `prepare` takes them.
-        tokenizer: that they were made with: a folder, a name of the Hub or a tokenizer object.
-        template: that they were made with: `chat`, `alpaca`, ... or a Jinja file; by default the
+            file, a folder of these, a saved or loaded `datasets.Dataset`, a data frame, a list of
+            dicts, or a torch dataset; a published version (a `Version`, or
+            `<store>/<dataset>@<ref>`); or raw rows, as `prepare` accepts them.
+        tokenizer: the tokenizer of the rows: a folder, a Hub name or a tokenizer object.
+        template: the template of the rows: `chat`, `alpaca`, ... or a Jinja file. Default: the
             tokenizer's chat template, if it has one.
-        cache: folder of finished steps; by default that of `prepare`.
-        progress: show what is being done on stderr.
-        overrides: `section.key=value`, over `settings`.
-        settings: sections and keys of a recipe, as `prepare` takes them. Rows that are tokenized
-            have only `tokenize.pipeline`.
+        cache: cache folder. Default: the same as for `prepare`.
+        progress: show progress on stderr.
+        overrides: `section.key=value` settings that override `settings`.
+        settings: sections and keys of a recipe, as for `prepare`. Tokenized rows accept only
+            `tokenize.pipeline`.
 
     Raises:
-        PackhouseError: the data, the tokenizer or a setting cannot be used at all.
+        PackhouseError: the data, the tokenizer or a setting cannot be used.
 
     Example:
         >>> rows = [{"input_ids": [5, 6, 7], "labels": [-100, -100, -100]}]
@@ -365,7 +364,7 @@ def audit(
     folder = check_cache(place.folder)
     with show_progress() if progress else nullcontext():
         start_phase("looking at what was given")
-        data = _opened(data)
+        data = _open_if_version(data)
         batches = _version_batches(data) if isinstance(data, Version) else token_batches(data)
         name = tokenizer_name(tokenizer, folder)
         if batches is None:
@@ -374,6 +373,7 @@ def audit(
             "dataset": "audit",
             "tokenizer": name,
             "format": {"template": template or "chat"},
+            # A recipe needs a source; this path is never read.
             "sources": [{"path": "rows"}],
             **_token_settings(data, settings, overrides),
         }
@@ -387,6 +387,7 @@ def audit(
         turns, notes = learn_turns(known, snapshot, pipeline, tokenizers)
         start_phase("auditing rows")
         found = audit_token_rows(batches, snapshot, turns, pipeline)
+    # The template's headers occur nowhere, so it is probably not the one of these rows.
     if turns.answer_opens and not found.has_turns and found.counts["records"]:
         notes.append(
             "no row holds what the template writes before an answer, so prompts and headers were "
@@ -398,10 +399,10 @@ def audit(
 def _token_settings(
     data: object, settings: Mapping[str, object], overrides: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the only setting of tokenized rows, `tokenize.pipeline`; versions know their own.
+    """Return `tokenize.pipeline`, the only setting of tokenized rows; versions bring their own.
 
     Raises:
-        ConfigError: another setting is given.
+        ConfigError: any other setting is given.
     """
     given: dict[str, Any] = {}
     if isinstance(data, Version):
@@ -415,11 +416,12 @@ def _token_settings(
     return given
 
 
-def _opened(data: object) -> object:
-    """The version of an address or of a dataset's folder in a store; other data as it is."""
+def _open_if_version(data: object) -> object:
+    """Open the version that a path or address names; return any other data unchanged."""
     if not isinstance(data, str | Path):
         return data
     path, text = Path(data), str(data)
+    # A dataset in a store has the folders v/ (versions) and refs/.
     is_dataset = (path / "v").is_dir() and (path / "refs").is_dir()
     return open_version(text) if is_dataset or ("@" in text and not path.exists()) else data
 
@@ -432,6 +434,7 @@ def _version_batches(version: Version) -> Iterator[pa.RecordBatch]:
 def _report_tokens(
     found: TokenAudit, tokenizer: str, pipeline: Pipeline, notes: tuple[str, ...]
 ) -> AuditReport:
+    """Build the report of tokenized rows."""
     names = [name for name in MEANINGS if name not in ("untrained_answers", "quarantined")]
     counts = {name: found.counts[name] for name in ("rows", "records", "tokens", "trained_tokens")}
     counts |= {"rows_in": counts["rows"], "longest_row": found.counts["longest_row"]}
@@ -460,6 +463,7 @@ def _audit_raw(
     """Prepare raw rows with all limits lifted, and report what the audit found."""
     shares = [name for name in AuditConfig.model_fields if name.startswith("max_")]
     quality = settings.get("audit", {}).get("quality") or {}
+    # Limits would stop the preparation at the first problem, but a report lists all problems.
     lifted = {
         **settings,
         "audit": {
@@ -491,6 +495,7 @@ def _audit_raw(
 def _report_prepared(
     prepared: Prepared, version: Version, recipe: Recipe, place: CachePlace
 ) -> AuditReport:
+    """Build the report of raw rows from the audit of their temporary version."""
     found = version.audit["dataset"]
     sides = [side for side in version.statistics.values() if side["num_packs"]]
     counts: dict[str, int] = {
@@ -531,7 +536,7 @@ def _report_prepared(
 
 
 def _example(row: Mapping[str, object], prepared: Prepared, pipeline: Pipeline) -> Example:
-    """A row of the audit's worst, with its first tokens."""
+    """Return one of the worst rows of the audit, with its first 160 tokens."""
     place = f"{row['source']} row {row['row']:,}"
     for receipt in prepared.receipts:
         if receipt.step != "gather":

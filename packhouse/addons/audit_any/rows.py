@@ -1,13 +1,13 @@
-"""Rows that another tool tokenized: files and objects read, and laid flat for the audit.
+"""Read rows that another tool tokenized, and flatten them for the audit.
 
-They are files, folders, datasets or lists of dicts. Files are decoded in a worker process: some
-kilobytes of Parquet may stand for gigabytes.
+Input can be files, folders, datasets or lists of dicts. Files are decoded in a worker process,
+because a few kilobytes of Parquet can expand to gigabytes.
 
-A mask is whatever says so: `labels` (below 0: not trained, and wrong above -100), `loss_mask`,
-`loss_weights`, `completion_mask`, `assistant_masks`; a token is trained if all that are there say
-so. Without any of them every token is. Records of a row are parted by `seq_lengths`, else
-`cu_seqlens`, else `position_ids` that do not rise by one, else the segment numbers of an
-`attention_mask`; otherwise the row is one.
+These columns define the mask: `labels` (negative: not trained; other negative values than -100 are
+reported), `loss_mask`, `loss_weights`, `completion_mask` and `assistant_masks`. A token is trained
+if all columns present agree; without any of them, every token is. Records within a row are
+separated by `seq_lengths`, else `cu_seqlens`, else `position_ids` that do not increase by one, else
+segment numbers in `attention_mask`; otherwise the row is one record.
 """
 
 import json
@@ -32,41 +32,41 @@ from packhouse.read.file_formats import BOM, compression_of
 from packhouse.read.streams import FileStream
 from packhouse.system.arrays import Bools, Float64s, Int64s
 from packhouse.system.worker import stream_from_worker
-from packhouse.tokenize.pipeline import Pipeline
+from packhouse.tokenize.encoders import Pipeline
 
 Values = Float64s
 
 _CU_SEQLENS = ("cu_seqlens", "cu_seq_lens", "cu_seq_lens_q")
 _MASKS = (*MASK_COLUMNS, "loss_weights")
 MASKS = frozenset(("labels", *_MASKS))
-"""Columns that say which tokens are trained."""
+"""Columns that define which tokens are trained."""
 
 _PER_TOKEN = ("labels", *_MASKS, "attention_mask", "position_ids")
 _WHOLE = ("input_ids", "labels", "position_ids", "seq_lengths", *_CU_SEQLENS)
 COLUMNS = ("input_ids", *_PER_TOKEN, "seq_lengths", *_CU_SEQLENS, "trained_ranges", "record_ids")
-"""What is read of a row; `trained_ranges` is packhouse's own compact layout."""
+"""Columns that are read; `trained_ranges` belongs to packhouse's own compact layout."""
 
 
 _KNOWN = (*COLUMNS, "label")
 _BATCH_ROWS = 1000
 _ENDINGS = (".parquet", ".arrow", ".jsonl", ".json", ".ndjson")
 _COMPRESSED = (".gz", ".zst")
-_EXPANDED = 20  # bytes of a row that a compressed byte stands for; only memory depends on it
+_EXPANDED = 20  # assumed size of rows per compressed byte; used only to size memory limits
 _PATH = b"path"
-"""In the metadata of a batch without ids: the file that it is of."""
+"""Metadata key of a batch without ids: the file that it stands for."""
 
 
 def token_batches(data: object) -> Iterator[pa.RecordBatch] | None:
-    """Return the rows with `input_ids` of some data; None if its rows have none: it is raw.
+    """Return the rows of some data as batches, or None if they have no `input_ids` (raw rows).
 
     Args:
-        data: a Parquet, Arrow, JSON or JSON Lines file; a folder of them, or one that
-            `save_to_disk` wrote; a list of these; a `datasets.Dataset`, a pandas or polars frame,
-            an Arrow table, a list of dicts, or whatever has `len` and gives dicts by number.
+        data: a Parquet, Arrow, JSON or JSON Lines file; a folder of them, or one written by
+            `save_to_disk`; a list of these; a `datasets.Dataset`, a pandas or polars frame, an
+            Arrow table, a list of dicts, or any object with `len` that returns dicts by index.
 
     Raises:
         SourceError: a file cannot be read.
-        ConfigError: rows that Arrow cannot hold.
+        ConfigError: Arrow cannot represent the rows.
     """
     batches = iter(_read(data))
     first = next(batches, None)
@@ -84,10 +84,12 @@ def _with_ids(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _read(data: Any) -> Iterable[pa.RecordBatch]:
+    """Read any supported kind of data as batches; empty for other kinds."""
     if isinstance(data, str | Path):
         return chain.from_iterable(map(_read_in_worker, _files(Path(data))))
     if isinstance(data, list | tuple) and data and all(isinstance(d, str | Path) for d in data):
         return chain.from_iterable(map(_read, data))
+    # Data is recognized by its methods, because datasets, polars and pandas are optional imports.
     if isinstance(data, pa.Table):
         return _selected(data.to_batches(_BATCH_ROWS))
     if hasattr(data, "with_format") and hasattr(data, "column_names"):  # of `datasets`
@@ -128,28 +130,28 @@ def _of_rows(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
         try:
             yield pa.RecordBatch.from_pylist(plain)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            said = " ".join(map(str, error.args))[:200]
-            strange = _strange_value(plain, number)
+            problem = " ".join(map(str, error.args))[:200]
+            bad = _describe_bad_value(plain, number)
             where = f"rows {number:,} to {number + len(taken) - 1:,} are no lists of numbers"
-            raise SourceError(strange or f"{where} ({said})") from None
+            raise SourceError(bad or f"{where} ({problem})") from None
         number += len(taken)
 
 
-def _strange_value(rows: Sequence[dict[str, Any]], first_row: int) -> str:
-    """Say which value is no list of numbers, of rows that Arrow cannot hold."""
+def _describe_bad_value(rows: Sequence[dict[str, Any]], first_row: int) -> str:
+    """Describe the first value that is not a list of numbers, if Arrow rejects the rows."""
     for number, row in enumerate(rows, first_row):
         for name, value in row.items():
             is_list = isinstance(value, list)
-            strange = [v for v in value if not isinstance(v, int | float | None)] if is_list else []
-            if strange or not (is_list or value is None or name == "label"):
-                held = f"{strange[0] if strange else value!r}"[:40]
-                what = "a list with " if strange else ""
+            bad = [v for v in value if not isinstance(v, int | float | None)] if is_list else []
+            if bad or not (is_list or value is None or name == "label"):
+                held = f"{bad[0] if bad else value!r}"[:40]
+                what = "a list with " if bad else ""
                 return f"row {number:,}: column '{name}' holds {what}{held}, not a list of numbers"
     return ""
 
 
 def _plain(value: object) -> object:
-    """A list of numbers of an array or tensor; one of several dimensions is not looked at."""
+    """Convert an array or tensor to a list, nested if it has several dimensions."""
     if value is None or isinstance(value, int):
         return value
     array = value if isinstance(value, list) else np.asarray(value).tolist()
@@ -157,7 +159,7 @@ def _plain(value: object) -> object:
 
 
 def _files(path: Path) -> Sequence[Path]:
-    """The files of a path or pattern, in order; those of a saved dataset as it lists them."""
+    """Return the files of a path or pattern in order; saved datasets list their own files."""
     if path.is_file():
         return [path]
     if not path.exists():
@@ -173,7 +175,7 @@ def _files(path: Path) -> Sequence[Path]:
 
 
 def _ending(path: Path) -> str:
-    """The ending of a name, without that of a compression."""
+    """Return the suffix of a name, ignoring compression suffixes."""
     name = path.name.lower()
     for ending in _COMPRESSED:
         name = name.removesuffix(ending)
@@ -193,7 +195,7 @@ def _read_in_worker(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
-    """In a worker: rows of a file; one batch without `input_ids` where it has none."""
+    """Yield the rows of a file (in a worker), or one batch without `input_ids` if it has none."""
     with path.open("rb") as file:
         head = file.read(8)
     try:
@@ -212,20 +214,20 @@ def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
             for batch in _of_rows(_json_rows(path, head)):
                 is_empty = False
                 yield batch
-            if is_empty and _ending(path) != ".json":  # what tools write beside rows is one
+            if is_empty and _ending(path) != ".json":  # tools write JSON metadata next to rows
                 yield from _without_ids(path)
     except (pa.ArrowException, OSError) as error:
         raise SourceError(f"'{path}' cannot be read: {error}") from None
 
 
 def _without_ids(path: Path) -> Iterator[pa.RecordBatch]:
-    """A batch that says of which file it is, and nothing else."""
+    """Yield a batch that only names its file."""
     schema = pa.schema([("raw", pa.bool_())], {_PATH: str(path)})
     yield pa.RecordBatch.from_arrays([pa.array([True])], schema=schema)
 
 
 def _arrow_batches(source: pa.NativeFile) -> Iterator[pa.RecordBatch]:
-    """Batches of an IPC file, or of a stream, which `datasets` writes."""
+    """Yield the batches of an IPC file, or of an IPC stream, which `datasets` writes."""
     try:
         reader = pa.ipc.open_file(source)
         batches = map(reader.get_batch, range(reader.num_record_batches))
@@ -233,12 +235,12 @@ def _arrow_batches(source: pa.NativeFile) -> Iterator[pa.RecordBatch]:
         source.seek(0)
         batches = iter(pa.ipc.open_stream(source))
     for batch in batches:
-        batch.validate(full=True)  # its offsets may decrease, or lead elsewhere
+        batch.validate(full=True)  # untrusted offsets may decrease or point outside
         yield batch
 
 
 def _json_rows(path: Path, head: bytes) -> Iterator[object]:
-    """Rows of JSON Lines or of an array; nothing of a file that is neither."""
+    """Yield rows of JSON Lines or of a JSON array; nothing if the file is neither."""
     compression, _ = compression_of(head, path.name)
     chunks = iter(FileStream(str(path), compression))
     first = next(chunks, b"").removeprefix(BOM)
@@ -266,8 +268,8 @@ def _json_array(chunks: Iterator[bytes]) -> Iterator[object]:
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    r"""Lines of chunks: b"ab\nc" and b"d\n" -> b"ab" and b"cd"."""
-    rest: list[bytes] = []  # a line of many chunks is joined once
+    r"""Yield lines from chunks: b"ab\nc" and b"d\n" -> b"ab" and b"cd"."""
+    rest: list[bytes] = []  # joined once, as a line may span many chunks
     for chunk in chunks:
         first, *others = chunk.split(b"\n")
         rest.append(first)
@@ -279,24 +281,26 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """What fills rows up to one length: pad tokens, or end tokens behind the end of an answer."""
+    """Tokens used as padding: pad tokens, or end tokens repeated after the end of an answer."""
 
     id: int | None
     end_ids: frozenset[int] = frozenset()
     bos_id: int | None = None
-    """If it is the pad token, too, the last one in front is no padding."""
+    """If it is also the pad token, the last one at the start of a row is not padding."""
     unk_id: int | None = None
-    """Where a tokenizer has no pad token, this one often fills rows."""
+    """Often used as padding by tokenizers without a pad token."""
 
     def places(self, ids: Int64s, trained: Bools) -> Bools:
-        """Return which tokens are padding: pad, end or unknown tokens at either end of a row.
+        """Return a mask of the padding: pad, end or unknown tokens at either end of a row.
 
-        With end 2 and pad 0: [7 8 2 0 0] -> [0 0 0 1 1], and [7 8 2 2 2] -> [0 0 0 1 1]. In
-        [7 8 0 0], of which the first pad alone is trained, it stands for an end: [0 0 0 1].
+        With end token 2 and pad token 0: [7 8 2 0 0] -> [0 0 0 1 1], and [7 8 2 2 2] -> [0 0 0 1
+        1]. If only the first pad token is trained, it is used as the end token: [7 8 0 0] -> [0 0 0
+        1].
         """
         found = np.zeros(len(ids), np.bool_)
         first, last = ids[0], ids[-1]
         if self._fills(first):
+            # A single end token in front may belong to the text; two or more are padding.
             number = int(np.argmin(np.append(ids == first, False)))
             is_own = first == self.id or number > 1
             found[: (number - (first == self.bos_id)) * is_own] = True
@@ -304,11 +308,12 @@ class Padding:
             begin = len(ids) - int(np.argmin(np.append(ids[::-1] == last, False)))
             is_end = int(last) in self.end_ids
             is_alone = begin + 1 == len(ids)
+            # A single unknown token at the end is more likely text that the tokenizer lacks.
             if is_alone and last == self.unk_id != self.id:
                 return found
-            is_behind_end = not self.end_ids.isdisjoint(ids[max(begin - 2, 0) : begin].tolist())
+            follows_end = not self.end_ids.isdisjoint(ids[max(begin - 2, 0) : begin].tolist())
             stands_for_end = is_end or (trained[begin] and not trained[begin + 1 :].any())
-            keeps = stands_for_end and (not is_behind_end or (is_end and is_alone))
+            keeps = stands_for_end and (not follows_end or (is_end and is_alone))
             found[begin + keeps :] = True
         return found
 
@@ -318,45 +323,47 @@ class Padding:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenRows(Tokens):
-    """Records of many rows behind one another, without padding."""
+    """Records of many rows, concatenated without padding."""
 
     trained: Bools
     rows: Int64s
-    """Row of each record."""
+    """Row number of each record."""
     row_lengths: Int64s
-    """Tokens of the row of each record, without padding."""
+    """Number of tokens in the row of each record, without padding."""
     num_rows: int
     faults: Mapping[str, list[tuple[int, int]]]
-    """Finding -> (row, token of `ids`), where a row contradicts itself; -1: the row is left out."""
+    """Finding -> (row, index in `ids`) of each inconsistent row; index -1 if the row was left
+    out."""
     joined: list[tuple[int, int]]
-    """The same, where a record begins and an attention mask of ones joins it to the one before."""
+    """Records that an attention mask of ones joins to the previous record, as (row, index in
+    `ids`)."""
 
     @property
     def is_last(self) -> Bools:
-        """Return, for each record, if it is the last one of its row."""
+        """Mask of the records that are the last of their row."""
         return np.append(self.rows[1:] != self.rows[:-1], True)[: len(self.rows)]
 
 
 def read_token_rows(
     batch: pa.RecordBatch, first_row: int, pad: Padding, pipeline: Pipeline
 ) -> TokenRows:
-    """Lay rows with `input_ids` flat.
+    """Flatten rows with `input_ids`.
 
     Args:
-        batch: some of `COLUMNS`; others are not looked at.
+        batch: rows with some of `COLUMNS`; other columns are ignored.
         first_row: number of the first row.
-        pad: what rows may end with.
-        pipeline: of their tokenizer.
+        pad: tokens used as padding.
+        pipeline: tokenization pipeline of the rows.
 
     Raises:
-        SourceError: ids, labels, positions or lengths that are no whole numbers.
+        SourceError: ids, labels, positions or lengths are not whole numbers.
 
     Example:
         >>> rows = [{"input_ids": [7, 8, 9], "labels": [-100, 8, 9], "position_ids": [0, 1, 0]}]
         >>> read = read_token_rows(pa.RecordBatch.from_pylist(rows), 0, Padding(None), None)
         >>> read.offsets.tolist(), read.rows.tolist()
         ([0, 2, 3], [0, 0])
-        >>> read.range_starts.tolist(), read.range_ends.tolist()  # none goes beyond its record
+        >>> read.range_starts.tolist(), read.range_ends.tolist()  # ranges stay within records
         ([1, 2], [2, 3])
     """
     names = batch.schema.names
@@ -367,17 +374,17 @@ def read_token_rows(
     for name in columns:
         if name in _WHOLE or name in MASKS:
             _check_numbers(name, batch[name], read.get(name), first_row)
-    laid = _Laid(pad)
+    flattened = _FlatRows(pad)
     for number in range(batch.num_rows):
-        laid.add(
+        flattened.add(
             {name: values[offsets[number] : offsets[number + 1]]
              for name, (values, offsets) in read.items()},
             first_row + number,
         )  # fmt: skip
-    parts = zip(*laid.parts, strict=True)
+    parts = zip(*flattened.parts, strict=True)
     ids, trained, starts, rows, lengths = (np.concatenate(each) for each in parts)
     offsets = np.append(starts, len(ids))
-    # Trained [0 1 1 1 0 1], records at [0 3]: ranges [1, 3), [3, 4) and [5, 6).
+    # Trained [0 1 1 1 0 1] with records starting at [0 3]: ranges [1, 3), [3, 4) and [5, 6).
     is_first = np.isin(np.arange(len(ids) + 1), offsets)
     before, after = np.append(False, trained)[:-1], np.append(trained, False)[1:]
     return TokenRows(
@@ -390,15 +397,15 @@ def read_token_rows(
         rows=rows,
         row_lengths=lengths,
         num_rows=batch.num_rows,
-        joined=laid.faults.pop("joined", []),
-        faults=laid.faults,
+        joined=flattened.faults.pop("joined", []),
+        faults=flattened.faults,
     )
 
 
 def _check_numbers(
     name: str, column: pa.Array, read: tuple[Values, Int64s] | None, first_row: int
 ) -> None:
-    """Refuse a column that would be left out, or read as other numbers than it holds."""
+    """Reject a column that would be ignored, or read as numbers that it does not contain."""
     if read is None and name in ("input_ids", *MASKS):
         held = str(column.type)[:80]
         hint = "; a class of the whole row goes by `label`" if name == "labels" else ""
@@ -416,8 +423,8 @@ def _check_numbers(
 
 
 def _numbers(column: pa.Array) -> tuple[Values, Int64s] | None:
-    """Values and offsets of a list column of numbers; None where it holds no such lists."""
-    if pa.types.is_null(column.type):  # nothing in any row
+    """Return values and offsets of a list column of numbers, or None if it is not one."""
+    if pa.types.is_null(column.type):  # null in every row
         column = column.cast(pa.list_(pa.null()))
     kind = column.type
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
@@ -431,19 +438,21 @@ def _numbers(column: pa.Array) -> tuple[Values, Int64s] | None:
     flat = column.flatten()
     if pa.types.is_boolean(value) or pa.types.is_null(value):
         flat = flat.cast(pa.int8())
+    # float64 represents all token ids exactly, and can hold NaN for nulls.
     values = flat.to_numpy(zero_copy_only=False).astype(np.float64)
     return values, np.append(0, np.cumsum(lengths)).astype(np.int64)
 
 
 _Part = tuple[Int64s, Bools, Int64s, Int64s, Int64s]
-"""Ids of a row and which are trained; begins of its records, and of each the row and its length."""
+"""Ids of a row and their mask; starts of its records, and for each the row number and row
+length."""
 _NONE = np.zeros(0, np.int64)
 _NO_PART: _Part = (_NONE, np.zeros(0, np.bool_), _NONE, _NONE, _NONE)
 
 
 @dataclass(slots=True)
-class _Laid:
-    """Rows behind one another, as far as they are read."""
+class _FlatRows:
+    """Rows flattened so far."""
 
     pad: Padding
     parts: list[_Part] = field(default_factory=lambda: [_NO_PART])
@@ -451,23 +460,24 @@ class _Laid:
     faults: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
     def fault(self, name: str, row: int, token: int) -> None:
-        """Note a fault at a token of the row that is being read; -1: the row is left out."""
+        """Record a finding at a token of the current row; -1 if the row is left out."""
         self.faults.setdefault(name, []).append(
             (row, token + self.num_tokens if token >= 0 else -1)
         )
 
     def add(self, row: Mapping[str, Values], number: int) -> None:
-        """Take in a row without its padding."""
+        """Append a row without its padding, and check it."""
         values = row["input_ids"]
         per_token = [row[name] for name in _PER_TOKEN if name in row]
         is_even = all(len(each) in (0, len(values)) for each in per_token)
-        # Of rows without a token, the others are asked for nothing. NaN stays NaN.
+        # A row without tokens passes for any length of the others. NaN propagates through the sum.
         is_whole = is_even and all(isfinite(each.sum()) for each in (values, *per_token))
         if not is_whole or not len(values) or values.min() < 0:
             is_empty = is_even and not len(values)
             self.fault("empty" if is_empty else "uneven", number, -1)
             return
         ids = values.astype(np.int64)
+        # Each mask column can only remove tokens: labels [-100 8 9], loss_mask [1 1 0] -> [0 1 0].
         trained = np.ones(len(ids), np.bool_)
         labels = row.get("labels", values[:0])
         if len(labels):
@@ -494,7 +504,8 @@ class _Laid:
             self.fault("mislabeled", number, int(np.argmax(wrong[is_token])))
         starts = self._boundaries(row, number, is_token)
         ids, trained = ids[is_token], trained[is_token]
-        by_hand = not len(row.get("seq_lengths", ()))  # TRL's collator leaves first labels out
+        # TRL writes seq_lengths, and its collator ignores the first label of each record.
+        by_hand = not len(row.get("seq_lengths", ()))
         if by_hand and len(labels) and (crossing := starts[1:][trained[starts[1:]]]).size:
             self.fault("crossing", number, int(crossing[0]))
         own = np.full(len(starts), number), np.full(len(starts), len(ids))
@@ -504,14 +515,14 @@ class _Laid:
     def _check_left_out(
         self, number: int, is_token: Bools, holes: Bools, trained: Bools, is_masked: Bools
     ) -> None:
-        """Note tokens that attention does not see, and padding that is trained or in front.
+        """Record tokens hidden from attention, and padding that is trained or at the start.
 
         Args:
-            number: of the row.
-            is_token: which are its tokens; all others are left out.
-            holes: which are left out and no pad tokens.
-            trained: which a mask says are trained.
-            is_masked: where `attention_mask` is 0.
+            number: row number.
+            is_token: mask of the row's tokens; the others are left out.
+            holes: mask of tokens left out that are not pad tokens.
+            trained: mask of trained tokens.
+            is_masked: mask of tokens whose `attention_mask` is 0.
         """
         places = np.flatnonzero(is_token)
         first, last = int(places[0]), int(places[-1])
@@ -525,9 +536,9 @@ class _Laid:
             self.fault("padding", number, max(before - 1, 0))
 
     def _boundaries(self, row: Mapping[str, Values], number: int, is_token: Bools) -> Int64s:
-        """Where the records of a row begin; notes what contradicts itself."""
-        # Records of 3 and 2 tokens, as rows say it: seq_lengths [3 2], cu_seqlens [0 3 5],
-        # attention_mask [1 1 1 2 2], position_ids [0 1 2 0 1]. All give the starts [0 3].
+        """Return the starts of the records of a row, and record inconsistent boundaries."""
+        # Two records of 3 and 2 tokens can be written as seq_lengths [3 2], cu_seqlens [0 3 5],
+        # attention_mask [1 1 1 2 2] or position_ids [0 1 2 0 1]. All of them give starts [0 3].
         attention, positions = (
             row[name][is_token] if len(row.get(name, ())) else np.zeros(0)
             for name in ("attention_mask", "position_ids")
@@ -548,7 +559,7 @@ class _Laid:
             starts = starts[starts < num_tokens]
         elif len(attention) and attention.max() > 1:
             starts = np.flatnonzero(np.diff(attention, prepend=-1) != 0)
-        if len(positions) > 1 and (positions == positions[0]).all():  # they count nothing
+        if len(positions) > 1 and (positions == positions[0]).all():  # they mark nothing
             self.fault("positions", number, 0)
         elif len(positions):
             restarts = np.flatnonzero(np.diff(positions, prepend=positions[0] - 2) != 1)
@@ -558,6 +569,6 @@ class _Laid:
                 self.fault("positions", number, int(wrong[0]))
             if starts is None:
                 starts = restarts
-                if len(starts) > 1 and len(attention):  # of ones: then positions are not read
+                if len(starts) > 1 and len(attention):  # all ones: models then ignore position_ids
                     self.fault("joined", number, int(starts[1]))
         return np.zeros(1, np.int64) if starts is None else starts

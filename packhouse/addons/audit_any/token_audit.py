@@ -1,10 +1,10 @@
-"""The audit of rows that another tool tokenized: what they teach, by their ids and masks alone.
+"""Audit rows that another tool tokenized, from their ids and masks alone.
 
-Nothing is known of the texts that they came from, so turns are found by what the template writes
-around contents (`turns`); without a template, prompts and headers are not looked at.
+The original texts are unknown, so turns are found by what the template writes around contents
+(`turns`). Without a template, prompts and headers are not checked.
 
-Cost: about 1 us a token, most of it `re` and hashing: 6 s for 52,000 Alpaca rows (5.4 M tokens).
-Memory: 16 bytes for each record, to find duplicates.
+Cost: about 1 us per token, mostly regular expressions and hashing: 6 s for 52,000 Alpaca rows
+(5.4 million tokens). Memory: 16 bytes per record, for duplicate detection.
 """
 
 import hashlib
@@ -26,39 +26,39 @@ from packhouse.pack.layout import expand_labels
 from packhouse.recipe import Recipe
 from packhouse.records.lists import list_array
 from packhouse.system.arrays import Bools, Int64s
-from packhouse.tokenize.pipeline import Pipeline, TokenizerSnapshot, read_pipeline
+from packhouse.tokenize.encoders import Pipeline, TokenizerSnapshot, read_pipeline
 
 NUM_SAMPLES = 3
-_BEFORE, _AFTER = 40, 24  # tokens of a sample, around the one that is wrong
-_MOST = 0.9  # of all rows
-_PREFIX = 8  # tokens that records begin with, where no template says how they do
-_LEAST_PROMPT = 8  # tokens before an answer without a header; fewer are no conversation's
+_BEFORE, _AFTER = 40, 24  # number of tokens shown around the wrong one
+_MOST = 0.9  # share of all rows
+_PREFIX = 8  # tokens compared to find a common beginning, if no template gives one
+_LEAST_PROMPT = 8  # tokens before an answer without header that show that a prompt was cut
 _BATCH_ROWS = 1000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """Tokens around what was found."""
+    """Tokens around one occurrence of a finding."""
 
     row: int
     token: int
-    """Its place in the row's tokens."""
+    """Position within the tokens of the row."""
     ids: Ids
     trained: Bools
 
 
 @dataclass(slots=True)
 class TokenAudit:
-    """What was found in all rows."""
+    """Findings in all rows."""
 
     counts: Counter[str] = field(default_factory=Counter)
     """`rows`, `records`, `tokens`, `trained_tokens`, `trained_bytes`, `trained_prompt_bytes`,
-    `longest_row`; of trained spans, where the template is known, `spans`, `spans_stopped` (end with
-    a stop token), `spans_of_one_stop` (no other token of theirs is one) and `spans_after_header`
-    (follow the end of a generation prompt); a number of each finding."""
+    `longest_row`, and the number of each finding. If the template is known, also counts of trained
+    spans: `spans`, `spans_stopped` (end with a stop token), `spans_of_one_stop` (contain no other
+    stop token) and `spans_after_header` (follow the end of a generation prompt)."""
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     has_turns: bool = False
-    """True if some row holds what the template writes before answers."""
+    """True if any row contains what the template writes before answers."""
 
 
 def audit_token_rows(
@@ -67,10 +67,10 @@ def audit_token_rows(
     """Audit rows with `input_ids`.
 
     Args:
-        batches: with some of `token_rows.COLUMNS`.
-        snapshot: their tokenizer.
-        turns: what their template writes.
-        pipeline: of the tokenizer.
+        batches: rows with some of `rows.COLUMNS`.
+        snapshot: tokenizer of the rows.
+        turns: what the template writes around contents.
+        pipeline: tokenization pipeline of the rows.
     """
     scan = _Scan(snapshot, turns, pipeline)
     for batch in batches:
@@ -81,16 +81,19 @@ def audit_token_rows(
 
 @dataclass(slots=True)
 class _Found:
-    """Places that were found, of which some are shown."""
+    """Number of occurrences, and samples of the first ones."""
 
     number: int = 0
     samples: list[Sample] = field(default_factory=list)
 
 
 class _Scan:
+    """Audits batches of rows, and keeps counts, samples and digests of records."""
+
     def __init__(self, snapshot: TokenizerSnapshot, turns: Turns, pipeline: Pipeline) -> None:
         self.snapshot, self.turns, self.pipeline = snapshot, turns, pipeline
         self.table = TokenBytes.of(pipeline)
+        # A tokenizer may name a special token that is not in its vocabulary; its id is then None.
         named = {name: snapshot.added_tokens.get(t) for name, t in snapshot.special_tokens.items()}
         pad_id, bos_id = named.get("pad_token"), named.get("bos_token")
         unk_id = named.get("unk_token") if pad_id is None else None
@@ -98,7 +101,7 @@ class _Scan:
         self.bos_id = -1 if bos_id is None or not turns.bos_opens else bos_id
         self.is_end = np.zeros(len(pipeline.is_control), np.bool_)
         self.is_end[[i for i in turns.end_ids if i < len(self.is_end)]] = True
-        self.thought_tags = tuple(
+        self.reasoning_tags = tuple(
             self.table.texts[snapshot.added_tokens[tag]]
             if tag in snapshot.added_tokens
             else tag.encode()
@@ -106,8 +109,8 @@ class _Scan:
         )
         self.counts: Counter[str] = Counter()
         self.found: defaultdict[Hashable, _Found] = defaultdict(_Found)
-        """Of each finding; and what is one only if others are not: `unended` and `several` with the
-        length of their rows, `cut` and `other` begins of records, `unmasked` rows."""
+        """Occurrences by finding. Some become findings only in `finish`: `unended` and `several` by
+        row length, `cut` and `other` starts of records, and `unmasked` rows."""
         self.seen: set[bytes] = set()
         self.lengths: Counter[int] = Counter()
         self.has_turns = self.names_mask = False
@@ -131,14 +134,14 @@ class _Scan:
             kept = faults[: max(NUM_SAMPLES - len(found.samples), 0)]
             found.samples += [self._sample(rows, place, number) for number, place in kept]
         is_strange = rows.ids >= len(self.table.texts)
-        # Of another tokenizer: the rest of these rows says nothing.
+        # These ids belong to another tokenizer. They are reported, and id 0 keeps the arrays valid.
         self._note(rows, "foreign_ids", np.flatnonzero(is_strange))
         rows.ids[is_strange] = 0
         if not len(rows.rows):
             return
         trained = np.add.reduceat(rows.trained.astype(np.int64), rows.offsets[:-1])
         is_idle = trained == 0
-        if "label" in batch.schema.names:  # a class for a model's head is what such a row teaches
+        if "label" in batch.schema.names:  # such a row teaches a class
             is_idle &= ~np.asarray(batch["label"].is_valid())[rows.rows - rows.rows[0]]
         self._note(rows, "untrained", rows.offsets[:-1][is_idle])
         if self.turns.end_ids:
@@ -153,7 +156,7 @@ class _Scan:
             self._turns(rows)
 
     def _note(self, rows: TokenRows, name: Hashable, places: Int64s) -> None:
-        """Count a finding once for each record with one of the places, and keep the first."""
+        """Count a finding at most once per record, and keep samples of the first ones."""
         places = _first_of_each(rows.row_of(places), places)
         found = self.found[name]
         found.number += len(places)
@@ -171,18 +174,18 @@ class _Scan:
         return Sample(row, place - low, rows.ids[window].copy(), rows.trained[window].copy())
 
     def _ends(self, rows: TokenRows) -> None:
-        """Runs of trained tokens that do not end with a stop token, and why."""
+        """Find trained spans that do not end with a stop token, and classify them."""
         begins, stops = rows.range_starts, rows.range_ends
         ends = np.flatnonzero(self.is_end[rows.ids])
         blanks = np.append(0, np.cumsum(~self.table.is_blank[rows.ids]))
         record_ends = rows.offsets[rows.range_rows + 1]
-        # Run [5, 9), end tokens at [8 14]: the last one before 9 is 8, and no word is behind it, so
-        # the run is ended. Run [5, 9) with [3 11]: 11 ends it, and is not trained.
+        # Span [5, 9) with end tokens at [8 14]: the last one before 9 is 8 and no text follows it,
+        # so the span is ended. With end tokens at [3 11], it ends with 11, which is not trained.
         before = np.searchsorted(ends, stops) - 1
         last = np.where(before < 0, -1, np.append(ends, -1)[before])
         is_ended = (last >= begins) & (blanks[stops] == blanks[np.maximum(last, 0) + 1])
         is_whole = (begins == rows.offsets[rows.range_rows]) & (stops == record_ends)
-        past = is_ended & (last < stops - 1) & ~is_whole  # rows that are trained whole have no ends
+        past = is_ended & (last < stops - 1) & ~is_whole  # fully trained rows have no spans to end
         self._note(rows, "past_stops", last[past] + 1)
         if self.turns.stop_ids:
             is_stopped = np.isin(rows.ids[stops - 1], list(self.turns.stop_ids))
@@ -199,12 +202,12 @@ class _Scan:
             self._note(rows, ("unended", length), stops[lacks & (lengths == length)] - 1)
 
     def _several(self, rows: TokenRows) -> None:
-        """Count rows, and those of one record with several end tokens and none last, by length."""
+        """Count rows by length, and those that look like several conversations in one record."""
         self.lengths.update(rows.row_lengths[rows.is_last].tolist())
         ends = np.flatnonzero(self.is_end[rows.ids])
         record, first, number = np.unique(rows.row_of(ends), return_index=True, return_counts=True)
-        # Rows that say they are one record, with over 2 end tokens and words behind the last one:
-        # conversations that were joined, and cut at a length.
+        # A row that claims to be one record, with more than 2 end tokens and text after the last
+        # one, is probably several conversations concatenated and cut at a fixed length.
         lengths = rows.row_lengths[record]
         words = np.append(0, np.cumsum(~self.table.is_blank[rows.ids]))
         is_cut = words[ends[first + number - 1] + 1] < words[rows.offsets[record + 1]]
@@ -213,16 +216,19 @@ class _Scan:
             self._note(rows, ("several", length), ends[first[is_cut & (lengths == length)]] + 1)
 
     def _duplicates(self, rows: TokenRows) -> None:
+        """Find records with the tokens and mask of an earlier one."""
         again = []
         for start, end in zip(rows.offsets[:-1].tolist(), rows.offsets[1:].tolist(), strict=True):
             digest = hashlib.blake2b(rows.ids[start:end].tobytes(), digest_size=16)
             digest.update(rows.trained[start:end].tobytes())
+            # A digest of 16 bytes per record instead of the record bounds memory.
             if digest.digest() in self.seen:
                 again.append(start)
             self.seen.add(digest.digest())
         self._note(rows, "duplicates", np.array(again, np.int64))
 
     def _turns(self, rows: TokenRows) -> None:
+        """Check prompts, headers and answers, located by what the template writes."""
         data = self.table.join(rows.ids.tolist())
         edges = np.append(0, np.cumsum(self.table.widths[rows.ids]))
         self._leaks(rows, data, edges)
@@ -236,26 +242,26 @@ class _Scan:
         if not len(answers.headers):
             return
         self.has_turns = True
-        other, num_alike = answers.begin_otherwise(self.bos_id)
+        other, num_alike = answers.unusual_starts(self.bos_id)
         self._note(rows, "other", np.setdiff1d(other, cut))
         self.num_alike += num_alike
-        self._note(rows, "untrained_starts", answers.untrained_starts(self.thought_tags))
+        self._note(rows, "untrained_starts", answers.untrained_starts(self.reasoning_tags))
         is_header = _cover(answers.headers, answers.begins, len(rows.ids))
         is_answer = _cover(answers.begins, answers.stops, len(rows.ids))
-        looked_at = np.zeros(len(rows.rows), np.bool_)
-        looked_at[answers.records] = True
+        is_checked = np.zeros(len(rows.rows), np.bool_)
+        is_checked[answers.records] = True
         wrong = rows.trained & ~self.table.is_blank[rows.ids] & ~is_answer
-        wrong &= np.repeat(looked_at, np.diff(rows.offsets))
+        wrong &= np.repeat(is_checked, np.diff(rows.offsets))
         prompts = np.flatnonzero(wrong & ~is_header)
         self.counts["trained_prompt_bytes"] += int(self.table.widths[rows.ids[prompts]].sum())
         self._note(rows, "trained_headers", np.flatnonzero(wrong & is_header))
         self._note(rows, "trained_prompts", prompts)
 
     def _spans(self, rows: TokenRows, data: bytes, edges: Int64s) -> None:
-        """Count trained spans that begin and end as inference does."""
+        """Count the trained spans that start and end as in inference."""
         begins, stops, counts = rows.range_starts, rows.range_ends, self.counts
         is_stop = np.isin(rows.ids, list(self.turns.stop_ids))
-        # Stop tokens at [2 5], spans [1, 3) and [4, 8): before their last tokens they have [0 1].
+        # Stop tokens at [2 5], spans [1, 3) and [4, 8): [0 1] stop tokens before their last tokens.
         before = np.append(0, np.cumsum(is_stop))
         records = edges[rows.offsets[rows.range_rows]].tolist()
         places = zip(records, edges[begins].tolist(), strict=True)
@@ -266,7 +272,7 @@ class _Scan:
         counts["spans_after_header"] += sum(data.endswith(opens, *place) for place in places)
 
     def _leaks(self, rows: TokenRows, data: bytes, edges: Int64s) -> None:
-        """Rows in which a record begins where no boundary is, or whose attention mask joins all."""
+        """Find rows whose records start without a boundary, or are joined by attention."""
         is_bos = np.flatnonzero(rows.ids == self.bos_id)
         joined = np.array([token for _, token in rows.joined], np.int64)
         places = [joined, is_bos, self._after_ends(rows, data, edges)]
@@ -275,27 +281,28 @@ class _Scan:
             index = np.searchsorted(edges, np.array(found, np.int64))
             places.append(index[index < len(rows.ids)])
         where = np.unique(np.concatenate(places))
-        # `<s>` and the `<|system|>` behind it begin one record: counted once.
+        # `<s>` followed by `<|system|>` starts one record, so it is counted once.
         is_known = np.isin(where, rows.offsets) | np.isin(where - 1, is_bos)
         where = where[np.isin(where, joined) | ~is_known]
         self._note(rows, "leaks", _first_of_each(rows.rows[rows.row_of(where)], where))
 
     def _after_ends(self, rows: TokenRows, data: bytes, edges: Int64s) -> Int64s:
-        """Tokens behind an end token that the template does not write there."""
+        """Return tokens after an end token that the template does not write there."""
         known = self.turns.after_end
         if known is None or not self.turns.end_ids:
             return np.zeros(0, np.int64)
-        behind = np.flatnonzero(self.is_end[rows.ids]) + 1
-        behind = behind[(behind < len(rows.ids)) & ~np.isin(behind, rows.offsets)]
-        behind = behind[~(rows.trained[behind] & ~rows.trained[behind - 1])]  # a header was cut off
-        own = rows.ids[behind]
-        behind = behind[~self.table.is_control[own] & ~self.table.is_blank[own]]
-        texts = (data[edges[place] : edges[place] + 16].lstrip() for place in behind.tolist())
+        places = np.flatnonzero(self.is_end[rows.ids]) + 1
+        places = places[(places < len(rows.ids)) & ~np.isin(places, rows.offsets)]
+        # A trained token right after an untrained end token: the header between them was cut off.
+        places = places[~(rows.trained[places] & ~rows.trained[places - 1])]
+        own = rows.ids[places]
+        places = places[~self.table.is_control[own] & ~self.table.is_blank[own]]
+        texts = (data[edges[place] : edges[place] + 16].lstrip() for place in places.tolist())
         is_other = np.array([not text.startswith(known) for text in texts], np.bool_)
-        return np.asarray(behind[is_other])
+        return np.asarray(places[is_other])
 
     def _common_begin(self, rows: TokenRows) -> bytes:
-        """The tokens that at least half of the first batch's rows begin with, if some do."""
+        """Return the bytes that at least half of the first batch's rows start with, or b""."""
         if self.prefix is None:
             starts = rows.offsets[:-1][np.append(True, rows.is_last[:-1])]
             heads = Counter(tuple(rows.ids[at : at + _PREFIX].tolist()) for at in starts.tolist())
@@ -305,7 +312,7 @@ class _Scan:
         return self.prefix
 
     def finish(self) -> TokenAudit:
-        """Say which answers without an end are cut: those of rows as long as the longest."""
+        """Resolve findings that depend on all rows, such as which unended answers are truncated."""
         counts, found = self.counts, self.found
         longest = counts["longest_row"]
         if not self.names_mask:  # all rows are meant to be trained whole
@@ -314,18 +321,19 @@ class _Scan:
             key[1]: found[key] for key in found if isinstance(key, tuple) and key[0] == "unended"
         }
         truncated = unended.pop(longest, _Found())
+        # One longest row is no evidence of a limit: it counts as unended, like the shorter ones.
         if truncated.number == 1 and unended:
             unended[longest], truncated = truncated, _Found()
         found["truncated"] = truncated
         samples = [sample for each in unended.values() for sample in each.samples]
         found["unended"] = _Found(sum(each.number for each in unended.values()), samples)
-        # Conversations are not all of one length: where rows are, records were joined and cut.
+        # Conversations rarely have equal lengths: if most rows do, they were concatenated and cut.
         several, alike = found["several", longest], self.lengths[longest]
         if several.number > found["leaks"].number and alike >= max(_MOST * counts["rows"], 5):
             found["leaks"] = several
         cut, other = found["cut"], found["other"]
-        if self.has_turns:  # else the template is another one
-            if other.number < self.num_alike:  # most begin as the template does: it is theirs
+        if self.has_turns:  # otherwise the template is not the right one
+            if other.number < self.num_alike:  # most match the template, so the others were cut
                 cut = _Found(cut.number + other.number, cut.samples + other.samples)
             found["missing_headers"] = cut
         named = {name: each for name, each in found.items() if isinstance(name, str)}
@@ -337,14 +345,14 @@ class _Scan:
 
 
 def _first_of_each(owners: Int64s, places: Int64s) -> Int64s:
-    """The first place of each owner; both rise."""
+    """Return the first place of each owner; both arrays are sorted."""
     return np.asarray(places[np.append(True, owners[1:] != owners[:-1])[: len(places)]])
 
 
 def _cover(starts: Int64s, ends: Int64s, size: int) -> Bools:
-    """Return which of `size` places lie in ranges that do not overlap.
+    """Return a mask over `size` positions that non-overlapping ranges cover.
 
-    Range [1, 3) of 4 places: steps [0 1 0 -1], added up [0 1 1 0].
+    Range [1, 3) of 4 positions: steps [0 1 0 -1], cumulative sum [0 1 1 0].
     """
     steps = np.zeros(size + 1, np.int64)
     np.add.at(steps, starts, 1)
@@ -354,37 +362,37 @@ def _cover(starts: Int64s, ends: Int64s, size: int) -> Bools:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnswerPlaces:
-    """The answers behind headers, in the order of the rows; arrays of shape [num_answers].
+    """Answers after headers, in row order; arrays of shape [num_answers].
 
-    The places come from what a template writes (`turns`): the header before an answer, the header
-    of a user's turn, and the control token that conversations begin with.
+    Positions come from what the template writes (`turns`): the header of an answer, the header of a
+    user turn, and the control token at the start of conversations.
     """
 
     rows: TokenRows
     data: bytes
-    """Bytes of all tokens, as `TokenBytes.join` lays them."""
+    """Bytes of all tokens, in the format of `TokenBytes.join`."""
     edges: Int64s
-    """Where each token begins in `data`, and the end of all."""
+    """Offset of each token in `data`, and the end of the last one."""
     turns: Turns
     table: TokenBytes
     headers: Int64s
-    """Token that each header begins in."""
+    """Token in which each header starts."""
     begins: Int64s
-    """First token behind the header."""
+    """First token after the header."""
     stops: Int64s
-    """Behind the answer's end token, or where the next header or record begins."""
+    """Position after the answer's end token, or of the next header or record."""
     records: Int64s
 
     @staticmethod
     def of(
         rows: TokenRows, data: bytes, edges: Int64s, turns: Turns, table: TokenBytes
     ) -> "AnswerPlaces":
-        """Find the answers, where it is known what opens them."""
+        """Find the answers, given what the template writes before them."""
         opens = re.compile(b"|".join(map(re.escape, turns.answer_opens)))
         num_tokens = len(rows.ids)
         spans = np.array([m.span() for m in opens.finditer(data)], np.int64).reshape(-1, 2)
-        # Tokens at bytes [0 5 15 20], a header in bytes [5, 15): it begins in token 1, and the
-        # answer with token 2.
+        # Tokens at bytes [0 5 15 20] and a header at bytes [5, 15): the header starts in token 1,
+        # and the answer with token 2.
         first, begins = np.searchsorted(edges, spans[:, 0]), np.searchsorted(edges, spans[:, 1])
         records = rows.row_of(np.minimum(first, num_tokens - 1))
         limits = np.minimum(rows.offsets[records + 1], np.append(first[1:], num_tokens))
@@ -393,49 +401,60 @@ class AnswerPlaces:
         stops = np.maximum(stops, begins)
         return AnswerPlaces(rows, data, edges, turns, table, first, begins, stops, records)
 
-    def untrained_starts(self, thought_tags: tuple[bytes, ...]) -> Int64s:
-        r"""First tokens of answers that are trained, but not from their first token on.
+    def untrained_starts(self, reasoning_tags: tuple[bytes, ...]) -> Int64s:
+        r"""Return the first token of each answer that is trained, but not from its first token on.
 
-        Thoughts may be left out, and the tags that a prompt of inference ends with:
+        Reasoning may be untrained, as may tags that the inference prompt ends with:
 
             <|im_start|>assistant\n<think>\n\n</think>\n\nFour.<|im_end|>
                                    ------ untrained -----  --- trained ---
 
-        An answer that is not trained but for its end token counts where its record teaches nothing
-        else: some tools train the end of every turn.
+        An answer with only its end token trained counts if nothing else in its record is trained,
+        because some tools train the end of every turn.
 
         Args:
-            thought_tags: `<think>` and `</think>`, as bytes of the table.
+            reasoning_tags: `<think>` and `</think>` as bytes of the table.
         """
         rows, num_tokens = self.rows, len(self.rows.ids)
         is_text = ~self.table.is_blank[rows.ids]
-        is_said = is_text & ~np.isin(rows.ids, list(self.turns.end_ids))
-        first, taught = _next(is_text, self.begins), _next(is_text & rows.trained, self.begins)
-        # Counts of trained words before each token: of [begin, stop) they are a difference.
-        said = np.append(0, np.cumsum(is_said & rows.trained))
-        teaches = said[self.stops] > said[self.begins]
-        of_record = said[rows.offsets[self.records + 1]] - said[rows.offsets[self.records]]
-        is_late = (first < taught) & (taught < self.stops) & (teaches | (of_record == 0))
-        is_late &= is_said[np.minimum(first, num_tokens - 1)]
+        is_content = is_text & ~np.isin(rows.ids, list(self.turns.end_ids))
+        first, first_trained = (
+            _next(is_text, self.begins),
+            _next(is_text & rows.trained, self.begins),
+        )
+        # Running counts of trained text tokens: a difference gives the count of [begin, stop).
+        num_content = np.append(0, np.cumsum(is_content & rows.trained))
+        has_trained = num_content[self.stops] > num_content[self.begins]
+        of_record = (
+            num_content[rows.offsets[self.records + 1]] - num_content[rows.offsets[self.records]]
+        )
+        is_late = (
+            (first < first_trained)
+            & (first_trained < self.stops)
+            & (has_trained | (of_record == 0))
+        )
+        is_late &= is_content[np.minimum(first, num_tokens - 1)]
         found = [
             begin
-            for begin, end in zip(first[is_late].tolist(), taught[is_late].tolist(), strict=True)
-            if not self.data[self.edges[begin] : self.edges[end]].rstrip().endswith(thought_tags)
+            for begin, end in zip(
+                first[is_late].tolist(), first_trained[is_late].tolist(), strict=True
+            )
+            if not self.data[self.edges[begin] : self.edges[end]].rstrip().endswith(reasoning_tags)
         ]
         return np.array(found, np.int64)
 
     def cut_prompts(self, bos_id: int) -> Int64s:
-        r"""Return a place in each record whose prompt was cut.
+        r"""Return one position in each record whose prompt was cut.
 
-        - At its end: an answer behind a prompt, and no header between them.
-        - In front: the record does not begin with a control token, as all that the template writes
-          do (`no?<|im_end|>\n<|im_start|>assistant\nYes.`); of a template that begins with text,
-          no user's turn opens before the first answer.
+        - Cut at its end: an answer follows a prompt without a header between them.
+        - Cut at its start: the record does not start with a control token, although the template
+          always writes one (`no?<|im_end|>\n<|im_start|>assistant\nYes.`). For templates that start
+          with text: no user turn starts before the first answer.
 
-        A cut between two turns leaves a whole conversation: `begin_otherwise`.
+        A cut between two turns leaves a valid conversation; see `unusual_starts`.
 
         Args:
-            bos_id: the BOS that stands before conversations; -1: none.
+            bos_id: the BOS id before conversations; -1 if there is none.
         """
         rows = self.rows
         record, first = np.unique(rows.range_rows, return_index=True)
@@ -452,20 +471,21 @@ class AnswerPlaces:
         elif self.turns.user_opens:
             opens = re.finditer(re.escape(self.turns.user_opens), self.data)
             users = np.array([match.start() for match in opens], np.int64)
-            before, behind = (np.searchsorted(users, self.edges[at]) for at in (starts, until))
-            is_cut &= before == behind
+            before, after = (np.searchsorted(users, self.edges[at]) for at in (starts, until))
+            is_cut &= before == after
         else:
             is_cut[:] = False
         return np.sort(np.append(bare, starts[is_cut]))
 
-    def begin_otherwise(self, bos_id: int) -> tuple[Int64s, int]:
-        r"""Return where records begin that do not begin as the template's, and how many do.
+    def unusual_starts(self, bos_id: int) -> tuple[Int64s, int]:
+        r"""Return the starts of records that differ from the template's, and how many match it.
 
-        Qwen2.5's template writes a system turn in front of all conversations. One that begins with
-        `<|im_start|>user` lost its first turns, or another template made it: the number says which.
+        Qwen2.5's template starts every conversation with a system turn. A record that starts with
+        `<|im_start|>user` lost its first turns or was made with another template; the count tells
+        which.
 
         Args:
-            bos_id: the BOS that stands before conversations; -1: none.
+            bos_id: the BOS id before conversations; -1 if there is none.
         """
         rows, begins = self.rows, self.turns.begins
         starts = rows.offsets[np.unique(self.records)]
@@ -477,14 +497,14 @@ class AnswerPlaces:
         return starts[is_other], int((~is_other).sum())
 
 
-def _next(is_one: Bools, places: Int64s) -> Int64s:
-    """The first token at or behind each place that is one; the number of tokens: none is."""
-    # [0 1 0 0 1], places [0 2 5]: [1 4 5].
-    ones = np.append(np.flatnonzero(is_one), len(is_one))
+def _next(is_match: Bools, places: Int64s) -> Int64s:
+    """Return the first true position at or after each place; len(is_one) if there is none."""
+    # For [0 1 0 0 1] and places [0 2 5]: [1 4 5].
+    ones = np.append(np.flatnonzero(is_match), len(is_match))
     return np.asarray(ones[np.searchsorted(ones, places)])
 
 
-# Count of `audit_shard` -> findings that are it. `trained_prompt_bytes` is counted in bytes.
+# Count of `audit_shard` -> findings that add up to it. `trained_prompt_bytes` counts bytes.
 _FINDINGS = {
     "unterminated_turns": ("untrained_ends", "unended", "truncated"),
     "leaked_headers": ("trained_headers",),
@@ -501,16 +521,16 @@ _FINDINGS = {
 def audit_given(
     tokenized: pa.Table, recipe: Recipe, snapshot: TokenizerSnapshot, tokenizers: Path
 ) -> dict[str, object]:
-    """Measure a shard whose ids were given, by the limits of rows that packhouse tokenized.
+    """Audit a shard of pretokenized rows with the checks that apply to packhouse's own rows.
 
     Args:
-        tokenized: schema `tables.TOKENIZED`, a record a row.
-        recipe: of the run.
-        snapshot: the tokenizer.
+        tokenized: one record per row, schema `tables.TOKENIZED`.
+        recipe: recipe of the run.
+        snapshot: tokenizer snapshot.
         tokenizers: folder of tokenizer snapshots.
 
     Returns:
-        As `audit_shard` does.
+        The same structure as `audit_shard`.
     """
     pipeline = read_pipeline(snapshot.backend)
     turns, _ = learn_turns(recipe, snapshot, pipeline, tokenizers)
@@ -527,7 +547,7 @@ def audit_given(
         "double_ends": 0,
         "unknown_tokens": found.counts["unknown_tokens"],
         **{name: sum(found.counts[own] for own in names) for name, names in _FINDINGS.items()},
-        # At least a byte of each record in which padding is trained.
+        # Trained padding counts as at least one byte per record.
         "trained_prompt_bytes": found.counts["trained_prompt_bytes"] + found.counts["padding"],
     }
     worst = {}

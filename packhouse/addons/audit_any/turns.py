@@ -1,7 +1,8 @@
-r"""How a template writes turns, learnt from a few conversations that it rendered.
+r"""Learn how a template writes turns, from a few conversations rendered with it.
 
-Tokens of a row are laid behind one another as bytes, a control token as 0xFF, its id, 0xFF: no text
-in UTF-8 holds 0xFF, so a content that spells `<|im_start|>` in ordinary tokens opens no turn.
+The tokens of a row are joined as bytes, with each control token written as 0xFF, its id, 0xFF.
+UTF-8 text never contains 0xFF, so content that spells `<|im_start|>` in ordinary tokens does not
+look like the start of a turn.
 """
 
 import re
@@ -22,7 +23,7 @@ from packhouse.render.sandbox import pinned_date
 from packhouse.run.rendering import run_template
 from packhouse.system.arrays import Bools, Int64s
 from packhouse.tokenize import TokenizerSnapshot, load_snapshot
-from packhouse.tokenize.pipeline import Pipeline
+from packhouse.tokenize.encoders import Pipeline
 
 _U1, _A1 = "Which colour is a tomato?", "Mostly a bright red."
 _U2, _A2 = "How heavy may one become?", "Some pass four kilograms."
@@ -41,7 +42,7 @@ _DEFINITION = (
     '[{"type":"function","function":{"name":"weather","description":"Look out.",'
     '"parameters":{"type":"object","properties":{"city":{"type":"string"}}}}}]'
 )
-# Conversations to render; what a template refuses teaches nothing.
+# Conversations to render; a template may refuse some, which are then ignored.
 _PROBES: tuple[dict[str, object], ...] = (
     {"messages": _CHAT[:2]},
     {"messages": _CHAT},
@@ -59,22 +60,22 @@ _PROBES: tuple[dict[str, object], ...] = (
 
 _ANSWERS = ((_U1, _A1), (_U2, _A2))
 _MARK = b"\xff"
-_LEAST = 4  # bytes of a header without a control token
+_LEAST = 4  # minimum number of bytes of a header without a control token
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenBytes:
-    """The bytes of each id, control tokens marked."""
+    """Bytes of each token id, with control tokens marked."""
 
     texts: tuple[bytes, ...]
     widths: Int64s
     is_control: Bools
     is_blank: Bools
-    """Ids of nothing but white space."""
+    """Mask of ids that are only white space."""
 
     @staticmethod
     def of(pipeline: Pipeline) -> "TokenBytes":
-        """Make the table; ids whose bytes are not known are written as their number."""
+        """Build the table; if the bytes of ids are unknown, every id is a space."""
         known = pipeline.token_bytes
         count = len(pipeline.is_control)
         texts = known.to_pylist() if known is not None else [b" "] * count
@@ -84,11 +85,11 @@ class TokenBytes:
         return TokenBytes(tuple(texts), widths, pipeline.is_control, blank_tokens(pipeline))
 
     def join(self, ids: Sequence[int]) -> bytes:
-        """Return the bytes of tokens."""
+        """Return the concatenated bytes of tokens."""
         return b"".join(map(self.texts.__getitem__, ids))
 
     def of_text(self, text: str, control: Mapping[str, int]) -> bytes:
-        """Return the bytes of a text whose control tokens are tokens."""
+        """Return the bytes of a text in which control tokens are single tokens."""
         longest_first = sorted(control, key=len, reverse=True)
         pieces = re.split(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})", text)
         return b"".join(
@@ -98,39 +99,41 @@ class TokenBytes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turns:
-    """What a template writes around contents, as bytes of `TokenBytes`."""
+    """Text that a template writes around contents, as bytes in the format of `TokenBytes`."""
 
     answer_opens: tuple[bytes, ...] = ()
-    """What stands before an answer: `<|im_start|>assistant`; empty: not known."""
+    """Text before an answer: `<|im_start|>assistant`; empty if unknown."""
     system_opens: bytes = b""
-    """What stands before a system prompt, where only a conversation's begin has it."""
+    """Text before a system prompt, if it occurs only at the start of a conversation."""
     bos_opens: bool = False
-    """True if BOS stands at a conversation's begin and nowhere else."""
+    """True if BOS occurs at the start of a conversation and nowhere else."""
     end_ids: frozenset[int] = frozenset()
     """Tokens that end answers."""
     after_end: tuple[bytes, ...] | None = None
-    """What may follow an end token beside white space and control tokens; None: not known."""
+    """Text that may follow an end token, besides white space and control tokens; None if
+    unknown."""
     begins_with_control: bool = False
-    """True if conversations begin with a control token, behind BOS."""
+    """True if conversations start with a control token (after BOS)."""
     begins: bytes = b""
-    """What all begin with behind BOS: `<|im_start|>system`; empty: with text, or they differ."""
+    """Common start of all conversations after BOS: `<|im_start|>system`; empty if text or
+    different."""
     user_opens: bytes = b""
-    """What stands before a user's turn: `### Instruction:`; empty: not known."""
+    """Text before a user turn: `### Instruction:`; empty if unknown."""
     generation_opens: tuple[bytes, ...] = ()
-    """What the generation prompt ends with: `<|im_start|>assistant\n`; empty: not known."""
+    """End of the generation prompt: `<|im_start|>assistant\n`; empty if unknown."""
     stop_ids: frozenset[int] = frozenset()
-    """Tokens at which generation stops; empty: not known."""
+    """Tokens at which generation stops; empty if unknown."""
 
 
 def learn_turns(
     recipe: Recipe | None, snapshot: TokenizerSnapshot, pipeline: Pipeline, tokenizers: Path
 ) -> tuple[Turns, list[str]]:
-    """Return what a template writes, and what of it could not be learnt.
+    """Learn what a template writes; also return notes on what could not be learned.
 
     Args:
-        recipe: names template and tokenizer; None: the template is not known.
-        snapshot: the tokenizer.
-        pipeline: of the tokenizer.
+        recipe: gives template and tokenizer; None if the template is unknown.
+        snapshot: tokenizer snapshot.
+        pipeline: tokenization pipeline.
         tokenizers: folder of tokenizer snapshots.
     """
     named = snapshot.special_tokens
@@ -144,8 +147,9 @@ def learn_turns(
         return _learn([], table, *ids), [note]
     rendered, notes = [], []
     try:
-        # Records of single answers would all have what the template writes in the prompt alone
-        # (Qwen3's empty thinking block), which then looked like a part of the header.
+        # Render whole conversations. Records of single answers would all include what the template
+        # writes only in the prompt (Qwen3's empty thinking block), which would look like a part of
+        # the header.
         whole = recipe.model_copy(
             update={"format": recipe.format.model_copy(update={"turns": "whole"})}
         )
@@ -166,7 +170,7 @@ def learn_turns(
 
 
 def _answer_edges(recipe: Recipe, cache: Path | None) -> dict[str, list[str]]:
-    """In a worker: return what opens answers at inference, and the tokens that end them."""
+    """Return the text before answers at inference, and the tokens that end them (in a worker)."""
     snapshot = load_snapshot(recipe.tokenizer, cache, recipe.tokenize.pipeline)
     template = open_template(recipe, snapshot, pinned_date().isoformat())
     return {"opens": template.openings(), "stops": list(template.stop_tokens)}
@@ -178,31 +182,32 @@ def _learn(
     """Learn what a template writes.
 
     Args:
-        rendered: ids of those of `_PROBES` that it did not refuse.
-        table: of the tokenizer.
-        eos_id: ends answers, too, if the tokenizer has it.
-        bos_id: of the tokenizer, if it has one.
+        rendered: token ids of those of `_PROBES` that the template accepts.
+        table: bytes of each token id.
+        eos_id: EOS id, which also ends answers; None if there is none.
+        bos_id: BOS id; None if there is none.
     """
     opens: list[bytes] = []
-    asked: list[bytes] = []  # what stands before questions, backwards
+    before_questions: list[bytes] = []  # text before questions, reversed
     after_tools: list[bytes] = []
     ends = set() if eos_id is None else {eos_id}
     follows: set[bytes] = set()
     system = b""
     for ids in rendered:
         data = table.join(ids)
-        # Before a question: "<|im_start|>user\n", and of the second one "<|im_end|>\n" before it.
-        # What both end with is the header, so they are compared backwards.
-        if _SYSTEM.encode() not in data:  # Mistral's stands in the last user turn
+        # The first question follows "<|im_start|>user\n", the second
+        # "<|im_end|>\n<|im_start|>user\n". The header is their common suffix, so they are compared
+        # in reverse.
+        if _SYSTEM.encode() not in data:  # Mistral puts it into the last user turn
             before_turns = data.partition(_U1.encode())[0], _between(data, _A1, _U2)
-            asked += [before[::-1] for before in before_turns if before]
+            before_questions += [before[::-1] for before in before_turns if before]
         for question, answer in _ANSWERS:
             if before := _between(data, question, answer):
                 opens.append(before)
             if answer.encode() in data:
-                behind = data.partition(answer.encode())[2].lstrip()
-                if behind.startswith(_MARK):
-                    _, end, rest = behind.split(_MARK, 2)
+                following = data.partition(answer.encode())[2].lstrip()
+                if following.startswith(_MARK):
+                    _, end, rest = following.split(_MARK, 2)
                     ends.add(int(end))
                     follows.add(rest.lstrip().partition(_U2.encode())[0])
         after_tools.append(_between(data, _TOOL, _A2))
@@ -213,7 +218,7 @@ def _learn(
     header = _header(_common(opens), ends)
     known = [header] if header else []
     for before in after_tools:
-        if header and _MARK in before and header not in before:  # Mistral's [/TOOL_RESULTS]
+        if header and _MARK in before and header not in before:  # such as Mistral's [/TOOL_RESULTS]
             known.append(before[before.rfind(_MARK, 0, before.rfind(_MARK)) :].rstrip())
     counts = [list(ids).count(bos_id) for ids in rendered if bos_id is not None]
     bos_opens = bool(counts) and all(n == 1 for n in counts) and bos_id not in ends
@@ -221,10 +226,11 @@ def _learn(
     fronts = [ids[0] for ids in talks]
     by_control = bool(fronts) and bool(table.is_control[fronts].all())
     begins = _common([table.join(ids).partition(_U1.encode())[0] for ids in talks if by_control])
+    # An odd number of marks: the common part ends inside a control token.
     if begins.count(_MARK) % 2:
         begins = begins[: begins.rindex(_MARK)]
-    user = _common(asked)[::-1]
-    if user.count(_MARK) % 2:  # of two control tokens, the ends are alike: "\xff1\xff\xff3\xff"
+    user = _common(before_questions)[::-1]
+    if user.count(_MARK) % 2:  # starts inside a control token: "1\xff" of ids 1 and 21
         user = user.partition(_MARK)[2]
     return Turns(
         answer_opens=tuple(known),
@@ -241,21 +247,21 @@ def _learn(
 
 
 def _between(data: bytes, first: str, second: str) -> bytes:
-    """What stands between two contents, if both are there in this order."""
+    """Return the bytes between two contents, or b"" if they do not occur in this order."""
     begin, end = data.find(first.encode()), data.find(second.encode())
     return data[begin + len(first) : end] if 0 <= begin < end else b""
 
 
 def _common(texts: Sequence[bytes]) -> bytes:
-    """What all texts begin with."""
-    # What the least and the greatest have in common, all between them have: "ab1", "ab2", "abc".
+    """Return the common prefix of all texts."""
+    # The prefix shared by the smallest and the greatest is shared by all: "ab1", "ab2", "abc".
     least, most = min(texts, default=b""), max(texts, default=b"")
     pairs = zip(least, most, strict=False)
     return least[: next((n for n, (a, b) in enumerate(pairs) if a != b), len(least))]
 
 
 def _header(common: bytes, ends: set[int]) -> bytes:
-    """A header, of what is common to all that stands before turns: without the end of the last."""
+    """Extract a header from the text common before turns, without the previous turn's end token."""
     header = common.strip()
     for end in ends:
         rest = header.removeprefix(b"%s%d%s" % (_MARK, end, _MARK)).lstrip()

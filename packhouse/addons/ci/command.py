@@ -1,16 +1,16 @@
-"""A data refresh as a CI job: the plan in words, the run, its gates, and summaries for machines.
+"""Refresh a dataset in a CI job: show the plan, run it, check gates, write summaries.
 
-    plan         what would come, before any work, as markdown for a comment
-    golden       pinned conversations came out as pinned
+    plan         what a run would give, as markdown for a comment
+    golden       pinned conversations give the pinned output
     quarantine   not more bad rows than the recipe allows
     audit        what the tokens teach is within the limits
-    schema       readers of the ref miss and misread nothing
-    drift        the version is not further from the ref's than the limits
+    schema       readers of the ref can read the new version
+    drift        the version differs from the ref's version by no more than the limits
     publish      the version is committed
 
-A gate is passed, failed, or was not reached (`packhouse.records.gates`). Here is what a job knows
-of itself and how it says that; `job` does the work. That one takes over a second to import, this
-one does not: a signal that comes meanwhile must find something that can write summaries.
+A gate is passed, failed or not reached (`packhouse.records.gates`). This module holds the state of
+a job and formats its summaries; `job` does the work. Importing `job` takes over a second, so it is
+imported late: a signal in the meantime must find code that can write summaries.
 """
 
 import json
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 GATES = ("plan", "golden", "quarantine", "audit", "schema", "drift", "publish")
 
 BUG = 1
-"""Exit code: an error that is not packhouse's own."""
+"""Exit code of an error that packhouse did not raise itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanFacts:
-    """What a run would do, known before any work."""
+    """Expected outcome of a run, known before it starts."""
 
     dataset: str
     version_id: str
@@ -54,33 +54,33 @@ class PlanFacts:
     """Version that the ref points to."""
     estimate: "Estimate"
     cached: Mapping[str, Sequence[int]]
-    """Step -> jobs done already, jobs."""
+    """Step -> (finished jobs, jobs)."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Key -> value in the ref's version and in this plan, where they differ."""
+    """Settings that differ: key -> (value in the ref's version, value in this plan)."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """File -> `added`, `changed` or `removed` since the ref's version."""
 
 
 @dataclass(kw_only=True)
 class CiJob:
-    """How far a job has come; `packhouse.addons.ci.job.run_job` fills it in as it goes."""
+    """State of a CI job, updated by `packhouse.addons.ci.job.run_job` as it runs."""
 
     dataset: str
-    """Name in the recipe; the name of the recipe's file until that is read."""
+    """Name in the recipe; the name of the recipe file until it has been read."""
     only_plan: bool = False
     facts: PlanFacts | None = None
-    """The plan, once there is one."""
+    """The plan, as soon as it exists."""
     refreshed: "Refreshed | None" = None
     gates: GateLog = field(default_factory=GateLog)
     notes: list[str] = field(default_factory=list)
     error: BaseException | None = None
-    """What ended the job early."""
+    """Error that ended the job early."""
     unwritten: list[PackhouseError] = field(default_factory=list)
-    """Summaries that could not be written."""
+    """Errors of summaries that could not be written."""
 
     @property
     def outcome(self) -> str:
-        """That of the refresh; or `planned`, `refused`, `failed`, or `interrupted` by a signal."""
+        """Outcome of the refresh; or `planned`, `refused`, `failed`, `interrupted` (signal)."""
         if isinstance(self.error, Interrupted):
             return "interrupted"
         if self.error is not None:
@@ -89,17 +89,18 @@ class CiJob:
 
     @property
     def exit_code(self) -> int:
-        """What the job's process exits with."""
+        """Exit code of the process."""
         if isinstance(self.error, PackhouseError | Interrupted):
             return self.error.exit_code
         if self.error is not None:
             return BUG
         if self.outcome == "held":
             return HELD_BACK
+        # A missing summary only counts if nothing worse happened.
         return self.unwritten[0].exit_code if self.unwritten else 0
 
     def all_gates(self) -> list[GateResult]:
-        """Return a result for every gate, reached or not; call it once, when the job has ended."""
+        """Return a result for every gate, reached or not. Call it once, after the job has ended."""
         why_not = "only a plan was asked for"
         if isinstance(self.error, Interrupted):
             why_not = str(self.error)
@@ -109,7 +110,7 @@ class CiJob:
         return all_gates(self.gates.results, f"the run ended at {failed[0]}" if failed else why_not)
 
     def markdown(self, gates: Sequence[GateResult]) -> str:
-        """Return the plan and what came of it, ready for a comment on a pull request."""
+        """Return the plan and the outcome as markdown for a comment on a pull request."""
         parts = [plan_markdown(self.facts)] if self.facts else []
         if not self.only_plan or self.error is not None:
             parts.append(outcome_markdown(gates, self.refreshed, self.error))
@@ -117,7 +118,7 @@ class CiJob:
 
 
 def plan_markdown(facts: PlanFacts) -> str:
-    """Return the plan as markdown, ready for a comment on a pull request."""
+    """Return the plan as markdown for a comment on a pull request."""
     about = "" if facts.estimate.is_exact else "about "
     now = f"`{facts.current}`" if facts.current else "nothing yet"
     lines = [
@@ -141,11 +142,11 @@ def plan_markdown(facts: PlanFacts) -> str:
 
 
 def failed_gate(error: BaseException, is_planned: bool) -> list[GateResult]:
-    """Return the results that come with an error, with at least one that failed.
+    """Return the gate results of an error, with at least one that failed.
 
     Args:
-        error: what ended the run.
-        is_planned: False if it came before the plan was made.
+        error: error that ended the run.
+        is_planned: False if it happened before the plan was made.
 
     Example:
         >>> failed_gate(PackhouseError("no such key"), is_planned=False)[0].name
@@ -163,10 +164,10 @@ def failed_gate(error: BaseException, is_planned: bool) -> list[GateResult]:
 
 
 def all_gates(results: Sequence[GateResult], why_not: str) -> list[GateResult]:
-    """Return the results in the order of the gates, with one for each gate that has none.
+    """Return the results in the order of the gates, adding one for each gate without a result.
 
     Args:
-        results: of a run, as far as it came.
+        results: results of a run so far.
         why_not: why the other gates were not reached.
 
     Example:
@@ -185,15 +186,14 @@ def all_gates(results: Sequence[GateResult], why_not: str) -> list[GateResult]:
 def outcome_markdown(
     gates: Sequence[GateResult], refreshed: "Refreshed | None", error: BaseException | None = None
 ) -> str:
-    """Return what came of a run as markdown, to stand under its plan."""
+    """Return the outcome of a run as markdown, to follow its plan."""
     message = refreshed.message if refreshed else "nothing was published"
-    if isinstance(error, Interrupted):  # it may have come when the version was just published
+    if isinstance(error, Interrupted):  # the version may just have been published
         message = f"{error} before the run ended"
     lines = [f"### packhouse: {for_markdown(message)}", "", *gates_table(gates)]
     prepared = refreshed.prepared if refreshed else None
     if prepared is not None:
-        from packhouse.cli.result import splits_of
-        from packhouse.cli.summary import block_markdown, ledger_block
+        from packhouse.cli.summary import block_markdown, ledger_block, splits_of
 
         filters = filters_of(prepared.published.sources)
         lines += ["", *block_markdown(ledger_block(prepared.ledger, filters), 4)]
@@ -202,10 +202,10 @@ def outcome_markdown(
 
 
 def to_junit(dataset: str, gates: Sequence[GateResult], error: BaseException | None = None) -> str:
-    """Return the gates as a JUnit document: a test case each, with its time, value and limit.
+    """Return the gates as a JUnit document: one test case per gate, with its time, value and limit.
 
-    A signal fails no gate, and a document without a failure would show as passed. So it is the
-    error of a case `run`.
+    A signal fails no gate, but a document without failures would show as passed. Therefore it
+    becomes an error of a test case `run`.
 
     Example:
         >>> gate = GateResult(name="audit", outcome="failed", detail="2 < 3", seconds=1.5)
@@ -243,10 +243,10 @@ def to_junit(dataset: str, gates: Sequence[GateResult], error: BaseException | N
 
 
 def summary_json(job: CiJob, gates: Sequence[GateResult]) -> dict[str, object]:
-    """Return everything that a program may want to know, as plain JSON."""
+    """Return the whole outcome as plain JSON, for programs."""
     refreshed, result = job.refreshed, None
     if refreshed and refreshed.prepared:
-        from packhouse.cli.result import report_json
+        from packhouse.cli.summary import report_json
 
         result = report_json(refreshed.prepared)
     return {
@@ -290,17 +290,17 @@ def ci(
     json_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Refresh the dataset of RECIPE as a job of a pipeline: plan, run, gates, summaries.
+    """Refresh a dataset in a CI job: check its gates and write summaries.
 
     If nothing changed, only the gates are checked. Needs no server. Summaries are written however
-    the job ends, by SIGTERM and Ctrl-C too. If one cannot be written, the others are, and the exit
-    code is 5 where it would be 0.
+    the job ends, including by SIGTERM and Ctrl-C. If one cannot be written, the others still are,
+    and the exit code becomes 5 if it would have been 0.
 
     \b
     Exit codes: 0 published or unchanged (or planned),
     2, 3  bad input: the recipe; a source or the tokenizer,
     4     refused by a gate: nothing published,
-    7     held back by drift: published, and the ref not moved,
+    7     held back by drift: published, but the ref did not move,
     5, 6  infrastructure: the store or a disk; network or storage hiccups,
     130, 143, 129  stopped by Ctrl-C (SIGINT); by SIGTERM; by SIGHUP,
     1     a bug.
@@ -318,8 +318,9 @@ def ci(
             from packhouse.addons.ci.job import run_job  # takes over a second
 
             run_job(job, recipe_path, overrides, cache=cache, workers=workers, approval=approval)
-    except BaseException as error:  # whatever it is, a pipeline needs its summaries
-        job.error = interruption() or error  # code in C may turn a signal into another error
+    except BaseException as error:  # a pipeline needs its summaries after any error
+        job.error = interruption() or error  # C code may turn a signal into another error
+    # A second signal must not interrupt the summaries.
     ignore_signals()
     gates = job.all_gates()
     _write(job, summary, job.markdown(gates))
@@ -327,7 +328,7 @@ def ci(
     _write(job, json_file, json.dumps(summary_json(job, gates), sort_keys=True, indent=2))
     if job.error is not None and job.exit_code == BUG:
         raise job.error  # with its traceback, and exit code 1
-    _say(job, summary_json(job, gates), as_json)
+    _print_outcome(job, summary_json(job, gates), as_json)
     sys.exit(job.exit_code)
 
 
@@ -341,16 +342,16 @@ def _check_folder(path: Path | None) -> None:
 
 
 def _write(job: CiJob, path: Path | None, text: str) -> None:
-    """Write a summary; one that cannot be written keeps no other from being written."""
+    """Write a summary; a failure does not prevent the other summaries."""
     if path is None or not path.absolute().parent.is_dir() or path.is_dir():
-        return  # `_check_folder` has said so
+        return  # already reported by `_check_folder`
     try:
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         job.unwritten.append(disk_error(error, path, "the summary", "name another file"))
 
 
-def _say(job: CiJob, facts: dict[str, object], as_json: bool) -> None:
+def _print_outcome(job: CiJob, facts: dict[str, object], as_json: bool) -> None:
     if as_json:
         echo(json.dumps(facts, sort_keys=True))
     else:

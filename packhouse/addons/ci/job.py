@@ -1,4 +1,4 @@
-"""The work of `packhouse ci`: plan, gates, run; `summary` says what came of it."""
+"""Do the work of `packhouse ci`: plan, gates, run. `command` formats the outcome."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -40,21 +40,21 @@ def run_job(
     workers: int,
     approval: bool,
 ) -> None:
-    """Refresh a recipe's dataset, and write into `job` how far it came.
+    """Refresh a recipe's dataset, and record the progress in `job`.
 
     Args:
-        job: is up to date whenever this ends, also by an error.
-        recipe_path: file of the recipe.
-        overrides: `key=value` for keys of the recipe.
-        cache: folder or mirror of finished steps; None: as the environment says.
-        workers: processes that do the work.
-        approval: move the candidate, and leave the ref to someone.
+        job: up to date whenever this returns or raises.
+        recipe_path: path of the recipe.
+        overrides: `key=value` settings that override the recipe.
+        cache: folder or mirror of finished steps; None for the environment's setting.
+        workers: number of worker processes.
+        approval: move the candidate ref, and leave the ref to a reviewer.
 
     Raises:
         PackhouseError: a gate refused the version, or something could not be read or written.
-        Interrupted: a signal came.
+        Interrupted: a signal arrived.
     """
-    check_interrupted()  # an import may have lost the exception
+    check_interrupted()  # an import may have swallowed the exception
     recipe = read_recipe(recipe_path, overrides)
     job.dataset = recipe.dataset
     place = find_cache(cache)
@@ -67,6 +67,7 @@ def run_job(
     found = look(recipe, Planned(plan.version_id, plan))
     mirror = open_mirror(place)
     if mirror is not None:
+        # Share one list, so that later notes of the mirror reach the summaries.
         mirror.notes.extend(job.notes)
         job.notes = mirror.notes
     job.facts = _plan_facts(recipe, plan, found, workspace, mirror)
@@ -89,10 +90,11 @@ def run_job(
 def _plan_facts(
     recipe: Recipe, plan: Plan, found: Look, workspace: Workspace, mirror: Mirror | None
 ) -> PlanFacts:
-    """Put together what is known before any work."""
+    """Return everything that is known before the run."""
     steps = [job.ref for job in plan]
     done = {step for step in steps if workspace.steps.peek(*step) is not None}
     if mirror is not None:
+        # Steps in the mirror will be fetched instead of computed.
         done |= mirror.holding(step for step in steps if step not in done)
     jobs = Counter(step for step, _ in steps)
     ready = Counter(step for step, key in steps if (step, key) in done)

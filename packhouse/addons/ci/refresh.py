@@ -1,14 +1,13 @@
-"""Decide what a refresh has to do, and say what it did: nothing, a new version, or a question.
+"""Decide what a refresh must do, and report what it did.
 
-A recipe is refreshed against the version that its ref points to. The plan of a run is made first.
-The id of a version is an address of its inputs, so equal ids mean that neither a source nor the
-tokenizer, the recipe, the engines or the libraries changed. Then there is nothing to do but to
-check the version against the recipe's limits, which may have changed. Otherwise the chain runs and
-the ref moves.
+A recipe is refreshed relative to the version that its ref points to. The plan of the run comes
+first. A version id is a hash of all inputs, so if the planned id equals the current one, no source,
+tokenizer, setting, engine or library has changed. Then only the limits of the recipe, which may
+have changed, are checked against the version. Otherwise the chain runs and the ref moves.
 
-With approval the ref stays, and `<ref>.candidate` moves to every new version. Schema and drift are
-measured against the version that the ref points to, never against the last candidate: ten
-candidates, each 1% away from the one before, are 10% away from what readers have.
+With approval, the ref stays and `<ref>.candidate` moves to every new version. Schema and drift are
+always compared with the version that the ref points to, not with the last candidate: ten
+candidates, each 1% from the one before, can be 10% from what readers have.
 """
 
 import sys
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from packhouse.auditing import check_audit
+from packhouse.auditing.gate import check_audit
 from packhouse.errors import IntegrityError, PackhouseError, VersionNotFoundError
 from packhouse.read.files import find_files
 from packhouse.recipe import PublishConfig, Recipe
@@ -48,32 +47,31 @@ Outcome = Literal["unchanged", "published", "waiting", "held"]
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The version that the sources would give now."""
+    """The version that the current sources would give."""
 
     version_id: str
     plan: Plan | None = field(default=None, repr=False, compare=False)
-    """None where a listing of the sources said enough."""
+    """None if a listing of the sources was sufficient."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """What a refresh finds before it does anything."""
+    """State of refs and sources before a refresh."""
 
     dataset: str
     ref: str
     version_id: str
-    """Of the version that the sources would give now."""
+    """ID of the version that the current sources would give."""
     current: str | None
     """Version that the ref points to."""
     candidate: str | None = None
     """Version that waits for approval."""
     manifest_ids: Mapping[str, str] = field(default_factory=dict)
-    """Version -> id of its manifest, as the refs recorded them."""
+    """Version -> id of its manifest, as recorded by the refs."""
     is_moved_back: bool = False
-    """True if someone pointed the ref to a version that it had pointed to before: no publication
-    does that."""
+    """True if someone moved the ref back to an earlier version, which publishing never does."""
     plan: Plan | None = field(default=None, repr=False, compare=False)
-    """What would be done, where looking took a plan: it need not be made again."""
+    """The plan, if one was needed, so that it is not made twice."""
 
     @property
     def is_unchanged(self) -> bool:
@@ -82,48 +80,48 @@ class Look:
 
     @property
     def is_waiting(self) -> bool:
-        """True if that version is published already and waits for approval."""
+        """True if that version is already published and waits for approval."""
         return (self.candidate or "").startswith(f"{self.version_id}.g")
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How a version differs from the one that readers have, without its records."""
+    """How a version differs from the one that readers have, apart from its records."""
 
     diff: ManifestDiff
     drift: Drift
     breaking: list[str]
-    """What of the schema would break readers."""
+    """Schema changes that would break readers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refreshed:
-    """What a refresh did."""
+    """Outcome of a refresh."""
 
     dataset: str
     ref: str
     outcome: Outcome
-    """`unchanged`: nothing to do; `published`: the ref moved; `waiting`: published, now or before,
-    and someone is to move the ref; `held`: published, and a limit or a later version keeps the ref
-    where it is."""
+    """`unchanged`: nothing to do. `published`: the ref moved. `waiting`: published, now or before,
+    and waiting for approval. `held`: published, but a limit or a later version keeps the ref in
+    place."""
     version: str
     said: str
-    """What happened, in one sentence."""
+    """One sentence on what happened."""
     command: str = ""
-    """Moves the ref, where someone is to decide that."""
+    """Command that moves the ref, if a person has to decide."""
     gates: tuple[GateResult, ...] = ()
     prepared: Prepared | None = None
     change: Change | None = None
-    """From the version that readers have; None where they have none, or this one."""
+    """Difference from the version that readers have; None if there is none, or it is this one."""
 
     @property
     def message(self) -> str:
-        """What happened, and what to type, for people at a shell."""
+        """One sentence on what happened, with the command to run, for people at a shell."""
         return f"{self.said}; to move it: {self.command}" if self.command else self.said
 
 
 def candidate_of(ref: str) -> str:
-    """Name of the ref that points to the version waiting for approval.
+    """Return the name of the ref that points to the version waiting for approval.
 
     Example:
         >>> candidate_of("latest")
@@ -133,10 +131,10 @@ def candidate_of(ref: str) -> str:
 
 
 def candidate_recipe(recipe: Recipe) -> Recipe:
-    """Return the recipe of a run whose version someone is to approve.
+    """Return the recipe for a run that needs approval.
 
-    It moves the candidate, whatever the distance from the last candidate: `finish_refresh` checks
-    the recipe's limits against the version that readers have.
+    It moves the candidate without drift limits: `finish_refresh` checks the recipe's limits against
+    the version that readers have.
     """
     limits = [name for name in PublishConfig.model_fields if name.endswith("_drift")]
     update = {**dict.fromkeys(limits), "move_ref": True, "allow_breaking_schema": True}
@@ -145,7 +143,7 @@ def candidate_recipe(recipe: Recipe) -> Recipe:
 
 
 def look(recipe: Recipe, planned: Planned) -> Look:
-    """Compare the plan of a run with the recipe's ref; two small reads of the store."""
+    """Compare the planned version with the recipe's ref (two small reads of the store)."""
     store, ref = open_store(recipe.publish.store), recipe.publish.ref
     found = load_ref(store, recipe.dataset, ref)
     waiting = load_ref(store, recipe.dataset, candidate_of(ref))
@@ -162,10 +160,10 @@ def look(recipe: Recipe, planned: Planned) -> Look:
 
 
 def compare(recipe: Recipe, found: Look, version: str) -> Change | None:
-    """Say how a version differs from the one that readers have, by the two manifests.
+    """Return how a version differs from the one that readers have, from the two manifests.
 
     Raises:
-        IntegrityError: a manifest was changed since a ref recorded it.
+        IntegrityError: a manifest was changed after a ref recorded it.
     """
     old = None if found.current == version else open_current(recipe, found)
     if old is None:
@@ -176,10 +174,10 @@ def compare(recipe: Recipe, found: Look, version: str) -> Change | None:
 
 
 def open_current(recipe: Recipe, found: Look) -> OpenVersion | None:
-    """Open the version that readers have; None if there is none, or it was removed.
+    """Open the version that readers have; None if there is none or it was deleted.
 
     Raises:
-        IntegrityError: its manifest was changed since the ref recorded it.
+        IntegrityError: its manifest was changed after the ref recorded it.
     """
     with suppress(VersionNotFoundError):
         return _open(recipe, found, found.current) if found.current else None
@@ -187,22 +185,22 @@ def open_current(recipe: Recipe, found: Look) -> OpenVersion | None:
 
 
 def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
-    """Check a version that is published already against today's limits; nothing else is to do.
+    """Check a version that is already published against the current limits.
 
-    Limits and golden conversations are in no key, so another limit gives the same version. What
-    was found of its rows and tokens stands in its manifest.
+    Limits and golden conversations are not part of any key, so new limits give the same version.
+    The manifest contains the counts that the limits need.
 
     Args:
-        recipe: with today's limits.
-        found: whose `is_unchanged` or `is_waiting` holds.
-        cache: folder under which tokenizer snapshots lie.
+        recipe: recipe with the current limits.
+        found: state in which `is_unchanged` or `is_waiting` is true.
+        cache: cache folder, for tokenizer snapshots.
 
     Returns:
         `unchanged`; for a candidate `waiting`, or `held` if it is too far from the version that
         readers have.
 
     Raises:
-        PackhouseError: a gate refuses the version; it stays published.
+        PackhouseError: a gate refuses the version, which stays published.
     """
     version = found.current if found.is_unchanged else found.candidate
     assert version is not None
@@ -211,7 +209,7 @@ def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
     try:
         gates.append(check_golden(recipe, Workspace(cache=cache).tokenizers))
         rows = [line for line in manifest.facts.counts.ledger if line.step in ROW_STEPS]
-        for end in range(len(ROW_STEPS)):  # after each step that can refuse rows, as the run did
+        for end in range(len(ROW_STEPS)):  # after each step that can quarantine, as in a run
             quarantine = check_quarantine(rows[: end + 1], recipe.validate_.max_quarantined)
         gates.append(quarantine)
         gates += check_audit(manifest.audit, recipe.audit)
@@ -225,7 +223,7 @@ def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
             f"the manifest of '{found.dataset}' {version} does not say what its gates look at "
             f"({type(error).__name__}: {error}); look at it with `packhouse verify`"
         ) from None
-    with suppress(OSError):  # nothing was ever done in this cache, or it cannot be written
+    with suppress(OSError):  # the cache is unused or read-only
         forget_tries(cache, found.version_id)
     limits, reasons = _limits(recipe, found, change)
     outcome: Outcome = "waiting"
@@ -251,16 +249,16 @@ def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
 def finish_refresh(
     recipe: Recipe, found: Look, prepared: Prepared, by: str | None = None
 ) -> Refreshed:
-    """Say what came of a refresh that ran the chain.
+    """Return the outcome of a refresh that ran the chain.
 
     Args:
-        recipe: with the limits of its ref, also where `candidate_recipe` ran.
-        found: what the refresh saw before it ran.
-        prepared: what the run did.
-        by: the run, for the ref's log; by default the person whose process this is.
+        recipe: recipe with the limits of its ref, even if `candidate_recipe` ran.
+        found: state before the run.
+        prepared: result of the run.
+        by: the run, for the ref's log. Default: the user of this process.
 
     Raises:
-        ConflictError: another run moved the candidate meanwhile.
+        ConflictError: another run moved the candidate in the meantime.
     """
     change = compare(recipe, found, prepared.version)
     at, ref = prepared.published.ref_version, prepared.published.ref
@@ -268,8 +266,8 @@ def finish_refresh(
     reasons: Sequence[str] = prepared.published.held_back
     is_candidate = ref == candidate_of(found.ref)
     if is_candidate:
-        # A publication moves a ref to a version only once. The candidate follows the sources, also
-        # back to a version that it pointed to before; a run that came later keeps its place.
+        # Publishing moves a ref to each version only once. The candidate follows the sources, even
+        # back to an earlier version, unless another run has moved it since.
         if at != prepared.version and at == found.candidate:
             store = open_store(recipe.publish.store)
             to, why = prepared.version, "the sources went back"
@@ -278,6 +276,7 @@ def finish_refresh(
         gates = (*(each for each in gates if each.gate not in ("schema", "drift")), *limits)
     outcome: Outcome
     command = _command(recipe, found.ref, prepared.version)
+    # The ref is at a third version: a later run or a person put it there.
     if at not in (None, prepared.version):
         outcome, command = "held", _command(recipe, ref, prepared.version)
         why = "which was published later"
@@ -300,6 +299,7 @@ def finish_refresh(
         outcome = "published"
         command = ""
         said = f"'{found.ref}' moved from {found.current or 'nothing'} to {prepared.version}"
+    # If the ref is held, some gate must fail; if no limit did, `publish` does.
     is_shown = outcome != "held" or any(gate.outcome == "failed" for gate in gates)
     publish = GateResult(name="publish", outcome="passed" if is_shown else "failed", detail=said)
     published = replace(prepared.published, held_back=tuple(reasons), ref_version=at)
@@ -319,7 +319,7 @@ def finish_refresh(
 def _limits(
     recipe: Recipe, found: Look, change: Change | None
 ) -> tuple[list[GateResult], list[str]]:
-    """Hold what `compare` found against the limits of the ref; also why it may not move."""
+    """Compare the change with the limits of the ref; also return why the ref may not move."""
     drift, breaking = (change.drift, change.breaking) if change else (None, ())
     limits = ref_gates(recipe.publish, found.ref, drift, breaking)
     reasons = [
@@ -342,9 +342,9 @@ def _command(recipe: Recipe, ref: str, version: str) -> str:
 
 
 def _open(recipe: Recipe, found: Look, version: str) -> OpenVersion:
-    """Open a version; a manifest that was changed since a ref recorded it is refused.
+    """Open a version, and reject a manifest that was changed after a ref recorded it.
 
-    A gate would otherwise believe counts that somebody changed in the store.
+    Otherwise a gate would trust counts that someone changed in the store.
     """
     opened = open_version(recipe.publish.store, recipe.dataset, version)
     recorded = found.manifest_ids.get(version, "")
@@ -354,21 +354,22 @@ def _open(recipe: Recipe, found: Look, version: str) -> OpenVersion:
 
 
 def planned_version(recipe: Recipe, cache: Path) -> Planned:
-    """Return the version that the sources would give now, as cheaply as that is safe.
+    """Return the version that the current sources would give, as cheaply as is safe.
 
-    Sources that all lie in object stores are listed: where no ETag changed since a plan was made
-    with the same recipe, tokenizer, engines and libraries, that plan's answer is taken. Local files
-    are hashed (1.8 GB/s), for a time stamp proves nothing; and so is everything new.
+    If all sources are in object stores, they are only listed: if no ETag has changed since a plan
+    with the same recipe, tokenizer, engines and libraries, its result is reused. Local files are
+    hashed (1.8 GB/s), because timestamps prove nothing, and so is everything new.
 
     Args:
-        recipe: what would be prepared.
-        cache: folder in which answers are kept, under `looks/`.
+        recipe: recipe to prepare.
+        cache: cache folder; results are kept under `looks/`.
     """
     touch_last_run(cache, recipe.dataset)
     key = _listed_key(recipe)
     place = cache / "looks" / f"{key}.json"
+    # Without a key, the sources must be read.
     known = read_checked(place) if key else None
-    # A template may print the day, and then another day is another version.
+    # A template may print the date; then every day gives another version.
     if known and known["dates"] in ([], [pinned_date().date().isoformat()]):
         return Planned(known["version_id"])
     plan = plan_jobs(recipe)
@@ -379,7 +380,7 @@ def planned_version(recipe: Recipe, cache: Path) -> Planned:
 
 
 def _listed_key(recipe: Recipe) -> str | None:
-    """What a listing says of all that decides a version; None if it does not say enough."""
+    """Return a key over everything that decides a version; None if a listing is not enough."""
     sources = [*recipe.sources, *recipe.audit.benchmarks]
     if any("://" not in each.path or each.path.startswith("file:") for each in sources):
         return None
@@ -392,6 +393,7 @@ def _listed_key(recipe: Recipe) -> str | None:
     return digest(
         {
             "files": files,
+            # The store does not affect the version id.
             "recipe": recipe.model_dump(mode="json", by_alias=True, exclude={"publish": {"store"}}),
             "template": template.read_text("utf-8") if is_file and template.is_file() else None,
             "tokenizer": fingerprint_tokenizer(recipe.tokenizer),

@@ -1,29 +1,41 @@
-"""Prepare data in the trainer's own process: raw rows in, a torch dataset out, in one call.
+"""Prepare data inside the trainer's process: raw rows in, a torch dataset out, in one call.
 
-The same steps as a flow runs (`packhouse.run.steps`), with the same keys in the same cache: ids,
-labels and packs equal those of a published version of the same recipe, and what a flow did on this
-machine is not done again. Ranks that start at once do the work once, behind a file lock that the
-kernel frees if its holder is killed; where the cache is not shared, each host does it once.
+Runs the steps of a flow (`packhouse.run.steps`) with the same keys and cache. Ids, labels and packs
+are those of a published version of the same recipe, and finished steps are reused. Ranks that start
+together do the work once, using a file lock that the kernel releases if its owner is killed.
+Without a shared cache, each host does the work once.
+
+`TokenizedDataset` holds one record a row; views of it shuffle, join and pad them.
 """
 
 import atexit
+import copy
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from packhouse.addons.dart_math.dataset import PaddedPacks, TokenizedDataset
+import numpy as np
+import numpy.typing as npt
+import torch
+
 from packhouse.addons.dart_math.prompt_texts import TEXTS, texts_to_jinja
 from packhouse.errors import (
     ConfigError,
     EmptyDatasetError,
     QuarantineLimitError,
 )
+from packhouse.load.dataset import PackedDataset
+from packhouse.load.rows import ArrowRows, open_rows
 from packhouse.load.versions import cache_folder
+from packhouse.pack.layout import IGNORE_INDEX, position_ids
+from packhouse.pack.shuffle import permutation
 from packhouse.recipe import FormatConfig, Recipe, SourceConfig
-from packhouse.records.ledger import check_quarantine, ledger_of
+from packhouse.records.ledger import LedgerLine, check_quarantine, ledger_of
 from packhouse.registry import function_of_addon
 from packhouse.render.single_turn import ends_of
 from packhouse.run.cache import AnyReceipt, Workspace
@@ -55,43 +67,44 @@ def make_supervised_dataset(
     max_quarantined: float = 0.01,
     cache: str | Path | None = None,
 ) -> object:
-    """Make a dataset for supervised fine-tuning from raw instruction data.
+    """Create a dataset for supervised fine-tuning from raw instruction data.
 
     Args:
-        tokenizer: a folder, a name of the Hub (`org/name`), or a tokenizer object.
+        tokenizer: a folder, a Hub name (`org/name`), or a tokenizer object.
         data_path: a file, folder, glob, address (`s3://`, `hf://`, ...), dataset id (`org/name`) or
-            `datasets.Dataset`; or a list of such.
-        query_field: the column of the question, for all sources or a list of one for each; without
-            it (and `resp_field`) a row's shape is recognised.
-        resp_field: the column of the answer, likewise.
-        input_field: the column of the text that a question is about (Alpaca's `input`), for all
-            sources; by default `input` where `query_field` is `instruction` or not given, and none
-            where another column is the question.
-        system_field: the column of a system prompt, for all sources. Where `query_field` is given,
-            a column `system` of the file enters no prompt unless it is named here.
-        history_field: the column of earlier turns, `[[question, answer], ...]`, likewise.
+            `datasets.Dataset`; or a list of these.
+        query_field: column of the question, for all sources or as a list with one per source. If
+            neither this nor `resp_field` is given, the shape of rows is detected.
+        resp_field: column of the answer, in the same form.
+        input_field: column of the text that a question refers to (Alpaca's `input`), for all
+            sources. Default: `input` if `query_field` is `instruction` or not given, otherwise
+            none.
+        system_field: column of a system prompt, for all sources. With `query_field`, a column
+            `system` of the file is used only if it is named here.
+        history_field: column of earlier turns, `[[question, answer], ...]`; otherwise as
+            `system_field`.
         prompt_template: `alpaca`, `chat`, `completion`, `dart-math/qa`, ...; a Jinja file; the text
-            of a Jinja chat template; a whole `FormatConfig`; or the texts around questions and
-            answers, in a dict or in an object such as dart-math's `PromptTemplate`: `sys_prompt`,
-            `query_prompt`, `prompt_after_query`, `resp_prompt`, `prompt_before_resp`, `delim`;
-            or the path of a JSON file of such a dict.
-        pack_len: pack size in tokens; None, 0 or less gives one record a row.
-        shuffle_seed: order of packs or of records; None or less than 0 leaves records in order
-            (and is 0 for packs).
-        over_length: what happens to records over `pack_len`, as in a recipe.
-        max_quarantined: share of bad rows that is tolerated.
-        cache: folder of finished steps; by default that of `packhouse.prepare`.
+            of a Jinja chat template; a `FormatConfig`; the texts around questions and answers, as a
+            dict or an object such as dart-math's `PromptTemplate`: `sys_prompt`, `query_prompt`,
+            `prompt_after_query`, `resp_prompt`, `prompt_before_resp`, `delim`; or the path of a
+            JSON file with such a dict.
+        pack_len: pack size in tokens; None, 0 or less gives one record per row.
+        shuffle_seed: seed for the order of packs or records. None or a negative value keeps
+            records in order (and uses seed 0 for packs).
+        over_length: policy for records over `pack_len`, as in a recipe.
+        max_quarantined: tolerated share of bad rows.
+        cache: cache folder. Default: that of `packhouse.prepare`.
 
     Returns:
-        A `PaddedPacks` if `pack_len` is given, whose items are padded to it, else a
-        `TokenizedDataset`. Its `ledger` counts rows in, out, quarantined and dropped at every step.
+        A `PaddedPacks`, padded to `pack_len`, if it is given, otherwise a `TokenizedDataset`. Its
+        `ledger` counts rows in, out, quarantined and dropped at every step.
 
     Raises:
-        ConfigError: a source, field list or template that makes no sense.
-        DiskError: the cache cannot be written: no room, no right.
-        TokenizerError: there is no such tokenizer.
+        ConfigError: a source, field list or template is invalid.
+        DiskError: the cache cannot be written: no space or no permission.
+        TokenizerError: the tokenizer does not exist.
         QuarantineLimitError: more rows are bad than tolerated.
-        EmptyDatasetError: nothing is left.
+        EmptyDatasetError: no records are left.
 
     Example:
         >>> file = getfixture("tmp_path") / "rows.jsonl"
@@ -119,6 +132,7 @@ def make_supervised_dataset(
             "validate": {"max_quarantined": max_quarantined},
             "format": _format(prompt_template, tokenizer, folder),
             "pack": {
+                # Without packing, no record should be too long.
                 "seq_len": 2**24 if pack_len is None else pack_len,
                 "seed": seed or 0,
                 "over_length": over_length,
@@ -132,7 +146,7 @@ def make_supervised_dataset(
     workspace = Workspace(cache=folder)
     keys = [job.key for job in (*plan, *plan.beside)]
     hold = _HELD.enter_context(hold_steps(folder, plan.version_id, keys))
-    receipts = _done(steps, recipe, workspace)
+    receipts = _run_jobs(steps, recipe, workspace)
     ledger = ledger_of(receipts)
     pad_token_id = _pad_token_id(tokenizer, workspace)
     if pack_len is not None:
@@ -144,7 +158,7 @@ def make_supervised_dataset(
             )
         jobs = gather.jobs(plan.pack, "train", planned)
         hold(job.key for job in jobs)
-        gathered = _done([jobs], recipe, workspace)
+        gathered = _run_jobs([jobs], recipe, workspace)
         paths = tuple(receipt.path("packs.arrow") for receipt in gathered)
         packs = PaddedPacks(paths, pad_token_id=pad_token_id)
         packs.seq_len, packs.ledger, packs.num_dropped = pack_len, ledger, num_dropped
@@ -155,17 +169,19 @@ def make_supervised_dataset(
 
 
 def _pad_token_id(tokenizer: str, workspace: Workspace) -> int:
-    """Return the tokenizer's pad, or 0 where it has none: pads are masked, so any id will do."""
+    """Return the pad token id, or 0 if there is none: padding is masked, so any id works."""
     snapshot = load_snapshot(tokenizer, workspace.tokenizers, "class")
     return snapshot.added_tokens.get(snapshot.special_tokens.get("pad_token", ""), 0)
 
 
-_HELD = ExitStack()  # steps whose files a dataset of this process may map until it ends
+_HELD = ExitStack()  # steps whose files datasets of this process may map
 atexit.register(_HELD.close)
 
 
-def _done(steps: list[Sequence[AnyJob]], recipe: Recipe, workspace: Workspace) -> list[AnyReceipt]:
-    """Receipts of all jobs; whoever comes first does them, the others wait and find them done."""
+def _run_jobs(
+    steps: list[Sequence[AnyJob]], recipe: Recipe, workspace: Workspace
+) -> list[AnyReceipt]:
+    """Return the receipts of all jobs. Only the first process runs them; others wait."""
     receipts: list[AnyReceipt] = []
     with (
         disk_errors(workspace.cache),
@@ -194,6 +210,7 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
+        # The kernel releases the lock when the file is closed, even if the process is killed.
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -223,6 +240,7 @@ def _for_each(name: str, fields: Fields, number: int) -> list[str | None]:
 def _source(
     path: object, query: str | None, resp: str | None, others: Mapping[str, str | None], cache: Path
 ) -> SourceConfig:
+    """Return the settings of one source."""
     if (query is None) != (resp is None):
         raise ConfigError("give query_field and resp_field both, or neither")
     uri = data_uri(path, cache)
@@ -230,7 +248,7 @@ def _source(
         if given := [name for name, column in others.items() if column is not None]:
             raise ConfigError(f"{given[0]}_field needs query_field and resp_field")
         return SourceConfig(path=uri)
-    # Columns that happen to be called `input`, `system` or `history` are none of a question's.
+    # Columns named `input`, `system` or `history` by coincidence do not belong to a question.
     fields = {name: column or _NO_COLUMN for name, column in others.items()}
     if query == "instruction" and others["input"] is None:
         fields["input"] = "input"
@@ -243,10 +261,11 @@ def _source(
 
 
 _NO_COLUMN = "\0"
-"""A name that no column has; the empty one is that of the index in many a CSV file."""
+"""A name that no column has. An empty name would be the index column of many CSV files."""
 
 
 def _format(template: object, tokenizer: str, cache: Path) -> FormatConfig:
+    """Return the format section for a template in any supported form."""
     if isinstance(template, FormatConfig):
         return template
     if not isinstance(template, str | Path | Mapping):
@@ -260,7 +279,7 @@ def _format(template: object, tokenizer: str, cache: Path) -> FormatConfig:
         template = _read_texts(Path(str(template)))
     if isinstance(template, Mapping):
         ends = ends_of(load_snapshot(tokenizer, Workspace(cache=cache).tokenizers, "class"), "")
-        text, turns = texts_to_jinja(template, ends), "whole"  # ids of one encoding, as dart-math
+        text, turns = texts_to_jinja(template, ends), "whole"  # encoded whole, as in dart-math
     else:
         text, turns = str(template), "joined"
     if "{{" in text or "{%" in text:
@@ -279,3 +298,156 @@ def _read_texts(path: Path) -> Mapping[str, object]:
     if not isinstance(texts, dict):
         raise ConfigError(f"'{path}' holds a {type(texts).__name__}. Give a JSON object of texts")
     return texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Padding:
+    pad_token_id: int
+    length: int
+    side: Literal["left", "right"]
+
+
+class PaddedPacks(PackedDataset):
+    """Packs in dart-math's format: all padded to `seq_len` tokens, for collators that stack.
+
+    `attention_mask` numbers the records, [1, 1, 2, 2, 0], which `enable_packing` reads as
+    boundaries. `position_ids` restart at each record and at the padding.
+    """
+
+    def __init__(self, paths: Sequence[Path], *, pad_token_id: int) -> None:
+        super().__init__(tuple(paths))
+        self._pad_token_id = pad_token_id
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        row = self._row(index)
+        pads = (self.seq_len or 0) - len(row.input_ids)
+        numbers = np.repeat(np.arange(1, len(row.seq_lengths) + 1), row.seq_lengths)
+        lengths = np.append(row.seq_lengths, pads)
+        item: dict[str, npt.NDArray[Any]] = {
+            "input_ids": np.pad(row.input_ids, (0, pads), constant_values=self._pad_token_id),
+            "labels": np.pad(row.labels, (0, pads), constant_values=IGNORE_INDEX),
+            "attention_mask": np.pad(numbers, (0, pads)),
+            "position_ids": position_ids(lengths, np.int64),
+        }
+        if row.loss_weights is not None:
+            item["loss_weights"] = np.pad(row.loss_weights, (0, pads))
+        return {name: torch.from_numpy(values) for name, values in item.items()}
+
+
+class TokenizedDataset(torch.utils.data.Dataset):
+    """Tokenized records, one per row: `input_ids`, `labels`, `attention_mask` as int64 tensors.
+
+    Made by `make_supervised_dataset`. `concat`, `shuffle` and `pad` return views of the same
+    mapped files without copying.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], *, ledger: Sequence[LedgerLine] = (), pad_token_id: int = 0
+    ) -> None:
+        self.ledger = list(ledger)
+        self._pad_token_id = pad_token_id
+        self._paths = tuple(Path(path) for path in paths)
+        self._padding: _Padding | None = None
+        self._rows = open_rows(self._paths, whole_rows=True)
+        self._order: npt.NDArray[np.int64] = np.arange(len(self._rows))
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        row = self._rows[int(self._order[index])]
+        item: dict[str, npt.NDArray[Any]] = {
+            "input_ids": row.input_ids,
+            "labels": row.labels,
+            "attention_mask": np.ones_like(row.input_ids),
+        }
+        if row.loss_weights is not None:
+            item["loss_weights"] = row.loss_weights
+        if self._padding is not None:
+            num_pads = self._padding.length - len(row.input_ids)
+            width = (0, num_pads) if self._padding.side == "right" else (num_pads, 0)
+            fill = {"input_ids": self._padding.pad_token_id, "labels": IGNORE_INDEX}
+            for name, values in item.items():
+                item[name] = np.pad(values, width, constant_values=fill.get(name, 0))
+        tensors = {name: torch.from_numpy(values) for name, values in item.items()}
+        return tensors if row.label is None else tensors | {"label": torch.tensor(row.label)}
+
+    @property
+    def num_tokens(self) -> npt.NDArray[np.int64]:
+        """Number of tokens of each record, in order."""
+        assert isinstance(self._rows, ArrowRows)
+        return self._rows.num_tokens()[self._order]
+
+    def concat(self, *others: "TokenizedDataset | list[TokenizedDataset]") -> "TokenizedDataset":
+        """Return these records followed by those of the others, each in its own order.
+
+        Args:
+            others: datasets, or a list of them.
+
+        Raises:
+            ConfigError: one is not a `TokenizedDataset`, or they are padded differently.
+        """
+        parts = [self]
+        flat = chain.from_iterable(each if isinstance(each, list) else [each] for each in others)
+        for number, other in enumerate(flat, start=1):
+            if not isinstance(other, TokenizedDataset):
+                raise ConfigError(
+                    f"concat takes TokenizedDataset, and argument {number} is a "
+                    f"{type(other).__name__}; make it with make_supervised_dataset, or join rows "
+                    "of other kinds with torch.utils.data.ConcatDataset"
+                )
+            parts.append(other)
+        if len({part._padding for part in parts}) > 1:
+            raise ConfigError("these records are padded differently; concat first, then pad")
+        made = TokenizedDataset(
+            [path for part in parts for path in part._paths],
+            ledger=list(chain.from_iterable(part.ledger for part in parts)),
+            pad_token_id=self._pad_token_id,
+        )
+        # Rows of 3 and 2 records: those of the second dataset are numbered from 3.
+        starts = np.cumsum([0, *(len(part._rows) for part in parts)])
+        orders = [part._order + start for part, start in zip(parts, starts, strict=False)]
+        made._order = np.concatenate(orders)
+        made._padding = self._padding
+        return made
+
+    def shuffle(self, seed: int = 42) -> "TokenizedDataset":
+        """Return the same records in an order determined by `seed`, equal on every platform."""
+        made = copy.copy(self)
+        made._order = self._order[permutation(len(self), seed)]
+        return made
+
+    def pad(
+        self,
+        pad_token_id: int | None = None,
+        length: int | Literal["longest"] = "longest",
+        side: Literal["left", "right"] = "right",
+    ) -> "TokenizedDataset":
+        """Return the same records padded to one length; padding has label -100 and no attention.
+
+        Args:
+            pad_token_id: default: the tokenizer's pad token, or 0 if it has none.
+            length: number of tokens, or "longest" for the length of the longest record.
+            side: side of the padding.
+
+        Raises:
+            ConfigError: a record is longer than `length`, or the side is unknown.
+        """
+        if side not in ("left", "right"):
+            raise ConfigError(f"side '{side}' is not known; use left or right")
+        longest = int(self.num_tokens.max(initial=0))
+        width = longest if length == "longest" else length
+        if width < longest:
+            raise ConfigError(f"a record has {longest:,} tokens, more than length {width:,}")
+        made = copy.copy(self)
+        pad_token_id = self._pad_token_id if pad_token_id is None else pad_token_id
+        made._padding = _Padding(pad_token_id=pad_token_id, length=width, side=side)
+        return made
+
+    def __getstate__(self) -> dict[str, object]:
+        # Memory maps cannot be pickled: worker processes open the files again.
+        return {name: value for name, value in self.__dict__.items() if name != "_rows"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._rows = open_rows(self._paths, whole_rows=True)

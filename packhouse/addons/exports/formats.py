@@ -1,7 +1,7 @@
 """Write rows in the formats of trainers: tables, and rows one behind another.
 
 Every writer takes batches with `input_ids`, `labels` (unshifted), `position_ids` and `seq_lengths`,
-as `packhouse.load.copies.read_rows` gives them, and writes one split into a folder. Arrays are
+as `packhouse.load.versions.read_rows` gives them, and writes one split into a folder. Arrays are
 handled whole, a batch of packs at a time.
 """
 
@@ -25,10 +25,10 @@ Batches = Iterator[pa.RecordBatch]
 
 
 def write_trl(batches: Batches, split: str, folder: Path) -> None:
-    """`<split>.parquet` of packs, for TRL and transformers: boundaries as lengths and as positions.
+    """Write packs to `<split>.parquet` for TRL and transformers, with lengths and positions.
 
-    Labels stay unshifted: the model shifts. No `attention_mask`: all ones, it would undo packing.
-    Preferences have the columns of `load_preferences`.
+    Labels stay unshifted, because the model shifts them. There is no `attention_mask`: a mask of
+    ones would undo packing. Preferences have the columns of `load_preferences`.
     """
     columns = (
         *("input_ids", "labels", "seq_lengths", "position_ids", "loss_weights"),
@@ -42,12 +42,12 @@ def write_trl(batches: Batches, split: str, folder: Path) -> None:
 
 
 def write_axolotl(batches: Batches, split: str, folder: Path) -> None:
-    """`<split>.parquet` of records, one a row."""
+    """Write records to `<split>.parquet`, one per row."""
     write_parquet(batches, folder / f"{split}.parquet", to_records)
 
 
 def write_arrow(batches: Batches, split: str, folder: Path) -> None:
-    """`<split>.arrow`, the stream that `datasets.Dataset.from_file` maps; all columns."""
+    """Write all columns to `<split>.arrow`, a stream that `datasets.Dataset.from_file` maps."""
     writer = None
     with pa.OSFile(str(folder / f"{split}.arrow"), "wb") as sink:
         for batch in batches:
@@ -58,7 +58,7 @@ def write_arrow(batches: Batches, split: str, folder: Path) -> None:
 
 
 def write_jsonl(batches: Batches, split: str, folder: Path) -> None:
-    """`<split>.jsonl`: `input_ids`, `labels`, `position_ids`, and `loss_weights` if there are."""
+    """Write `input_ids`, `labels`, `position_ids` and any `loss_weights` to `<split>.jsonl`."""
     import orjson
 
     option = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
@@ -68,7 +68,7 @@ def write_jsonl(batches: Batches, split: str, folder: Path) -> None:
 
 
 def write_msgpack(batches: Batches, split: str, folder: Path) -> None:
-    """`<split>.msgpack`: maps of the columns of `jsonl`, for a streaming unpacker.
+    """Write maps of the `jsonl` columns to `<split>.msgpack`, for a streaming unpacker.
 
     Raises:
         ConfigError: the msgpack package is not installed.
@@ -84,7 +84,7 @@ _SMALL = ("input_ids", "labels", "position_ids", "loss_weights")
 
 
 def split_rows(batches: Batches, columns: tuple[str, ...]) -> Iterator[dict[str, npt.NDArray[Any]]]:
-    """Yield each row as its columns, those that there are, as views of the batch."""
+    """Yield each row as a dictionary of the columns that exist, as views of the batch."""
     for batch in batches:
         names = [name for name in columns if name in batch.schema.names]
         flat = {name: zero_based(*flat_list(batch[name])) for name in names}
@@ -96,9 +96,9 @@ def split_rows(batches: Batches, columns: tuple[str, ...]) -> Iterator[dict[str,
 
 
 def to_records(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """One record a row for Axolotl, which packs by itself and keeps those packs apart.
+    """Convert packs to one record per row for Axolotl, which packs records itself.
 
-    Its pre-tokenized rows need an `attention_mask`; of a single record it may be all ones.
+    Its pretokenized rows need an `attention_mask`, which may be all ones for a single record.
 
     Example:
         >>> batch = pa.RecordBatch.from_pylist([{"input_ids": [7, 8, 9], "labels": [-100, 8, -100],
@@ -120,13 +120,13 @@ def to_records(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 PACK = pa.schema([(name, pa.list_(pa.int32())) for name in ("input_ids", "labels", "seq_lengths")])
-"""Columns of a pack; examples give batches these types, which Python's numbers do not have."""
+"""Column types of a pack; the examples cast batches to it, because Python integers become int64."""
 
 
 def write_parquet(
     batches: Batches, path: Path, convert: Callable[[pa.RecordBatch], pa.RecordBatch]
 ) -> None:
-    """Write a row group for each batch, with the settings of published files."""
+    """Write one row group per batch, with the settings of published files."""
     writer = None
     for batch in batches:
         rows = convert(batch)
@@ -143,12 +143,12 @@ def write_parquet(
         writer.close()
 
 
-_COLUMNS = ("input_ids", "labels", "loss_weights", "position_ids", "seq_lengths")  # by name
+_COLUMNS = ("input_ids", "labels", "loss_weights", "position_ids", "seq_lengths")  # sorted by name
 _SHARD_BYTES = 64 * 2**20
 
 
 def write_mds(batches: Iterator[pa.RecordBatch], split: str, folder: Path) -> None:
-    """`<split>/shard.00000.mds`, ... and `<split>/index.json`."""
+    """Write `<split>/shard.00000.mds`, ... and `<split>/index.json`."""
     place = folder / split
     place.mkdir()
     first = next(batches, None)
@@ -185,7 +185,7 @@ def write_mds(batches: Iterator[pa.RecordBatch], split: str, folder: Path) -> No
 
 
 def _encode(values: npt.NDArray[Any]) -> bytes:
-    """One dimension, its length in the narrowest of uint8, uint16, uint32, the values."""
+    """Encode an array: dimensions, its length in the smallest of uint8, uint16, uint32, values."""
     # [7, 8] as int32: 04 (1 dimension, length in 1 byte), 02, 07 00 00 00, 08 00 00 00.
     code = 0 if len(values) < 2**8 else 1 if len(values) < 2**16 else 2
     length = len(values).to_bytes(1 << code, "little")
@@ -198,6 +198,7 @@ def _write_shard(
 ) -> dict[str, object]:
     header = json.dumps(settings, sort_keys=True).encode()
     offsets = np.cumsum([0, *(len(sample) for sample in samples)], dtype=np.int64)
+    # Offsets count from the file's start: after the number of samples, the offsets and the header.
     offsets += 4 + 4 * len(offsets) + len(header)
     parts = [len(samples).to_bytes(4, "little"), offsets.astype("<u4").tobytes(), header, *samples]
     name = f"shard.{number:05d}.mds"
@@ -210,10 +211,11 @@ def _write_shard(
 def write_megatron(
     batches: Batches, split: str, folder: Path, *, multiple: int = 1, seq_len: int | None = None
 ) -> None:
-    """`<split>.idx.parquet`, which says by its name that it is packed, and `<split>.metadata.json`.
+    """Write `<split>.idx.parquet` (the suffix marks packed data) and `<split>.metadata.json`.
 
-    The metadata is a list of one object with the names and roundings of Megatron-Bridge, which
-    reads the longest record, the most records of a pack and the shortest pack of it, in inputs.
+    The metadata is a list of one object, with the keys and rounding of Megatron-Bridge. It reads
+    the longest record, the maximum number of records per pack and the shortest pack from it, in
+    inputs.
     """
     records: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
     packs: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
@@ -223,7 +225,7 @@ def write_megatron(
         rows = to_megatron(batch, multiple=multiple)
         starts, offsets = zero_based(*flat_list(rows["seq_start_id"]))
         num_ids = np.diff(flat_list(rows["input_ids"])[1]).astype(np.int64)
-        # Starts [0, 3 | 0] of packs of 5 and 4 ids: ends [3, 5 | 4], inputs [2, 1 | 3].
+        # Starts [0, 3 | 0] in packs of 5 and 4 ids: ends [3, 5 | 4], inputs [2, 1 | 3].
         ends = np.append(starts[1:], 0)
         ends[offsets[1:] - 1] = num_ids
         records.append((ends - starts - 1).astype(np.int64))
@@ -234,7 +236,7 @@ def write_megatron(
     write_parquet(batches, folder / f"{split}.idx.parquet", convert)
     lengths, sizes, counts = (np.concatenate(each) for each in (records, packs, in_pack))
     pack_size = int(sizes.max(initial=0)) if seq_len is None else seq_len
-    told = {
+    metadata = {
         "dataset_max_seqlen": int(lengths.max(initial=0)),
         "max_samples_per_bin": int(counts.max(initial=0)),
         "packing_factor": round(len(lengths) / max(1, len(sizes)), 2),
@@ -243,17 +245,17 @@ def write_megatron(
         "min_packed_seqlen": int(sizes.min(initial=pack_size)),
     }
     path = folder / f"{split}.metadata.json"
-    path.write_text(json.dumps([told], indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps([metadata], indent=2) + "\n", encoding="utf-8")
 
 
 def to_megatron(batch: pa.RecordBatch, *, multiple: int = 1) -> pa.RecordBatch:
-    """Packs for Megatron-Bridge: unshifted ids, a loss mask already moved to the predicting token.
+    """Convert packs for Megatron-Bridge: unshifted ids, and a loss mask at the predicting tokens.
 
-    With `multiple`, each record is padded until its inputs are a multiple, that is to
-    `k * multiple + 1` ids. Pads are its last trained token, which ends an answer: the reader takes
-    all tokens of the tokenizer's EOS at a record's end for pads. `seq_start_id` is that of the
-    padded records then, and `cu_seqlens` and `cu_seqlens_padded` are the bounds of all inputs
-    without and with pads.
+    With `multiple`, each record is padded until its inputs are a multiple, that is, to `k *
+    multiple + 1` ids. The padding repeats its last trained token, which ends an answer, because the
+    reader treats all EOS tokens at the end of a record as padding. `seq_start_id` then counts
+    padded records, and `cu_seqlens` and `cu_seqlens_padded` are the boundaries of inputs without
+    and with padding.
 
     Example:
         >>> batch = pa.RecordBatch.from_pylist([{"input_ids": [7, 8, 9, 5, 6],
@@ -263,16 +265,16 @@ def to_megatron(batch: pa.RecordBatch, *, multiple: int = 1) -> pa.RecordBatch:
     """
     labels, offsets = zero_based(*flat_list(batch["labels"]))
     lengths, pack_offsets = zero_based(*flat_list(batch["seq_lengths"]))
-    # A record's last token gets the mark of the next record's first one, which is never trained.
+    # A record's last token gets the mask of the next record's first token, which is never trained.
     mask = np.append(labels[1:] != IGNORE_INDEX, False).astype(np.uint8)
     ids, _ = zero_based(*flat_list(batch["input_ids"]))
     real = lengths
     if multiple > 1 and len(real):
-        # Multiple 4, lengths 3 2: inputs of 2 and 1 tokens become 4, so ids become 5 and 5:
+        # Multiple 4, lengths 3 2: inputs of 2 and 1 tokens become 4, so both records get 5 ids:
         # 7 8 9 5 6 -> 7 8 9 9 9 5 6 6 6 6.
         lengths = round_up(real - 1, multiple) + 1
         first = np.cumsum(real, dtype=np.int64) - real
-        # Token of each place: those of the record, then its last trained one (none: its last).
+        # Source of each id: the record's own tokens, then its last trained one (else its last).
         trained = np.where(labels == IGNORE_INDEX, -1, np.arange(len(ids)))
         pad = np.maximum.reduceat(trained, first)
         pad = np.where(pad < 0, first + real - 1, pad)
@@ -282,7 +284,7 @@ def to_megatron(batch: pa.RecordBatch, *, multiple: int = 1) -> pa.RecordBatch:
         ids, mask = ids[token], np.where(is_pad, np.uint8(0), mask[token])
         ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         offsets = ends[pack_offsets]
-    # Starts in a row: lengths [3, 2 | 4] -> starts [0, 3, 5], less the row's own [0, 0, 5].
+    # Starts within a pack: lengths [3, 2 | 4] -> [0, 3, 5], minus the pack's start [0, 0, 5].
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
     starts -= np.repeat(offsets[:-1], np.diff(pack_offsets))
     columns = {
@@ -297,7 +299,7 @@ def to_megatron(batch: pa.RecordBatch, *, multiple: int = 1) -> pa.RecordBatch:
 
 
 def _input_bounds(lengths: npt.NDArray[Any], pack_offsets: npt.NDArray[Any]) -> pa.Array:
-    """Bounds of the inputs (a token less than the ids) of each pack's records, from 0.
+    """Return the boundaries of the inputs (one less than the ids) of each pack's records, from 0.
 
     Lengths [3, 2 | 4] in packs [0, 2, 3] -> [0, 2, 3], [0, 3].
     """

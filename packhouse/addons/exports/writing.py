@@ -1,23 +1,24 @@
-"""Versions in the formats that trainers read, each with the label shift its reader expects.
+"""Write versions in the formats of trainers, each with the label shift that its reader expects.
 
 | format | for | labels |
 |---|---|---|
 | `trl` | TRL, transformers | unshifted, -100; `seq_lengths` and `position_ids` |
-| `trl`, of preferences | TRL's DPO and KTO | `prompt_ids`, `chosen_ids`, `rejected_ids` |
-| `axolotl` | Axolotl, pre-tokenized | unshifted, -100; one record a row, packed by Axolotl |
+| `trl`, for preferences | TRL's DPO and KTO | `prompt_ids`, `chosen_ids`, `rejected_ids` |
+| `axolotl` | Axolotl, pretokenized | unshifted, -100; one record per row, packed by Axolotl |
 | `megatron` | Megatron-Bridge, packed Parquet | `loss_mask` at the predicting token |
 | `mds` | MosaicML Streaming | unshifted, -100 |
-| `msgpack`, `jsonl` | small collate tools, one file in | unshifted, -100; `position_ids` |
+| `msgpack`, `jsonl` | small collate tools, one input file | unshifted, -100; `position_ids` |
 | `arrow` | `datasets.Dataset.from_file` | unshifted, -100; all columns |
 
-A split that the version holds by source (`split.eval_by_source`) is a set for each source, in every
-format: `eval-chats.parquet`, `eval-mmlu.parquet`.
+If a version has a split by source (`split.eval_by_source`), each source becomes a separate set in
+every format: `eval-chats.parquet`, `eval-mmlu.parquet`.
 
-An export is written beside its destination and moved there whole. `.packhouse.json` in it says
-which version it is and the sha256 of its files. A version that was published with `publish.exports`
-carries the same files itself, and an export of it is a verified copy of them.
+An export is written next to its destination and then moved, so it is complete or absent. Its
+`.packhouse.json` records the version and the sha256 of each file. A version published with
+`publish.exports` already contains these files, and its export is a verified copy of them.
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -29,30 +30,41 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import get_args
 
+import click
 import pyarrow as pa
 
 from packhouse.addons.exports import formats
+from packhouse.cli.options import cache_option, json_option
 from packhouse.errors import ConfigError, VersionNotFoundError
-from packhouse.load.copies import read_rows, verified_file
-from packhouse.load.preferences import preference_columns
-from packhouse.load.versions import cache_folder
+from packhouse.load.versions import cache_folder, preference_columns, read_rows, verified_file
 from packhouse.pack.layout import preference_names
-from packhouse.recipe.publish import NO_NPY, ExportFormat, shard_names
+from packhouse.recipe.settings import NO_NPY, ExportConfig, ExportFormat
+from packhouse.run.step import Work
+from packhouse.run.steps.files import (
+    FILES,
+    ExportParameters,
+    FilesFacts,
+    FilesParameters,
+    WrittenFile,
+)
+from packhouse.run.steps.pack import PackFacts
 from packhouse.store import OpenVersion
 from packhouse.store.manifest import ExportSettings
+from packhouse.store.read import open_address
 from packhouse.system.fingerprint import file_sha256
+from packhouse.system.terminal import echo
 from packhouse.system.wording import near_name
 
 FORMATS: tuple[str, ...] = get_args(ExportFormat)
-"""Names that `export_version` takes."""
+"""Format names that `export_version` accepts."""
 
 MARKER = ".packhouse.json"
-"""Hidden, so that `datasets.load_dataset(folder)` does not take it for data."""
+"""Hidden, so that `datasets.load_dataset(folder)` does not read it as data."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Export:
-    """What was written.
+    """Files that an export wrote.
 
     Example:
         >>> Export(folder=Path("out"), export_format="trl", dataset="demo", version="0f", splits=(),
@@ -66,7 +78,7 @@ class Export:
     version: str
     splits: tuple[str, ...]
     files: Mapping[str, str]
-    """Path in the folder to sha256."""
+    """Path within the folder -> sha256."""
 
 
 def export_version(
@@ -78,25 +90,25 @@ def export_version(
     num_shards: int = 1,
     cache: str | Path | None = None,
 ) -> Export:
-    """Write a version in a trainer's format; every row's bytes are verified on the way.
+    """Write a version in a trainer's format, verifying the bytes of every row.
 
-    Same version, same bytes, and those that it carries itself if it was published with this format.
-    Memory holds 1,024 rows (`mds`: a shard of 64 MiB).
+    The same version gives the same bytes, equal to the ones it contains if it was published with
+    this format. Holds 1,024 rows in memory (`mds`: a shard of 64 MiB).
 
     Args:
         opened: the version.
         export_format: one of `FORMATS`.
-        dest: a folder that does not exist yet, or is empty.
-        splits: which; all by default.
-        num_shards: files of each set, `train-00000-of-00004.parquet` ...: rows in order, in each as
-            many, but for one. `mds` has shards of its own.
+        dest: a folder that does not exist yet or is empty.
+        splits: splits to write. Default: all.
+        num_shards: files per set, `train-00000-of-00004.parquet` ...: rows stay in order, and sizes
+            differ by at most one row. `mds` has its own shards.
         cache: folder of verified copies, as for `load_packed`.
 
     Raises:
-        ConfigError: no such format, or one that cannot hold the rows' class; more shards than rows;
-            something is at `dest` already, or it or the cache cannot be written.
-        VersionNotFoundError: no such split.
-        IntegrityError: the store's bytes are not the published ones.
+        ConfigError: the format does not exist or cannot represent the labels of the rows, there are
+            more shards than rows, `dest` is not empty, or a folder cannot be written.
+        VersionNotFoundError: the split does not exist.
+        IntegrityError: the store's bytes differ from the published ones.
 
     Example:
         >>> from packhouse import prepare
@@ -124,6 +136,7 @@ def export_version(
         raise ConfigError(f"'{dest}' is not empty; export to a new folder, or remove it first")
     folder = cache_folder(cache)
     wanted = tuple(dict.fromkeys(splits)) or tuple(opened.manifest.splits())
+    # In the same folder, so that the final move stays within one file system.
     staged = dest.with_name(f".{dest.name}.{uuid.uuid4().hex}")
     try:
         staged.mkdir(parents=True)
@@ -134,7 +147,7 @@ def export_version(
             _write_split(opened, export_format, split, staged, folder, num_shards)
         paths = sorted(path for path in staged.rglob("*") if path.is_file())
         files = {path.relative_to(staged).as_posix(): file_sha256(path) for path in paths}
-        told: dict[str, object] = {
+        marker: dict[str, object] = {
             "dataset": opened.dataset,
             "version": opened.version,
             "content_id": opened.manifest.content_id,
@@ -142,7 +155,7 @@ def export_version(
             "splits": list(wanted),
             "files": files,
         }
-        text = json.dumps(told, sort_keys=True, indent=2)
+        text = json.dumps(marker, sort_keys=True, indent=2)
         (staged / MARKER).write_text(text + "\n", encoding="utf-8")
         if dest.exists():
             dest.rmdir()
@@ -167,7 +180,7 @@ def export_version(
 def _write_split(
     opened: OpenVersion, export_format: str, split: str, folder: Path, cache: Path, num_shards: int
 ) -> None:
-    """Copy what the version carries of this export, or make it from the rows."""
+    """Copy the files of this export from the version if it has them; otherwise write them."""
     home = f"exports/{export_format}/"
     configuration = opened.manifest.facts.configuration
     as_asked: str | ExportSettings = export_format
@@ -206,10 +219,10 @@ def _write_split(
 
 
 def check_shards(name: str, num_rows: int, num_shards: int) -> None:
-    """Refuse more files than a set has rows.
+    """Reject more files than a set has rows.
 
     Raises:
-        ConfigError: says how many rows the set has.
+        ConfigError: gives the number of rows in the set.
 
     Example:
         >>> check_shards("eval", num_rows=3, num_shards=3)
@@ -223,7 +236,7 @@ def check_shards(name: str, num_rows: int, num_shards: int) -> None:
 
 
 def set_name(split: str, source: str | None) -> str:
-    """Name of an export's files: those of a source have its name where eval is by source.
+    """Return the base name of an export's files; sets by source include the source's name.
 
     Example:
         >>> set_name("train", None), set_name("eval", "chats")
@@ -235,7 +248,7 @@ def set_name(split: str, source: str | None) -> str:
 def _parts(
     batches: Iterator[pa.RecordBatch], num_rows: int, num_parts: int
 ) -> Iterator[Iterator[pa.RecordBatch]]:
-    """Yield the rows in order, in parts of as many rows; read each before you ask for the next."""
+    """Yield the rows in order in parts of about equal size; read each part before the next."""
     left: pa.RecordBatch | None = None
 
     def take(count: int) -> Iterator[pa.RecordBatch]:
@@ -245,7 +258,7 @@ def _parts(
             yield batch.slice(0, count)
             count -= min(count, batch.num_rows)
 
-    # 10 rows in 4 parts: rows from 0, 2, 5 and 7, and the last part has all that is left.
+    # 10 rows in 4 parts start at rows 0, 2, 5 and 7; the last part takes all remaining rows.
     for number in range(num_parts - 1):
         yield take((number + 1) * num_rows // num_parts - number * num_rows // num_parts)
     yield take(sys.maxsize)
@@ -263,28 +276,29 @@ def write_export(
     num_shards: int = 1,
     num_rows: int = 0,
 ) -> list[Path]:
-    """Write one split of expanded rows in a trainer's format into an existing folder.
+    """Write one split of expanded rows in a trainer's format to an existing folder.
 
     Args:
-        batches: as `read_rows` yields them.
+        batches: batches from `read_rows`.
         export_format: one of `FORMATS`.
-        split: name of the split, or of a source's part of it: `set_name`.
-        folder: where to write.
+        split: base name from `set_name`.
+        folder: output folder.
         multiple: `pack.pad_record_to_multiple_of`; `megatron` pads records to it, other formats
-            hold no pads.
-        seq_len: `pack.seq_len`, for `megatron`'s metadata; None: that of the longest pack.
-        preferences: what the rows prefer, as `Recipe.preferences`. `trl` has the columns of its
-            trainers then, `arrow` all columns; the others would train bad answers like good ones.
-        num_shards: files, `train-00000-of-00004` and so on: rows in order, in each as many, but for
-            one.
-        num_rows: of all batches, where there are several shards.
+            have no padding.
+        seq_len: `pack.seq_len` for the metadata of `megatron`; None for the length of the longest
+            pack.
+        preferences: `Recipe.preferences`. `trl` then has the columns of its preference trainers and
+            `arrow` all columns; other formats are rejected, as they would train bad answers.
+        num_shards: number of files, `train-00000-of-00004` and so on: rows stay in order, and sizes
+            differ by at most one row.
+        num_rows: total rows of all batches, needed for several shards.
 
     Returns:
-        The files, by name.
+        The files, sorted by name.
 
     Raises:
-        ConfigError: the format cannot hold the rows' class, or what they prefer; more shards than
-            rows.
+        ConfigError: the format cannot represent labels or preferences of the rows, or there are
+            more shards than rows.
     """
     check_shards(split, num_rows, num_shards)
     if preferences and export_format not in ("arrow", "trl"):
@@ -305,7 +319,20 @@ def write_export(
     return sorted(path for path in set(folder.rglob("*")) - before if path.is_file())
 
 
+def shard_names(name: str, num_shards: int) -> list[str]:
+    """Return the names of a set's files, without endings.
+
+    Example:
+        >>> shard_names("eval", 1), shard_names("train", 2)
+        (['eval'], ['train-00000-of-00002', 'train-00001-of-00002'])
+    """
+    if num_shards == 1:
+        return [name]
+    return [f"{name}-{number:05d}-of-{num_shards:05d}" for number in range(num_shards)]
+
+
 def _check_place(opened: OpenVersion, dest: Path) -> None:
+    """Reject a destination that an export must not replace."""
     if dest.is_symlink():
         raise ConfigError(f"'{dest}' is a symbolic link; export to a new folder")
     if dest == Path.cwd() or dest.parent == dest:
@@ -323,7 +350,7 @@ _WITHOUT_WEIGHTS = {
 
 
 def _refuse_lossy(rows: Iterator[pa.RecordBatch], export_format: str) -> Iterator[pa.RecordBatch]:
-    """Yield the rows, unless they have a class or weights that the format cannot hold."""
+    """Yield the rows, unless they have labels or loss weights that the format cannot represent."""
     for batch in rows:
         if export_format != "arrow" and "label" in batch.schema.names:
             raise ConfigError(
@@ -336,3 +363,118 @@ def _refuse_lossy(rows: Iterator[pa.RecordBatch], export_format: str) -> Iterato
                 f"{_WITHOUT_WEIGHTS[export_format]}; export to 'trl', 'arrow', 'mds' or 'jsonl'"
             )
         yield batch
+
+
+def check_published_exports(exports: Sequence[ExportConfig], packed: PackFacts) -> None:
+    """Refuse an export of more shards than a set has packs.
+
+    Raises:
+        ConfigError: says how many packs the set has.
+    """
+    for side, planned in packed.sides.items():
+        sets = {set_name(side, name): own["packs"] for name, own in planned.by_source.items()}
+        for name, num_packs in (sets or {side: planned.num_packs}).items():
+            for export in exports:
+                check_shards(name, num_packs, export.shards)
+
+
+def write_published_export(
+    work: Work[FilesParameters], parameters: ExportParameters, folder: Path
+) -> FilesFacts:
+    """Write each set in the format, flat in the folder, as the files of a step must lie.
+
+    Raises:
+        ConfigError: the format cannot hold the rows' class.
+    """
+    data = [(receipt.facts.files[0], receipt) for receipt in work.inputs(FILES)]
+    staged = folder / ".export"
+    staged.mkdir()
+    written = []
+    pack = work.recipe.pack
+    by_set = itertools.groupby(data, key=lambda pair: (pair[0].split, pair[0].source))
+    for (split, source), files in by_set:
+        own = list(files)
+        paths = [receipt.path(file.name) for file, receipt in own]
+        for path in write_export(
+            itertools.chain.from_iterable(map(read_rows, paths)),
+            parameters.format,
+            set_name(split, source),
+            staged,
+            pack.pad_record_to_multiple_of,
+            pack.seq_len,
+            preferences=work.recipe.preferences,
+            num_shards=parameters.shards,
+            num_rows=sum(file.rows for file, _ in own),
+        ):
+            inner = path.relative_to(staged).as_posix()
+            name = f"{parameters.format}-{inner.replace('/', '-')}"
+            os.replace(path, folder / name)
+            home = f"{parameters.format}/{inner}"  # rows and tokens are counted with the data files
+            written.append(WrittenFile(name=name, kind="exports", rows=0, split=split, path=home))
+    shutil.rmtree(staged)
+    return FilesFacts(files=tuple(written))
+
+
+@click.command()
+@click.argument("addresses", metavar="ROOT/DATASET[@NAME]...", nargs=-1, required=True)
+@click.argument("dest", metavar="DEST", type=click.Path(path_type=Path))
+@click.option(
+    "--to",
+    "export_format",
+    required=True,
+    metavar="FORMAT",  # no `Choice`: `export_version` says why there is no such format
+    help=f"One of {', '.join(FORMATS)}.",
+)
+@click.option("--split", "splits", multiple=True, help="Only this split; may be repeated.")
+@click.option("--shards", default=1, type=click.IntRange(1), help="Files of each split.")
+@cache_option("Folder of verified copies.")
+@json_option()
+def export(
+    addresses: tuple[str, ...],
+    dest: Path,
+    export_format: str,
+    splits: tuple[str, ...],
+    shards: int,
+    cache: Path,
+    as_json: bool,
+) -> None:
+    """Write a version in the format of a trainer, with the label shift its reader expects.
+
+    Of several versions, each gets a folder of its dataset's name in DEST.
+
+    \b
+    packhouse export ./store/alpaca out --to trl
+    packhouse export s3://bucket/store/alpaca@prod out --to megatron --split train --shards 8
+    packhouse export ./store/alpaca ./store/chats out --to trl   # out/alpaca, out/chats
+
+    trl: TRL and transformers. axolotl: pre-tokenized records. megatron: Megatron-Bridge packed
+    Parquet. mds: MosaicML Streaming. msgpack, jsonl: small collate tools. arrow:
+    Dataset.from_file.
+    """
+    opened = [open_address(address) for address in addresses]
+    folders = [dest / each.dataset if len(opened) > 1 else dest for each in opened]
+    for number, folder in enumerate(folders):
+        if folder in folders[:number]:
+            raise ConfigError(f"'{folder}' would hold two versions. Export them in two calls")
+    exports = [
+        export_version(each, export_format, folder, splits=splits, num_shards=shards, cache=cache)
+        for each, folder in zip(opened, folders, strict=True)
+    ]
+    if as_json:
+        facts = [
+            {
+                "dataset": exported.dataset,
+                "version": exported.version,
+                "format": exported.export_format,
+                "folder": str(exported.folder),
+                "splits": exported.splits,
+                "files": exported.files,
+            }
+            for exported in exports
+        ]
+        echo(json.dumps(facts if len(facts) > 1 else facts[0], sort_keys=True))
+        return
+    for exported in exports:
+        echo(f"{exported.dataset} {exported.version} as {exported.export_format}:")
+        for name in exported.files:
+            echo(f"  {exported.folder / name}")

@@ -1,4 +1,4 @@
-"""`packhouse plan` and `packhouse explain`: what a run would give, and which steps it would run."""
+"""`packhouse plan` and `packhouse explain`: show what a run would give, and its steps."""
 
 import json
 from collections import Counter
@@ -28,11 +28,11 @@ from packhouse.system.wording import counted, cut_pair
 @click.command()
 @recipe_options
 def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bool) -> None:
-    """Estimate what RECIPE would give, before any work: rows, records, tokens, packs, bytes.
+    """Estimate what RECIPE would give, without running it: rows, records, tokens, packs, bytes.
 
-    Says how rows become records, which would be quarantined, which steps are cached, how much room
-    the run will take in the cache, and how much there is. Reads a sample of each source; counts
-    exactly what is tokenized already.
+    Shows how rows become records, what would be quarantined, which steps are cached, and how much
+    cache space the run needs and has. Reads a sample of each source, and counts exactly what is
+    already tokenized.
     """
     recipe = read_recipe(recipe_path, overrides)
     workspace = Workspace(cache=cache)
@@ -67,6 +67,7 @@ def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: boo
 def _print_estimate(
     dataset: str, version_id: str, facts: Estimate, cached: dict[str, dict[str, int]]
 ) -> None:
+    """Print counts, notes, sources, other pack sizes and cached steps."""
     from rich.table import Table
 
     out = console()
@@ -108,9 +109,9 @@ def _print_estimate(
 @click.command()
 @recipe_options
 def explain(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bool) -> None:
-    """Say which steps of RECIPE would run now, which are cached, and what changed since last time.
+    """Show which steps of RECIPE would run now, which are cached, and what changed since last time.
 
-    Nothing is computed: sources and tokenizer are hashed, cached files are checked.
+    Computes no step: it hashes sources and tokenizer, and checks cached files.
     """
     recipe = read_recipe(recipe_path, overrides)
     plan = plan_jobs(recipe)
@@ -122,9 +123,9 @@ def explain(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: 
 
 
 def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[dict[str, Any]]:
-    """Return a row per job: step, shard, whether it is cached, and if not, why not.
+    """Return a row per job: step, shard, whether it is cached, and otherwise why not.
 
-    The jobs behind pack follow from its result: where it is not done, a row says so for each step.
+    Jobs after pack depend on its result. If pack is not done, each of these steps has a single row.
     """
     last = load_last_run(workspace.cache, recipe.dataset)
     packed = PACK.peek(plan.pack.key, workspace)
@@ -138,6 +139,7 @@ def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[dict[
         rows = [_explain_job(job, workspace, last) for job in jobs]
     order = [step.name for step in STEPS]
     rows.sort(key=lambda row: order.index(row["step"]))
+    # A removed shard has no job of its own to explain, but it changes the input of pack.
     gone = {label for step, label in last if step == "validate"} - {j.label for j in plan.validate}
     if gone:
         (pack,) = [row for row in rows if row["step"] == "pack"]
@@ -159,13 +161,14 @@ def _explain_job(
         why = ["its files are gone or were altered"]
     else:
         why = changed_parts(before.parts, dict(job.parts))
+        # Changed inputs come from an earlier step, which has its own row with the reason.
         own = [change for change in why if not change.startswith("inputs:")]
         why = own or ["an earlier step changed"]
     return {**row, "cached": False, "why": why}
 
 
 def changed_parts(before: object, after: object, name: str = "") -> list[str]:
-    """List the differences between two keys' parts, each as `name: before -> after`.
+    """Return the differences between the parts of two keys, each as `name: before -> after`.
 
     Example:
         >>> changed_parts({"pack": {"seq_len": 2048}}, {"pack": {"seq_len": 4096}})

@@ -1,8 +1,8 @@
 """Estimate a run before doing it: rows, tokens, packs and bytes, from a sample of each source.
 
-Reads, renders and tokenizes about a megabyte from the front of each source with the very code of
-the run, then scales by bytes. Shards that are tokenized already are counted exactly instead. The
-estimate is as good as the sample is like the rest: a file sorted by length is estimated badly.
+Reads, renders and tokenizes about the first megabyte of each source with the code of the run, and
+scales the result by bytes. Shards that are already tokenized are counted exactly. The estimate
+assumes that the sample is like the rest, so it is wrong for files sorted by length.
 """
 
 from collections import Counter
@@ -16,18 +16,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.addons.plan.first_rows import try_first_rows
-from packhouse.pack import apply_over_length, pack_costs, plan_packs, step_imbalance
-from packhouse.pack.plan import SeqLenTrial, try_seq_lens
+from packhouse.errors import SourceError
+from packhouse.pack.overlength import apply_over_length
+from packhouse.pack.plan import SeqLenTrial, pack_costs, plan_packs, step_imbalance, try_seq_lens
+from packhouse.read import ShardRows, read_shard, scan_source
 from packhouse.read.extra_fields import UnreadText
 from packhouse.read.files import source_name
 from packhouse.recipe import Recipe, SourceConfig
+from packhouse.records.identity import number_rows
 from packhouse.records.ledger import Filter, filters_of, share_allowed
 from packhouse.records.render_counts import RenderCounts, SplitText, factor_note, total
-from packhouse.records.rows import number_rows
-from packhouse.records.tables import read_table
+from packhouse.records.tables import REFUSED, read_table
 from packhouse.run.cache import Receipt, Workspace
 from packhouse.run.given import recipe_for
+from packhouse.run.rendering import run_template, try_rows
 from packhouse.run.steps.format import FORMAT, split_text_of
 from packhouse.run.steps.plan import Plan, plan_jobs
 from packhouse.run.steps.tokenize import TOKENIZE
@@ -39,7 +41,7 @@ from packhouse.run.steps.validate import (
     unread_texts,
 )
 from packhouse.system.arrays import Bools, Int64s
-from packhouse.system.disks import check_cache, find_cache
+from packhouse.system.disks import check_cache, find_cache, temporary_folder
 from packhouse.system.wording import by_name, counted, rows_and_records
 
 _Lengths = npt.NDArray[np.integer]
@@ -48,45 +50,45 @@ _BYTES_PER_TOKEN = {"labels": 2.6, "compact": 1.5}  # zstd-1 Parquet, docs/perfo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """What a run would give."""
+    """Expected output of a run."""
 
     rows: int
-    """As often as `weight` and `max_records` take them."""
+    """Rows, as often as `weight` and `max_records` take them."""
     records: int
-    """More than the rows where rows are split (`format.turns`, windows, paths of a tree)."""
+    """More than rows if rows are split (`format.turns`, windows, paths of a tree)."""
     tokens: int
     packs: int
     bytes: int
     is_exact: bool
-    """True where every shard is tokenized already."""
+    """True if every shard is already tokenized."""
     sources: Mapping[str, Mapping[str, int]]
-    """Rows, records and tokens by source file, before any are dropped and sources are mixed."""
+    """Rows, records and tokens by source file, before dropping and mixing."""
     notes: tuple[str, ...] = ()
-    """What the numbers are based on, and what is not in them."""
+    """Notes on what the numbers are based on, and what they omit."""
     rendering: RenderCounts = field(default_factory=RenderCounts)
-    """How rows become records, before sources are mixed."""
+    """How rows become records, before mixing sources."""
     quarantined: Mapping[str, int] = field(default_factory=dict)
-    """Records by reason that would be quarantined (rows, before they are split)."""
+    """Records by reason that would be quarantined (rows, if not split yet)."""
     refusals: tuple[str, ...] = ()
-    """Why the run would publish nothing, as far as the numbers show it."""
+    """Reasons why the run would publish nothing, as far as the estimate shows."""
     filters: tuple[Filter, ...] = ()
-    """Rows that each expression of `where` leaves out, by source."""
+    """Rows that each `where` expression leaves out, by source."""
     seq_lens: tuple[SeqLenTrial, ...] = ()
-    """What other `pack.seq_len` would give, by the planner of the run, without `over_length`; none
-    for windows, which follow `seq_len`."""
+    """Results of other `pack.seq_len` values with the run's planner, without `over_length`. Empty
+    for windows, which depend on `seq_len`."""
 
     def lines(self) -> list[str]:
-        """Return the notes, how answers end, and why rows would be quarantined, in words."""
+        """Return the notes, how answers end, and why rows would be quarantined, as text."""
         bad = [f"quarantined: {by_name(self.quarantined)}"] if self.quarantined else []
         return [*self.notes, *self.rendering.lines(), *bad]
 
     @property
     def num_rows(self) -> str:
-        """Rows, and their records if these are more, in words: `40 rows (100 records)`."""
+        """Number of rows, with records if there are more: `40 rows (100 records)`."""
         return rows_and_records(self.rows, self.records)
 
     def by_source(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        """Return names of columns and a line for each source file; records if rows are split."""
+        """Return column names and a line for each source file; with records if rows are split."""
         lines = self.sources.items()
         is_split = any(line["records"] != line["rows"] for _, line in lines)
         names = ("rows", "records", "tokens") if is_split else ("rows", "tokens")
@@ -95,12 +97,12 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Records:
-    """Records, those of a row next to each other."""
+    """Records in order, those of a row next to each other."""
 
     lengths: _Lengths
-    """Tokens of each."""
+    """Number of tokens of each record."""
     is_first: Bools
-    """True for the first of each row."""
+    """True for the first record of each row."""
 
     @property
     def num_rows(self) -> int:
@@ -108,7 +110,7 @@ class _Records:
 
     @classmethod
     def of(cls, lengths: _Lengths, rows: Int64s) -> "_Records":
-        """Records with the number of the row of each, rising."""
+        """Create records from lengths and the row number of each record, in ascending order."""
         return cls(lengths, np.diff(rows, prepend=-1) != 0)
 
     @classmethod
@@ -117,12 +119,12 @@ class _Records:
         return cls(lengths, np.concatenate([_NO_ROWS, *(each.is_first for each in parts)]))
 
     def scaled(self, share: float) -> "_Records":
-        """So many times as many records, of the same lengths: [5, 9] by 2.5 is [5, 9, 5, 9, 5]."""
+        """Repeat the records to multiply their number: [5, 9] by 2.5 gives [5, 9, 5, 9, 5]."""
         size = round(len(self.lengths) * share)
         return _Records(np.resize(self.lengths, size), np.resize(self.is_first, size))
 
     def take(self, num_rows: int) -> "_Records":
-        """So many rows with all their records, from the first, and again from the first.
+        """Return the first `num_rows` rows with all their records; start over if there are fewer.
 
         Records [5 9 4] of rows [0 0 1], 3 rows: [5 9 4 5 9].
         """
@@ -139,32 +141,32 @@ _NO_ROWS = np.zeros(0, np.bool_)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Counted:
-    """Tokens of each record of a shard, or of a sample of it."""
+    """Records of a shard, or of a sample of it."""
 
     every: _Records
-    """All, before any is dropped."""
+    """All records, before any is dropped."""
     packed: _Records
-    """Those that `pack` would take, as far as it takes them."""
+    """Records that `pack` would take, cut as it would cut them."""
     text: SplitText
-    """What was rendered."""
+    """Counts of the rendered text."""
     num_read: int = 0
-    """Rows that were read."""
+    """Number of rows read."""
     num_bytes: int = 1
-    """Bytes that they come from."""
+    """Number of bytes read for them."""
     rendered: RenderCounts = field(default_factory=RenderCounts)
     """How rows became records."""
     quarantined: Mapping[str, int] = field(default_factory=dict)
-    """Records by reason that would be quarantined; rows, before they are split."""
+    """Records by reason that would be quarantined (rows, if not split yet)."""
     num_bad: int = 0
-    """Rows of which a record would be quarantined."""
+    """Rows with a record that would be quarantined."""
     lineage: Mapping[str, Any] = field(default_factory=dict)
-    """Rows of the file, and those that `where` leaves out; as a manifest has them."""
+    """Rows of the file, and those that `where` leaves out, in the format of a manifest."""
     unread_text: Mapping[str, UnreadText] = field(default_factory=dict)
     """Fields with text that nothing reads."""
 
     @classmethod
     def of(cls, tokenized: pa.Table, recipe: Recipe, text: SplitText, **read: Any) -> "_Counted":
-        """Count what comes of tokenized rows. Over-long ones are dropped where they would fail."""
+        """Count tokenized rows. Overlong records are dropped here if they would fail the run."""
         policy = recipe.pack.over_length
         rule = recipe.pack.model_copy(
             update={"over_length": "drop" if policy == "error" else policy}
@@ -174,7 +176,7 @@ class _Counted:
         return cls(every, _Records.of(admitted.lengths, rows[admitted.rows]), text, **read)
 
     def scaled(self, share: float) -> "_Counted":
-        """So many times as many records."""
+        """Return the counts multiplied by `share`."""
         return _Counted(
             self.every.scaled(share),
             self.packed.scaled(share),
@@ -197,15 +199,15 @@ def plan(
     cache: str | Path | None = None,
     **settings: object,
 ) -> Estimate:
-    """Estimate what `prepare` would give, before any work; arguments are those of `prepare`.
+    """Estimate what `prepare` would give, without running it. Takes the arguments of `prepare`.
 
-    Reads, renders and tokenizes a megabyte of each source; what is tokenized already is counted.
+    Reads, renders and tokenizes a megabyte of each source; tokenized shards are counted exactly.
 
     Returns:
         Rows, tokens, packs and bytes, and rows and tokens of each source.
 
     Raises:
-        PackhouseError: a setting, source or tokenizer that `prepare` would refuse as well.
+        PackhouseError: a setting, source or tokenizer that `prepare` would reject too.
 
     Example:
         >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
@@ -219,7 +221,7 @@ def plan(
 
 
 def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
-    """Estimate the run of `recipe`; costs a second or two for each source that is not cached."""
+    """Estimate the run of `recipe`; takes a second or two for each source that is not cached."""
     packed: dict[str, list[_Records]] = {}
     sources: dict[str, dict[str, int]] = {}
     samples: dict[str, _Counted] = {}
@@ -259,10 +261,10 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             sample = samples[shard.file]
             size = shard.byte_end - shard.byte_start
             num_bytes += size
-            # By bytes; where the rows of the shard are known already, by these.
+            # Scale by bytes, or by rows if the number of rows in the shard is known.
             share = checked.facts.rows_out / max(1, sample.num_read) if checked else None
             counted = sample.scaled(size / max(1, sample.num_bytes) if share is None else share)
-            if checked:  # of a run that stopped: 0 rows out are no sample of what was bad
+            if checked:  # a run that stopped: 0 rows out say nothing
                 bad = max(counted.num_bad, checked.facts.num_bad_rows)
                 reasons = Counter(counted.quarantined) | Counter(checked.facts.quarantined)
                 counted = replace(counted, num_bad=bad, quarantined=reasons)
@@ -332,7 +334,7 @@ def _refusals(
 
 def _other_seq_lens(recipe: Recipe, every: Mapping[str, list[_Records]]) -> tuple[SeqLenTrial, ...]:
     pack = recipe.pack
-    if pack.over_length == "window":  # other sizes make other windows
+    if pack.over_length == "window":  # windows depend on seq_len
         return ()
     counts: Counter[int] = Counter()
     for each in _mixed(recipe, every):
@@ -352,13 +354,13 @@ _OVER_LENGTH = {
 def _notes(
     recipe: Recipe, samples: Collection[_Counted], num_bytes: int, num_over: int
 ) -> Iterator[str]:
-    """Say what the numbers are based on, and what is not in them.
+    """Yield notes on what the numbers are based on, and what they omit.
 
     Args:
-        recipe: of the run.
-        samples: what was read of shards that are not tokenized yet.
-        num_bytes: of these shards.
-        num_over: records over `pack.seq_len`.
+        recipe: recipe of the run.
+        samples: samples of shards that are not tokenized yet.
+        num_bytes: total size of these shards.
+        num_over: number of records over `pack.seq_len`.
     """
     if samples:
         rows, read = (sum(getattr(s, name) for s in samples) for name in ("num_read", "num_bytes"))
@@ -383,7 +385,7 @@ def _notes(
 
 
 def _mixed(recipe: Recipe, records: Mapping[str, list[_Records]]) -> list[_Records]:
-    """Records by source as often as its `weight` and `max_records` will take their rows, about."""
+    """Return the records of each source, repeated or cut about as `weight` and `max_records` do."""
     mixed = []
     for source in recipe.sources:
         own = _Records.concat(records.get(source_name(source), []))
@@ -396,7 +398,7 @@ def _mixed(recipe: Recipe, records: Mapping[str, list[_Records]]) -> list[_Recor
 
 
 def _sampled(recipe: Recipe, source: SourceConfig, uri: str, workspace: Workspace) -> _Counted:
-    """What the first megabyte of a file becomes."""
+    """Return the counts for the first megabyte of a file."""
     rows = try_first_rows(recipe, source, workspace.tokenizers, uri=uri, max_rows=None)
     left_out = Counter(rows.read.dropped["detail"].to_pylist())
     return _Counted.of(
@@ -417,9 +419,9 @@ def _sampled(recipe: Recipe, source: SourceConfig, uri: str, workspace: Workspac
 
 
 def _packs(recipe: Recipe, lengths: list[_Lengths]) -> tuple[int, list[str]]:
-    """Packs of all lengths in one plan, as the run would plan them (but for the two sides).
+    """Return the number of packs if all lengths are planned together, ignoring train and eval.
 
-    With `pack.balance`, a note says what it gains.
+    With `pack.balance`, a note gives the improvement.
     """
     every = np.concatenate([np.zeros(0, dtype=np.int32), *lengths])
     if not len(every):
@@ -437,3 +439,69 @@ def _packs(recipe: Recipe, lengths: list[_Lengths]) -> tuple[int, list[str]]:
         f"pack.balance: in steps of {pack.balance} packs the costliest takes {with_:.2f} times the "
         f"attention of the mean, and {without:.2f} times without"
     ]
+
+
+_SAMPLE_BYTES = 2**20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstRows:
+    """What became of them."""
+
+    read: ShardRows
+    num_bytes: int
+    """That they were read from."""
+    tokenized: pa.Table
+    """Records of rows that pass, schema `tables.TOKENIZED`."""
+    bad: pa.Table
+    """Those that do not, of any step, schema `tables.QUARANTINED`."""
+    text: SplitText
+    rendered: RenderCounts
+
+    def refused(self) -> list[dict[str, Any]]:
+        """Return source, row, reason and detail of bad rows, in the order of the steps."""
+        columns = self.bad.select(["source", "row", "reason", "detail"])
+        return list(columns.to_pylist())
+
+
+def try_first_rows(
+    recipe: Recipe,
+    source: SourceConfig,
+    tokenizers: Path,
+    *,
+    uri: str | None = None,
+    max_rows: int | None = 500,
+) -> FirstRows:
+    """Read, render and tokenize the first megabyte of a source.
+
+    Args:
+        recipe: says how.
+        source: one of the recipe's.
+        tokenizers: folder of the tokenizers' files.
+        uri: file of the source; None: the first that has rows.
+        max_rows: that are rendered; None: all.
+
+    Raises:
+        SourceError: the source has no rows.
+    """
+    shards = [
+        shard
+        for shard in scan_source(source, _SAMPLE_BYTES, recipe.validate_.max_row_bytes)
+        if (shard.num_rows != 0 if uri is None else shard.uri == uri)
+    ]
+    if not shards:
+        raise SourceError(f"source '{source.path}' has no rows")
+    shard = shards[0]
+    rows = read_shard(shard, source, recipe.validate_, recipe.split.group_by)
+    with temporary_folder("sample") as folder:
+        rows.write(folder, max_rows)
+        call = partial(try_rows, recipe, shard.row_format, source.label_names, tokenizers, folder)
+        reply = run_template(call, recipe, rows.validated.slice(0, max_rows).nbytes)
+        return FirstRows(
+            read=rows,
+            num_bytes=shard.byte_end - shard.byte_start,
+            tokenized=read_table(folder / "tokenized.arrow"),
+            bad=pa.concat_tables([rows.quarantined, read_table(folder / REFUSED)]),
+            text=SplitText(**reply["text"]),
+            rendered=RenderCounts(**reply["counts"]),
+        )

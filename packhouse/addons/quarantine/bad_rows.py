@@ -1,4 +1,4 @@
-"""Bad rows of a run or a version: read, counted, and named in the error of a run that they stop."""
+"""Read and count the bad rows of a run or version, and explain those that stop a run."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,17 +26,17 @@ from packhouse.system.disks import temporary_folder
 from packhouse.system.worker import stream_from_worker
 
 _MOST_FILES = 200
-"""Files of bad rows that are opened for samples; counts are always of all rows."""
+"""Maximum number of files opened for samples; counts always cover all rows."""
 _MOST_ROWS = 1000
 _MOST_DETAIL = 240
 
 
 def count_reasons(table: pa.Table, num_samples: int = 3) -> list[dict[str, Any]]:
-    """Count bad rows and their bad records by step and reason, most frequent first, with samples.
+    """Count bad rows and records by step and reason, most frequent first, with sample rows.
 
     Args:
         table: schema `tables.QUARANTINED`.
-        num_samples: rows named for each reason, the first in order of source and row.
+        num_samples: sample rows per reason, the first ones by source and row.
 
     Example:
         >>> from packhouse.records.tables import QUARANTINED
@@ -71,12 +71,12 @@ def count_reasons(table: pa.Table, num_samples: int = 3) -> list[dict[str, Any]]
 
 
 def count_rows(table: pa.Table) -> int:
-    """Count the rows that have one bad record or more."""
+    """Count the rows with at least one bad record."""
     return int(table.group_by(["source", "row"]).aggregate([]).num_rows)
 
 
 def read_quarantined(opened: OpenVersion) -> pa.Table:
-    """Read the quarantined rows of a published version, schema `tables.QUARANTINED`."""
+    """Read the quarantined rows of a published version (schema `tables.QUARANTINED`)."""
     with temporary_folder("quarantine") as folder:
         parts = [
             read_quarantine_file(opened.fetch(entry, folder / f"{number}.parquet"))
@@ -89,10 +89,10 @@ def read_quarantine_file(path: Path) -> pa.Table:
     """Read a file of quarantined rows, Parquet or Arrow.
 
     Raises:
-        ConfigError: the file holds something else.
+        ConfigError: the file contains something else.
     """
     call, size = partial(_read_file, path), path.stat().st_size
-    # In a worker: some kilobytes of a file may stand for gigabytes.
+    # In a worker, because a few kilobytes can expand to gigabytes.
     found = stream_from_worker(call, what=f"file '{path.name}'", blames=ConfigError, num_bytes=size)
     return pa.Table.from_batches(list(found), QUARANTINED)
 
@@ -101,16 +101,16 @@ def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
     try:
         for batch in read_batches(path):
             yield batch.select(QUARANTINED.names).cast(QUARANTINED)
-    # Not `pa.ArrowException`: memory that runs out is one, and is no fault of the file.
+    # Not `pa.ArrowException`, which includes running out of memory: that is not the file's fault.
     except (pa.ArrowNotImplementedError, IntegrityError, KeyError, ValueError) as error:
         raise ConfigError(f"'{path}' is no quarantine file: {error}") from None
 
 
 def editable(row: Mapping[str, Any]) -> dict[str, object]:
-    """Turn a quarantined row into a line to mend.
+    """Convert a quarantined row into a line that can be fixed.
 
-    `raw` is the row itself where its bytes parse as one, else their text; bytes that are not UTF-8
-    show as U+FFFD, which has to be replaced. `is_cut` says that the end is missing.
+    `raw` is the parsed row if its bytes parse as one row, otherwise their text. Bytes that are not
+    UTF-8 become U+FFFD and must be replaced. `is_cut` means that the end of the row is missing.
 
     Example:
         >>> row = {"source": "a/a.jsonl", "row": 7, "step": "validate", "reason": "fields",
@@ -125,7 +125,7 @@ def editable(row: Mapping[str, Any]) -> dict[str, object]:
     if row["raw_size"] > len(row["raw"]):
         return line | {"raw": row["raw"].decode("utf-8", "replace"), "is_cut": True}
     records = LinesFile("").parse(row["raw"].replace(b"\n", b" "), max(row["raw_size"], 1))
-    # Of an object with a key twice, or a number that no float holds, parsing would lose a part.
+    # Parsing would lose data for objects with duplicate keys and numbers outside float range.
     is_whole = not records.failures and len(records.rows) == 1
     return line | {
         "raw": records.rows[0] if is_whole else row["raw"].decode("utf-8", "replace"),
@@ -133,15 +133,15 @@ def editable(row: Mapping[str, Any]) -> dict[str, object]:
 
 
 def likely_causes(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> list[str]:
-    """Say what is probably wrong with the sources of bad rows: they have another format's shape.
+    """Return likely causes of bad rows, such as a source in another format than the recipe's.
 
     Args:
         rows: quarantined rows, with the columns of `tables.QUARANTINED`.
-        recipe: what they were read for.
+        recipe: the recipe that they were read with.
 
     Returns:
-        A sentence for each source of which most rows look like another format than the recipe's,
-        or are text of another encoding.
+        A sentence for each source whose rows mostly look like another format, or are text in
+        another encoding.
 
     Example:
         >>> source = {"path": "a.jsonl", "format": "alpaca"}
@@ -156,7 +156,7 @@ def likely_causes(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> list[str
     sources = {source_name(source): source for source in recipe.sources}
     for row in rows:
         name = row["source"].partition("/")[0]
-        if name in sources and row["reason"] != "media":  # whose shape is right
+        if name in sources and row["reason"] != "media":  # media rows have the right shape
             reasons[name][row["reason"]] += 1
             shapes[name][_other_format(editable(row)["raw"], sources[name])] += 1
     causes = []
@@ -173,22 +173,22 @@ def likely_causes(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> list[str
 
 
 def _other_format(row: Any, source: SourceConfig) -> str | None:
-    """Return the format of a row that is not of its source's; None if nothing else reads it."""
+    """Return the format of a row if it differs from its source's; None if no other format fits."""
     if source.format not in row_formats() or source.format == "mixed":
         return None
     wanted = row_formats()[source.format]
     if isinstance(row, dict) and wanted.required:
         names = wanted.names(tuple(row), source.fields)
         if wanted.required.keys() <= names.keys() and wanted.holds(row, names):
-            return None  # what is wrong with it is no matter of its shape
+            return None  # its shape is not the problem
     found = row_format_of(row, source.fields)
     return None if found == source.format else found
 
 
 def read_bad_rows(files: Iterable[Path]) -> pa.Table | None:
-    """Read the first bad rows of the first files; None if there are none on this machine.
+    """Read the first bad rows of the first files; None if this machine has none.
 
-    A run's files may lie on another worker.
+    The files of a run may be on another worker.
     """
     tables = []
     for file in islice(files, _MOST_FILES):
@@ -200,15 +200,15 @@ def read_bad_rows(files: Iterable[Path]) -> pa.Table | None:
 def explain_bad_rows(
     error: PackhouseError, files: Sequence[Path], recipe: Recipe, target: str = "RECIPE"
 ) -> PackhouseError:
-    """Return a refusal that also says where a bad row stands, what is wrong, and what to type.
+    """Return the error with the place and reason of the first bad row, and the command to see more.
 
     The command line, the page of a run and the summaries of a CI job all print this sentence.
 
     Args:
-        error: of `check_quarantine`.
-        files: the quarantined rows; they become its fact `places`.
-        recipe: what the rows were read for.
-        target: what `packhouse quarantine show` is to look at.
+        error: raised by `check_quarantine`.
+        files: files of quarantined rows, which become the error's fact `places`.
+        recipe: the recipe that the rows were read with.
+        target: argument of `packhouse quarantine show` in the command.
     """
     bad = read_bad_rows(files)
     if bad is None:
@@ -218,6 +218,7 @@ def explain_bad_rows(
     place = place_of(sample, lines_of_rows([sample], recipe.sources))
     causes = "".join(f"; {cause}" for cause in likely_causes(bad.to_pylist(), recipe))
     has_remedy = line["reason"] in WITH_REMEDY
+    # Details of some reasons include the remedy, which must not be cut off.
     most = 4 * _MOST_DETAIL if has_remedy else _MOST_DETAIL
     detail = shorten(sample["detail"], most, placeholder="...")
     known = None if has_remedy else QUARANTINE_REASONS[line["step"]].get(line["reason"])

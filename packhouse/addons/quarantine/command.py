@@ -1,10 +1,10 @@
-"""`packhouse quarantine ls | show | retry`: what is bad about which rows, and how to mend them.
+"""`packhouse quarantine ls | show | retry`: list bad rows with reasons, and check fixed rows.
 
-A quarantined row keeps its first 64 KiB. `bad_rows.editable` turns it into a line
-that people can mend: the row itself where it parses, its text where it does not. `check_mended`
-reads mended rows by the very reader of the recipe, as if they stood in a file of their own, renders
-and tokenizes them, and gives back those that pass as JSON Lines which a recipe can add as one more
-source. Works on the bad rows of one dataset in memory: a few KB each.
+A quarantined row keeps its first 64 KiB. `bad_rows.editable` turns it into a line that users can
+fix: the parsed row if it parses, otherwise its text. `check_mended` reads fixed rows with the
+recipe's own reader, as if they were in a separate file, renders and tokenizes them, and returns
+those that pass as JSON Lines, which a recipe can add as another source. Holds the bad rows of one
+dataset in memory: a few KB each.
 """
 
 import json
@@ -37,8 +37,8 @@ from packhouse.read.files import source_name
 from packhouse.read.streams import lines_of_rows, place_of
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.recipe.reading import is_recipe_path
+from packhouse.records.identity import rewrites
 from packhouse.records.reasons import QUARANTINE_REASONS
-from packhouse.records.rows import rewrites
 from packhouse.records.tables import QUARANTINED, REFUSED, read_table
 from packhouse.run.cache import Workspace
 from packhouse.run.given import read_recipe
@@ -56,42 +56,42 @@ _REPLACEMENT = "\ufffd"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MendedSource:
-    """Rows of one source that pass now, and how a recipe names their shape."""
+    """Rows of one source that now pass, and recipe settings to read them."""
 
     name: str
-    """For the file and the new source: `<source>-mended`."""
+    """Name of the file and the new source: `<source>-mended`."""
     lines: tuple[bytes, ...]
-    """A JSON line per row."""
+    """One line of JSON per row."""
     settings: Mapping[str, object]
-    """Keys of a recipe's source beside `path`: `name`, `format`, `fields`, ..."""
+    """Settings of the source in a recipe, except `path`: `name`, `format`, `fields`, ..."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retried:
-    """Result of reading mended rows again; every one of them is in one of the two."""
+    """Result of checking fixed rows. Each row is in exactly one of the two."""
 
     passed: tuple[MendedSource, ...]
     still_bad: tuple[dict[str, object], ...]
-    """Lines to mend, with the reason they have now."""
+    """Lines to fix, with the current reason."""
 
     @property
     def num_passed(self) -> int:
-        """Rows that pass."""
+        """Number of rows that pass."""
         return sum(len(source.lines) for source in self.passed)
 
 
 def check_mended(lines: Iterable[Mapping[str, object]], recipe: Recipe) -> Retried:
-    """Read mended rows again, by the recipe's rules.
+    """Check fixed rows with the recipe's rules.
 
     Args:
-        lines: as `editable` makes them, mended or not.
-        recipe: whose sources the rows come from, and whose rules they must keep.
+        lines: lines from `editable`, fixed or not.
+        recipe: the recipe whose sources the rows come from.
 
     Raises:
-        ConfigError: a line is not one of `editable`, or names a source that the recipe lacks.
+        ConfigError: a line is not from `editable`, or its source is not in the recipe.
     """
     origins = {source_name(source): source for source in recipe.sources}
-    groups: dict[tuple[str, str], list[_Mended]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[_FixedRow]] = defaultdict(list)
     still_bad = []
     for number, line in enumerate(lines):
         mended = _prepare(line, origins, number)
@@ -112,8 +112,8 @@ def check_mended(lines: Iterable[Mapping[str, object]], recipe: Recipe) -> Retri
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Mended:
-    """A row as one line of JSON, of a shape that sources can have."""
+class _FixedRow:
+    """A row as one line of JSON, in a shape that a source can have."""
 
     source: str
     row_format: str
@@ -126,8 +126,8 @@ class _Mended:
 
 def _prepare(
     line: Mapping[str, Any], origins: Mapping[str, SourceConfig], number: int
-) -> _Mended | dict[str, object]:
-    """The row to read again, or the line with the reason why it cannot be."""
+) -> _FixedRow | dict[str, object]:
+    """Return the row to check, or the line with the reason why it cannot be checked."""
     kinds = {"source": str, "row": int, "step": str, "raw": object}
     missing = {n for n, kind in kinds.items() if n not in line or not isinstance(line[n], kind)}
     if missing:
@@ -142,22 +142,22 @@ def _prepare(
             f"(it has {known})"
         )
     raw = line["raw"]
-    why = _cannot(raw, bool(line.get("is_cut")))
+    why = _why_unusable(raw, bool(line.get("is_cut")))
     if why:
         return {**line, "detail": why}
     row_format = origins[name].format
-    if row_format == "auto":  # what a scan found
+    if row_format == "auto":  # use the format that a scan finds
         shards = _shards_of(origins[name].model_dump_json())
         formats = {shard.row_format for shard in shards} - {"auto"}
         row_format = formats.pop() if len(formats) == 1 else "auto"
     if isinstance(raw, str):
         raw = _from_delimited(raw, line["source"], origins[name])
     text = raw.encode() if isinstance(raw, str) else orjson.dumps(raw)
-    text = b" ".join(text.split(b"\n"))  # an element of a JSON array may span lines
-    return _Mended(source=name, row_format=row_format, line=text, given=line)
+    text = b" ".join(text.split(b"\n"))  # a JSON array element may span lines
+    return _FixedRow(source=name, row_format=row_format, line=text, given=line)
 
 
-def _cannot(raw: object, is_cut: bool) -> str | None:
+def _why_unusable(raw: object, is_cut: bool) -> str | None:
     if is_cut:
         return "only its first 64 KiB are kept; put in the whole row and take out is_cut"
     text = raw if isinstance(raw, str) else orjson.dumps(raw).decode()
@@ -167,7 +167,7 @@ def _cannot(raw: object, is_cut: bool) -> str | None:
 
 
 def _from_delimited(raw: str, file: str, config: SourceConfig) -> object:
-    """A CSV or TSV record as an object keyed by the file's header; any other text as it is."""
+    """Parse a CSV or TSV record into an object with the file's header; return other text as is."""
     shards = {shard.file: shard for shard in _shards_of(config.model_dump_json())}
     shard = shards.get(file)
     if shard is None or shard.file_format not in _DELIMITERS:
@@ -183,7 +183,9 @@ def _shards_of(config: str) -> Sequence[SourceShard]:
 
 
 def _config_of(config: SourceConfig, name: str, row_format: str) -> SourceConfig:
+    """Return the settings to read the fixed rows of a source."""
     own = {"path": "", "name": f"{name[:50]}-mended", "format": row_format}
+    # Fixed rows are JSON Lines, whatever the file format of the source was.
     lines = {"file_format": "jsonl", "encoding": "utf-8", "rows_at": None, "table": None}
     return SourceConfig.model_validate(config.model_dump() | own | lines)
 
@@ -191,7 +193,7 @@ def _config_of(config: SourceConfig, name: str, row_format: str) -> SourceConfig
 def _read_again(
     lines: Sequence[bytes], config: SourceConfig, recipe: Recipe
 ) -> dict[int, tuple[str, str]]:
-    """Number of each line that is bad -> reason and detail."""
+    """Return (reason, detail) for each bad line, by its number."""
     with temporary_folder("retry") as folder:
         path = folder / "rows.jsonl"
         path.write_bytes(b"\n".join(lines) + b"\n")
@@ -199,7 +201,7 @@ def _read_again(
         bad: dict[int, tuple[str, str]] = {}
         for shard in scan_source(source):
             rows = read_shard(shard, source, recipe.validate_, recipe.split.group_by)
-            # Rows that pass as conversations may be refused by the template or the tokenizer.
+            # Conversations that pass here may still be rejected by the template or the tokenizer.
             with temporary_folder("retry") as tried:
                 rows.write(tried)
                 call = partial(try_rows, recipe, shard.row_format, source.label_names, None, tried)
@@ -217,7 +219,7 @@ _TARGET_HELP = (
 )
 
 _MENDED = "_mended.jsonl"
-"""Beside mended rows: which bad rows they are. A folder that is a source leaves out such names."""
+"""Lists which bad rows the fixed rows replace. Folder sources skip names that start with `_`."""
 
 _cache = cache_option("Folder of finished steps, for a RECIPE.")
 _target = click.argument("target", metavar="TARGET")
@@ -225,12 +227,12 @@ _target = click.argument("target", metavar="TARGET")
 
 @click.group()
 def quarantine() -> None:
-    """List, show and mend the rows that did not pass.
+    """List and show rows that did not pass, and check them again after you fix them.
 
     \b
     packhouse quarantine ls ./store/demo
     packhouse quarantine show ./store/demo --reason json
-    packhouse quarantine retry RECIPE --edit bad.jsonl       # then mend bad.jsonl
+    packhouse quarantine retry RECIPE --edit bad.jsonl       # then fix bad.jsonl
     packhouse quarantine retry RECIPE --from bad.jsonl --out mended/
     """
 
@@ -348,7 +350,7 @@ def retry(
     cache: Path,
     as_json: bool,
 ) -> None:
-    """Mend bad rows and check them again."""
+    """Check bad rows again after fixing them."""
     if edit is not None:
         if mended or out:
             raise ConfigError("give --edit alone, mend the file, then give it as --from with --out")
@@ -371,6 +373,7 @@ def retry(
     )
     retried = check_mended(lines, recipe)
     passed = _write_retried(lines, retried, out, as_json)
+    # Other records of these rows may be published already, and would then be in the data twice.
     if {line["step"] for line in passed} & _steps_of_parts(recipe):
         print_note(
             "note: if other records of these rows passed before, the mended rows have them, too; "
@@ -381,7 +384,7 @@ def retry(
 
 
 def _rows_to_mend(target: str, cache: Path, reason: str | None) -> list[dict[str, Any]]:
-    """Bad rows, each once: several windows or paths of one row may be bad."""
+    """Return each bad row once, even if several of its windows or paths are bad."""
     rows = _chosen(read_quarantine(target, cache), reason).to_pylist()
     first: dict[tuple[str, int, str], dict[str, Any]] = {}
     for row in rows:
@@ -390,9 +393,9 @@ def _rows_to_mend(target: str, cache: Path, reason: str | None) -> list[dict[str
 
 
 def _steps_of_parts(recipe: Recipe) -> set[str]:
-    """Steps that may refuse some records of a row and pass others.
+    """Return the steps that can reject some records of a row and accept others.
 
-    The format step refuses a row with all its answers, but each window and path by itself.
+    The format step rejects a row as a whole, but windows and paths separately.
     """
     if recipe.pack.over_length == "window" or any(s.oasst_paths == "all" for s in recipe.sources):
         return {"format", "tokenize"}
@@ -400,7 +403,7 @@ def _steps_of_parts(recipe: Recipe) -> set[str]:
 
 
 def _lines_of(rows: list[dict[str, Any]], target: str) -> dict[tuple[str, int], int]:
-    """Lines of the rows of a recipe's files; of another target the files are not known."""
+    """Return the line numbers of rows in a recipe's files; for other targets, files are unknown."""
     if not is_recipe_path(target):
         return {}
     return lines_of_rows(rows, read_recipe(target).sources)
@@ -410,8 +413,8 @@ def read_quarantine(target: str, cache: Path) -> pa.Table:
     """Read the quarantined rows of a version, a file, or the last run of a recipe.
 
     Raises:
-        ConfigError: the file holds something else, or the recipe did not run here.
-        VersionNotFoundError: no such version.
+        ConfigError: the file contains something else, or the recipe has not run here.
+        VersionNotFoundError: the version does not exist.
     """
     path = Path(target)
     if is_recipe_path(target):
@@ -424,8 +427,10 @@ def read_quarantine(target: str, cache: Path) -> pa.Table:
 
 
 def _of_recipe(recipe: Recipe, workspace: Workspace) -> pa.Table:
+    """Return the bad rows of the last run of a recipe, without those fixed since."""
     plan = plan_jobs(recipe)
     jobs = (*plan.validate, *plan.format, *plan.tokenize)
+    # Keys include the recipe's settings, so runs of a changed recipe are not found.
     receipts = [workspace.steps.peek(*job.ref) for job in jobs]
     found = [receipt for receipt in receipts if receipt is not None]
     if not found:
@@ -435,7 +440,7 @@ def _of_recipe(recipe: Recipe, workspace: Workspace) -> pa.Table:
         )
     paths = [r.path("quarantined.arrow") for r in found if "quarantined.arrow" in r.files]
     table = pa.concat_tables([QUARANTINED.empty_table(), *map(read_table, paths)])
-    # Rows whose mended form is a source of the recipe are left out.
+    # Leave out rows whose fixed form is already a source of the recipe.
     mended: set[tuple[str, int, str]] = set()
     for source in recipe.sources:
         path = Path(source.path)
@@ -471,7 +476,7 @@ def _chosen(
 
 
 def _storable(text: str) -> str:
-    """Text of a command line, whose bytes need not be UTF-8, as Arrow can hold it."""
+    """Make command-line text valid UTF-8, as Arrow requires."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -494,10 +499,10 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 def _write_retried(
     lines: list[dict[str, Any]], retried: Retried, out: Path, as_json: bool
 ) -> list[dict[str, Any]]:
-    """Write rows that pass, those that are still bad, and which bad rows the former replace.
+    """Write rows that pass, rows that are still bad, and which bad rows the former replace.
 
     Returns:
-        The lines of those that pass.
+        Lines of the rows that pass.
     """
     out.mkdir(parents=True, exist_ok=True)
     sources = []
@@ -505,15 +510,16 @@ def _write_retried(
         path = out / f"{source.name}.jsonl"
         path.write_bytes(b"".join(line + b"\n" for line in source.lines))
         sources.append({"path": str(path), "rows": len(source.lines), **source.settings})
-    left = out / "_still-bad.jsonl"  # a folder that is a source leaves out such names
+    left = out / "_still-bad.jsonl"  # folder sources skip names like this
     left.unlink(missing_ok=True)
     if retried.still_bad:
         left.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in retried.still_bad))
     bad = {(line["source"], line["row"]) for line in retried.still_bad}
     names = ("source", "row", "raw_sha256")
     mended = [line for line in lines if (line["source"], line["row"]) not in bad]
-    noted = [{name: row[name] for name in names} for row in mended if "raw_sha256" in row]
-    (out / _MENDED).write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in noted))
+    # Lines written by hand have no digest, so they cannot be matched to a bad row.
+    replaced = [{name: row[name] for name in names} for row in mended if "raw_sha256" in row]
+    (out / _MENDED).write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in replaced))
     if as_json:
         facts = {"passed": retried.num_passed, "still_bad": list(retried.still_bad)}
         echo(json.dumps({**facts, "sources": sources}))

@@ -1,20 +1,50 @@
-"""`packhouse report VERSION|RECIPE`: one HTML file that shows what is trained."""
+"""`packhouse report VERSION|RECIPE`: one HTML file that shows what is trained.
+
+With `--diff`, two versions: numbers, lengths, rows, masks token by token. Records are compared by
+id, as `packhouse diff` does. Of each kind of change some records are shown with their tokens: those
+that `packhouse diff` names, 1,500 tokens of each.
+"""
 
 import json
 import webbrowser
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import click
 
-from packhouse.addons.report.diff_report import diff_report
+from packhouse.addons.ask.diff import Change, Diff, diff_versions
+from packhouse.addons.ask.query import find_records
+from packhouse.addons.ask.samples import label_names, label_text, weights_text
+from packhouse.addons.report.html import (
+    compare_figure,
+    details,
+    figure,
+    header,
+    page,
+    section,
+    table,
+)
 from packhouse.addons.report.recipe_report import recipe_report
-from packhouse.addons.report.version_report import version_report
+from packhouse.addons.report.sections import totals_of
+from packhouse.addons.report.version_report import measured_of, version_report
 from packhouse.cli.options import cache_option, json_option
+from packhouse.cli.tokens import pipeline_of, token_texts, tokenizer_of
 from packhouse.recipe.reading import is_recipe_path
 from packhouse.run.cache import Workspace
 from packhouse.run.given import read_recipe
+from packhouse.store import OpenVersion
+from packhouse.store.manifest import Manifest
 from packhouse.store.read import open_address, open_beside
+from packhouse.system.disks import temporary_folder
+from packhouse.system.escaping import html_text
 from packhouse.system.terminal import echo
+from packhouse.system.wording import counted
+from packhouse.tokenize.encoders import Pipeline
 
 
 @click.command()
@@ -67,3 +97,247 @@ def report(
         echo(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
     if is_opened:
         webbrowser.open(output.absolute().as_uri())
+
+
+_NAMES = ("old", "new")
+_TOKENS = 1500  # maximum number of tokens shown per record
+_MEANINGS = {
+    "added": "only in the new version",
+    "removed": "only in the old version",
+    "edited": "the same row, with other content",
+    "changed_tokens": "in both, with other tokens",
+    "changed_masks": "in both, with the same tokens and another mask",
+    "changed_weights": "in both, with the same tokens and mask and other loss weights",
+    "copies": "in both, more or less often",
+    "moved": "in both, on another side (train or eval)",
+    "same": "alike",
+}
+
+Record = Mapping[str, Any]
+"""A value of the dictionary that `find_records` returns."""
+
+
+def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
+    """Return the comparison as HTML.
+
+    Args:
+        old: a version.
+        new: another version, of the same dataset or a different one.
+        tokenizers: folder of tokenizers in the cache. Token ids are shown if a tokenizer is
+            missing.
+
+    Raises:
+        IntegrityError: a file is damaged.
+    """
+    found = diff_versions(old, new)
+    versions = [_read(each, found, tokenizers) for each in (old, new)]
+    parts = [
+        _numbers_section(versions),
+        _settings_section(found),
+        _lengths_section(versions),
+        _records_section(found, versions),
+    ]
+    title = old.dataset if old.dataset == new.dataset else f"{old.dataset} and {new.dataset}"
+    addresses = "".join(
+        f"<div class=quiet>{name}: <code>{html_text(f'{each.dataset}@{each.version}')}</code></div>"
+        for name, each in zip(_NAMES, (old, new), strict=True)
+    )
+    addresses += "<p>The rows of both versions are the same.</p>" if found.is_same_content else ""
+    title += ": two versions"
+    return page(f"{title} - packhouse report", header(title, addresses), parts, {})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Version:
+    """Everything that is read of one of the versions."""
+
+    manifest: Manifest
+    pipeline: Pipeline | None
+    measured: Mapping[str, Any]
+    records: Mapping[str, Record]
+
+    def mean_weight(self) -> float:
+        """Mean loss weight of the trained tokens that were read."""
+        counts: Counter[float] = Counter()
+        for split in self.measured["splits"].values():
+            # Splits whose weights are all 1 store none, so each trained token counts with weight 1.
+            trained = sum(length * number for length, number in split["trained"])
+            counts.update(dict(split["weights"]) or {1.0: trained})
+        total = counts.total()
+        return sum(weight * number for weight, number in counts.items()) / total if total else 1.0
+
+
+def _read(opened: OpenVersion, found: Diff, tokenizers: Path) -> _Version:
+    examples = found.records.examples.values() if found.records else ()
+    names = {name for kind in examples for each in kind for name in (each.record_id, each.old_id)}
+    with temporary_folder("report") as folder:
+        measured = measured_of(
+            opened.manifest, lambda entry: opened.fetch(entry, folder / Path(entry.key).name)
+        )
+    return _Version(
+        manifest=opened.manifest,
+        pipeline=pipeline_of(tokenizer_of(opened, tokenizers)),
+        measured=measured,
+        records=find_records(opened, names),
+    )
+
+
+def _numbers_section(versions: Sequence[_Version]) -> str:
+    before, after = (totals_of(version.manifest) for version in versions)
+    rows: list[list[Any]] = []
+    for name, number in before.items():
+        change = after[name] - number
+        rows.append([name, number, after[name], f"{change:+,}" if change else "same"])
+    means = [round(version.mean_weight(), 4) for version in versions]
+    if {*means} != {1}:
+        moved = means[1] - means[0]
+        rows.append(["mean loss weight", *means, f"{moved:+.4g}" if moved else "same"])
+    return section("numbers", "Numbers", table(("what", *_NAMES, "change"), rows, "Numbers"))
+
+
+def _settings_section(found: Diff) -> str:
+    parts = []
+    for kind in ("configuration", "schema", "engines", "libraries"):
+        changed = getattr(found, kind)
+        rows = [[key, _short(pair[0]), _short(pair[1])] for key, pair in changed.items()]
+        if rows:
+            parts.append(f"<h3>{kind}</h3>" + table((kind, *_NAMES), rows, f"Changed: {kind}"))
+    lineage = [[k, _short(a), _short(b)] for k, (a, b) in found.lineage.items()]
+    if lineage:
+        inner = table(("lineage", *_NAMES), lineage, "Changed: lineage")
+        is_open = len(lineage) <= 12  # 10,000 files give 10,000 lines of digests
+        parts.append(details("Sources and tokenizer differ", inner, is_open=is_open))
+    return section("settings", "Settings", *(parts or ["<p>All settings are the same.</p>"]))
+
+
+def _short(value: Any) -> str:
+    """Format a setting as in a recipe.
+
+    Example:
+        >>> _short(True), _short({"seed": None}), _short("all")
+        ('true', '{"seed": null}', 'all')
+    """
+    text = "" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 300 else f"{text[:300]} ..."
+
+
+def _lengths_section(versions: Sequence[_Version]) -> str:
+    lengths = {name: Counter[int]() for name in _NAMES}
+    trained = {name: Counter[int]() for name in _NAMES}
+    for name, version in zip(_NAMES, versions, strict=True):
+        for _, _, length, number in version.measured["lengths"]:
+            lengths[name][length] += number
+        for split in version.measured["splits"].values():
+            trained[name].update(dict(split["trained"]))
+    figures = []
+    if any(lengths.values()):
+        says = "Shares of each version's own records; bins double in width every four."
+        title = "Records by length"
+        figures.append(compare_figure("lengths", title, says, "tokens in a record", lengths))
+    if any(trained.values()):
+        title, says = "Records by trained tokens", "How much of a record counts in the loss."
+        measured = "trained tokens in a record"
+        figures.append(compare_figure("trained", title, says, measured, trained))
+    inner = "".join(map(figure, figures))
+    return section("lengths", "Lengths", f"<div class=grid>{inner}</div>" if inner else "")
+
+
+def _records_section(found: Diff, versions: Sequence[_Version]) -> str:
+    if found.records is None:
+        caption = "<p>The data files hold no record ids, so records cannot be compared.</p>"
+        return section("records", "Records", caption)
+    rows, parts = [], []
+    for name, meaning in _MEANINGS.items():
+        number = getattr(found.records, f"num_{name}", None)
+        if number is None:
+            continue
+        rows.append([name.replace("_", " "), number, meaning])
+        if changes := found.records.examples.get(name):
+            parts.append(f"<h3>{html_text(name.replace('_', ' '))}</h3>")
+            parts += [_record(each, versions) for each in changes]
+    legend = (
+        "<div class=legend><i class=t>trained</i><i class=gain>newly trained</i>"
+        "<i class=loss>no longer trained</i><i><ins>added</ins></i><i><del>removed</del></i></div>"
+    )
+    head = table(("records", "number", "what"), rows, "Records")
+    return section("records", "Records", head, legend if parts else "", *parts)
+
+
+def _record(change: Change, versions: Sequence[_Version]) -> str:
+    """Render one changed record, with its tokens marked."""
+    old = versions[0].records.get(change.old_id)
+    new = versions[1].records.get(change.record_id)
+    texts = [
+        token_texts(record["input_ids"][:_TOKENS], version.pipeline) if record else []
+        for record, version in zip((old, new), versions, strict=True)
+    ]
+    runs = mask_runs(old, new, texts[0], texts[1])
+    length = max((len(each["input_ids"]) for each in (old, new) if each), default=0)
+    notes = [
+        (
+            label_text(record["label"], label_names(version.manifest)),
+            weights_text(record["loss_weights"]),
+        )
+        for record, version in zip((old, new), versions, strict=True)
+        if record  # the detail shows differences
+    ]
+    same = notes[0] if notes and notes[0] == notes[-1] else ()  # else the detail says it
+    caption = ", ".join(part for part in (change.place, change.detail, *same) if part)
+    caption += f" (record {change.record_id}, {counted(length, 'token')}"
+    if length > _TOKENS:
+        caption += f", the first {_TOKENS:,} of them"
+    caption += ")"
+    body = "".join(_tagged(kind, text) for kind, text in runs)
+    return f"<p class=quiet>{html_text(caption)}</p><p class=raw dir=auto>{body}</p>"
+
+
+def _tagged(kind: str, text: str) -> str:
+    shown = html_text(text)
+    if kind in ("ins", "del"):
+        return f"<{kind}>{shown}</{kind}>"
+    return f"<span class={kind}>{shown}</span>" if kind else shown
+
+
+def mask_runs(
+    old: Record | None, new: Record | None, old_texts: Sequence[str], new_texts: Sequence[str]
+) -> list[tuple[str, str]]:
+    """Merge the tokens of a record in two versions into runs of (kind, text).
+
+    Kinds: `ins` and `del` for tokens of only one version; `t` if trained in both, `gain` only in
+    the new one, `loss` only in the old one, and empty in neither. If a version lacks the record,
+    its tokens in the other one are `t` or empty.
+
+    Example:
+        >>> old = {"input_ids": [1, 2, 3], "trained": [False, False, True]}
+        >>> new = {"input_ids": [1, 2, 4], "trained": [False, True, True]}
+        >>> mask_runs(old, new, ["a", "b", "c"], ["a", "b", "d"])
+        [('', 'a'), ('gain', 'b'), ('del', 'c'), ('ins', 'd')]
+    """
+    if old is None or new is None:
+        one, texts = (old, old_texts) if old is not None else (new, new_texts)
+        masks = one["trained"][:_TOKENS] if one else []
+        return _joined(("t" if m else "", text) for m, text in zip(masks, texts, strict=True))
+    pieces: list[tuple[str, str]] = []
+    old_ids, new_ids = (each["input_ids"][:_TOKENS] for each in (old, new))
+    # With autojunk, tokens that occur often, such as spaces, would not be matched.
+    matcher = SequenceMatcher(None, old_ids, new_ids, autojunk=False)
+    for tag, a, b, c, d in matcher.get_opcodes():
+        if tag == "equal":
+            for i, j in zip(range(a, b), range(c, d), strict=True):
+                kind = _KINDS[old["trained"][i], new["trained"][j]]
+                pieces.append((kind, new_texts[j]))
+        else:
+            pieces += [("del", text) for text in old_texts[a:b]]
+            pieces += [("ins", text) for text in new_texts[c:d]]
+    return _joined(pieces)
+
+
+_KINDS = {(True, True): "t", (False, True): "gain", (True, False): "loss", (False, False): ""}
+
+
+def _joined(pieces: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Merge neighbouring pieces of the same kind."""
+    given = list(pieces)
+    edges = [i for i in range(1, len(given)) if given[i][0] != given[i - 1][0]]
+    bounds = [0, *edges, len(given)] if given else []
+    return [(given[a][0], "".join(text for _, text in given[a:b])) for a, b in pairwise(bounds)]

@@ -1,10 +1,11 @@
-"""Building blocks of report pages: sections, tables, charts, data for scripts, one whole file.
+"""Building blocks of report pages: sections, tables, charts, data for scripts, and the whole file.
 
-Each chart is a Vega-Lite specification, and the same numbers as a table.
+Each chart is a Vega-Lite specification, with the same numbers as a table.
 
-Names, reasons, tokens and settings are of others. Text goes through `html_text`; data for scripts
-is JSON without `<`, `>` and `&`. The page's policy allows its own scripts by their sha256, styles
-and nothing else: no text of a row can run or fetch anything, even if one of these were to fail.
+Names, reasons, tokens and settings are untrusted. Text goes through `html_text`, and data for
+scripts is JSON without `<`, `>` and `&`. The content security policy of the page allows its own
+scripts by sha256, styles, and nothing else. Even if escaping failed, no text of a row could run or
+fetch anything.
 """
 
 import base64
@@ -26,11 +27,11 @@ from packhouse.system.escaping import html_text
 
 Spec = Mapping[str, object]
 Bins = Mapping[str, Mapping[int, int]]
-"""Series -> largest length of a class -> count."""
+"""Series -> upper limit of a length class -> count."""
 
 _HEIGHT = 220
 KIND_COLORS = {"rows": "#4a7fe8", "quarantined": "#e5484d", "dropped": "#d98a00"}
-"""Of rows on their way, and of those that left it."""
+"""Colors of rows that stay, and of rows that leave."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,14 +39,14 @@ class Figure:
     """A chart and its numbers."""
 
     name: str
-    """Unique in its page, letters and dashes."""
+    """Unique within the page; letters and dashes only."""
     title: str
     says: str
-    """One sentence on what to look at."""
+    """One sentence on what to look for."""
     spec: Spec
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
-    """Cells of the table: text, or numbers."""
+    """Table cells: text or numbers."""
 
 
 def _spec(values: Sequence[Mapping[str, object]], height: int = _HEIGHT, **parts: object) -> Spec:
@@ -57,7 +58,7 @@ def _axis(title: str | None, **more: object) -> Spec:
 
 
 def _counts(title: str) -> Spec:
-    """An axis of counts: 0, 500, 1k, 1.5k; Vega's own format would say 0k, 0.5k, and 500m packs."""
+    """Return an axis of counts: 0, 500, 1k, 1.5k. Vega would write 0k, 0.5k, and 500m packs."""
     return _axis(title, labelExpr="datum.value % 1 ? '' : format(datum.value, '~s')", tickCount=5)
 
 
@@ -70,7 +71,7 @@ def _name(field: str, title: str) -> Spec:
 
 
 def class_counts(lengths: Mapping[int, int], *, weigh: bool = False) -> dict[int, int]:
-    """Count lengths by class: largest length -> records, or tokens in them.
+    """Count lengths by class: upper limit -> number of records, or of their tokens with `weigh`.
 
     Example:
         >>> class_counts({5: 1, 100: 2, 101: 1}), class_counts({100: 2}, weigh=True)
@@ -89,12 +90,12 @@ def _range(top: int) -> str:
 
 
 def _left(top: int) -> float:
-    """Where the bar of a class begins on a logarithmic axis: behind the class before it."""
+    """Return the left edge of a class's bar on a logarithmic axis: the previous class's end."""
     return max(length_class(top)[0] - 1, 0.7) if top else 0.5
 
 
 def _octaves(least: float, most: float) -> list[int]:
-    """Return the powers of 2 of a range, and what is halfway between them where they are few.
+    """Return the powers of 2 within a range, with halfway values added if there are at most three.
 
     Example:
         >>> _octaves(20, 300), _octaves(150, 1024)
@@ -106,7 +107,7 @@ def _octaves(least: float, most: float) -> list[int]:
 
 
 def length_figures(lengths: Mapping[str, Mapping[int, int]], seq_len: int) -> list[Figure]:
-    """Records by length, and the tokens that they hold, by source."""
+    """Return charts of records by length, and of the tokens in them, by source."""
     found = []
     for name, title, weigh in (
         ("records", "Records by length", False),
@@ -127,7 +128,7 @@ def length_figures(lengths: Mapping[str, Mapping[int, int]], seq_len: int) -> li
 
 
 def trained_figure(splits: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
-    """Records by number of trained tokens, by split."""
+    """Return a chart of records by number of trained tokens, by split."""
     bins = {name: class_counts(dict((a, b) for a, b in each)) for name, each in splits.items()}
     title, says = "Records by trained tokens", "How much of a record counts in the loss."
     return _histogram("trained-lengths", title, says, bins, "trained tokens in a record", "split")
@@ -143,6 +144,7 @@ def _histogram(
     counts: str = "records",
     seq_len: int | None = None,
 ) -> Figure:
+    """Return a chart of counts by length class, on a logarithmic axis."""
     values: list[dict[str, Any]] = [
         {"from": _left(top), "to": max(top, 0.7), "n": n, "of": each, "bin": _range(top)}
         for each, own in bins.items()
@@ -174,7 +176,7 @@ def _rows(bins: Bins) -> list[list[object]]:
 
 
 def _bars(x: Spec, measured: str, counts: str, series: str, names: Iterable[str]) -> Spec:
-    """Bars of values with `from`, `to`, `n`, `of` and `bin`, stacked by what they are `of`."""
+    """Encode values with `from`, `to`, `n`, `of` and `bin` as bars, stacked by `of`."""
     return {
         "mark": {"type": "bar", "binSpacing": 1},
         "encoding": {
@@ -192,7 +194,7 @@ def _tooltip(series: str, measured: str, counts: str) -> list[Spec]:
 
 
 def _color(title: str, series: Iterable[str], **scale: object) -> Spec:
-    """Colours of series, in this order; a legend where there are several."""
+    """Encode series as colors in this order, with a legend if there is more than one."""
     names = list(series)
     legend = None if len(names) < 2 else {"orient": "top", "title": None, "columns": 3}
     domain = {"scale": {"domain": names, **scale}}
@@ -202,7 +204,7 @@ def _color(title: str, series: Iterable[str], **scale: object) -> Spec:
 def seq_len_figure(
     choices: Sequence[SeqLenTrial], seq_len: int, shown: str = "this version"
 ) -> Figure:
-    """What other pack sizes than that of what is shown would give."""
+    """Return a chart of fill and kept records for other pack sizes."""
     values: list[dict[str, Any]] = [
         {
             "seq_len": each.seq_len,
@@ -266,16 +268,17 @@ def seq_len_figure(
 def compare_figure(
     name: str, title: str, says: str, measured: str, series: Mapping[str, Mapping[int, int]]
 ) -> Figure:
-    """Two distributions of lengths, each as shares of its own records.
+    """Return a chart of two length distributions, each as shares of its own records.
 
-    A line keeps its height until its next point, so it falls to 0 where a class ends: 5 and 100
-    give 1/2 from 4 to 5, 0 from there to 96, 1/2 to 112.
+    A line keeps its height until the next point, so every class also gets a point at its end.
+    Lengths 5 and 100 give 1/2 from 4 to 5, 0 from there to 96, and 1/2 to 112.
     """
     bins = {each: class_counts(own) for each, own in series.items()}
     tops = sorted({top for own in bins.values() for top in own})
     values: list[dict[str, Any]] = []
     for each, own in bins.items():
         total = max(sum(own.values()), 1)
+        # Every class ends at 0; where the next class starts at the same length, its height wins.
         points = {max(top, 0.7): (0, "") for top in tops}
         points |= {_left(top): (own.get(top, 0), _range(top)) for top in tops}
         values += [
@@ -304,12 +307,12 @@ def compare_figure(
 
 
 def fill_figure(splits: Mapping[str, Sequence[int]]) -> Figure:
-    """Packs by the share of them that is tokens."""
+    """Return a chart of packs by the share of tokens that are not padding."""
     return _shares("fill", "Packs by fill", "The rest of a pack is padding.", splits, "packs")
 
 
 def share_figure(splits: Mapping[str, Sequence[int]]) -> Figure:
-    """Records by the share of their tokens that is trained."""
+    """Return a chart of records by the share of their tokens that are trained."""
     says = "Records at the left teach little for what they cost."
     return _shares("trained-share", "Records by trained share", says, splits, "records")
 
@@ -317,6 +320,7 @@ def share_figure(splits: Mapping[str, Sequence[int]]) -> Figure:
 def _shares(
     name: str, title: str, says: str, splits: Mapping[str, Sequence[int]], counts: str
 ) -> Figure:
+    """Return a chart of counts by share, in equal bins."""
     bins = max((len(each) for each in splits.values()), default=1)
 
     def named(i: int) -> str:
@@ -340,7 +344,7 @@ def _shares(
 
 
 def turns_figure(turns: Sequence[tuple[int, int]]) -> Figure:
-    """Trained tokens by the number of the answer in its record."""
+    """Return a chart of trained tokens by the position of the answer in its record."""
     values: list[dict[str, Any]] = [
         {"turn": f"{i + 1}{'+' if i == 11 else ''}", "at": i, "tokens": tokens, "n": n}
         for i, (tokens, n) in enumerate(turns)
@@ -373,7 +377,7 @@ def turns_figure(turns: Sequence[tuple[int, int]]) -> Figure:
 def reasons_figure(
     name: str, title: str, says: str, counts: Iterable[tuple[str, str, int]]
 ) -> Figure:
-    """Bars of (name, kind, count), such as rows and records by reason."""
+    """Return a bar chart of (name, kind, count), such as rows and records by reason."""
     rows = list(counts)
     kinds = list(dict.fromkeys(kind for _, kind, _ in rows))
     values = [{"bin": reason, "of": kind, "n": n} for reason, kind, n in rows]
@@ -394,20 +398,20 @@ def reasons_figure(
     )
 
 
-# The JavaScript that draws charts: Vega, Vega-Lite and Vega-Embed as one file, never fetched.
+# JavaScript for charts: Vega, Vega-Lite and Vega-Embed in one file, which is never downloaded.
 #
-# `hatch_build.py` writes `vega.js` into wheels, and into a checkout that is installed editable,
-# with `vl-convert-python`. It is not in the repository. A report without it shows its numbers as
-# tables.
+# `hatch_build.py` writes `vega.js` into wheels and editable installs, using `vl-convert-python`. It
+# is not in the repository. Without it, reports show tables only.
 
 
 @cache
 def vega_bundle() -> str | None:
-    """Return the JavaScript, 0.9 MB; None where this installation has none."""
+    """Return the JavaScript (0.9 MB), or None if this installation lacks it."""
     try:
         code = read_asset("vega.js")
     except FileNotFoundError:
         return None
+    # Inside a <script> element these sequences would end it, or start a comment.
     return code if "</script" not in code and "<!--" not in code else None
 
 
@@ -416,7 +420,7 @@ def read_asset(name: str) -> str:
     return files("packhouse.addons.report").joinpath(name).read_text("utf-8")
 
 
-_MOST_CODE = 100_000  # characters of settings
+_MOST_CODE = 100_000  # maximum number of characters of settings
 _WITHOUT_VEGA = (
     "Charts need the JavaScript that packhouse's wheel carries, and this installation has none; "
     "the tables show the same numbers."
@@ -424,7 +428,7 @@ _WITHOUT_VEGA = (
 
 
 def header(title: str, inner: str) -> str:
-    """Return the top of a page: its title, HTML below it, and the button for light or dark."""
+    """Return the top of a page: title, HTML below it, and the button for light and dark."""
     return (
         f"<header><div><h1>{html_text(title)}</h1>{inner}</div>"
         '<button id=theme type=button aria-label="Light or dark colours">Dark</button></header>'
@@ -432,7 +436,7 @@ def header(title: str, inner: str) -> str:
 
 
 def section(name: str, title: str, *parts: str) -> str:
-    """Return a section; empty where all of its parts are."""
+    """Return a section, or an empty string if all parts are empty."""
     inner = "".join(parts)
     if not inner:
         return ""
@@ -441,7 +445,7 @@ def section(name: str, title: str, *parts: str) -> str:
 
 
 def tiles(pairs: Iterable[tuple[str, str, str]]) -> str:
-    """Return numbers in boxes: name, value, and a note below."""
+    """Return boxes with a name, a value and a note each."""
     boxes = (
         f"<div><dt>{html_text(name)}</dt><dd>{html_text(value)}</dd>"
         f"<dd class=note>{html_text(note)}</dd></div>"
@@ -451,9 +455,10 @@ def tiles(pairs: Iterable[tuple[str, str, str]]) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], caption: str) -> str:
-    """Return a table; numbers stand at the right, and wide tables scroll by themselves."""
+    """Return a table with right-aligned numbers. Wide tables scroll on their own."""
     cells = [[*map(_cell, row)] for row in rows]
     kinds = [" class=number" * ("class=number" in cell[:16]) for cell in cells[0]] if cells else []
+    # A table without rows has no kinds.
     heads = zip_longest(columns, kinds, fillvalue="")
     head = "".join(f"<th scope=col{kind}>{html_text(name)}</th>" for name, kind in heads)
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
@@ -474,7 +479,7 @@ def _cell(value: object) -> str:
 
 
 def details(summary: str, inner: str, *, is_open: bool = False) -> str:
-    """Return what opens on a click."""
+    """Return a collapsible block."""
     return (
         f"<details{' open' * is_open}><summary>{html_text(summary)}</summary>{inner}</details>"
         if inner
@@ -483,14 +488,14 @@ def details(summary: str, inner: str, *, is_open: bool = False) -> str:
 
 
 def preformatted(text: str, name: str) -> str:
-    """Return code or settings, which scroll by themselves where they are long."""
+    """Return code or settings in a block that scrolls on its own."""
     if len(text) > _MOST_CODE:
         text = f"{text[:_MOST_CODE]} ... cut here, {len(text) - _MOST_CODE:,} more characters"
     return f'<pre role=group tabindex=0 aria-label="{html_text(name)}">{html_text(text)}</pre>'
 
 
 def figure(drawn: Figure) -> str:
-    """Return a chart above the table of its numbers."""
+    """Return a chart, with the table of its numbers below."""
     rows = table(drawn.columns, drawn.rows, drawn.title)
     title, says = html_text(drawn.title), html_text(drawn.says)
     head = f"<figcaption><b>{title}</b> <span>{says}</span></figcaption>"
@@ -502,7 +507,7 @@ def figure(drawn: Figure) -> str:
 
 
 def _json(name: str, value: object, role: str) -> str:
-    """Data for a script. ASCII; what could end the element or begin a tag is escaped."""
+    """Return data for a script: ASCII only, with characters escaped that could end the element."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=True)
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -510,16 +515,17 @@ def _json(name: str, value: object, role: str) -> str:
 
 
 def page(title: str, head: str, sections: Sequence[str], data: Mapping[str, object]) -> str:
-    """Return a whole file.
+    """Return the whole HTML file.
 
     Args:
-        title: of the window.
+        title: window title.
         head: HTML above the sections.
-        sections: HTML; their links stand at the side.
-        data: name -> JSON for the page's own script.
+        sections: HTML of each section; the navigation links to them.
+        data: name -> JSON value for the page's own script.
     """
     vega = vega_bundle()
     scripts = [*([vega] if vega else []), read_asset("page.js")]
+    # The policy names exactly these scripts; the hashes must cover the text as it is in the page.
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     hashes = " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in digests)
     policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:"
@@ -546,7 +552,7 @@ def page(title: str, head: str, sections: Sequence[str], data: Mapping[str, obje
 
 
 def _link(html: str) -> str:
-    """A link to a section, from its own name and title."""
+    """Return a link to a section, using the section's own name and title."""
     name = html.split('id="', 1)[1].split('"', 1)[0]
     title = html.split(f'<h2 id="h-{name}">', 1)[1].split("</h2>", 1)[0]
     return f'<li><a href="#{name}">{title}</a></li>'

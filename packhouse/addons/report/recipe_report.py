@@ -1,25 +1,32 @@
-"""What a run of a recipe would make: as a page, and in a cell of a notebook.
+"""Show what a run of a recipe would produce, as a page or in a notebook cell.
 
-if TYPE_CHECKING:
-    from packhouse.addons.plan.estimate import Estimate
-
-Of a recipe that ran, the page is the report of its version. Of another it is the estimate of
-`packhouse plan`, from the first megabyte of each source, with lengths and records of that sample.
-Nothing is written but the tokenizer's snapshot in the cache.
+If the recipe has already run, the page is the report of its version. Otherwise it is the estimate
+of `packhouse plan`, with lengths and records of the first megabyte of each source. Nothing is
+written except the tokenizer's snapshot in the cache.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from packhouse.addons.ask.samples import (
+    PackRecord,
+    first_split,
+    label_names,
     label_text,
     labels_of,
     page_record,
     pair_sides,
+    read_packs,
+    records_in,
+    weights_text,
 )
 from packhouse.addons.report.html import (
     figure,
@@ -32,10 +39,9 @@ from packhouse.addons.report.html import (
     table,
     tiles,
 )
-from packhouse.addons.report.notebook import Record, cell
 from packhouse.addons.report.sections import filters_table, samples_section, short_number
 from packhouse.addons.report.version_report import version_report, with_texts
-from packhouse.cli.tokens import pipeline_of, rows_with_masks
+from packhouse.cli.tokens import html_runs, pipeline_of, rows_with_masks, runs_of, tokenizer_of
 from packhouse.errors import VersionNotFoundError
 from packhouse.pack.gather import PackStatistics, length_histogram
 from packhouse.read.files import find_files, source_name
@@ -44,31 +50,33 @@ from packhouse.registry import function_of_addon
 from packhouse.run.cache import Workspace
 from packhouse.run.given import recipe_for
 from packhouse.run.steps.plan import Plan, plan_jobs
-from packhouse.store import open_version
+from packhouse.store import OpenVersion, open_version
+from packhouse.store.card import numbers_of
 from packhouse.system.disks import check_cache, find_cache
-from packhouse.system.escaping import html_text
+from packhouse.system.escaping import PAGE_STYLE, html_table, html_text
 from packhouse.system.wording import counted
 from packhouse.tokenize import fingerprint_tokenizer
+from packhouse.tokenize.encoders import Pipeline
 from packhouse.tokenize.loading import find_snapshot
-from packhouse.tokenize.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from packhouse.addons.plan.estimate import Estimate
 
+
 _SOURCES = 8
-_SHOWN_TOKENS = 4_000  # of a source
-_MOST_BYTES = 2**26  # of sources that a notebook reads
+_SHOWN_TOKENS = 4_000  # per source
+_MOST_BYTES = 2**26  # total size of sources up to which a notebook reads them
 
 
 def recipe_report(recipe: Recipe, cache: Path) -> str:
     """Return the report of a recipe as HTML.
 
     Args:
-        recipe: with its tokenizer pinned.
-        cache: folder of finished steps.
+        recipe: recipe with its tokenizer pinned.
+        cache: cache folder.
 
     Raises:
-        PackhouseError: a source, tokenizer or template that a run would refuse as well.
+        PackhouseError: a source, tokenizer or template that a run would refuse too.
     """
     workspace = Workspace(cache=cache)
     plan = plan_jobs(recipe)
@@ -80,10 +88,10 @@ def recipe_report(recipe: Recipe, cache: Path) -> str:
 
 
 def recipe_cell(recipe: Recipe) -> str:
-    """Return what a notebook shows of a recipe; empty where that takes a network or much time.
+    """Return the HTML of a recipe for a notebook cell, or "" if that takes too long.
 
-    Takes a second or two, so it is for files of this machine up to 64 MiB, and a tokenizer that is
-    here.
+    Takes one or two seconds, so it is limited to local files of at most 64 MiB in total and a local
+    tokenizer.
 
     Raises:
         PackhouseError: the sources, the tokenizer or the template cannot be used.
@@ -132,7 +140,7 @@ def recipe_cell(recipe: Recipe) -> str:
 
 
 def _first_rows(recipe: Recipe, plan: Plan, workspace: Workspace, most: int) -> dict[str, pa.Table]:
-    """Tokenized rows of the first megabyte of the first sources, by the name of the source."""
+    """Return the tokenized rows in the first megabyte of the first sources, by source name."""
     rows = {}
     for source in recipe.sources[:most]:
         uri = next(v.parameters.shard.uri for v in plan.validate if v.parameters.source == source)
@@ -149,6 +157,7 @@ def _pipeline(recipe: Recipe, workspace: Workspace) -> Pipeline | None:
 
 
 def _estimate_page(recipe: Recipe, plan: Plan, workspace: Workspace) -> str:
+    """Render the estimate of a recipe that has not run."""
     expected: Estimate = function_of_addon("estimate")(recipe, plan, workspace)
     pipeline = _pipeline(recipe, workspace)
     rows = _first_rows(recipe, plan, workspace, _SOURCES)
@@ -159,13 +168,15 @@ def _estimate_page(recipe: Recipe, plan: Plan, workspace: Workspace) -> str:
         for name, own in rows.items()
     }
     shown = sum(pack["num_tokens"] for pack in packs.values())
-    said = f"The first rows of each source, {counted(shown, 'token')}, as a run would train them."
+    caption = (
+        f"The first rows of each source, {counted(shown, 'token')}, as a run would train them."
+    )
     return page(
         f"{recipe.dataset} - packhouse report",
         _head(recipe, plan.version_id, expected),
         [
             _lengths_section(recipe, expected, rows),
-            samples_section(len(packs), shown, pipeline is not None, said),
+            samples_section(len(packs), shown, pipeline is not None, caption),
             _filters_section(expected),
             _settings_section(recipe, expected),
         ],
@@ -175,12 +186,12 @@ def _estimate_page(recipe: Recipe, plan: Plan, workspace: Workspace) -> str:
 
 def _head(recipe: Recipe, version_id: str, expected: "Estimate") -> str:
     about = "" if expected.is_exact else "about; "
-    said = (
+    note = (
         "Counted from what is tokenized already; this recipe has no version yet."
         if expected.is_exact
         else "An estimate from a sample; this recipe has no version yet."
     )
-    top = header(recipe.dataset, f"<code class=quiet>{html_text(version_id)}</code><p>{said}</p>")
+    top = header(recipe.dataset, f"<code class=quiet>{html_text(version_id)}</code><p>{note}</p>")
     refusals = "".join(
         f"<p class=warning>The run would be refused: {html_text(each)}.</p>"
         for each in expected.refusals
@@ -201,15 +212,15 @@ def _head(recipe: Recipe, version_id: str, expected: "Estimate") -> str:
 
 
 def _filters_section(expected: "Estimate") -> str:
-    said = "" if expected.is_exact else "<p class=quiet>About so many, by the sample.</p>"
-    inner = said + filters_table(expected.filters)
+    caption = "" if expected.is_exact else "<p class=quiet>About so many, by the sample.</p>"
+    inner = caption + filters_table(expected.filters)
     return section("left-out", "Rows left out", inner) if expected.filters else ""
 
 
 def _as_pack(
     name: str, rows: pa.Table, labels: Sequence[str], *, is_paired: bool
 ) -> dict[str, object]:
-    """The first rows of a source as the page's script takes a pack."""
+    """Return the first rows of a source in the form of a pack, as the page's script reads it."""
     records: list[dict[str, object]] = []
     tokens = num_rows = 0
     for row in rows_with_masks(rows.slice(0, 200)):
@@ -229,7 +240,7 @@ def _as_pack(
 def _parts(
     row: Mapping[str, Any], labels: Sequence[str], *, is_paired: bool
 ) -> list[tuple[str, slice]]:
-    """Both sides of a pair; of another row all, with its label in words."""
+    """Return both sides of a pair, or the whole row with its label name."""
     return (
         pair_sides(row["trained"])
         if is_paired
@@ -249,10 +260,10 @@ def _lengths_section(recipe: Recipe, expected: "Estimate", rows: dict[str, pa.Ta
         else ""
     )
     num_rows = sum(own.num_rows for own in rows.values())
-    said = (
+    caption = (
         f"<p class=quiet>Of {counted(num_rows, 'record')}, the first megabyte of each source.</p>"
     )
-    return section("lengths", "Lengths", said, f"<div class=grid>{drawn}</div><br>", other)
+    return section("lengths", "Lengths", caption, f"<div class=grid>{drawn}</div><br>", other)
 
 
 def _settings_section(recipe: Recipe, expected: "Estimate") -> str:
@@ -264,3 +275,167 @@ def _settings_section(recipe: Recipe, expected: "Estimate") -> str:
         table(columns, rows, "Sources"),
         preformatted(settings, "Settings"),
     )
+
+
+# Picture of a version: the lengths of its records, and the fill of its packs.
+#
+# Plain SVG, so it needs no library and no download. Bars are shares of a split's records by length
+# class (a quarter octave wide). Half-transparent gray suits light and dark pages.
+
+
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 170, 64, 34
+_COLORS = {"train": "#1f77b4", "eval": "#ff7f0e"}
+
+
+def lengths_svg(splits: Mapping[str, PackStatistics]) -> str:
+    """Draw one row of bars per split, with a gauge of its fill below.
+
+    Example:
+        >>> side = PackStatistics(length_histogram=[(5, 1), (10, 2)], seq_len=16, lower_bound=2,
+        ...     strategy="best_fit", num_packs=2, num_sequences=3, num_tokens=24)
+        >>> svg = lengths_svg({"train": side})
+        >>> svg.count("<rect"), "fill 75.00%" in svg, "seq_len 16" in svg
+        (4, True, True)
+    """
+    names = sorted(splits, reverse=True)  # train before eval
+    height = _HEIGHT * len(names)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
+        f'viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" font-size="11" fill="#888">'
+    ]
+    for number, name in enumerate(names):
+        parts += _split(name, splits[name], number * _HEIGHT)
+    return "".join([*parts, "</svg>"])
+
+
+def _split(name: str, side: PackStatistics, top: int) -> list[str]:
+    color = _COLORS.get(name, "#2ca02c")
+    title = (
+        f"{html_text(name)}: {counted(side.num_sequences, 'record')} by length in tokens, "
+        f"seq_len {side.seq_len:,}"
+    )
+    fill_top = top + _HEIGHT - 14
+    full = _WIDTH - _LEFT - 10
+    return [
+        f'<text x="{_LEFT}" y="{top + 14}">{title}</text>',
+        *_bars(side.length_histogram, top + 20, color),
+        f'<text x="4" y="{fill_top + 9}">fill {side.fill:.2%}</text>',
+        f'<rect x="{_LEFT + 24}" y="{fill_top}" width="{full - 24}" height="10" '
+        'fill="#888" fill-opacity=".3"/>',
+        f'<rect x="{_LEFT + 24}" y="{fill_top}" width="{(full - 24) * side.fill:.1f}" '
+        f'height="10" fill="{color}"/>',
+    ]
+
+
+def _bars(bars: Sequence[Sequence[int]], top: int, color: str) -> list[str]:
+    room = _HEIGHT - 20 - _BOTTOM - 14
+    most = max((count for _, count in bars), default=1)
+    step = (_WIDTH - _LEFT - 10) / max(1, len(bars))
+    parts = [f'<text x="4" y="{top + 9}">{most:,}</text>']
+    for place, (length, count) in enumerate(bars):
+        x, tall = _LEFT + place * step, max(1.0, room * count / most)
+        parts.append(
+            f'<rect x="{x:.1f}" y="{top + room - tall:.1f}" width="{max(1.0, step - 2):.1f}" '
+            f'height="{tall:.1f}" fill="{color}"><title>{count:,} up to {length:,}</title></rect>'
+        )
+        # Label about 12 bars: more labels would overlap.
+        if place % max(1, len(bars) // 12) == 0:
+            parts.append(f'<text x="{x:.1f}" y="{top + room + 12}">{length:,}</text>')
+    return parts
+
+
+_RECORDS = 3
+_TOKENS = 240  # per record
+_MAX_BYTES = 2**26  # largest file that is fetched for a cell
+
+
+class Record(NamedTuple):
+    """A record to show."""
+
+    title: str
+    ids: Sequence[int]
+    trained: Sequence[bool]
+
+
+def cell(
+    lines: Iterable[tuple[str, str]],
+    splits: Mapping[str, PackStatistics],
+    records: Iterable[Record],
+    pipeline: Pipeline | None,
+) -> str:
+    """Return names and values, a picture of the lengths, and the first records with their masks.
+
+    Args:
+        lines: names and values.
+        splits: statistics to draw, by split.
+        records: the first three are shown, at most 240 tokens each, trained tokens in green.
+        pipeline: tokenization pipeline; if None, ids are shown.
+    """
+    parts = [html_table(lines), lengths_svg(splits) if splits else ""]
+    shown = list(islice(records, _RECORDS))
+    parts.append(_LEGEND if shown else "")
+    for title, ids, trained in shown:
+        cut = f", the first {_TOKENS:,} of them" if len(ids) > _TOKENS else ""
+        title = html_text(f"{title}: a record of {counted(len(ids), 'token')}{cut}")
+        mask = np.asarray(trained[:_TOKENS], np.bool_)
+        parts.append(f'<div class="quiet">{title}</div>')
+        parts.append(html_runs(runs_of(ids[:_TOKENS], mask, pipeline)))
+    return "".join(parts)
+
+
+_LEGEND = (
+    '<div class="quiet"><span class="trained">trained</span> &nbsp; not trained &nbsp; '
+    '<span class="special">special</span></div>'
+)
+
+
+def version_cell(opened: OpenVersion, tokenizers: Path) -> str:
+    """Return the HTML of a version for a notebook cell.
+
+    Args:
+        opened: the version.
+        tokenizers: folder of tokenizer snapshots; ids are shown if the snapshot is missing.
+    """
+    split = first_split(opened)
+    data = opened.files("data", split)
+    records: Iterable[Record] = ()
+    labels = label_names(opened.manifest)
+    if data and data[0].rows and data[0].size <= _MAX_BYTES:
+        records = (
+            _record_of(number, row, record)
+            for number, row in read_packs(opened, split, 0, _RECORDS)
+            for record in records_in(row, opened.manifest.preferences, labels)
+        )
+    shown = cell(
+        numbers_of(opened.manifest),
+        opened.manifest.facts.counts.splits(),
+        records,
+        pipeline_of(tokenizer_of(opened, tokenizers)),
+    )
+    title = html_text(opened.address)
+    return f'{PAGE_STYLE}<div class="packhouse"><b>{title}</b>{shown}</div>'
+
+
+def _record_of(number: int, row: Mapping[str, Any], record: PackRecord) -> Record:
+    _, start, end, side = record
+    parts = (f"pack {number}", side, weights_text(row["loss_weights"][start:end]))
+    title = ", ".join(part for part in parts if part)
+    return Record(title, row["input_ids"][start:end], row["trained"][start:end])
+
+
+@dataclass(frozen=True, slots=True)
+class FramedPage:
+    """A whole page in a sandboxed frame, so that its scripts cannot access the notebook."""
+
+    html: str
+    height: int = 900
+    """Height in pixels."""
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<iframe title="packhouse report" sandbox="allow-scripts" style="width:100%;'
+            f'height:{self.height}px;border:0" srcdoc="{escape(self.html)}"></iframe>'
+        )
+
+    def __repr__(self) -> str:
+        return f"<a page of {len(self.html):,} characters, which a notebook shows>"

@@ -1,4 +1,4 @@
-"""The sections of a version's report, each from the manifest and from what its files say."""
+"""Render the sections of a version's report, from its manifest and from counts over its files."""
 
 import json
 import math
@@ -41,33 +41,34 @@ from packhouse.system.wording import by_name, counted
 
 Measured = Mapping[str, Any]
 
-# The ledger as a picture: a band of rows from step to step, and what falls out of it.
+# The ledger as a chart: a band of rows from step to step, with losses leaving it.
 
 
 def flow_figure(ledger: Sequence[LedgerLine]) -> Figure:
-    """Draw rows from step to step as a band; what leaves it falls away below.
+    """Draw the rows from step to step as a band that losses leave at the bottom.
 
-    A loss is drawn at least 1.5% of the height wide, so that one row in 52,002 can be seen.
+    A loss is drawn at least 1.5% of the height wide, so that one row in 52,002 is visible.
     """
+    # Split only divides the records between train and eval, so it is drawn only if it loses some.
     drawn = [line for line in ledger if line.rows_in != line.rows_out or line.step != "split"]
     most = max([1, *(line.rows_in for line in drawn)])
     units = units_of(ledger)
     bands: list[dict[str, Any]] = []
     labels: list[dict[str, Any]] = []
     for i, line in enumerate(drawn):
-        came, left = line.rows_in / most, line.rows_out / most
-        said = counted(line.rows_out, units[line.step][1])
-        bands += _band("rows", i, 1, 1 - came, 1, 1 - left, said)
+        share_in, share_out = line.rows_in / most, line.rows_out / most
+        caption = counted(line.rows_out, units[line.step][1])
+        bands += _band("rows", i, 1, 1 - share_in, 1, 1 - share_out, caption)
         if not i or line.rows_in != drawn[i - 1].rows_in:
             labels.append({"x": i, "y": 1.04, "text": f"{line.rows_in:,}", "is_end": False})
-        low = 1 - came
+        low = 1 - share_in
         for kind in ("quarantined", "dropped"):
             by_reason = getattr(line, kind)
             if lost := sum(by_reason.values()):
                 wide = max(lost / most, 0.015)
-                said = f"{lost:,} {kind}: {by_name(by_reason)}"
+                caption = f"{lost:,} {kind}: {by_name(by_reason)}"
                 top = min(low + wide, 1)
-                bands += _band(f"{kind} {i}", i, top, low, low - 0.08, low - 0.08 - wide, said)
+                bands += _band(f"{kind} {i}", i, top, low, low - 0.08, low - 0.08 - wide, caption)
                 text = f"{lost:,} {kind}"
                 labels.append({"x": i + 1, "y": low - 0.22 - wide, "text": text, "is_end": True})
                 low -= 0.24 + wide
@@ -164,19 +165,20 @@ def flow_figure(ledger: Sequence[LedgerLine]) -> Figure:
 
 
 def _band(
-    name: str, x: int, y: float, y2: float, end: float, end2: float, said: str
+    name: str, x: int, y: float, y2: float, end: float, end2: float, caption: str
 ) -> list[dict[str, Any]]:
-    """A band from (x, y2..y) to (x + 1, end2..end), bent like the arms of a Sankey diagram."""
+    """Return points of a band from (x, y2..y) to (x + 1, end2..end), curved like a Sankey arm."""
     kind = name.partition(" ")[0]
     points = []
     for number in range(9):
         t = number / 8
+        # Half a cosine: 0 at the start, 1/2 in the middle, 1 at the end, level at both ends.
         bend = (1 - math.cos(math.pi * t)) / 2
         points.append(
             {
                 "band": f"{name} {x}",
                 "kind": kind,
-                "said": said,
+                "said": caption,
                 "x": x + t,
                 "y": y + (end - y) * bend,
                 "y2": y2 + (end2 - y2) * bend,
@@ -185,20 +187,20 @@ def _band(
     return points
 
 
-_MOST_SOURCES = 8  # colours that can be told apart
+_MOST_SOURCES = 8  # number of colors that are easy to distinguish
 _OTHERS = "other sources"
 
 
 def heading(manifest: Manifest) -> str:
-    """What it is, in two lines."""
+    """Return the title and a one-sentence description."""
     form, seq_len = manifest.facts.configuration.format, manifest.facts.configuration.pack.seq_len
-    said = f"Packed token data: packs of {seq_len:,} tokens" if seq_len else "Packed token data"
-    said += f", template '{form.template}'" if form.template else ""
+    caption = f"Packed token data: packs of {seq_len:,} tokens" if seq_len else "Packed token data"
+    caption += f", template '{form.template}'" if form.template else ""
     trained = "labels" if is_of_classes(manifest) else form.train_on
-    said += f", preferences as {manifest.preferences}" if manifest.preferences else ""
-    said += f", trained on: {trained}." if trained else "."
+    caption += f", preferences as {manifest.preferences}" if manifest.preferences else ""
+    caption += f", trained on: {trained}." if trained else "."
     version = f"<code class=quiet>{html_text(manifest.version)}</code>"
-    return header(manifest.dataset, f"{version}<p>{html_text(said)}</p>")
+    return header(manifest.dataset, f"{version}<p>{html_text(caption)}</p>")
 
 
 _OF_SPLITS = {
@@ -222,12 +224,12 @@ def totals_of(manifest: Manifest) -> dict[str, int]:
 
 
 def overview(manifest: Manifest) -> str:
-    """Numbers of the whole."""
+    """Return the main counts of the version as tiles."""
     rows, bad, dropped, records, packs, tokens, trained, padding = totals_of(manifest).values()
     counts = manifest.facts.counts
     splits = counts.splits()
     made = sum(line.num_added_records for line in counts.ledger)
-    lost = _share(dropped, rows + made)  # of rows that became several records, of these
+    lost = _share(dropped, rows + made)  # relative to records, if rows became several
     if made:
         lost += f" of {counted(rows + made, 'record')}"
 
@@ -254,11 +256,12 @@ def overview(manifest: Manifest) -> str:
 
 def _share(part: int, whole: int, digits: int = 1) -> str:
     share = part / whole if whole else 0.0
+    # A few rows in a million would show as 0.0%, which reads as none.
     return f"{share:.{digits}%}" if not part or share >= 0.001 else "under 0.1%"
 
 
 def short_number(number: int) -> str:
-    """Return a number in a few letters.
+    """Format a number in a few characters.
 
     Example:
         >>> short_number(9_999), short_number(5_021_910)
@@ -271,7 +274,7 @@ def short_number(number: int) -> str:
 
 
 def load_section(manifest: Manifest, uri: str | None) -> str:
-    """How a trainer and a shell read the version."""
+    """Return code that loads the version, for Python and the shell."""
     where = uri or f"STORE/{manifest.dataset}@{manifest.version}"
     split = next(iter(manifest.facts.counts.splits()), "train")
     trainer = "transformers' Trainer" if is_of_classes(manifest) else "TRL's SFTTrainer and others"
@@ -286,16 +289,16 @@ def load_section(manifest: Manifest, uri: str | None) -> str:
         f"  # a datasets.Dataset, for {trainer}"
     )
     shell = f"packhouse inspect '{where}'\npackhouse verify '{where}'"
-    said = (
+    caption = (
         "" if uri else "<p class=quiet>STORE is the folder or bucket that this file came from.</p>"
     )
     return section(
-        "load", "Load it", said, preformatted(python, "Python"), preformatted(shell, "Shell")
+        "load", "Load it", caption, preformatted(python, "Python"), preformatted(shell, "Shell")
     )
 
 
 def flow_section(manifest: Manifest) -> str:
-    """The ledger, and how rows became records."""
+    """Return the ledger chart, and how rows became records."""
     ledger, rendering = manifest.facts.counts.ledger, manifest.facts.counts.rendering
     lines = [*rendering.record_lines(), *rendering.lines()]
     notes = "".join(f"<li>{html_text(line)}</li>" for line in lines)
@@ -306,13 +309,14 @@ def flow_section(manifest: Manifest) -> str:
 
 
 def lengths_section(manifest: Manifest, measured: Measured) -> str:
-    """Lengths by source, and other sizes of packs."""
+    """Return lengths by source, and the effect of other pack sizes."""
     by_source: dict[str, Counter[int]] = {}
     by_split: dict[str, Counter[int]] = {}
     totals: Counter[str] = Counter()
     eval_by_source = manifest.facts.configuration.split.eval_by_source
     for source, split, length, count in measured["lengths"]:
         totals[source] += count
+        # Each of these sets is packed separately, so other pack sizes are tried on each.
         packed_as = f"{split} {source}" if split == "eval" and eval_by_source else split
         by_split.setdefault(packed_as, Counter())[length] += count
     named = {source for source, _ in totals.most_common(_MOST_SOURCES - 1)}
@@ -328,10 +332,10 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
     over = Counter[bool]()
     for split, length, count in measured["too_long"]:
         over[length > 0] += count
-        if length:  # versions of older steps do not say it
+        if length:  # older versions do not record the length
             by_split.setdefault(split, Counter())[length] += count
     choices = []
-    if pack.over_length != "window":  # other sizes make other windows
+    if pack.over_length != "window":  # windows depend on seq_len
         choices = try_seq_lens(
             list(by_split.values()),
             seq_len,
@@ -353,7 +357,7 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
 
 
 def packs_section(manifest: Manifest, measured: Measured) -> str:
-    """Fill and records per pack."""
+    """Return fill and records per pack."""
     splits = measured["splits"]
     if not splits:
         return ""
@@ -381,7 +385,7 @@ def packs_section(manifest: Manifest, measured: Measured) -> str:
 
 
 def _part(measured: Measured) -> str:
-    """Say if masks of some packs only were read."""
+    """Return a note if masks of only some packs were read."""
     parts = [
         f"{name}: the first {each['read_packs']:,} of {each['all_packs']:,} packs"
         for name, each in measured["splits"].items()
@@ -400,7 +404,7 @@ def _median(counts: Mapping[int, int]) -> int:
 
 
 def trained_section(manifest: Manifest, measured: Measured) -> str:
-    """Trained share by source, by record and by answer; labels and loss weights."""
+    """Return the trained share by source, record and answer, with labels and loss weights."""
     splits = measured["splits"]
     labels, weights = Counter[str](), Counter[float]()
     for each in splits.values():
@@ -408,18 +412,25 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
         weights.update(dict(each["weights"]))
     tables = [table(("label", "records"), sorted(labels.items()), "Labels")] if labels else []
     if weights:
-        told = [[f"{w:g}", n, _share(n, weights.total())] for w, n in sorted(weights.items())[:20]]
-        tables.append(table(("loss weight", "trained tokens", "share"), told, "Loss weights"))
-    said = "<p class=quiet>A classifier learns the label of each record; no token is trained.</p>"
+        weight_rows = [
+            [f"{w:g}", n, _share(n, weights.total())] for w, n in sorted(weights.items())[:20]
+        ]
+        tables.append(
+            table(("loss weight", "trained tokens", "share"), weight_rows, "Loss weights")
+        )
+    caption = (
+        "<p class=quiet>A classifier learns the label of each record; no token is trained.</p>"
+    )
     figures: list[str] = []
     if not is_of_classes(manifest):
-        said, figures = _trained_by_source(manifest, measured), _trained_figures(splits)
+        caption, figures = _trained_by_source(manifest, measured), _trained_figures(splits)
     grid = f"<div class=grid>{''.join(figures)}</div>" if figures else ""
     part = _part(measured) if grid or tables else ""
-    return section("trained", "What is trained", said, *tables, grid, part)
+    return section("trained", "What is trained", caption, *tables, grid, part)
 
 
 def _trained_by_source(manifest: Manifest, measured: Measured) -> str:
+    """Return a table of trained tokens by source."""
     rows = [
         [
             name,
@@ -432,12 +443,12 @@ def _trained_by_source(manifest: Manifest, measured: Measured) -> str:
         for name, records, tokens, trained in measured["trained"]
     ]
     columns = ("source", "records", "tokens", "trained", "share", "trained tokens a record")
-    said = ""
+    caption = ""
     if manifest.preferences == "pairs":
-        said = "Charts count the chosen and the rejected answer of a pair each by itself."
+        caption = "Charts count the chosen and the rejected answer of a pair each by itself."
     if manifest.facts.configuration.pack.strategy == "concat":
-        said = "Charts count each part of a record that is cut at the end of a pack by itself."
-    note = f"<p class=quiet>{said}</p>" if said else ""
+        caption = "Charts count each part of a record that is cut at the end of a pack by itself."
+    note = f"<p class=quiet>{caption}</p>" if caption else ""
     return (table(columns, rows, "Trained tokens by source") if rows else "") + note
 
 
@@ -456,22 +467,22 @@ def _trained_figures(splits: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def samples_section(
-    num_packs: int, num_tokens: int, has_text: bool, said: str = "", has_weights: bool = False
+    num_packs: int, num_tokens: int, has_text: bool, note: str = "", has_weights: bool = False
 ) -> str:
-    """The browser of samples; the page's script fills it."""
+    """Return the sample browser, which the page's script fills."""
     if not num_packs:
         return ""
-    said = (
-        said
+    note = (
+        note
         or f"{counted(num_packs, 'pack')} with {counted(num_tokens, 'token')}, spread over "
         "the splits."
     )
     if not has_text:
-        said += " The tokenizer is not at hand: ids are shown."
+        note += " The tokenizer is not at hand: ids are shown."
     return section(
         "samples",
         "Samples",
-        f"<p class=quiet>{said} Hover over a token, click it, or use the arrow keys for its id.</p>"
+        f"<p class=quiet>{note} Hover over a token, click it, or use the arrow keys for its id.</p>"
         "<div class=legend><i class=t>trained</i><i class=quiet>not trained</i>"
         '<i class=s>special</i><i class="t s">special, trained</i>'
         + '<i class="t w">trained, loss weight other than 1</i>'
@@ -489,7 +500,7 @@ def samples_section(
 
 
 def recipe_section(manifest: Manifest) -> str:
-    """Settings, sources, tokenizer and digests."""
+    """Return settings, sources, tokenizer and digests."""
     lineage = manifest.facts.lineage
     facts = [
         ("dataset", manifest.dataset),
@@ -502,7 +513,7 @@ def recipe_section(manifest: Manifest) -> str:
     files = [
         [entry.key, entry.kind, entry.rows, entry.size, entry.sha256]
         for entry in manifest.files[:200]
-        if entry.kind not in PULLED_NAMES  # its own digest cannot stand in it
+        if entry.kind not in PULLED_NAMES  # the manifest cannot contain the report's digest
     ]
     settings = json.dumps(manifest.configuration, indent=2, ensure_ascii=False, sort_keys=True)
     versions = json.dumps(
@@ -520,7 +531,7 @@ def recipe_section(manifest: Manifest) -> str:
 
 
 def left_out_section(manifest: Manifest, measured: Measured) -> str:
-    """Rows and records that are not in the version, with reasons, examples and remedies."""
+    """Return the rows and records that were left out, with reasons, examples and remedies."""
     ledger = manifest.facts.counts.ledger
     counts = [
         (reason, kind, number)
@@ -559,6 +570,7 @@ def _quarantined(ledger: Sequence[LedgerLine], measured: Measured) -> Iterator[s
 
 
 def _rest(row: Mapping[str, Any]) -> str:
+    # Replaced bytes change the size too, so only texts near the limit of 400 characters were cut.
     more = row["raw_size"] - len(row["raw"].encode("utf-8", "replace"))
     return (
         f" <i class=quiet>... {counted(more, 'more byte')}</i>"
@@ -575,8 +587,8 @@ def _dropped(manifest: Manifest, measured: Measured) -> Iterator[str]:
         for reason in line.dropped
     }
     for reason, number in sum_by_reason(ledger, "dropped").most_common():
-        said = f"{counted(number, units[reason])} dropped"
-        yield _reason(reason, said, DROP_REASONS.get(reason))
+        caption = f"{counted(number, units[reason])} dropped"
+        yield _reason(reason, caption, DROP_REASONS.get(reason))
         if reason == "filtered":
             yield filters_table(manifest.filters())
         rows = measured["dropped"].get(reason, [])
@@ -586,21 +598,21 @@ def _dropped(manifest: Manifest, measured: Measured) -> Iterator[str]:
 
 
 def filters_table(filters: Iterable[Filter]) -> str:
-    """What each expression of `where` left out."""
+    """Return the number of rows that each `where` expression left out."""
     counts = [[each.source, each.where, each.filtered, each.rows] for each in filters]
     names = ("source", "where", "rows left out", "rows read")
     return table(names, counts, "What `where` left out")
 
 
-def _reason(reason: str, said: str, known: Any) -> str:
+def _reason(reason: str, caption: str, known: Any) -> str:
     text = f"{known.meaning}. What helps: {known.remedy}." if known else ""
     marked = re.sub("`([^`]+)`", r"<code>\1</code>", html_text(text[:1].upper() + text[1:]))
-    head = f"<h3>{html_text(reason)} <span class=quiet>{html_text(said)}</span></h3>"
+    head = f"<h3>{html_text(reason)} <span class=quiet>{html_text(caption)}</span></h3>"
     return f"{head}<p>{marked}</p>"
 
 
 def quality_section(manifest: Manifest) -> str:
-    """Counters of quality by source, with the first rows of each."""
+    """Return the quality counters by source, with the first rows of each."""
     found = manifest.facts.audit.quality
     if found is None:
         return ""
@@ -615,17 +627,17 @@ def quality_section(manifest: Manifest) -> str:
             rows.append([counter.replace("_", " "), *counts, says, named])
     columns = ("counter", *scopes, "they", "such as")
     none = [name.replace("_", " ") for name in QUALITY_COUNTERS if not found.dataset.get(name)]
-    said = f"<p class=quiet>Of {counted(found.dataset.get('rows', 0), 'row')}."
-    said += f" Found in no row: {html_text(', '.join(none))}." if none else ""
-    said += "</p>"
+    caption = f"<p class=quiet>Of {counted(found.dataset.get('rows', 0), 'row')}."
+    caption += f" Found in no row: {html_text(', '.join(none))}." if none else ""
+    caption += "</p>"
     spoken = [[name, number] for name, number in found.languages.items()]
     inner = table(columns, rows, "Counters of quality") if rows else ""
     inner += table(("language of answers", "rows"), spoken, "Languages") if spoken else ""
-    return section("quality", "Quality", said, inner)
+    return section("quality", "Quality", caption, inner)
 
 
 def _rows_by_file(rows: Sequence[RowPlace]) -> str:
-    """Places of rows, each file once: `a/a.jsonl rows 3, 17; b/b.jsonl rows 4`."""
+    """Format row places, each file once: `a/a.jsonl rows 3, 17; b/b.jsonl rows 4`."""
     files: dict[str, list[str]] = {}
     for row in rows:
         files.setdefault(row.source, []).append(f"{row.row:,}")
@@ -635,7 +647,7 @@ def _rows_by_file(rows: Sequence[RowPlace]) -> str:
 
 
 def duplicates_section(manifest: Manifest) -> str:
-    """Duplicates, near duplicates, and what train and eval share."""
+    """Return duplicates, near duplicates, and overlap of train and eval."""
     counts, audit = manifest.facts.counts, manifest.facts.audit.dataset
     if not audit:
         return ""
@@ -659,14 +671,15 @@ def duplicates_section(manifest: Manifest) -> str:
 
 
 def audit_section(manifest: Manifest, limits: AuditConfig) -> str:
-    """Each limit with what was found."""
+    """Return each audit limit with the value found."""
     if not manifest.facts.audit.packs:
         return ""
     try:
         results = check_audit(manifest.audit, limits)
     except AuditError as error:
+        # A failed limit raises, but the error has the results of all limits.
         results = error.gates
-    except (KeyError, TypeError, ValueError):  # the facts of another program
+    except (KeyError, TypeError, ValueError):  # written by another program
         return ""
     body = "".join(_gate_row(each) for each in results)
     head = "<th scope=col>".join(["", "check", "result", "found", "limit", "what was counted"])
@@ -675,8 +688,8 @@ def audit_section(manifest: Manifest, limits: AuditConfig) -> str:
         f"Audit</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
     line = inference_line(manifest.audit)
-    said = f"<p class=quiet>{html_text(line[:1].upper() + line[1:])}.</p>" if line else ""
-    return section("audit", "Audit", said, inner)
+    caption = f"<p class=quiet>{html_text(line[:1].upper() + line[1:])}.</p>" if line else ""
+    return section("audit", "Audit", caption, inner)
 
 
 def _gate_row(gate: GateResult) -> str:

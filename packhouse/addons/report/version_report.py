@@ -1,8 +1,9 @@
-"""The report of a version: one HTML file that shows what is trained, and needs no network.
+"""Build the report of a version: one HTML file that shows what is trained and works offline.
 
-Made when a version is published, and by `packhouse report`. The same files give the same bytes: no
-time stamps, samples at fixed places. Under 3 MB: 0.9 MB of it draws charts, and samples have room
-for 40,000 tokens. Alpaca (52,002 rows, 4.5 million tokens) takes 1.2 s of CPU time.
+Built when a version is published, and by `packhouse report`. The same files give the same bytes: no
+timestamps, and samples at fixed positions. The file is below 3 MB, of which charts need 0.9 MB;
+samples have room for 40,000 tokens. Alpaca (52,002 rows, 4.5 million tokens) takes 1.2 s of CPU
+time.
 """
 
 from collections import Counter
@@ -29,7 +30,7 @@ from packhouse.addons.ask.samples import (
 )
 from packhouse.addons.report import sections
 from packhouse.addons.report.html import page
-from packhouse.cli.tokens import pipeline_of, special_tokens, token_texts
+from packhouse.cli.tokens import pipeline_of, special_tokens, token_texts, tokenizer_of
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.recipe import AuditConfig
 from packhouse.store import OpenVersion
@@ -38,25 +39,24 @@ from packhouse.store.publish import LocalFile, draft_manifest, name_files
 from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import for_terminal
 from packhouse.system.worker import run_in_worker
+from packhouse.tokenize.encoders import Pipeline
 from packhouse.tokenize.loading import find_snapshot
-from packhouse.tokenize.of_version import tokenizer_of
-from packhouse.tokenize.pipeline import Pipeline
 
-# What a report asks of the views of a version, and what no view says: runs of trained tokens.
+# Queries of the report over the views of a version, and counts that no view gives: trained spans.
 #
-# All of it is read in one worker with limits, for a store may be a stranger's. Packs are read in
-# parts: what is held is counts, a few rows, and one part. Masks and samples come from the packs:
-# the first 16 million tokens of each split, which packing has shuffled; the report says when that
-# is not all.
+# Everything is read in one worker with limits, because the store may be untrusted. Packs are read
+# in parts, so memory holds counts, a few rows and one part. Masks and samples come from the first
+# 16 million tokens of each split, which packing has shuffled; the report says if that is not all of
+# it.
 
 
 MAX_READ_TOKENS = 2**24
-"""Tokens of a split whose masks are read."""
-_PACKS = 40  # of a split, at most
+"""Number of tokens per split whose masks are read."""
+_PACKS = 40  # samples per split
 _PACK_TOKENS = 16_000
-_EXAMPLES = 3  # rows of each reason
-_MOST_TEXT = 400  # characters of a bad row
-_BINS = 20  # of the share of a pack that is tokens, and of a record that is trained
+_EXAMPLES = 3  # rows per reason
+_MOST_TEXT = 400  # characters of a quarantined row
+_BINS = 20  # histogram bins of a share
 _TURNS = 12
 
 _COUNTED = ("tokens", "trained")
@@ -67,26 +67,27 @@ Samples = list[dict[str, Any]]
 
 
 def measure(files: VersionFiles, num_packs: Mapping[str, int], num_shown: int) -> dict[str, Any]:
-    """Ask the views and return plain JSON.
+    """Query the files of a version and return plain JSON.
 
     Args:
-        files: of the version.
-        num_packs: splits whose packs are read, with how many there are in the files.
-        num_shown: tokens of samples, about.
+        files: files of the version.
+        num_packs: number of packs in the files of each split to read.
+        num_shown: approximate number of tokens in samples.
 
     Returns:
-        `trained`: `[source, records, tokens, trained tokens]` of the packs that are read, copies
-        included. `lengths`: `[source, split, tokens, records]` of each length that occurs, too.
-        `too_long`: `[split, tokens, records]` of those that were left out for their length.
+        `trained`: `[source, records, tokens, trained tokens]` in the packs that were read, with
+        copies. `lengths`: `[source, split, tokens, records]` for each length that occurs, with
+        copies. `too_long`: `[split, tokens, records]` for records that were left out as too long.
         `dropped`: examples by reason. `quarantine`: examples by step and reason.
-        `splits`: packs, fill, records per pack, trained shares, tokens by answer, records
-        of each label, trained tokens of each loss weight (none where all are 1), samples. Of
-        pairs, shares and trained tokens are of each side.
+        `splits`: packs, fill, records per pack, trained shares, tokens by answer, records per
+        label, trained tokens per loss weight (empty if all are 1), and samples. For preference
+        pairs, shares and trained tokens count each side separately.
 
     Raises:
-        ContractError: a pack is none that a run writes.
-        IntegrityError: a file is not what such a file holds.
+        ContractError: packs violate the data contract.
+        IntegrityError: the content of a file is invalid.
     """
+    # Packs come first: their sequences become a table for the queries below.
     sequences: list[pa.Table] = []
     splits = {
         name: _read_split(files, name, number, num_shown // len(num_packs), sequences)
@@ -148,7 +149,7 @@ SELECT record_id, arg_min(source || ':' || row, number) AS place FROM files.reco
 WHERE times > 0 AND record_id IN (SELECT unnest(?)) GROUP BY record_id
 """
 
-# The first rows of each reason; no others are held, nor decoded.
+# Only the first rows of each reason are kept and decoded.
 _DROPPED = f"""
 SELECT reason, row.source, row.row, row.detail FROM (
   SELECT reason, unnest(arg_min(left_out, number, {_EXAMPLES})) AS row
@@ -173,8 +174,8 @@ def _cut(rows: pa.Table) -> Samples:
 
 
 def _add_places(views: Views, samples: Samples) -> None:
-    """Say of each record that is shown which row it is."""
-    shown: dict[str, Samples] = {}  # copies of a record, and both sides of a pair
+    """Add the source row to each sampled record."""
+    shown: dict[str, Samples] = {}  # copies of a record and sides of a pair share an id
     for record in (record for sample in samples for record in sample["records"]):
         shown.setdefault(record["id"], []).append(record)
     for row in views.rows(_PLACES, [sorted(shown)]).to_pylist():
@@ -185,9 +186,9 @@ def _add_places(views: Views, samples: Samples) -> None:
 def _read_split(
     files: VersionFiles, split: str, num_packs: int, num_shown: int, sequences: list[pa.Table]
 ) -> dict[str, Any]:
-    """Masks and fill of the packs that are read, and samples evenly among them.
+    """Count masks and fill of the packs that are read, and take evenly spaced samples.
 
-    Appends their sequences to `sequences`.
+    Appends the sequences of the packs to `sequences`.
     """
     preferences, labels = files.manifest.preferences, label_names(files.manifest)
     own = [(path, name) for path, name in files.files.get("data", []) if name == split]
@@ -198,10 +199,10 @@ def _read_split(
     for part in each_packs(replace(files, files={"data": own}, checks_packs=True)):
         if not part.num_rows:
             continue
-        if not seen:  # packs are alike in length: as many as the room for samples holds
+        if not seen:  # packs have similar lengths, so the first part sets the spacing
             mean = max(1, pc.sum(part["num_tokens"]).as_py() // part.num_rows)
             count = max(1, min(_PACKS, num_shown // min(mean, _PACK_TOKENS)))
-            # Packs of 2,000 tokens, 20,000 to be shown: 10 packs. 1,000 are read, so every 100th.
+            # Packs of 2,000 tokens, 20,000 to show: 10 packs. If 1,000 are read, every 100th.
             step = max(1, min(num_packs, MAX_READ_TOKENS // mean) // count)
         tokens += tally.add(part)
         for number in range(-seen % step, part.num_rows, step):
@@ -216,7 +217,7 @@ def _read_split(
 
 
 class _Tally:
-    """Counts over packs, a part of the view at a time."""
+    """Counts over packs, updated one part at a time."""
 
     def __init__(self, seq_len: int, names: Sequence[str], sequences: list[pa.Table]) -> None:
         self.seq_len, self.names, self.sequences = seq_len, names, sequences
@@ -229,7 +230,7 @@ class _Tally:
         self.labels: Counter[str] = Counter()
 
     def add(self, packs: pa.Table) -> int:
-        """Count packs; return their tokens."""
+        """Count packs, and return their number of tokens."""
         flags, weights, lengths = (
             pc.list_flatten(packs[name]).to_numpy()
             for name in ("trained", "loss_weights", "seq_lengths")
@@ -251,15 +252,17 @@ class _Tally:
         return len(flags)
 
     def _add_turns(self, flags: npt.NDArray[np.bool_], starts: Ints) -> None:
-        """Count trained runs by their number in the record: [0,1,1,0,1 | 1,1] -> 2 + 2, 1."""
+        """Count trained spans by their number in the record: [0,1,1,0,1 | 1,1] -> 2 + 2, 1."""
         begins = flags.copy()
         begins[1:] &= ~flags[:-1]
+        # A span also begins at the start of a record, even if the previous record ends trained.
         begins[starts] = flags[starts]
         at = np.flatnonzero(begins)
         if not len(at):
             return
         sizes = np.add.reduceat(flags, at, dtype=np.int64)
         record = np.searchsorted(starts, at, side="right")
+        # Number the spans within each record: records [1 1 1 2 2] -> [0 1 2 0 1].
         first = np.r_[True, record[1:] != record[:-1]]
         number = np.arange(len(at)) - np.maximum.accumulate(np.where(first, np.arange(len(at)), 0))
         number = np.minimum(number, _TURNS - 1)
@@ -279,7 +282,7 @@ class _Tally:
 
 
 def _binned(parts: Ints, wholes: Ints | int) -> Ints:
-    """Count shares by bins of 5%."""
+    """Count shares in bins of 5%."""
     return np.bincount(np.minimum(parts * _BINS // wholes, _BINS - 1), minlength=_BINS)
 
 
@@ -291,7 +294,7 @@ def _counts(values: npt.NDArray[Any]) -> dict[Any, int]:
 def _sample(
     number: int, row: Mapping[str, Any], preferences: str | None, labels: Sequence[str]
 ) -> dict[str, Any]:
-    """A pack as the page's script takes it; of a long one, the first records."""
+    """Return a pack as the page's script reads it, cut after the first 16,000 tokens."""
     records, room = [], _PACK_TOKENS
     weights: Sequence[float] = row["loss_weights"]
     is_weighted = {*weights} - {0, 1}
@@ -311,8 +314,8 @@ def _sample(
 
 
 MAX_BYTES = 3_000_000
-_SAMPLES = (40_000, 10_000, 0)  # tokens of samples: fewer where their texts are long
-_TOKEN_CHARS = 200  # of a token that is shown; some vocabularies have tokens of 128 spaces
+_SAMPLES = (40_000, 10_000, 0)  # tokens in samples: fewer if their texts are long
+_TOKEN_CHARS = 200  # characters per token; some vocabularies have tokens of 128 spaces
 
 Fetch = Callable[[FileEntry], Path]
 
@@ -321,8 +324,8 @@ def version_report(opened: OpenVersion, tokenizers: Path) -> str:
     """Return the report of a published version as HTML.
 
     Args:
-        opened: the version; its files are fetched and checked.
-        tokenizers: folder of tokenizers in the cache; if store and cache lack it, ids are shown.
+        opened: the version; its files are fetched and verified.
+        tokenizers: folder of tokenizers in the cache; ids are shown if the tokenizer is missing.
 
     Raises:
         IntegrityError: a file is damaged.
@@ -340,7 +343,7 @@ def version_report(opened: OpenVersion, tokenizers: Path) -> str:
 def unpublished_report(
     dataset: str, vid: str, files: Sequence[LocalFile], facts: Mapping[str, Any], tokenizers: Path
 ) -> str:
-    """Return the report of what will be a version; arguments as those of `publish_version`."""
+    """Return the report of a version before it is published; arguments as for `publish_version`."""
     uploads = name_files(files)
     draft = draft_manifest(dataset, vid, uploads, facts)
     paths = {entry.key: body.path for entry, body in uploads}
@@ -351,13 +354,13 @@ def unpublished_report(
 def report_of(
     manifest: Manifest, fetch: Fetch, pipeline: Pipeline | None, uri: str | None = None
 ) -> str:
-    """Return the report as HTML, under `MAX_BYTES`.
+    """Return the report as HTML, smaller than `MAX_BYTES`.
 
     Args:
-        manifest: of the version, or what it will be.
-        fetch: gives the local path of a file.
-        pipeline: of the tokenizer; None: ids are shown for texts.
-        uri: where the version lies, for the commands that load it; None: `STORE` stands there.
+        manifest: manifest of the version, or a draft of it.
+        fetch: returns the local path of a file.
+        pipeline: tokenization pipeline; if None, ids are shown instead of text.
+        uri: address of the version for the commands that load it; if None, they use `STORE`.
     """
     for room in _SAMPLES:
         html = _page(manifest, measured_of(manifest, fetch, room), pipeline, uri)
@@ -367,32 +370,33 @@ def report_of(
 
 
 def measured_of(manifest: Manifest, fetch: Fetch, samples: int = 0) -> dict[str, Any]:
-    """Return what `measure` finds in the files of a version, read in a worker with limits.
+    """Run `measure` over the files of a version in a worker with limits.
 
     Args:
-        manifest: of the version.
-        fetch: gives the local path of a file.
-        samples: tokens of samples, about.
+        manifest: manifest of the version.
+        fetch: returns the local path of a file.
+        samples: approximate number of tokens in samples.
 
     Raises:
-        IntegrityError: a file holds what no run writes, or counts more than the manifest.
+        IntegrityError: the content of a file is invalid, or contradicts the manifest.
     """
     files: dict[str, list[tuple[Path, str]]] = {}
     packs: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
     num_bytes = 0
     for entry in manifest.files:
-        if entry.kind == "data":  # each split's first files
+        if entry.kind == "data":  # only the first files of each split
             if not entry.rows or tokens[entry.split] >= MAX_READ_TOKENS:
                 continue
             packs[entry.split] += entry.rows
             tokens[entry.split] += entry.tokens
+        # Other kinds (card, report, exports) have nothing to count.
         elif entry.kind not in ("records", "quarantine", "dropped"):
             continue
         files.setdefault(entry.kind, []).append((fetch(entry), entry.split))
         num_bytes += entry.size
     version_files = VersionFiles(files=files, manifest=replace(manifest, files=()))
-    measured: dict[str, Any] = run_in_worker(  # some kilobytes of a file may stand for gigabytes
+    measured: dict[str, Any] = run_in_worker(  # a few compressed KB may expand to GB
         partial(measure, version_files, dict(sorted(packs.items(), reverse=True)), samples),
         what=f"version '{manifest.version}'",
         blames=IntegrityError,
@@ -400,6 +404,7 @@ def measured_of(manifest: Manifest, fetch: Fetch, samples: int = 0) -> dict[str,
     )
     counted = sum(tokens * records for *_, tokens, records in measured["lengths"])
     published = sum(entry.tokens for entry in manifest.files if entry.kind == "data")
+    # Charts would be wrong without an error if the records counted more tokens than were published.
     if counted > published:
         raise IntegrityError(
             f"the records of version '{manifest.version}' count {counted:,} tokens, its manifest "
@@ -411,6 +416,7 @@ def measured_of(manifest: Manifest, fetch: Fetch, samples: int = 0) -> dict[str,
 def _page(
     manifest: Manifest, measured: dict[str, Any], pipeline: Pipeline | None, uri: str | None
 ) -> str:
+    """Render the page from the manifest and the counts."""
     num_packs = num_tokens = 0
     samples = []
     for name, split in measured["splits"].items():
@@ -449,7 +455,7 @@ def _page(
 
 
 def with_texts(pack: dict[str, Any], pipeline: Pipeline | None) -> dict[str, Any]:
-    """Add the text of each token of a sample, harmless to show, and which tokens are special."""
+    """Add the text of each token of a sample, escaped for display, and mark special tokens."""
     for record in pack["records"]:
         texts = token_texts(record["ids"], pipeline)
         record["texts"] = [for_terminal(text, keep_lines=True)[:_TOKEN_CHARS] for text in texts]
@@ -458,7 +464,7 @@ def with_texts(pack: dict[str, Any], pipeline: Pipeline | None) -> dict[str, Any
 
 
 def _limits(manifest: Manifest) -> AuditConfig:
-    """The limits that the version was held to; the usual ones where it does not say them."""
+    """Return the audit limits of the version, or the defaults if it does not record them."""
     try:
         return AuditConfig.model_validate(manifest.facts.provenance.limits)
     except ValueError:

@@ -1,4 +1,10 @@
-"""Prove on a user's own model and batch that packed records do not see each other."""
+"""Prove on your own model and batch that packed records do not see each other.
+
+Tokens of some records are changed, and the logits of all others must not move. The check runs the
+real model on the real batch, so it covers the attention kernel, the collator and any wrapper. It
+needs 2 + N + 2 log2(N) forward passes for N records. Run it once before training, not at every
+step.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -16,7 +22,7 @@ from packhouse.system.wording import counted
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# Rounding, as a share of the largest logit; leaks are of the size of the logits themselves.
+# Rounding error as a share of the largest logit. A leak is as large as the logits themselves.
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 _HALF_TOLERANCE = 3e-2
 
@@ -29,39 +35,40 @@ _WEIGHTS = (
 )
 
 Record = tuple[int, int, int]
-"""Row of the batch, first token, token after the last."""
+"""Row of the batch, first token, end (exclusive)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackingReport:
-    """Made by `check_packing`: what it measured, in units of logits."""
+    """Made by `check_packing`: its measurements, in units of logits."""
 
     max_difference: float
     """Largest |packed - alone| over all records."""
     max_leak: float
-    """Largest change of a record's logits when only other records change; 0.0 where all is well."""
+    """Largest change of a record's logits when only other records change; 0.0 if there is no
+    leak."""
     max_response: float
-    """Largest change of a record's later logits when its own first token changes. About 0: nothing
-    could leak yet, as with attention whose output weights begin as zeros."""
+    """Largest change of a record's later logits when its own first token changes. If it is about 0,
+    a leak could not show, for example because attention's output weights start as zeros."""
     max_logit: float
-    """Largest |logit| alone, for scale."""
+    """Largest |logit| of records run alone, for scale."""
     tolerance: float
-    """What rounding may do."""
+    """Largest change that rounding can cause."""
     num_records: int
     num_rows: int
-    """Rows that hold records; with one record in each there is nothing to keep apart."""
+    """Rows with records. If each has one record, there is nothing to separate."""
 
     @property
     def has_neighbours(self) -> bool:
-        """Return True if a row held two records or more: else nothing was tested."""
+        """True if any row contains two or more records; otherwise nothing was tested."""
         return self.num_records > self.num_rows
 
     @property
     def is_safe(self) -> bool:
-        """Return True if it was proven that no record sees another, and each comes out as if alone.
+        """True if it is proven that no record sees another, and logits are the same as alone.
 
-        False if a logit was not a number, if no row held two records, or if tokens do not even see
-        those of their own record.
+        False if a logit is not finite, if no row contains two records, or if tokens do not even
+        respond to tokens of their own record.
         """
         is_apart = self.max_difference <= self.tolerance and self.max_leak <= self.tolerance
         return is_apart and self.has_neighbours and not _is_blind(self)
@@ -95,27 +102,27 @@ class PackingReport:
 
 
 def _is_blind(report: "PackingReport | RankReport") -> bool:
-    """Return True if no token moved another, of its own record or not: a leak would not show."""
+    """Return True if no token moved any other, even in its own record: a leak would not show."""
     return max(report.max_leak, report.max_response) <= report.tolerance
 
 
 def check_packing(
     model: torch.nn.Module, batch: Mapping[str, Any], *, tolerance: float | None = None
 ) -> PackingReport:
-    """Run a packed batch, each record alone, and the batch with records exchanged, and compare.
+    """Compare the logits of a packed batch with each record alone, and with other records changed.
 
-    The model gets the batch as it is, mask and all, so that what is proven is what is trained.
-    Costs 2 + N + 2 log2(N) forward passes for N records, without gradients and dropout.
+    The model gets the batch unchanged, including its mask, so the check covers what is trained.
+    Takes 2 + N + 2 log2(N) forward passes for N records, without gradients or dropout.
 
     Args:
-        model: a causal language model; its mode is left as it was.
-        batch: as `PackedCollator` makes it; records end where `position_ids` restart, and wherever
-            a mask of record numbers, `cu_seq_lens_q`, `seq_idx` or `seq_lengths` says so too.
-        tolerance: in units of logits; by default 1e-4 of the largest in float32, 3e-2 in half
+        model: a causal language model; its training mode is restored.
+        batch: a batch from `PackedCollator`. Records end where `position_ids` restart, and wherever
+            a mask of record numbers, `cu_seq_lens_q`, `seq_idx` or `seq_lengths` marks an end.
+        tolerance: in units of logits. Default: 1e-4 of the largest logit in float32, 3e-2 in half
             precision.
 
     Raises:
-        ContractError: nothing in the batch says where records end.
+        ContractError: nothing in the batch marks where records end.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -155,23 +162,23 @@ def check_packing(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankReport:
-    """What `check_ranks` measured on all ranks together, in units of logits."""
+    """Result of `check_ranks` over all ranks, in units of logits."""
 
     max_leak: float
     """Largest change, on any rank, of a record's logits when only other records change."""
     max_response: float
-    """As in `PackingReport`, on any rank."""
+    """See `PackingReport`; the largest on any rank."""
     max_logit: float
     """Largest |logit|, for scale."""
     tolerance: float
-    """What rounding may do."""
+    """Largest change that rounding can cause."""
     num_records: int
-    """Of all ranks."""
+    """Number of records on all ranks."""
     num_ranks: int
 
     @property
     def is_safe(self) -> bool:
-        """Return True if there were two records or more, and none saw another, but itself."""
+        """True if there are two or more records, each of which sees itself and no other."""
         return self.num_records > 1 and self.max_leak <= self.tolerance and not _is_blind(self)
 
     def __str__(self) -> str:
@@ -203,25 +210,23 @@ def check_ranks(
     group: "ProcessGroup | None" = None,
     tolerance: float | None = None,
 ) -> RankReport:
-    """Change records on all ranks at once, and see whether logits of other records move anywhere.
+    """Change records on all ranks at once, and check that no logits of other records move.
 
-    Every rank of `group` calls it with its own part of the data, as in training: each data-parallel
-    rank with its batch, each context-parallel rank with its part of every record. All make the same
-    number of forward passes, 2 + 2 log2(N) for N records of all ranks, so that collectives inside
-    the model meet.
+    Call it on every rank of `group` with that rank's data, as in training: its batch for data
+    parallelism, its part of every record for context parallelism. All ranks make the same number of
+    forward passes, 2 + 2 log2(N) for N records in total, so collectives inside the model match.
 
     Args:
-        model: what training calls, wrapped as it is there; called with the batch's inputs, it
-            returns logits [rows, tokens, vocabulary], or an object that has `logits`.
-        batch: of this rank, as for `check_packing`.
-        records: the number of the record that each token of `input_ids` belongs to, the same on all
-            ranks that hold parts of it, -1 for padding; by default the records of each rank are its
-            own (data parallelism).
-        group: of torch.distributed; by default all ranks.
-        tolerance: in units of logits; by default as for `check_packing`.
+        model: the model as training calls it, with its wrappers; called with the batch's inputs, it
+            returns logits [rows, tokens, vocabulary] or an object with `logits`.
+        batch: the batch of this rank, as for `check_packing`.
+        records: record number of each token in `input_ids`, the same on all ranks that share a
+            record, -1 for padding. Default: each rank has its own records (data parallelism).
+        group: a torch.distributed group. Default: all ranks.
+        tolerance: in units of logits. Default: as in `check_packing`.
 
     Raises:
-        ContractError: nothing in the batch says where records end, and `records` is not given.
+        ContractError: nothing in the batch marks where records end, and `records` is not given.
 
     Example:
         >>> import torch.distributed as dist
@@ -244,7 +249,7 @@ def check_ranks(
         own = _find_records(batch)
         counts: list[int] = [0] * dist.get_world_size(group)
         dist.all_gather_object(counts, len(own), group=group)
-        # Numbered through all ranks: rank 0 has records [0, 0, 1], rank 1 has [2, 3, 3].
+        # Numbered across ranks: rank 0 has records [0, 0, 1], rank 1 has [2, 3, 3].
         records = _number(own, batch["input_ids"], sum(counts[: dist.get_rank(group)]))
     bounds = torch.stack([records.max(), records.max() * 0 + dist.get_world_size(group)])
     dist.all_reduce(bounds, op=dist.ReduceOp.MAX, group=group)
@@ -268,7 +273,7 @@ def check_ranks(
 
 
 def _number(records: list[Record], input_ids: torch.Tensor, first: int = 0) -> torch.Tensor:
-    """Return the record's number of each token, from `first` on, -1 for padding."""
+    """Return the record number of each token, counted from `first`; -1 for padding."""
     numbers = torch.full_like(input_ids, -1)
     for number, (row, start, end) in enumerate(records, start=first):
         numbers[row, start:end] = number
@@ -283,14 +288,15 @@ def _inference(model: torch.nn.Module) -> Iterator[None]:
         with torch.no_grad():
             yield
     finally:
-        for module, mode in modes:  # one by one: frozen parts stay in eval
+        for module, mode in modes:  # per module, as frozen parts may be in eval mode
             module.training = mode
 
 
 def _find_records(batch: Mapping[str, Any]) -> list[Record]:
-    """Cut the batch wherever anything in it says that a record begins; padding is left out."""
+    """Return the records of a batch, cut at every mark of any input, without padding."""
     marks = {name: value.cpu() for name, value in batch.items() if isinstance(value, torch.Tensor)}
     mask = marks.get("attention_mask")
+    # A mask over pairs of tokens, [rows, 1, tokens, tokens], has no record numbers.
     if mask is not None and mask.ndim != 2:
         mask = None
     is_start = torch.zeros(batch["input_ids"].shape, dtype=torch.bool)
@@ -321,7 +327,7 @@ def _find_records(batch: Mapping[str, Any]) -> list[Record]:
 
 
 def _larger(largest: float, values: torch.Tensor) -> float:
-    """Return the larger of both, or NaN if any is: Python's `max` would pass over it."""
+    """Return the larger of both, or NaN if either is NaN (Python's `max` may ignore NaN)."""
     found = float(values.max())
     return math.nan if math.isnan(found + largest) else max(largest, found)
 
@@ -355,30 +361,31 @@ def _find_moves(
     records: torch.Tensor,
     num_records: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how far logits move while tokens of other records change, and of their own.
+    """Return how far logits move when tokens of other records change, and of their own record.
 
-    Half of the records change at a time, once for each bit of a record's number and once for its
-    opposite, so that every record is watched while each other one changes. Last, the first token of
-    each record changes, which must move those behind it.
+    Half of the records change at a time: for each bit of the record number, first the records with
+    0, then those with 1. This way every record is observed while each other one changes. Finally,
+    the first token of each record changes, which must move the later ones.
 
     Args:
         model: called `1 + 2 log2(num_records)` times.
-        inputs: of the model.
+        inputs: inputs of the model.
         packed: its logits, [rows, tokens, vocabulary].
-        records: number of each token's record, [rows, tokens], -1 for padding.
-        num_records: one more than the largest number, on all ranks.
+        records: record number of each token, [rows, tokens], -1 for padding.
+        num_records: the largest number on all ranks, plus one.
     """
     ids, is_token = inputs["input_ids"], records >= 0
 
     def move(is_changed: torch.Tensor) -> torch.Tensor:
-        """Change these tokens; the largest move of any other, infinite if it is no number."""
+        """Change these tokens and return the largest move of any other; infinite for NaN."""
+        # Any other valid id will do: 5 -> 4, and 0 -> 1.
         changed = torch.where(is_changed, (ids - 1).abs(), ids)
         moved = (_logits(model, {**inputs, "input_ids": changed}) - packed).abs().amax(-1)
         moved = torch.nan_to_num(moved, nan=math.inf)
         return torch.where(is_token & ~is_changed, moved, 0).max()
 
-    # Records 0 to 3: bit 0 changes 0 2, then 1 3; bit 1 changes 0 1, then 2 3. Any two records
-    # differ in some bit, so each is once unchanged while the other changes.
+    # For records 0 to 3, bit 0 changes 0 2, then 1 3; bit 1 changes 0 1, then 2 3. Two records
+    # always differ in some bit, so each is observed once while the other one changes.
     leak = torch.zeros_like(packed[0, 0, 0])
     for bit in range((num_records - 1).bit_length()):
         for half in (0, 1):

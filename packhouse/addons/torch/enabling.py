@@ -12,7 +12,7 @@ the decoder's forward pass. For packed batches the guard
 
 Generation and unpacked batches pass through untouched. The guard costs a few comparisons of T
 positions a step. `check_packing` proves the result. Boundaries that a collator or trainer lost are
-noticed for packs that this process loaded (`packhouse.load.boundaries`).
+noticed for packs that this process loaded (`packhouse.load.rows`).
 
 For attention that does not read `position_ids` itself there are masks. A record is a run in which
 `position_ids` rise by one.
@@ -32,16 +32,19 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
+import pyarrow.compute as pc
 import torch
 
 from packhouse.errors import ConfigError, ContractError
 from packhouse.load.boundaries import GUARDS, as_bytes, begins_with_packs
+from packhouse.pack.layout import IGNORE_INDEX
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from torch.nn.attention.flex_attention import BlockMask
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, Trainer, TrainingArguments
 
 
 def record_starts(position_ids: torch.Tensor) -> torch.Tensor:
@@ -51,12 +54,12 @@ def record_starts(position_ids: torch.Tensor) -> torch.Tensor:
         >>> record_starts(torch.tensor([[0, 1, 2, 0, 1]])).int().tolist()
         [[1, 0, 0, 1, 0]]
     """
-    # The first difference of a row is 0, so a record starts there wherever positions begin.
+    # The first difference of a row is 0, so a record starts there whatever the first position is.
     return torch.diff(position_ids, dim=-1, prepend=position_ids[..., :1]) != 1
 
 
 def segment_ids(position_ids: torch.Tensor) -> torch.Tensor:
-    """Return the number of the record that each token belongs to, int64 [batch, T], from 0 a row.
+    """Return the record number of each token, int64 [batch, T], counted from 0 in each row.
 
     Example:
         >>> segment_ids(torch.tensor([[0, 1, 2, 0, 1]])).tolist()
@@ -66,7 +69,7 @@ def segment_ids(position_ids: torch.Tensor) -> torch.Tensor:
 
 
 def cu_seqlens(position_ids: torch.Tensor) -> torch.Tensor:
-    """Return the bounds of the records of all rows, one row after another, int32 [num_records + 1].
+    """Return the boundaries of all records, row after row, int32 [num_records + 1].
 
     Example:
         >>> cu_seqlens(torch.tensor([[0, 1, 2, 0, 1]])).tolist()
@@ -77,15 +80,16 @@ def cu_seqlens(position_ids: torch.Tensor) -> torch.Tensor:
 
 
 MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Of flex attention: numbers of row, head, query and key -> whether the query sees the key."""
+"""A flex attention `mask_mod`: (batch, head, query, key) -> True if the query sees the key."""
 
 
 def packed_mask_mod(segments: torch.Tensor, sliding_window: int | None = None) -> MaskMod:
     """Return a `mask_mod` for flex attention: causal, within a record, within the window.
 
     Args:
-        segments: record number per token, int [batch, T] (`segment_ids`).
-        sliding_window: a token sees itself and the `sliding_window - 1` before it; None: all.
+        segments: record number of each token, int [batch, T] (`segment_ids`).
+        sliding_window: a token sees itself and the `sliding_window - 1` tokens before it; None for
+            no limit.
 
     Example:
         >>> sees = packed_mask_mod(torch.tensor([[0, 0, 1]]))
@@ -104,10 +108,10 @@ def packed_mask_mod(segments: torch.Tensor, sliding_window: int | None = None) -
 
 
 def block_mask(segments: torch.Tensor, sliding_window: int | None = None) -> "BlockMask":
-    """Return a BlockMask for flex attention, which skips blocks that no record crosses.
+    """Return a BlockMask for flex attention, which skips blocks without visible pairs.
 
     Args:
-        segments: record number per token, int [batch, T].
+        segments: record number of each token, int [batch, T].
         sliding_window: as in `packed_mask_mod`.
 
     Example:
@@ -127,11 +131,11 @@ def block_causal_mask(
     dtype: torch.dtype = torch.float32,
     sliding_window: int | None = None,
 ) -> torch.Tensor:
-    """Return an additive mask [batch, 1, T, T]: 0 where dim 2 sees dim 3, else the least number.
+    """Return an additive mask [batch, 1, T, T]: 0 where query sees key, else the dtype's minimum.
 
     Args:
-        segments: record number per token, int [batch, T].
-        dtype: a floating type, that of the attention scores.
+        segments: record number of each token, int [batch, T].
+        dtype: the floating-point type of the attention scores.
         sliding_window: as in `packed_mask_mod`.
 
     Example:
@@ -150,7 +154,7 @@ Forward = Callable[..., object]
 Args = tuple[object, ...]
 Kwargs = dict[str, object]
 
-# Families whose tiny models pass `check_packing` in the tests, by `model_type`.
+# Model families, by `model_type`, whose tiny models pass `check_packing` in the tests.
 FAMILIES = (
     "gemma",
     "gemma2",
@@ -170,18 +174,18 @@ _LAYERS = {"full_attention", "sliding_attention"}
 _FLASH = {"flash_attention_2", "flash_attention_3", "flash_attention_4"}
 _ATTENTION = {"eager", "sdpa", "flex_attention"} | _FLASH
 
-# Decoder class -> its own forward, and the handles that guard it: they may end in any order.
+# Decoder class -> its original forward and the active handles, which may be disabled in any order.
 _GUARDED: dict[type[torch.nn.Module], tuple[Forward, list["PackingHandle"]]] = {}
 
 
 class PackingHandle:
-    """Made by `enable_packing`: undoes it, by `disable()` or at the end of a `with` block."""
+    """Made by `enable_packing`. Undo it with `disable()`, or use it as a context manager."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
 
     def disable(self) -> None:
-        """Put everything back as it was; a second call does nothing."""
+        """Restore the original state. A second call has no effect."""
         if self._undo:
             _forget_compiled()
         while self._undo:
@@ -196,22 +200,22 @@ class PackingHandle:
 
 
 def enable_packing(target: "torch.nn.Module | type | PretrainedConfig | str") -> PackingHandle:
-    """Make packed batches safe for a model, or for every model built from a config or a name.
+    """Make packed batches safe for a model, or for every model of a family.
 
     Use it with a collator that keeps the boundaries, such as `PackedCollator`, or TRL's with
-    `padding_free=True`: docs/how-to/keep-records-apart.md lists them.
+    `padding_free=True`; see docs/how-to/keep-records-apart.md.
 
     Args:
-        target: a model (wrapped by PEFT or DDP too); a model class such as `LlamaForCausalLM`; a
-            config; a `model_type` such as 'mistral'; or a folder or name that `AutoConfig` knows.
-            All but a model guard the decoder class of that family in this process, whenever its
-            models are made.
+        target: a model, which PEFT or DDP may wrap; a model class such as `LlamaForCausalLM`; a
+            config; a `model_type` such as 'mistral'; or a folder or name for `AutoConfig`. Anything
+            but a model guards the decoder class of that family in this process, including models
+            created later.
 
     Returns:
         A handle whose `disable()` undoes it.
 
     Raises:
-        ConfigError: a family, layer type or attention that is not known to keep records apart.
+        ConfigError: the family, a layer type or the attention is not known to keep records apart.
 
     Example:
         >>> handle = enable_packing("llama")
@@ -231,10 +235,11 @@ def enable_packing(target: "torch.nn.Module | type | PretrainedConfig | str") ->
             raise ConfigError(f"{type(target).__name__} holds no decoder of its config's family")
         for decoder in decoders:
             names = tuple(inspect.signature(decoder.forward).parameters)
-            guard = functools.partial(_guard, names)  # and no lambda: a model may be pickled
+            guard = functools.partial(_guard, names)  # not a lambda: a model may be pickled
             hook = decoder.register_forward_pre_hook(guard, with_kwargs=True)
             handle._undo.append(hook.remove)
     else:
+        # Models of the class may not exist yet, so the class itself gets the guard.
         config = _config_of(target)
         _check_config(config)
         decoder_class = _decoder_class(config)
@@ -246,7 +251,7 @@ def enable_packing(target: "torch.nn.Module | type | PretrainedConfig | str") ->
 
 
 def _forget_compiled() -> None:
-    """Make `torch.compile` look at models anew: code that it has made does not see a new guard."""
+    """Reset `torch.compile`, because compiled code ignores a guard that is added later."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
 
@@ -259,7 +264,7 @@ def _decoder_class(config: "PretrainedConfig") -> type[torch.nn.Module] | None:
 
 
 def _config_of(target: "str | type | PretrainedConfig") -> "PretrainedConfig":
-    """Return the config that a name or a model class stands for; a config itself as it is."""
+    """Return the config for a name or a model class; a config is returned unchanged."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if isinstance(target, str):
@@ -295,7 +300,7 @@ def _check_config(config: "PretrainedConfig") -> None:
 
 
 def _guard_class(decoder: type[torch.nn.Module], handle: PackingHandle) -> None:
-    """Guard every model of a decoder class until the last handle that wants it ends."""
+    """Guard every model of a decoder class until its last handle is disabled."""
     if decoder not in _GUARDED:
         plain: Forward = decoder.forward
         names = tuple(inspect.signature(plain).parameters)[1:]
@@ -322,16 +327,16 @@ def _guard_class(decoder: type[torch.nn.Module], handle: PackingHandle) -> None:
 def _guard(
     names: Sequence[str], decoder: torch.nn.Module, args: Args, kwargs: Kwargs
 ) -> tuple[Args, Kwargs]:
-    """Return the arguments that the decoder is called with instead.
+    """Return the arguments to call the decoder with.
 
     Args:
-        names: parameters of its forward, without `self`.
-        decoder: which of them is called.
-        args: what it was called with.
-        kwargs: likewise.
+        names: parameter names of its forward, without `self`.
+        decoder: the decoder that is called.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
 
     Raises:
-        ContractError: records would see each other, or would not come out as if alone.
+        ContractError: records would see each other, or would give other logits than alone.
     """
     config = decoder.config
     given: dict[str, Any] = kwargs | dict(zip(names, args, strict=False))
@@ -371,7 +376,7 @@ def _guard(
 
 
 def _is_matrix(mask: object) -> TypeGuard[torch.Tensor]:
-    """Return True for a mask [batch, T], False for none and for one of pairs of tokens."""
+    """Return True for a mask [batch, T]; False for None and for masks over token pairs."""
     return isinstance(mask, torch.Tensor) and mask.ndim == 2
 
 
@@ -381,11 +386,11 @@ def _holds_numbers(mask: object) -> bool:
 
 
 def _numbers_to_positions(numbers: torch.Tensor) -> torch.Tensor:
-    """Record numbers to positions: [1, 1, 2, 2, 0] -> [0, 1, 0, 1, 0]."""
+    """Convert record numbers to positions: [1, 1, 2, 2, 0] -> [0, 1, 0, 1, 0]."""
     token = torch.arange(numbers.shape[-1], device=numbers.device).expand_as(numbers)
     is_first = torch.ones_like(numbers, dtype=torch.bool)
     is_first[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
-    # Each token less the first one of its record: 0 1 2 3 4 - 0 0 2 2 4.
+    # Subtract the index of the record's first token: [0 1 2 3 4] - [0 0 2 2 4].
     return token - torch.where(is_first, token, 0).cummax(-1).values
 
 
@@ -400,13 +405,14 @@ def _is_packed(positions: torch.Tensor, mask: object) -> bool:
 
 
 def _refuse_packed_cache(positions: object, mask: object) -> None:
-    """With a cache the model does not look at positions: nothing may be packed."""
+    """Reject packed input with a cache, because the model then ignores record boundaries."""
     is_packed = _holds_numbers(mask)
     if not is_packed and isinstance(positions, torch.Tensor):
         length = positions.shape[-1]
         if mask is None:
             is_packed = _is_packed(positions, None)
         elif _is_matrix(mask) and mask.shape[-1] >= length:
+            # During generation the mask also covers cached tokens; its end belongs to this input.
             is_packed = _is_packed(positions, mask[:, -length:])
     if is_packed:
         raise ContractError(
@@ -416,7 +422,7 @@ def _refuse_packed_cache(positions: object, mask: object) -> None:
 
 
 def _refuse_holes(mask: object) -> None:
-    """Refuse a mask whose pads lie between tokens: what follows them may be another record."""
+    """Reject a mask with padding between tokens: what follows it may be another record."""
     if not _is_matrix(mask):
         return
     real = (mask != 0).int()
@@ -429,11 +435,11 @@ def _refuse_holes(mask: object) -> None:
 
 
 def _refuse_other_bounds(given: Mapping[str, Any], positions: Any, is_flash: bool) -> None:
-    """Refuse boundaries, read by some kernels only, that are not those of `position_ids`.
+    """Reject boundaries for specific kernels that differ from `position_ids`.
 
-    Flash kernels read `cu_seq_lens` and not the positions: a bound that is missing there merges two
-    records. Others read the positions alone, and a dispatcher that takes the bounds for rows of the
-    batch may have cut them short.
+    Flash kernels read `cu_seq_lens` instead of positions, so a missing boundary merges two records.
+    Other kernels read positions only, and a dispatcher that takes the boundaries for batch rows may
+    have truncated them; that is harmless, so they need only be a subset.
     """
     names = [n for n in ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx") if given.get(n) is not None]
     if names and not isinstance(positions, torch.Tensor):
@@ -459,9 +465,9 @@ def _refuse_other_bounds(given: Mapping[str, Any], positions: Any, is_flash: boo
 
 
 def _refuse_lost_bounds(ids: Any, positions: Any, mask: object, is_training: bool) -> None:
-    """Refuse what begins as a known pack and is called one record; warn where nothing is called so.
+    """Reject a known pack that is passed as a single record; warn if no boundaries are passed.
 
-    No mark in the batch tells it from a single record: its tokens do.
+    Nothing in the batch marks a pack whose boundaries were lost, but its first tokens identify it.
     """
     advice = (
         "Use PackedCollator, or SFTConfig(padding_free=True, max_length=None, packing=False) "
@@ -488,7 +494,7 @@ def _refuse_lost_bounds(ids: Any, positions: Any, mask: object, is_training: boo
 
 
 def _refuse_mask(positions: torch.Tensor, mask: object, has_numbers: bool) -> None:
-    """Refuse a mask that says more than the positions do; the model will not get it."""
+    """Reject a mask with information that the positions lack, because the model will not get it."""
     if not isinstance(mask, torch.Tensor) or mask.shape != positions.shape:
         raise ContractError(
             "a packed batch came with a mask of its own; the model would use it in place of the "
@@ -503,7 +509,7 @@ def _refuse_mask(positions: torch.Tensor, mask: object, has_numbers: bool) -> No
 
 
 def _refuse_long_rope(config: "PretrainedConfig", positions: torch.Tensor) -> None:
-    """Refuse RoPE that the longest position changes: it would change every record of the pack."""
+    """Reject RoPE scaling by the longest position, which would change all records of a pack."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     for each in [rope, *(part for part in rope.values() if isinstance(part, Mapping))]:
         kind = each.get("rope_type", each.get("type"))
@@ -512,7 +518,7 @@ def _refuse_long_rope(config: "PretrainedConfig", positions: torch.Tensor) -> No
         limit = config.max_position_embeddings
         for place in (config.__dict__, each):
             limit = min(limit, place.get("original_max_position_embeddings") or limit)
-        # 'dynamic' forgets an earlier, longer batch only below its window, not at it.
+        # 'dynamic' resets after a longer batch only if the batch is below the window, not at it.
         limit -= kind == "dynamic"
         longest = int(positions.max()) + 1
         if longest > limit:
@@ -521,3 +527,112 @@ def _refuse_long_rope(config: "PretrainedConfig", positions: torch.Tensor) -> No
                 f"and RoPE of type '{kind}' would then turn the short records of the pack as the "
                 "long one; prepare with a smaller seq_len, or train long records unpacked"
             )
+
+
+_Trainer = TypeVar("_Trainer", bound=type[Any])
+
+
+def enable_preferences(trainer_class: _Trainer) -> _Trainer:
+    """Return a subclass of a TRL trainer that accepts prepared rows.
+
+    Datasets with `prompt_ids` are not tokenized again; others are processed as usual. For KTO
+    losses with a KL term, each row gets the answer of the previous row in its batch, as in TRL.
+
+    Args:
+        trainer_class: `trl.DPOTrainer`, `trl.KTOTrainer`, `ORPOTrainer` or `CPOTrainer` of
+            `trl.experimental`, or your own subclass of one.
+
+    Raises:
+        ConfigError: `trainer_class` is not one of these; or, when a trainer is created, its
+            `max_length` would cut an answer.
+
+    Example:
+        >>> from trl import DPOTrainer
+        >>> trainer_class = enable_preferences(DPOTrainer)
+        >>> issubclass(trainer_class, DPOTrainer)
+        True
+    """
+
+    def prepare(
+        self: "Trainer",
+        dataset: "Dataset",
+        processing_class: object,
+        args: "TrainingArguments",
+        dataset_name: str,
+    ) -> "Dataset":
+        if "prompt_ids" not in (dataset.column_names or next(iter(dataset))):
+            return trainer_class._prepare_dataset(
+                self, dataset, processing_class, args, dataset_name
+            )
+        _check_max_length(dataset, args.max_length)
+        if getattr(self, "calculate_KL", False):
+            size = args.per_device_train_batch_size
+            dataset = dataset.map(_add_neighbours, batched=True, batch_size=size)
+        return dataset
+
+    def tokenize_row(
+        self: "Trainer", feature: Mapping[str, Any], model: object = None
+    ) -> dict[str, Any]:
+        if "prompt_ids" not in feature:
+            row: dict[str, Any] = trainer_class.tokenize_row(self, feature, model)
+            return row
+        return _whole_sides(feature, self.max_length)
+
+    # DPO and KTO tokenize a dataset at once, ORPO and CPO row by row.
+    for name, method in {"_prepare_dataset": prepare, "tokenize_row": tokenize_row}.items():
+        if hasattr(trainer_class, name):
+            return cast(_Trainer, type(trainer_class.__name__, (trainer_class,), {name: method}))
+    raise ConfigError(
+        f"{trainer_class.__name__} prepares rows in no way that is known; give DPOTrainer, "
+        "KTOTrainer, ORPOTrainer or CPOTrainer of TRL"
+    )
+
+
+def _whole_sides(row: Mapping[str, Any], max_length: int) -> dict[str, list[int]]:
+    """Return the columns of ORPO and CPO: the prompt, and each side with its prompt and labels."""
+    prompt = row["prompt_ids"]
+    columns = {"prompt_input_ids": prompt, "prompt_attention_mask": [1] * len(prompt)}
+    for side in ("chosen", "rejected"):
+        answer = row[f"{side}_ids"]
+        ids = [*prompt, *answer]
+        if len(ids) > max_length:
+            raise _too_short(max_length, len(ids), "a number over it")
+        columns |= {
+            f"{side}_input_ids": ids,
+            f"{side}_attention_mask": [1] * len(ids),
+            f"{side}_labels": [IGNORE_INDEX] * len(prompt) + answer,
+        }
+    return columns
+
+
+def _check_max_length(dataset: "Dataset", max_length: int | None) -> None:
+    """Reject a limit that would cut answers. Lengths in streams are unknown, so they pass."""
+    if max_length is None or not hasattr(dataset, "with_format") or not hasattr(dataset, "data"):
+        return
+    answers = [each for each in _ANSWERS if each in dataset.column_names]
+    longest = 0
+    for batch in dataset.with_format("arrow").iter(2**14):
+        prompt = pc.list_value_length(batch["prompt_ids"])
+        for answer in answers:
+            lengths = pc.add(prompt, pc.list_value_length(batch[answer]))
+            longest = max(longest, pc.max(lengths).as_py())
+    if longest > max_length:
+        raise _too_short(max_length, longest, "None")
+
+
+def _too_short(max_length: int, longest: int, remedy: str) -> ConfigError:
+    return ConfigError(
+        f"max_length {max_length:,} of the trainer would cut answers, of which one has {longest:,} "
+        f"tokens with its prompt; set max_length to {remedy}, or prepare with a smaller "
+        "pack.seq_len",
+        longest=longest,
+    )
+
+
+_ANSWERS = ("chosen_ids", "rejected_ids", "completion_ids")
+
+
+def _add_neighbours(rows: Mapping[str, list[list[int]]]) -> dict[str, list[list[int]]]:
+    """Pair each prompt with the answer of the previous row; the first one gets the last answer."""
+    answers = rows["completion_ids"]
+    return {"KL_completion_ids": [answers[-1], *answers[:-1]]}

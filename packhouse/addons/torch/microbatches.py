@@ -1,9 +1,9 @@
-"""Cut a global batch into microbatches, and weigh their losses so that the cut does not show.
+"""Split a global batch into microbatches, and weight their losses so that the split has no effect.
 
-Averaging the mean losses of microbatches weighs a token by how few trained tokens its microbatch
-has. Divide each microbatch's summed loss by the trained tokens of the global batch instead
-(`count_targets`, `token_loss`): the sum over microbatches, and over ranks once gradients are
-summed, is the mean over all tokens, whatever the cut.
+Averaging the mean losses of microbatches gives tokens a larger weight if their microbatch has few
+trained tokens. Instead, divide each microbatch's summed loss by the trained tokens of the global
+batch (`count_targets`, `token_loss`): the sum over microbatches, and over ranks after gradients are
+summed, is then the mean over all tokens, whatever the split.
 """
 
 import heapq
@@ -21,24 +21,25 @@ Batch = dict[str, Any]
 
 
 class MicrobatchError(ConfigError, ValueError):
-    """A batch that cannot be cut as asked; a ValueError too, as peers raise."""
+    """A batch cannot be split as requested. Also a ValueError, as in similar libraries."""
 
 
 def split_batch_into_microbatches(
     batch: Mapping[str, Any], num_microbatches: int, enforce_divisible: bool = True
 ) -> list[Batch]:
-    """Cut a global batch into microbatches along the first dimension.
+    """Split a global batch into microbatches along the first dimension.
 
-    Each tensor is cut along its own first dimension; a list as long as the batch is cut at the
-    same rows; scalars, None and everything else go into every microbatch as they are.
+    Each tensor is split along its own first dimension. Lists as long as the batch are split at the
+    same rows. Scalars, None and everything else are copied to every microbatch.
 
     Args:
-        batch: a tensor at least; the first one with a dimension sets the batch size.
-        num_microbatches: how many to make.
-        enforce_divisible: fail if the batch size is not a multiple; else sizes differ by one.
+        batch: at least one tensor; the first one with a dimension gives the batch size.
+        num_microbatches: number of microbatches.
+        enforce_divisible: fail if the batch size is not a multiple; otherwise sizes differ by at
+            most 1.
 
     Raises:
-        MicrobatchError: no tensor, or a batch size that is not a multiple; also a ValueError.
+        MicrobatchError: there is no tensor, or the batch size is not a multiple.
 
     Example:
         >>> batch = {"tokens": torch.arange(8).view(4, 2), "ids": ["a", "b", "c", "d"], "lr": None}
@@ -62,7 +63,7 @@ def split_batch_into_microbatches(
         if isinstance(value, torch.Tensor) and value.ndim:
             parts[name] = torch.tensor_split(value, num_microbatches)
         elif isinstance(value, list) and len(value) == size:
-            # 7 rows in 3 parts: 3 + 2 + 2, as torch cuts them
+            # 7 rows in 3 parts: 3 + 2 + 2, as torch.tensor_split does it.
             rows = np.array_split(np.arange(size), num_microbatches)
             parts[name] = [[value[row] for row in part] for part in rows]
         else:
@@ -76,20 +77,21 @@ def prepare_finetuning_batch(
     default_seq_length: int,
     seq_key: str = "tokens",
 ) -> tuple[Iterator[Batch] | None, int]:
-    """Take one global batch and return its microbatches and their common length.
+    """Take one global batch, and return its microbatches and their sequence length.
 
     Args:
-        data_iterator: gives global batches; None on pipeline stages that read no data.
-        num_microbatches: how many to cut a global batch into.
-        default_seq_length: length where the batch has no tensor [batch, length] at `seq_key`.
-        seq_key: whose second dimension is the length, in tokens.
+        data_iterator: yields global batches; None on pipeline stages that read no data.
+        num_microbatches: number of microbatches per global batch.
+        default_seq_length: length if the batch has no tensor [batch, length] at `seq_key`.
+        seq_key: name of the tensor whose second dimension is the length in tokens.
 
     Returns:
-        An iterator over the microbatches (None if `data_iterator` is) and the length in tokens.
+        An iterator over the microbatches (None if `data_iterator` is None), and the length in
+        tokens.
 
     Raises:
-        StopIteration: `data_iterator` has no further batch, as `next` says it.
-        MicrobatchError: the batch cannot be cut.
+        StopIteration: `data_iterator` is exhausted.
+        MicrobatchError: the batch cannot be split.
 
     Example:
         >>> loader = iter([{"tokens": torch.zeros(4, 240)}])
@@ -108,17 +110,17 @@ def prepare_finetuning_batch(
 
 
 def balance_rows(num_tokens: Sequence[int], num_microbatches: int) -> list[list[int]]:
-    """Deal rows to microbatches so that each has about as many tokens.
+    """Assign rows to microbatches so that each has about the same number of tokens.
 
-    Longest first, each to the microbatch with fewest tokens: at most 4/3 of the best possible
-    maximum (Graham 1969). Every microbatch gets a row. Within one, rows keep their order.
+    Longest first, each to the microbatch with the fewest tokens: at most 4/3 of the optimal maximum
+    (Graham 1969). Every microbatch gets a row. Rows keep their order within a microbatch.
 
     Args:
-        num_tokens: tokens of each row.
-        num_microbatches: how many to make, at most the number of rows.
+        num_tokens: tokens per row.
+        num_microbatches: number of microbatches, at most the number of rows.
 
     Returns:
-        Row numbers of each microbatch; each row appears once.
+        Row numbers of each microbatch. Every row appears once.
 
     Example:
         >>> balance_rows([5, 3, 2, 6], 2)
@@ -126,9 +128,9 @@ def balance_rows(num_tokens: Sequence[int], num_microbatches: int) -> list[list[
     """
     if not 1 <= num_microbatches <= len(num_tokens):
         raise MicrobatchError(f"{len(num_tokens)} rows cannot fill {num_microbatches} microbatches")
-    # Tokens, rows, microbatch: of 5 3 2 6, row 3 (6) goes to the first, row 0 (5) to the second,
-    # row 1 (3) there too (5 < 6), row 2 (2) to the first (6 < 8). Of equals the one with fewer rows
-    # comes first, so that rows without tokens do not all go to one.
+    # Heap entries are (tokens, rows, microbatch). For 5 3 2 6: row 3 (6) goes to microbatch 0, row
+    # 0 (5) to 1, row 1 (3) to 1 because 5 < 6, row 2 (2) to 0 because 6 < 8. Ties go to the
+    # microbatch with fewer rows, so that empty rows are spread too.
     loads = [(0, 0, number) for number in range(num_microbatches)]
     dealt: list[list[int]] = [[] for _ in range(num_microbatches)]
     for row in sorted(range(len(num_tokens)), key=lambda i: (-num_tokens[i], i)):
@@ -139,11 +141,11 @@ def balance_rows(num_tokens: Sequence[int], num_microbatches: int) -> list[list[
 
 
 def count_targets(batches: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> float:
-    """Trained tokens of a batch or of all microbatches of a global batch, each by its weight.
+    """Count the trained tokens of a batch, or of all microbatches of a global batch.
 
-    Counted after the shift: a label at the first position is nobody's target, and `shift_labels`
-    are counted as they are. Where a batch has `loss_weights` it is the sum of its targets' weights.
-    Sum it over ranks before use.
+    Counts targets after the shift: a label at the first position is never predicted, and
+    `shift_labels` are counted as they are. If a batch has `loss_weights`, returns the sum of the
+    weights of its targets. Sum the result over ranks before use.
 
     Raises:
         MicrobatchError: a batch has neither `labels` nor `shift_labels`.
@@ -182,19 +184,19 @@ def token_loss(
     *,
     is_shifted: bool = False,
 ) -> torch.Tensor:
-    """Cross-entropy of one microbatch, as its share of the global batch's mean per token.
+    """Return the cross-entropy of a microbatch as its share of the global batch's mean per token.
 
     Args:
         logits: [batch, T, vocabulary].
-        labels: [batch, T], unshifted, -100 where not trained.
-        num_targets: `count_targets` of the **global** batch, all its `loss_weights` in it if any
+        labels: [batch, T], unshifted, -100 for untrained tokens.
+        num_targets: `count_targets` of the **global** batch, with all its `loss_weights` if they
             are used here.
         loss_weights: [batch, T], unshifted.
-        is_shifted: `labels` are targets already (`shift_labels` of a batch).
+        is_shifted: True if `labels` are already shifted (`shift_labels` of a batch).
 
     Returns:
-        A scalar; those of all microbatches add up to the loss of the global batch. Where nothing
-        is trained (`num_targets` 0) it is 0.0, with gradients of 0.
+        A scalar. The sum over all microbatches is the loss of the global batch. If nothing is
+        trained (`num_targets` is 0), it is 0.0 with zero gradients.
 
     Example:
         >>> logits, labels = torch.zeros(1, 3, 4), torch.tensor([[-100, 1, 2]])

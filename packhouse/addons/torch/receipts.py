@@ -1,9 +1,9 @@
-"""A training receipt: the version, and how much of it, that a checkpoint has seen.
+"""Write training receipts: which version, and how much of it, a checkpoint was trained on.
 
-A state of `StreamingPackedDataset` says how many packs of an epoch all ranks took together, and the
-order is a function of version, seed and epoch; so the records behind a checkpoint can be named from
-the state alone, at any time, on any number of ranks. Costs the reading of `record_ids` of the packs
-that were taken, no token.
+The state of a `StreamingPackedDataset` gives the number of packs of an epoch that all ranks
+consumed together, and their order is a function of version, seed and epoch. The records before a
+checkpoint therefore follow from the state alone, at any time and for any number of ranks. This
+reads `record_ids` of the consumed packs, but no tokens.
 """
 
 import json
@@ -31,10 +31,10 @@ def write_receipt(
     *,
     step: int | None = None,
 ) -> Path:
-    """Write `packhouse-receipt.json` into a checkpoint's folder; see `training_receipt`.
+    """Write `packhouse-receipt.json` to a checkpoint folder; see `training_receipt`.
 
     Raises:
-        ConfigError: the state is not one of this dataset.
+        ConfigError: the state does not belong to this dataset.
         DiskError: the folder cannot be written.
 
     Example:
@@ -58,21 +58,21 @@ def write_receipt(
 def training_receipt(
     data: StreamingPackedDataset, state: Mapping[str, Any], *, step: int | None = None
 ) -> dict[str, Any]:
-    """Say what training had consumed when `state` was taken.
+    """Return what training had consumed when `state` was saved.
 
     Args:
-        data: the dataset that was trained on, or one that was opened alike.
-        state: what its `state_dict` returned, on rank 0.
-        step: of the trainer, to be written with it.
+        data: the training dataset, or one opened with the same arguments.
+        state: result of its `state_dict` on rank 0.
+        step: step of the trainer, copied into the receipt.
 
     Returns:
         Plain JSON: `dataset`, `version`, `content_id`, `manifest_id`, `state`, `step`; `packs` and
-        `records` consumed in the epoch of the state, `num_packs` of an epoch; and `records_sha256`
-        over the ids of these records, a line each, in the order of training. Epochs before it
-        consumed every pack, but for those that `drop_uneven` left out.
+        `records` consumed in the current epoch, and `num_packs` per epoch; and `records_sha256`
+        over the ids of these records, one per line, in training order. Earlier epochs consumed
+        every pack, except those that `drop_uneven` left out.
 
     Raises:
-        ConfigError: the state is not one of this dataset.
+        ConfigError: the state does not belong to this dataset.
 
     Example:
         >>> from packhouse import StreamingPackedDataset, prepare
@@ -105,10 +105,10 @@ def training_receipt(
 
 
 def consumed_records(data: StreamingPackedDataset, state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the ids of the records that all ranks took in the epoch of a state, in its order.
+    """Yield the ids of the records that all ranks consumed in the epoch of a state, in order.
 
     Raises:
-        ConfigError: the state is not one of this dataset.
+        ConfigError: the state does not belong to this dataset.
 
     Example:
         >>> from packhouse import StreamingPackedDataset, prepare
@@ -126,7 +126,7 @@ def consumed_records(data: StreamingPackedDataset, state: Mapping[str, Any]) -> 
 
 
 class _Names(Reader):
-    """Reads the ids of the records of a pack in place of its tokens."""
+    """Reads the record ids of packs instead of their tokens."""
 
     columns: ClassVar[list[str] | None] = ["record_ids"]
 

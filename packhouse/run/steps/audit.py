@@ -17,16 +17,15 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from packhouse import auditing
-from packhouse.auditing import (
+from packhouse.auditing.inference import check_prompts, combine_inference, has_prompts
+from packhouse.auditing.shard import (
     audit_packs,
     audit_records,
     audit_shard,
     combine,
     combine_checks,
-    combine_inference,
     run_check,
 )
-from packhouse.auditing.inference import check_prompts, has_prompts
 from packhouse.auditing.tokens import blank_tokens, read_sides
 from packhouse.recipe import Recipe
 from packhouse.records.pairs import REJECTED
@@ -36,12 +35,11 @@ from packhouse.run.rendering import run_template
 from packhouse.run.step import Job, Step, Work
 from packhouse.run.steps.format import FORMAT, FormatParameters
 from packhouse.run.steps.gather import GATHER, PackRange
-from packhouse.run.steps.pack import PACK, PackParameters
-from packhouse.run.steps.records import read_records
+from packhouse.run.steps.pack import PACK, PackParameters, read_records
 from packhouse.run.steps.tokenize import TOKENIZE, TokenizeParameters
 from packhouse.run.steps.validate import VALIDATE, ValidateParameters
 from packhouse.system.plugins import find_plugin, plugin_key
-from packhouse.tokenize.pipeline import read_pipeline
+from packhouse.tokenize.encoders import read_pipeline
 
 _BATCH_PACKS = 256
 

@@ -24,17 +24,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from packhouse.pack import preference_names, published_schema, to_layout
+from packhouse.pack.layout import preference_names, published_schema, to_layout
 from packhouse.recipe import PublishConfig, Recipe
-from packhouse.recipe.publish import ExportConfig
+from packhouse.recipe.settings import ExportConfig
 from packhouse.records.tables import read_table, write_batches
 from packhouse.registry import function_of_addon
 from packhouse.run.cache import Receipt
 from packhouse.run.step import AnyJob, Job, Step, Work
 from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.gather import GATHER, PackRange
-from packhouse.run.steps.pack import PACK, PackFacts, PackParameters, PlannedSide, Side
-from packhouse.run.steps.records import RECORDS, read_placed
+from packhouse.run.steps.pack import (
+    PACK,
+    RECORDS,
+    PackFacts,
+    PackParameters,
+    PlannedSide,
+    Side,
+    read_placed,
+)
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import VALIDATE, may_drop
 from packhouse.store.manifest import FileKind

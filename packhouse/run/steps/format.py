@@ -20,11 +20,11 @@ from packhouse.pack import dedup
 from packhouse.read import SourceShard
 from packhouse.read.files import source_name
 from packhouse.recipe import DedupConfig, FormatConfig, Recipe, TokenizeConfig
-from packhouse.recipe.rows import TEMPLATES, is_chat, is_renderer
+from packhouse.recipe.settings import TEMPLATES, is_chat, is_renderer
+from packhouse.records.identity import num_rows, rewrites
 from packhouse.records.messages import FlatMessages
 from packhouse.records.pairs import REJECTED, both_sides
 from packhouse.records.render_counts import SplitText, total
-from packhouse.records.rows import num_rows, rewrites
 from packhouse.records.tables import read_table, write_table
 from packhouse.registry import function_of_addon
 from packhouse.render.sandbox import pinned_date

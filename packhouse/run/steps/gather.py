@@ -13,14 +13,15 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse import pack
-from packhouse.pack import GatherTally, PackPlan, check_packed, gather
+from packhouse.pack.gather import GatherTally, gather
+from packhouse.pack.layout import check_packed
+from packhouse.pack.plan import PackPlan
 from packhouse.recipe import PackConfig
 from packhouse.records.pairs import as_sequences
 from packhouse.records.tables import PACKED, read_table, write_batches
 from packhouse.run.cache import Receipt
 from packhouse.run.step import Job, Step, Work
-from packhouse.run.steps.pack import PACK, PackFacts, PackParameters, PlannedSide, Side
-from packhouse.run.steps.records import ShardIndex
+from packhouse.run.steps.pack import PACK, PackFacts, PackParameters, PlannedSide, ShardIndex, Side
 from packhouse.system.arrays import Int64s
 from packhouse.system.progress import advance
 

@@ -12,14 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from packhouse.auditing import check_audit
+from packhouse.auditing.gate import check_audit
 from packhouse.errors import PackhouseError
-from packhouse.pack import PackStatistics
 from packhouse.pack.dedup import DedupFacts
+from packhouse.pack.gather import PackStatistics
 from packhouse.read.where_select import expression_libraries
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.recipe.model import plugins_of
-from packhouse.recipe.section import HUB_NAME
+from packhouse.recipe.settings import HUB_NAME
 from packhouse.records.gates import GateOutcome, GateResult
 from packhouse.records.ledger import LedgerLine, ledger_of
 from packhouse.records.render_counts import RenderCounts
@@ -32,8 +32,8 @@ from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.gather import GATHER
 from packhouse.run.steps.pack import PACK, SIDES, Side, mix_of
 from packhouse.run.steps.selection import SplitCounts
-from packhouse.run.steps.split import SPLIT, SideCounts, SplitParameters
-from packhouse.run.steps.tokenize import TOKENIZE, TokenizerFacts
+from packhouse.run.steps.split import SPLIT, SplitParameters
+from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import VALIDATE, render_counts
 from packhouse.store import (
     LocalFile,
@@ -43,6 +43,7 @@ from packhouse.store import (
     publish_version,
 )
 from packhouse.store.evolution import Drift, Gate
+from packhouse.store.manifest import SideCounts, TokenizerFacts
 from packhouse.system.fingerprint import digest, library_versions
 from packhouse.tokenize.loading import check_unchanged, fingerprinted_bytes
 
@@ -120,6 +121,8 @@ class Published(PublishFacts):
     ref: str
     ref_version: str | None
     """The version that the ref points to now."""
+    ref_before: str | None
+    """The version that the ref pointed to before this run."""
     held_back: tuple[str, ...]
     """Why the ref did not move to this version; empty if it did, or need not."""
     is_ref_left: bool
@@ -130,6 +133,11 @@ class Published(PublishFacts):
     """Where else it was brought -> what it is called there."""
     quarantine: str | None
     """URI of the file of bad rows."""
+
+    @property
+    def is_ref_moved(self) -> bool:
+        """True if this run pointed the ref to the version."""
+        return self.ref_version == self.version != self.ref_before
 
 
 def job(
@@ -244,6 +252,7 @@ def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Rec
             created=published.created,
             ref=config.ref,
             ref_version=ref.version if (ref := at or published.ref) else None,
+            ref_before=at.version if at else published.ref_before,
             held_back=published.held_back,
             is_ref_left=at is not None and at.version != published.version,
             gates=(*audited, *ref_gates(config, config.ref, published.drift, published.breaking)),

@@ -21,14 +21,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.pack import Admitted, IndexArray, dedup
+from packhouse.pack import dedup
 from packhouse.pack.dedup import DedupFacts, deduplicate, facts_of
-from packhouse.pack.overlength import REASONS
+from packhouse.pack.overlength import REASONS, Admitted
+from packhouse.pack.plan import IndexArray
 from packhouse.pack.splitting import goes_to_eval, join_equal, mixed_keys
 from packhouse.read.files import source_name
 from packhouse.recipe import Recipe, SourceConfig, SplitConfig
+from packhouse.records.identity import number_all_rows, number_rows
 from packhouse.records.lists import flat_list, one_chunk
-from packhouse.records.rows import number_all_rows, number_rows
 from packhouse.records.tables import TOKENIZED, read_table
 from packhouse.run.cache import Receipt
 from packhouse.run.steps.format import conversations
@@ -53,7 +54,7 @@ class MappedTables(Sequence[pa.Table]):
 
 # Mix weighted sources: how often each row is trained, by `weight` and `max_records`.
 #
-# A row is taken, repeated or left out with all its records, see `packhouse.records.rows`. Each
+# A row is taken, repeated or left out with all its records, see `packhouse.records.identity`. Each
 # choice is a pure function of the row's key and the source's seed, so it does not depend on order,
 # shards or other sources, and appended rows change nothing for those before (but that they may
 # push rows over `max_records` out). A row that is taken twice makes each of its sequences twice;

@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 
 from packhouse.pack.splitting import LeakCheck
 from packhouse.recipe import Recipe, SplitConfig
-from packhouse.records.hex_keys import num_different
+from packhouse.records.identity import num_different
 from packhouse.records.ledger import RowCounts
 from packhouse.run.cache import Receipt, Workspace
 from packhouse.run.step import Job, Step, Work
-from packhouse.run.steps.pack import PACK, PackParameters, Side
-from packhouse.run.steps.records import read_records
+from packhouse.run.steps.pack import PACK, PackParameters, Side, read_records
+from packhouse.store.manifest import SideCounts
 from packhouse.system.fingerprint import canonical_json
 
 
@@ -31,15 +31,6 @@ class SplitParameters:
     def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key."""
         return {"split": self.split.model_dump(mode="json")}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SideCounts:
-    """What one side holds; records and tokens as often as they are packed."""
-
-    records: int
-    groups: int
-    tokens: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import pyarrow.compute as pc
-from pydantic import Field
 
 from packhouse import tokenize
 from packhouse.errors import ContractError
@@ -16,6 +14,7 @@ from packhouse.records.tables import read_table
 from packhouse.run.step import Job, Step, Work
 from packhouse.run.steps.format import FORMAT, FormatParameters
 from packhouse.run.steps.validate import VALIDATE, ShardCounts, take_refused
+from packhouse.store.manifest import TokenizerFacts
 from packhouse.tokenize import run_tokenizer, tokenize_shard
 from packhouse.tokenize.loading import check_unchanged, tokenizer_bytes
 
@@ -36,15 +35,6 @@ class TokenizeParameters:
             "tokenize": self.tokenize.model_dump(mode="json", exclude={"encoder"}),
             "tokenizer": self.tokenizer,
         }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenizerFacts:
-    """Which tokenizer made the ids."""
-
-    fingerprint: str
-    class_name: Annotated[str, Field(alias="class")]
-    vocab_size: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ from packhouse.read.shards import MAX_SHARD_BYTES
 from packhouse.read.streams import name_row
 from packhouse.read.where_select import expression_key
 from packhouse.recipe import MIXING, Recipe, SourceConfig, ValidateConfig
-from packhouse.recipe.rows import PipelineChoice
+from packhouse.recipe.settings import PipelineChoice
 from packhouse.recipe.source import RowFormatName
 from packhouse.records import messages
 from packhouse.records.identity import GroupBy

@@ -1,57 +1,67 @@
-"""Golden conversations: what a recipe must make of them, pinned by its owner, checked every build.
+"""Check golden conversations: pinned output of a recipe, compared in every build.
 
-A file holds conversations with the text, ids and trained tokens that were looked at once and found
-right (of one that becomes several examples or windows, of each, in `examples`). Before any step
-runs they go through the recipe's own renderer and tokenizer; whatever comes out otherwise stops the
-build and is shown. A dozen costs the load of the tokenizer, 0.2 to 0.5 s.
+A file contains conversations with the text, ids and trained tokens that their owner reviewed once
+(in `examples`, if one gives several examples or windows). Before any step runs, they go through the
+recipe's own renderer and tokenizer, and any difference stops the build and is shown. A dozen
+conversations cost the load of the tokenizer, 0.2 to 0.5 s.
 
     {"name": "...", "messages": [{"role": "user", "content": "Hi"}, ...], "text": "<|im_start|>...",
      "input_ids": [1, 85, ...], "trained": [[12, 15]], "trained_text": ["Hello.<|im_end|>"]}
+
+`packhouse golden write` pins them, `packhouse golden check` and each run check them.
 """
 
 import itertools
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
 import orjson
 import pyarrow as pa
 import yaml
 
+from packhouse.cli.options import recipe_options
 from packhouse.errors import AuditError, ConfigError
 from packhouse.read.files import source_name
 from packhouse.recipe import Recipe
 from packhouse.records.gates import GateResult
 from packhouse.records.identity import conversation_ids
 from packhouse.records.messages import Answers, role_violations
-from packhouse.records.tables import CONVERSATION, FORMATTED, MESSAGE, VALIDATED
+from packhouse.records.tables import CONVERSATION, FORMATTED, MESSAGE, VALIDATED, read_table
 from packhouse.render import make_renderer
+from packhouse.run.cache import Workspace
+from packhouse.run.given import read_recipe
 from packhouse.run.rendering import make_window_rule, run_template
+from packhouse.run.step import execute
+from packhouse.run.steps.plan import plan_jobs
+from packhouse.system.terminal import echo
 from packhouse.system.wording import counted
 from packhouse.tokenize import load_snapshot, tokenize_table
 from packhouse.tokenize.loading import tokenizer_folder
-from packhouse.tokenize.split_prompts import cuts_prompts
+from packhouse.tokenize.tokenizing import cuts_prompts
 
 GIVEN = ("name", "source", "messages", "tools", "arguments", "weight", "label")
-"""What a conversation is; all else in the file is what must come of it."""
+"""Input keys of a conversation; all other keys of an item are the expected output."""
 
 _PINNED = ("text", "input_ids", "trained", "trained_text", "weights")
 _EXAMPLES = "examples"
 _CONTEXT = 40
-_OTHER_BREAKS = "\r\x85\u2028\u2029"  # YAML folds them, but for those in double quotes
+_OTHER_BREAKS = "\r\x85\u2028\u2029"  # YAML folds these, except in double quotes
 
 
 def check_pinned(recipe: Recipe, tokenizers: Path | None = None) -> GateResult:
     """Check the recipe's golden conversations.
 
     Args:
-        recipe: with `golden`, the path of the file.
+        recipe: recipe with `golden`, the path of the file.
         tokenizers: folder of tokenizer snapshots.
 
     Raises:
-        AuditError: one came out otherwise; shows where.
-        ConfigError: the file cannot be read or holds something else.
+        AuditError: the output of a conversation differs; the message shows where.
+        ConfigError: the file cannot be read or is invalid.
     """
     assert recipe.golden is not None
     try:
@@ -87,7 +97,7 @@ def read_golden(path: str | Path) -> list[dict[str, object]]:
     """Read a file of golden conversations, JSON Lines or YAML.
 
     Raises:
-        ConfigError: no such file, or something else in it.
+        ConfigError: the file does not exist or is invalid.
     """
     path = Path(path)
     try:
@@ -108,7 +118,7 @@ def read_golden(path: str | Path) -> list[dict[str, object]]:
 
 
 def write_golden(path: Path, items: Sequence[Mapping[str, object]]) -> None:
-    """Write pinned conversations as YAML or, by the name's ending, JSON Lines."""
+    """Write pinned conversations as YAML or JSON Lines, depending on the suffix."""
     if path.suffix in (".yaml", ".yml"):
         text = yaml.dump(
             list(items), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
@@ -119,7 +129,7 @@ def write_golden(path: Path, items: Sequence[Mapping[str, object]]) -> None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts as blocks and ids on one line, so that people can read them."""
+    """Writes texts as blocks and ids on one line, so that people can read them."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -142,12 +152,12 @@ _Dumper.add_representer(list, _Dumper.represent_items)
 def pin(
     items: Sequence[Mapping[str, object]], recipe: Recipe, tokenizers: Path | None = None
 ) -> list[dict[str, Any]]:
-    """Make of conversations what the recipe makes of them.
+    """Return conversations with the output that the recipe gives for them.
 
     Returns:
-        The items with `text`, `input_ids`, `trained` (ranges of tokens), `trained_text` and, where
-        one is not 1, `weights` (of the ranges); with `refused` in place of these where a step
-        quarantined one; with `examples`, a list of these, where one became several.
+        The items with `text`, `input_ids`, `trained` (token ranges), `trained_text`, and `weights`
+        of the ranges if one is not 1; with `refused` instead if a step quarantines the
+        conversation; or with `examples`, a list of these, if it becomes several.
     """
     made: list[dict[str, object]] = run_template(partial(_pin, items, recipe, tokenizers), recipe)
     return made
@@ -156,13 +166,15 @@ def pin(
 def _pin(
     items: Sequence[Mapping[str, Any]], recipe: Recipe, tokenizers: Path | None
 ) -> list[dict[str, object]]:
+    """Render and tokenize the items (in a worker)."""
     snapshot = load_snapshot(recipe.tokenizer, tokenizers, recipe.tokenize.pipeline)
-    config = recipe.tokenize.model_copy(update={"encoder": "hf"})  # which makes the same ids
+    config = recipe.tokenize.model_copy(update={"encoder": "hf"})  # the ids are the same
     window = make_window_rule(recipe, snapshot, tokenizers)
     folder = tokenizer_folder(recipe.tokenizer)
     made: dict[int, list[dict[str, object]]] = {number: [] for number in range(len(items))}
     names = {source_name(source): source.label_names for source in recipe.sources}
     default = source_name(recipe.sources[0])
+    # Label names differ between sources, so each source needs its own renderer.
     for source, group in itertools.groupby(
         sorted(range(len(items)), key=lambda i: items[i].get("source", default)),
         key=lambda i: items[i].get("source", default),
@@ -170,11 +182,11 @@ def _pin(
         labels = names.get(source.split("/")[0])
         renderer = make_renderer(recipe.format, snapshot, labels, window, folder)
         rendered = renderer.render(_validated(items, list(group)))
-        # Items 0 and 2 of this source, of which 2 became two examples: origin [0 2 2]. They are
-        # called 0, 1, 2 while they are tokenized, so that each of them is told apart.
+        # If item 2 becomes two examples, rows come from items [0 2 2]. They are numbered 0, 1, 2
+        # while they are tokenized, so that each can be identified afterwards.
         origin = rendered.formatted["row"].to_pylist()
         at = rendered.formatted.schema.get_field_index("row")
-        numbers = pa.array(range(len(origin)), pa.int64())  # an item may be several rows
+        numbers = pa.array(range(len(origin)), pa.int64())  # an item may give several rows
         numbered = rendered.formatted.set_column(at, FORMATTED.field("row"), numbers)
         tokenized = tokenize_table(
             numbered, snapshot, config, tokenizers, cut_at_spans=cuts_prompts(recipe)
@@ -198,6 +210,7 @@ def _refused(row: Mapping[str, object]) -> dict[str, object]:
 
 
 def _check_form(item: object, where: str) -> None:
+    """Reject an item that is not a valid conversation."""
     if not isinstance(item, dict) or not isinstance(item.get("messages"), list):
         raise ConfigError(f"{where} has no list of messages")
     known = {*GIVEN, *_PINNED, _EXAMPLES, "refused"}
@@ -224,7 +237,7 @@ def _check_form(item: object, where: str) -> None:
 
 
 def _validated(items: Sequence[Mapping[str, object]], numbers: list[int]) -> pa.Table:
-    """The items as the validate step would hand them on; `row` is their number."""
+    """Return the items in the format of the validate step, with their number as `row`."""
     messages = pa.array([items[i]["messages"] for i in numbers], CONVERSATION)
     tools, arguments, weights, labels = (
         pa.array([items[i].get(name) for i in numbers], VALIDATED.field(name).type)
@@ -251,7 +264,7 @@ def _pinned(formatted: Mapping[str, Any], tokenized: Mapping[str, Any]) -> dict[
 
 
 def _difference(item: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """The first difference, for people; None if what is pinned came out."""
+    """Describe the first difference; None if the output is as pinned."""
     if _EXAMPLES in item or _EXAMPLES in new:
         return _difference_of_examples(item.get(_EXAMPLES, [item]), new.get(_EXAMPLES, [new]))
     if "refused" in new or "refused" in item:
@@ -286,3 +299,120 @@ def _differences(item: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[st
         else:
             cut = slice(max(0, at - 2), at + 3)
             yield f"{name} differ at [{at}]:\n    - {was[cut]}\n    + {now[cut]}"
+
+
+_LOOK_AT = 1000  # rows per shard searched for different shapes
+
+
+@click.group()
+def golden() -> None:
+    """Pin the text, ids and trained tokens that a recipe must produce for chosen conversations.
+
+    \b
+    packhouse golden write RECIPE --count 5      # then review the file, and add to the recipe:
+                                                 # golden: golden.yaml
+    packhouse golden check RECIPE
+    """
+
+
+@golden.command()
+@recipe_options
+def check(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bool) -> None:
+    """Check the golden conversations of RECIPE, as every build does."""
+    recipe = read_recipe(recipe_path, overrides)
+    if recipe.golden is None:
+        raise ConfigError(f"recipe '{recipe_path}' has no `golden: FILE`")
+    result = check_pinned(recipe, Workspace(cache=cache).tokenizers)
+    if as_json:
+        echo(json.dumps({"golden": result.total}))
+    else:
+        echo(f"golden: {result.detail}")
+
+
+@golden.command()
+@recipe_options
+@click.option(
+    "--row",
+    "rows",
+    multiple=True,
+    metavar="SOURCE/FILE:ROW",
+    help="Pin this row, as lineage names it. May be repeated.",
+)
+@click.option("--count", type=int, help="Pin so many rows, of different shapes first.")
+@click.option("--out", type=click.Path(path_type=Path), help="File. [default: the recipe's]")
+def write(
+    recipe_path: str,
+    overrides: tuple[str, ...],
+    cache: Path,
+    as_json: bool,
+    rows: tuple[str, ...],
+    count: int | None,
+    out: Path | None,
+) -> None:
+    """Pin the output of RECIPE for the selected rows and for rows already in the file.
+
+    Review the file before you rely on it: it pins the current output, right or wrong.
+    """
+    recipe = read_recipe(recipe_path, overrides)
+    path = out or (Path(recipe.golden) if recipe.golden else None)
+    if path is None:
+        path = Path(recipe_path).parent / "golden.yaml"
+    items = read_golden(path) if path.exists() else []
+    workspace = Workspace(cache=cache)
+    if rows or count or not items:
+        chosen = _chosen(recipe, workspace, rows, count if count or rows else 5)
+        names = {item.get("name") for item in items}
+        items += [item for item in chosen if item["name"] not in names]
+    pinned = pin(items, recipe, workspace.tokenizers)
+    write_golden(path, pinned)
+    if as_json:
+        echo(json.dumps({"golden": len(pinned), "file": str(path)}))
+        return
+    echo(f"{len(pinned)} golden conversations in {path}; look at what is trained:")
+    for item in pinned:
+        for example in item.get("examples", [item]):
+            shown = example.get("trained_text") or example.get("refused")
+            echo(f"  {item.get('name', '')}: {shown}")
+
+
+def _chosen(
+    recipe: Recipe, workspace: Workspace, rows: Sequence[str], count: int | None
+) -> list[dict[str, Any]]:
+    """Return the named rows, then `count` more: first one row per shape (its roles in order).
+
+    With 900 rows (user, assistant), 90 rows (system, user, assistant) and `count` 3: one row of
+    each shape, then the first of the others.
+    """
+    wanted = set(rows)
+    found: dict[str, dict[str, Any]] = {}
+    shapes: dict[tuple[str, ...], dict[str, Any]] = {}
+    others: list[dict[str, Any]] = []
+    for item in _rows(recipe, workspace, everything=bool(wanted)):
+        if item["name"] in wanted:
+            found[item["name"]] = item
+        shape = tuple(message["role"] for message in item["messages"])
+        if shape not in shapes:
+            shapes[shape] = item
+        elif len(others) < (count or 0):
+            others.append(item)
+    missing = wanted - found.keys()
+    if missing:
+        raise ConfigError(f"no row '{sorted(missing)[0]}' passed validation; names look like a/b:0")
+    more = [item for item in (*shapes.values(), *others) if item["name"] not in wanted]
+    return [*(found[row] for row in dict.fromkeys(rows)), *more[: count or 0]]
+
+
+def _rows(recipe: Recipe, workspace: Workspace, *, everything: bool) -> Iterator[dict[str, Any]]:
+    """Yield the conversations of every shard, named by source, file and row."""
+    for job in plan_jobs(recipe).validate:
+        table = read_table(execute(job, recipe, workspace).path("validated.arrow"))
+        asides = ["tools", "arguments", "weight", "label"]
+        table = table.select(["source", "row", "messages", *asides])
+        for row in (table if everything else table.slice(0, _LOOK_AT)).to_pylist():
+            messages = [
+                {key: value for key, value in message.items() if value is not None}
+                for message in row["messages"]
+            ]
+            item = {"name": f"{row['source']}:{row['row']}", "source": row["source"].split("/")[0]}
+            extra = {key: row[key] for key in asides if row[key] is not None}
+            yield {**item, "messages": messages, **extra}

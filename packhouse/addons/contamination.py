@@ -3,11 +3,14 @@
 All that turns say is looked at: contents, contexts, reasoning, and the names and arguments of tool
 calls, nested ones included.
 
-Two texts share an n-gram if n words in a row (see `packhouse.records.ngrams`) are equal; 13 words
+Two texts share an n-gram if n words in a row (see `packhouse.pack.dedup`) are equal; 13 words
 is what GPT-3 used, and few such runs are alike by chance. Words are numbered by the benchmarks' own
 vocabulary, so a run that holds any other word is out at once; runs are compared as 64-bit hashes,
 sorted. Nothing is done per row: 52,000 Alpaca rows against GSM8K's test set take about 2 s.
 Benchmarks are held in memory, 8 bytes a word.
+
+Shards are matched next to the format step, where a recipe names benchmarks. Pack leaves out the
+matching rows, or sends them to eval, as `audit.on_match` says; the audit counts them.
 
 Source: Brown et al. 2020, Language Models are Few-Shot Learners, appendix C.
 """
@@ -16,26 +19,34 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse import auditing
 from packhouse.auditing.tokens import NUM_WORST
 from packhouse.errors import ConfigError
+from packhouse.pack.dedup import Hashes, Words, run_hashes, words_of
 from packhouse.read import read_shard, scan_source
-from packhouse.recipe import SourceConfig, ValidateConfig
+from packhouse.recipe import MIXING, Recipe, SourceConfig, ValidateConfig
 from packhouse.records.lists import one_chunk
 from packhouse.records.messages import FlatMessages
-from packhouse.records.ngrams import Hashes, Words, run_hashes, words_of
+from packhouse.records.pairs import REJECTED, both_sides
+from packhouse.records.tables import read_table, write_table
 from packhouse.render.chat_messages import parsed_arguments
+from packhouse.run.cache import Receipt
+from packhouse.run.step import Job, Ref, Step, Work, execute
+from packhouse.run.steps.validate import VALIDATE
 from packhouse.system.arrays import Int64s
+from packhouse.system.fingerprint import canonical_json
 from packhouse.system.wording import counted
 
 MATCHES = pa.schema(
     [
-        pa.field("row", pa.int64(), nullable=False),  # of the file that the shard is of
+        pa.field("row", pa.int64(), nullable=False),  # row in the file of the shard
         pa.field("benchmark", pa.string(), nullable=False),  # file and row: `exam/exam.jsonl row 3`
     ]
 )
@@ -45,33 +56,33 @@ _LENIENT = ValidateConfig(allow_ends_on_user=True)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Benchmarks:
-    """All runs of `ngram` words of some benchmarks."""
+    """All runs of `ngram` words in some benchmarks."""
 
     ngram: int
     vocabulary: pa.Array
     hashes: Hashes
-    """Of each different run, rising."""
+    """Distinct hashes of runs, sorted."""
     owners: Int64s
-    """Number of the first benchmark row that holds each run."""
+    """For each run, the number of the first benchmark row that contains it."""
     places: pa.Table
     """`source` and `row` of each benchmark row."""
     num_short: int
-    """Texts of fewer than `ngram` words: nothing can be found of them."""
+    """Texts with fewer than `ngram` words, which cannot be matched."""
     num_unread: int
     """Rows that could not be read."""
 
 
 def read_benchmarks(sources: Sequence[SourceConfig], ngram: int) -> Benchmarks:
-    """Read benchmark files, of any format that sources can have.
+    """Read benchmark files in any format that sources can have.
 
     Args:
-        sources: as in a recipe; contents, contexts, reasoning and tool calls of all
-            turns count.
-        ngram: words of a run.
+        sources: sources as in a recipe; contents, contexts, reasoning and tool calls of all
+            messages are used.
+        ngram: number of words per run.
 
     Raises:
         SourceError: a file cannot be read.
-        ConfigError: none of the rows can be read, or none has a text of `ngram` words.
+        ConfigError: no row can be read, or no text has `ngram` words.
     """
     tables, num_unread = [], 0
     for source in sources:
@@ -108,10 +119,10 @@ def match_benchmarks(
     """Find the rows of a shard that share a run of words with a benchmark.
 
     Returns:
-        Counts: `rows`, how many were looked at; `contaminated`, how many share a run, and
-        `by_benchmark` with which file; `worst`, those that share most runs (`value`), each with the
-        `benchmark` row and the words of its first shared run. And all of these rows, schema
-        `MATCHES`.
+        Counts, and the matching rows (schema `MATCHES`). Counts: `rows`, all rows compared;
+        `contaminated`, rows that share a run, and `by_benchmark`, the same by benchmark file;
+        `worst`, the rows that share the most runs (`value`), with the `benchmark` row and the words
+        of the first shared run.
     """
     texts = _Texts.of(validated)
     hashes, places = texts.runs(benchmarks.vocabulary, benchmarks.ngram)
@@ -144,7 +155,7 @@ def match_benchmarks(
 
 
 def combine_contamination(shards: Sequence[Mapping[str, Any]], found: Benchmarks) -> dict[str, Any]:
-    """Add up what was found in shards."""
+    """Combine the results of all shards."""
     by_benchmark: dict[str, int] = {}
     for shard in shards:
         for name, number in shard["by_benchmark"].items():
@@ -167,7 +178,7 @@ _TEXTS = ("content", "context", "reasoning")
 
 
 def _words_of_calls(calls: str) -> str:
-    r"""Names of functions and arguments, and what they are given, without JSON's own signs.
+    r"""Return function names, argument names and values of tool calls, without JSON syntax.
 
     Example:
         >>> _words_of_calls('[{"function": {"name": "add", "arguments": {"n": [1, {"of": 2}]}}}]')
@@ -175,32 +186,32 @@ def _words_of_calls(calls: str) -> str:
         >>> _words_of_calls('[{"function": {"name": "add", "arguments": "{\\"n\\":1}"}}]')
         'add n 1'
     """
-    said: list[str] = []
+    found_words: list[str] = []
     for call in json.loads(calls):
         function = call.get("function", call)
-        said.append(str(function.get("name", "")))
+        found_words.append(str(function.get("name", "")))
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             arguments = parsed_arguments(arguments) or arguments
-        _add_words(arguments, said)
-    return " ".join(said)
+        _add_words(arguments, found_words)
+    return " ".join(found_words)
 
 
-def _add_words(value: object, said: list[str]) -> None:
+def _add_words(value: object, found_words: list[str]) -> None:
     if isinstance(value, dict):
         for name, item in value.items():
-            said.append(name)
-            _add_words(item, said)
+            found_words.append(name)
+            _add_words(item, found_words)
     elif isinstance(value, list):
         for item in value:
-            _add_words(item, said)
+            _add_words(item, found_words)
     elif value is not None:
-        said.append(str(value))
+        found_words.append(str(value))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Texts:
-    """The words of all texts of a table, and the row that each text is of."""
+    """Words of all texts in a table, and the row of each text."""
 
     words: Words
     rows: Int64s
@@ -210,23 +221,141 @@ class _Texts:
         flat = FlatMessages.of(validated["messages"])
         texts = [flat[name].drop_null() for name in _TEXTS]
         rows = [flat.rows[flat.has(name)] for name in (*_TEXTS, "tool_calls")]
-        said = map(_words_of_calls, flat["tool_calls"].drop_null().to_pylist())
-        texts.append(pa.array(said, pa.string()))
+        found_words = map(_words_of_calls, flat["tool_calls"].drop_null().to_pylist())
+        texts.append(pa.array(found_words, pa.string()))
         return cls(words_of(pa.concat_arrays(texts)), np.concatenate(rows))
 
     def row_of(self, places: Int64s) -> Int64s:
         return self.rows[self.words.text_of(places)]
 
     def runs(self, vocabulary: pa.Array, ngram: int) -> tuple[Hashes, Int64s]:
-        """Hash and first word of every run of `ngram` words of one text, all in the vocabulary.
+        """Return hash and first word of each run of `ngram` known words within one text.
 
-        Words 1 2 3 4 of a text, ngram 3: runs 1 2 3 and 2 3 4, at 0 and 1.
+        For words 1 2 3 4 of a text and ngram 3: runs 1 2 3 and 2 3 4, at 0 and 1.
         """
         words = self.words
+        # Numbers of the words in the benchmarks' vocabulary; -1 for all others.
         ids = pc.fill_null(pc.index_in(words.values, value_set=vocabulary), -1).to_numpy()
         num_runs = max(0, len(ids) - ngram + 1)
         ends = np.repeat(words.offsets[1:], np.diff(words.offsets))[:num_runs]
         unknown = np.append(0, np.cumsum(ids < 0))
         starts = np.arange(num_runs)
+        # The running count of unknown words is equal at both ends of a run of known words.
         starts = starts[(starts + ngram <= ends) & (unknown[ngram:] == unknown[:num_runs])]
         return run_hashes((ids + 1).astype(np.uint64), starts, ngram), starts
+
+
+def benchmarks_of(recipe: Recipe) -> dict[str, object]:
+    """Return the identity of a recipe's benchmarks.
+
+    Matches are published, so benchmarks are part of the version id; limits are not.
+    """
+    shards = [shard.identity() for s in recipe.audit.benchmarks for shard in scan_source(s)]
+    read = [
+        source.model_dump(mode="json", exclude={"path", *MIXING})
+        for source in recipe.audit.benchmarks
+    ]
+    ngram = recipe.audit.benchmark_ngram
+    return {"benchmarks": {"ngram": ngram, "shards": shards, "read": read}}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchmarkParameters:
+    """The benchmarks to search."""
+
+    benchmarks: Mapping[str, object]
+    """Result of `benchmarks_of`."""
+
+    def to_json(self) -> dict[str, object]:
+        """Return what determines the matches."""
+        return dict(self.benchmarks)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchmarkFacts:
+    """Matches in a shard."""
+
+    found: dict[str, object]
+    """Counts and worst rows as plain JSON; see `match_benchmarks`."""
+
+
+def benchmark_job(
+    benchmarks: Mapping[str, object], validated: Ref, label: str = "", size: int = 0
+) -> Job[BenchmarkParameters]:
+    """Return the job that searches a shard for benchmarks."""
+    parameters = BenchmarkParameters(benchmarks=benchmarks)
+    return BENCHMARKS.job(parameters, [validated], label=f"benchmarks in {label}", size=size)
+
+
+def compute(work: Work[BenchmarkParameters], folder: Path) -> BenchmarkFacts:
+    """Write `matches.arrow`: the rows that share a run of words with a benchmark."""
+    receipt = work.input(VALIDATE)
+    validated = read_table(receipt.path("validated.arrow"))
+    if REJECTED in receipt.files:
+        validated = both_sides(validated, read_table(receipt.path(REJECTED)))
+    found, matches = match_benchmarks(
+        validated, load_benchmarks(work.recipe, work.parameters.benchmarks)
+    )
+    write_table(folder / "matches.arrow", matches)
+    return BenchmarkFacts(found=found)
+
+
+_last_read: dict[bytes, Benchmarks] = {}
+
+
+def load_benchmarks(recipe: Recipe, benchmarks: Mapping[str, object]) -> Benchmarks:
+    """Read the benchmarks once for all jobs of this process.
+
+    Args:
+        recipe: gives the paths of the benchmarks.
+        benchmarks: result of `benchmarks_of`; they are read again if it differs.
+    """
+    key = canonical_json(benchmarks["benchmarks"])
+    found = _last_read.get(key)
+    if found is None:
+        found = read_benchmarks(recipe.audit.benchmarks, recipe.audit.benchmark_ngram)
+        # Keep one set only: benchmarks can be large.
+        _last_read.clear()
+        _last_read[key] = found
+    return found
+
+
+def match_shards(
+    work: Work[Any],
+    benchmarks: Mapping[str, object],
+    validated: Sequence[Receipt[Any]],
+    shards: Sequence[pa.Table],
+) -> pa.Array:
+    """Return which records of some shards match a benchmark; missing results are computed.
+
+    All records of a matching row match: its windows, and examples of its turns.
+
+    Returns:
+        The benchmark row of each record, or null.
+    """
+    named = [pa.nulls(0, pa.string())]
+    for before, shard in zip(validated, shards, strict=True):
+        job = benchmark_job(benchmarks, (VALIDATE.name, before.key))
+        receipt = execute(job, work.recipe, work.workspace)
+        matches = read_table(receipt.path("matches.arrow"))
+        index = pc.index_in(one_chunk(shard["row"]), value_set=one_chunk(matches["row"]))
+        named.append(one_chunk(matches["benchmark"]).take(index))
+    return pa.concat_arrays(named)
+
+
+def contamination_of(work: Work[Any]) -> dict[str, Any]:
+    """Combine the matches in all shards that the publish job reads."""
+    matched = [receipt.facts.found for receipt in work.inputs(BENCHMARKS)]
+    benchmarks = load_benchmarks(work.recipe, work.parameters.benchmarks)
+    found = combine_contamination(matched, benchmarks)
+    return found | {"on_match": work.recipe.audit.on_match}
+
+
+BENCHMARKS = Step(
+    name="benchmarks",
+    title="Conversations in, those that share words with a benchmark out.",
+    version=f"1.{auditing.VERSION}",
+    libraries=("numpy", "pyarrow"),
+    facts=BenchmarkFacts,
+    compute=compute,
+)

@@ -1,1 +1,0 @@
-"""Conversations whose outcome a recipe pins, checked in every run."""

@@ -1,0 +1,463 @@
+"""Mirrors of versions (Hugging Face Hub, Weights & Biases) and of finished steps.
+
+The version in the store stays the one that counts; `copy_version` makes the copies that
+`publish.also` names.
+
+A mirror on the Hub is one commit that adds the version's data files, card and manifest and deletes
+the data files of the version before, with the commit we looked at as its condition
+(`parent_commit`): either a reader of the repository sees all of it or nothing, and two mirrors at
+once cannot mix. Quarantined raw rows and lineage records stay in the store. Token and endpoint come
+from the usual HF environment.
+
+W&B gets an artifact of type `dataset`: the first records of each split as readable text, the
+manifest, and the address of the version in its store; the data stay where they are, or are in it
+too, where that is asked for: `artifact.download()` is then what `packhouse pull` writes. Works
+offline (`WANDB_MODE=offline`, sync later), as W&B's own environment says.
+
+`StepMirror` shares finished steps between machines that have no disk in common.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from packhouse.errors import (
+    ConfigError,
+    ConflictError,
+    IntegrityError,
+    PackhouseError,
+    StoreError,
+    TransientError,
+)
+from packhouse.pack.layout import records_of
+from packhouse.recipe import Recipe
+from packhouse.run.cache import LOCK, AnyReceipt, StepStore, is_intact, parse_receipt
+from packhouse.store.contracts import read_batches
+from packhouse.store.layout import version_folder
+from packhouse.store.objects import (
+    FileBody,
+    ObjectNotFoundError,
+    ObjectStore,
+    PreconditionFailedError,
+    file_body,
+    open_store,
+)
+from packhouse.store.protocol import RetryPolicy, ask, download, run
+from packhouse.store.read import OpenVersion
+from packhouse.system.disks import temporary_folder
+from packhouse.system.plugins import import_extra
+from packhouse.tokenize import load_snapshot, run_tokenizer
+from packhouse.tokenize.encoders import decode
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+
+MIRRORED_KINDS = ("data", "card")
+"""Kinds of files that may leave the store; others may contain raw rows."""
+
+_REPO = re.compile(r"hf://datasets/([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})")
+_MAX_TRIES = 5
+_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2")  # of the Hub's client
+
+
+def parse_hub_uri(uri: str) -> str:
+    """Return the repository id of `hf://datasets/org/name`.
+
+    Example:
+        >>> parse_hub_uri("hf://datasets/acme/alpaca-packed")
+        'acme/alpaca-packed'
+
+    Raises:
+        ConfigError: the address has another form.
+    """
+    match = _REPO.fullmatch(uri)
+    if match is None:
+        raise ConfigError(f"'{uri}' is no dataset repository; expected hf://datasets/ORG/NAME")
+    return match[1]
+
+
+def mirror_to_hub(opened: OpenVersion, uri: str) -> str:
+    """Commit this version to a dataset repository, creating a private one if needed.
+
+    Repeating it has no effect: a repository with this version gets no commit.
+
+    Returns:
+        ID of the commit with the version.
+
+    Raises:
+        ConflictError: others keep committing to the repository.
+        StoreError: the Hub refused it: no token or no permission.
+        TransientError: the Hub cannot be reached.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    repo, api = parse_hub_uri(uri), HfApi()
+    with _translated(uri), temporary_folder("hub") as folder:
+        api.create_repo(repo, repo_type="dataset", private=True, exist_ok=True)
+        wanted = [entry for entry in opened.manifest.files if entry.kind in MIRRORED_KINDS]
+        files = {entry.path: opened.fetch(entry, folder / entry.path) for entry in wanted}
+        files["manifest.json"] = folder / "manifest.json"
+        files["manifest.json"].write_bytes(opened.manifest.to_bytes())
+        for _ in range(_MAX_TRIES):
+            info = api.dataset_info(repo)
+            operations = _operations(files, {each.rfilename for each in info.siblings or ()})
+            if not operations:
+                return str(info.sha)
+            try:
+                committed = api.create_commit(
+                    repo,
+                    operations,
+                    commit_message=f"{opened.dataset} {opened.version}",
+                    repo_type="dataset",
+                    parent_commit=info.sha,
+                )
+            except HfHubHTTPError as error:
+                # 409 and 412: `parent_commit` is no longer the latest commit.
+                if error.response is None or error.response.status_code not in (409, 412):
+                    raise
+                continue  # someone committed in the meantime
+            return str(committed.oid)
+    raise ConflictError(f"others committed to {uri} during {_MAX_TRIES} tries; try again later")
+
+
+def _operations(
+    files: Mapping[str, Path], present: Set[str]
+) -> "list[CommitOperationAdd | CommitOperationDelete]":
+    """Return the operations that leave exactly these data files, or none if they are there already.
+
+    Data files are named by content, so equal names mean equal files.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    data = {path for path in files if path.startswith("data/")}
+    old = {path for path in present if path.startswith("data/")}
+    if data == old and "manifest.json" in present:
+        return []
+    added = [
+        CommitOperationAdd(path_in_repo=path, path_or_fileobj=str(file))
+        for path, file in sorted(files.items())
+        if path not in old
+    ]
+    return [*added, *(CommitOperationDelete(path_in_repo=path) for path in sorted(old - data))]
+
+
+@contextmanager
+def _translated(uri: str) -> Iterator[None]:
+    """Convert errors of the Hub's client."""
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+
+    try:
+        yield
+    except Exception as raised:
+        # Uploads of large files fail in threads, with the original error as the cause.
+        is_wrapped = type(raised) is RuntimeError and raised.__cause__ is not None
+        error = raised.__cause__ if is_wrapped else raised
+        if isinstance(error, HfHubHTTPError):
+            status = error.response.status_code if error.response is not None else 0
+            if status == 429 or status >= 500:
+                raise TransientError(f"{uri}: the Hub answers {status}") from error
+            raise StoreError(
+                f"{uri}: the Hub refuses ({status}); check HF_TOKEN and its rights"
+            ) from error
+        if isinstance(error, LocalTokenNotFoundError):
+            raise ConfigError(f"{uri}: no token; set HF_TOKEN or log in") from error
+        if type(error).__module__.partition(".")[0] in _CLIENTS:
+            raise TransientError(f"{uri}: {error}") from error
+        if isinstance(error, ConnectionError):  # hf_xet raises it for everything
+            raise TransientError(
+                f"{uri}: {error}. Where a Hub or a proxy before it has no Xet storage, set "
+                "HF_HUB_DISABLE_XET=1"
+            ) from error
+        raise
+
+
+COLUMNS = ["record_id", "text", "trained_text", "num_tokens", "num_trained"]
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids -> text, such as a tokenizer's `decode`."""
+
+
+def log_to_wandb(
+    opened: OpenVersion, project: str, *, decode: Decode, num_rows: int = 200, files: bool = False
+) -> dict[str, Any]:
+    """Log a version as an artifact, with one table per split.
+
+    Args:
+        opened: the version.
+        project: W&B project; entity, mode and key come from W&B's environment.
+        decode: token ids -> text.
+        num_rows: number of records per table, from the start of the split.
+        files: also add the packed files and the card.
+
+    Returns:
+        Name of the artifact, folder of the run, and rows of each table.
+
+    Raises:
+        ConfigError: wandb is not installed, or has no account.
+        TransientError: W&B cannot be reached.
+    """
+    wandb = import_extra("wandb", "wandb", "wandb://")
+    tables = {
+        split: [list(row) for row in itertools.islice(text_rows(opened, split, decode), num_rows)]
+        for split in opened.manifest.splits()
+    }  # location, content and origin of the version
+    manifest = opened.manifest
+    described = {  # where the version is, what it holds, and how it was made
+        "uri": f"{opened.store.uri}/{version_folder(opened.dataset, opened.version)}",
+        "version": opened.version,
+        "manifest_id": manifest.manifest_id,
+        "content_id": manifest.content_id,
+        "packs": sum(entry.rows for entry in opened.files()),
+        "tokens": sum(entry.tokens for entry in opened.files()),
+        "configuration": dict(manifest.configuration),
+        "lineage": dict(manifest.lineage),
+    }
+    artifact = wandb.Artifact(opened.dataset, type="dataset", metadata=described)
+    for split, rows in tables.items():
+        artifact.add(wandb.Table(columns=COLUMNS, data=rows), split)
+    with artifact.new_file("manifest.json", mode="wb") as file:
+        file.write(manifest.to_bytes())
+    if files:  # one file at a time: W&B copies each to its staging folder
+        with temporary_folder("wandb") as scratch:
+            for entry in [*opened.files("data"), *opened.files("card")]:
+                path = opened.fetch(entry, scratch / entry.path)
+                artifact.add_file(str(path), name=entry.path)
+                path.unlink()
+    errors = wandb.errors
+    try:
+        with wandb.init(project=project, job_type="publish") as run:
+            run.log_artifact(artifact, aliases=["latest", opened.version])
+            folder = run.dir
+    except (errors.UsageError, errors.AuthenticationError) as error:
+        raise ConfigError(
+            f"wandb://{project}: {error} Or set WANDB_API_KEY, or WANDB_MODE=offline"
+        ) from error
+    except errors.Error as error:
+        raise TransientError(f"wandb://{project}: {error}") from error
+    return {
+        "artifact": opened.dataset,
+        "folder": folder,
+        "rows": {split: len(rows) for split, rows in tables.items()},
+    }
+
+
+def text_rows(
+    opened: OpenVersion, split: str, decode: Decode
+) -> Iterator[tuple[str, str, str, int, int]]:
+    """Yield the records of a split as text, in published order; see `COLUMNS`."""
+    with temporary_folder("wandb") as folder:
+        for entry in opened.files("data", split):
+            path = opened.fetch(entry, folder / entry.key)
+            for batch in read_batches(path):
+                for record_id, ids, mask in records_of(batch):
+                    text, trained = decode(ids.tolist()), decode(ids[mask].tolist())
+                    yield record_id, text, trained, len(ids), int(mask.sum())
+
+
+def copy_version(opened: OpenVersion, uri: str, recipe: Recipe) -> str:
+    """Bring a version to `hf://datasets/ORG/NAME` or `wandb://PROJECT`; return its name there.
+
+    The Hub gets one commit, and none if it holds the version already; W&B gets a run with an
+    artifact each time, whose equal contents it stores once.
+
+    Raises:
+        ConfigError: W&B is not installed.
+        StoreError: the target refused.
+        TransientError: the target cannot be reached.
+    """
+    if uri.startswith("hf://"):
+        return mirror_to_hub(opened, uri)
+    assert uri.startswith("wandb://"), uri  # the recipe admits no other
+    load = partial(load_snapshot, recipe.tokenizer, pipeline=recipe.tokenize.pipeline)
+
+    def as_text(ids: Sequence[int]) -> str:
+        return str(run_tokenizer(partial(decode, load, [ids]), recipe.tokenizer)[0])
+
+    project, _, files = uri.removeprefix("wandb://").partition("?")
+    return str(log_to_wandb(opened, project, decode=as_text, files=bool(files))["artifact"])
+
+
+_SUFFIXES = (".arrow", ".parquet", ".json", ".jsonl", ".zst", ".md", ".html", ".mds", ".msgpack")
+_RECEIPT = "receipt.json"
+# Keep retries short, because a mirror only saves time. Its notes report what it skipped.
+_RETRY = RetryPolicy(deadline_s=2, is_logged=False)
+_READ_TIMEOUT_S = 10
+_THREADS = 8
+_FAILURES = (StoreError, TransientError, ConfigError)  # ConfigError: missing credentials
+
+
+@dataclass(kw_only=True)
+class StepMirror:
+    """Finished steps in an object store, for a local step store.
+
+    A mirror lies beside the local cache, in any object store:
+
+    ```
+    <mirror>/<step>/<key>/tokenized.arrow ...   what the step wrote, create-only
+    <mirror>/<step>/<key>/receipt.json          written last: without it the folder is not there
+    ```
+
+    What is missing here is fetched before a step, and what was computed is written after it. A
+    fetched step is believed as little as a local one: the receipt's own digest and every file's
+    size and sha256 are compared, and files of other kinds than Arrow, Parquet and JSON are not
+    fetched at all; nothing is ever unpickled. Whoever may write to the mirror can still put a
+    consistent lie there, so only trusted runs may: give others a key that reads. Nothing is ever
+    removed from a mirror: let the bucket expire objects (a lifecycle rule).
+
+    A mirror saves time, so no run fails because of it. After its first failure (no answer within 2
+    seconds of retries, no such bucket, access denied) the run goes on without it and asks it
+    nothing more. A mirror that may be read but not written is read. `notes` says so, once. Costs
+    one request for each step that is not here, and the transfer of every step's files once.
+    """
+
+    store: ObjectStore
+    steps: StepStore
+    notes: list[str] = field(default_factory=list)
+    """Problems with the mirror; each of them only costs time."""
+    fetched: list[str] = field(default_factory=list)
+    """Steps fetched from the mirror, as `step/key`."""
+    written: list[str] = field(default_factory=list)
+    is_used: bool = True
+    """False after a failure: the mirror is neither read nor written any more."""
+    is_written: bool = True
+    """False after the mirror rejected a write."""
+    _lock: Lock = field(default_factory=Lock, repr=False)
+
+    def fetch(self, step: str, key: str) -> bool:
+        """Fetch a step if the mirror has all of it; return True if it is now in the local cache.
+
+        Raises:
+            DiskError: the local cache cannot store it.
+        """
+        if self.steps.peek(step, key) is not None:
+            return True
+        if not self.is_used:
+            return False
+        try:
+            with self.steps.work_folder("mirror") as work:
+                return self._fetch(step, key, work)
+        except (IntegrityError, ObjectNotFoundError) as error:  # affects this step only
+            self.notes.append(f"{step}/{key[:12]} was not taken from the mirror: {error}")
+        except _FAILURES as error:
+            self._stop_using(error)
+        return False
+
+    def holding(self, steps: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Return which of the (step, key) pairs the mirror has; one request each."""
+        with ThreadPoolExecutor(_THREADS, "packhouse-mirror") as pool:
+            asked = list(steps)
+            held = pool.map(self._holds, asked)
+            return {step for step, is_held in zip(asked, held, strict=True) if is_held}
+
+    def _holds(self, step: tuple[str, str]) -> bool:
+        try:
+            return self.is_used and self._has("/".join((*step, _RECEIPT)))
+        except _FAILURES as error:
+            self._stop_using(error)
+            return False
+
+    def write(self, receipt: AnyReceipt) -> None:
+        """Write a step to the mirror, its receipt last, unless the mirror already has it."""
+        folder = f"{receipt.step}/{receipt.key}"
+        try:
+            if not self.is_used or not self.is_written or self._has(f"{folder}/{_RECEIPT}"):
+                return
+            for name in sorted(receipt.files):
+                body = file_body(receipt.path(name))
+                _create(self.store, f"{folder}/{name}", body)
+            body = file_body(receipt.path(_RECEIPT))
+            _create(self.store, f"{folder}/{_RECEIPT}", body)
+            self.written.append(folder)
+        except StoreError as error:  # a read-only key, as untrusted jobs have
+            with self._lock:
+                if self.is_written and self.is_used:
+                    self.is_written = False
+                    self.notes.append(
+                        f"nothing more is written to the step mirror in this run: {error}. "
+                        "Where this run should share its steps, give it a key that may write"
+                    )
+        except _FAILURES as error:
+            self._stop_using(error)
+
+    def _stop_using(self, error: PackhouseError) -> None:
+        """Stop using the mirror, with a single note even if 8 threads fail at once."""
+        with self._lock:
+            if self.is_used:
+                self.is_used = False
+                self.notes.append(
+                    f"the step mirror failed, and the rest of this run does not use it: {error}. "
+                    "Its steps are computed here instead. `packhouse doctor cache` checks the "
+                    "mirror; unset PACKHOUSE_CACHE_MIRROR, or give --cache a folder, to run "
+                    "without one"
+                )
+
+    @contextmanager
+    def sharing(self, names: Sequence[tuple[str, str]]) -> Iterator[None]:
+        """Fetch missing steps, given as (step, key), then write those that the block computed."""
+        with ThreadPoolExecutor(_THREADS, "packhouse-mirror") as pool:
+            list(pool.map(lambda name: self.fetch(*name), names))
+            yield
+            taken = set(self.fetched)
+            new = [self.steps.peek(*name) for name in names if "/".join(name) not in taken]
+            list(pool.map(self.write, [receipt for receipt in new if receipt is not None]))
+
+    def _has(self, key: str) -> bool:
+        try:
+            run(self.store, ask(ObjectStore.head, key), retry=_RETRY)
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    def _fetch(self, step: str, key: str, work: Path) -> bool:
+        """Download and verify a step, then move it into the local store."""
+        folder = f"{step}/{key}"
+        try:
+            raw = run(self.store, ask(ObjectStore.get, f"{folder}/{_RECEIPT}"), retry=_RETRY).data
+        except ObjectNotFoundError:
+            return False
+        receipt = parse_receipt(raw, step, key, work)
+        names = sorted(receipt.files)
+        if other := [name for name in names if not name.endswith(_SUFFIXES)]:
+            raise IntegrityError(f"'{folder}' lists '{other[0]}', which no step writes")
+        for name in names:
+            steps = download(f"{folder}/{name}", work / name, receipt.files[name].size)
+            run(self.store, steps, retry=_RETRY)
+        if not is_intact(receipt):  # checked before other processes can see it
+            raise IntegrityError("its files are not those of its receipt")
+        (work / _RECEIPT).write_bytes(raw)
+        place = self.steps.root / step / key
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            work.rename(place)
+        except OSError:  # another process fetched or computed it
+            return self.steps.find(step, key) is not None
+        # The lock of the work folder moved along with it.
+        (place / LOCK).unlink(missing_ok=True)
+        self.fetched.append(folder)
+        return True
+
+
+def open_step_mirror(uri: str, cache: Path) -> StepMirror:
+    """Open the mirror for the steps in a cache folder.
+
+    Raises:
+        ConfigError: unknown kind of store, or missing credentials.
+    """
+    store = open_store(uri, read_timeout_s=_READ_TIMEOUT_S)
+    return StepMirror(store=store, steps=StepStore(cache / "steps"))
+
+
+def _create(store: ObjectStore, key: str, body: FileBody) -> None:
+    try:
+        run(store, ask(ObjectStore.put_create, key, body), retry=_RETRY)
+    except PreconditionFailedError:
+        return  # there already: content is the same for the same key

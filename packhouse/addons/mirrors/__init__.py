@@ -1,1 +1,0 @@
-"""Copies elsewhere: of finished steps in an object store, of versions on the Hub and in W&B."""

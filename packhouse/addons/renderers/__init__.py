@@ -1,1 +1,0 @@
-"""Renderers in Python: packages that write conversations for models without a Jinja template."""

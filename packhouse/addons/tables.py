@@ -1,0 +1,633 @@
+"""Read workbooks (XLSX, ODS) and databases (SQLite, DuckDB) as tables.
+
+Workbooks become tables of text, in the worker of `packhouse.read.tabular`.
+
+The first row that is not empty gives the column names, as in CSV. All sheets with rows are read in
+order and must have the same columns. Values become text as they would look in CSV:
+
+    4.0 -> 4    2**53 and above -> 9007199254740992.0, as cells have 53 bits    true -> true
+    a date -> 2024-01-31    a date and time -> 2024-01-31 10:30:00    a time -> 10:30:00
+
+A cell with an error makes its row bad, and so does a formula without a computed value. The cell
+reader (calamine) returns empty text for both, so they are found in the XML. A formula with a stored
+value counts as a value, even if it is empty text.
+
+    XLSX   <c r="B2" t="e"><f>1/0</f><v>#DIV/0!</v></c>           an error
+           <c r="B3"><f>A3</f></c>                                 never computed
+           <c r="B4" t="str"><f>""</f><v></v></c>                  an empty text
+    ODS    <table-cell formula="of:=1/0" value-type="error">       an error; text: #DIV/0!
+           <table-cell formula="of:=[.A3]"/>                       never computed
+
+Needs `pip install 'packhouse[xlsx]'`. Sheets are held in memory, up to 16 million cells; save
+larger ones as CSV.
+"""
+
+import io
+import os
+import re
+import shutil
+import sqlite3
+import tempfile
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote
+from xml.parsers import expat
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from packhouse.errors import SourceError
+from packhouse.read.tabular import fault_column, fault_field
+from packhouse.system.plugins import NO_FILES, import_extra
+from packhouse.system.wording import first_line, near_name
+
+Faults = dict[tuple[int, int], str]
+"""(row, column) of a cell, from 0 -> its error, such as `#REF!`; "" if it was never computed."""
+
+_BATCH_ROWS = 1024
+MAX_CELLS = 2**24
+"""Cells per sheet, including empty ones in between: a small file can declare 17 billion."""
+
+
+def workbook_as_arrow(file: IO[bytes], uri: str, file_format: str, table: None) -> IO[bytes]:
+    """Return the rows of all sheets as an Arrow file in memory; see `read_workbook`."""
+    rows = read_workbook(file, uri)
+    written = io.BytesIO()
+    with pa.ipc.new_file(written, rows.schema) as writer:
+        writer.write_table(rows, max_chunksize=_BATCH_ROWS)
+    written.seek(0)
+    return written
+
+
+def read_workbook(file: IO[bytes], uri: str) -> pa.Table:
+    """Return the rows of all sheets. Columns are text; rows without text are left out.
+
+    The last column marks bad rows (`packhouse.read.tabular`).
+
+    Raises:
+        SourceError: the file is not a valid workbook, its sheets differ, or a column has no name or
+            a duplicate name.
+    """
+    calamine = import_extra("python_calamine", "xlsx", "reading XLSX")
+    try:
+        book = calamine.CalamineWorkbook.from_filelike(file)
+        faults = find_faults(file, MAX_CELLS)
+        names = book.sheet_names
+        tables = [_read_sheet(book, name, faults.get(name, {}), uri) for name in names]
+    except (calamine.CalamineError, ValueError) as error:
+        raise SourceError(f"source file '{uri}' is no sound workbook: {error}", uri=uri) from None
+    named = [(name, table) for name, table in tables if table.num_columns]
+    for name, table in named[1:]:
+        if table.schema != named[0][1].schema:
+            raise SourceError(
+                f"source file '{uri}': sheets '{named[0][0]}' and '{name}' have different columns; "
+                "save the one that holds rows as CSV, or as a workbook of its own",
+                uri=uri,
+            )
+    if not named:
+        return pa.table([fault_column({}, 0)], schema=pa.schema([fault_field]))
+    return pa.concat_tables([table for _, table in named])
+
+
+def _read_sheet(book: Any, name: str, faults: Faults, uri: str) -> tuple[str, pa.Table]:
+    """Return the name of a sheet and its rows; an empty table if it has none."""
+    sheet = book.get_sheet_by_name(name)
+    last_row, last_column = sheet.end or (0, 0)
+    if (last_row + 1) * (last_column + 1) > MAX_CELLS:
+        raise SourceError(
+            f"source file '{uri}', sheet '{name}': {last_row + 1:,} rows of {last_column + 1:,} "
+            f"columns, over {MAX_CELLS:,} cells; save it as CSV",
+            uri=uri,
+        )
+    rows = _rows(sheet, faults)
+    places = [place for place, row in enumerate(rows) if any(row)]
+    if not places:
+        return name, pa.table({})
+    # Rows 0 (empty), 1 (names), 2, 3 (empty) and 4: header row 1, table rows 2 and 4.
+    first, *places = places
+    header = rows[first]
+    columns = [n for n in range(len(header)) if any(rows[place][n] for place in (first, *places))]
+    names = Counter(header[n].strip() for n in columns)
+    bad = [(row, column) for row, column in faults if row == first]
+    if bad or "" in names or max(names.values()) > 1:
+        wrong = "two columns of one name" if "" not in names else "a column without a name"
+        wrong = f"cell {_cell(*bad[0])}, which holds {header[bad[0][1]]}," if bad else wrong
+        raise SourceError(
+            f"source file '{uri}', sheet '{name}': {wrong} in its first row; name each column",
+            uri=uri,
+        )
+    texts = {
+        header[n].strip(): [None if (p, n) in faults else rows[p][n] for p in places]
+        for n in columns
+    }
+    table = pa.table({key: pa.array(values, pa.string()) for key, values in texts.items()})
+    wrong_rows: dict[int, tuple[str, str]] = {}
+    numbers = {place: number for number, place in enumerate(places)}
+    for (row, column), error in sorted(faults.items(), reverse=True):  # the first cell is named
+        held = f"the error {error}" if error else "a formula that nobody computed"
+        helps = "mend its formula" if error else "open the workbook in a spreadsheet and save it"
+        wrong_rows[numbers[row]] = (
+            "cell",
+            f"cell {_cell(row, column)} of sheet '{name}', column '{header[column].strip()}', "
+            f"holds {held}; {helps}, or take the row or the column out",
+        )
+    return name, table.append_column(fault_field, fault_column(wrong_rows, table.num_rows))
+
+
+def _rows(sheet: Any, faults: Faults) -> list[list[str]]:
+    """Return the texts of a sheet from cell A1 on, with the error or `=` in bad cells."""
+    num_before = (sheet.start or (0, 0))[1]  # calamine skips empty columns at the left
+    rows = [[""] * num_before + [_text(cell) for cell in row] for row in sheet.iter_rows()]
+    num_rows = max([len(rows), *(row + 1 for row, _ in faults)])
+    width = max([len(row) for row in rows[:1]] + [column + 1 for _, column in faults], default=0)
+    rows += [[] for _ in range(len(rows), num_rows)]
+    for row in rows:
+        row += [""] * (width - len(row))
+    for (row_number, column), error in faults.items():
+        rows[row_number][column] = error or "="
+    return rows
+
+
+def _cell(row: int, column: int) -> str:
+    """Return the name of a cell.
+
+    Example:
+        >>> _cell(6, 3), _cell(0, 26)
+        ('D7', 'AA1')
+    """
+    letters, rest = "", column + 1
+    while rest:
+        rest, letter = divmod(rest - 1, 26)
+        letters = chr(ord("A") + letter) + letters
+    return f"{letters}{row + 1}"
+
+
+def _text(cell: object) -> str:
+    """Return the value of a cell as it would look in CSV."""
+    if isinstance(cell, float) and cell.is_integer() and abs(cell) < 2**53:
+        cell = int(cell)
+    if isinstance(cell, bool):
+        return str(cell).lower()
+    return str(cell)
+
+
+_MARKERS = re.compile(rb"""[<:]f[\s>/]|["']e["']|:formula|\0""")
+"""A sheet without any of these has no bad cells. NUL means UTF-16, which is always parsed."""
+_ODS_ERROR = re.compile(r"#[A-Z/0]{2,7}[!?]?|Err:[0-9]{3}")
+_MAX_TEXT = 40
+_PIECE = 2**20
+
+
+def find_faults(file: IO[bytes], max_cells: int) -> dict[str, Faults]:
+    """Return the bad cells of each sheet that has any.
+
+    Args:
+        file: a workbook that calamine has read.
+        max_cells: limit per sheet, counted from its first cell to the last bad one.
+
+    Raises:
+        ValueError: the XML is invalid, the file is neither XLSX nor ODS, or a sheet is too large.
+    """
+    file.seek(0)
+    try:
+        with zipfile.ZipFile(file) as book:
+            parts = {name.lower(): name for name in book.namelist()}
+            if "content.xml" in parts:
+                found = _of_ods(book, parts["content.xml"], max_cells)
+            elif "xl/workbook.xml" in parts:
+                found = _of_xlsx(book, parts, max_cells)
+            else:
+                raise ValueError("it has neither xl/workbook.xml nor content.xml")
+    except (expat.ExpatError, zipfile.BadZipFile, OSError) as error:
+        raise ValueError(str(error)) from None
+    return {name: faults for name, faults in found.items() if faults}
+
+
+def _of_xlsx(book: zipfile.ZipFile, parts: dict[str, str], max_cells: int) -> dict[str, Faults]:
+    """Return the bad cells of each sheet in an XLSX file."""
+    links: dict[str, str] = {}
+    sheets: dict[str, str] = {}
+
+    def link(name: str, attributes: dict[str, str]) -> None:
+        if name == "Relationship":
+            links[attributes.get("Id", "")] = attributes.get("Target", "")
+
+    def sheet(name: str, attributes: dict[str, str]) -> None:
+        if name == "sheet":
+            ids = (value for key, value in attributes.items() if key.endswith(" id"))
+            sheets[attributes.get("name", "")] = links.get(next(ids, ""), "")
+
+    _parse(book, parts.get("xl/_rels/workbook.xml.rels"), link)
+    _parse(book, parts["xl/workbook.xml"], sheet)
+    found = {}
+    for name, target in sheets.items():
+        path = target.replace("\\", "/").lstrip("/").lower()
+        part = parts.get(path if path.startswith("xl/") else f"xl/{path}")
+        # Searching bytes is fast; only sheets that may have bad cells are parsed.
+        if part is not None and _is_marked(book, part):
+            cells = _XlsxCells(max_cells)
+            _parse(book, part, cells.start, cells.end, cells.text)
+            found[name] = cells.faults
+    return found
+
+
+class _XlsxCells:
+    """Finds bad cells from the XML elements of a sheet."""
+
+    def __init__(self, max_cells: int) -> None:
+        self.faults: Faults = {}
+        self._max_cells = max_cells
+        self._row = self._column = -1
+        self._kind = self._value = ""
+        self._is_formula = self._is_value = False
+
+    def start(self, name: str, attributes: dict[str, str]) -> None:
+        if name == "row":
+            self._row = int(attributes["r"]) - 1 if "r" in attributes else self._row + 1
+            self._column = -1
+        elif name == "c":
+            # The reference is optional: a cell without it follows the previous one.
+            place = attributes.get("r", "")
+            letters = place.rstrip("0123456789")
+            self._column = _column_of(letters) if letters else self._column + 1
+            self._row = int(place[len(letters) :]) - 1 if letters else self._row
+            self._kind, self._value, self._is_formula = attributes.get("t", ""), "", False
+        elif name == "f":
+            self._is_formula = True
+        self._is_value = name == "v"
+
+    def text(self, piece: str) -> None:
+        if self._is_value and len(self._value) < _MAX_TEXT:
+            self._value += piece.strip()
+
+    def end(self, name: str) -> None:
+        self._is_value = False
+        if name != "c":
+            return
+        is_missing = self._is_formula and not self._value and self._kind != "str"
+        if self._kind == "e" or is_missing:
+            _check_place(self._row, self._column, self._max_cells)
+            error = self._value[:_MAX_TEXT] or "#ERROR"
+            self.faults[self._row, self._column] = "" if is_missing else error
+
+
+def _of_ods(book: zipfile.ZipFile, part: str, max_cells: int) -> dict[str, Faults]:
+    if not _is_marked(book, part):
+        return {}
+    tables = _OdsTables(max_cells)
+    _parse(book, part, tables.start, tables.end, tables.text)
+    return tables.found
+
+
+class _OdsTables:
+    """Finds bad cells from the XML elements of all sheets; a row or a cell can be repeated."""
+
+    def __init__(self, max_cells: int) -> None:
+        self.found: dict[str, Faults] = {}
+        self._max_cells = max_cells
+        self._row, self._rows, self._column = 0, 1, 0
+        self._faults: Faults = {}
+        self._of_row: dict[int, str] = {}
+        self._cell: dict[str, str] = {}
+        self._text = ""
+        self._is_text = False
+
+    def start(self, name: str, attributes: dict[str, str]) -> None:
+        if name == "table":
+            self._row = 0
+            self._faults = self.found.setdefault(_attribute(attributes, "name"), {})
+        elif name == "table-row":
+            self._column, self._of_row = 0, {}
+            self._rows = _number(attributes, "number-rows-repeated")
+        elif name in ("table-cell", "covered-table-cell"):
+            self._cell, self._text = attributes, ""
+        self._is_text = name in ("p", "span", "a")
+
+    def text(self, piece: str) -> None:
+        if self._is_text and len(self._text) < _MAX_TEXT:
+            self._text += piece.strip()
+
+    def end(self, name: str) -> None:
+        self._is_text = False
+        if name in ("table-cell", "covered-table-cell"):
+            # One element can stand for many equal cells.
+            columns = _number(self._cell, "number-columns-repeated")
+            fault = self._fault()
+            last = self._column + columns
+            if fault is not None:
+                _check_place(self._row + self._rows - 1, last - 1, self._max_cells)
+                self._of_row |= dict.fromkeys(range(self._column, last), fault)
+            self._column = last
+        elif name == "table-row":
+            last = self._row + self._rows
+            if self._of_row:
+                for row in range(self._row, last):
+                    self._faults |= {(row, column): f for column, f in self._of_row.items()}
+            self._row = last
+
+    def _fault(self) -> str | None:
+        kinds = [value for key, value in self._cell.items() if key.endswith(" value-type")]
+        is_formula = any(key.endswith(" formula") for key in self._cell)
+        if "error" in kinds or (is_formula and _ODS_ERROR.fullmatch(self._text)):
+            return self._text[:_MAX_TEXT] or "#ERROR"
+        return "" if is_formula and not kinds and not self._text else None
+
+
+def _check_place(row: int, column: int, max_cells: int) -> None:
+    if row < 0 or column < 0 or (row + 1) * (column + 1) > max_cells:
+        raise ValueError(f"row {row + 1:,}, column {column + 1:,} is over {max_cells:,} cells")
+
+
+def _attribute(attributes: dict[str, str], name: str) -> str:
+    """Return the value of an attribute in any namespace."""
+    return next((value for key, value in attributes.items() if key.endswith(f" {name}")), "")
+
+
+def _number(attributes: dict[str, str], name: str) -> int:
+    return int(_attribute(attributes, name) or 1)
+
+
+def _column_of(letters: str) -> int:
+    """Return the column number of letters, from 0.
+
+    Example:
+        >>> [_column_of(letters) for letters in ("A", "Z", "AA")]
+        [0, 25, 26]
+    """
+    number = 0
+    for letter in letters[:4].upper():
+        number = 26 * number + ord(letter) - ord("A") + 1
+    return number - 1
+
+
+def _is_marked(book: zipfile.ZipFile, part: str) -> bool:
+    before = b""
+    with book.open(part) as file:
+        while piece := file.read(_PIECE):
+            if _MARKERS.search(before + piece):
+                return True
+            # Keep the end of the piece: a marker may be split between two pieces.
+            before = piece[-16:]
+    return False
+
+
+def _parse(
+    book: zipfile.ZipFile,
+    part: str | None,
+    start: Callable[[str, dict[str, str]], None],
+    end: Callable[[str], None] | None = None,
+    text: Callable[[str], None] | None = None,
+) -> None:
+    """Call the handlers for each element of a part, with its name without namespace."""
+    if part is None:
+        return
+    parser = expat.ParserCreate(namespace_separator=" ")
+    parser.StartElementHandler = lambda name, found: start(name.rpartition(" ")[2], found)
+    if end is not None and text is not None:
+        parser.EndElementHandler = lambda name: end(name.rpartition(" ")[2])
+        parser.CharacterDataHandler = text
+    with book.open(part) as file:
+        parser.ParseFile(file)
+
+
+DATABASES = {"sqlite": "SQLite", "duckdb": "DuckDB"}
+"""File formats that are read here -> their names."""
+
+_MAX_VALUE_BYTES = 2**27
+_MAX_RATIO = 100  # Arrow bytes of a table for each byte of its file...
+_FREE_BYTES = 2**28  # ... but this many are allowed
+
+
+def read_database(file: IO[bytes], uri: str, file_format: str, table: str | None) -> IO[bytes]:
+    """Return the rows of a table as an Arrow file.
+
+    The worker opens a copy of its own, read-only, so nothing is written beside the file, and what
+    the parent hashed is what is read. Only tables are read: views, virtual tables and columns that
+    call functions would run what a stranger wrote. Rows come in the order of their rowid (SQLite's
+    tables without one: of their primary key), and become an Arrow file in the worker's temporary
+    folder.
+
+    SQLite gives each value a type of its own. A column of whole numbers is int64; of numbers,
+    float64, which has 53 bits; of bytes, bytes; of text and anything, text. Its dates and booleans
+    are the text and the numbers that they are in the file. A text that is not UTF-8 makes its row
+    bad. DuckDB lets no such text into a table, and refuses a file that was changed, by its
+    checksums.
+
+    Args:
+        file: the database.
+        uri: name of the file in messages.
+        file_format: a key of `DATABASES`.
+        table: table name; None if there is only one.
+
+    Raises:
+        SourceError: the table does not exist or is not a plain table, or the file is damaged.
+        ConfigError: DuckDB is not installed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        with copy.open("wb") as written:
+            shutil.copyfileobj(file, written, 2**20)
+        read = _read_sqlite if file_format == "sqlite" else _read_duckdb
+        return _spool(read(copy, uri, table), uri, copy.stat().st_size)
+
+
+def _spool(batches: Iterator[pa.RecordBatch], uri: str, size: int) -> IO[bytes]:
+    """Write batches to an unnamed file, within limits: a damaged file may repeat rows forever."""
+    spool = tempfile.TemporaryFile()
+    first = next(batches)  # an empty batch, for the schema
+    num_rows = num_bytes = 0
+    with pa.ipc.new_file(spool, first.schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            num_rows, num_bytes = num_rows + batch.num_rows, num_bytes + batch.nbytes
+            if num_rows > size or num_bytes > max(_FREE_BYTES, _MAX_RATIO * size):
+                raise SourceError(
+                    f"source file '{uri}': its table has over {num_rows:,} rows of "
+                    f"{num_bytes:,} bytes, too many for a file of {size:,} bytes; it is damaged",
+                    uri=uri,
+                )
+    spool.seek(0)
+    return spool
+
+
+def _read_sqlite(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of an SQLite table, after an empty batch with the schema."""
+    # immutable: SQLite creates no lock or journal, and does not look for one.
+    database = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
+    try:
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
+        # Schema code of the file must not run, and damaged pages must fail instead of giving rows.
+        for pragma in ("trusted_schema = OFF", "query_only = ON", "cell_size_check = ON"):
+            database.execute(f"PRAGMA {pragma}")
+        found = database.execute("SELECT name, type, rootpage FROM sqlite_schema").fetchall()
+        plain = [name for name, kind, page in found if kind == "table" and page]
+        others = {name for name, kind, page in found if kind == "view" or not page}
+        plain = [name for name in plain if not name.startswith("sqlite_")]
+        name = _chosen(plain, others, table, uri)
+        yield from _sqlite_batches(database, name, uri)
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise _damaged(uri, "SQLite", error) from None
+    finally:
+        database.close()
+
+
+def _sqlite_batches(database: sqlite3.Connection, table: str, uri: str) -> Iterator[pa.RecordBatch]:
+    """Yield an empty batch with the schema, then the rows of a table in order."""
+    quoted = _quoted(table)
+    info = database.execute(f"PRAGMA table_xinfo({quoted})").fetchall()
+    names = [column[1] for column in info]
+    if computed := [column[1] for column in info if column[6]]:
+        raise SourceError(
+            f"source file '{uri}': column '{computed[0]}' of table '{table}' is computed, which "
+            "would run what it says; make it a plain column",
+            uri=uri,
+        )
+    keys = [column[1] for column in sorted(info, key=lambda column: int(column[5])) if column[5]]
+    lower = {name.lower() for name in names}
+    rowid = next((name for name in ("rowid", "_rowid_", "oid") if name not in lower), None)
+    order = rowid or ", ".join(map(_quoted, keys))
+    try:
+        database.execute(f"SELECT {order} FROM {quoted} LIMIT 0")
+    except sqlite3.OperationalError:  # a table WITHOUT ROWID
+        order = ", ".join(map(_quoted, keys))
+
+    def allow(action: int, first: str | None, second: str | None, *_: object) -> int:
+        is_of_table = action == sqlite3.SQLITE_READ and first == table
+        is_typeof = action == sqlite3.SQLITE_FUNCTION and second == "typeof"
+        is_allowed = is_of_table or is_typeof or action == sqlite3.SQLITE_SELECT
+        return sqlite3.SQLITE_OK if is_allowed else sqlite3.SQLITE_DENY
+
+    # The file may still hide code, so allow only reads of this table and `typeof`.
+    database.set_authorizer(allow)
+    # SQLite types values, not columns, so all rows decide the type of a column.
+    asked = ", ".join(f"typeof({_quoted(name)})" for name in names)
+    kinds: list[set[str]] = [set() for _ in names]
+    for row in database.execute(f"SELECT DISTINCT {asked} FROM {quoted}"):
+        for of_column, kind in zip(kinds, row, strict=True):
+            of_column.add(kind)
+    types = [_type_of(of_column) for of_column in kinds]
+    schema = pa.schema([*zip(names, types, strict=True), fault_field])
+    yield pa.RecordBatch.from_pylist([], schema)
+    columns = ", ".join(map(_quoted, names))
+    database.text_factory = bytes  # decoded in `_text`, which knows the row
+    cursor = database.execute(f"SELECT {columns} FROM {quoted} ORDER BY {order}")
+    while rows := cursor.fetchmany(_BATCH_ROWS):
+        faults: dict[int, tuple[str, str]] = {}
+        columns_of_rows = zip(names, zip(*rows, strict=True), types, strict=True)
+        arrays = [_array(values, kind, name, faults) for name, values, kind in columns_of_rows]
+        arrays.append(fault_column(faults, len(rows)))
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _type_of(kinds: set[str]) -> pa.DataType:
+    kinds = kinds - {"null"}
+    if kinds <= {"integer", "real"} and kinds:
+        return pa.int64() if kinds == {"integer"} else pa.float64()
+    return pa.binary() if kinds == {"blob"} else pa.string()
+
+
+def _array(
+    values: Sequence[Any], kind: pa.DataType, name: str, faults: dict[int, tuple[str, str]]
+) -> pa.Array:
+    """Convert the values of a column; rows with invalid UTF-8 are added to `faults`."""
+    if kind == pa.string():
+        values = [_value_text(value, name, row, faults) for row, value in enumerate(values)]
+    elif kind == pa.float64():
+        values = [value if value is None else float(value) for value in values]
+    return pa.array(values, kind)
+
+
+def _value_text(value: Any, name: str, row: int, faults: dict[int, tuple[str, str]]) -> str | None:
+    if not isinstance(value, bytes):
+        return value if value is None else str(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        around = value[max(error.start - 20, 0) : error.start + 20]
+        detail = (
+            f"column '{name}': byte 0x{value[error.start]:02x} is not UTF-8, in {around!r}; mend "
+            "the value, or take the row out"
+        )
+        faults.setdefault(row, ("encoding", detail))
+        return None
+
+
+def _read_duckdb(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a DuckDB table, after an empty batch with the schema."""
+    import duckdb
+
+    settings: dict[str, Any] = {
+        **NO_FILES,
+        "memory_limit": "768MB",
+        "threads": "1",  # keeps rows in order
+    }
+    try:
+        with duckdb.connect(str(path), read_only=True, config=settings) as database:
+            database.execute("SET TimeZone = 'UTC'")  # otherwise the time zone of the machine
+            database.execute("SET lock_configuration = true")
+            # Qualified names: the file could define a macro named `duckdb_tables`.
+            plain = (
+                "SELECT table_name, sql FROM system.main.duckdb_tables() WHERE schema_name = 'main'"
+            )
+            views = "SELECT view_name FROM system.main.duckdb_views() WHERE NOT internal"
+            tables = dict(database.execute(plain).fetchall())
+            others = {name for (name,) in database.execute(views).fetchall()}
+            name = _chosen(list(tables), others, table, uri)
+            if "GENERATED ALWAYS AS" in tables[name]:  # such as random()
+                raise SourceError(
+                    f"source file '{uri}': a column of table '{name}' is computed, which would run "
+                    "what it says; make it a plain column",
+                    uri=uri,
+                )
+            rows = database.sql(f"SELECT * FROM main.{_quoted(name)}")
+            reader = rows.to_arrow_reader(_BATCH_ROWS)
+            yield pa.RecordBatch.from_pylist([], reader.schema.append(fault_field))
+            for batch in reader:
+                yield batch.append_column(fault_field, fault_column({}, batch.num_rows))
+    except duckdb.Error as error:
+        raise _damaged(uri, "DuckDB", error) from None
+
+
+def _chosen(tables: Sequence[str], others: set[str], table: str | None, uri: str) -> str:
+    """Return the table to read."""
+    if table is None and len(tables) == 1:
+        return tables[0]
+    if table in tables:
+        return str(table)
+    shown = ", ".join(sorted(tables)[:20]) or "none"
+    if table in others:
+        why = f"'{table}' is a view or a virtual table, which would run what it says; make a table"
+    elif table is None:
+        why = "it has several tables; name one with `table`" if tables else "it has no table"
+    else:
+        why = f"it has no table '{table}'{near_name(table, tables)}"
+    raise SourceError(f"source file '{uri}': {why}; tables: {shown}", uri=uri)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _damaged(uri: str, what: str, error: Exception) -> SourceError:
+    problem = first_line(error)
+    return SourceError(f"source file '{uri}' cannot be read as {what}: {problem}", uri=uri)
+
+
+def refuse_unsaved(uri: str, path: str) -> None:
+    """Reject a database whose latest rows are still in a log file next to it.
+
+    Raises:
+        SourceError: there is such a log; the message explains how to merge it.
+    """
+    for ending in ("-wal", "-journal", ".wal"):
+        log = path + ending
+        if os.path.isfile(log) and os.path.getsize(log):  # noqa: PTH113, PTH202
+            raise SourceError(
+                f"source file '{uri}': '{log}' holds changes that are not in it yet; end the "
+                "program that writes them, or run `PRAGMA wal_checkpoint(TRUNCATE)` (SQLite) or "
+                "CHECKPOINT (DuckDB) in it",
+                uri=uri,
+            )

@@ -1,1 +1,0 @@
-"""Rows of workbooks (XLSX, ODS) and of databases (SQLite, DuckDB), as Arrow files."""

@@ -30,8 +30,8 @@ from packhouse.run.cache import Workspace, open_mirror
 from packhouse.run.cache_room import cache_lock, cache_room, hold_steps, in_mb
 from packhouse.run.given import read_recipe
 from packhouse.run.steps.plan import bytes_needed, plan_jobs
-from packhouse.store import gc
-from packhouse.store.gc import FailedCheckError, expect, stored, write
+from packhouse.store import guard
+from packhouse.store.guard import FailedCheckError, expect, stored, write
 from packhouse.store.objects import (
     ObjectNotFoundError,
     ObjectStore,
@@ -157,10 +157,10 @@ def examine(store: ObjectStore, *, num_races: int = 50, num_racers: int = 16) ->
         TransientError: the store was not reached within 10 s.
     """
     # A wrong address fails here once, instead of in every check.
-    run(store, ask(ObjectStore.clock), retry=gc.PROBE_RETRY)
+    run(store, ask(ObjectStore.clock), retry=guard.PROBE_RETRY)
     trials: dict[str, Callable[[ObjectStore, str], str]] = {
-        "create-only": gc.check_create_only,
-        "compare-and-swap": gc.check_compare_and_swap,
+        "create-only": guard.check_create_only,
+        "compare-and-swap": guard.check_compare_and_swap,
         "create races": partial(_create_races, num_races=num_races, num_racers=num_racers),
         "swap races": partial(_swap_races, num_swaps=num_races, num_racers=num_racers),
         "read after write": _read_after_write,
@@ -172,7 +172,7 @@ def examine(store: ObjectStore, *, num_races: int = 50, num_racers: int = 16) ->
     if store.uri.startswith("s3://"):  # only S3 has multipart uploads
         trials["aborted upload"] = _aborted_upload
     checks = []
-    with gc.probe_folder(store) as folder:
+    with guard.probe_folder(store) as folder:
         for name, trial in trials.items():
             try:
                 status: Status = "pass"

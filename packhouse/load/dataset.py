@@ -70,7 +70,7 @@ class PackedDataset(torch.utils.data.Dataset):
             and optionally `labels` or masks, `attention_mask`, `loss_weights`. What is marked as
             padding is left out; so are rows without a token, which `num_empty` counts.
         seq_len: pack size in tokens; None leaves rows as they are.
-        strategy: of `packhouse.pack.STRATEGIES`, `concat` excepted.
+        strategy: of `packhouse.pack.plan.STRATEGIES`, `concat` excepted.
         seed: order of packs; None: longest records first, or records as given
             (`packhouse.pack.plan`), in every epoch alike.
         over_length: a record over `seq_len` is an error, or dropped and counted.

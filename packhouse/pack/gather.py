@@ -285,13 +285,9 @@ class PackStatistics:
         return cls(
             seq_len=plan.seq_len,
             strategy=plan.strategy,
-            num_sequences=tally.num_sequences,
-            num_packs=tally.num_packs,
-            num_tokens=tally.num_tokens,
-            num_trained=tally.num_trained,
-            num_first_masked=tally.num_first_masked,
             lower_bound=lower_bound(lengths, plan.seq_len),
             length_histogram=length_histogram(lengths),
+            **asdict(tally),
         )
 
     @property

@@ -38,7 +38,7 @@ from packhouse.run.steps.format import FORMAT, check_reasoning, split_text_of
 from packhouse.run.steps.plan import Plan, bytes_needed, output_jobs, plan_jobs
 from packhouse.run.steps.publish import Published
 from packhouse.run.steps.validate import check_all_text_is_read, filters_of_run
-from packhouse.store.gc import check_usable
+from packhouse.store.guard import check_usable
 from packhouse.store.layout import pinned
 from packhouse.system.progress import after_first_job, say, start_phase
 from packhouse.system.terminal import check_interrupted

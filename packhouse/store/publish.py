@@ -53,7 +53,7 @@ from packhouse.errors import (
 )
 from packhouse.store.card import dataset_card
 from packhouse.store.evolution import Drift, Gate, breaking_changes, measure_drift
-from packhouse.store.gc import require_guarded
+from packhouse.store.guard import require_guarded
 from packhouse.store.layout import (
     check_name,
     check_vid,

@@ -15,7 +15,7 @@ import pytest
 from packhouse import load_packed
 from packhouse.errors import IntegrityError
 
-FLIPS = 6
+FLIPS = int(os.environ.get("PACKHOUSE_FLIPS", "6"))
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +86,15 @@ def test_a_flip_in_a_local_store_is_named_with_a_remedy(
         data.write_bytes(whole)
         os.utime(data, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert fresh_process(read, uri, cache) == good
+
+
+def test_a_flip_in_a_receipt_of_the_cache_is_mended(make_version, tmp_path, fresh_process):
+    uri, cache = make_version(), tmp_path / "cache"
+    good = fresh_process(load, uri, cache)
+    (receipt,) = (cache / "loaded").glob("*-rows*.json")
+    for bit in bits_of(receipt):
+        rot(receipt, bit)
+        assert fresh_process(load, uri, cache) == good, bit
 
 
 def test_a_flip_in_a_downloaded_copy_is_fetched_again(make_version, tmp_path, fresh_process):

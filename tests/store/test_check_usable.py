@@ -4,7 +4,7 @@ import pytest
 
 from packhouse.errors import StoreError, StoreRefusedError, TransientError
 from packhouse.store import open_store
-from packhouse.store.gc import check_usable
+from packhouse.store.guard import check_usable
 from packhouse.store.local import LocalStore
 from packhouse.store.s3 import S3Store
 from tests.store import ceph
@@ -44,12 +44,12 @@ def test_no_bucket_wrong_key_no_server(use, moto_environment, monkeypatch):
 
 def test_a_server_that_does_not_answer_ends_the_wait(use, moto_environment, monkeypatch):
     from packhouse.addons import doctor
-    from packhouse.store import gc
+    from packhouse.store import guard
     from packhouse.store.protocol import RetryPolicy
 
     root = use(moto_environment)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{ceph.free_port()}")
-    monkeypatch.setattr(gc, "PROBE_RETRY", RetryPolicy(deadline_s=0.3))
+    monkeypatch.setattr(guard, "PROBE_RETRY", RetryPolicy(deadline_s=0.3))
     with pytest.raises(TransientError):
         check_usable(root)
     with pytest.raises(TransientError):  # `doctor storage` waits no longer

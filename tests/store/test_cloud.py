@@ -17,7 +17,7 @@ from packhouse.errors import (
     TransientError,
 )
 from packhouse.store import load_ref, open_store, open_version, publish_version, verify_version
-from packhouse.store.gc import require_guarded
+from packhouse.store.guard import require_guarded
 from packhouse.store.objects import ObjectNotFoundError, PreconditionFailedError, file_body
 from tests.store import azurite
 from tests.store.gcs_server import BUCKET

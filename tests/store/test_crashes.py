@@ -52,6 +52,16 @@ def publish(environment, root, folder, vid, *, ref, point, code):
     assert child.exitcode == code, f"{point or 'no crash'}: exit code {child.exitcode}"
 
 
+def test_a_killed_holder_frees_the_lock_of_a_ref(tmp_path):
+    root = str(tmp_path / "store")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for vid, point, code in [("v0001", "", 0), ("v0002", "locked", -signal.SIGKILL)]:
+        publish({}, root, folder, vid, ref="latest", point=point, code=code)
+    publish({}, root, folder, "v0003", ref="latest", point="", code=0)
+    assert open_version(root, "tiny").version == "v0003.g0"
+
+
 def test_nothing_acknowledged_is_lost_under_random_kills(place, tmp_path):
     environment, root = place
     folder = tmp_path / "run"

@@ -4,7 +4,8 @@ import time
 import pytest
 
 from packhouse.store import gc, open_store, open_version, publish_version, verify_version
-from packhouse.store.gc import collect_garbage, find_garbage, require_guarded
+from packhouse.store.gc import collect_garbage, find_garbage
+from packhouse.store.guard import require_guarded
 from packhouse.store.layout import file_key
 from packhouse.store.local import LocalStore
 from packhouse.store.protocol import put_data, run

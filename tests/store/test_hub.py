@@ -77,9 +77,28 @@ def test_data_files_go_the_lfs_route_whole_or_in_parts(hub, store, part_bytes):
     assert hub.repos["acme/tiny"][-1][entry.path] == store.get(opened.key(entry)).data
 
 
+def test_bytes_that_the_hub_has_are_not_sent_again(hub, store):
+    mirror(hub, store, "aaaa bbbb aaaa")
+    assert hub.num_lfs_puts == 2
+    assert json.loads(hub.repos["acme/tiny"][-1]["manifest.json"])["vid"] == "aaaa"
+
+
+def test_a_refused_large_file_names_the_token_and_commits_nothing(hub, store):
+    hub.refuse_lfs_with = 403
+    message = mirror(hub, store, "aaaa", code=1)
+    assert "StoreError: hf://datasets/acme/tiny: the Hub refuses (403)" in message
+    assert len(hub.repos["acme/tiny"]) == 1
+
+
 def test_a_hub_that_does_not_answer_is_a_passing_failure(hub, store):
     message = mirror(hub, store, "aaaa", code=1, HF_ENDPOINT="http://127.0.0.1:1")
     assert "TransientError: hf://datasets/acme/tiny: " in message
+
+
+def test_a_hub_without_xet_is_said_to_be_one(hub, store):
+    message = mirror(hub, store, "aaaa", code=1, HF_HUB_DISABLE_XET="0")
+    assert "HF_HUB_DISABLE_XET=1" in message
+    assert len(hub.repos["acme/tiny"]) == 1
 
 
 def test_another_commit_in_between_is_seen_and_kept(hub, store):

@@ -5,15 +5,137 @@ is all around it: a function that writes to the store past the generators, a req
 side knows, a real store that answers otherwise than the one in memory. Each is tested here.
 """
 
+import ast
 import hashlib
+import inspect
 import random
+from pathlib import Path
 
-from packhouse.errors import StoreError
-from packhouse.store import protocol
+import pytest
+
+import packhouse
+from packhouse.errors import PackhouseError, StoreError
+from packhouse.store import gc, open_store, protocol, publish, publish_version, refs
 from packhouse.store.objects import FileBody, ObjectStore, file_body
+from packhouse.store.publish import card_file, draft_manifest, name_files
+from tests.store import simulation
 from tests.store.simulation import SimStore
+from tests.store.versions import FACTS, pack_file
 
 WRITES = {"put_create", "put_if_match", "delete"}
+PACKAGE = Path(packhouse.__file__).parent
+
+
+def methods_named(name):
+    """Module, method and place in the tree of every `x.put_create` and the like in the library."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            is_write = isinstance(node, ast.Attribute) and node.attr in WRITES
+            if is_write and (getattr(node.value, "id", "") == "ObjectStore") == (name == "asked"):
+                if getattr(node.value, "id", "") not in ("np", "obstore"):
+                    yield path.relative_to(PACKAGE).as_posix(), node, tree
+
+
+def test_nobody_writes_to_a_store_but_the_runner_of_steps_and_the_doctor():
+    assert {module for module, _, _ in methods_named("called")} == {"addons/doctor.py"}
+
+
+def test_the_simulation_holds_no_protocol_of_its_own():
+    """It makes requests nowhere but in its reader's look at a file."""
+    tree = ast.parse(inspect.getsource(simulation))
+    made = {
+        node.func.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and getattr(node.func.value, "id", "") == "protocol"
+    }
+    assert made == {"ask"}
+    used = {
+        f"{node.value.id}.{node.attr}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and getattr(node.value, "id", "") in ("publish", "gc", "refs", "read")
+    }
+    protocols = {name for name in used if name.endswith("_steps")}
+    assert protocols == {
+        "gc.collect_steps",
+        "gc.find_garbage_steps",
+        "publish.find_slot_steps",
+        "publish.publish_steps",
+        "read.resolve_steps",
+        "refs.set_ref_steps",
+    }
+    for name in protocols:
+        module, _, function = name.partition(".")
+        real = getattr(
+            {"publish": publish, "gc": gc, "refs": refs}.get(module, simulation.read), function
+        )
+        assert real.__module__.startswith("packhouse.store.")
+
+
+class Recorder:
+    """A real store that writes down what it is asked."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store, self.asked = store, []
+
+    def __getattr__(self, name):
+        method = getattr(self.store, name)
+        if name not in (*WRITES, "get", "head", "list"):
+            return method
+
+        def recorded(key, *rest):
+            if "doctor-" not in key:
+                self.asked.append((name, key))
+            return method(key, *rest)
+
+        return recorded
+
+
+def simulate(store, generator, asked):
+    """Perform a protocol against the store in memory, without faults; write down what it asks."""
+    answer, error = None, None
+    while True:
+        try:
+            wanted = generator.send(answer) if error is None else generator.throw(error)
+        except StopIteration as stop:
+            return stop.value
+        answer, error = None, None
+        if isinstance(wanted, protocol.All):
+            answer = [simulate(store, part, asked) for part in wanted.parts]
+        elif isinstance(wanted, protocol.NewId):
+            answer = f"w{len(asked)}"
+        else:
+            if wanted.method is not ObjectStore.sha256:
+                asked.append((wanted.method.__name__, wanted.args[0]))
+            try:
+                answer = store.perform(wanted)
+            except PackhouseError as raised:
+                error = raised
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_publication_asks_a_store_and_the_simulation_the_same(tmp_path, times):
+    store, memory, asked = Recorder(open_store(str(tmp_path / "store"))), SimStore(), []
+    for number in range(times):
+        file = pack_file(tmp_path, 1 + number)
+        vid = f"aaa{number}"
+        publish_version(store, "d", vid, [file], FACTS, "latest")
+        uploads = name_files([file])
+        draft = draft_manifest("d", vid, uploads, FACTS)
+        card = card_file(draft, tmp_path)
+        draft = publish.replace(draft, files=(*draft.files, card[0]))
+        simulate(memory, publish.publish_steps(draft, (*uploads, card), "latest"), asked)
+    # Beside the protocol, `publish_version` reads: the ref, and the version that it points to.
+    before = [("get", "d/refs/latest.json")]
+    real = list(store.asked)
+    for number in range(times):
+        start = real.index(before[0], 0 if not number else len(asked) // times)
+        del real[start : start + 1 + number]
+    assert sorted(real) == sorted(asked)
+    assert {key for key, _ in memory.objects.items()} == {info.key for info in store.list("d/")}
 
 
 KEYS = ["d/refs/a.json", "d/refs/b.json", "d/v/aaaa.g0/data/x", "d/v/aaaa.g0/data/y"]

@@ -22,7 +22,7 @@ from packhouse.store import (
     pull_version,
     verify_version,
 )
-from packhouse.store.gc import require_guarded
+from packhouse.store.guard import require_guarded
 from packhouse.store.objects import (
     ObjectNotFoundError,
     PreconditionFailedError,

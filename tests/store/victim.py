@@ -25,7 +25,8 @@ from packhouse.store import (
     s3,
     verify_version,
 )
-from packhouse.store.gc import collect_garbage, require_guarded
+from packhouse.store.gc import collect_garbage
+from packhouse.store.guard import require_guarded
 from tests.store.versions import FACTS, pack_file
 
 PROCESSES = multiprocessing.get_context("forkserver")

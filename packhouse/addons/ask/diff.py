@@ -348,7 +348,7 @@ def diff(old: str, new: str, no_records: bool, cache: Path, as_json: bool) -> No
         _print_facts(found)
         if found.records is not None:
             is_other_source = any(key.endswith("sha256") for key in found.lineage)
-            kinds = _SHOWN_KINDS if is_other_source else _KINDS | {"edited": _READ_OTHERWISE}
+            kinds = _SHOWN_KINDS if is_other_source else _SHOWN_KINDS | {"edited": _READ_OTHERWISE}
             _print_records(found.records, left, right, Workspace(cache=cache).tokenizers, kinds)
 
 

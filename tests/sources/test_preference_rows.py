@@ -90,7 +90,7 @@ def test_both_sides_are_read_behind_a_prompt_that_is_not_trained(row, tmp_path):
         (
             {"messages": [U, A], "chosen": A, "rejected": B},
             "no_prompt",
-            "messages ends on an answer",
+            "messages ends with an answer",
         ),
     ],
 )

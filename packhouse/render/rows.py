@@ -41,6 +41,8 @@ _PARAMETERS = {
     "properties": {"a": {"type": "string", "description": "Therefore"}},
     "required": ["a"],
 }
+_FUNCTION = {"name": "therefore", "description": "Likewise", "parameters": _PARAMETERS}
+_TOOLS: list[object] = [{"type": "function", "function": _FUNCTION}]
 _ALWAYS = ("messages", "add_generation_prompt", "raise_exception", "strftime_now", "namespace")
 
 
@@ -172,6 +174,8 @@ class RowRenderer:
         self, messages: Messages, arguments: Mapping[str, object] = {}, is_prompt: bool = False
     ) -> Rendering:
         tools, needed = self._probe_given
+        if any("tool_calls" in message for message in messages):
+            tools = tools or _TOOLS  # Hunyuan 3 writes reasoning only where there are some
         given = Given(tools, {**needed, **arguments})
         talk = Conversation(self.template, messages, given, self.control, self.has_content_parts)
         done = talk.prefix(len(messages), is_prompt=is_prompt)
@@ -184,9 +188,7 @@ class RowRenderer:
         Rows have to bring them, or the recipe.
         """
         documents: dict[str, object] = {"documents": [{"title": "Therefore", "text": "Likewise"}]}
-        function = {"name": "therefore", "description": "Likewise", "parameters": _PARAMETERS}
-        tools: list[object] = [{"type": "function", "function": function}]
-        for given in (Given(), Given(None, documents), Given(tools)):
+        for given in (Given(), Given(None, documents), Given(_TOOLS)):
             with suppress(RefusedError):
                 self.template.render(QUESTION, given.tools, given.arguments)
                 return given

@@ -43,6 +43,15 @@ def test_a_conversation_of_ten_times_the_turns_is_ten_times_the_work(name, confi
     assert more_work <= 10 * work
 
 
+@pytest.mark.parametrize("setting", ["whole", "joined"])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_ten_thousand_turns_are_one_record_and_each_is_rendered_a_few_times(name, setting):
+    out, work = rendered(TEMPLATES[name], 10_000, turns=setting)
+
+    assert [len(each) for each in pieces(out.formatted)] == [5_000]
+    assert work < 5 * 10_000
+
+
 def test_ids_of_calls_make_no_gap_another():
     def talk(number):
         call = json.dumps([{"id": f"call{number:05d}", "function": {"name": "f", "arguments": {}}}])

@@ -312,6 +312,20 @@ def test_a_template_for_tools_alone_is_tried_with_tools():
     assert out.quarantined["reason"].to_pylist() == ["template"]
 
 
+def test_a_template_that_writes_thoughts_only_where_there_are_tools_is_not_refused():
+    turn = TURN.replace(
+        "{{ m.content }}", "{{ m.reasoning_content or '' if tools else '' }}{{ m.content }}"
+    )
+    function = {"name": "look", "description": "Look.", "parameters": {}}
+    tools = json.dumps([{"type": "function", "function": function}])
+    talk = [("user", "Two?"), {"role": "assistant", "content": "2.", "reasoning": "Hm."}]
+    template = "{{ tools | tojson }}" + turn + PROMPT
+    out = render_chat(template, [talk, talk], tools=[tools, None], added_tokens=TOKENS)
+
+    assert pieces(out.formatted) == [["Hm.2.</s>"]]
+    assert out.quarantined["reason"].to_pylist() == ["thought_lost"]
+
+
 CALLS = [{"type": "function", "id": "call00000", "function": {"name": "get", "arguments": {}}}]
 IDS_OF_HISTORY = (  # as Apriel 1.6: the last turn has no end, and calls before it have ids
     "{% for m in messages %}<|user|>{{ m.role }}: {{ m.content }}"

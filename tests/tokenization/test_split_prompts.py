@@ -1,6 +1,7 @@
 """Where a token crosses the end of the prompt, the prompt's ids are those of inference."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 
 import packhouse
 from packhouse.addons.golden import pin
-from packhouse.recipe import TokenizeConfig
+from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.recipe.reading import load_recipe
+from packhouse.render import make_renderer
 from packhouse.tokenize import gate, tokenize_table
 from packhouse.tokenize.tokenizing import cuts_prompts
+from tests.templates.toys import make_table
 from tests.tokenization.conftest import snapshot_of, train_metaspace
 
 HF = TokenizeConfig(encoder="hf")
@@ -214,6 +217,22 @@ TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'user' %}Q: {{ message.content }}\nA: "
     "{% else %}{{ message.content }}{{ eos_token }}{% endif %}{% endfor %}"
 )
+
+
+@pytest.mark.parametrize("setting", ["alone", "exact"])
+def test_later_prompts_of_a_record_keep_the_tokens_that_were_generated(setting, byte_level):
+    """Intern-S1's calls: the prompt is one line break, and the answer begins with another."""
+    tokens = {"special_tokens": {"eos_token": "<|end|>"}, "stop_tokens": {"<|end|>": "tokenizer"}}
+    snapshot = replace(byte_level, chat_template=TEMPLATE, **tokens)
+    renderer = make_renderer(FormatConfig(turns=setting), snapshot)
+    records = renderer.render(make_table([[*turns(1), *turns(2)]])).formatted
+
+    last = split(records, snapshot).tokenized.to_pylist()[-1]
+
+    pieces = ["Q: the cat 1\nA: ", "the hat 1<|end|>Q: the cat 2\nA: ", "the hat 2<|end|>"]
+    if setting == "alone":  # what a server has that encodes the whole prompt
+        pieces[:2] = ["".join(pieces[:2])]
+    assert last["input_ids"] == [token for each in pieces for token in encode(snapshot, each)]
 
 
 def recipe_of(tmp_path, tokenizer, *overrides, **sections):

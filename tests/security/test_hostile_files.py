@@ -74,7 +74,7 @@ def test_a_file_that_decodes_to_too_much_ends_in_an_error_that_names_it(
 def test_packs_of_more_tokens_than_the_manifest_says_are_not_decoded(tmp_path: Path) -> None:
     address = publish(tmp_path, long_run())
     before = pa.default_memory_pool().max_memory()
-    problem = "holds 100,000,000 values, and its manifest says 7 tokens"
+    problem = "has 100,000,000 values, but the manifest says 7 tokens"
 
     (said,) = verify_version(open_address(address)).problems
     assert problem in said

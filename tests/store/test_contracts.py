@@ -92,11 +92,11 @@ def test_verify_finds_what_a_manifest_says_wrongly(tmp_path):
     wrong = {
         "aaaa": (
             LocalFile(good.path, "train", rows=3, tokens=7),
-            "holds 2 rows, and its manifest says 3",
+            "has 2 rows, but the manifest says 3",
         ),
         "bbbb": (
             LocalFile(good.path, "train", rows=2, tokens=8),
-            "7 tokens, and the manifest says 8",
+            "has 7 tokens, but the manifest says 8",
         ),
     }
     for vid, (file, message) in wrong.items():

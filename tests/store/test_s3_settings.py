@@ -92,7 +92,7 @@ def test_an_endpoint_with_a_password_is_refused_and_not_repeated(monkeypatch, na
 
     monkeypatch.setenv(name, url)
     for use in (make_client, filesystem_options):
-        with pytest.raises(ConfigError, match=f"{name} holds a user name") as caught:
+        with pytest.raises(ConfigError, match=f"{name} contains a user name") as caught:
             use()
         assert "canary" not in str(caught.value)
 

@@ -235,7 +235,7 @@ def test_wrong_credentials_are_a_mistake_and_not_retried(use, moto_environment, 
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     with FaultyProxy(moto_environment["AWS_ENDPOINT_URL"], lambda *_: None) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-        with pytest.raises(StoreError, match="check the credentials"):
+        with pytest.raises(StoreError, match="Check the credentials"):
             open_version(root, "tiny")
         assert proxy.requests == 1
         with pytest.raises(StoreError, match=f"{root}/tiny/: refused"):

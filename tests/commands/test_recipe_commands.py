@@ -193,7 +193,7 @@ def test_a_cache_that_is_a_file_is_refused(command, tmp_path):
     for cache in (tmp_path / "file", tmp_path / "file" / "below"):
         done = CliRunner().invoke(cli, [command, str(DEMO), "--cache", str(cache)])
         assert done.exit_code == 2
-        assert f"'{tmp_path}/file' is no folder; give a folder with --cache" in done.output
+        assert f"'{tmp_path}/file' is not a folder. Choose a folder with --cache" in done.output
 
 
 def test_a_recipe_that_is_a_folder_is_refused(tmp_path):

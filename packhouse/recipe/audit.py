@@ -151,7 +151,7 @@ class AuditConfig(Section):
     """Number of consecutive words shared with a benchmark that make a row contaminated."""
 
     on_match: OnMatch = "stop"
-    """What to do with contaminated rows. `stop`: publish nothing if there are more than
+    """Treatment of contaminated rows. `stop`: publish nothing if there are more than
     `max_contaminated`. `drop`: leave them out. `same_side`: move them and all rows of their groups
     to eval, where the benchmark belongs. Unlike the limits, part of the version."""
 

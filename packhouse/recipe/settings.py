@@ -325,7 +325,7 @@ class PackConfig(Section):
     the name of a plug-in."""
 
     over_length: Literal["drop", "error", "truncate_turns", "window"] = "drop"
-    """What to do with records longer than `seq_len`. `drop`: drop and count them. `error`: fail.
+    """Treatment of records longer than `seq_len`. `drop`: drop and count them. `error`: fail.
     `truncate_turns`: keep the whole turns that fit, from the start. `window`: split into windows of
     whole turns, each with the system prompt (a change of `seq_len` then also runs format again)."""
 
@@ -400,7 +400,7 @@ class SplitConfig(Section):
     this number is reached; each row brings all its records."""
 
     group_by: Literal["prompt", "record"] = "prompt"
-    """What stays in the same split: records with the same `prompt`, or only exact duplicates
+    """Unit that stays in one split: records with the same `prompt`, or only exact duplicates
     (`record`)."""
 
     seed: int = 0
@@ -471,7 +471,7 @@ def _or_a_name(schema: dict[str, Any]) -> None:
 
 
 class PublishConfig(Section):
-    """Where a version is published, and in which files."""
+    """Target and files of the published version."""
 
     store: Uri = "./store"
     """Root of the store: a folder or `s3://bucket/prefix`."""

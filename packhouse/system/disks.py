@@ -63,7 +63,7 @@ class FreeSpace:
 
 
 def free_space(place: Path) -> FreeSpace:
-    """Return the free space of the file system that holds `place`, which need not exist yet."""
+    """Return the free space of the file system of `place`, which may not exist yet."""
     exists = next(p for p in (place, *place.absolute().parents) if p.exists())
     facts = os.statvfs(exists)
     return FreeSpace(facts.f_bavail * facts.f_frsize, facts.f_favail if facts.f_files else None)

@@ -152,7 +152,7 @@ def test_google_without_credentials_names_the_variable(gcs, monkeypatch):
     monkeypatch.delenv("GOOGLE_BEARER_TOKEN")
     for name in ("GCE_METADATA_HOST", "GCE_METADATA_IP"):
         monkeypatch.setenv(name, gcs.endpoint.removeprefix("http://"))
-    with pytest.raises(ConfigError, match="set GOOGLE_APPLICATION_CREDENTIALS"):
+    with pytest.raises(ConfigError, match="Set GOOGLE_APPLICATION_CREDENTIALS"):
         open_store(GS).get("d/x")
 
 

@@ -44,8 +44,8 @@ def test_good_rows_pass(tmp_path):
         ({"seq_lengths": [[1, 2], [3]]}, "packed row 1: seq_lengths add up to 3"),
         ({"position_ids": [[0, 1, 2], [0, 1]]}, "packed row 0: position_ids[1] = 1"),
         ({"record_ids": [["a", "b"], ["c", "d"]]}, "packed row 1: record_ids"),
-        ({"labels": None}, "no column trained_ranges"),
-        ({"seq_lengths": None}, "no column seq_lengths"),
+        ({"labels": None}, "lack the columns trained_ranges"),
+        ({"seq_lengths": None}, "lack the columns seq_lengths"),
     ],
 )
 def test_a_broken_rule_is_found_from_the_store_alone(tmp_path, changes, message):

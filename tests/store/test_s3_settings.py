@@ -114,5 +114,5 @@ def test_an_answer_without_what_every_server_gives_is_refused(bare, operation, a
         answer |= {"Body": StreamingBody(io.BytesIO(b"PAR1"), 4)}
     stubber = Stubber(client)
     stubber.add_response(operation, answer)
-    with stubber, pytest.raises(StoreError, match="the answer has no '"):
+    with stubber, pytest.raises(StoreError, match="the response lacks '"):
         call(S3Store("bucket", client=client))

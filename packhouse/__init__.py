@@ -1,18 +1,17 @@
-"""packhouse: raw instruction data in, versions of training-ready, packed token data out.
+"""Turn raw instruction data into versions of packed token data, ready for training.
 
     import packhouse
     version = packhouse.prepare("data.json", tokenizer="Qwen/Qwen2.5-0.5B-Instruct", seq_len=4096)
     trainer = SFTTrainer(..., train_dataset=version.train, eval_dataset=version.eval)
 
-Nothing is imported until it is asked for. Datasets and collators of torch, and what models and
-training loops need, ask for torch: `pip install packhouse[torch]`. Errors are in
-`packhouse.errors`.
+Names are imported on first use. Datasets and collators for torch, and everything for models and
+training loops, need torch: `pip install packhouse[torch]`. Errors are in `packhouse.errors`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` imports
+if TYPE_CHECKING:  # for editors and type checkers; at run time, `__getattr__` imports
     from packhouse.addons.audit_any.audit import AuditReport, audit
     from packhouse.addons.dart_math.supervised import TokenizedDataset, make_supervised_dataset
     from packhouse.addons.exports.writing import Export, export_version
@@ -128,7 +127,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _version() -> str:
-    from importlib import metadata  # as long as all of `import packhouse`, which needs none
+    from importlib import metadata  # takes as long as the rest of `import packhouse`
 
     try:
         return metadata.version("packhouse")

@@ -1,7 +1,7 @@
-"""Add-ons and commands by name; their modules are imported when they are asked for.
+"""Names of add-ons and commands; their modules are imported on first use.
 
-An add-on is a folder or a module of `packhouse/addons/` and its lines here. Nothing else of
-packhouse imports it, so that without it all the rest works.
+An add-on is a folder or module in `packhouse/addons/` plus its lines here. No other module imports
+it, so everything else works without it.
 """
 
 from importlib import import_module
@@ -58,7 +58,7 @@ COMMANDS = {
     ),
     "export": ("packhouse.addons.exports.writing", "Write a version in the format of a trainer."),
 }
-"""Commands by name: the module of a `click` command of that name, and a line for `--help`."""
+"""Commands by name: the module with the `click` command of that name, and its line in `--help`."""
 
 PUBLIC = {
     "audit": "packhouse.addons.audit_any.audit",
@@ -90,7 +90,7 @@ PUBLIC = {
     "training_receipt": "packhouse.addons.torch.receipts",
     "write_receipt": "packhouse.addons.torch.receipts",
 }
-"""Names that users import from `packhouse` itself, and the module of each."""
+"""Names of add-ons that users import from `packhouse`, with the module of each."""
 
 FUNCTIONS = {
     "ask": "packhouse.addons.ask.query",
@@ -124,7 +124,7 @@ FUNCTIONS = {
     "check_published_exports": "packhouse.addons.exports.writing",
     "write_published_export": "packhouse.addons.exports.writing",
 }
-"""What the rest of packhouse uses of add-ons, where it is asked for, and the module of each."""
+"""Functions of add-ons that the rest of packhouse uses, with the module of each."""
 
 
 DECODERS = {
@@ -132,7 +132,7 @@ DECODERS = {
     "sqlite": ("packhouse.addons.tables", "read_database"),
     "duckdb": ("packhouse.addons.tables", "read_database"),
 }
-"""File formats of which an add-on makes an Arrow file: module and function of each, which takes the
+"""File formats that an add-on converts to Arrow, with module and function. The function takes the
 file, its URI, the format and the name of a table, and returns the Arrow file."""
 
 TEXT_FUNCTIONS = {
@@ -149,11 +149,11 @@ TEXT_FUNCTIONS = {
     "repetition": ("packhouse.addons.quality", "DOUBLE"),
     "language": ("packhouse.addons.quality", "VARCHAR"),
 }
-"""Functions that `where`, `select` and `packhouse sql` can call on texts: the module of each, and
-the type that it returns. Each takes Arrow texts for every argument; null gives null."""
+"""Text functions for `where`, `select` and `packhouse sql`, with module and return type. All
+arguments are Arrow string arrays; null gives null."""
 
 TEXT_FUNCTIONS_VERSION = 1
-"""In the keys of sources whose expressions call one. Raise it when one answers differently."""
+"""Part of the cache key of sources that use a text function. Raise it when a result changes."""
 
 
 def has_function(name: str) -> bool:
@@ -165,7 +165,7 @@ def function_of_addon(name: str) -> Any:
     """Import one of `FUNCTIONS`.
 
     Raises:
-        ConfigError: its add-on was taken out of this install.
+        ConfigError: Its add-on is not part of this installation.
     """
     return _load(FUNCTIONS[name], name)
 
@@ -174,7 +174,7 @@ def decoder(file_format: str) -> Any:
     """Import the function of one of `DECODERS`.
 
     Raises:
-        ConfigError: its add-on was taken out of this install.
+        ConfigError: Its add-on is not part of this installation.
     """
     return _load(*DECODERS[file_format])
 
@@ -182,16 +182,16 @@ def decoder(file_format: str) -> Any:
 def _load(module: str, name: str) -> Any:
     if not is_there(module):
         addon = ".".join(module.split(".")[:3])
-        raise ConfigError(f"this install of packhouse lacks {addon}, which is needed here")
+        raise ConfigError(f"this needs {addon}, which is not installed. Reinstall packhouse")
     return getattr(import_module(module), name)
 
 
 BUILDS_ON = {"packhouse.addons.report": "packhouse.addons.ask.query"}
-"""Add-ons that are made of another one, by folder: a report shows answers to questions."""
+"""Add-ons that need another one, by folder: the report shows results of queries."""
 
 
 def is_there(module: str) -> bool:
-    """Return True if a module is installed; nothing but its folder is imported."""
+    """Return True if a module is installed; imports only its package."""
     try:
         base = BUILDS_ON.get(module.rpartition(".")[0])
         return find_spec(module) is not None and (base is None or is_there(base))

@@ -1,4 +1,4 @@
-"""What a run leaves in the Prefect UI: what was published or why not, as markdown, tables, picture.
+"""Create the artifacts of a run in the Prefect UI: Markdown pages, tables and a picture.
 
 Keys are made from the dataset's name, so that the UI shows a history of each: `demo-version`,
 `demo-refused`, `demo-refresh`, `demo-sources`, `demo-audit`, `demo-quarantine`. Texts from rows
@@ -52,7 +52,7 @@ from tasks.pictures import artifact_key, lengths_picture
 _MOST_DETAIL = 120
 _MOST_SHOWN = 10
 _MOST_RAW = 160
-"""Bytes of a bad row that a page shows."""
+"""Maximum bytes of a bad row shown on a page."""
 
 
 def publish_artifacts(recipe: Recipe, prepared: Prepared) -> None:
@@ -85,7 +85,7 @@ def publish_artifacts(recipe: Recipe, prepared: Prepared) -> None:
 
 
 def refusal_artifacts(recipe: Recipe, error: PackhouseError) -> None:
-    """Create the page that says why nothing was published, and a table of the bad rows."""
+    """Create the page with the reason why nothing was published, and a table of bad rows."""
     gate = gate_of(error)
     what = f"refused by its {gate} gate" if gate else "failed"
     bad = read_bad_rows(Path(place) for place in error.facts.get("places", ()))
@@ -137,7 +137,7 @@ def _refused_rows(recipe: Recipe, bad: pa.Table) -> list[str]:
 
 
 def refresh_artifacts(recipe: Recipe, refreshed: Refreshed) -> None:
-    """Create the page that says what a refresh did, and how to promote what waits."""
+    """Create the page with the outcome of a refresh, and how to promote a held version."""
     create_markdown_artifact(
         key=artifact_key(recipe.dataset, "refresh"),
         markdown="\n".join(_refresh_page(recipe, refreshed)),
@@ -146,7 +146,7 @@ def refresh_artifacts(recipe: Recipe, refreshed: Refreshed) -> None:
 
 
 def verify_artifacts(store: str, reports: Sequence[tuple[str, VerifyReport]]) -> None:
-    """Create the table of what was verified."""
+    """Create the table of verified versions."""
     rows = [
         {
             "dataset": name,
@@ -164,7 +164,7 @@ def verify_artifacts(store: str, reports: Sequence[tuple[str, VerifyReport]]) ->
 
 
 def move_artifacts(store: str, dataset: str, ref: Ref) -> None:
-    """Create the page of a ref that moved."""
+    """Create the page about a moved ref."""
     moves = [(move.seq, move.version, *astuple(move.note)) for move in ref.moves[:10]]
     lines = [
         f"# {for_markdown(dataset)}: {markdown_code(ref.name)} -> {markdown_code(ref.version)}",
@@ -181,7 +181,7 @@ def move_artifacts(store: str, dataset: str, ref: Ref) -> None:
 
 
 def garbage_artifacts(store: str, reports: Sequence[tuple[str, GcReport]]) -> None:
-    """Create the table of what interrupted publishes left."""
+    """Create the table of files left by interrupted publishes."""
     rows = [
         {
             "dataset": name,
@@ -207,7 +207,7 @@ def backfill_artifacts(runs: Runs) -> None:
 
 
 def _create_table(key: str, rows: Sequence[Mapping[str, Any]], description: str) -> None:
-    """Create a table artifact; the UI renders its cells as markdown."""
+    """Create a table artifact; the UI renders its cells as Markdown."""
     cells = [
         {name: for_markdown(cell) if isinstance(cell, str) else cell for name, cell in row.items()}
         for row in rows
@@ -278,7 +278,7 @@ def _links(prepared: Prepared) -> list[str]:
 
 
 def _sources(prepared: Prepared) -> list[dict[str, Any]]:
-    """Rows read and quarantined, records and tokens, by source."""
+    """Return rows read and quarantined, records and tokens, by source."""
     read: Counter[str] = Counter()
     bad: Counter[str] = Counter()
     for facts in (receipt.facts for receipt in prepared.receipts):
@@ -303,7 +303,7 @@ def _sources(prepared: Prepared) -> list[dict[str, Any]]:
 def _quarantine_table(
     recipe: Recipe, counts: Sequence[tuple[str, str, int]], bad: pa.Table | None
 ) -> None:
-    """Create the table of (step, reason, records), with the first where this machine has them."""
+    """Create the table of (step, reason, records), with an example if this machine has the rows."""
     found = [] if bad is None else count_reasons(bad)
     known = {(each["step"], each["reason"]): each["samples"] for each in found}
     samples = [row for each in found for row in each["samples"]]

@@ -1,4 +1,4 @@
-"""What a backfill does with the runs of its recipes: name them, and say how they ended."""
+"""Name the runs of a backfill, and summarize how they ended."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def name_of(recipe: str | Recipe) -> str:
 
 
 def filled(runs: Runs) -> State[Any]:
-    """Return the state of the whole: completed if every run is.
+    """Return the state of the backfill: completed if all runs are.
 
     Runs below a backfill cannot be paused, so it says itself whose refs wait for a person.
     """

@@ -91,7 +91,7 @@ def run_chain(
             raise
         log_end(prepared)
         publish_artifacts(recipe, prepared)
-        if prepared.created or is_repeated():  # a run that was killed may not have announced it
+        if prepared.created or is_repeated():  # a killed run may not have announced it
             announce_published(prepared)
         if prepared.published.held_back:
             announce_held(prepared)
@@ -100,11 +100,11 @@ def run_chain(
 
 @contextmanager
 def _sigterm_waits() -> Iterator[None]:
-    """Hold back a SIGTERM, by which a worker cancels its run, until the block is done.
+    """Delay a SIGTERM, which a worker sends to cancel its run, until the end of the block.
 
     It is then of use only to a backfill, which has more to do; another run ends now by itself.
     """
-    if current_thread() is not main_thread():  # signals are for the main thread alone
+    if current_thread() is not main_thread():  # only the main thread receives signals
         yield
         return
     received: list[int] = []
@@ -151,7 +151,7 @@ def prepare_run(
 def refresh_run(
     recipe: Recipe, cache: CachePlace, steps: Steps, *, approval: bool, runner: Runner | None = None
 ) -> Any:
-    """Check the gates if nothing changed; else run the chain, and move the ref or leave it.
+    """Check the gates if nothing changed; otherwise run the chain and maybe move the ref.
 
     Returns:
         The state of the run, with a `Refreshed`.
@@ -196,7 +196,7 @@ def _ended(
     *,
     is_new: bool,
 ) -> Any:
-    """Return the final state of a run; where a person has to act, say what to do, or ask first.
+    """Return the final state of a run, with the next action for a person; may ask first.
 
     Args:
         recipe: of the run.

@@ -1,4 +1,4 @@
-"""Put in order what runs leave that were cancelled, killed, or answered by somebody else.
+"""Clean up after runs that were cancelled, killed, or approved elsewhere.
 
 Half-done steps and objects of an uncommitted version are removed after a cancellation. Task and
 child runs of a killed run, which says nothing any more, are shown as Crashed. A paused run whose
@@ -45,7 +45,7 @@ log = logging.getLogger("packhouse.flows")
 
 
 def clean_up(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
-    """Remove what a cancelled run left; a hook of every flow."""
+    """Remove files left by a cancelled run; a hook of every flow."""
     folders = StepStore(default_cache() / "steps").sweep()
     recipe = recipe_of(flow_run)
     if recipe is None:
@@ -91,7 +91,7 @@ def _end_parts(client: SyncPrefectClient, flow_run: UUID, ended: State[Any]) -> 
 
 
 def end_questions(store: str, dataset: str, ref: str, at: str | None, found: str = "") -> None:
-    """End paused runs that ask about a ref, where somebody else has answered.
+    """End paused runs whose question about a ref was answered elsewhere.
 
     Args:
         store: root of the store.
@@ -103,7 +103,7 @@ def end_questions(store: str, dataset: str, ref: str, at: str | None, found: str
     """
     this = current_run()
     with get_client(sync_client=True) as client:
-        if client.server_type == ServerType.EPHEMERAL:  # which knows of no other run
+        if client.server_type == ServerType.EPHEMERAL:  # which has no other runs
             return
         paused = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PAUSED]))
         tags = FlowRunFilterTags(all_=[f"dataset:{dataset}"])
@@ -111,7 +111,7 @@ def end_questions(store: str, dataset: str, ref: str, at: str | None, found: str
             asked = version_asked(run)
             try:
                 recipe = recipe_of(run)
-            except PackhouseError:  # its recipe is gone: nobody knows which ref it means
+            except PackhouseError:  # its recipe was deleted, so its ref is unknown
                 continue
             if recipe is None or recipe.publish.ref != ref:
                 continue
@@ -134,7 +134,7 @@ def _is_like(run: FlowRun, other: FlowRun) -> bool:
 
 
 def recipe_of(flow_run: FlowRun) -> Recipe | None:
-    """Return the recipe that a run was given, resolved as the run resolves it."""
+    """Return the recipe of a run, resolved as in the run."""
     given = flow_run.parameters.get("recipe")
     if given is None:
         return None

@@ -1,11 +1,11 @@
-"""Engines: what does the tasks of a flow run. One parameter chooses; the bytes are the same.
+"""Engines that run the tasks of a flow run. All engines give the same bytes.
 
 | engine | where tasks run | use it |
 |---|---|---|
 | `threads` | in the process of the flow run | by default: steps work outside Python's lock |
 | `processes` | in as many processes of this machine | where they do not (`tokenize.encoder: hf`) |
 | `dask` | on a Dask cluster: given, or a temporary one here | one machine is too small |
-| `ray` | on a Ray cluster: given, or a temporary one here | the same, where Ray is at hand |
+| `ray` | on a Ray cluster: given, or a temporary one here | the same, if Ray is installed |
 
 A given cluster needs packhouse in its workers' Python, and the cache under the same path. Its
 address comes from the environment or a shell, never from the parameters of a run: Dask and Ray
@@ -35,24 +35,24 @@ Runner = Literal["threads", "processes", "dask", "ray"]
 ENGINES: tuple[Runner, ...] = get_args(Runner)
 
 _LEAST_BYTES = {"threads": 2**20, "processes": 2**25, "dask": 2**25, "ray": 2**25}
-"""Bytes of a task that keep handing it out under 5% of its time; see `engine.grouping`."""
+"""Bytes per task at which scheduling takes under 5% of its time; see `engine.grouping`."""
 
 _RAY_STORE_BYTES = 128 * 2**20  # only keys and receipts travel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Engine:
-    """Which engine, how many workers, and where."""
+    """Engine, number of workers, and address."""
 
     runner: Runner = "threads"
     workers: int
-    """Tasks at the same time; of a given cluster: what it is taken to have."""
+    """Number of parallel tasks; for an existing cluster, its assumed size."""
     address: str | None = None
-    """Of a given cluster; None: a temporary one on this machine."""
+    """Address of an existing cluster; None for a temporary one on this machine."""
 
     @property
     def least_bytes(self) -> int:
-        """Bytes that a task should work on at least."""
+        """Minimum bytes that a task should process."""
         return _LEAST_BYTES[self.runner]
 
 
@@ -71,16 +71,20 @@ def choose_engine(runner: str | None = None) -> Engine:
     asked = runner or os.environ.get("PACKHOUSE_RUNNER") or "threads"
     name = next((known for known in ENGINES if known == asked), None)
     if name is None:
-        raise ConfigError(f"no runner '{asked}'; known: {', '.join(ENGINES)}")
+        raise ConfigError(f"unknown runner '{asked}'. Known: {', '.join(ENGINES)}")
     is_cluster = name in ("dask", "ray")
     if is_cluster and find_spec(f"prefect_{name}") is None:
         raise ConfigError(f"runner '{name}' is not installed: {pip_install(name)}")
     address = os.environ.get("PACKHOUSE_RUNNER_ADDRESS") or None
     if address and not is_cluster:
-        raise ConfigError(f"runner '{name}' has no address; it is for dask and ray")
+        raise ConfigError(
+            f"runner '{name}' does not accept an address. Use dask or ray, or remove it"
+        )
     workers = os.environ.get("PACKHOUSE_WORKERS") or str(os.cpu_count() or 1)
     if not workers.isdecimal() or int(workers) < 1:
-        raise ConfigError(f"PACKHOUSE_WORKERS is '{workers}'; it must be a number from 1 on")
+        raise ConfigError(
+            f"PACKHOUSE_WORKERS is '{workers}'. Set it to a whole number of at least 1"
+        )
     return Engine(runner=name, workers=int(workers), address=address)
 
 
@@ -105,21 +109,21 @@ def _start(engine: Engine, stack: ExitStack) -> "TaskRunner[Any]":
             return runner
         except Exception as error:
             if tries_left and not engine.address:
-                log.warning("runner '%s' did not start (%s); trying again", engine.runner, error)
+                log.warning("runner '%s' did not start (%s); retrying", engine.runner, error)
                 continue
             where = (
                 f"at '{engine.address}' cannot be reached" if engine.address else "did not start"
             )
             raise TransientError(
-                f"runner '{engine.runner}' {where}: {str(error).splitlines()[0]}; start it, or "
-                "choose another one with PACKHOUSE_RUNNER or the run's `runner`"
+                f"runner '{engine.runner}' {where}: {str(error).splitlines()[0]}. Start it, or "
+                "choose another runner with PACKHOUSE_RUNNER or the run's `runner`"
             ) from error
-    raise AssertionError("unreachable: the last try returns or raises")
+    raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 @contextmanager
 def _server_for(engine: Engine) -> Iterator[None]:
-    """Let other processes find the embedded server, or each of them would start one of its own."""
+    """Let other processes find the embedded server; otherwise each would start its own."""
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     if engine.runner == "threads" or PREFECT_API_URL.value():
@@ -134,7 +138,7 @@ def _server_for(engine: Engine) -> Iterator[None]:
 
 
 def _task_runner(engine: Engine) -> "TaskRunner[Any]":
-    """Make the engine's task runner, not started yet; each is imported where it is chosen."""
+    """Create the engine's task runner without starting it; import only the chosen one."""
     if engine.runner == "threads":
         from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -177,7 +181,7 @@ def _task_runner(engine: Engine) -> "TaskRunner[Any]":
     return ray
 
 
-# Of Dask and of Ray, which are imported only where they are chosen.
+# Names of exceptions of Dask and Ray, which are imported only if chosen.
 _LOST = (
     *("KilledWorker", "CommClosedError", "FutureCancelledError", "FuturesCancelledError"),
     *("WorkerCrashedError", "NodeDiedError", "ObjectLostError", "OutOfMemoryError"),
@@ -186,7 +190,7 @@ _LOST = (
 
 
 def is_lost_worker(error: BaseException) -> bool:
-    """Tell whether a task failed because what ran it died, and not the task itself."""
+    """Return True if a task failed because its worker died, not because of the task."""
     from concurrent.futures import BrokenExecutor, CancelledError
 
     from prefect.exceptions import CrashedRun

@@ -1,4 +1,4 @@
-"""Events for whoever listens: automations, `prefect event stream`, an asset catalogue.
+"""Emit events for automations, `prefect event stream` and asset catalogs.
 
     packhouse.version.published     a version was committed, or found committed after a kill
     packhouse.version.refused       a gate stopped a version, or held its ref back
@@ -45,7 +45,7 @@ _GATES: dict[type[PackhouseError], str] = {
 
 
 def gate_of(error: PackhouseError) -> str | None:
-    """Return which gate an error is of; None if it is no refusal but a failure.
+    """Return the gate that raised an error; None if the error is not a refusal.
 
     Example:
         >>> gate_of(QuarantineLimitError("9 of 304 rows are bad")), gate_of(PackhouseError("?"))
@@ -55,7 +55,7 @@ def gate_of(error: PackhouseError) -> str | None:
 
 
 def announce_published(prepared: Prepared) -> None:
-    """Say that a version is there."""
+    """Announce a published version."""
     published = prepared.published
     splits = published.statistics.items()
     payload = {
@@ -99,7 +99,7 @@ def _announce_asset(prepared: Prepared, metadata: dict[str, object]) -> None:
 
 
 def _asset(place: str, properties: AssetProperties | None = None) -> Asset | None:
-    """Return the asset at a path or URI; None if Prefect takes no key like that.
+    """Return the asset at a path or URI; None if Prefect does not accept such a key.
 
     Example:
         >>> _asset("/data/chats.jsonl").key, _asset("s3://raw/a.parquet").key
@@ -115,13 +115,13 @@ def _asset(place: str, properties: AssetProperties | None = None) -> Asset | Non
 
 
 def announce_held(prepared: Prepared) -> None:
-    """Say that a version is published, and that its ref stays where it was."""
+    """Announce a published version whose ref was held back."""
     payload = {"gate": "drift", "reasons": list(prepared.published.held_back)}
     emit_event("packhouse.version.refused", resource=_resource(prepared), payload=payload)
 
 
 def announce_end(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
-    """Say that a run has ended; a hook of every flow.
+    """Announce that a run has ended; a hook of every flow.
 
     The server says so as well, but a last heartbeat may reach it after that, or carry the time of a
     clock that is ahead: the automation `packhouse-crashed` would wait for the next one. This event
@@ -142,7 +142,7 @@ def announce_end(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
 
 
 def announce_refused(dataset: str, error: PackhouseError) -> None:
-    """Say that a gate stopped a version; nothing for an error that is no refusal."""
+    """Announce that a gate stopped a version; do nothing for other errors."""
     gate = gate_of(error)
     if gate is None:
         return

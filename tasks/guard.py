@@ -1,4 +1,4 @@
-"""What a flow run may touch, and that no two work on one dataset at the same time.
+"""Restrict what a flow run may access, and let only one run work on a dataset at a time.
 
 A run of a deployment is started by whoever may fill its form, so every place in its parameters is
 resolved by the worker's file of places (`schemas.places`); a run from a shell is its user's own and
@@ -68,7 +68,7 @@ def allowed_recipe(
 
 
 def named_recipe(name: str) -> Recipe:
-    """Return the recipe that the worker's file of places knows by this name.
+    """Return the recipe listed under this name in sources.yaml.
 
     Raises:
         ConfigError: it knows none, or the recipe is wrong.
@@ -85,7 +85,7 @@ def named_recipe(name: str) -> Recipe:
 
 
 def allowed_store(store: str) -> str:
-    """Return the root of a store that a run's parameter names.
+    """Return the root of the store that a parameter names.
 
     Raises:
         ConfigError: neither a name nor below an allowed prefix, or a credential.
@@ -95,7 +95,7 @@ def allowed_store(store: str) -> str:
 
 
 def worker_cache(cache: str | None) -> CachePlace:
-    """Return where finished steps lie; a run of a deployment takes the worker's own place.
+    """Return the location of finished steps; a deployed run uses the worker's own.
 
     Raises:
         ConfigError: a form names another.
@@ -108,7 +108,7 @@ def worker_cache(cache: str | None) -> CachePlace:
 
 @contextmanager
 def dataset_slot(recipe: Recipe) -> Iterator[None]:
-    """Hold the only slot of a dataset while the block runs; wait for it if another run has it."""
+    """Hold the only slot of a dataset during the block; wait while another run has it."""
     name = slot_name(recipe)
     tag_run(dataset=recipe.dataset)
     with get_client(sync_client=True) as client:
@@ -125,7 +125,7 @@ def dataset_slot(recipe: Recipe) -> Iterator[None]:
 
 
 def _make_limit(client: SyncPrefectClient, name: str) -> None:
-    """Create the limit unless it is there; looked for first, for the server logs every conflict."""
+    """Create the limit if it is missing. Check first, because the server logs every conflict."""
     try:
         client.read_global_concurrency_limit_by_name(name)
     except ObjectNotFound:
@@ -134,7 +134,7 @@ def _make_limit(client: SyncPrefectClient, name: str) -> None:
 
 
 def slot_name(recipe: Recipe) -> str:
-    """Return the name of a dataset's limit: the same for all recipes that publish to one place.
+    """Return the name of a dataset's limit, which all recipes for the same dataset and store share.
 
     Example:
         >>> from packhouse.recipe import Recipe
@@ -147,13 +147,13 @@ def slot_name(recipe: Recipe) -> str:
 
 
 def place_of(store: str) -> str:
-    """Return the one spelling of a store's root that all its spellings share."""
+    """Return the canonical spelling of a store's root."""
     store = store.rstrip("/")
     return store if "://" in store else str(Path(store).expanduser().resolve())
 
 
 def _is_deployed() -> bool:
-    """Return True if this run is of a deployment, or below one that is.
+    """Return True if this run, or a parent of it, belongs to a deployment.
 
     A run of its own knows; `deployment.id` asks the server for what it has just been told.
     """
@@ -169,7 +169,7 @@ def _places_file() -> Path:
 
 
 def _places(deployed: bool | None = None) -> Places | None:
-    """What holds for this run; None in a shell without PACKHOUSE_SOURCES: all is its user's own."""
+    """Return the rules for this run; None (no limits) in a shell without PACKHOUSE_SOURCES."""
     deployed = _is_deployed() if deployed is None else deployed
     if not deployed and "PACKHOUSE_SOURCES" not in os.environ:
         return None
@@ -192,5 +192,5 @@ def _secret(block: str) -> str:
         raise ConfigError(
             f"the server has no Secret block '{block}', which sources.yaml lists. Create it"
         ) from None
-    assert isinstance(secret, Secret), "outside of an event loop Prefect loads at once"
+    assert isinstance(secret, Secret), "Prefect loads synchronously outside of an event loop"
     return str(secret.get())

@@ -1,4 +1,4 @@
-"""What every flow has in common: what Prefect keeps of it, its name, and what happens at its end.
+"""Common settings of all flows: results, run names and hooks at the end of a run.
 
 At the end of a run, hooks tell whoever listens that it ended, and that a version was refused, as
 events that automations can act on (`docs/how-to/notify.md` lists them). They run in the process
@@ -11,7 +11,7 @@ import os
 import re
 from typing import Any
 
-import coolname.data  # of what Prefect names runs with
+import coolname.data  # the words that Prefect uses to name runs
 from prefect import runtime
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, State
@@ -60,7 +60,7 @@ def _run_name(subject: str) -> str:
 
 
 def is_made_up(name: str) -> bool:
-    """Return True if Prefect made up this name of a run. It keeps no record of who named a run.
+    """Return True if Prefect made up the name of a run, which it does not record.
 
     Example:
         >>> made_up = ("diligent-loon", "Ergonomic-Sushi", "theta42-kepler-nebula")
@@ -85,7 +85,7 @@ def _on_failure(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
 
 
 def _tag_outcome(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
-    """Tag a run that failed, crashed or was cancelled by its state; it need not have come far."""
+    """Tag a failed, crashed or cancelled run with its state, even if it ended early."""
     with get_client(sync_client=True) as client:
         tags = tags_with(client.read_flow_run(flow_run.id).tags, outcome=str(state.name).lower())
         flow_run.tags = sorted({*tags, *_dataset_tags(flow_run)})
@@ -98,21 +98,21 @@ def _dataset_tags(flow_run: FlowRun) -> list[str]:
 
 
 def _dataset_of(flow_run: FlowRun) -> str | None:
-    """Dataset of a run; a recipe's name need not be its dataset's, which listeners know."""
+    """Return the dataset of a run; listeners know it, not the name of the recipe."""
     recipe = flow_run.parameters.get("recipe")
     if isinstance(recipe, str):
         try:
             return named_recipe(recipe).dataset
         except PackhouseError:
-            return recipe  # no such recipe: there is no dataset to tell
+            return recipe  # unknown recipe, so no dataset
     return None if recipe is None else _name_of(recipe)
 
 
 FLOW: dict[str, Any] = {
-    # A thread per core: each holds a shard in memory, and Prefect's default knows no limit.
+    # One thread per core: each has a shard in memory, and Prefect's default is unlimited.
     "task_runner": ThreadPoolTaskRunner(max_workers=os.cpu_count() or 1),
     "persist_result": False,
-    "result_serializer": "json",  # what Prefect keeps of an exception; its default is a pickle
+    "result_serializer": "json",  # for exceptions; the default is a pickle
     "on_completion": [announce_end],
     "on_failure": [_tag_outcome, _on_failure, announce_end],
     "on_crashed": [_tag_outcome, end_parts, announce_end],

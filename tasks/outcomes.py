@@ -1,4 +1,4 @@
-"""How a run ended, as the Runs page shows it: the name and colour of its state, and its tags.
+"""Final state and tags of a run, as shown on the Runs page.
 
 | state | type, and with it the colour | what happened |
 |---|---|---|
@@ -49,7 +49,7 @@ def flow_run() -> FlowRun | None:
 
 
 def is_repeated() -> bool:
-    """Return True if this run ran before: it was killed, or asked a person and was resumed."""
+    """Return True if this run ran before: it was killed and retried, or paused and resumed."""
     run = flow_run()
     return run is not None and run.run_count > 1
 
@@ -65,7 +65,7 @@ def tag_run(**facts: str) -> None:
 
 
 def tags_with(tags: Iterable[str], **facts: str) -> list[str]:
-    """Return the tags with these facts, instead of what they say of the same names.
+    """Return the tags with these facts; they replace tags with the same names.
 
     Example:
         >>> tags_with(["packhouse", "outcome:waiting"], outcome="published")
@@ -91,7 +91,7 @@ def stopped(error: PackhouseError) -> State[Any]:
 
 
 def version_asked(run: FlowRun) -> str:
-    """Return the version that a paused run asks about."""
+    """Return the version for which a paused run asks for approval."""
     return _version_asked(run.state) if run.state else ""
 
 
@@ -100,7 +100,7 @@ def _version_asked(state: State[Any]) -> str:
 
 
 def is_approved(outcome: Outcome, message: str, version: str, *, is_new: bool) -> bool:
-    """Ask a person whether the ref may move: suspend this run until somebody resumes it.
+    """Ask for approval to move the ref: suspend this run until somebody resumes it.
 
     A version is asked about once, by the run that made it.
 

@@ -1,4 +1,4 @@
-"""The picture of a version: how long its records are, and how full its packs.
+"""Draw a picture of a version: lengths of its records and fill of its packs.
 
 `packhouse.addons.report` draws it as SVG; here it stands inside the markdown that Prefect's
 UI shows.
@@ -13,7 +13,7 @@ from packhouse.system.wording import counted
 
 
 def artifact_key(*parts: str) -> str:
-    """Return a key as Prefect takes it: lower case, digits and dashes.
+    """Return a valid artifact key for Prefect: lower case, digits and dashes.
 
     Example:
         >>> artifact_key("my_data.v2", "version")
@@ -23,7 +23,7 @@ def artifact_key(*parts: str) -> str:
 
 
 def lengths_picture(published: Published) -> list[str]:
-    """Return the lines of a markdown image, with its facts as alternative text."""
+    """Return the lines of a Markdown image, with its numbers as alternative text."""
     splits = {name: side for name, side in published.statistics.items() if side.num_packs}
     if not splits:
         return []

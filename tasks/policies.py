@@ -1,4 +1,4 @@
-"""What every task has in common: when it is retried, and what Prefect keeps of it.
+"""Common settings of all tasks: retries and stored results.
 
 Prefect's own caching is off: its results carry no checksum, stay "Cached" when their file is gone,
 and lose a failed write silently. The step store decides, and a hit is shown as state `Cached`.
@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 def is_transient(task: Any, task_run: Any, state: State[Any]) -> bool:
-    """Retry hiccups of network and storage only; a user's mistake fails at once."""
+    """Retry only transient errors of network and storage; other errors fail at once."""
     try:
         state.result()
     except TransientError:
@@ -32,12 +32,12 @@ def is_transient(task: Any, task_run: Any, state: State[Any]) -> bool:
 
 
 def this_run() -> str:
-    """Name the flow run that this code is part of, for whoever reads what it left."""
+    """Return the name and ID of the current flow run, to record who moved a ref."""
     return f"run {runtime.flow_run.name} {runtime.flow_run.id}"
 
 
 def retried_task(**options: Any) -> Callable[[Callable[P, R]], Task[P, R]]:
-    """Decorate a task that is retried after a hiccup of network or storage, and after nothing else.
+    """Decorate a task that is retried only after transient errors of network or storage.
 
     Args:
         options: arguments of Prefect's `task`; they win over the defaults here.

@@ -1,4 +1,4 @@
-"""A progress artifact for each long step of a run, so that the UI shows how far it is.
+"""Show a progress artifact in the UI for each long step of a run.
 
 A thread asks every two seconds how far the running step is. One that runs for five seconds gets an
 artifact, `<dataset>-<step>`; quick steps leave none. A server that does not answer costs the
@@ -26,8 +26,8 @@ EVERY_S = 2.0
 
 @contextmanager
 def progress_artifacts(dataset: str) -> Iterator[None]:
-    """Show the long steps of the run while the block runs."""
-    with own_progress():  # other runs may be under way in this process
+    """Show the progress of long steps during the block."""
+    with own_progress():  # other runs may be active in this process
         ended = Event()
         watcher = Thread(
             target=copy_context().run,  # artifacts belong to the run that makes them
@@ -58,7 +58,7 @@ def _watch(dataset: str, ended: Event) -> None:
             share = 1.0 if step is None or step.name != shown[0] else step.share
             update_progress_artifact(artifact_id=shown[1], progress=100.0 * share)
     except Exception as error:
-        log.warning("progress is no longer shown: %s", error)
+        log.warning("progress is no longer updated: %s", error)
 
 
 def _show(dataset: str, step: Step, shown: tuple[str, Any] | None) -> tuple[str, Any]:

@@ -1,4 +1,4 @@
-"""Runs the chain's jobs as Prefect tasks on an engine; all tasks of a step at the same time.
+"""Run the chain's jobs as Prefect tasks on an engine; all tasks of a step run in parallel.
 
 Each task run names the task runs whose output it reads, so Prefect's run graph shows the way of the
 data. It is given their ids, not their futures: when a step starts, the one before it has ended, so
@@ -33,7 +33,7 @@ _MOST_RESTARTS = 3
 def prefect_runner(
     recipe: Recipe, cache: str, steps: Sequence[Task[..., Any]], runner: str | None = None
 ) -> Iterator["PrefectRunner"]:
-    """Start the engine of a flow run, and give what does jobs on it.
+    """Start the engine of a flow run, and yield the runner of its jobs.
 
     Args:
         recipe: of the run.
@@ -52,7 +52,7 @@ def prefect_runner(
 
 @dataclass(kw_only=True)
 class PrefectRunner:
-    """Does jobs as task runs of the flow that calls it."""
+    """Runs jobs as task runs of the calling flow."""
 
     recipe: Recipe
     cache: str
@@ -60,12 +60,12 @@ class PrefectRunner:
     """By step."""
     engine: Engine
     stack: ExitStack
-    """Holds the started engine, which a lost worker may have to be replaced by a new one."""
+    """Stack with the running engine, which is replaced after a worker is lost."""
     _task_runner: Any = None
     _done_by: dict[str, UUID] = field(default_factory=dict)
-    """Key of a finished job -> the task run that did it."""
+    """Key of a finished job -> its task run."""
     _before: dict[UUID, set[UUID]] = field(default_factory=dict)
-    """Task run -> all task runs that its inputs come from, by any way."""
+    """Task run -> all task runs that it depends on, directly or indirectly."""
 
     def __call__(self, jobs: Sequence[AnyJob]) -> list[AnyReceipt]:
         """Submit the jobs of one step in groups and wait for all of them.
@@ -83,17 +83,17 @@ class PrefectRunner:
                 lost = self._try(groups, done)
                 if lost is None:
                     return [receipt for number in range(len(groups)) for receipt in done[number]]
-                log.warning("a worker was lost (%r); starting '%s' anew", lost, self.engine.runner)
+                log.warning("a worker was lost (%r); restarting '%s'", lost, self.engine.runner)
                 self.stack.close()
                 self._task_runner = None
         raise TransientError(
             f"workers of runner '{self.engine.runner}' were lost {1 + _MOST_RESTARTS} times in "
-            f"step '{jobs[0].step.name}' (the last time: {lost!r}); is there enough memory for a "
-            "shard? What was done is cached: run again, with fewer workers (PACKHOUSE_WORKERS)"
+            f"step '{jobs[0].step.name}' (the last time: {lost!r}); it may be out of "
+            "memory. Run again with fewer workers (PACKHOUSE_WORKERS); finished jobs are cached"
         )
 
     def _try(self, groups: list[JobGroup], done: dict[int, list[AnyReceipt]]) -> Exception | None:
-        """Do the groups that are not done; return why the rest is still not, if so."""
+        """Run the unfinished groups; return the error that stopped them, if any."""
         futures = {n: self._submit(group) for n, group in enumerate(groups) if n not in done}
         lost = None
         for number, future in futures.items():
@@ -111,7 +111,7 @@ class PrefectRunner:
         if self._task_runner is None:
             self._task_runner = self.stack.enter_context(started(self.engine))
         # validate -> format -> tokenize, and tokenize reads validate as well: direct are both, and
-        # validate is behind format already, so one edge is drawn.
+        # tokenize depends on validate through format already, so only one edge is drawn.
         reads = {key for job in group.jobs for _, key in job.inputs}
         direct = {self._done_by[key] for key in reads & self._done_by.keys()}
         behind = set().union(*(self._before[run] for run in direct))

@@ -27,7 +27,7 @@ Receipts = list[AnyReceipt]
 
 
 def run_group(group: JobGroup, recipe: Recipe, cache: str) -> Receipts | State[Receipts]:
-    """Do the jobs in order, or find all of them done and say so with the state `Cached`.
+    """Run the jobs in order; if all are cached, return the state `Cached`.
 
     If one fails, those before it are done, and found when the task is tried again.
     """
@@ -45,7 +45,7 @@ def run_group(group: JobGroup, recipe: Recipe, cache: str) -> Receipts | State[R
 
 
 def step_task(step: AnyStep) -> Task[..., Any]:
-    """Return the task that does groups of jobs of a step."""
+    """Return the task that runs groups of jobs of a step."""
     return retried_task(
         name=step.name, description=step.title, task_run_name="{group.step}: {group.label}"
     )(run_group)

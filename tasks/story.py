@@ -1,4 +1,4 @@
-"""The story of a run's data in its log: one line a step, a warning for bad rows, the ledger.
+"""Log what happens to a run's data: one line per step, a warning for bad rows, the ledger.
 
     validate: 304 rows in, 295 rows out; quarantined: duplicate_key 1, json 1 (0.2 s)
     tokenize: 295 rows in, 295 rows out; 30,246 tokens (cached)
@@ -30,7 +30,7 @@ _MOST_DETAIL = 200
 def log_step(
     recipe: Recipe, before: Sequence[AnyReceipt], receipts: Sequence[AnyReceipt], seconds: float
 ) -> None:
-    """Say what a step did.
+    """Log the result of a step.
 
     Args:
         recipe: of the run.
@@ -72,7 +72,7 @@ def _first_bad_row(recipe: Recipe, receipts: Sequence[AnyReceipt]) -> str:
 
 
 def log_end(prepared: Prepared) -> None:
-    """Say where every row went."""
+    """Log the ledger: rows in and out of every step."""
     block = ledger_block(prepared.ledger, filters_of(prepared.published.sources))
     table = text_table([block.columns, *block.rows])
     log.info("%s", "\n".join(["the ledger of the run", table, *block.lines]))

@@ -1,4 +1,4 @@
-"""Tasks on published versions and refs: look, verify, move, collect; each retried after hiccups."""
+"""Tasks for published versions and refs, retried after transient errors."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -22,12 +22,12 @@ from tasks.policies import retried_task, this_run
 
 T = TypeVar("T")
 Reports = list[tuple[str, T]]
-"""What was found of each dataset."""
+"""Report of each verified dataset."""
 
 
 @retried_task(name="look", task_run_name="look: {recipe.dataset}")
 def look_at_sources(recipe: Recipe, cache: str) -> Look:
-    """Compare what the sources would give with what is published; nothing is computed."""
+    """Compare the sources with the published version, without computing anything."""
     return look(recipe, planned_version(recipe, Path(cache)))
 
 
@@ -37,7 +37,9 @@ def datasets_of(store: str, dataset: str | None, ref: str | None = None) -> list
     if dataset is not None:
         return [dataset]
     opened = open_store(store)
-    folders = sorted(filter(is_name, opened.list_folders("")))  # others share the bucket
+    folders = sorted(
+        filter(is_name, opened.list_folders(""))
+    )  # a bucket may have other folders too
     scans = {name: scan_refs(opened, name) for name in folders}
     found = [
         name
@@ -52,7 +54,7 @@ def datasets_of(store: str, dataset: str | None, ref: str | None = None) -> list
 
 @retried_task(name="verify", task_run_name="verify: {dataset}@{version}")
 def verify_one(store: str, dataset: str, version: str) -> VerifyReport:
-    """Check every byte, schema, count and value of a version; what is not there is a problem."""
+    """Check every byte, schema, count and value of a version; a missing version is a problem."""
     try:
         return verify_version(open_version(store, dataset, version))
     except (IntegrityError, VersionNotFoundError) as error:
@@ -95,7 +97,7 @@ def move_ref(
 
 @retried_task(name="past-of-ref", task_run_name="past of {ref}: {dataset}")
 def past_of_ref(store: str, dataset: str, ref: str, steps: int) -> tuple[str, str]:
-    """Return where a ref points, and where it pointed some moves ago.
+    """Return the current version of a ref, and that of some moves ago.
 
     A task of its own: were the move retried with it, a lost answer would go back twice.
     """
@@ -112,13 +114,13 @@ def past_of_ref(store: str, dataset: str, ref: str, steps: int) -> tuple[str, st
 
 @retried_task(name="collect", task_run_name="collect: {dataset}")
 def collect(store: str, dataset: str, grace_hours: float, delete: bool) -> GcReport:
-    """Find what no reader can reach, and delete it if asked to."""
+    """Find files that no reader can reach, and delete them if `delete` is set."""
     opened = open_store(store)
     return collect_garbage(opened, dataset, grace_s=grace_hours * 3600, dry_run=not delete)
 
 
 def moved(store: str, dataset: str, ref: Ref) -> State[Ref]:
-    """Show where a ref points now, and return the state of the run that moved it."""
+    """Create the artifact of a moved ref, and return the final state of the run."""
     move_artifacts(store, dataset, ref)
     end_questions(store, dataset, ref.name, ref.version)
     tag_run(dataset=dataset, version=ref.version)
@@ -128,7 +130,7 @@ def moved(store: str, dataset: str, ref: Ref) -> State[Ref]:
 
 
 def collected(reports: Reports[GcReport]) -> State[Reports[GcReport]]:
-    """Return the state of a run that looked for garbage."""
+    """Return the final state of a gc run."""
     size = sum(report.num_bytes for _, report in reports)
     found = sum(len(each.objects) for _, report in reports for each in report.garbage)
     deleted = sum(report.num_deleted for _, report in reports)

@@ -1,8 +1,8 @@
-"""The `packhouse` command: for people who have data, on any machine, without Prefect.
+"""The `packhouse` command, which works without Prefect.
 
-Commands are named in `packhouse/registry.py` and imported when they are called, so that
-`packhouse --help` answers at once. An error of packhouse ends the command with one sentence on
-stderr (or one JSON object, with --json) and the exit code of its class.
+Commands are listed in `packhouse/registry.py` and imported only when called, so `packhouse --help`
+is fast. A PackhouseError prints its message to stderr (with --json, one JSON object to stdout) and
+exits with the code of its class.
 """
 
 import atexit
@@ -44,8 +44,8 @@ class _LazyGroup(click.Group):
             exit_with(error, as_json="--json" in sys.argv)
         except Interrupted as error:
             exit_interrupted(error, keeps_steps=False)
-        except click.ClickException as error:  # repeats arguments, which a shell may have expanded
-            of = getattr(error, "ctx", None) or ctx  # the command's own, where it got that far
+        except click.ClickException as error:  # the message may repeat arguments, so escape it
+            of = getattr(error, "ctx", None) or ctx  # the subcommand's, if it was reached
             raise click.UsageError(for_terminal(error.format_message()), of) from None
 
 
@@ -66,7 +66,7 @@ def cli() -> None:
 
 
 def exit_with(error: PackhouseError, *, as_json: bool) -> NoReturn:
-    """Print an error as one sentence, or one JSON object, and exit with its class's code."""
+    """Print an error as text or as one JSON object, and exit with the code of its class."""
     name = type(error).__name__
     if as_json:
         facts = {key: value for key, value in error.facts.items() if _is_plain(value)}
@@ -77,10 +77,10 @@ def exit_with(error: PackhouseError, *, as_json: bool) -> NoReturn:
 
 
 def exit_interrupted(error: Interrupted, *, keeps_steps: bool) -> NoReturn:
-    """Say how to go on after a signal, and exit with 130 or 143."""
+    """Print how to continue after a signal, and exit with 130 or 143."""
     program = click.get_current_context().find_root().command_path
     kept = "; finished steps are kept" if keeps_steps else ""
-    echo(f"{error}{kept}. To go on, run again:", err=True)
+    echo(f"{error}{kept}. To continue, run:", err=True)
     echo(f"  {program} {shlex.join(sys.argv[1:])}", err=True)
     sys.exit(error.exit_code)
 
@@ -90,11 +90,11 @@ def _is_plain(value: object) -> bool:
 
 
 def own_process() -> None:
-    """Set up a process that belongs to the command: nobody else's code runs in it.
+    """Set up a process that runs only this command.
 
-    SIGTERM ends it as Ctrl-C does, so that what it started is stopped, too. At its end Python's
-    collector walks nothing: that takes 0.2 s, with Prefect 0.4 s, for memory that the kernel gets
-    back right after.
+    SIGTERM is handled like Ctrl-C, so that child processes are stopped too. At exit, garbage
+    collection is skipped: it takes 0.2 s (0.4 s with Prefect) for memory that the kernel frees
+    anyway.
     """
     handle_signals()
     atexit.register(gc.freeze)

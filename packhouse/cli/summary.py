@@ -1,6 +1,6 @@
-"""Show a run or a version in blocks that the terminal, markdown and CI share.
+"""Result of a run or content of a version, as blocks for the terminal, Markdown and CI.
 
-The last of them is what a run prints when it ends: the version, the ledger, how to load it.
+`print_result` prints what a user sees at the end of a run: the version, the ledger, how to load it.
 """
 
 import json
@@ -30,18 +30,18 @@ from packhouse.system.wording import counted
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """A table with a title, and lines below it; either may be missing."""
+    """A title with a table, lines below it, or both."""
 
     title: str
     columns: tuple[str, ...] = ()
-    """The first names the row; the others are numbers."""
+    """Column names. The first column names the row; the others are numbers."""
     rows: Sequence[tuple[Any, ...]] = ()
-    """Whole numbers, texts, and None for what is not known."""
+    """Cells: integers, text, or None if unknown."""
     lines: tuple[str, ...] = ()
 
 
 def ledger_block(ledger: Sequence[LedgerLine], filters: Iterable[Filter]) -> Block:
-    """Say where every row went, and why those that are not there left.
+    """Return the rows in and out of each step, with the reasons for quarantined and dropped rows.
 
     Example:
         >>> line = LedgerLine(step="validate", rows_in=9, rows_out=8, quarantined={"json": 1})
@@ -64,7 +64,7 @@ def ledger_block(ledger: Sequence[LedgerLine], filters: Iterable[Filter]) -> Blo
     units = units_of(ledger)
     reasons = [text for line in ledger for text in _reason_lines(line, *units[line.step])]
     left_out = [
-        f"where of {each.source} left out {each.filtered:,} of {counted(each.rows, 'row')}: "
+        f"where of {each.source} dropped {each.filtered:,} of {counted(each.rows, 'row')}: "
         f"{each.where}"
         for each in filters
     ]
@@ -77,7 +77,7 @@ def ledger_block(ledger: Sequence[LedgerLine], filters: Iterable[Filter]) -> Blo
 
 
 def _reason_lines(line: LedgerLine, taken: str, given: str) -> Iterator[str]:
-    """Reasons of a step that takes in rows (or records), and gives such."""
+    """Yield the counts by reason of one step; `taken` and `given` are its units in and out."""
     for what, unit in (
         ("added", given),
         ("quarantined", ""),
@@ -94,7 +94,7 @@ def _reason_lines(line: LedgerLine, taken: str, given: str) -> Iterator[str]:
 
 
 def splits_block(statistics: Mapping[str, PackStatistics], records: Mapping[str, int]) -> Block:
-    """Say what the splits hold, train before eval; those without packs are left out."""
+    """Return sizes of the splits, train before eval; a split without packs is omitted."""
     return Block(
         title="splits",
         columns=("split", "packs", "records", "tokens", "trained", "fill", "lower bound"),
@@ -115,10 +115,10 @@ def splits_block(statistics: Mapping[str, PackStatistics], records: Mapping[str,
 
 
 def audit_blocks(audit: Mapping[str, Any]) -> Iterator[Block]:
-    """Yield what the tokens teach by source, then what quality counters, checks and benchmarks say.
+    """Yield the audit by source, with checks and benchmarks, and the quality counters.
 
     Args:
-        audit: of a manifest, not empty.
+        audit: Audit of a manifest, not empty.
     """
     rows = audit_rows(audit)
     lines = [line] if (line := inference_line(audit)) else []
@@ -127,10 +127,10 @@ def audit_blocks(audit: Mapping[str, Any]) -> Iterator[Block]:
         for found in audit.get("checks", {}).values()
     ]
     if found := audit.get("contamination"):
-        outcome = {"drop": ": left out", "same_side": ": put into eval"}
+        outcome = {"drop": ": dropped", "same_side": ": moved to eval"}
         lines.append(
             f"contamination: {found['contaminated']:,} of {counted(found['rows'], 'row')} share "
-            f"{found['ngram']} words in a row with a benchmark"
+            f"{found['ngram']} consecutive words with a benchmark"
             f"{outcome.get(found['on_match'], '') * bool(found['contaminated'])}"
         )
         lines += [f"{name}: {counted(n, 'row')}" for name, n in found["by_benchmark"].items()]
@@ -143,12 +143,12 @@ def audit_blocks(audit: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def quality_lines(found: Mapping[str, Any]) -> list[str]:
-    """Say what was found, counter by counter, with the first rows of one file.
+    """Return one line per quality counter, with the first rows of one file as examples.
 
     Example:
         >>> worst = [{"source": "a/a.jsonl", "row": 4, "record_id": "5f", "value": 1}]
         >>> quality_lines({"dataset": {"rows": 50, "html": 1}, "worst": {"html": worst}})
-        ['html: 1 (2.00%) hold HTML in prose: a/a.jsonl row 4']
+        ['html: 1 (2.00%) contain HTML in prose: a/a.jsonl row 4']
     """
     lines = []
     for counter, rows in found["worst"].items():
@@ -164,7 +164,7 @@ def quality_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def print_block(block: Block) -> None:
-    """Print a block; where the terminal is narrow, the names of its rows are cut."""
+    """Print a block. A narrow terminal truncates the names of rows."""
     from rich.table import Table
 
     echo()
@@ -194,7 +194,7 @@ def _cell(value: object) -> str:
 
 
 def block_markdown(block: Block, level: int = 2) -> list[str]:
-    """Return a block as lines of markdown: a heading, a table, a list.
+    """Return a block as lines of Markdown: a heading, a table, a list.
 
     Example:
         >>> block_markdown(Block(title="splits", columns=("split", "packs"), rows=[("train", 4)]))
@@ -234,7 +234,7 @@ def report_json(prepared: Prepared) -> dict[str, object]:
 
 
 def print_result(prepared: Prepared, *, as_json: bool) -> None:
-    """Print the result of a run; a ref that was held back ends the process with `HELD_BACK`."""
+    """Print the result of a run; if its ref was held back, exit with code `HELD_BACK`."""
     if as_json:
         echo(json.dumps(report_json(prepared), sort_keys=True))
     else:
@@ -265,12 +265,12 @@ def print_report(prepared: Prepared) -> None:
     for block in audit_blocks(published.audit):
         print_block(block)
     if prepared.golden:
-        out.print(f"golden: {counted(prepared.golden, 'conversation')} came out as pinned")
+        out.print(f"golden: {counted(prepared.golden, 'conversation')} unchanged")
     for target, name in published.mirrors.items():
         out.print(f"also in {target} ({name})")
     print_text("steps: " + _steps_line(prepared))
     if prepared.receipts:
-        echo(f"cache: {Path(prepared.receipts[0].folder).parents[2]}")  # one line: to copy
+        echo(f"cache: {Path(prepared.receipts[0].folder).parents[2]}")  # not wrapped, to copy it
     if published.quarantine:
         rows = sum(line.num_bad_rows for line in prepared.ledger)
         out.print(f"quarantine: {counted(rows, 'row')} in {published.quarantine}")
@@ -281,13 +281,13 @@ def print_report(prepared: Prepared) -> None:
 
 
 def splits_of(published: Published) -> Block:
-    """Say what the splits of a version hold, see `summary.splits_block`."""
+    """Return sizes of the splits of a version; see `splits_block`."""
     records = {str(name): side.records for name, side in published.sides.items()}
     return splits_block({str(n): side for n, side in published.statistics.items()}, records)
 
 
 def loading_lines(prepared: Prepared, uri: str) -> list[str]:
-    """Return the Python that loads what a run made and published at `uri`."""
+    """Return the Python code that loads the version published at `uri`."""
     formats = (str(source["settings"].get("format")) for source in prepared.published.sources)
     load = "load_preferences" if preferences_in(formats) else "load_packed"
     split = "train" if prepared.published.statistics["train"].num_packs else "eval"
@@ -303,16 +303,13 @@ def _ref(prepared: Prepared) -> str:
     move = f"packhouse ref set {prepared.uri} {ref} {prepared.pinned}"
     if prepared.published.held_back:
         reasons = "; ".join(prepared.published.held_back)
-        return f"but ref '{ref}' was held back: {reasons}; to move it all the same: {move}"
+        return f"but ref '{ref}' was held back: {reasons}. To move it anyway: {move}"
     if prepared.published.is_ref_left:
         return (
-            f"and ref '{ref}' stays at {at}: the recipe was changed for this run (--set), or says "
-            f"publish.move_ref: false; to move it, add --move-ref, or: {move}"
+            f"and ref '{ref}' stays at {at}, because the recipe was changed for this run (--set) "
+            f"or sets publish.move_ref: false. To move it, add --move-ref, or: {move}"
         )
-    return (
-        f"but ref '{ref}', which pointed to it before, points to {at} now and stays there; "
-        f"to move it: {move}"
-    )
+    return f"but ref '{ref}' was moved from it to {at} and stays there. To move it back: {move}"
 
 
 def _print_notes(prepared: Prepared) -> None:
@@ -323,7 +320,7 @@ def _print_notes(prepared: Prepared) -> None:
 
 
 def _unused_fields(prepared: Prepared) -> dict[str, dict[str, int]]:
-    """Rows of each source by name of a field that no format reads."""
+    """Count the rows of each source that have fields which no format reads, by field."""
     found: dict[str, Counter[str]] = {}
     for receipt in prepared.receipts:
         if isinstance(receipt.facts, ValidateFacts) and receipt.facts.extra_fields:
@@ -333,28 +330,28 @@ def _unused_fields(prepared: Prepared) -> dict[str, dict[str, int]]:
 
 
 def _print_unused_fields(prepared: Prepared) -> None:
-    """Fields of rows that no format reads, by source."""
+    """Print the fields that no format reads, by source."""
     for source, counts in _unused_fields(prepared).items():
         shown = ", ".join(f"{name} {number:,}" for name, number in list(counts.items())[:8])
         more = f", and {len(counts) - 8} more" if len(counts) > 8 else ""
-        print_text(f"note: fields of '{source}' that are not used (rows): {shown}{more}", 2)
+        print_text(f"note: unused fields of '{source}' (rows): {shown}{more}", 2)
 
 
 def _print_mixing(published: Published) -> None:
-    """What was taken of each source, where a source's settings took more or less than all."""
+    """Print the records packed from each source, if its settings skip or repeat some."""
     lines = published.mixed
     if not any(line.get("sampled_out") or line["repeated"] for line in lines.values()):
         return
     for name, line in lines.items():
         print_text(
             f"mix: '{name}' {line['packed']:,} of {counted(line['records'], 'record')}, "
-            f"{counted(line['repeated'], 'repeat')} of them, {counted(line['tokens'], 'token')}",
+            f"{counted(line['repeated'], 'repeat')}, {counted(line['tokens'], 'token')}",
             2,
         )
 
 
 def _print_repeats(published: Published, unit: str) -> None:
-    """Print how many records equal another, how many rows are near one, and one of each kind."""
+    """Print the number of equal records and of similar rows, with an example of each."""
     found = published.dedup
     kinds = (("equal", unit, found.equal), ("near", "row", found.near)) if found else ()
     for kind, unit, repeats in kinds:
@@ -366,28 +363,31 @@ def _print_repeats(published: Published, unit: str) -> None:
         split = f"{counted(apart, 'pair is', 'pairs are')} in train and eval; " if apart else ""
         print_text(
             f"{kind}: {counted(repeats.rows, f'{unit} repeats', f'{unit}s repeat')} another, "
-            f"{repeats.dropped:,} dropped; {split}such as {row['source']} row {row['row']:,} of "
-            f"{first['source']} row {first['row']:,} ({row['similarity']:.0%})",
+            f"{repeats.dropped:,} dropped; {split}for example, {row['source']} row {row['row']:,} "
+            f"repeats {first['source']} row {first['row']:,} ({row['similarity']:.0%})",
             2,
         )
 
 
 def _print_uneven_split(split: SplitCounts | None) -> None:
-    """Say so where eval has far more or fewer rows than were asked for."""
+    """Print a note if eval has far more or fewer rows than requested."""
     if split is None or not is_uneven(split):
         return
     joined = ""
     if split.joined:
-        joined = f"; {counted(split.joined, 'row was', 'rows were')} joined to others' groups"
+        joined = f", and dedup merged {counted(split.joined, 'row')} into other groups"
     print_text(
-        f"note: eval has {split.eval:,} of {counted(split.rows, 'row')}, {split.asked:,} "
-        f"were asked for: groups are taken whole{joined}; see split and dedup in the recipe",
+        f"note: eval has {split.eval:,} of {counted(split.rows, 'row')} instead of "
+        f"{split.asked:,}, because groups are not split{joined}. See split and dedup in the recipe",
         2,
     )
 
 
 def is_uneven(split: SplitCounts) -> bool:
-    """Return True if eval is too far from what was asked for to be chance, or one group.
+    """Return True if eval is further from the requested size than chance explains.
+
+    The limit is 20%, or three standard deviations of drawing each row by chance. For 50 of 1,000
+    rows, that is max(10, 20.7): 40 is even, 10 is not.
 
     Example:
         >>> is_uneven(SplitCounts(rows=1000, eval=40, asked=50, joined=0))

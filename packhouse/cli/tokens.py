@@ -1,13 +1,13 @@
-"""Tokens as people see them: the text of each, and runs of neighbours that are alike.
+"""Show tokens to people: the text of each token, in runs of the same kind.
 
     ids [17, 4, 99], trained [no, yes, yes], 99 is <|end|>
     -> Run("2+2?"), Run("4", trained), Run("<|end|>", trained and special)
 
-A terminal gets colours; a pipe gets trained text between `{+` and `+}`, as a diff by words has it;
-a page gets spans. Whoever wrote a row chose its text: runs hold it as it is, and `plain`,
-`coloured` (drawn by `terminal.console`) and `html_runs` escape it.
+A terminal shows colors; a pipe gets trained text between `{+` and `+}`, as in a word diff; a page
+gets spans. The text of rows is untrusted: runs contain it unescaped, and `plain`, `coloured` (drawn
+by `terminal.console`) and `html_runs` escape it.
 
-`tokenizer_of` takes the tokenizer of a published version from the cache, else from its store.
+`tokenizer_of` loads the tokenizer of a published version from the cache, or from the store.
 """
 
 import os
@@ -40,24 +40,24 @@ if TYPE_CHECKING:
 
 
 LoadSnapshot = Callable[[], TokenizerSnapshot | None]
-"""Loads a tokenizer from this machine's disk; it can be pickled, for a worker process."""
+"""Loads a tokenizer from the local disk. Can be pickled and sent to a worker process."""
 
 
 def tokenizer_of(opened: OpenVersion, tokenizers: Path) -> LoadSnapshot | None:
-    """Return what loads the tokenizer of a version, fetched into `tokenizers` if need be.
+    """Return a loader for the tokenizer of a version; download the tokenizer if necessary.
 
-    Other versions of the libraries than the version was made with decode as well.
+    The installed libraries may differ from those that the version was made with: decoding works.
 
     Args:
-        opened: the version.
-        tokenizers: folder of tokenizers in the cache (`Workspace.tokenizers`).
+        opened: The version.
+        tokenizers: Folder of tokenizers in the cache (`Workspace.tokenizers`).
 
     Returns:
-        None if neither the cache nor the store has it.
+        None if neither the cache nor the store has the tokenizer.
 
     Raises:
-        IntegrityError: the store's copy is damaged.
-        TokenizerError: it does not load.
+        IntegrityError: The copy in the store is damaged.
+        TokenizerError: The tokenizer cannot be loaded.
     """
     wanted = opened.manifest.tokenizer_fingerprint
     pipeline = pipeline_of_version(opened)
@@ -75,20 +75,20 @@ def tokenizer_of(opened: OpenVersion, tokenizers: Path) -> LoadSnapshot | None:
 
 
 def pipeline_of_version(opened: OpenVersion) -> PipelineChoice:
-    """Return whose pipeline made the ids of a version, which is asked no more."""
+    """Return the pipeline that made the token IDs of a version."""
     settings = opened.manifest.facts.configuration.tokenize
     return "file" if settings.pipeline == "file" else "class"
 
 
 def _write(files: dict[str, bytes], folder: Path) -> None:
-    """Write a folder whole or not at all; of two processes that do so, one is enough."""
+    """Write a folder completely or not at all. If another process is faster, its copy is kept."""
     staged = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     with disk_errors(folder.parent):
         try:
             staged.mkdir(parents=True)
             for name, content in files.items():
                 (staged / name).write_bytes(content)
-            with suppress(OSError):  # another process was first
+            with suppress(OSError):  # another process was faster; the files are the same
                 os.replace(staged, folder)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
@@ -99,7 +99,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Tokens [start, end) of a record, which are alike."""
+    """Tokens [start, end) of a record that are all trained or not, and all special or not."""
 
     start: int
     end: int
@@ -110,17 +110,17 @@ class Run:
 
 
 def pipeline_of(load: LoadSnapshot | None) -> Pipeline | None:
-    """Return the tables of a tokenizer; None where there is none."""
+    """Return the decoding tables of a tokenizer; None without a tokenizer."""
     snapshot = load() if load else None
     return read_pipeline(snapshot.backend) if snapshot else None
 
 
 def token_texts(ids: Sequence[int], pipeline: Pipeline | None) -> list[str]:
-    r"""Return the text of each token; bytes of half a character go on.
+    r"""Return the text of each token, without splitting characters.
 
-    A character whose bytes stand in several tokens is the text of the last of them, and the others
-    have none: the tokens of "\N{GRINNING FACE}" give ["", "\N{GRINNING FACE}"]. Without a pipeline
-    a token's text is its number.
+    A character whose bytes are spread over several tokens is the text of the last one; the others
+    are empty: the tokens of "\N{GRINNING FACE}" give ["", "\N{GRINNING FACE}"]. Without a pipeline,
+    the text of a token is its ID.
 
     Example:
         >>> token_texts([7, 1000], None)
@@ -140,19 +140,19 @@ def token_texts(ids: Sequence[int], pipeline: Pipeline | None) -> list[str]:
 
 
 def _whole(data: bytes) -> tuple[bytes, bytes]:
-    r"""Cut before the first bytes of a character that is not whole: b"a\xf0\x9f" -> b"a", rest."""
+    r"""Split off an incomplete UTF-8 character at the end: b"a\xf0\x9f" -> b"a", b"\xf0\x9f"."""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
-        if byte >= 0xC0:
+        if byte >= 0xC0:  # first byte of a character of 2 to 4 bytes: 110xxxxx, 1110xxxx, 11110xxx
             size = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
             return (data[:-back], data[-back:]) if size > back else (data, b"")
-        if byte < 0x80:
+        if byte < 0x80:  # ASCII; bytes in between (10xxxxxx) continue a character
             break
     return data, b""
 
 
 def special_tokens(ids: Sequence[int], pipeline: Pipeline | None) -> Mask:
-    """Return which ids are of control tokens."""
+    """Return a mask of the control tokens."""
     if pipeline is None or not len(pipeline.is_control):
         return np.zeros(len(ids), np.bool_)
     given = np.asarray(ids, np.int64)
@@ -161,7 +161,7 @@ def special_tokens(ids: Sequence[int], pipeline: Pipeline | None) -> Mask:
 
 
 def runs_of(ids: Sequence[int], trained: Mask, pipeline: Pipeline | None) -> tuple[Run, ...]:
-    """Cut the tokens of a record into runs that are trained or not, special or not."""
+    """Split the tokens of a record into runs that are all trained or not, all special or not."""
     texts, special = token_texts(ids, pipeline), special_tokens(ids, pipeline)
     changes = np.flatnonzero((np.diff(trained) != 0) | (np.diff(special) != 0)) + 1
     bounds = [0, *changes.tolist(), len(texts)] if texts else []
@@ -172,7 +172,7 @@ def runs_of(ids: Sequence[int], trained: Mask, pipeline: Pipeline | None) -> tup
 
 
 def rows_with_masks(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return packed or tokenized rows as plain Python, with `trained`: a mask of their tokens.
+    """Return packed or tokenized rows as dicts, with a mask of their trained tokens, `trained`.
 
     Example:
         >>> batch = pa.record_batch({"input_ids": [[7, 8], [9]], "labels": [[-100, 8], [-100]]})
@@ -203,7 +203,7 @@ def trained_ranges(trained: Mask) -> list[list[int]]:
 
 
 def plain(runs: Sequence[Run]) -> str:
-    r"""Return runs as text without colours; signs of the text that look like ours get a backslash.
+    r"""Return runs as text without colors; `{+` and `+}` inside the text get a backslash.
 
     Example:
         >>> plain([Run(0, 4, "2+2?", False), Run(4, 5, "4", True), Run(5, 6, "<|end|>", True)])
@@ -219,7 +219,7 @@ def plain(runs: Sequence[Run]) -> str:
 
 
 def coloured(runs: Sequence[Run]) -> "Text":
-    """Return runs as a `rich` text: trained green, special blue, bold where it is trained."""
+    """Return runs as a `rich` text: trained is green, special blue (bold if trained)."""
     from rich.text import Text
 
     text = Text()
@@ -232,7 +232,7 @@ def coloured(runs: Sequence[Run]) -> "Text":
 
 
 def html_runs(runs: Sequence[Run]) -> str:
-    """Return runs as a block of a page whose style is `pages.PAGE_STYLE`."""
+    """Return runs as HTML for a page with `PAGE_STYLE`."""
     parts = []
     for run in runs:
         names = "trained " * run.is_trained + "special" * run.is_special

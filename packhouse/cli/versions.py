@@ -1,4 +1,4 @@
-"""`packhouse ls | show | verify | pull | ref | gc`: versions and refs, for people and scripts."""
+"""The commands `packhouse ls`, `show`, `verify`, `pull`, `ref` and `gc`."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ def echo_json(value: object) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table; numbers go to the right."""
+    """Print a table with numbers aligned to the right."""
     table = Table(box=None, pad_edge=False)
     for index, column in enumerate(columns):
         is_number = all(isinstance(row[index], int) for row in rows) and bool(rows)
@@ -52,7 +52,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 @contextmanager
 def warning_of(damaged: Sequence[IntegrityError]) -> Iterator[None]:
-    """Name on stderr what is passed over, with its remedy; after the rest is said, end with 5."""
+    """Warn on stderr about damaged objects; after the rest is printed, exit with code 5."""
     for error in damaged:
         print_note(f"warning: {error}")
     yield
@@ -76,8 +76,8 @@ def ls(place: str, as_json: bool) -> None:
     folders = set(store.list_folders(""))
     if not folders and ("://" in store.uri or not Path(store.uri).is_dir()):
         raise VersionNotFoundError(
-            f"no store and no dataset at '{store.uri}'; give ROOT or ROOT/DATASET, where ROOT is "
-            "the recipe's publish.store"
+            f"no store or dataset at '{store.uri}'. Pass ROOT or ROOT/DATASET, where ROOT is "
+            "publish.store of the recipe"
         )
     if folders & {"v", "refs"}:
         address = parse_address(place)
@@ -90,7 +90,7 @@ def _list_root(store: ObjectStore, datasets: Sequence[str], as_json: bool) -> No
     rows: list[dict[str, Any]] = []
     lines = []
     all_damaged = []
-    for dataset in filter(is_name, datasets):  # others share the bucket
+    for dataset in filter(is_name, datasets):  # a bucket may have other folders too
         refs, damaged = scan_refs(store, dataset)
         all_damaged += damaged
         if refs or damaged or any(True for _ in store.list_folders(f"{dataset}/v/")):
@@ -136,7 +136,7 @@ def _list_dataset(store: ObjectStore, dataset: str, as_json: bool) -> None:
 
 
 def _published(store: ObjectStore, manifest: Manifest) -> str:
-    """When a version was committed, by the store's clock: manifests hold no times."""
+    """Return when a version was committed, by the store's clock; manifests contain no times."""
     key = manifest_key(manifest.dataset, manifest.version)
     committed = datetime.fromtimestamp(run(store, ask(ObjectStore.head, key)).last_modified, UTC)
     return committed.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -307,7 +307,7 @@ def show_moves(dataset: str, name: str, as_json: bool) -> None:
     found = load_ref(store, dataset_name, name)
     if found is None:
         raise VersionNotFoundError(
-            f"'{dataset}' has no ref '{name}'; see `packhouse ref ls {store.uri}/{dataset_name}`"
+            f"'{dataset}' has no ref '{name}'. Run `packhouse ref ls {store.uri}/{dataset_name}`"
         )
     if as_json:
         echo_json(_ref_json(found))

@@ -1,4 +1,4 @@
-"""The recipe: all that decides what a version holds; a module for each kind of section."""
+"""The recipe: everything that decides what a version contains, with a model for each section."""
 
 from packhouse.recipe.audit import AuditConfig, QualityConfig
 from packhouse.recipe.model import Recipe

@@ -1,4 +1,4 @@
-"""The `audit` section: what stops publication."""
+"""The `audit` section: limits that stop a version from being published."""
 
 from typing import Annotated, Literal, Self
 
@@ -12,152 +12,158 @@ OnMatch = Literal["stop", "drop", "same_side"]
 
 
 QUALITY_COUNTERS = {
-    "empty_answers": "have an answer that says nothing",
-    "echoes": "have an answer that says the prompt again",
-    "refusals": "have an answer that refuses, or speaks of itself as an AI",
+    "empty_answers": "have an answer without content",
+    "echoes": "have an answer that repeats the prompt",
+    "refusals": "have an answer that refuses, or mentions being an AI",
     "repetition": "have an answer that repeats itself",
-    "html": "hold HTML in prose",
-    "mojibake": "hold text that was decoded with a wrong encoding",
-    "invisible": "hold signs that are not shown, or turn the direction of text",
-    "emails": "hold an e-mail address",
-    "phones": "hold a phone number",
-    "cards": "hold a payment card's number",
-    "secrets": "hold a key or a token",
+    "html": "contain HTML in prose",
+    "mojibake": "contain text decoded with the wrong encoding",
+    "invisible": "contain invisible characters, or characters that change the text direction",
+    "emails": "contain an email address",
+    "phones": "contain a phone number",
+    "cards": "contain a payment card number",
+    "secrets": "contain a key or a token",
     "length_outliers": "are over 16 times as long as the median",
     "other_languages": "have answers in another language",
 }
-"""Counter -> what it says of rows. `docs/quality.md` defines each."""
+"""Counter -> description, to complete "rows that ...". `docs/quality.md` defines each counter."""
 
 
 class QualityConfig(Section):
-    """What rows hold that they should not; what has a limit is a gate.
+    """Limits on quality problems; the version is not published if one is exceeded.
 
-    See docs/quality.md for what each counter finds.
+    docs/quality.md defines each counter.
     """
 
     max_empty_answers: Share | None = None
-    """Share of rows that may have an answer which says nothing: `...`, `N/A`."""
+    """Maximum share of rows with an answer without content: `...`, `N/A`."""
 
     max_echoes: Share | None = None
-    """Share of rows that may have an answer which says the prompt again."""
+    """Maximum share of rows with an answer that repeats the prompt."""
 
     max_refusals: Share | None = None
-    """Share of rows that may have an answer which refuses, or speaks of itself as an AI."""
+    """Maximum share of rows with an answer that refuses, or mentions being an AI."""
 
     max_repetition: Share | None = None
-    """Share of rows that may have an answer which repeats itself."""
+    """Maximum share of rows with an answer that repeats itself."""
 
     max_html: Share | None = None
-    """Share of rows that may hold HTML in prose."""
+    """Maximum share of rows with HTML in prose."""
 
     max_mojibake: Share | None = None
-    """Share of rows that may hold text which was decoded with a wrong encoding."""
+    """Maximum share of rows with text decoded with the wrong encoding."""
 
     max_invisible: Share | None = None
-    """Share of rows that may hold signs that are not shown, or turn the direction of text."""
+    """Maximum share of rows with invisible characters, or characters that change the text
+    direction."""
 
     max_emails: Share | None = None
-    """Share of rows that may hold an e-mail address."""
+    """Maximum share of rows with an email address."""
 
     max_phones: Share | None = None
-    """Share of rows that may hold a phone number."""
+    """Maximum share of rows with a phone number."""
 
     max_cards: Share | None = None
-    """Share of rows that may hold a payment card's number."""
+    """Maximum share of rows with a payment card number."""
 
     max_secrets: Share | None = None
-    """Share of rows that may hold a key or a token."""
+    """Maximum share of rows with a key or a token."""
 
     max_length_outliers: Share | None = None
-    """Share of rows that may be over 16 times as long as the median of their source."""
+    """Maximum share of rows over 16 times as long as the median of their source."""
 
     languages: list[str] = []
-    """Languages that answers may be in, such as `en`; they are looked at only if it names one."""
+    """Expected languages of answers, such as `en`. If empty, languages are not detected."""
 
     max_other_languages: Share | None = None
-    """Share of rows that may have answers in another language."""
+    """Maximum share of rows with answers in another language."""
 
     @model_validator(mode="after")
     def _other_than_which(self) -> Self:
         if self.max_other_languages is not None and not self.languages:
-            raise ValueError("max_other_languages needs `languages`: those that answers may be in")
+            raise ValueError(
+                "max_other_languages is set without `languages`. List the languages that answers "
+                "may be in"
+            )
         return self
 
 
 class AuditConfig(Section):
-    """What stops publication: limits on what the tokens would teach, for each source and the whole.
+    """Limits on what the tokens would teach, for each source and for the whole dataset.
 
-    Limits decide no byte: they are part of no key, and hold at every run, cached or not.
+    A version that exceeds one is not published. Limits do not affect the output or any cache key;
+    they are checked in every run, even if all steps are cached.
     """
 
     min_answer_coverage: Share = 0.99
-    """Share of the answers' bytes that must be trained (of turns that `train_on` trains)."""
+    """Minimum share of answer bytes that are trained, over the turns that `train_on` selects."""
 
     max_unterminated_turns: Share = 0.0
-    """Share of trained turns without a trained end token: the model would not learn to stop."""
+    """Maximum share of trained turns without a trained end token. Without it, the model does not
+    learn to stop."""
 
     max_leaked_headers: Share = 0.0
-    """Share of trained turns that begin with their own header or with BOS."""
+    """Maximum share of trained turns whose trained part includes their header or BOS."""
 
     max_missing_headers: Share = 0.0
-    """Share of rows of format `tokenized` whose answer has no header before it, as others have, or
-    that do not begin as the template's conversations do: the prompt was cut."""
+    """Maximum share of rows of format `tokenized` whose prompt was cut: the answer lacks the header
+    that other answers have, or the row does not begin as the template's conversations do."""
 
     max_untrained_starts: Share = 0.0
-    """Share of rows of format `tokenized` with an answer whose first tokens are not trained, as a
-    mask that begins late leaves it. Thoughts may be left out."""
+    """Maximum share of rows of format `tokenized` with an answer whose first tokens are not
+    trained, because the mask begins too late. Reasoning may be untrained."""
 
     max_leaks: Share = 0.0
-    """Share of rows of format `tokenized` that read like several records and say nothing of where
-    these begin, so that each would see those before it."""
+    """Maximum share of rows of format `tokenized` that look like several records but do not mark
+    where each begins, so that each record would attend to the ones before it."""
 
     max_trained_prompts: Share = 0.0
-    """Trained bytes of prompts, as a share of all trained content. Not with `train_on: all`."""
+    """Maximum share of trained bytes that belong to prompts. Not checked with `train_on: all`."""
 
     max_untrained_rows: Share = 0.0
-    """Share of rows without a trained token (rows for a classification head have none)."""
+    """Maximum share of rows without a trained token. Not checked for sequence classification."""
 
     max_untrained_packs: Share = 0.0
-    """Share of packs without a trained token: their loss is NaN."""
+    """Maximum share of packs without a trained token; their loss is NaN."""
 
     max_cut_sequences: Share = 0.0
-    """Share of packed sequences that end on a trained token that is no end token."""
+    """Maximum share of packed sequences that end with a trained token other than an end token."""
 
     max_double_bos: Share = 0.0
-    """Share of rows with a BOS token right behind another one."""
+    """Maximum share of rows with two BOS tokens in sequence."""
 
     max_missing_bos: Share = 0.0
-    """Share of rows that lack the BOS which the tokenizer itself would put."""
+    """Maximum share of rows without the BOS token that the tokenizer itself would add."""
 
     max_double_ends: Share = 0.0
-    """Share of rows with an end token right behind the same one."""
+    """Maximum share of rows with the same end token twice in sequence."""
 
     max_unknown_tokens: Share = 0.01
-    """Share of tokens that are unknown to the tokenizer."""
+    """Maximum share of tokens that are the tokenizer's unknown token."""
 
     max_duplicates: Share = 0.3
-    """Share of rows that repeat an earlier one exactly."""
+    """Maximum share of rows that repeat an earlier one exactly."""
 
     benchmarks: list[SourceConfig] = []
-    """Files of benchmarks that must not be trained; unlike the limits, part of the version."""
+    """Benchmark files whose content must not be trained. Unlike the limits, part of the version."""
 
     benchmark_ngram: Annotated[int, Field(ge=5, le=100)] = 13
-    """Words in a row that a row shares with a benchmark to count as contaminated."""
+    """Number of consecutive words shared with a benchmark that make a row contaminated."""
 
     on_match: OnMatch = "stop"
-    """What becomes of contaminated rows: `stop` publishes none of the version if they are too many;
-    `drop` leaves them out; `same_side` puts them, and all rows of their groups, into eval, which is
-    the benchmark's side. Unlike the limits, part of the version."""
+    """Treatment of contaminated rows. `stop`: publish nothing if there are more than
+    `max_contaminated`. `drop`: leave them out. `same_side`: move them and all rows of their groups
+    to eval, where the benchmark belongs. Unlike the limits, part of the version."""
 
     max_contaminated: Share = 0.0
-    """Share of rows that may be contaminated and trained."""
+    """Maximum share of rows that are contaminated and trained."""
 
     quality: QualityConfig | None = None
-    """Count what rows hold that they should not, and limit it; `quality: {}` counts all. Takes
-    about a fifth of a run's time. That it counts is part of the version, its limits are not."""
+    """Count and limit quality problems; `quality: {}` counts all without limits. Takes about a
+    fifth of a run's time. Turning it on changes the version; its limits do not."""
 
     checks: list[Annotated[str, NameOf("checks")]] = []
-    """Names of plug-ins that look at every sound row; like benchmarks, part of the version."""
+    """Names of plug-ins that check every valid row. Like benchmarks, part of the version."""
 
     max_failed_checks: Share = 0.0
-    """Share of rows that each check may find fault with."""
+    """Maximum share of rows that each check may reject."""

@@ -1,8 +1,8 @@
 """The recipe: everything that decides what a version holds, as one closed, frozen model.
 
-It is the parameter of the flow, so field names, bounds and docstrings are what people read in the
-run form; hence flat enums, optional fields, and URIs as `str` (`Path` turns `s3://b` into `s3:/b`).
-Each section is handed to the step of the same name and is part of that step's cache key.
+It is also the flow's parameter: users see the field names, bounds and docstrings in the run form.
+That is why it has flat enums and optional fields. URIs are `str`, because `Path` turns `s3://b`
+into `s3:/b`. Each section goes to the step of the same name and is part of that step's cache key.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,18 +31,19 @@ from packhouse.system.escaping import PAGE_STYLE, html_table, html_text
 from packhouse.system.plugins import Plugin, find_plugin
 
 Preferences = Literal["pairs", "kto"]
-"""Formats of rows that say which answers are better; all sources are of one, or none is."""
+"""Row formats that say which answers are better. A dataset has one of them in all sources, or
+none."""
 
 
 class Recipe(Section):
     """Everything that decides what a version holds.
 
-    Frozen and checked when it is made. Paths are relative to the working directory; `load_recipe`
-    makes those of a file relative to it.
+    Frozen, and validated when it is created. Paths are relative to the working directory;
+    `load_recipe` resolves those in a file relative to the file.
 
     Raises:
-        pydantic.ValidationError: an unknown key, or a value out of bounds; `load_recipe` and
-            `prepare` say it as a ConfigError with line and remedy.
+        pydantic.ValidationError: A key is unknown or a value out of bounds. `load_recipe` and
+            `prepare` raise a ConfigError instead, with the line and a fix.
 
     Example:
         >>> recipe = Recipe.model_validate({"dataset": "sums", "sources": [{"path": "rows.jsonl"}],
@@ -55,11 +56,11 @@ class Recipe(Section):
     """Name of the dataset in the store."""
 
     sources: Annotated[list[SourceConfig], Field(min_length=1)]
-    """Where raw rows come from."""
+    """Sources of raw rows."""
 
     tokenizer: Uri
-    """Folder of the tokenizer, as `save_pretrained` writes it; or its name on the Hugging Face Hub,
-    `org/name` or `org/name@revision`."""
+    """Folder of the tokenizer, as written by `save_pretrained`; or its name on the Hugging Face
+    Hub, `org/name` or `org/name@revision`."""
 
     validate_: Annotated[ValidateConfig, Field(alias="validate")] = ValidateConfig()
     format: FormatConfig = FormatConfig()
@@ -70,50 +71,56 @@ class Recipe(Section):
     audit: AuditConfig = AuditConfig()
 
     shard_mb: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """MiB of raw bytes that a job reads, by default 32. More means fewer jobs, each of which takes
-    more memory; it changes the version's id (which follows from its jobs), and no published row."""
+    """MiB of raw data per job (default 32). A larger value means fewer jobs that need more memory.
+    Changes the version ID, which is made from the jobs, but no published row."""
 
     golden: Uri | None = None
-    """File of conversations with the text, ids and trained tokens that must come of them; checked
-    at every run. `packhouse golden write` makes one."""
+    """File of conversations with their expected text, token IDs and trained tokens, checked in
+    every run. `packhouse golden write` creates it."""
 
     publish: PublishConfig = PublishConfig()
 
     @property
     def preferences(self) -> Preferences | None:
-        """What the rows prefer: `pairs` of answers, single answers (`kto`); None: they do not."""
+        """`pairs` or `kto` for preference data, else None."""
         return preferences_in(source.format for source in self.sources)
 
     def _repr_html_(self) -> str:
-        """Show in a notebook what is set, as it is set, and what a run would make of it.
+        """Show the settings in a notebook, with a preview of the first records.
 
-        What it would make needs the code of a run, which is above this module; a recipe whose rows
-        or tokenizer are not there yet is shown without.
+        The preview is imported by name, because its code is in a layer above this module. If the
+        rows or the tokenizer are missing, the settings are shown without it.
         """
         table = html_table(_lines(self.model_dump(mode="json", by_alias=True, exclude_unset=True)))
         try:
             preview = import_module("packhouse.addons.report.recipe_report").recipe_cell(self)
-        except Exception as error:  # whatever it is, a notebook shows the recipe
-            preview = f'<div class="quiet">{html_text(f"not tried: {error}"[:500])}</div>'
+        except Exception as error:  # the settings are shown even if the preview fails
+            preview = f'<div class="quiet">{html_text(f"no preview: {error}"[:500])}</div>'
         return f'{PAGE_STYLE}<div class="packhouse"><b>Recipe</b>{table}{preview}</div>'
 
     @model_validator(mode="after")
     def _a_label_is_of_one_record(self) -> Self:
         if self.format.template == "sequence_classification" and self.pack.strategy != "none":
             raise ValueError(
-                "format.template sequence_classification needs pack.strategy none: a pack of many "
-                "records has no one label"
+                "format.template sequence_classification has one label per record, which packing "
+                f"would lose; pack.strategy is {self.pack.strategy}. Set pack.strategy: none"
             )
         return self
 
     @model_validator(mode="after")
     def _preferences_stay_whole(self) -> Self:
-        """A pair is one record of two sequences, each a prompt and one trained answer."""
+        """Refuse settings that would cut or mix preference data.
+
+        A pair is one record of two sequences, each a prompt and one trained answer.
+        """
         kind = self.preferences
         if kind is None:
             return self
         if others := sorted({source.format for source in self.sources} - {kind}):
-            raise ValueError(f"sources of format {kind} and {others[0]} make no one dataset")
+            raise ValueError(
+                f"sources of format {kind} and {others[0]} cannot be combined in one dataset. "
+                "Make a recipe for each"
+            )
         pack, format_ = self.pack, self.format
         refused = {
             f"format.template {format_.template}": format_.template
@@ -127,11 +134,19 @@ class Recipe(Section):
             "loss_weight": any(source.is_weighted for source in self.sources),
         }
         for setting in (name for name, is_set in refused.items() if is_set):
-            raise ValueError(f"{setting} is not for sources of format {kind}: each answer is whole")
+            raise ValueError(
+                f"{setting} cannot be used with sources of format {kind}, whose answers are "
+                "trained whole. Remove or change it"
+            )
         if kind == "kto" and pack.strategy != "none":
-            raise ValueError("format kto needs pack.strategy none: a pack has no one label")
+            raise ValueError(
+                "format kto has one label per record, which packing would lose; pack.strategy is "
+                f"{pack.strategy}. Set pack.strategy: none"
+            )
         for name in {each.format for each in self.publish.exports} - {"arrow", "trl"}:
-            raise ValueError(f"export {name} would train rejected answers like chosen ones")
+            raise ValueError(
+                f"export {name} would train rejected answers like chosen ones. Use trl or arrow"
+            )
         return self
 
     @model_validator(mode="after")
@@ -139,8 +154,8 @@ class Recipe(Section):
         weighted = [source.path for source in self.sources if source.is_weighted]
         if weighted and self.format.template == "sequence_classification":
             raise ValueError(
-                f"source '{weighted[0]}' has a loss_weight, and sequence_classification trains no "
-                "tokens: leave it out, and weigh classes in the trainer"
+                f"source '{weighted[0]}' has a loss_weight, but template sequence_classification "
+                "trains no tokens. Remove it and weight the classes in the trainer"
             )
         return self
 
@@ -149,14 +164,14 @@ class Recipe(Section):
         is_split = self.split.eval_fraction or self.split.eval_count
         if self.audit.benchmarks and self.audit.on_match == "same_side" and not is_split:
             raise ValueError(
-                "audit.on_match same_side puts rows into eval, and nothing else goes there: set "
-                "split.eval_fraction or split.eval_count, or take on_match drop"
+                "audit.on_match same_side moves rows to eval, but the recipe has no eval split. "
+                "Set split.eval_fraction or split.eval_count, or use on_match: drop"
             )
         return self
 
 
 def preferences_in(formats: Iterable[str]) -> Preferences | None:
-    """Return what rows prefer whose sources have these formats.
+    """Return the kind of preference data among these source formats, or None.
 
     Example:
         >>> preferences_in(["pairs"]), preferences_in(["preference", "chat"])
@@ -168,10 +183,10 @@ def preferences_in(formats: Iterable[str]) -> Preferences | None:
 
 
 def plugins_of(recipe: Recipe) -> list[Plugin]:
-    """Return the plug-ins that a recipe names.
+    """Return the plug-ins that a recipe uses.
 
     Raises:
-        ConfigError: see `find_plugin`.
+        ConfigError: A plug-in is not installed or cannot be used; see `find_plugin`.
     """
     formats = {source.format for source in recipe.sources}.difference(get_args(RowFormatName))
     strategies = {recipe.pack.strategy}.difference(get_args(Strategy))
@@ -184,7 +199,7 @@ def plugins_of(recipe: Recipe) -> list[Plugin]:
 
 
 def _lines(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Keys and values of nested settings, a line each: `pack.seq_len`, `2048`."""
+    """Yield nested settings as key and value, one per line: `pack.seq_len`, `2048`."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from _lines(item, f"{name}.{key}" if name else str(key))

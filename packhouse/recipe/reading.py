@@ -1,4 +1,4 @@
-"""Reading a recipe: YAML, overrides, the environment, and errors that say what to write instead."""
+"""Read a recipe: parse YAML, apply overrides and environment variables, explain mistakes."""
 
 import os
 import re
@@ -17,13 +17,13 @@ from packhouse.recipe.settings import HUB_NAME, IN_A_FILE
 from packhouse.recipe.source import SourceConfig
 from packhouse.system.wording import near_files, near_name
 
-# What is wrong with a recipe, in plain words: the line, the key, what is allowed, what was meant.
+# Messages name the line and the key, and what is allowed or was probably meant.
 #
-#     recipe 'r.yaml', line 7: pack.strategy cannot be 'best-fit'; did you mean 'best_fit'?
-#     recipe 'r.yaml', line 9: split.eval_fraction must be below 1, and is 10 (0.1 means 10%)
+#     recipe 'r.yaml', line 7: 'pack.strategy' cannot be 'best-fit'; did you mean 'best_fit'?
+#     recipe 'r.yaml', line 9: 'split.eval_fraction' must be below 1, got 10 (0.1 means 10%)
 #
-# Text that was given is repeated only where it resembles what is allowed: it may be a secret in
-# the wrong field.
+# A message repeats the given text only if it resembles an allowed value, because it may be a secret
+# that was pasted into the wrong field.
 
 
 Loc = tuple[int | str, ...]
@@ -31,7 +31,7 @@ Loc = tuple[int | str, ...]
 MOST_SHOWN = 5
 _MAX_CHARS = 500
 
-# Error type of pydantic -> our words; {x} is a fact of the error.
+# Error type of pydantic -> our wording; {x} comes from the error's context.
 _BOUNDS = {
     "greater_than": "must be above {gt:,.15g}",
     "greater_than_equal": "must be at least {ge:,.15g}",
@@ -47,10 +47,10 @@ _KINDS = {
     "model": "must be a mapping of keys",
     "string": "must be text",
 }
-_TAGS = ("one", "several")  # of a union of the two; pydantic puts them into places
+_TAGS = ("one", "several")  # of source.Expressions; pydantic adds them to the path of an error
 _PATTERNS = {
-    "Name": "may have lower-case letters, digits, '-', '_' and single dots, and begins with a "
-    "letter or digit: my-data",
+    "Name": "may contain lower-case letters, digits, '-', '_' and single dots, and must begin with "
+    "a letter or digit: my-data",
     "Target": "must be hf://datasets/ORG/NAME or wandb://PROJECT",
 }
 
@@ -61,13 +61,13 @@ def explain_mistakes(
     where: str,
     line_of: Callable[[Loc], int | None],
 ) -> str:
-    """Return a line for each of the first mistakes.
+    """Return one line for each of the first mistakes.
 
     Args:
-        error: of the whole recipe.
-        model: the recipe's.
-        where: the recipe, for messages: "recipe 'r.yaml'".
-        line_of: line of a key in the file, from 1; None where it does not stand there.
+        error: Error of validating the whole recipe.
+        model: Model of the recipe.
+        where: The recipe, as named in messages: "recipe 'r.yaml'".
+        line_of: Returns the line of a key in the file, from 1; None if the file does not set it.
     """
     found = error.errors(include_url=False)
     lines = []
@@ -77,7 +77,7 @@ def explain_mistakes(
         place = where if line is None else f"{where}, line {line}"
         lines.append(f"{place}: {_explain(item, model)}"[:_MAX_CHARS])
     if len(found) > MOST_SHOWN:
-        lines.append(f"{where}: and {len(found) - MOST_SHOWN} more mistakes")
+        lines.append(f"{where}: {len(found) - MOST_SHOWN} more mistakes")
     return "\n".join(lines)
 
 
@@ -115,15 +115,17 @@ def _explain(item: ErrorDetails, model: type[BaseModel]) -> str:
     if (name := kind.partition("_")[0]) in _KINDS:
         return f"'{key}' {_KINDS[name]}, got {_kind_of(value)}"
     if kind == "invalid_key":
-        return f"key '{key}' must be text; put it between quotes"
+        return f"key '{key}' must be text. Put it in quotes"
     message = item["msg"].removeprefix("Value error, ")
-    if isinstance(value, dict):  # a rule over the keys of a section, or over sections
+    # A rule about several keys or items has no single value to show; a message that already says
+    # how to fix the mistake is complete.
+    if isinstance(value, dict | list) or ". " in message:
         return f"'{key}': {message}" if loc else message
     return f"'{key}': {message}, got {_kind_of(value)}"
 
 
 def _model_at(model: type[BaseModel], loc: Loc) -> type[BaseModel]:
-    """The section that a key is in."""
+    """Return the model of the section that contains a key."""
     for part in loc:
         for name, field in model.model_fields.items():
             if part in (name, field.alias):
@@ -135,7 +137,7 @@ def _model_at(model: type[BaseModel], loc: Loc) -> type[BaseModel]:
 
 
 def _kind_of(value: object) -> str:
-    """What was given, but not text: it may be a secret in the wrong field."""
+    """Describe a value without repeating text, which may be a secret in the wrong field."""
     if isinstance(value, str):
         return f"text of {len(value):,} characters"
     if isinstance(value, bool):
@@ -146,7 +148,7 @@ def _kind_of(value: object) -> str:
 
 
 def is_recipe_path(path: object) -> bool:
-    """Return True for the path of a recipe: a `.yaml` or `.yml` file.
+    """Return True if a path is that of a recipe: a `.yaml` or `.yml` file.
 
     Example:
         >>> is_recipe_path("recipe.yaml"), is_recipe_path("rows.jsonl"), is_recipe_path([])
@@ -158,20 +160,21 @@ def is_recipe_path(path: object) -> bool:
 def load_recipe(
     path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str, object] | None = None
 ) -> Recipe:
-    """Read a recipe from YAML, with settings and `section.key=value` overrides put over it.
+    """Read a recipe from YAML and apply settings and `section.key=value` overrides.
 
-    Sources, tokenizer and template are relative to the recipe's folder, the store to the working
-    directory. A tokenizer `org/name` without such a folder is a name of the Hub. `${PACKHOUSE_X}`
-    and `${PACKHOUSE_X:-default}` are taken from the environment; no other variable is, so that no
-    credential can slip into a recipe.
+    Paths of sources, tokenizer and template are relative to the recipe's folder, the store to the
+    working directory. A tokenizer `org/name` is read from the Hub, unless there is a folder of that
+    name. `${PACKHOUSE_X}` and `${PACKHOUSE_X:-default}` are replaced from the environment. Other
+    variables are refused, so that no credential gets into a recipe.
 
     Args:
-        path: the file.
-        overrides: `section.key=value`, as `--set` takes them.
-        settings: keys and sections that go over the file's; overrides go over these.
+        path: YAML file.
+        overrides: `section.key=value`, as for `--set`. They override `settings`.
+        settings: Keys and sections that override those of the file.
 
     Raises:
-        ConfigError: no such file, not YAML, a key twice, an unknown key or a value out of bounds.
+        ConfigError: The file is missing, is not YAML, or has a duplicate key, an unknown key or a
+            value out of bounds.
 
     Example:
         >>> recipe = load_recipe("deployments/demo/recipe.yaml", ["pack.seq_len=4096"])
@@ -182,7 +185,7 @@ def load_recipe(
     text, where = _read_text(path), f"recipe '{path}'"
     raw = _parse_yaml(text, where)
     if raw is None:
-        raise ConfigError(f"{where} is empty; see deployments/recipes for examples")
+        raise ConfigError(f"{where} is empty. See deployments/recipes for examples")
     if not isinstance(raw, dict):
         raise ConfigError(f"{where} must be a mapping of keys, got {type(raw).__name__}")
     keys = merge_settings(raw, settings or {})
@@ -193,9 +196,9 @@ def load_recipe(
         expanded = expand_variables(raw)
     except RecursionError:
         raise ConfigError(
-            f"{where}: an alias (`*name`) stands inside what it names; write the value out"
+            f"{where}: an alias (`*name`) is inside its own anchor (`&name`). Write the value out"
         ) from None
-    root = cache(lambda: _Loader(text).get_single_node())  # parsed again if there are mistakes
+    root = cache(lambda: _Loader(text).get_single_node())  # only for messages
 
     def line_of(loc: tuple[int | str, ...]) -> int | None:
         starts = (".".join(map(str, loc[:n])) for n in range(1, len(loc) + 1))
@@ -205,7 +208,7 @@ def load_recipe(
 
 
 def _line_of(node: yaml.Node | None, loc: tuple[int | str, ...]) -> int | None:
-    """The line of a key in a recipe's YAML, or of the last part of the way to it that is there."""
+    """Return the line of a key in the YAML, or of its nearest parent that is there."""
     line = None
     for part in loc:
         if isinstance(node, yaml.MappingNode):
@@ -226,13 +229,13 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        near = near_files(path, ".yaml", ".yml") or "; see deployments/recipes for examples"
+        near = near_files(path, ".yaml", ".yml") or ". See deployments/recipes for examples"
         raise ConfigError(f"no recipe at '{path}'{near}") from None
     except IsADirectoryError:
-        raise ConfigError(f"recipe '{path}' is a folder; give a YAML file") from None
+        raise ConfigError(f"recipe '{path}' is a folder. Pass a YAML file") from None
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"recipe '{path}' is not UTF-8 (byte {error.start:,}); save it as UTF-8"
+            f"recipe '{path}' is not UTF-8 (byte {error.start:,}). Save it as UTF-8"
         ) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -240,7 +243,7 @@ def _read_text(path: Path) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is given twice, where YAML would silently take the last."""
+    """YAML loader that refuses duplicate keys; PyYAML would silently use the last one."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -249,20 +252,20 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode):
                 name = key.tag, key.value
                 if name in lines:
-                    problem = f"key '{key.value}' is in line {lines[name]} already; keep one"
+                    problem = f"key '{key.value}' is already set in line {lines[name]}. Remove one"
                     raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
                 lines[name] = key.start_mark.line + 1
         return node
 
 
 MAX_RECIPE_CHARS = 2**20
-"""Characters of a recipe with its aliases written out."""
+"""Maximum size of a recipe in characters, with all aliases expanded."""
 
 
 def _written_out(node: yaml.Node, known: dict[int, int]) -> int:
-    """Characters and nodes of a value in which every alias counts as what it names."""
+    """Return the size of a value (characters and nodes) with all its aliases expanded."""
     if id(node) not in known:
-        known[id(node)] = 0  # while it is counted: an alias inside what it names is refused later
+        known[id(node)] = 0  # stops at an alias inside its own anchor, which load_recipe refuses
         parts: list[Any] = node.value if isinstance(node, yaml.CollectionNode) else []
         if isinstance(node, yaml.MappingNode):
             parts = [part for pair in node.value for part in pair]
@@ -279,18 +282,19 @@ def _parse_yaml(text: str, where: str) -> Any:
             return None
         if (size := _written_out(node, {})) > MAX_RECIPE_CHARS:
             raise ConfigError(
-                f"{where}: its aliases (`*name`) stand for {size:,} characters, over "
-                f"{MAX_RECIPE_CHARS:,}; write out what is needed"
+                f"{where}: expands to {size:,} characters because of its aliases (`*name`); the "
+                f"limit is {MAX_RECIPE_CHARS:,}. Use fewer aliases"
             )
         return loader.construct_document(node)
     except yaml.YAMLError as error:
         place = getattr(error, "problem_mark", None)
         at = f", line {place.line + 1}, column {place.column + 1}" if place else ""
-        raise ConfigError(f"{where}{at}: {getattr(error, 'problem', None) or 'no YAML'}") from None
+        problem = getattr(error, "problem", None) or "not valid YAML"
+        raise ConfigError(f"{where}{at}: {problem}") from None
     except RecursionError:
-        raise ConfigError(f"{where}: nested too deeply to be read") from None
+        raise ConfigError(f"{where}: nested too deeply") from None
     except ValueError as error:  # such as a date with a 13th month
-        raise ConfigError(f"{where}: {error}; put text between quotes") from None
+        raise ConfigError(f"{where}: {error}. Put text in quotes") from None
 
 
 def parse_recipe(
@@ -303,13 +307,13 @@ def parse_recipe(
     """Check a mapping against the model and resolve its relative paths against `folder`.
 
     Args:
-        raw: what the YAML holds.
-        where: the recipe, for messages.
-        folder: of the recipe's file; None leaves paths as they are.
-        line_of: line of a key in the file.
+        raw: Content of the YAML file.
+        where: The recipe, as named in messages.
+        folder: Folder of the recipe file; None leaves paths unchanged.
+        line_of: Returns the line of a key in the file.
 
     Raises:
-        ConfigError: the first mistakes, each with its key, what was given and what is allowed.
+        ConfigError: Lists the first mistakes, each with its key and what is allowed.
     """
     try:
         recipe = Recipe.model_validate(raw, context=IN_A_FILE)
@@ -319,10 +323,10 @@ def parse_recipe(
 
 
 def merge_settings(raw: dict[str, Any], settings: Mapping[str, object]) -> list[str]:
-    """Put settings over a recipe's mapping: sections key by key, None leaves a key as it is.
+    """Override keys of a recipe's mapping; sections are merged key by key, None changes nothing.
 
     Returns:
-        The keys that were put there.
+        The keys that were set.
 
     Example:
         >>> raw = {"pack": {"seed": 1}}
@@ -344,10 +348,10 @@ def merge_settings(raw: dict[str, Any], settings: Mapping[str, object]) -> list[
 
 
 def apply_override(raw: dict[str, Any], override: str) -> None:
-    """Put `section.key=value` over a recipe's mapping.
+    """Set one key of a recipe's mapping from `section.key=value`.
 
     Raises:
-        ConfigError: no such form, or the key leads into a value.
+        ConfigError: The text has another form, or the key goes through a plain value.
 
     Example:
         >>> raw = {"pack": {"seed": 1}}
@@ -356,7 +360,7 @@ def apply_override(raw: dict[str, Any], override: str) -> None:
     """
     key, equals, value = override.partition("=")
     if not equals or not key:
-        raise ConfigError(f"--set takes section.key=value, got '{override}'")
+        raise ConfigError("--set needs the form section.key=value. Try --set pack.seq_len=4096")
     *parents, last = key.split(".")
     place: Any = raw
     for parent in parents:
@@ -365,7 +369,7 @@ def apply_override(raw: dict[str, Any], override: str) -> None:
         else:
             place = place.setdefault(parent, {})
         if not isinstance(place, dict | list):
-            raise ConfigError(f"--set {override}: '{parent}' is a value, not a section")
+            raise ConfigError(f"--set {key}: '{parent}' is a value, not a section. Check the key")
     parsed = _parse_yaml(value, f"--set {key}")
     place[_index(place, last, override) if isinstance(place, list) else last] = parsed
 
@@ -374,9 +378,9 @@ _WHERE = {"store", "ref", "move_ref", "also", "allow_breaking_schema"}
 
 
 def changes_data(overrides: Sequence[str]) -> bool:
-    """Return True if `key=value` overrides, or keys, change what a recipe makes or may publish.
+    """Return True if overrides (`key=value` or keys) change the data or what may be published.
 
-    Where a version goes, limits on moving its ref, and the encoder change neither.
+    The target of a version, limits on moving its ref, and the encoder change neither.
 
     Example:
         >>> changes_data(["publish.store=./mine", "dataset=mine", "publish.max_length_drift=1"])
@@ -394,7 +398,8 @@ def changes_data(overrides: Sequence[str]) -> bool:
 
 def _index(place: Sequence[object], index: str, override: str) -> int:
     if index not in map(str, range(len(place))):
-        raise ConfigError(f"--set {override}: '{index}' is not one of items 0 to {len(place) - 1}")
+        key, last = override.partition("=")[0], len(place) - 1
+        raise ConfigError(f"--set {key}: no item '{index}'. The list has items 0 to {last}")
     return int(index)
 
 
@@ -402,10 +407,10 @@ _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
 def expand_variables(value: object) -> Any:
-    """Put `${PACKHOUSE_X}` and `${PACKHOUSE_X:-default}` of the environment into every text.
+    """Replace `${PACKHOUSE_X}` and `${PACKHOUSE_X:-default}` in all texts from the environment.
 
     Raises:
-        ConfigError: another variable is named, or one that is not set.
+        ConfigError: A variable is not set, or its name does not begin with PACKHOUSE_.
     """
     if isinstance(value, dict):
         return {key: expand_variables(item) for key, item in value.items()}
@@ -417,10 +422,16 @@ def expand_variables(value: object) -> Any:
 def _variable(match: re.Match[str]) -> str:
     name, default = match.groups()
     if not name.startswith("PACKHOUSE_"):
-        raise ConfigError(f"recipes take only PACKHOUSE_* from the environment, not ${{{name}}}")
+        raise ConfigError(
+            f"the recipe uses ${{{name}}}, but only variables named PACKHOUSE_* are allowed. "
+            "Rename it"
+        )
     value = os.environ.get(name, default)
     if value is None:
-        raise ConfigError(f"the recipe needs the environment variable {name}, which is not set")
+        raise ConfigError(
+            f"the environment variable {name} is not set. Set it, or write ${{{name}:-default}} "
+            "in the recipe"
+        )
     return value
 
 
@@ -450,6 +461,6 @@ def _at(uri: str, folder: Path) -> str:
 
 
 def tokenizer_at(name: str, folder: Path) -> str:
-    """Return a tokenizer's folder, if it is there, else a name of the Hub as it is."""
+    """Return the path of a tokenizer's folder; a Hub name without a local folder is unchanged."""
     place = _at(name, folder)
     return name if HUB_NAME.fullmatch(name) and not Path(place).is_dir() else place

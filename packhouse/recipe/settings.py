@@ -1,6 +1,6 @@
 """The sections of a recipe, in the order of the chain; `sources` and `audit` have their own files.
 
-All are frozen, know all their keys, and take no boolean for a number.
+All are frozen, refuse unknown keys, and do not accept a boolean as a number.
 """
 
 import json
@@ -26,18 +26,19 @@ from packhouse.system.plugins import RENDERERS, NameOf, plugin_names
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]|\.[a-z0-9_-])*$", max_length=64)]
 
 HUB_NAME = re.compile(r"(?!.*\.\.)(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
-"""A name of the Hugging Face Hub: `org/name`, perhaps with a branch, a tag or a commit.
+"""A name on the Hugging Face Hub: `org/name` or `org/name@revision` (a branch, tag or commit).
 
-The Hub's client makes paths of a revision, so `..` is in none.
+`..` is refused, because the Hub's client builds file paths from the revision.
 """
 
 IN_A_FILE = "in a file"
-"""Context of a recipe whose names are final; those of a run form may be names of places."""
+"""Validation context of a recipe file. In a run form, a name may stand for an allowed path."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
-# A server holds parameters against this before it stores them: no `user:password@`, not even with
-# a slash in the password, as AWS makes them; no signature; nothing that looks like a key.
+# Prefect's server checks parameters against this pattern before it stores them. It refuses
+# `user:password@` (also with a slash in the password, as in AWS secrets), signatures in the query,
+# and anything that looks like a key.
 _NO_CREDENTIALS = (
     r"^(?![^/]*://[^/?#]*@)"
     r"(?![^/]*://[^/?#:]*:(?![0-9]*(?:[/?#]|$)))"
@@ -48,14 +49,14 @@ _NO_CREDENTIALS = (
 )
 
 Uri = Annotated[str, Field(json_schema_extra={"pattern": _NO_CREDENTIALS})]
-"""A place, without credentials; what reads it refuses them, too, without repeating them."""
+"""A path or address without credentials. The code that opens it refuses them too."""
 
 
 def _as_form(schema: dict[str, Any], model: type[BaseModel]) -> None:
-    """Say in the schema how a run form shows the section: its name, its fields in their order.
+    """Add the section's title and the order of its fields to the schema, for Prefect's run form.
 
-    A server on PostgreSQL keeps schemas as JSONB, which sorts keys by length; `position` is what
-    Prefect's form sorts by.
+    A server on PostgreSQL stores schemas as JSONB, which loses the order of keys. The form sorts by
+    `position`.
     """
     schema["title"] = model.__name__.removesuffix("Config")
     for position, field in enumerate(schema.get("properties", {}).values()):
@@ -63,23 +64,23 @@ def _as_form(schema: dict[str, Any], model: type[BaseModel]) -> None:
 
 
 class Section(BaseModel):
-    """A frozen section that knows all its keys."""
+    """Base class of all sections: frozen, refuses unknown keys."""
 
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
         use_attribute_docstrings=True,
         json_schema_extra=_as_form,
-        hide_input_in_errors=True,  # it may be a secret in the wrong field
+        hide_input_in_errors=True,  # a secret may have been pasted into the wrong field
     )
 
     @field_validator("*", mode="before")
     @classmethod
     def _no_boolean_for_a_number(cls, value: object, info: ValidationInfo) -> object:
-        """Pydantic would take `true` for 1."""
+        """Refuse a boolean where a number or text is expected; pydantic would read `true` as 1."""
         assert info.field_name is not None
         if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
-            raise ValueError("takes no boolean")
+            raise ValueError("must not be a boolean")
         return value
 
 
@@ -88,35 +89,36 @@ PipelineChoice = Literal["file", "class"]
 
 
 class ValidateConfig(Section):
-    """What makes a row bad, and how many bad rows are too many."""
+    """Rules for rows, and the share of bad rows at which a run fails."""
 
     max_quarantined: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Share of rows that may be quarantined before the run fails. One row always may, so that a
-    small file does not fail by it, unless the share is 0."""
+    """Largest share of quarantined rows; above it, the run fails. Unless it is 0, one bad row is
+    always allowed, so that a small file does not fail because of it."""
 
     max_row_bytes: Annotated[int, Field(gt=0)] = 16 * 2**20
-    """Bytes of one raw row; longer rows are quarantined unparsed. A file with a row that has not
-    ended after 64 MiB, nor after this, is refused."""
+    """Maximum size of a raw row in bytes. Longer rows are quarantined without parsing. A file is
+    refused if one of its rows exceeds both this and 64 MiB."""
 
     max_chars: Annotated[int, Field(gt=0)] = 1_000_000
-    """Characters of one message; longer ones are quarantined before the tokenizer sees them."""
+    """Maximum length of a message in characters. Rows with a longer one are quarantined before
+    tokenization."""
 
     allow_ends_on_user: bool = False
-    """Keep conversations that end on a user turn (the open question is not trained)."""
+    """Keep conversations that end with a user turn. That turn is not trained."""
 
     refused_orders: Annotated[list[TurnOrder], Field(max_length=4)] = []
-    """Orders of turns that make a row bad: `system_not_first`, `starts_with_assistant`,
-    `consecutive_user`, `consecutive_assistant`. By default any order passes that the template
-    writes with every content."""
+    """Turn orders that quarantine a row: `system_not_first`, `starts_with_assistant`,
+    `consecutive_user`, `consecutive_assistant`. By default, every order is accepted that the
+    template can write without losing content."""
 
     @field_validator("refused_orders")
     @classmethod
     def _sorted(cls, orders: list[TurnOrder]) -> list[TurnOrder]:
-        return sorted(set(orders))  # the same orders are the same recipe
+        return sorted(set(orders))  # the order of the list must not change the version ID
 
 
 CHAT_TEMPLATES = ("chat", "mistral_system", *RENDERERS)
-"""Built-in templates that take `chat_template_kwargs`: Jinja, and renderers in Python."""
+"""Built-in templates that accept `chat_template_kwargs`: Jinja templates and Python renderers."""
 TEMPLATES = (
     *CHAT_TEMPLATES,
     "alpaca",
@@ -134,11 +136,11 @@ TEMPLATES = (
     "dart-math/mammoth2-cot",
     "dart-math/llama3-math",
 )
-"""Built-in templates; `packhouse.render` has them."""
+"""Built-in templates, implemented in `packhouse.render`."""
 
 
 def is_chat(template: str) -> bool:
-    """Return True if a template renders conversations: all but those of constants around contents.
+    """Return True if a template renders whole conversations, not one prompt and one answer.
 
     Example:
         >>> is_chat("chat"), is_chat("mine.jinja"), is_chat("dart-math/qa"), is_chat("alpaca")
@@ -148,7 +150,7 @@ def is_chat(template: str) -> bool:
 
 
 def is_renderer(template: str) -> bool:
-    """Return True if a template is a renderer in Python: one of packhouse, or of a plug-in."""
+    """Return True if a template is a Python renderer: a built-in one or a plug-in."""
     if template in TEMPLATES or template.endswith((".jinja", ".j2")):
         return template in RENDERERS
     return template in plugin_names("renderers")
@@ -159,69 +161,75 @@ _MAX_ARGUMENTS = 2**16
 
 
 def check_arguments(arguments: Mapping[str, object]) -> None:
-    """Refuse names that no chat template is given by a row or a recipe.
+    """Refuse argument names that a row or recipe cannot set, such as `messages` or `bos_token`.
 
     Raises:
-        ValueError: says which.
+        ValueError: names the first refused argument.
     """
     for name in arguments:
         if not name.isidentifier() or name in _OWN_ARGUMENTS or name.endswith("_token"):
-            raise ValueError(f"'{name[:60]}' is no argument of a chat template")
+            raise ValueError(
+                f"'{name[:60]}' cannot be set as an argument of a chat template. Remove it"
+            )
 
 
 class FormatConfig(Section):
-    """How a conversation becomes text, and which of it is trained."""
+    """How conversations become text, and which parts are trained."""
 
     template: str = "chat"
-    """`chat` (the tokenizer's own), `mistral_system` (Mistral v0.3's, with the system turn wherever
-    a row has one), `alpaca`, `alpaca_newline`, `completion`, `classification`,
+    """`chat` (the tokenizer's own template), `mistral_system` (Mistral v0.3's, but always with the
+    system turn), `alpaca`, `alpaca_newline`, `completion`, `classification`,
     `sequence_classification`, `text`, one of dart-math's (`dart-math/alpaca`, ...), a path to a
-    Jinja file, or a renderer in Python: `harmony` (gpt-oss), `mistral` (tekken.json), or a
-    plug-in's name."""
+    Jinja file, or a Python renderer: `harmony` (gpt-oss), `mistral` (tekken.json) or the name of a
+    plug-in."""
 
     train_on: Literal["assistant", "last_assistant", "all"] = "assistant"
-    """Which turns are trained; `all` trains every token of the rendering. A message's own `weight`
-    or `train` goes before."""
+    """Which turns are trained. `all` trains every token. The `weight` or `train` of a message
+    overrides it."""
 
     never_train: Annotated[list[Role], Field(max_length=4)] = []
-    """Roles left out of `train_on: all`: their turns, headers included, and no others."""
+    """Roles whose turns, including headers, are not trained with `train_on: all`."""
 
     reasoning: Literal["keep", "strip", "train_last"] = "keep"
-    """Thinking in answers: what the template makes of it; taken out before rendering; or as the
-    template has it, but trained only behind the last user turn."""
+    """How to treat reasoning in answers. `keep`: leave it to the template. `strip`: remove it
+    before rendering. `train_last`: like `keep`, but train it only after the last user turn."""
 
     chat_template_kwargs: dict[str, Any] = {}
-    """Arguments of the chat template, such as `{enable_thinking: false}`; `tools` and `documents`
-    are those of rows without any. A row's own (`chat_template_kwargs`, `documents`, `tools`) go
-    before. Give them to `apply_chat_template` at inference as well."""
+    """Arguments of the chat template, such as `{enable_thinking: false}`. A row's own
+    `chat_template_kwargs`, `tools` and `documents` override them. At inference, pass the same
+    arguments to `apply_chat_template`."""
 
     turns: Literal["joined", "exact", "alone", "whole"] = "joined"
-    """How the answers of a conversation become records. `joined`: an answer joins the record before
-    it if its prompt at inference continues that record, text of the template aside; else it starts
-    a new one. `exact`: it joins only if the prompt is that record, byte for byte. `alone`: one
-    record per answer. `whole`: one rendering per row, whatever inference would send."""
+    """How the answers of a conversation become records. `joined`: an answer joins the previous
+    record if its prompt at inference continues that record, ignoring text that the template adds;
+    otherwise it starts a new record. `exact`: it joins only if its prompt continues that record
+    byte for byte. `alone`: one record per answer. `whole`: one record per row, even if inference
+    would send other prompts."""
 
     stop_tokens: Annotated[list[str], Field(max_length=16)] = []
-    """Control tokens at which generation stops. By default those of `generation_config.json` and
-    the tokenizer's EOS; if none follows an answer, the one that the template writes after each."""
+    """Control tokens that stop generation. Default: those of `generation_config.json` and the
+    tokenizer's EOS; if the template writes none of these after an answer, the control token that it
+    writes after every answer."""
 
     thought_end: str | None = None
-    """Text between reasoning and answer, for templates that never write reasoning (DeepSeek R1:
-    `"\\n</think>\\n\\n"`)."""
+    """Text between reasoning and answer, for templates that do not write reasoning themselves
+    (DeepSeek R1: `"\\n</think>\\n\\n"`)."""
 
     call_ids: Literal["functions"] | None = None
-    """`functions`: number tool calls as `functions.NAME:N`, the only ids that Kimi models write."""
+    """`functions`: rewrite tool call IDs as `functions.NAME:N`, the only form that Kimi models
+    write."""
 
     system: str | None = None
-    """System prompt put before conversations that have none."""
+    """System prompt for conversations without one."""
 
     prompt: str | None = None
-    """Classification: text with `{text}` that asks for the label."""
+    """Prompt that asks for the label, with `{text}` where the row's text goes (only with template
+    `classification`)."""
 
     @field_validator("template")
     @classmethod
     def _is_known(cls, template: str, info: ValidationInfo) -> str:
-        """In a file, an unknown name is a mistake; in a run form it may be the name of a place."""
+        """Refuse an unknown name in a recipe file; in a run form, it may name an allowed path."""
         is_file = info.context == IN_A_FILE
         is_path = template.endswith((".jinja", ".j2"))
         if is_file and template not in TEMPLATES and not is_path and not is_renderer(template):
@@ -232,97 +240,122 @@ class FormatConfig(Section):
     @field_validator("chat_template_kwargs")
     @classmethod
     def _are_json(cls, arguments: Mapping[str, object]) -> dict[str, Any]:
-        """Names that a template may have, and values that JSON has; in one order."""
+        """Check names and values; sort by name, so that the order does not change the version."""
         check_arguments(arguments)
         for name in ("tools", "documents"):
             items = arguments.get(name, [])
             if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-                raise ValueError(f"'{name}' are no list of objects")
+                raise ValueError(f"'{name}' must be a list of objects")
         try:
             text = json.dumps(dict(sorted(arguments.items())), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"the arguments are no JSON: {error}") from None
+            raise ValueError(f"the arguments cannot be written as JSON: {error}") from None
         if len(text) > _MAX_ARGUMENTS:
-            raise ValueError(f"the arguments have over {_MAX_ARGUMENTS:,} characters of JSON")
+            raise ValueError(
+                f"the arguments are {len(text):,} characters of JSON (limit {_MAX_ARGUMENTS:,}). "
+                "Shorten them"
+            )
         ordered: dict[str, Any] = json.loads(text)
         return ordered
 
     @field_validator("never_train")
     @classmethod
     def _in_order(cls, roles: list[Role]) -> list[Role]:
-        return sorted(set(roles))  # the same roles are the same recipe
+        return sorted(set(roles))  # the order of the list must not change the version ID
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if self.chat_template_kwargs and self.template in set(TEMPLATES) - set(CHAT_TEMPLATES):
             raise ValueError(
-                f"chat_template_kwargs are for chat templates, and template is {self.template}"
+                f"template {self.template} does not accept chat_template_kwargs. Remove them, or "
+                "use a chat template"
             )
         if self.never_train and self.train_on != "all":
             raise ValueError(
-                f"never_train takes roles out of train_on: all, and train_on is {self.train_on}"
+                f"never_train needs train_on: all, got train_on: {self.train_on}. Remove one"
             )
         if len({*self.never_train, "tool", "system"}) == 4:
-            raise ValueError("never_train leaves neither user nor assistant turns to train")
+            raise ValueError(
+                "never_train excludes both user and assistant, so nothing is left to train. "
+                "Remove one of them"
+            )
         if self.turns == "alone" and self.train_on == "all":
-            raise ValueError("turns: alone trains one answer in each record: not train_on: all")
+            raise ValueError(
+                "turns: alone trains one answer per record and cannot be combined with "
+                "train_on: all. Change one"
+            )
         if self.reasoning == "train_last" and self.train_on == "all":
-            raise ValueError("reasoning: train_last leaves thinking out: not train_on: all")
+            raise ValueError(
+                "reasoning: train_last excludes reasoning from training and cannot be combined "
+                "with train_on: all. Change one"
+            )
         return self
 
 
 class TokenizeConfig(Section):
-    """How text becomes ids."""
+    """How text becomes token IDs."""
 
     encoder: Literal["auto", "hf", "fast"] = "auto"
-    """`auto` uses the fast encoder where it reproduced HF's ids, else HF. Never changes the ids."""
+    """`auto` uses the fast encoder if it reproduces the IDs of Hugging Face's, and that one
+    otherwise. Does not affect the IDs."""
 
     pipeline: PipelineChoice | None = None
-    """Which pipeline gives the ids if the tokenizer's class builds another one than tokenizer.json
-    has: that of the `file`, or of the `class`, as `AutoTokenizer` loads it. By default, a tokenizer
-    for which the two give different ids is refused: choose the one that inference uses."""
+    """Which pipeline to use if the tokenizer's class builds a different one than tokenizer.json
+    contains: that of the `file`, or of the `class` (as loaded by `AutoTokenizer`). By default, a
+    tokenizer whose two pipelines give different IDs is refused. Choose the one that inference
+    uses."""
 
     control_text: Literal["text", "allow", "quarantine"] = "text"
-    """Control-token text inside contents: keep as ordinary text, allow as control token, or bad."""
+    """Text of a control token inside a message: encode it as ordinary `text`, `allow` it as a
+    control token, or `quarantine` the row."""
 
 
 Strategy = Literal["best_fit", "first_fit", "first_fit_shuffle", "next_fit", "concat", "none"]
 
 
 class PackConfig(Section):
-    """How sequences become rows of at most `seq_len` tokens."""
+    """How records are packed into rows of at most `seq_len` tokens."""
 
     seq_len: Annotated[int, Field(gt=0, le=2**24)] = 2048
     """Pack size in tokens."""
 
     strategy: Annotated[str, NameOf("packing_strategies", get_args(Strategy))] = "best_fit"
-    """`best_fit` (decreasing) wastes least; `concat` cuts records at pack ends, for continued
-    pretraining; `none` publishes one record a row, padded at load time; or a plug-in's name."""
+    """`best_fit` (decreasing) needs the least padding. `concat` splits records at the end of a
+    pack, for continued pretraining. `none` publishes one record per row, padded at load time. Or
+    the name of a plug-in."""
 
     over_length: Literal["drop", "error", "truncate_turns", "window"] = "drop"
-    """Records over `seq_len`: drop and count, fail, keep the leading whole turns that fit, or make
-    windows of whole turns with the system prompt in each (then formatting follows `seq_len`)."""
+    """Treatment of records longer than `seq_len`. `drop`: drop and count them. `error`: fail.
+    `truncate_turns`: keep the whole turns that fit, from the start. `window`: split into windows of
+    whole turns, each with the system prompt (a change of `seq_len` then also runs format again)."""
 
     seed: int = 0
-    """Order of packs and of equal lengths within them."""
+    """Seed for the order of packs, and of records of equal length within them."""
 
     pad_record_to_multiple_of: Annotated[int, Field(ge=1, le=2**16)] = 1
-    """Leave room in packs for each record to be padded to a multiple: twice the number of ranks for
-    context parallelism; 16, 32 or 128 for FP8 and tensor parallelism. Files hold no pads:
-    `PackedCollator` and the export `megatron` add them. `seq_len` must be a multiple, too."""
+    """Leave room in packs to pad each record to a multiple of this many tokens: twice the number of
+    ranks for context parallelism; 16, 32 or 128 for FP8 and tensor parallelism. `PackedCollator`
+    and the export `megatron` add the padding; the files have none. `seq_len` must be a multiple
+    too."""
 
     balance: Annotated[int, Field(ge=1, le=2**16)] = 1
-    """Packs of a step of training over all data-parallel ranks: each so many neighbours cost about
-    the same attention (sum of squared lengths). The packs are the same ones in another order, for
-    trainers that read them in the order of the files."""
+    """Packs per training step, over all data-parallel ranks. Packs are ordered so that each group
+    of this many costs about the same attention (sum of squared lengths). Changes only their order;
+    for trainers that read packs in file order."""
 
     @model_validator(mode="after")
     def _multiples_fit(self) -> Self:
         multiple = self.pad_record_to_multiple_of
         if self.seq_len % multiple:
-            raise ValueError(f"seq_len {self.seq_len} is no multiple of {multiple}")
+            raise ValueError(
+                f"seq_len {self.seq_len} is not a multiple of pad_record_to_multiple_of "
+                f"{multiple}. Use {max(1, self.seq_len // multiple) * multiple}"
+            )
         if multiple > 1 and self.strategy == "concat":
-            raise ValueError("concat fills packs to the last token: no pad_record_to_multiple_of")
+            raise ValueError(
+                "strategy concat leaves no room for padding. Remove pad_record_to_multiple_of, or "
+                "choose another strategy"
+            )
         return self
 
 
@@ -330,54 +363,57 @@ Repeats = Literal["keep", "drop", "same_side"]
 
 
 class DedupConfig(Section):
-    """What happens to conversations that repeat an earlier one."""
+    """How to treat conversations that repeat an earlier one."""
 
     exact: Repeats = "keep"
-    """Equal but for white space and Unicode form: keep all, drop all but the first in order of
-    file and row, or keep all on one side, train or eval (equal to the letter, they always are)."""
+    """Conversations that are equal except for white space and Unicode form: `keep` all, `drop` all
+    but the first (in file and row order), or keep all in the same split (`same_side`). Identical
+    conversations are always in the same split."""
 
     near: Literal["ignore", "keep", "drop", "same_side"] = "ignore"
-    """Alike, if not equal: `keep` all and count them, `drop` (equal ones, too) all but the first,
-    or keep all on one side by `same_side`. `ignore` does not look for them; all else needs
-    `pip install 'packhouse[dedup]'`. Split conversations are compared whole."""
+    """Similar conversations: do not look for them (`ignore`), `keep` and count them, `drop` all but
+    the first (including equal ones), or keep all in the same split (`same_side`). All but `ignore`
+    need `pip install 'packhouse[dedup]'`. Conversations that become several records are compared as
+    a whole."""
 
     near_threshold: Annotated[float, Field(ge=0.5, le=1)] = 0.8
-    """Share of runs that two conversations have in common (Jaccard) to count as alike."""
+    """Share of common n-grams (Jaccard) from which two conversations count as similar."""
 
     near_unit: Literal["words", "characters"] = "words"
-    """What runs are made of. Each ideograph is a word."""
+    """Unit of the n-grams. Each ideograph counts as a word."""
 
     near_ngram: Annotated[int, Field(ge=1, le=50)] = 2
-    """Words or characters of a run."""
+    """Words or characters per n-gram."""
 
     near_permutations: Annotated[int, Field(ge=32, le=1024)] = 128
-    """Numbers of a MinHash: more find more of what is near the threshold, and cost time."""
+    """Hash functions per MinHash. More are slower, but more accurate near the threshold."""
 
 
 class SplitConfig(Section):
-    """Which records are for evaluation."""
+    """Which records go to the eval split."""
 
     eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of groups that go to eval, by hash of the group key."""
+    """Share of groups that go to eval, chosen by hash of the group key."""
 
     eval_count: Annotated[int | None, Field(ge=0)] = None
-    """Number of rows in eval instead, each with all records that it makes (the groups of lowest
-    hash, until that many)."""
+    """Number of rows in eval, instead of a share. Groups are added in order of their hash until
+    this number is reached; each row brings all its records."""
 
     group_by: Literal["prompt", "record"] = "prompt"
-    """What stays on one side: records of the same prompt, or exact duplicates only."""
+    """Unit that stays in one split: records with the same `prompt`, or only exact duplicates
+    (`record`)."""
 
     seed: int = 0
-    """Another seed is another assignment."""
+    """Seed of the assignment to train and eval."""
 
     eval_by_source: bool = False
-    """Pack the eval records of each source by themselves, in files of their own, which
-    `load_packed(..., split="eval", by_source=True)` gives as a dict."""
+    """Pack the eval records of each source separately, into separate files.
+    `load_packed(..., split="eval", by_source=True)` returns them as a dict."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if self.eval_count is not None and self.eval_fraction:
-            raise ValueError("give eval_fraction or eval_count, not both")
+            raise ValueError("eval_fraction and eval_count are both set. Remove one")
         return self
 
 
@@ -388,21 +424,21 @@ Target = Annotated[
 ExportFormat = Literal["trl", "axolotl", "megatron", "mds", "msgpack", "jsonl", "arrow"]
 
 NO_NPY = (
-    "packed .npy files are pickles, which run code when they are read, and Megatron-Bridge will "
-    "read them no longer; export to 'megatron', the packed Parquet that it reads"
+    "packed .npy files are pickles, which can run code when loaded, and Megatron-Bridge will stop "
+    "reading them. Export to 'megatron', its packed Parquet format"
 )
 
 MAX_SHARDS = 10_000
 
 
 class ExportConfig(Section):
-    """A trainer's format, and in how many files: `trl`, `{format: megatron, shards: 4}`."""
+    """Format of an export and its number of files: `trl` or `{format: megatron, shards: 4}`."""
 
     format: ExportFormat
-    """As `packhouse export --to` takes it."""
+    """Format name, as for `packhouse export --to`."""
 
     shards: Annotated[int, Field(ge=1, le=MAX_SHARDS)] = 1
-    """Files of each split, which must have as many packs. `mds` has shards of its own."""
+    """Files per split. Each split needs at least this many packs. `mds` chooses its own shards."""
 
     @model_validator(mode="before")
     @classmethod
@@ -419,82 +455,85 @@ class ExportConfig(Section):
     @model_validator(mode="after")
     def _has_no_shards_of_its_own(self) -> Self:
         if self.shards > 1 and self.format == "mds":
-            raise ValueError("mds has shards of its own, so it takes no `shards`")
+            raise ValueError("export mds chooses its own shards. Remove `shards`")
         return self
 
     @model_serializer(mode="wrap")
     def _as_a_name(self, write: SerializerFunctionWrapHandler) -> object:
-        """Write what has no other setting as its name, as before there were any."""
+        """Write an export without other settings as its name, the short form in recipes."""
         return self.format if self.shards == 1 else write(self)
 
 
 def _or_a_name(schema: dict[str, Any]) -> None:
-    """Let forms and editors take the name of a format, too."""
+    """Let forms and editors accept the name of a format as well as a mapping."""
     names = {"type": "string", "enum": list(get_args(ExportFormat))}
     schema["items"] = {"anyOf": [names, schema["items"]]}
 
 
 class PublishConfig(Section):
-    """Where a version goes, and in which files."""
+    """Target and files of the published version."""
 
     store: Uri = "./store"
-    """Root of the object store: a folder or `s3://bucket/prefix`."""
+    """Root of the store: a folder or `s3://bucket/prefix`."""
 
     ref: Name = "latest"
     """Ref that moves to the new version."""
 
     move_ref: bool = True
-    """False: publish, and leave the ref where it is; one that is nowhere yet moves all the same."""
+    """False publishes without moving the ref. A ref that does not exist yet is still created."""
 
     also: list[Target] = []
-    """Where else the version goes: `hf://datasets/ORG/NAME`, `wandb://PROJECT`. W&B gets tables of
-    text and the manifest; the packed files too with `wandb://PROJECT?files=true`, which can be
-    written as `{wandb: {project: PROJECT, files: true}}`."""
+    """Additional targets: `hf://datasets/ORG/NAME`, `wandb://PROJECT`. W&B receives tables of text
+    and the manifest, and with `wandb://PROJECT?files=true` also the packed files. That target can
+    be written as `{wandb: {project: PROJECT, files: true}}`."""
 
     keep_tokenizer: bool = True
-    """Keep the tokenizer's files in the store, once for all versions, so that any machine shows
-    text. False where its terms forbid to pass it on; `packhouse inspect` then needs it."""
+    """Keep a copy of the tokenizer in the store, shared by all versions, so that any machine can
+    show text. Set it to false if the license forbids redistribution; `packhouse inspect` then needs
+    the tokenizer's folder."""
 
     allow_breaking_schema: bool = False
-    """Move the ref even if readers of its current version would miss or misread something."""
+    """Move the ref even if the new version breaks readers of the ref's current version."""
 
     max_length_drift: Share | None = None
-    """Largest distance of record lengths from the ref's version at which the ref still moves."""
+    """Maximum difference in record lengths from the ref's current version. Above it, the version is
+    published but the ref does not move."""
 
     max_source_drift: Share | None = None
-    """The same for the sources' shares of the rows."""
+    """Same limit for the share of rows per source."""
 
     max_quarantine_drift: Share | None = None
-    """The same for the share of quarantined rows."""
+    """Same limit for the share of quarantined rows."""
 
     max_trained_drift: Share | None = None
-    """The same for the share of trained tokens."""
+    """Same limit for the share of trained tokens."""
 
     file_format: Literal["parquet", "arrow", "jsonl"] = "parquet"
     """Format of the published files."""
 
     layout: Literal["labels", "compact"] = "labels"
-    """`labels` holds a label per token; `compact` holds the trained ranges instead."""
+    """`labels` stores one label per token; `compact` stores the trained ranges instead."""
 
     position_ids: bool = True
-    """Also publish `position_ids`, restarting at each record: the one mark of their ends that
-    `transformers.Trainer` keeps (with `pack.strategy: none`, a row is a record, and has none).
-    0.4% of a Parquet file; `arrow` and `jsonl` grow by 4 bytes a token and more."""
+    """Also publish `position_ids`, which restart at each record. They are the only record
+    boundaries that `transformers.Trainer` keeps. Not written with `pack.strategy: none`, where each
+    row is one record. They take 0.4% of a Parquet file, and at least 4 bytes per token in `arrow`
+    and `jsonl`."""
 
     max_file_mb: Annotated[int, Field(gt=0)] = 256
-    """Upper size of one published file in MiB of token data, before compression."""
+    """Maximum size of a published file, in MiB of token data before compression."""
 
     exports: Annotated[list[ExportConfig], Field(json_schema_extra=_or_a_name)] = []
-    """Also carry the rows in these trainers' formats, as `packhouse export` writes them: `trl`, or
-    `{format: megatron, shards: 4}` for several files a split."""
+    """Also publish the rows in these formats, as written by `packhouse export`: `trl`, or
+    `{format: megatron, shards: 4}` for several files per split."""
 
     report: bool = True
-    """Publish `report.html`, a page with charts and samples (1 to 3 MB), in the version."""
+    """Publish `report.html` with the version: one page with charts and samples, 1 to 3 MB."""
 
     @field_validator("also", mode="before")
     @classmethod
     def _as_addresses(cls, also: object) -> object:
-        """Write `{wandb: {project: P, files: true}}` as an address, alone or in the list."""
+        """Turn `{wandb: {project: P, files: true}}` into an address, alone or in a list."""
         targets = [also] if isinstance(also, dict) else also
         if not isinstance(targets, list):
             return also
@@ -503,27 +542,31 @@ class PublishConfig(Section):
     @field_validator("exports")
     @classmethod
     def _each_once(cls, exports: list[ExportConfig]) -> list[ExportConfig]:
-        """In order of name: what is listed decides the version, how it is listed does not."""
+        """Sort by name and drop repeats, so that their order does not change the version."""
         named = {each.format: each for each in exports}
         if twice := [each.format for each in exports if each != named[each.format]]:
-            raise ValueError(f"{twice[0]} stands there with different numbers of shards")
+            raise ValueError(
+                f"exports lists '{twice[0]}' more than once with different shard counts. Keep one"
+            )
         return [named[name] for name in sorted(named)]
 
 
 def _address(target: object) -> object:
-    """Return a W&B target as its address, and anything else as it is.
+    """Return the address of a W&B target; return any other target unchanged.
 
     Example:
         >>> _address({"wandb": {"project": "sft", "files": True}})
         'wandb://sft?files=true'
 
     Raises:
-        ValueError: a mapping that is no W&B target.
+        ValueError: The target is a mapping, but not a W&B target.
     """
     if not isinstance(target, dict):
         return target
     settings: Any = target.get("wandb")
     is_files = settings.get("files", False) if isinstance(settings, dict) else None
     if type(is_files) is not bool or {*target, *settings} - {"wandb", "project", "files"}:
-        raise ValueError("write {wandb: {project: NAME, files: true}}, or an address")
+        raise ValueError(
+            "unknown target. Write {wandb: {project: NAME, files: true}}, or an address"
+        )
     return f"wandb://{settings.get('project', 'packhouse')}" + "?files=true" * is_files

@@ -1,4 +1,4 @@
-"""The `sources` of a recipe: where raw rows come from."""
+"""The `sources` section of a recipe: files of raw rows and how to read them."""
 
 from typing import Annotated, Any, Literal, get_args
 
@@ -17,16 +17,16 @@ RowFormatName = Literal[
     "messages",  # the row itself is the list of messages
     "sharegpt",  # conversations: [{from, value}]
     "oasst",  # a message tree: text, role, replies
-    "oasst_flat",  # a message of a tree: message_id, parent_id, text, role
+    "oasst_flat",  # one message of a tree per row: message_id, parent_id, text, role
     "transcript",  # chosen or text: "\n\nHuman: ...\n\nAssistant: ..."
     "classification",  # text, label
     "text",  # text
-    "preference",  # prompt, chosen; rejected is left out
-    "pairs",  # prompt, chosen, rejected: both sides
+    "preference",  # prompt, chosen; rejected is ignored
+    "pairs",  # prompt, chosen, rejected: both answers
     "kto",  # prompt, completion, label: good or bad
-    "squad",  # context, question, answers; or paragraphs of them
+    "squad",  # context, question, answers; or a list of paragraphs with these
     "tokenized",  # input_ids, and labels or a mask
-    "mixed",  # each row of a shape of its own
+    "mixed",  # the format is detected for each row
 ]
 
 FileFormat = Literal[
@@ -53,11 +53,11 @@ Expressions = Annotated[
     | Annotated[list[Expression], Field(min_length=1, max_length=50), Tag("several")],
     Discriminator(lambda value: "several" if isinstance(value, list) else "one"),
 ]
-"""Their tags let a mistake be of one of them; of a plain union it would be of both."""
+"""One expression or several. The tags make pydantic report an error for the matching type only."""
 
 
 def _as_choices(schema: dict[str, Any]) -> None:
-    """Write a union with tags as forms in the browser know it, and editors too."""
+    """Rewrite `oneOf` of a tagged union as `anyOf`, which run forms and editors understand."""
     union, *others = schema["anyOf"]
     schema["anyOf"] = [*union["oneOf"], *others]
 
@@ -66,108 +66,112 @@ class SourceConfig(Section):
     """One source of raw rows."""
 
     path: Uri
-    """File, folder, glob, `s3://bucket/key` (or `gs://`, `az://`) or `hf://datasets/org/name/file`."""
+    """File, folder, glob, `s3://bucket/key` (or `gs://`, `az://`) or
+    `hf://datasets/org/name/file`."""
 
     name: Name | None = None
-    """Name in lineage and statistics; by default the file's name without its endings."""
+    """Name in lineage and statistics. Default: the file name without extensions."""
 
     format: Annotated[str, NameOf("row_formats", get_args(RowFormatName))] = "auto"
-    """Shape of a row, or a plug-in's name. `auto` looks at every row, knows no plug-in's shape, and
-    refuses a file of mixed shapes; `mixed` reads each row by its own shape."""
+    """Row format, or the name of a plug-in. `auto` checks every row and refuses a file with mixed
+    formats; it does not detect plug-in formats. `mixed` detects the format of each row."""
 
     file_format: Literal["auto", FileFormat] = "auto"
-    """Format of the file; `auto` goes by its name and checks its first bytes. `objects`: JSON
-    objects one after another, each over as many lines as it takes; `xlsx`: also ODS."""
+    """File format. `auto` uses the file name and checks the first bytes. `objects`: JSON objects in
+    sequence, each on one or more lines. `xlsx` also reads ODS."""
 
     table: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    """SQLite or DuckDB file: the table that holds the rows; needed where there are several."""
+    """Table of a SQLite or DuckDB file. Required if the file has several."""
 
     encoding: Encoding = "utf-8"
-    """Of a text file. `gb18030` also reads GBK and GB2312, `cp932` Shift JIS, `cp949` EUC-KR,
-    `cp1252` Latin-1."""
+    """Encoding of a text file. `gb18030` also reads GBK and GB2312; `cp932` Shift JIS; `cp949`
+    EUC-KR; `cp1252` Latin-1."""
 
     rows_at: str | None = None
-    """JSON file of one object: its field that holds the list of rows, `data` or `of.data`."""
+    """For a JSON file with one object: path of the field with the list of rows, such as `data` or
+    `of.data`."""
 
     unwrap: bool = False
-    """Each row stands in a list of its own: `[{"question": ...}]` counts as `{"question": ...}`."""
+    """Each row is wrapped in a list: read `[{"question": ...}]` as `{"question": ...}`."""
 
     where: Annotated[Expressions | None, Field(json_schema_extra=_as_choices)] = None
-    """Which rows are read: an SQL expression over a row's fields, such as
-    `length(output) > 20 and lang = 'en'`, or a list of them. Rows for which one is false or NULL
-    are dropped, and counted by the first that is."""
+    """Rows to keep: an SQL expression over the row's fields, such as
+    `length(output) > 20 and lang = 'en'`, or a list of them. A row is dropped if any expression is
+    false or NULL, and counted under the first one that is."""
 
     select: dict[str, Expression] = {}
-    """What a row has instead of its own fields: name -> SQL expression over them, such as
-    `{instruction: "title || chr(10) || body", output: answer}`. Fields that are not named here are
-    left out."""
+    """New fields of each row: name -> SQL expression over its original fields, such as
+    `{instruction: "title || chr(10) || body", output: answer}`. All other fields are dropped."""
 
     fields: dict[str, str] = {}
-    """Our field -> the file's field, where they differ: `{instruction: question_text}`. `role` and
-    `content` are those of a message."""
+    """Field names of the row format -> names in the file, where they differ:
+    `{instruction: question_text}`. `role` and `content` refer to messages."""
 
     roles: dict[str, Role] = {}
-    """Speaker of messages -> role, where `auto` knows no such speaker: `{Agent: assistant}`."""
+    """Speaker names -> roles, for speakers that are not recognized: `{Agent: assistant}`."""
 
     ignored_fields: list[str] = []
-    """Fields with text that is left out. `prepare` refuses text that nothing reads: at least four
-    words, in 5% of the rows and three of them. `input.notes` is a field of an object, and
-    `messages[].notes` one of messages."""
+    """Text fields to leave out. `prepare` refuses a source with a text field that nothing reads (at
+    least four words, in at least 5% of the rows and three rows), unless it is listed here. Write
+    `input.notes` for a field of an object and `messages[].notes` for a field of messages."""
 
     media: Literal["quarantine", "drop_rows", "drop_parts"] = "quarantine"
-    """Rows with images, sound, video or files: bad rows; or dropped and counted; or read without
-    these parts, which are counted."""
+    """Treatment of rows that contain images, audio, video or files. `quarantine` the rows,
+    `drop_rows` and count them, or `drop_parts`: read the rows without these parts and count the
+    parts."""
 
     label_names: list[str] | None = None
-    """Classification: text of label 0, 1, ...; it is what a generative template trains."""
+    """For classification: text of label 0, 1, ... Generative templates train this text."""
 
     oasst_paths: Literal["best", "all"] = "best"
-    """Message trees: the best-ranked path only, or every path from root to leaf."""
+    """For message trees: read only the `best`-ranked path, or `all` paths from root to leaf."""
 
     weight: Annotated[float, Field(ge=0, le=1000)] = 1.0
-    """How often each row is trained, with all records that it makes: 0.1 takes a tenth of the rows,
-    2.5 takes every row twice and half of them a third time. Appended rows change nothing for those
-    before."""
+    """How often to train each row, with all its records: 0.1 uses a tenth of the rows; 2.5 uses
+    every row twice and half of them a third time. Appending rows to a file does not change the
+    choice among earlier rows."""
 
     max_records: Annotated[int | None, Field(ge=0)] = None
-    """At most this many different rows, chosen by hash, each with all records that it makes;
-    `weight` then applies to them."""
+    """Maximum number of distinct rows, chosen by hash, each with all its records. `weight` then
+    applies to these rows."""
 
     loss_weight: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
-    """Factor of the loss weights of all its records: 0.5 lets each trained token count half. (How
-    often records are trained is `weight`.) A row's own is the field `loss_weight` of `fields`."""
+    """Multiplies the loss weights of this source: with 0.5, each trained token counts half. (For
+    how often rows are trained, see `weight`.) For a weight per row, map `loss_weight` in
+    `fields`."""
 
     mix_seed: int = 0
-    """Another seed is another choice by `weight` and `max_records`."""
+    """Seed of the choice by `weight` and `max_records`."""
 
     eval_only: bool = False
-    """All its records go to eval, and with them those of other sources with the same prompt."""
+    """Put all its records into eval, together with records of other sources that have the same
+    prompt."""
 
     @property
     def filters(self) -> list[str]:
-        """The expressions of `where`."""
+        """Expressions of `where`, as a list."""
         return [self.where] if isinstance(self.where, str) else self.where or []
 
     @property
     def is_reshaped(self) -> bool:
-        """True if expressions decide which rows are read, or which fields they have."""
+        """True if `where` or `select` is set."""
         return bool(self.filters or self.select)
 
     @property
     def is_weighted(self) -> bool:
-        """True if its records have loss weights: those of the source, or of rows."""
+        """True if the source or its rows set a loss weight."""
         return self.loss_weight != 1 or "loss_weight" in self.fields
 
     @field_validator("where")
     @classmethod
     def _one_spelling(cls, where: str | list[str] | None) -> str | list[str] | None:
-        """One expression has one key, in a list or not."""
+        """Unwrap a list of one expression, so that both spellings have the same cache key."""
         if not isinstance(where, list):
             return where
         if twice := [text for text in where if where.count(text) > 1]:
-            raise ValueError(f"`{twice[0]}` stands there twice")
+            raise ValueError(f"`{twice[0]}` is listed twice. Remove one")
         return where if len(where) > 1 else where[0]
 
 
 MIXING = ("weight", "max_records", "mix_seed", "eval_only")
-"""Settings of a source that decide which of its records are packed, and nothing before that."""
+"""Source settings that decide which records are packed. They do not affect earlier steps."""

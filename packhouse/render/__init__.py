@@ -1,4 +1,4 @@
-"""Templates: a validated conversation becomes text, and the spans of it that are trained.
+"""Render validated conversations to text with trained spans.
 
 `make_renderer` picks the template of a recipe: constants around contents (`alpaca`,
 `alpaca_newline`, `completion`, `classification`, `sequence_classification`, `text`, `dart-math/qa`
@@ -34,11 +34,11 @@ __all__ = [
 ]
 
 VERSION = 1
-"""Raised whenever the same row and template give other text or spans than before."""
+"""Version of rendering. Raise it when the text or spans of any row change."""
 
 MAX_ENGINES = 8
 _ENGINES: dict[str, ChatEngine] = {}
-"""What was learnt of chat templates: a process renders many shards with the same."""
+"""Facts about chat templates, kept because a process renders many shards with the same one."""
 
 
 def make_renderer(
@@ -48,7 +48,7 @@ def make_renderer(
     window: WindowRule | None = None,
     folder: Path | None = None,
 ) -> Renderer:
-    """The renderer of `config.template`.
+    """Return the renderer of `config.template`.
 
     Costs next to nothing: a chat template is compiled and probed at the first `render`. A renderer
     in Python is imported, which may take seconds.
@@ -61,8 +61,8 @@ def make_renderer(
         folder: of the tokenizer, for renderers in Python that read its files.
 
     Raises:
-        ConfigError: no such template, a Jinja file that cannot be read, or a bad prompt.
-        TemplateError: the tokenizer lacks what the template needs (EOS, a chat template).
+        ConfigError: The template is unknown, a Jinja file cannot be read, or the prompt is not
+        valid. TemplateError: the tokenizer lacks what the template needs (EOS, a chat template).
     """
     name = config.template
     if name in SINGLE_TURN:
@@ -96,7 +96,7 @@ def writes_prompts(config: FormatConfig, snapshot: TokenizerSnapshot) -> bool:
 def _chat_source(
     name: str, snapshot: TokenizerSnapshot, folder: Path | None = None
 ) -> tuple[str, str]:
-    """Jinja source, and what errors call it; `folder` of the tokenizer is for advice."""
+    """Return the Jinja source and its name for errors; the tokenizer's `folder` is for advice."""
     if name.endswith((".jinja", ".j2")):
         try:
             return Path(name).read_text(encoding="utf-8"), f"template '{name}'"
@@ -110,13 +110,13 @@ def _chat_source(
         return write(name, ends_of(snapshot, "")), f"template '{name}'"
     if name != "chat":
         known = ", ".join(TEMPLATES)
-        raise ConfigError(f"no template '{name}' (known: {known}, or a .jinja or .j2 file)")
+        raise ConfigError(f"unknown template '{name}'. Known: {known}, or a .jinja or .j2 file")
     if not snapshot.chat_template:
         other = "alpaca, completion or text, or to a Jinja file"
         if folder is not None and (folder / "tekken.json").is_file():
             other = f"mistral, which writes for tekken.json ({pip_install('mistral')})"
         raise TemplateError(
-            f"the tokenizer ({snapshot.class_name}) has no chat template: set format.template to"
+            f"the tokenizer ({snapshot.class_name}) has no chat template. Set format.template to"
             f" {other}"
         )
     return snapshot.chat_template, "the tokenizer's chat template"

@@ -39,15 +39,15 @@ from packhouse.render.template_facts import IN_TAGS
 from packhouse.system.arrays import Int64s
 from packhouse.system.worker import at
 
-MIN_SHAPE_ROWS = 2  # a shape of one row is rendered, and done
-MAX_COMPILED = 4  # rows of a shape to learn from in vain before the rest is rendered one by one
-MAX_SHAPES = 2**12  # that are remembered from one part to the next
-MIN_PROVEN_ROWS = 16  # rows of a compiled template that are worth a proof of its own
-NUM_PROVEN = 8  # compiled templates of each part that are proven, however few their rows
+MIN_SHAPE_ROWS = 2  # compiling a shape for one row does not pay
+MAX_COMPILED = 4  # attempts to compile a shape before its other rows are rendered one by one
+MAX_SHAPES = 2**12  # shapes remembered between parts
+MIN_PROVEN_ROWS = 16  # a compiled template for at least so many rows is always proven
+NUM_PROVEN = 8  # compiled templates per part that are proven even with fewer rows
 
 
 class _Known:
-    """Shapes seen so far, and what the template does with each."""
+    """Known shapes, with the compiled template of each."""
 
     def __init__(self) -> None:
         self.numbers = Numbers()
@@ -66,12 +66,12 @@ class ChatEngine:
 
     @property
     def stop_tokens(self) -> Mapping[str, str]:
-        """Tokens that end answers, and where each is from; none before the first rows."""
+        """Tokens that end answers, with their sources; empty before the first rows."""
         is_known = self._is_checked and self._config.train_on != "all"
         return self._rows.facts.stop_sources if is_known else {}
 
     def render(self, conversations: Conversations) -> Texts:
-        """Render shape by shape what can be, and all else row by row."""
+        """Render shape by shape if possible, other rows one by one."""
         self._check(conversations)
         part = _Part(self._rows, self._config, conversations, self._known)
         if self._is_proven:
@@ -79,7 +79,7 @@ class ChatEngine:
             if max(len(self._known.compiled), len(self._known.numbers)) > MAX_SHAPES:
                 self._known = _Known()
         filled = part.filling.filled()
-        if not part.is_proven(filled):  # never seen: then each row goes through Jinja
+        if not part.is_proven(filled):  # never observed; if it happens, Jinja renders every row
             self._is_proven = False
             part = _Part(self._rows, self._config, conversations, self._known)
             filled = part.filling.filled()
@@ -113,8 +113,9 @@ class ChatEngine:
         is_lost = (messages.num_bytes("reasoning") > 0) & (conversations.weights > 0)
         if is_lost.any():
             first = messages.rows[np.argmax(is_lost)]
-            # Where every prompt opens a thought, an answer without one is refused. Where none opens
-            # one, nothing would begin a thought that format.thought_end closes.
+            # If every prompt opens a thought, an answer without one is refused, so `strip` is no
+            # help. If no prompt opens one, format.thought_end would close a thought that never
+            # began.
             strip = "set format.reasoning: strip to leave reasoning out"
             other = (
                 "set format.thought_end to the text that goes between reasoning and answer "
@@ -124,14 +125,14 @@ class ChatEngine:
             )
             advice = other if self._rows.facts.needs_thought else f"{strip}, or {other}"
             raise TemplateError(
-                f"{self._rows.template.where} never writes reasoning, and "
-                f"{conversations.name_of(first)} has some: the model would learn to answer "
+                f"{self._rows.template.where} never writes reasoning, but "
+                f"{conversations.name_of(first)} has some, so the model would learn to answer "
                 f"without. {advice[0].upper()}{advice[1:]}{self._rows.argument_advice}"
             )
 
 
 class _Part:
-    """A part that is being filled: rows whose shape others have, too; the rest is left."""
+    """A part being filled: rows that share a shape; the others are left for Jinja."""
 
     def __init__(
         self, rows: RowRenderer, config: FormatConfig, conversations: Conversations, known: _Known
@@ -139,22 +140,22 @@ class _Part:
         self._rows, self._config, self._all, self._known = rows, config, conversations, known
         self._columns = FieldColumns(conversations, known.numbers, form=lambda: rows.form)
         self._learnt: list[Int64s] = []
-        """Rows of each compiled template that is new."""
+        """Rows of each new compiled template."""
         self.filling = Filling(conversations, self._columns)
         self.notes: Counter[str] = Counter()
 
     def fill(self) -> None:
         """Fill rows shape by shape."""
         messages = self._all.messages
-        is_odd = messages.has("part_weights")  # parts with weights: spans begin inside of texts
-        if self._config.reasoning == "train_last":  # texts of thoughts decide spans
+        is_odd = messages.has("part_weights")  # parts with weights: spans begin inside texts
+        if self._config.reasoning == "train_last":  # the text of reasoning decides spans
             is_odd |= has_thinking(messages)
         for shape, rows in self._columns.shapes(~messages.any(is_odd)):
             if len(rows) >= MIN_SHAPE_ROWS:
                 self._fill_shape(self._known.compiled.setdefault(shape, []), rows)
 
     def _fill_shape(self, known: list[CompiledRow], rows: Int64s) -> None:
-        """Fill what known compiled templates fit, and learn further ones from the rest."""
+        """Fill the rows of known compiled templates, and compile more for the rest."""
         tries = 0
         for compiled in known:
             if len(rows):
@@ -182,7 +183,7 @@ class _Part:
         return taken, rows[~fitting]
 
     def _compile(self, row: int) -> CompiledRow | None:
-        """What the template does with rows like this one; None where only Jinja can tell."""
+        """Compile the template for the shape of this row; None if that is not possible."""
         at(self._all.name_of(row))
         raw, given = next(self._all.messages_of(np.array([row])))
         try:
@@ -191,7 +192,7 @@ class _Part:
             return None
 
     def is_proven(self, filled: Filled) -> bool:
-        """Return True if rows of new compiled templates come out of Jinja as they were filled."""
+        """Return True if Jinja gives the same text for samples of new compiled templates."""
         samples: set[int] = set()
         for number, rows in enumerate(self._learnt):
             last, num_samples = len(rows) - 1, 1 if len(rows) < 64 else 4
@@ -212,7 +213,7 @@ class _Part:
 
 
 def render_rows(renderer: RowRenderer, conversations: Conversations, rows: Int64s) -> Texts:
-    """Render rows one by one."""
+    """Render rows one by one with Jinja."""
     if not len(rows):
         return Texts(concat_filled([]), {})
     kept: list[int] = []

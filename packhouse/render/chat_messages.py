@@ -23,20 +23,21 @@ _FITS = re.compile(r"[A-Za-z0-9]{9}")
 
 
 class MessageForm(NamedTuple):
-    """What a template wants of messages, beyond what transformers makes of most rows."""
+    """Requirements of a template on messages, in addition to transformers' conventions."""
 
     has_ids: bool = False
-    """Calls and results have ids: Mistral's template refuses them else."""
+    """Calls and results need IDs; Mistral's template refuses messages without."""
     has_function_ids: bool = False
-    """Ids are `functions.NAME:N`, counted through the conversation: `format.call_ids`."""
+    """IDs are `functions.NAME:N`, numbered through the conversation; see `format.call_ids`."""
     has_text_arguments: bool = False
-    """Arguments of calls are JSON text: DeepSeek's joins them to other text."""
+    """Arguments of calls are JSON text, because DeepSeek's template concatenates them."""
     has_content_parts: bool = False
-    """A content is a list, `[{"type": "text", "text": "Hi"}]`: templates of vision models."""
+    """Contents are lists, `[{"type": "text", "text": "Hi"}]`, as templates of vision models
+    expect."""
 
     @property
     def makes_ids(self) -> bool:
-        """Return True if ids are made where rows have none that fit."""
+        """Return True if missing or unsuitable IDs are replaced."""
         return self.has_ids or self.has_function_ids
 
 
@@ -44,16 +45,16 @@ PLAIN = MessageForm()
 
 
 class Given(NamedTuple):
-    """What a template gets beside messages."""
+    """Arguments of a template in addition to messages."""
 
     tools: list[object] | None = None
     arguments: Mapping[str, Any] = {}
-    """The row's own, such as `enable_thinking` and `documents`."""
+    """Arguments of the row, such as `enable_thinking` and `documents`."""
 
 
 @lru_cache(maxsize=256)
 def parse_given(tools: str | None, arguments: str | None) -> Given:
-    """Tool definitions and arguments of a row; many rows share theirs. Not to be changed."""
+    """Tool definitions and arguments of a row, shared between rows. Do not mutate."""
     return Given(json.loads(tools or "null"), json.loads(arguments or "{}"))
 
 
@@ -62,7 +63,7 @@ def chat_messages(messages: Messages, form: MessageForm = PLAIN) -> Messages:
 
     Args:
         messages: canonical: texts, `context` apart, tool calls as JSON text.
-        form: what the template wants beside; `has_content_parts` is for `trace_conversation`.
+        form: requirements of the template; `has_content_parts` is for `trace_conversation`.
 
     Example:
         >>> chat_messages([{"role": "user", "content": "Sum up:", "context": "Long text"}])
@@ -88,7 +89,7 @@ def chat_messages(messages: Messages, form: MessageForm = PLAIN) -> Messages:
 
 
 def in_parts(content: str | None) -> list[dict[str, str]]:
-    """A content as templates of vision models want it."""
+    """Return a content as a list of parts, as templates of vision models expect."""
     return [{"type": "text", "text": content}] if content else []
 
 
@@ -116,7 +117,7 @@ def parsed_call(call: Any, has_text_arguments: bool = False) -> object:
 
 
 def parsed_arguments(text: str) -> dict[str, object] | None:
-    """The object that arguments are as JSON; None where they are another text."""
+    """Parse arguments as a JSON object; None if they are other text."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -125,13 +126,13 @@ def parsed_arguments(text: str) -> dict[str, object] | None:
 
 
 def function_of(call: object) -> dict[str, object]:
-    """Function of a call or a tool definition; empty where it has none."""
+    """Return the function of a call or tool definition; empty if it has none."""
     function = call.get("function") if isinstance(call, dict) else None
     return function if isinstance(function, dict) else {}
 
 
 def with_call_ids(messages: Messages, form: MessageForm) -> Messages:
-    """Messages in which each call and each tool result has an id, in a form that wants them.
+    """Return messages in which every call and tool result has an ID, if the form needs them.
 
     Mistral's template refuses calls without an id of nine letters or digits. Most data has no ids,
     or another API's. An id that fits is kept; else it is made from the old id, or from the call and
@@ -190,7 +191,7 @@ def _fitting(text: str) -> str:
 def trace_conversation(
     messages: Messages, given: Given, control: re.Pattern[str], has_content_parts: bool = False
 ) -> tuple[Messages, Given, Trace]:
-    """A conversation whose texts are traced.
+    """Return a conversation with traced texts.
 
     Args:
         messages: as a template gets them.
@@ -288,7 +289,7 @@ def _traced_items(tool: Mapping[str, object], parent: Field, path: Path) -> dict
 
 
 def strings_in(value: object) -> Iterator[str]:
-    """Keys and texts of a JSON value, in order."""
+    """Yield keys and texts of a JSON value, in order."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

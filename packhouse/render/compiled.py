@@ -1,4 +1,4 @@
-"""A template compiled for one shape of conversation, and filled for all its rows at once.
+"""Compile a template for one shape of conversation, and fill all its rows at once.
 
 One row of the shape, rendered by Jinja, shows where its fields land and what the template asks of
 them. Every row that answers the same is written by the same constants, 20 to 80 times faster than
@@ -34,17 +34,17 @@ _CONTENT, _BEGINS, _ENDS = 1, 2, 4
 
 
 class Hole(NamedTuple):
-    """Where a row's own text goes."""
+    """Place for a text of the row."""
 
     path: Path
     form: JsonForm | None = None
     cut: int = 0
-    """Characters of the JSON that are left out at its end."""
+    """Number of characters to omit at the end of the JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledTemplate:
-    """What a template writes for one record of rows of a shape."""
+    """Rendering of one record for all rows of a shape."""
 
     items: tuple[str | Hole, ...] = ()
     """In rendering order."""
@@ -82,13 +82,13 @@ class CompiledRow:
 
 
 def compile_row(row: RenderedRow) -> CompiledRow | None:
-    """What the template does with rows like this one; None where only Jinja can tell.
+    """Compile the template for the shape of this row; None if only Jinja can render it.
 
     What prompts of inference asked of the row counts as well: spans begin where they end.
     """
     trace = row.talk.trace
     records = [record for record in map(_compile_record, row.records) if record is not None]
-    # Rows that answer alike may be written otherwise.
+    # Rows with equal answers may still be written differently.
     if len(records) < len(row.records) or trace.unrecorded:
         return None
     paths = {item.path for record in records for item in record.items if isinstance(item, Hole)}
@@ -123,14 +123,14 @@ def _compile_record(record: RenderedRecord) -> CompiledTemplate | None:
         elif holes[begin][0] == end:
             items.append(holes[begin][1])
         else:
-            return None  # a span begins or ends inside of a text
+            return None  # a span begins or ends inside a text
     place = {cut: number for number, cut in enumerate(sorted(cuts))}
     trained = tuple(Trained(place[s.start], place[s.end], s.message) for s in record.trained)
     return CompiledTemplate(tuple(items), trained, record.extent)
 
 
 def _hole(piece: Piece) -> Hole | None:
-    """Where a piece comes from; None where it is not all of a field."""
+    """Return the field that a piece comes from; None if it is not a whole field."""
     field, form = piece.field, piece.form
     if field.path is None or not piece.text:
         return None
@@ -164,7 +164,7 @@ class _Pool:
 
     def take(self, numbers: Int64s) -> pa.Array:
         """The texts in a row; changes `numbers`."""
-        # Columns of 5 texts in all: constants -1, -2, ... stand behind them, at 5, 6, ...
+        # Columns of 5 texts in all: constants -1, -2, ... follow them, at 5, 6, ...
         is_constant = numbers < 0
         numbers[is_constant] = self.size - 1 - numbers[is_constant]
         constants = pa.array(list(self.constants), pa.large_string())
@@ -255,7 +255,7 @@ def _in_order(parts: Sequence[np.ndarray], order: Int64s) -> tuple[np.ndarray, I
     """
     counts = np.concatenate([np.full(*part.shape) for part in parts])
     flat = np.concatenate([part.ravel() for part in parts])
-    if len(parts) > 1:  # else the rows are in order
+    if len(parts) > 1:  # a single part is already in order
         offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
         lists = pa.ListArray.from_arrays(offsets, flat).take(pa.array(order))
         flat, counts = np.asarray(lists.flatten()), counts[order]

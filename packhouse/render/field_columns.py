@@ -1,10 +1,10 @@
-"""A part's conversations by shape, and the texts of their fields as columns.
+"""Group the conversations of a part by shape, with the texts of their fields as columns.
 
 Rows of a shape have the same roles, keys and kinds of fields in every message, call, tool
-definition and document, the same arguments beside documents, and are trained in the same messages:
-they differ in the texts of their fields alone, and a template may treat them all alike. Columns are
-made when they are asked for: contents and thoughts are columns of all messages, names and arguments
-columns of all calls.
+definition and document, the same arguments other than documents, and are trained in the same
+messages: they differ in the texts of their fields alone, and a template may treat them all alike.
+Columns are made when they are asked for: contents and thoughts are columns of all messages, names
+and arguments columns of all calls.
 """
 
 import json
@@ -37,7 +37,7 @@ _OF_TOOLS = ("tool", "tool_function", "tool_item", "function_item")
 
 
 class Column:
-    """Texts (type string, none null), and what was asked of them."""
+    """Texts (strings without nulls), with cached answers of predicates."""
 
     def __init__(self, texts: pa.Array) -> None:
         self.texts = pc.fill_null(texts, "") if texts.null_count else texts
@@ -118,7 +118,7 @@ class FieldColumns:
             for tools, own in zip(parsed, functions, strict=True)
         ]
         # Two definitions of 1 and 3 tools: starts [0 1 4]. Rows without any have code 2, and
-        # behind it begins nothing.
+        # nothing begins after it.
         codes = encoded.indices.fill_null(len(parsed)).to_numpy()
         starts = np.append(0, np.cumsum([len(tools) for tools in parsed], dtype=np.int64))
         self._tools: list[object] = [tool for tools in parsed for tool in tools]
@@ -157,7 +157,7 @@ class FieldColumns:
         yield from self._all.group(codes, of_rows, wanted)
 
     def rows_of(self, path: Path, rows: Int64s) -> Int64s:
-        """Where the texts of a field are in its column, for each of the rows."""
+        """Return the index of a field's text in its column, for each row."""
         # ("call_name", 2, 0) is the name of the first call of message 2. Of a row whose messages
         # begin at 5, that is message 7 of all; the calls of that one begin at _call_starts[7].
         kind, number = path[:2] if len(path) > 1 else (path[0], 0)
@@ -187,7 +187,7 @@ class FieldColumns:
         return self._columns[key]
 
     def _text(self, kind: str, *key: object) -> pa.Array:
-        """All texts of a kind of field."""
+        """Return all texts of a kind of field."""
         messages = self._all.messages
         if kind == "content":
             return self._joined_content
@@ -247,14 +247,14 @@ class FieldColumns:
 
 
 def _parsed(texts: pa.Array) -> list[Any]:
-    """What `json.loads` makes of each text; by orjson, which is four times as fast.
+    """Parse each text like `json.loads`, but with orjson, which is four times as fast.
 
     Example:
         >>> _parsed(pa.array(['{"a": 1}', "[-12345678901234567890]", "[NaN]"]))
         [{'a': 1}, [-12345678901234567890], [nan]]
     """
     given = texts.to_pylist()
-    # orjson makes floats of integers of over 64 bits, which have 19 digits and more.
+    # orjson turns integers over 64 bits (19 digits or more) into floats.
     if not any(pc.match_substring_regex(texts, "[0-9]{19}").to_pylist()):
         with suppress(orjson.JSONDecodeError):  # NaN, half a surrogate pair, nested over 1,024 deep
             return list(orjson.loads(f"[{','.join(given)}]"))
@@ -262,7 +262,7 @@ def _parsed(texts: pa.Array) -> list[Any]:
 
 
 def _item_at(value: Any, path: Iterable[object]) -> object:
-    """An item of a JSON value; None where it has none there."""
+    """Return an item of a JSON value; None if it does not exist."""
     for key in path:
         try:
             value = value[key]
@@ -272,7 +272,7 @@ def _item_at(value: Any, path: Iterable[object]) -> object:
 
 
 def _argument_shape(value: object) -> Hashable:
-    """All of a value but its texts, of which it is kept whether they are empty."""
+    """Return a value with its texts replaced by a flag: empty or not."""
     if isinstance(value, str):
         return bool(value)
     if isinstance(value, dict):

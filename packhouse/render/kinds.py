@@ -1,4 +1,4 @@
-"""Kinds of answers in one rendering: what decides how a template writes an answer, and where it is.
+"""Group the answers of a rendering by everything that decides how the template writes them.
 
 In a row of 5,000 answers one of each kind is rendered by itself, and the others are like it. So the
 cost grows with the text that is written, not with the square of the number of answers.
@@ -22,7 +22,7 @@ class Turn:
     message: int
     prompt: Rendering
     completion: Rendering
-    """From the end of the prompt on; what follows the stop token is not trained."""
+    """Text after the prompt. Text after the stop token is not trained."""
     end: int
     """Bytes of the completion up to and with its stop token."""
     stop: bytes
@@ -31,7 +31,7 @@ class Turn:
     """Ranges of the completion: all of it, or what generation blocks leave of it."""
     notes: tuple[str, ...] = ()
     thinks: bool | None = None
-    """Whether its prompt asks for a thought; None: the template has no switch."""
+    """True if its prompt asks for reasoning; None if the template has no switch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +41,18 @@ class Kind:
     skipped: int
     """Bytes after the answer before, which its closing stands for."""
     header: bytes
-    """What the prompt ends with, after its last text."""
+    """End of the prompt, after its last text."""
     opening: bytes
-    """What the completion begins with, before the answer's first text."""
+    """Start of the completion, before the answer's first text."""
     closing: bytes
     stop: bytes
     thinks: bool | None
     notes: Counter[str]
-    """What each answer of the kind counts for."""
+    """Counts of each answer of the kind."""
 
 
 class Place(NamedTuple):
-    """Where a message is, in bytes of the whole rendering."""
+    """Position of a message, in bytes of the whole rendering."""
 
     before: int
     """End of the last text before it."""
@@ -60,7 +60,7 @@ class Place(NamedTuple):
     last: int
     """Its texts are between the two; of a message without text both are `before`."""
     after: int
-    """Where the next text begins."""
+    """Start of the next text."""
     has_text: bool
 
 
@@ -80,7 +80,7 @@ class Kinds:
     def __init__(self, whole: Rendering, talk: Conversation, thinking: Sequence[bool]) -> None:
         self._whole, self._thinking = whole, thinking
         self.end = 0
-        """Where the message before ends in the whole rendering."""
+        """End of the previous message in the whole rendering."""
         self._talk = talk
         self._num_questions = -1
         self._seen: dict[object, None] = {}
@@ -117,7 +117,7 @@ class Kinds:
         return Place(before, before, before, stop, has_text=False)
 
     def key(self, number: int) -> object:
-        """What messages of a kind have in common; None for one that has no place."""
+        """Return the common properties of messages of a kind; None if it has no position."""
         place = self.place(number)
         if place is None:
             return None

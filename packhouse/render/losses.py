@@ -1,7 +1,7 @@
-"""Check that a rendering has all text of its row, and no control token that the row forged.
+"""Check that a rendering has all text of its row, and no control token forged by the row.
 
 Contents, calls, documents and tool definitions have to be written; reasoning that the template
-leaves out is counted. Control-token text in what is no content (ids, names, numbers, keys) is
+leaves out is counted. Control-token text outside of contents (IDs, names, numbers, keys) is
 refused, too.
 """
 
@@ -16,7 +16,7 @@ from packhouse.render.provenance import UNPROVEN, Field, Piece
 from packhouse.render.rendering import Conversation, Occurrence, Rendering
 from packhouse.render.results import RefusedError
 
-EXCERPT = 60  # characters of a lost text that are shown
+EXCERPT = 60  # characters of a lost text that messages show
 HAS_TAGS = "<think>"
 _Ranges = dict[Field, list[tuple[int, int]]]
 _OTHER_TEMPLATE = "Give format.template a Jinja file that writes it (docs/masks.md)"
@@ -113,7 +113,7 @@ def check_row(
 
 
 def _ranges(renderings: Sequence[Rendering]) -> _Ranges:
-    """Characters of each field that are written."""
+    """Return the written characters of each field."""
     ranges: _Ranges = {}
     for rendering in renderings:
         for occurrence in rendering.occurrences:
@@ -139,7 +139,9 @@ def _check_field(talk: Conversation, field: Field, ranges: _Ranges) -> list[str]
         path = ("call_id", *field.path[1:]) if field.path else None
         given = next((own.value for own in ranges if own.kind == "id" and own.path == path), None)
         if given is not None and field.value.get("name") == text:
-            if text in given:  # Kimi's templates write `functions.NAME:N`, and no name beside it
+            if (
+                text in given
+            ):  # Kimi's templates write only the ID `functions.NAME:N`, without the name
                 field.trace.unrecorded.add((field.message, "name in id"))
                 continue
             remedy = (
@@ -164,7 +166,8 @@ def _remedy(talk: Conversation, field: Field, ranges: _Ranges) -> str:
 
 
 _TEXT_KEYS = ("text", "content", "contents")
-"""What templates call the text of a document (Granite, Command R, RAG guides of transformers)."""
+"""Keys that templates use for the text of a document (Granite, Command R, RAG guides of
+transformers)."""
 
 
 def _check_documents(talk: Conversation, ranges: Mapping[Field, object]) -> None:

@@ -1,4 +1,4 @@
-"""What templates ask of texts, answered for whole columns.
+"""Answer the questions of templates about texts for whole columns.
 
 A trace records questions (`'</think>' in content`) and the answers that one row gave (see
 provenance.py); here the other rows are asked the same. Some 5 ns a text and question.

@@ -6,14 +6,14 @@ r"""Texts and JSON objects of a row that know which of their characters come fro
 A chat template cuts, strips, joins and writes as JSON whatever it is given. `TracedText` is a
 string that does all of that as `str` does, and keeps for each character the field it came from. So
 one rendering gives the text and every span. `DataObject` is a JSON object that a template writes
-whole, or takes apart. Operations that make other characters (`upper`, `center`, `%`) keep the
+whole, or splits. Operations that make other characters (`upper`, `center`, `%`) keep the
 field, and are marked as rewritten; a conversation is refused where such a text of a message is
 written.
 
 A `Trace` records what the template asked of the texts (`'</think>' in content`): rows that answer
 alike are written alike, and filled in bulk.
 
-The library writes JSON. Texts and objects of the row stand in it as `\0number\0`, and their own
+The library writes JSON. Texts and objects of the row are in it as `\0number\0`, and their own
 parts take these places:
 
     {"name": "hi"}  ->  {"name": "\00\0"}  ->  '{"name": "', 'hi' of the field, '"}'
@@ -87,12 +87,12 @@ class Field:
     messages and calls."""
     value: Any
     path: Path | None = None
-    """Where columns have it, such as ("content", 2); None within objects."""
+    """Location in the columns, such as ("content", 2); None within objects."""
     parent: "Field | None" = None
     """The object that it is in."""
     children: "list[Field]" = field(default_factory=list)
     literals: set[str] = field(default_factory=set)
-    """What the template looked for in it."""
+    """Strings that the template searched for in it."""
     is_stripped: bool = False
     """True if the template stripped characters from its ends."""
     written: dict[JsonForm, str] = field(default_factory=dict)
@@ -178,7 +178,7 @@ def _dividing(kind: str) -> Method:
     """`split`, `partition` and the like: recorded if there is nothing to divide at."""
 
     def method(self: "TracedText", sep: Any = None, *limit: Any, **named: Any) -> Any:
-        # "a--b" split at "--": "a" and "b" lie at [0, 1) and, at least 2 characters behind, [3, 4).
+        # "a--b" split at "--": "a" and "b" lie at [0, 1) and, at least 2 characters later, [3, 4).
         texts = getattr(str, kind)(self, sep, *limit, **named)
         if sep is None or sep in self:
             forget(self, kind, len(texts))
@@ -366,7 +366,7 @@ class TracedText(str):
     def join(self, items: Iterable[Any]) -> str:
         """Every item keeps its provenance."""
         items = list(items)
-        str.join(self, items)  # refuses what is no text
+        str.join(self, items)  # refuses values other than text
         return join_texts(self, items)
 
 
@@ -432,7 +432,7 @@ def is_traced(value: object) -> bool:
 
 
 def rewritten(result: object, *sources: object) -> Any:
-    """What an operation made of values: text of it is text of their fields.
+    """Result of an operation on values: text of it is text of their fields.
 
     Raises:
         RefusedError: the result is of a kind that has no provenance, such as bytes.
@@ -455,7 +455,7 @@ def rewritten(result: object, *sources: object) -> Any:
 
 
 def as_text(value: object) -> str:
-    """What Jinja writes for a value."""
+    """Return the text that Jinja writes for a value."""
     if isinstance(value, str):
         return value
     text = str(value)

@@ -38,7 +38,7 @@ class Rendered:
     quarantined: pa.Table = field(default_factory=QUARANTINED.empty_table)
     """Schema QUARANTINED; the step puts in the bytes of the rows."""
     notes: Mapping[str, int] = field(default_factory=dict)
-    """Counts worth knowing that are no errors, such as `reasoning_not_rendered`."""
+    """Counts that are not errors, such as `reasoning_not_rendered`."""
     examples: pa.Table = field(default_factory=VALIDATED.empty_table)
     """Schema VALIDATED: the conversations that were rendered (or refused), row by row; other than
     those that came in where thinking was stripped or rows were split."""
@@ -139,7 +139,7 @@ class Renderer:
         texts = self._engine.render(conversations)
         filled = texts.filled
         if filled.extents.any():
-            # The recipe's system turn, which counts in the extents, is no message of the row.
+            # The recipe's system turn, which counts in the extents, is not a message of the row.
             own = FlatMessages.of(part["messages"])
             added = conversations.messages.counts - own.counts
             each = zip(filled.extents, added[filled.rows].tolist(), strict=True)

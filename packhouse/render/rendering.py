@@ -71,7 +71,7 @@ class Rendering:
 
     @property
     def tail(self) -> bytes:
-        """What the template writes after the last text of the row."""
+        """Text that the template writes after the last text of the row."""
         return self.text[self.end :]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What rendering gives: texts with their spans as columns, and rows that were refused."""
+"""Results of rendering: texts with their spans as columns, and rows that were refused."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class Filled:
 
     rows: Int64s
     extents: Objects
-    """What of its row each has (`Extent`); None: all of it."""
+    """Part of its row that each record has (`Extent`); None: all of it."""
     texts: pa.Table
     """Schema TEXTS."""
 
@@ -68,7 +68,7 @@ NONE_FILLED = Filled(np.zeros(0, np.int64), np.zeros(0, np.object_), TEXTS.empty
 
 @dataclass(slots=True)
 class Texts:
-    """What an engine made of a part: rendered rows (ascending), refused rows, counts."""
+    """Result of an engine for a part: rendered rows (ascending), refused rows, counts."""
 
     filled: Filled
     refused: dict[int, Refusal]

@@ -53,7 +53,7 @@ class RenderedRecord(NamedTuple):
     trained: list[Trained]
     """Ascending and disjoint; there is at least one."""
     extent: Extent | None
-    """What of the row it has; None: all of it."""
+    """Part of the row in the record; None for all of it."""
     content: list[tuple[int, int]]
     """Spans of the row's own texts, ascending, in which a control token is text."""
 
@@ -93,31 +93,31 @@ class RowRenderer:
         unknown = sorted(set(config.stop_tokens) - tokens)
         if unknown:
             raise ConfigError(
-                f"format.stop_tokens: {unknown[0]!r} is no control token of the tokenizer; take "
+                f"format.stop_tokens: {unknown[0]!r} is not a control token of the tokenizer. Use "
                 "one of its added tokens"
             )
 
     @cached_property
     def template(self) -> Template:
-        """The compiled template; of a renderer in Python, that (`packhouse.renderers`)."""
+        """The compiled template, or the Python renderer (`packhouse.addons.renderers`)."""
         source, tokens, where = self._template_args
         arguments = self._config.chat_template_kwargs
-        # `tools` and `documents` are put into the rows that have none: they are text like theirs.
+        # `tools` and `documents` are added to rows without any, and treated like text of the row.
         own = {name: value for name, value in arguments.items() if name not in DEFAULTS}
         template = ChatTemplate(source, tokens, where=where, arguments=own)
         unread = sorted(set(own) - template.names)
         if unread:
             known = sorted(template.names - {*_ALWAYS, *tokens, *DEFAULTS})[:20]
             raise TemplateError(
-                f"{where} does not read {unread[0][:60]!r} of format.chat_template_kwargs; it "
-                f"reads {', '.join(name[:60] for name in known) or 'no argument'}. Mend the name, "
-                "or take it out"
+                f"{where} does not read {unread[0][:60]!r} of format.chat_template_kwargs (it "
+                f"reads {', '.join(name[:60] for name in known) or 'no argument'}). Correct the "
+                "name, or remove it"
             )
         return template
 
     @cached_property
     def facts(self) -> TemplateFacts:
-        """What probes show of the template.
+        """Return the facts that probes show about the template.
 
         Raises:
             TemplateError: it cannot be used.
@@ -134,7 +134,7 @@ class RowRenderer:
 
     @property
     def _arguments(self) -> frozenset[str]:
-        """What the template looks up, beside what every template gets."""
+        """Names that the template looks up, except those that every template gets."""
         return self.template.names - {*_ALWAYS, *self._template_args[1], *DEFAULTS}
 
     @property
@@ -183,9 +183,9 @@ class RowRenderer:
 
     @cached_property
     def _probe_given(self) -> Given:
-        """What probes need beside messages: documents or tools, where the template fails without.
+        """Documents or tools for probes, if the template fails without them.
 
-        Rows have to bring them, or the recipe.
+        Rows or the recipe must provide them too.
         """
         documents: dict[str, object] = {"documents": [{"title": "Therefore", "text": "Likewise"}]}
         for given in (Given(), Given(None, documents), Given(_TOOLS)):
@@ -246,7 +246,7 @@ class RowRenderer:
                 is_tagged = bool(re.search(pattern, value))
                 question = Predicate("matches", pattern, is_tagged)
                 talk.trace.predicates.add((("content", number), question))
-                if is_tagged:  # rows whose answers have tags are written otherwise
+                if is_tagged:  # rows whose answers have tags are written differently
                     talk.trace.unrecorded.add((number, "tags of a thought"))
                 for first, last in tag_spans(value, is_opened=is_opened):
                     if own.first <= first and last <= own.last:
@@ -258,7 +258,7 @@ class RowRenderer:
         return [span for span in spans if span[0] < span[1]]
 
     def _writes(self, texts: Sequence[str], talk: Messages, form: MessageForm) -> bool | None:
-        """Return True if all texts are in the rendering; None where the template refuses it."""
+        """Return True if all texts are in the rendering; None if the template refuses the row."""
         messages = chat_messages(talk, form)
         if form.has_content_parts:
             for message in messages:

@@ -1,4 +1,4 @@
-"""Chat templates in Jinja's sandbox, set up as transformers does.
+"""Run chat templates in Jinja's sandbox, configured as in transformers.
 
 A chat template is code that arrives with a tokenizer. The immutable sandbox keeps it from the
 interpreter; the worker process that renders (`packhouse.system.worker`) keeps it from the machine.
@@ -89,7 +89,7 @@ class _Operators(NodeTransformer):
         raise jinja2.TemplateSyntaxError("a chat template escapes nothing", node.lineno)
 
 
-@jinja2.pass_context  # keeps Jinja from calling it once, when it compiles
+@jinja2.pass_context  # prevents constant folding at compile time
 def _joined(context: object, items: Sequence[object]) -> str:
     """`a ~ b`."""
     return join_texts("", items)
@@ -119,7 +119,7 @@ def _replace(text: object, old: object, new: object, count: int | None = None) -
 
 
 class _Safe(TracedText):
-    """A text of the row behind `safe`: what is added to it is escaped, which is not followed."""
+    """A text of the row after `safe`: text added to it is escaped, which is not traced."""
 
     def __add__(self, other: str) -> TracedText:
         return super().__add__(_unescaped(other))
@@ -157,7 +157,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(pieces: Iterable[object]) -> str:
-        """Join what a macro or a block writes."""
+        """Join the output of a macro or a block."""
         return join_texts("", pieces)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -166,7 +166,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return fitted
 
     def getattr(self, obj: object, attribute: str) -> object:
-        """Look up `obj.attribute`; what templates ask for most needs no further checks."""
+        """Look up `obj.attribute`; the most common cases skip further checks."""
         if isinstance(obj, str) and attribute in _TEXT_METHODS:
             return getattr(obj, attribute)
         if isinstance(obj, dict) and attribute not in _DICT_METHODS and attribute in obj:
@@ -264,7 +264,7 @@ def _make_environment(today: datetime) -> _Sandbox:
 
 
 def pinned_date() -> datetime:
-    """Today at midnight, or SOURCE_DATE_EPOCH (UTC) where builds have to repeat."""
+    """Return today at midnight, or SOURCE_DATE_EPOCH (UTC) for reproducible builds."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     if epoch is not None:
         return datetime.fromtimestamp(int(epoch), UTC)
@@ -282,7 +282,7 @@ def _compile(
     environment = _make_environment(today)
     template = environment.from_string(source)
     tree = environment.parse(source)
-    values = values_to_try(tree)  # before Jinja makes one constant of a list of words
+    values = values_to_try(tree)  # before Jinja folds a list of words into one constant
     return template, environment.has_generation, arguments_of(tree), values
 
 
@@ -372,7 +372,7 @@ class ChatTemplate:
         Args:
             messages: as a template gets them; their texts may be `TracedText`.
             tools: parsed tool definitions.
-            arguments: the row's own; they go before the recipe's.
+            arguments: the row's own; they override the recipe's.
             is_prompt: whether to add the generation prompt.
 
         Raises:
@@ -388,7 +388,7 @@ class ChatTemplate:
                     **{**self._arguments, **arguments},
                 )
                 text = join_texts("", pieces)
-            str.encode(text)  # half of a character cannot be stored
+            str.encode(text)  # raises for lone surrogates, which cannot be stored
             return text
         except RecursionError:
             raise RefusedError("template_limit", f"{self.where}: recursion too deep") from None

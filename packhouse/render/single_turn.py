@@ -1,7 +1,7 @@
 r"""Templates that are a few constants around the contents: no Jinja, one Arrow join per shape.
 
     alpaca          preamble, "### Instruction:", "### Input:", "### Response:", answer, EOS
-    alpaca_newline  the same with a line break behind "### Response:"
+    alpaca_newline  the same with a line break after "### Response:"
     completion      prompt, answer, EOS
     classification  prompt with the text in it, the label's text, EOS
     sequence_classification   the text between CLS and SEP (or BOS and EOS); nothing is trained
@@ -48,7 +48,7 @@ DEFAULT_PROMPT = "{text}\nLabel:\n"
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Text that begins and ends a rendering."""
+    """Text at the start and end of a rendering."""
 
     bos: str
     eos: str
@@ -60,7 +60,7 @@ class Ends:
 
 @dataclass(slots=True)
 class SingleTurnEngine:
-    """Renders each shape with what `build` makes for it."""
+    """Renders each shape with the template that `build` makes for it."""
 
     build: Callable[[Shape, Ends], CompiledTemplate | Refusal]
     ends: Ends
@@ -85,7 +85,7 @@ class SingleTurnEngine:
             if isinstance(compiled, Refusal):
                 refused.update(dict.fromkeys(rows.tolist(), compiled))
                 continue
-            # Items ["<s>", " ", Hole(text), "</s>"]: the text begins behind BOS and the space.
+            # Items ["<s>", " ", Hole(text), "</s>"]: the text begins after BOS and the space.
             first = next(n for n, item in enumerate(compiled.items) if isinstance(item, Hole))
             opening = "".join(map(str, compiled.items[:first]))
             if self.ends.space and opening == self.ends.bos + self.ends.space:
@@ -151,7 +151,7 @@ class _Pieces:
         self._places.append((message, begin, own, len(self.items)))
 
     def compiled(self, shape: Shape, config: FormatConfig) -> CompiledTemplate | Refusal:
-        """What the template writes, by the weights of the shape's messages."""
+        """Return the text of the template by the weights of the shape's messages."""
         with_headers = config.train_on == "all"
         is_whole = with_headers and not config.never_train
         if is_whole and all(turn.is_trained and not turn.is_scaled for turn in shape):
@@ -270,8 +270,8 @@ def make_single_turn(
         return SingleTurnEngine(_sequence_classification, ends, needs_label=True)
     if not eos:
         raise TemplateError(
-            f"template '{name}' ends answers with EOS, and the tokenizer"
-            f" ({snapshot.class_name}) has none: without it a model never learns to stop."
+            f"template '{name}' ends answers with EOS, but the tokenizer"
+            f" ({snapshot.class_name}) has none, so the model never learns to stop."
             " Set eos_token in its tokenizer_config.json, or use `sequence_classification`."
         )
     ends = ends_of(snapshot, eos)
@@ -282,7 +282,9 @@ def make_single_turn(
         return SingleTurnEngine(lambda shape, ends: build(shape, ends, config), ends)
     prompt = DEFAULT_PROMPT if config.prompt is None else config.prompt
     if prompt.count("{text}") != 1:
-        raise ConfigError(f"format.prompt must hold {{text}} exactly once, got {prompt!r}")
+        raise ConfigError(
+            f"format.prompt has {{text}} {prompt.count('{text}')} times. Write it exactly once"
+        )
     named = label_names is not None
     return SingleTurnEngine(
         lambda shape, ends: _classification(shape, ends, config, prompt, named),
@@ -293,7 +295,7 @@ def make_single_turn(
 
 
 def ends_of(snapshot: TokenizerSnapshot, eos: str) -> Ends:
-    """What begins and ends a text, so that its ids are those of the tokenizer with its BOS."""
+    """Return the start and end of texts that give the IDs of the tokenizer with its BOS."""
     if not snapshot.adds_bos:
         return Ends("", eos)
     bos = snapshot.special_tokens.get("bos_token") or snapshot.special_tokens.get("cls_token") or ""

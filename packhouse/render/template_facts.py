@@ -1,4 +1,4 @@
-"""What probe conversations show of a chat template: stop tokens, thinking switch, lost reasoning.
+"""Probe a chat template for its stop tokens, its thinking switch and lost reasoning.
 
 Probes are plain words, rendered once for each template. No model family is known by name.
 """
@@ -21,11 +21,11 @@ IN_TAGS = (
     "put it into the message's text between the tags that the model writes, such as <think> and "
     "</think>"
 )
-"""What helps where a template writes no reasoning and its prompt opens no thought."""
+"""Advice if a template writes no reasoning and its prompt does not open a thought."""
 
 
 class Switch(NamedTuple):
-    """An argument that changes the generation header: whether the model thinks first."""
+    """An argument that changes the generation header, to switch reasoning on or off."""
 
     name: str
     thinking: object
@@ -34,22 +34,22 @@ class Switch(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateFacts:
-    """What a template does, whatever the row."""
+    """Properties of a template that do not depend on the row."""
 
     stops: frozenset[bytes]
-    """Tokens at which generation stops."""
+    """Tokens that stop generation."""
     plain_stops: frozenset[bytes]
-    """Those of them that the template writes after a plain answer."""
+    """Stop tokens that the template writes after a plain answer."""
     stop_sources: Mapping[str, str]
-    """Where each is from: `format.stop_tokens`, a file of the model, or `template`."""
+    """Source of each: `format.stop_tokens`, a file of the model, or `template`."""
     switch: Switch | None
     """None: there is none, or `chat_template_kwargs` sets it."""
     opening: bytes
-    """What opens an answer after a question: the generation prompt."""
+    """Generation prompt, which opens an answer after a question."""
     opens_thought: bool
     """True if the prompt always ends within a thought."""
     opened: bytes
-    """What the prompt ends with and a plain answer is not written after: `<think>\\n`."""
+    """End of the prompt that is missing before a plain answer: `<think>\\n`."""
     writes_thoughts: bool
     """True if reasoning is written in the last answer."""
     needs_thought: bool
@@ -96,7 +96,7 @@ def learn_facts(
     Args:
         render: renders them.
         where: what errors call the template.
-        arguments: that the template looks up, beside what every template gets; values to try.
+        arguments: that the template looks up, except those that every template gets; values to try.
         is_set: says of an argument whether the recipe sets it.
         stop_tokens: tokens at which generation stops, and where each is from.
         control: matches control tokens.
@@ -109,11 +109,13 @@ def learn_facts(
     except RefusedError as error:
         said = error.refusal.detail.removeprefix(where).lstrip(": ")
         raise TemplateError(
-            f"{where} refuses a conversation of one user and one assistant turn, or rewrites it "
-            f"(it says: {said})"
+            f"{where} refuses or rewrites a conversation of one user and one assistant turn "
+            f"({said}). Fix the template"
         ) from None
     if [o.field.message for o in answered.occurrences] != [0, 1]:
-        raise TemplateError(f"{where} does not write each content once and in order")
+        raise TemplateError(
+            f"{where} does not write each content once and in order. Fix the template"
+        )
 
     def tried(messages: Messages, *how: object) -> Rendering | None:
         with suppress(RefusedError):
@@ -180,9 +182,9 @@ def _stops(
         return dict(given), found
     if "format.stop_tokens" in given.values():
         raise TemplateError(
-            f"{where} ends answers with {' and '.join(map(repr, last)) or 'no control token'}, and "
-            f"not with {', '.join(map(repr, given))} as format.stop_tokens says. Name the token "
-            "that the template writes, or take format.stop_tokens out"
+            f"{where} ends answers with {' and '.join(map(repr, last)) or 'no control token'}, "
+            f"not with {', '.join(map(repr, given))} as in format.stop_tokens. Use the token "
+            "that the template writes, or remove format.stop_tokens"
         )
     # A chat format on a base checkpoint: `<|im_end|>` ends each answer, and EOS is another token.
     longer = [QUESTION, ANSWER, QUESTION, ANSWER]
@@ -190,15 +192,15 @@ def _stops(
     if last and inner[:1] != last[:1] and tried([message for each in longer for message in each]):
         raise TemplateError(
             f"{where} ends the last answer with {last[0]!r}, but"
-            f" {inner[0] if inner else 'no control token'!r} follows the one before it, and no"
-            " stop token of the model's files does. Name the tokens that stop the model in"
+            f" {inner[0] if inner else 'no control token'!r} follows the answer before it, and"
+            " neither is a stop token in the model's files. List the tokens that stop the model in"
             " format.stop_tokens"
         )
     if not last:
         header = f", set format.stop_tokens: [{asked[0]!r}]" if asked else ""
         raise TemplateError(
             f"{where} writes no control token of the tokenizer after an assistant turn (but"
-            f" {shown(answered.tail[:40])}): a model trained on it never learns to stop. Use a"
+            f" {shown(answered.tail[:40])}), so the model never learns to stop. Use a"
             f" template that ends each turn{header}, or set format.train_on: all and"
             " audit.max_unterminated_turns: 1 to train without an end"
         )
@@ -208,8 +210,8 @@ def _stops(
 def _find_switch(tried: _Tried, arguments: Mapping[str, Sequence[object]]) -> Switch | None:
     """The first argument, in the order of names, that changes the header of an answer.
 
-    Values whose prompts begin otherwise than answers are not modes of thinking: Granite 3.3 writes
-    its argument `controls` into the header of prompts alone.
+    Values whose prompts begin differently from answers are not modes of thinking: Granite 3.3
+    writes its argument `controls` into the header of prompts alone.
     """
     for name, messages in product(sorted(arguments), (QUESTION, [*QUESTION, *_CALL])):
         fitting = (value for value in arguments[name] if _leads_to_answer(tried, {name: value}))
@@ -253,7 +255,7 @@ def _opens_thought(tried: _Tried) -> bool:
 
 
 def _completion(prompt: Rendering | None, finished: Rendering | None) -> bytes:
-    """What follows a prompt in a finished conversation; empty where that begins otherwise."""
+    """Return the text after a prompt in a finished conversation; empty if they differ."""
     if not prompt or not finished or not finished.text.startswith(prompt.text):
         return b""
     return finished.text[len(prompt.text) :]

@@ -29,18 +29,18 @@ from packhouse.render.turns import Record
 
 
 class Bounds(NamedTuple):
-    """Where one message is, in bytes."""
+    """Position of a message, in bytes."""
 
     text: int
-    """Where its own text begins, with the template's space before it: one token has both."""
+    """Start of its own text, including a space of the template, which is in the same token."""
     end: int
-    """Where its closing text ends."""
+    """End of its closing text."""
     has_tools: bool
-    """True if tool definitions stand after its header."""
+    """True if tool definitions follow its header."""
 
 
 def message_bounds(talk: Conversation, control: re.Pattern[bytes]) -> list[Bounds]:
-    """Return where the messages of a conversation are.
+    """Return the positions of the messages of a conversation.
 
     Args:
         talk: the conversation.
@@ -242,7 +242,7 @@ def _cut(spans: list[Trained], ranges: Sequence[Range]) -> list[Trained]:
 def _parts_in(
     number: int, message: Mapping[str, Any], text: bytes, written: Sequence[Occurrence]
 ) -> list[Range]:
-    """Where the parts of a message stand in the rendering; see `part_weights` in MESSAGE."""
+    """Return the ranges of a message's parts in the rendering; see `part_weights` in MESSAGE."""
     parts = json.loads(message["part_weights"])
     ends = list(accumulate(size for size, _ in parts))
     sizes = {"content": len(message["content"]), "thought": len(message.get("reasoning", ""))}
@@ -260,7 +260,7 @@ def _parts_in(
                 "as it stands. Give the message one weight",
             )
         # Parts of 13 and 5 characters end at [13, 18]: of the content "Let me see. Four." those
-        # are characters 0 to 13 and 13 to 18, wherever it stands in the rendering.
+        # are characters 0 to 13 and 13 to 18, wherever it is in the rendering.
         at = own.start
         for (size, factor), end in zip(parts, ends, strict=True):
             first = max(end - size - begins[kind], own.first)
@@ -273,7 +273,7 @@ def _parts_in(
 def _thoughts_in(
     turn: Trained, text: bytes, own: list[Occurrence], calls: Sequence[object]
 ) -> list[Range]:
-    """Where a turn thinks: between tags, and in texts of fields that are written otherwise.
+    """Return the reasoning of a turn: between tags, and in reasoning fields without tags.
 
     Tags within calls and reasoning fields open and close nothing.
 

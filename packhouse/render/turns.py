@@ -68,11 +68,11 @@ class Record:
     turns: list[int] = field(default_factory=list)
     """Messages that it trains."""
     thinks: bool | None = None
-    """Whether the prompt of its last answer asks for a thought; see `Turn`."""
+    """True if the prompt of its last answer asks for a thought; see `Turn`."""
 
 
 class Closing(NamedTuple):
-    """What the template writes after an answer's last text."""
+    """Text that the template writes after an answer's last text."""
 
     rendering: Rendering
     size: int
@@ -477,7 +477,7 @@ class Answers:
         )
 
     def _start(self, number: int, prompt: Rendering, finished: Rendering) -> int | None:
-        """Where the completion begins in `finished`; None: the prompt opens a lost thought.
+        """Return the start of the completion in `finished`; None: the prompt opens a lost thought.
 
         Raises:
             RefusedError: the prompt does not lead to the answer.
@@ -655,7 +655,7 @@ class Answers:
     def _closing(
         self, number: int, arguments: Mapping[str, object], finished: Rendering, at: int
     ) -> Closing:
-        """What the template writes after the answer's last own text, which ends at byte `at`.
+        """Return the text of the template after the answer's last own text, which ends at `at`.
 
         Raises:
             RefusedError: no stop token follows it.
@@ -719,7 +719,7 @@ def merge_touching(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def in_blocks(number: int, rendering: Rendering, start: int, end: int) -> list[tuple[int, int]]:
-    """What a template's generation blocks leave of an answer.
+    """Return what a template's generation blocks leave of an answer.
 
     All of it where a block has all of its texts: a header or a stop token that the tags leave out
     is generated as well. Else what is in blocks, and the stop token.

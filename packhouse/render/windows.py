@@ -30,7 +30,7 @@ _MARGIN = 8  # tokens that a tokenizer may add to those that stand for bytes
 
 @dataclass(frozen=True, slots=True)
 class WindowRule:
-    """What fits."""
+    """Turns that fit in one window."""
 
     seq_len: int
     """Tokens that a window may have."""

@@ -1,8 +1,9 @@
 """Versions on object storage: immutable, committed by one write, named by refs.
 
-Readers never list: ref -> manifest -> files. A version is there once its commit slot holds a
-manifest, whoever else is still writing. `packhouse.store.publish` says in which order things are
-written, and `packhouse.store.protocol` how the same code is run and simulated.
+Readers never list objects: ref -> manifest -> files. A version exists as soon as its commit slot
+(`manifest.json`) is written, even if other publishers are still at work. See
+`packhouse.store.publish` for the order of writes, and `packhouse.store.protocol` for how the same
+code is run and simulated.
 """
 
 from packhouse.store.evolution import Drift, Gate

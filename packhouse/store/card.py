@@ -1,4 +1,4 @@
-"""The dataset card, README.md of a version, written from its manifest alone."""
+"""Write the dataset card (README.md) of a version from its manifest."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from packhouse.system.wording import by_name, counted, rows_and_records
 
 
 def dataset_card(manifest: Manifest) -> str:
-    """README.md in Markdown.
+    """Return the dataset card as Markdown.
 
     Example:
         >>> manifest = Manifest(dataset="tiny", vid="abcd", generation=0, files=())
@@ -37,28 +37,28 @@ def dataset_card(manifest: Manifest) -> str:
 
 
 def _usage(manifest: Manifest) -> str:
-    """How to load it, and what its rows are."""
+    """Return how to load the version, and what its rows contain."""
     split = next(iter(manifest.splits()), "train")
     ends = (
-        "Labels are unshifted; sequences of a row end where `seq_lengths` says. Most collators "
-        "train across them: call packhouse's `enable_packing(model)`, and use `PackedCollator` or "
-        "TRL's `SFTConfig(padding_free=True, max_length=None)`."
+        "Labels are not shifted. `seq_lengths` gives the lengths of the sequences in a row. Most "
+        "collators let them attend to each other: call packhouse's `enable_packing(model)`, and "
+        "use `PackedCollator` or TRL's `SFTConfig(padding_free=True, max_length=None)`."
     )
     if manifest.preferences is None:
         load = f'from datasets import load_dataset\nrows = load_dataset("FOLDER", split="{split}")'
         return f"```python\n{load}\n```\n\n{ends}\n"
     of = {
-        "pairs": "Each record is a pair, counted once: of two sequences of one `record_id`, the "
-        "first has the chosen answer and the second the rejected one.",
-        "kto": "Each row is an answer; `label` is 1 where it is good and 0 where it is bad.",
+        "pairs": "Each record is a pair, counted once. Of its two sequences with the same "
+        "`record_id`, the first has the chosen answer and the second the rejected one.",
+        "kto": "Each row is an answer; `label` is 1 if it is good and 0 if it is bad.",
     }[manifest.preferences]
     load = (
         "from packhouse import load_preferences\n"
         f'rows = load_preferences("FOLDER", split="{split}")  # columns of TRL'
     )
     return (
-        f"```python\n{load}\n```\n\n{of} Bad answers have labels, too: not for supervised "
-        f"training. {ends}\n"
+        f"```python\n{load}\n```\n\n{of} Bad answers have labels too, so do not use the rows for "
+        f"supervised training. {ends}\n"
     )
 
 
@@ -72,18 +72,18 @@ def _splits_table(manifest: Manifest) -> str:
 
 
 def _account(manifest: Manifest) -> str:
-    """Rows from the sources to the packs, and a picture of lengths in characters of block."""
+    """Return the row counts from source to packs, and a histogram of record lengths as text."""
     if not manifest.facts.counts.ledger:
         return ""
     lines = [f"- {for_markdown(name)}: {for_markdown(said)}" for name, said in numbers_of(manifest)]
     for split, side in manifest.facts.counts.splits().items():
         if bars := _bars(side.length_histogram):
-            lines += ["", f"Records of {for_markdown(split)} by length:", "", *bars]
+            lines += ["", f"Record lengths of {for_markdown(split)}:", "", *bars]
     return "\n".join([*lines, ""])
 
 
 def _bars(histogram: Sequence[Sequence[int]]) -> list[str]:
-    """Records by length as text: a bar for each doubling of tokens.
+    """Return a histogram of record lengths as text, with one bar per power of two.
 
     Example:
         >>> _bars([(20, 2), (24, 2), (40, 1)])[1:-1]
@@ -121,17 +121,17 @@ def _settings(manifest: Manifest) -> str:
 
 
 def _sources(manifest: Manifest) -> str:
-    """Rows of each source file, and what `where` left out."""
+    """Return the rows of each source file, and the rows dropped by `where`."""
     rows = sorted(manifest.rows_by_file().items())
     lines = [*markdown_table(("source", "rows"), rows), ""] if rows else []
     for each in manifest.filters():
-        kept = f"{each.filtered:,} of {counted(each.rows, 'row')} of {for_markdown(each.source)}"
-        lines += [f"Left out are {kept}: where {markdown_code(each.where)} does not hold.", ""]
+        cut = f"{each.filtered:,} of {counted(each.rows, 'row')} of {for_markdown(each.source)}"
+        lines += [f"`where` dropped {cut} that do not match {markdown_code(each.where)}.", ""]
     return "\n".join(lines)
 
 
 def _quality(manifest: Manifest) -> str:
-    """Rows that the quality counters found."""
+    """Return the number of rows that each quality counter found."""
     quality = manifest.facts.audit.quality
     rows = [
         (counter, number)
@@ -142,7 +142,7 @@ def _quality(manifest: Manifest) -> str:
 
 
 def numbers_of(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return what a manifest says of rows and splits: names and values."""
+    """Return the numbers of rows and splits in a manifest, as names and values."""
     ledger = manifest.facts.counts.ledger
     lines = [("rows read", f"{ledger[0].rows_in:,}" if ledger else "0")]
     bad, dropped = (sum_by_reason(ledger, kind) for kind in ("quarantined", "dropped"))

@@ -1,12 +1,12 @@
-"""Google Cloud Storage and Azure Blob Storage as object stores, through obstore.
+"""Google Cloud Storage and Azure Blob Storage as object stores, using obstore.
 
-    gs://bucket/prefix      a tag is an object's generation; a create asks for generation 0
-    az://container/prefix   a tag is an ETag; a create sends `If-None-Match: *`
+    gs://bucket/prefix      the tag is the object's generation; a create requires generation 0
+    az://container/prefix   the tag is the ETag; a create sends `If-None-Match: *`
 
-Every object is one request, so it shows whole or not at all. obstore's own retries are switched
-off: they would report a lost success of ours as "already exists". A tag names a write and not its
-bytes, so each uploaded file is read back once. A conditional write holds its file in memory, at
-most 1 GiB each and two at a time.
+Every object is uploaded in one request, so it is visible completely or not at all. obstore's own
+retries are off: after a lost response, they would report our own success as "already exists". A tag
+identifies a write, not its bytes, so each uploaded file is read back once. A conditional write
+keeps its file in memory: at most 1 GiB each, two at a time.
 
 Credentials come from the usual environment: GOOGLE_APPLICATION_CREDENTIALS or the login of the
 machine; AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME with
@@ -64,7 +64,7 @@ _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 
 
 class CloudStore(ObjectStore):
-    """Objects in `gs://bucket/prefix` or `az://container/prefix`; safe to share between threads."""
+    """Objects under `gs://bucket/prefix` or `az://container/prefix`. Thread-safe."""
 
     max_put_bytes = 2**30
 
@@ -72,12 +72,13 @@ class CloudStore(ObjectStore):
         self, scheme: Scheme, bucket: str, prefix: str = "", *, timeout_s: float = 60
     ) -> None:
         if not bucket:
-            raise ConfigError(f"a {scheme}:// store needs a bucket: {scheme}://bucket/prefix")
+            raise ConfigError(f"the {scheme}:// store has no bucket. Use {scheme}://bucket/prefix")
         self.bucket = bucket
         self.prefix = f"{prefix}/" if prefix else ""
         self.uri = f"{scheme}://{bucket}/{prefix}".rstrip("/")
         self._scheme = scheme
-        # The limit is for a whole request with its body, and reads ask for 8 MiB at most.
+        # The timeout covers a whole request with its body. Reads ask for 8 MiB at most, so 60 s
+        # are enough; an upload of 1 GiB needs its own client.
         self._client = _make_client(scheme, bucket, timeout_s)
         self._uploads = _make_client(scheme, bucket, _UPLOAD_TIMEOUT_S)
         self._large = threading.BoundedSemaphore(2)
@@ -93,7 +94,7 @@ class CloudStore(ObjectStore):
 
     @override
     def chunks(self, key: str, start: int = 0) -> Iterator[bytes]:
-        """By ranged reads: the client would hold the whole object in memory."""
+        """Read ranges of 8 MiB; a plain read would hold the whole object in memory."""
         size = self.head(key).size
         while start < size:
             with self._request(key):
@@ -163,7 +164,7 @@ class CloudStore(ObjectStore):
 
     @override
     def clock(self) -> float:
-        """Write time of an object made for it; `gc` removes one that a killed process left."""
+        """Return the write time of a temporary object; `gc` removes those of killed processes."""
         key = f"{PROBES}clock-{uuid.uuid4().hex[:12]}/now"
         with self._request(key):
             obstore.put(self._client, self._at(key), b"", mode="create")
@@ -183,9 +184,10 @@ class CloudStore(ObjectStore):
 
     @contextmanager
     def _request(self, key: str) -> Iterator[None]:
-        """Errors of the client -> ours.
+        """Translate errors of the client.
 
-        Status and code are read from the message: obstore's classes do not tell 503 from 400.
+        Status and code are parsed from the message, because obstore's exception classes do not
+        distinguish 503 from 400.
         """
         _check_process()
         try:
@@ -197,7 +199,7 @@ class CloudStore(ObjectStore):
             number = status_of(error)
             if "token request" in message and number < 429:
                 needed = _VARIABLES[self._scheme]
-                raise ConfigError(f"{self.uri}: no credentials; set {needed}") from error
+                raise ConfigError(f"{self.uri}: no credentials. Set {needed}") from error
             kind = "bucket" if self._scheme == "gs" else "container"
             raise error_of_answer(
                 f"{self.uri}/{key}",
@@ -205,12 +207,12 @@ class CloudStore(ObjectStore):
                 number,
                 code[1] if code else "",
                 detail=message,
-                no_bucket=f"no {kind} '{self.bucket}'; make it, or correct publish.store",
+                no_bucket=f"no {kind} '{self.bucket}'. Create it, or correct publish.store",
             ) from error
 
 
 def status_of(error: BaseException) -> int:
-    """Return the status of HTTP that an error of obstore is about; 0 if no answer came.
+    """Return the HTTP status from an obstore error; 0 if there was no response.
 
     Example:
         >>> status_of(BaseError("Server returned non-2xx status code: 503 Service Unavailable"))
@@ -220,23 +222,23 @@ def status_of(error: BaseException) -> int:
     return int(status[1]) if status else 404 * isinstance(error, FileNotFoundError)
 
 
-_process = 0  # the one that obstore's threads run in, once they do
+_process = 0  # the process in which obstore started its threads; 0 before that
 
 
 def _check_process() -> None:
-    """Refuse to work in a fork: obstore's threads are not in it, so a request would never end."""
+    """Refuse to work in a forked process, where obstore's threads are missing and requests hang."""
     global _process
     _process = _process or os.getpid()
     if _process != os.getpid():
         raise ConfigError(
-            "gs:// and az:// stores cannot be used in a process that was forked from one that used "
-            "them; start it by spawn or forkserver, as in "
+            "this process was forked after its parent used a gs:// or az:// store, which then "
+            "hangs. Start it with spawn or forkserver, for example, "
             "DataLoader(..., multiprocessing_context='forkserver')"
         )
 
 
 def make_filesystem(scheme: Scheme) -> Any:
-    """An fsspec filesystem that reads with the same settings, made anew each time."""
+    """Create an fsspec filesystem with the same settings, for reading; never cached."""
     _check_process()
     options = _client_options(60)
     config = {"config": _azure_config()} if scheme == "az" else {}
@@ -251,19 +253,19 @@ def _make_client(scheme: Scheme, bucket: str, timeout_s: float) -> GCSStore | Az
         config = _azure_config()
         return AzureStore(bucket, config=config, client_options=options, retry_config=_ONCE)
     except BaseError as error:
-        raise ConfigError(f"{scheme}://: set {_VARIABLES[scheme]} ({first_line(error)})") from None
+        raise ConfigError(f"{scheme}://: {first_line(error)}. Set {_VARIABLES[scheme]}") from None
 
 
 def _client_options(timeout_s: float) -> "ClientConfig":
     return {
         "connect_timeout": timedelta(seconds=5),
         "timeout": timedelta(seconds=timeout_s),
-        "allow_http": True,  # where the endpoint says so: that of an emulator
+        "allow_http": True,  # used only if the endpoint is http://, as for an emulator
     }
 
 
 def _azure_config() -> "AzureConfig":
-    """AZURE_STORAGE_CONNECTION_STRING, which obstore does not read; it reads the other variables.
+    """Parse AZURE_STORAGE_CONNECTION_STRING; obstore reads only the other variables.
 
     `AccountName=a;AccountKey=k;EndpointSuffix=core.windows.net` -> account_name, account_key,
     and the endpoint https://a.blob.core.windows.net.

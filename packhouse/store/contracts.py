@@ -1,8 +1,7 @@
-"""Checks of a published file that need only the file and the manifest.
+"""Check published files against their manifest, without other inputs.
 
-Values are checked with `packing.check_packed`, the one contract of packed rows: a run checks it
-before it publishes, and here it is checked on the bytes in the store. Files are read a batch of
-rows at a time, so memory is bounded by a row group, whatever the size of the file.
+Values are checked with `pack.layout.check_packed`, which a run also uses before it publishes; here
+it checks the bytes in the store. Files are read in batches, so memory is bounded by one row group.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,16 +24,16 @@ from packhouse.pack.layout import (
 from packhouse.store.manifest import FileEntry, Manifest, schema_fingerprint, schema_to_json
 
 _BATCH_ROWS = 1024
-_JSON_BLOCK_BYTES = 2**20  # more where a row is longer: pyarrow refuses rows that straddle blocks
-_ANY = 2**31 - 1  # ids and lengths are int32: no limit where the manifest states none
+_JSON_BLOCK_BYTES = 2**20  # larger if a row is: pyarrow refuses rows longer than a block
+_ANY = 2**31 - 1  # IDs and lengths are int32; used if the manifest states no limit
 
 
 def check_data_file(path: Path, entry: FileEntry, manifest: Manifest) -> None:
-    """Check schema, row count, token count and values of one data file; others pass.
+    """Check schema, row count, token count and values of a data file; ignore other files.
 
     Raises:
-        ContractError: the first rule that is broken, with its row.
-        IntegrityError: the file cannot be read.
+        ContractError: A rule is broken; names the first one and its row.
+        IntegrityError: The file cannot be read.
     """
     if entry.kind != "data" or path.suffix not in (".parquet", ".arrow", ".jsonl"):
         return
@@ -44,14 +43,14 @@ def check_data_file(path: Path, entry: FileEntry, manifest: Manifest) -> None:
             found = schema_to_json(batch.schema)
             if schema_fingerprint(found) != manifest.schema_fingerprint:
                 names = batch.schema.names
-                raise ContractError(f"schema differs from the manifest's: it has columns {names}")
+                raise ContractError(f"its schema differs from the manifest; it has columns {names}")
         tokens += check_rows(supervised_names(batch), rows, manifest)
         rows += batch.num_rows
     if rows != entry.rows:
-        raise ContractError(f"holds {rows:,} rows, and its manifest says {entry.rows:,}")
+        raise ContractError(f"it has {rows:,} rows, but the manifest says {entry.rows:,}")
     columns = {column.name for column in manifest.facts.schema.fields}
     if tokens != entry.tokens and {"input_ids", "preference_ids"} & columns:
-        raise ContractError(f"{tokens:,} tokens, and the manifest says {entry.tokens:,}")
+        raise ContractError(f"it has {tokens:,} tokens, but the manifest says {entry.tokens:,}")
 
 
 def read_batches(
@@ -61,36 +60,36 @@ def read_batches(
     max_rows: int = _BATCH_ROWS,
     entry: FileEntry | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Row batches of a Parquet (page checksums verified), Arrow or JSON Lines file.
+    """Read a Parquet (with page checksums), Arrow or JSON Lines file in batches of rows.
 
-    Columns of preferences have the names that those of supervised rows have.
+    Columns of preference data are renamed to those of supervised rows.
 
     Args:
-        path: the file.
-        columns: those that are read of a Parquet file, where it has them; all by default.
-        max_rows: of a batch of a Parquet file; packs are long, and records short.
-        entry: of a data file in its manifest, which bounds what is decoded; see `check_footer`.
+        path: Path of the file.
+        columns: Columns to read from a Parquet file, if it has them; default: all.
+        max_rows: Maximum rows per batch of a Parquet file; raise it for short rows.
+        entry: The file's entry in the manifest, which limits what is decoded; see `check_footer`.
 
     Raises:
-        IntegrityError: the file is damaged.
+        IntegrityError: The file is damaged.
     """
     columns = None if columns is None else stored_names(columns)
     return map(supervised_names, _stored_batches(path, columns, max_rows, entry))
 
 
 def check_footer(footer: pq.FileMetaData, entry: FileEntry) -> None:
-    """Bound the rows and values of a data file by its manifest, before anything is decoded.
+    """Compare the row and value counts of a Parquet footer with the manifest before decoding.
 
-    A few kilobytes of Parquet can stand for gigabytes of equal ids. No column of packs has more
-    values than tokens; an empty list counts as one value.
+    A few kilobytes of Parquet can expand to gigabytes of equal IDs. No column has more values than
+    the file has tokens; an empty list counts as one value, hence tokens + rows.
 
     Raises:
-        IntegrityError: it holds other rows, or more values.
+        IntegrityError: The number of rows differs, or a column has too many values.
     """
     if footer.num_rows != entry.rows:
         raise IntegrityError(
-            f"'{entry.key}' holds {footer.num_rows:,} rows, and its manifest says "
-            f"{entry.rows:,}; publish the version again",
+            f"'{entry.key}' has {footer.num_rows:,} rows, but the manifest says {entry.rows:,}. "
+            "Publish the version again",
             key=entry.key,
         )
     most = entry.tokens + entry.rows
@@ -99,14 +98,14 @@ def check_footer(footer: pq.FileMetaData, entry: FileEntry) -> None:
         values = sum(group.column(number).num_values for group in groups)
         if values > most:
             raise IntegrityError(
-                f"column '{footer.schema.column(number).path}' of '{entry.key}' holds {values:,} "
-                f"values, and its manifest says {entry.tokens:,} tokens; publish the version again",
+                f"column '{footer.schema.column(number).path}' of '{entry.key}' has {values:,} "
+                f"values, but the manifest says {entry.tokens:,} tokens. Publish the version again",
                 key=entry.key,
             )
 
 
 def stored_names(columns: Iterable[str]) -> list[str]:
-    """Return the names that columns may have in a file: their own, and those of preferences."""
+    """Return the names that these columns may have in a file, including those of preferences."""
     names = [*columns]
     return [*names, *(PREFERENCE_NAMES[name] for name in names if name in PREFERENCE_NAMES)]
 
@@ -122,7 +121,7 @@ def _stored_batches(
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 if entry is not None:
                     check_footer(file.metadata, entry)
-                # A row group of ours holds 2 M tokens, however long a row is.
+                # Our row groups hold about 2 M tokens each, so that a batch of one is bounded too.
                 groups = file.metadata.num_row_groups
                 rows = file.metadata.row_group(0).num_rows if groups else 1
                 read = 0
@@ -130,15 +129,15 @@ def _stored_batches(
                     read += batch.num_rows
                     yield batch
                 due = file.metadata.num_rows
-                if read != due:  # a footer has no checksum: one bit of it may hide values
-                    raise pa.ArrowInvalid(f"it holds {read:,} rows, and should hold {due:,}")
+                if read != due:  # the footer has no checksum, and a flipped bit can hide values
+                    raise pa.ArrowInvalid(f"it has {read:,} rows, but its footer says {due:,}")
         elif path.suffix == ".jsonl":
             yield from _json_batches(path)
         else:
             with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
                 for index in range(reader.num_record_batches):
                     yield reader.get_batch(index)
-    except MemoryError:  # of Arrow, too
+    except MemoryError:  # Arrow's out-of-memory error is both a MemoryError and an ArrowException
         raise
     except (pa.ArrowException, OSError) as error:
         raise IntegrityError(f"'{path.name}' cannot be read: {error}") from None
@@ -167,10 +166,10 @@ def _json_batches(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 def check_rows(batch: pa.RecordBatch, first_row: int, manifest: Manifest) -> int:
-    """Check the values of a batch of a data file; returns its number of tokens, 0 without any.
+    """Check the values of a batch of a data file and return its number of tokens.
 
     Raises:
-        ContractError: the first rule that is broken, with its row.
+        ContractError: A rule is broken; names the first one and its row.
     """
     names = batch.schema.names
     if "input_ids" not in names or not batch.num_rows:
@@ -178,14 +177,15 @@ def check_rows(batch: pa.RecordBatch, first_row: int, manifest: Manifest) -> int
     layout: Layout = "labels" if "labels" in names else "compact"
     due = published_schema(layout).names
     if missing := [name for name in due if name not in names]:
-        raise ContractError(f"rows of tokens have no column {', '.join(missing)}")
+        raise ContractError(f"packed rows lack the columns {', '.join(missing)}")
     facts = manifest.facts
     check_packed(
         batch,
         facts.configuration.pack.seq_len or _ANY,
         facts.lineage.tokenizer.vocab_size or _ANY,
         layout,
-        # Pieces of records may train nothing, and classifiers train on the label.
+        # A piece of a record cut by `concat` may have no trained token; a classifier trains on the
+        # label column only.
         allow_untrained=facts.configuration.pack.strategy == "concat" or "label" in names,
         first_row=first_row,
     )

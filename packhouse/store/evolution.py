@@ -1,16 +1,16 @@
-"""May a ref move from one version to another? Schema changes that break readers, and drift.
+"""Decide if a ref may move to another version: breaking schema changes and drift.
 
-Readers open a ref, not a version: a trainer that reads `labels` from `latest` must find it there
-tomorrow. So a version whose schema takes something away from the readers of the ref's current
-version is refused before anything is uploaded. Drift is measured from the two manifests alone:
+Readers open a ref, not a version: a trainer that reads `labels` from `latest` must still find it
+tomorrow. So a version whose schema would break readers of the ref's current version is refused
+before anything is uploaded. Drift is measured from the two manifests alone:
 
     lengths      total variation distance of the histograms of record lengths      [0, 1]
     sources      total variation distance of the sources' shares of rows           [0, 1]
     quarantined  absolute change of the share of rows that were quarantined        [0, 1]
     trained      absolute change of the share of tokens that are trained           [0, 1]
 
-Total variation distance is half the sum of absolute differences of shares: 0.1 says that a tenth
-of the records would have to change place.
+Total variation distance is half the sum of the absolute differences of shares: 0.1 means that a
+tenth of the records would have to move to another bin.
 """
 
 from collections import Counter
@@ -24,14 +24,14 @@ from packhouse.store.manifest import Manifest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ManifestDiff:
-    """In what the manifests of two versions differ: keys, and each value as [old, new]."""
+    """Differences between the manifests of two versions: key -> [old value, new value]."""
 
     old: str
-    """Version, as is `new`."""
+    """Version compared; `new` is the other one."""
     new: str
     is_same_content: bool
     configuration: Mapping[str, list[Any]]
-    """By dotted key, e.g. `pack.seq_len`; a missing side is None."""
+    """By dotted key, e.g. `pack.seq_len`; a missing value is None."""
     counts: Mapping[str, list[Any]]
     lineage: Mapping[str, list[Any]]
     engines: Mapping[str, list[Any]]
@@ -44,23 +44,23 @@ class ManifestDiff:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
-    """What a ref's move to another version must keep to."""
+    """Limits for moving a ref to another version."""
 
     allow_breaking: bool = False
     """Publish even if the schema breaks readers of the ref's current version."""
     max_lengths: float | None = None
-    """Largest distance of record lengths at which the ref still moves; None: any."""
+    """Maximum distance of record lengths at which the ref still moves; None for no limit."""
     max_sources: float | None = None
-    """Largest distance of the sources' shares."""
+    """Maximum distance of the sources' shares."""
     max_quarantined: float | None = None
-    """Largest change of the quarantined share."""
+    """Maximum change of the quarantined share."""
     max_trained: float | None = None
-    """Largest change of the trained share."""
+    """Maximum change of the trained share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drift:
-    """How far a version is from the one before; None where a manifest does not say."""
+    """Distance between a version and the previous one; None if a manifest lacks the numbers."""
 
     lengths: float | None
     sources: float | None
@@ -68,7 +68,7 @@ class Drift:
     trained: float | None
 
     def results(self, gate: Gate) -> tuple[GateResult, ...]:
-        """Return each measure with its limit.
+        """Return each measure with its limit and outcome.
 
         Example:
             >>> drift = Drift(lengths=0.3, sources=0.0, quarantined=None, trained=0.01)
@@ -86,7 +86,7 @@ class Drift:
             outcome: GateOutcome = "passed"
             detail = ""
             if value is None:
-                outcome, detail = "not reached", "a manifest does not say"
+                outcome, detail = "not reached", "a manifest lacks the numbers"
             elif limit is not None and value > limit:
                 outcome, detail = "failed", f"drift of {measure} is {value:.4f}, over {limit:.4f}"
             each = GateResult(name=name, outcome=outcome, value=value, limit=limit, detail=detail)
@@ -94,7 +94,7 @@ class Drift:
         return tuple(results)
 
     def beyond(self, gate: Gate) -> tuple[str, ...]:
-        """Return the measures over their limit, one sentence each.
+        """Return one sentence for each measure over its limit.
 
         Example:
             >>> drift = Drift(lengths=0.3, sources=0.0, quarantined=None, trained=0.01)
@@ -105,11 +105,12 @@ class Drift:
 
 
 def breaking_changes(old: Manifest, new: Manifest) -> list[str]:
-    """What readers of `old` would miss or misread in `new`, one sentence each.
+    """Return the changes from `old` to `new` that would break readers, one sentence each.
 
-    New columns break nobody. A column that is gone, has another type or may now be null does; so
-    does another value of a `packhouse.*` key of the schema's metadata (how labels are shifted,
-    what is ignored). Splits are no part of the schema: a recipe may stop to set data aside.
+    New columns break nothing. These do: a removed column, another type, a column that may now be
+    null, and another value of a `packhouse.*` key in the schema's metadata (how labels are shifted,
+    which label is ignored). Splits are not part of the schema: a recipe may stop making an eval
+    split.
     """
     found = []
     before, after = old.facts.schema, new.facts.schema
@@ -117,20 +118,20 @@ def breaking_changes(old: Manifest, new: Manifest) -> list[str]:
     for was in before.fields:
         now = columns.get(was.name)
         if now is None:
-            found.append(f"column '{was.name}' is gone")
+            found.append(f"column '{was.name}' was removed")
         elif was.type != now.type:
-            found.append(f"column '{was.name}' was {was.type} and is {now.type}")
+            found.append(f"column '{was.name}' changed from {was.type} to {now.type}")
         elif now.nullable and not was.nullable:
             found.append(f"column '{was.name}' may now be null")
     metadata = after.metadata
     for key, value in before.metadata.items():
         if key.startswith("packhouse.") and metadata.get(key) != value:
-            found.append(f"{key} was '{value}' and is '{metadata.get(key)}'")
+            found.append(f"{key} changed from '{value}' to '{metadata.get(key)}'")
     return found
 
 
 def measure_drift(old: Manifest, new: Manifest) -> Drift:
-    """Compare two versions by what their manifests say of their rows."""
+    """Measure the drift between two versions from their manifests."""
     return Drift(
         lengths=distance(_lengths(old), _lengths(new)),
         sources=distance(old.rows_by_file(), new.rows_by_file()),
@@ -140,7 +141,7 @@ def measure_drift(old: Manifest, new: Manifest) -> Drift:
 
 
 def distance(old: Mapping[Any, int], new: Mapping[Any, int]) -> float | None:
-    """Total variation distance of two histograms, in [0, 1]; None if one is empty.
+    """Return the total variation distance of two histograms, in [0, 1]; None if one is empty.
 
     Example:
         >>> distance({"a": 3, "b": 1}, {"a": 2, "b": 2})
@@ -149,7 +150,7 @@ def distance(old: Mapping[Any, int], new: Mapping[Any, int]) -> float | None:
     before, after = sum(old.values()), sum(new.values())
     if not before or not after:
         return None
-    # Shares 3/4 1/4 and 2/4 2/4 differ by 1/4 twice: a quarter of the rows would change place.
+    # Shares 3/4, 1/4 and 2/4, 2/4 differ by 1/4 twice, so the distance is 1/4.
     keys = sorted({*old, *new})
     return sum(abs(old.get(k, 0) / before - new.get(k, 0) / after) for k in keys) / 2
 
@@ -197,7 +198,9 @@ def diff_manifests(old: Manifest, new: Manifest) -> ManifestDiff:
 
 
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Dotted keys of a configuration whose values differ; one that is in neither is no change.
+    """Return the dotted keys of two configurations whose values differ.
+
+    `mix` and `audit` are compared key by key even if only one configuration has the section.
 
     Example:
         >>> changed_settings({"pack": {"seq_len": 8}}, {"mix": {"chats.weight": 2.0}})
@@ -208,9 +211,9 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str
 
 
 def changed_keys(old: Any, new: Any, prefix: str = "") -> dict[str, list[Any]]:
-    """Dotted keys whose values differ, with both values.
+    """Return the dotted keys whose values differ, with both values.
 
-    Texts of lists that are as long as one another are compared one by one, other lists whole.
+    Lists of strings with equal length are compared item by item, other lists as a whole.
 
     Example:
         >>> old = {"pack": {"seq_len": 8, "seed": 0}, "where": ["a > 2", "b"], "lengths": [5, 7]}
@@ -230,7 +233,7 @@ def changed_keys(old: Any, new: Any, prefix: str = "") -> dict[str, list[Any]]:
 
 
 def _by_step(counts: Mapping[str, Any]) -> dict[str, Any]:
-    """Counts with the ledger's lines by their step, so that a changed number is named alone."""
+    """Return counts with the ledger as a mapping by step, so that a diff shows single numbers."""
     if "ledger" not in counts:
         return dict(counts)
     ledger = {
@@ -241,7 +244,7 @@ def _by_step(counts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_file(lineage: Mapping[str, Any]) -> dict[str, Any]:
-    """Lineage with its sources by file and first row, so that a changed setting is named alone."""
+    """Return lineage with sources as a mapping by file and first row, for a diff by setting."""
     sources = {}
     for entry in lineage.get("sources", ()):
         start = f" from row {entry['row_start']}" if entry.get("row_start") else ""
@@ -255,7 +258,7 @@ def _types(manifest: Manifest) -> dict[str, str]:
 
 
 def _totals(manifest: Manifest) -> Counter[str]:
-    """Packs and tokens of each split, e.g. {"train.packs": 3, "train.tokens": 4096}."""
+    """Count packs and tokens of each split, e.g. {"train.packs": 3, "train.tokens": 4096}."""
     totals: Counter[str] = Counter()
     for entry in manifest.files:
         if entry.kind == "data":

@@ -1,13 +1,13 @@
-"""Reclaim what crashed or late publishers left behind, without ever touching what is committed.
+"""Delete files left by interrupted publishes, without ever touching committed versions.
 
-Age alone cannot tell a dead publisher from a slow one: a version that is committed between the
-listing and the deletion would be lost. So collection first takes the commit slot itself,
-create-only, with a tombstone. From then on nobody can commit there: a late publisher finds the
-tombstone and starts over in the next generation. Only then are objects deleted. The grace period
-spares slow publishers that work; safety does not depend on it. Ages are by the store's clock.
+Age alone cannot distinguish a dead publisher from a slow one, and a version committed between
+listing and deletion would be lost. So collection first takes the commit slot itself with a
+create-only tombstone. From then on nobody can commit there: a late publisher finds the tombstone
+and starts again in the next generation. Only then are objects deleted. The grace period saves slow
+publishers from starting again; safety does not depend on it. Ages are by the store's clock.
 
-Tombstones stay for ever (about 100 bytes each): removing one would open its slot to a publisher
-that uploaded before the deletion.
+Tombstones (about 100 bytes each) are never removed: that would reopen the slot to a publisher whose
+files were deleted.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from packhouse.store.objects import ObjectInfo, ObjectStore, PreconditionFailedE
 from packhouse.store.protocol import Steps, ask, run
 
 DEFAULT_GRACE_S = 24 * 3600.0
-"""Seconds since the last sign of life after which an uncommitted attempt counts as abandoned."""
+"""Seconds since its last write after which an uncommitted attempt counts as abandoned."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,40 +39,41 @@ class Garbage:
     dataset: str
     version: str
     reason: Literal["abandoned", "collected", "stray", "damaged"]
-    """`abandoned`: never committed; `collected`: behind a tombstone, from a late upload or a gc
-    that was stopped; `stray`: beside a committed version, but not one of its files; `damaged`: its
-    manifest cannot be read, so nobody can tell, and nothing there is touched."""
+    """`abandoned`: never committed. `collected`: left under a tombstone by a late upload or an
+    interrupted gc. `stray`: in the folder of a committed version, but not one of its files.
+    `damaged`: the manifest cannot be read, so nothing is deleted."""
     objects: tuple[ObjectInfo, ...]
 
     @property
     def num_bytes(self) -> int:
-        """Size of all objects together."""
+        """Total size of the objects."""
         return sum(info.size for info in self.objects)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GcReport:
-    """What a collection found, and what it deleted (nothing, in a dry run)."""
+    """Result of a collection; a dry run deletes nothing."""
 
     garbage: tuple[Garbage, ...]
     num_deleted: int
     num_unfinished_uploads: int
     num_probes: int
-    """Objects that checks of the store left when they were killed; of the whole store."""
+    """Objects left by killed store checks, in the whole store."""
     dry_run: bool
 
     @property
     def num_bytes(self) -> int:
-        """Size of all garbage found."""
+        """Total size of the garbage."""
         return sum(garbage.num_bytes for garbage in self.garbage)
 
 
 def collect_garbage(
     store: ObjectStore, dataset: str, *, grace_s: float = DEFAULT_GRACE_S, dry_run: bool = True
 ) -> GcReport:
-    """Find garbage of a dataset and, unless it is a dry run, delete it behind tombstones.
+    """Find garbage of a dataset and, unless it is a dry run, delete it.
 
-    Safe beside any number of publishers, readers and other collections, and may be killed anywhere.
+    Safe to run next to any number of publishers, readers and other collections, and to kill at any
+    point.
     """
     garbage = run(store, find_garbage_steps(dataset, grace_s))
     deleted = 0 if dry_run else sum(run(store, collect_steps(item)) for item in garbage)
@@ -87,9 +88,9 @@ def collect_garbage(
 
 
 def collect_probes_steps(grace_s: float, *, dry_run: bool) -> Steps[int]:
-    """Delete what killed checks of the store left; return how many objects that is.
+    """Delete objects left by killed store checks; return their number.
 
-    A check takes seconds, so one that is younger than an hour may be at work, whatever the grace.
+    Objects younger than an hour are kept regardless of the grace period: the check may be running.
     """
     now = yield from ask(ObjectStore.clock)
     folders = yield from ask(ObjectStore.list_folders, "")
@@ -109,12 +110,12 @@ def collect_probes_steps(grace_s: float, *, dry_run: bool) -> Steps[int]:
 def find_garbage(
     store: ObjectStore, dataset: str, *, grace_s: float = DEFAULT_GRACE_S
 ) -> list[Garbage]:
-    """What a collection would delete now."""
+    """Return the garbage that a collection would delete now."""
     return run(store, find_garbage_steps(dataset, grace_s))
 
 
 def find_garbage_steps(dataset: str, grace_s: float) -> Steps[list[Garbage]]:
-    """List once, then look at the commit slot of each version folder."""
+    """List all objects once, then read the commit slot of each version folder."""
     now = yield from ask(ObjectStore.clock)
     listed = yield from ask(ObjectStore.list, f"{check_name('dataset', dataset)}/v/")
     found = []
@@ -140,7 +141,7 @@ def _judge(
     objects: Sequence[ObjectInfo],
     before: float,
 ) -> tuple[Literal["abandoned", "collected", "stray"], list[ObjectInfo]]:
-    """Why objects of a version folder are dead, and which."""
+    """Return the objects of a version folder that are garbage, and why."""
     others = [info for info in objects if info.key != manifest_key(dataset, version)]
     if isinstance(slot, Tombstone):
         return "collected", others
@@ -153,13 +154,13 @@ def _judge(
 
 
 def collect_steps(garbage: Garbage) -> Steps[int]:
-    """Fence the folder if it is not committed, then delete. Returns the number of deletions."""
+    """Take the commit slot if the folder is not committed, then delete; return how many."""
     objects: Sequence[ObjectInfo] = garbage.objects
     if garbage.reason == "abandoned":
         if not (yield from fence_steps(garbage.dataset, garbage.version)):
             return 0  # committed since we looked
         folder = version_folder(garbage.dataset, garbage.version)
-        objects = yield from ask(ObjectStore.list, f"{folder}/")  # with what arrived since
+        objects = yield from ask(ObjectStore.list, f"{folder}/")  # again: more may have arrived
     doomed = [i for i in objects if i.key != manifest_key(garbage.dataset, garbage.version)]
     for info in doomed:
         yield from ask(ObjectStore.delete, info.key)
@@ -167,7 +168,7 @@ def collect_steps(garbage: Garbage) -> Steps[int]:
 
 
 def fence_steps(dataset: str, version: str) -> Steps[bool]:
-    """Take the commit slot with a tombstone; False if a manifest has it."""
+    """Write a tombstone to the commit slot; return False if the slot has a manifest."""
     tombstone = Tombstone(dataset=dataset, version=version)
     try:
         key = manifest_key(dataset, version)

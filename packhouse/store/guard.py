@@ -1,10 +1,11 @@
-"""Prove that a store can guard a publication: before a run, and before the first publication to it.
+"""Test that a store honors conditional writes, before a run and before the first publication.
 
-Object stores that speak S3 differ in what they do with conditions: some ignore `If-None-Match`,
-some answer 501, one let two of sixteen racing writers win, one wants `If-Match` unquoted. None
-says so, so each is tried. `check_usable` is for the start of a run: one request (two at the first
-run ever), nothing left behind in a folder. `require_guarded` is for publications: some fifteen
-small requests, once per process and store. `packhouse doctor storage` tries more.
+S3-compatible stores differ in how they treat conditions: some ignore `If-None-Match`, some answer
+501, one let two of sixteen concurrent writers win, one expects `If-Match` without quotes. None of
+them announces it, so every store is tested. `check_usable` runs at the start of a run: one request
+(two in the very first run), and it leaves no files in a folder. `require_guarded` runs before a
+publication: about fifteen small requests, once per process and store. `packhouse doctor storage`
+tests more.
 """
 
 import uuid
@@ -18,33 +19,33 @@ from packhouse.store.objects import ObjectStore, PreconditionFailedError, open_s
 from packhouse.store.protocol import RetryPolicy, ask, read, run
 
 PROBE_RETRY = RetryPolicy(deadline_s=10)
-"""Of the first request to a store: a wrong address shows soon."""
+"""Retry policy of the first request to a store; short, so that a wrong address fails quickly."""
 
 _PROBE = ".packhouse/probe"
 _GUARDED: set[str] = set()
 
 
 class FailedCheckError(StoreRefusedError):
-    """The store did not do what publication relies on."""
+    """The store does not behave as publication requires."""
 
 
 def check_usable(uri: str) -> None:
-    """Notice a store that cannot take a publication before any work is done for it.
+    """Fail early if a store cannot be published to.
 
-    A create-only write of a key that stays in the store, `.packhouse/probe`: that it is refused
-    proves at once that the store is there, lets us write, and honours the condition.
+    Makes a create-only write of `.packhouse/probe`, a key that stays in the store. If it is
+    refused, the store exists, credentials work and the condition is honored.
 
     Raises:
-        ConfigError: no such kind of store, no credentials.
-        StoreError: no such bucket, no rights, no folder.
-        StoreRefusedError: no create-only write.
-        TransientError: not reached within 10 s.
+        ConfigError: The kind of store is unknown, or credentials are missing.
+        StoreError: The bucket or folder does not exist, or may not be written to.
+        StoreRefusedError: The store has no create-only writes.
+        TransientError: The store did not answer within 10 s.
     """
     store = open_store(uri)
     if isinstance(store, LocalStore):
         store.check_usable()
         return
-    for _ in range(2):
+    for _ in range(2):  # the very first run creates the probe; the second write must be refused
         try:
             write = ask(ObjectStore.put_create, _PROBE, b"packhouse\n")
             run(store, write, retry=PROBE_RETRY)
@@ -54,10 +55,10 @@ def check_usable(uri: str) -> None:
 
 
 def require_guarded(store: ObjectStore) -> None:
-    """Refuse a store that ignores conditions; asked once per process and root.
+    """Refuse a store that ignores conditions. Tested once per process and root.
 
     Raises:
-        StoreRefusedError: a condition was ignored or is not supported.
+        StoreRefusedError: A condition was ignored or is not supported.
     """
     if store.uri in _GUARDED:
         return
@@ -72,14 +73,14 @@ def require_guarded(store: ObjectStore) -> None:
 
 def _refusal(store: ObjectStore, problem: str) -> StoreRefusedError:
     return StoreRefusedError(
-        f"{store.uri} cannot guard a publication: {problem}. Use another store; "
-        "`packhouse doctor storage` shows all checks"
+        f"{store.uri} does not support safe concurrent publishing: {problem}. Use another store, "
+        "and check it with `packhouse doctor storage`"
     )
 
 
 @contextmanager
 def probe_folder(store: ObjectStore) -> Iterator[str]:
-    """Name a folder for trials and empty it afterwards; what stays is for `packhouse gc`."""
+    """Yield a temporary folder and empty it afterwards; `packhouse gc` removes leftovers."""
     folder = f"{PROBES}{uuid.uuid4().hex[:12]}"
     try:
         yield folder
@@ -90,10 +91,10 @@ def probe_folder(store: ObjectStore) -> Iterator[str]:
 
 
 def check_create_only(store: ObjectStore, key: str) -> str:
-    """Write a key twice, which must be refused; return what was proven, as all checks do.
+    """Check that a second create-only write is refused; return what was proven.
 
     Raises:
-        FailedCheckError: as all checks do.
+        FailedCheckError: The check failed.
     """
     write(store, key, b"first")
     second = try_write(store, key, b"second")
@@ -104,10 +105,10 @@ def check_create_only(store: ObjectStore, key: str) -> str:
 
 
 def check_compare_and_swap(store: ObjectStore, key: str) -> str:
-    """Swap with tags that are current, outdated, and of no object."""
+    """Check compare-and-swap with a current ETag, an outdated one and an absent key."""
     first = write(store, key, b"1")
     second = write(store, key, b"2", first)
-    expect(first != second, "two bodies have one ETag")
+    expect(first != second, "two different bodies have the same ETag")
     outdated = try_write(store, key, b"3", first)
     expect(outdated is None, "a swap with an outdated ETag was accepted")
     write(store, key, b"4", second)
@@ -118,16 +119,16 @@ def check_compare_and_swap(store: ObjectStore, key: str) -> str:
 
 
 def expect(is_so: bool, problem: str) -> None:
-    """Raise `FailedCheckError` unless it is so."""
+    """Raise `FailedCheckError` with `problem` unless `is_so`."""
     if not is_so:
         raise FailedCheckError(problem)
 
 
 def try_write(store: ObjectStore, key: str, body: bytes, etag: str = "") -> str | None:
-    """Create a key that nobody else knows, or swap it; return its tag, or None if it was refused.
+    """Create or swap a key that nobody else uses; return its tag, or None if refused.
 
-    A write whose answer was lost is sent again and then meets its own success: a 412 alone says
-    nothing, so the bytes decide.
+    After a lost response the write is repeated and may be refused because of its own success, so a
+    412 proves nothing. The stored bytes decide.
     """
     try:
         if etag:
@@ -139,7 +140,7 @@ def try_write(store: ObjectStore, key: str, body: bytes, etag: str = "") -> str 
 
 
 def write(store: ObjectStore, key: str, body: bytes, etag: str = "") -> str:
-    """Do as `try_write`, and expect that it is accepted."""
+    """Call `try_write` and require that it succeeds."""
     tag = try_write(store, key, body, etag)
     expect(tag is not None, f"the store refused a write of '{key}' that it must accept")
     return str(tag)

@@ -1,10 +1,10 @@
-"""Where things lie under a root, how that is written, and which names are allowed there.
+"""Keys of objects under a store's root, addresses, and allowed names.
 
 <dataset>/v/<vid>.g<N>/data/train-00000-of-00008-<sha12>.parquet   create-only
 <dataset>/v/<vid>.g<N>/manifest.json                               commit point, create-only
 <dataset>/refs/<name>.json                                         compare-and-swap
 _tokenizers/<fingerprint>.gz                                       create-only, for all datasets
-_doctor-<random>/...                                               what a check of the store wrote
+_doctor-<random>/...                                               temporary, of store checks
 """
 
 import re
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from packhouse.errors import ConfigError
 
 PROBES = "_doctor-"
-"""How the folders of store checks begin; no dataset may be called so."""
+"""Prefix of folders of store checks. Names of datasets cannot begin with `_`."""
 
 _NAME = re.compile(r"(?=.{1,64}\Z)[a-z0-9]([a-z0-9_-]|\.[a-z0-9_-])*")
 _VID = re.compile(r"[a-z0-9]{4,64}")
@@ -22,7 +22,7 @@ _VERSION = re.compile(r"([a-z0-9]{4,64})\.g(0|[1-9][0-9]{0,8})")
 
 
 def check_name(what: str, name: str) -> str:
-    """Return the name of a dataset or ref if it is allowed.
+    """Return the name of a dataset, ref or split if it is allowed.
 
     Example:
         >>> check_name("dataset", "alpaca-v2")
@@ -35,10 +35,10 @@ def check_name(what: str, name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{what} {name[:80]!r}: use a-z, 0-9, '.', '_' and '-', at most 64 characters, the "
-            "first a letter or digit, no dot at the end or behind a dot"
+            "first a letter or digit, no dot at the end or after another dot"
         )
     if what == "ref" and is_version(name):
-        raise ConfigError(f"ref {name!r} looks like a version; choose another name")
+        raise ConfigError(f"ref {name!r} looks like a version. Choose another name")
     return name
 
 
@@ -48,14 +48,14 @@ def is_name(name: str) -> bool:
 
 
 def check_vid(vid: str) -> str:
-    """Return `vid` if it is 4 to 64 of a-z and 0-9 (a hex digest, commonly)."""
+    """Return `vid` if it has 4 to 64 characters of a-z and 0-9 (usually a hex digest)."""
     if not _VID.fullmatch(vid):
-        raise ConfigError(f"version id {vid[:80]!r}: use 4 to 64 of a-z and 0-9")
+        raise ConfigError(f"version ID {vid[:80]!r} is not valid. Use 4 to 64 characters a-z, 0-9")
     return vid
 
 
 def version_name(vid: str, generation: int) -> str:
-    """Name of a version.
+    """Return the name of a version.
 
     Example:
         >>> version_name("3f2a9c", 0)
@@ -70,7 +70,7 @@ def is_version(name: str) -> bool:
 
 
 def split_version(version: str) -> tuple[str, int]:
-    """Version id and generation of a version.
+    """Split a version into its ID and generation.
 
     Example:
         >>> split_version("3f2a9c.g10")
@@ -78,14 +78,14 @@ def split_version(version: str) -> tuple[str, int]:
     """
     match = _VERSION.fullmatch(version)
     if match is None:
-        raise ConfigError(f"{version[:80]!r} is not a version: expected <vid>.g<N>")
+        raise ConfigError(f"{version[:80]!r} is not a version. Use the form <vid>.g<N>")
     return match[1], int(match[2])
 
 
 def pinned(version: str, manifest_id: str) -> str:
-    """Name a version together with its manifest, which nobody can change unnoticed then.
+    """Return the name of a version with the digest of its manifest, to detect any change of it.
 
-    128 bits of the digest: too many for a second manifest that has the same ones.
+    128 bits of the digest are enough that nobody can make another manifest with the same ones.
 
     Example:
         >>> pinned("3f2a9c.g0", "0123456789abcdef" * 4)
@@ -95,42 +95,42 @@ def pinned(version: str, manifest_id: str) -> str:
 
 
 def split_pinned(name: str) -> tuple[str, str]:
-    """Split a name, which may be pinned, into the name and the digest; empty if there is none.
+    """Split a pinned name into name and digest; the digest is empty if the name is not pinned.
 
     Raises:
-        ConfigError: what follows the name is no digest, or is too short a part of one.
+        ConfigError: The text after `#` is not a digest of at least 32 digits.
     """
     name, sign, manifest_id = name.partition("#")
     if sign and not _DIGEST.fullmatch(manifest_id):
         raise ConfigError(
-            f"'{name}#{manifest_id[:80]}' does not end in a digest: give the first 32 to 64 digits "
-            "of the manifest_id, as `packhouse show` prints them"
+            f"'{name}#{manifest_id[:80]}' does not end in a digest of 32 to 64 digits. Use the "
+            "first 32 digits of the manifest_id from `packhouse show`"
         )
     return name, manifest_id
 
 
 def version_folder(dataset: str, version: str) -> str:
-    """Key prefix of a version, without a slash at its end."""
+    """Return the key prefix of a version, without a trailing slash."""
     return f"{check_name('dataset', dataset)}/v/{version}"
 
 
 def manifest_key(dataset: str, version: str) -> str:
-    """Key of the commit point of a version."""
+    """Return the key of a version's manifest, its commit point."""
     return f"{version_folder(dataset, version)}/manifest.json"
 
 
 def file_key(dataset: str, version: str, key: str) -> str:
-    """Key under the root of a file that the manifest names relative to its version."""
+    """Return the key under the root of a file, from its key relative to the version."""
     return f"{version_folder(dataset, version)}/{key}"
 
 
 def ref_key(dataset: str, ref: str) -> str:
-    """Key of a ref."""
+    """Return the key of a ref."""
     return f"{check_name('dataset', dataset)}/refs/{ref}.json"
 
 
 def tokenizer_key(fingerprint: str) -> str:
-    """Key of a tokenizer that versions of any dataset are made with."""
+    """Return the key of a tokenizer, which versions of all datasets share."""
     return f"_tokenizers/{fingerprint}.gz"
 
 
@@ -141,11 +141,11 @@ class Address:
     root: str
     dataset: str
     name: str
-    """A ref, a version, or a version id; `latest` if nothing was given. It may be pinned."""
+    """Ref, version or version ID, possibly pinned; default: `latest`."""
 
 
 def parse_address(text: str) -> Address:
-    """Split an address; nothing is opened.
+    """Split an address into its parts without opening anything.
 
     Example:
         >>> parse_address("s3://bucket/store/alpaca@prod")
@@ -154,14 +154,14 @@ def parse_address(text: str) -> Address:
         Address(root='./store', dataset='alpaca', name='latest')
 
     Raises:
-        ConfigError: no dataset in it.
+        ConfigError: The address has no dataset.
     """
     place, at, name = text.rstrip("/").rpartition("@")
-    if not at or "/" in name:  # an @ of a folder's name
+    if not at or "/" in name:  # no @, or the @ is part of a folder's name
         place, name = text.rstrip("/"), "latest"
     root, slash, dataset = place.rpartition("/")
     if not slash:
         root = "."
     if not dataset or root.endswith(":/"):
-        raise ConfigError(f"'{text}' names no dataset: expected ROOT/DATASET or ROOT/DATASET@NAME")
+        raise ConfigError(f"'{text}' has no dataset. Use ROOT/DATASET or ROOT/DATASET@NAME")
     return Address(root or "/", check_name("dataset", dataset), name)

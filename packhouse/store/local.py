@@ -1,9 +1,9 @@
 """A local folder as an object store: create-only by hard link, compare-and-swap under flock.
 
-Bytes are written to a temporary file, hashed on the way, fsynced, and only then linked to their
-name, so that a name never shows a part of an object, and a second writer's link fails. The kernel
-frees a lock whose holder is killed. Costs two fsyncs per object. NFS works where hard links and
-flock do; a filesystem without hard links (exFAT, some FUSE mounts) is refused.
+Bytes are written to a temporary file, hashed meanwhile, fsynced, and only then linked to their
+name. So a name never shows a partial object, and the link of a second writer fails. The kernel
+releases the lock of a killed process. Costs two fsyncs per object. NFS works if it supports hard
+links and flock; a filesystem without hard links (exFAT, some FUSE mounts) is refused.
 """
 
 import errno
@@ -40,7 +40,7 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class LocalStore(ObjectStore):
-    """Objects as files under `root`, which is made at the first write; tags are sha256."""
+    """Objects as files under `root`, which the first write creates; tags are sha256."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.abspath(root))  # noqa: PTH100 - keep symlinks as given
@@ -76,12 +76,14 @@ class LocalStore(ObjectStore):
     @override
     def put_create(self, key: str, body: bytes | FileBody) -> str:
         target = self.path(key)
-        if os.path.lexists(target):  # saves the copy; the link below is what decides
+        if os.path.lexists(target):  # only saves the copy; the link below decides
             raise PreconditionFailedError(f"'{key}' exists in {self.uri}", key=key)
         with self._staged(body) as (staged, tag), self._writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             _link(staged, target)
-            for folder in target.parents:  # any of them may be new
+            for (
+                folder
+            ) in target.parents:  # any of them may be new, so its entry must reach the disk
                 _sync(folder)
                 if folder == self.root:
                     break
@@ -109,7 +111,7 @@ class LocalStore(ObjectStore):
         for path in sorted(paths):
             key = path.relative_to(self.root).as_posix()
             if key.startswith(prefix) and not key.startswith(_OWN + "/"):
-                with suppress(FileNotFoundError):  # deleted since the folder was read
+                with suppress(FileNotFoundError):  # deleted after the folder was listed
                     found = path.lstat()
                     listed.append(ObjectInfo(key, found.st_size, found.st_mtime))
         return listed
@@ -129,7 +131,7 @@ class LocalStore(ObjectStore):
         with self._writing(path):
             path.unlink(missing_ok=True)
         folder = path.parent
-        with suppress(OSError):  # folders that this emptied; a racing writer makes them anew
+        with suppress(OSError):  # remove emptied folders; a concurrent writer creates them again
             while folder != self.root:
                 folder.rmdir()
                 folder = folder.parent
@@ -151,7 +153,7 @@ class LocalStore(ObjectStore):
             return 0
         now, found = self.clock(), 0
         for path in sorted(folder.iterdir()):
-            with suppress(FileNotFoundError):  # its writer has just finished
+            with suppress(FileNotFoundError):  # its writer has just finished and removed it
                 if now - path.stat().st_mtime >= older_than_s:
                     found += 1
                     if not dry_run:
@@ -159,11 +161,11 @@ class LocalStore(ObjectStore):
         return found
 
     def check_usable(self) -> None:
-        """Fail if objects could not be written and linked here; leaves nothing behind.
+        """Check that files can be written and linked here; leaves no files.
 
         Raises:
-            StoreError: no folder, not writable, read-only, full.
-            StoreRefusedError: the filesystem has no hard links.
+            StoreError: The place is not a folder, or is not writable, read-only or full.
+            StoreRefusedError: The filesystem has no hard links.
         """
         folder = next(place for place in (self.root, *self.root.parents) if os.path.lexists(place))
         if not folder.is_dir():
@@ -173,19 +175,19 @@ class LocalStore(ObjectStore):
             with self._translated():
                 probe.touch()
                 _link(probe, probe.with_suffix(".link"))
-        except FileNotFoundError:  # /proc, /sys: folders that take no file
+        except FileNotFoundError:  # no files can be created in /proc and /sys
             raise self._no_folder(self.root) from None
         finally:
             for left in (probe.with_suffix(".link"), probe):
-                with suppress(OSError):  # a read-only disk refuses this, too, and took nothing
+                with suppress(OSError):  # a read-only disk refuses this too, but has nothing on it
                     left.unlink()
 
     def path(self, key: str) -> Path:
-        """Where an object lies, whether it exists or not.
+        """Return the path of an object, even if it does not exist.
 
         Raises:
-            ConfigError: no key of a store.
-            StoreError: a symbolic link leads out of the store.
+            ConfigError: The key is not valid.
+            StoreError: A symbolic link leads out of the store.
         """
         return self._inside(check_key(key))
 
@@ -194,24 +196,24 @@ class LocalStore(ObjectStore):
         root = os.path.realpath(self.root)
         if not Path(os.path.realpath(path)).is_relative_to(root):
             raise StoreError(
-                f"store {self.uri}: a symbolic link leads from {key!r} out of the store; nothing "
-                "is read or written there. Remove the link, or mount the other folder in its place"
+                f"store {self.uri}: a symbolic link at {key!r} leads out of the store. Remove the "
+                "link, or mount the other folder in its place"
             )
         return path
 
     def _own(self, name: str) -> Path:
-        """Our folder for temporary files or locks, made if need be."""
+        """Return the folder for temporary files or locks; create it if it is missing."""
         folder = self.root / _OWN / name
         try:
             with self._translated():
                 folder.mkdir(parents=True, exist_ok=True)
-        except (FileNotFoundError, NotADirectoryError):  # /proc, /sys: they take no folder
+        except (FileNotFoundError, NotADirectoryError):  # no folder can be created in /proc, /sys
             raise self._no_folder(folder) from None
         return folder
 
     @contextmanager
     def _staged(self, body: bytes | FileBody) -> Iterator[tuple[Path, str]]:
-        """A temporary file with these bytes, on the disk, and their sha256."""
+        """Write the bytes to a temporary file and fsync it; yield its path and sha256."""
         staged, digest = self._own("tmp") / uuid.uuid4().hex, hashlib.sha256()
         try:
             with self._translated(), staged.open("xb") as out:
@@ -226,7 +228,7 @@ class LocalStore(ObjectStore):
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[None]:
-        # 256 locks for all keys: few enough to leave them there, and collisions only wait.
+        # 256 lock files for all keys: few enough to keep, and two keys that share one only wait.
         lock = self._own("locks") / hashlib.sha256(key.encode()).hexdigest()[:2]
         with self._translated():
             file = lock.open("ab")
@@ -236,7 +238,7 @@ class LocalStore(ObjectStore):
 
     @contextmanager
     def _reading(self, key: str) -> Iterator[BufferedReader]:
-        """An object's file, open; a pipe or device in its place is no object, and blocks nobody."""
+        """Open the file of an object; O_NONBLOCK, so that a pipe in its place does not block."""
         try:
             with self._translated():
                 handle = os.open(self.path(key), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -254,19 +256,19 @@ class LocalStore(ObjectStore):
         try:
             with self._translated():
                 yield
-        except FileNotFoundError:  # the folder was pruned under us
-            raise TransientError(f"'{path}' in {self.uri}: its folder vanished") from None
+        except FileNotFoundError:  # another process emptied and removed the folder meanwhile
+            raise TransientError(f"'{path}' in {self.uri}: its folder was removed") from None
         except (IsADirectoryError, NotADirectoryError):
             raise self._no_folder(path) from None
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Errors of the operating system -> ours; absence stays for the caller to name."""
+        """Translate errors of the operating system; the caller handles missing files itself."""
         try:
             yield
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             raise
-        except FileExistsError as error:  # mkdir's, where a file has the folder's name
+        except FileExistsError as error:  # from mkdir: a file has the folder's name
             raise self._no_folder(Path(error.filename)) from None
         except OSError as error:
             if error.errno in _AGAIN:
@@ -277,15 +279,14 @@ class LocalStore(ObjectStore):
             raise StoreError(f"store {self.uri}: {error}") from error
 
     def _no_folder(self, folder: Path) -> StoreError:
-        """Say what stands where a folder of the store should be."""
+        """Return the error for a file, or something else, in the place of a folder."""
         place = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
         if place.is_dir():
-            problem = f"'{folder}' cannot be made in '{place}'"
+            problem = f"folder '{folder}' cannot be created in '{place}'"
         else:
-            problem = f"'{place}' is {'a file' if place.is_file() else 'no folder'}"
+            problem = f"'{place}' is {'a file' if place.is_file() else 'not a folder'}"
         return StoreError(
-            f"store {self.uri}: {problem}, where a folder is needed; move it away or name another "
-            "store",
+            f"store {self.uri}: {problem}. Move it away, or use another store",
             path=str(place),
         )
 
@@ -299,8 +300,8 @@ def _link(staged: Path, target: Path) -> None:
         if error.errno not in _NO_LINKS:
             raise
         raise StoreRefusedError(
-            f"the filesystem of '{target.parent}' has no hard links, so a publication there "
-            "could be torn or doubled; use another filesystem or an S3 store"
+            f"the filesystem of '{target.parent}' has no hard links, which safe publishing needs. "
+            "Use another filesystem or an S3 store"
         ) from error
 
 

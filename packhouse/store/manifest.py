@@ -1,15 +1,15 @@
-"""What a version is: its files with digests, its schema, its counts, and its inputs.
+"""The manifest of a version: its files with digests, its schema, counts and inputs.
 
-The manifest is the commit point and is compared byte for byte by a second publisher, so it is
-canonical JSON (sorted keys, no spaces, UTF-8) and `manifest_id` is the sha256 of everything in it
-except `provenance`: what is true of one run only (hosts, interpreter, library versions that cannot
-change bytes) goes there, or nowhere. A `digest` over the whole document shows any damaged byte.
+The manifest is the commit point. A second publisher compares it byte for byte, so it is canonical
+JSON (sorted keys, no spaces, UTF-8), and `manifest_id` is the sha256 of everything in it except
+`provenance`. Facts of one run only (hosts, interpreter, library versions that cannot change bytes)
+belong there, or nowhere. A `digest` of the whole document detects any damaged byte.
 
-A manifest is read from a store, so it is checked like any other input, in one place: the fields of
-`FileEntry` and `Manifest` are checked when they are made, by a publisher as by `parse_slot`, and
-the bytes must be exactly those that the parsed manifest would write. So an added field, a doubled
-JSON key, or another `manifest_id` is refused, and readers may join keys to paths. Facts are kept as
-they are in the document; `Manifest.facts` has those that the program reads, as typed values.
+A manifest comes from a store, so it is validated like any other input. `FileEntry` and `Manifest`
+check their fields when they are created, by a publisher or by `parse_slot`, and the bytes must be
+exactly those that the parsed manifest would write. So an added field, a duplicate JSON key or a
+wrong `manifest_id` is refused, and readers can safely join keys to paths. Facts are kept as they
+are in the document; `Manifest.facts` has typed values of those that the program reads.
 """
 
 import json
@@ -39,7 +39,7 @@ from packhouse.store.protocol import Steps, read_checked
 from packhouse.system.fingerprint import canonical_json, digest
 
 FORMAT = 1
-"""Version of the manifest's own form."""
+"""Version of the manifest format."""
 
 FileKind = Literal["data", "records", "quarantine", "dropped", "card", "report", "exports"]
 
@@ -47,20 +47,22 @@ TABLES = ("data", "records", "quarantine", "dropped")
 """Kinds of files that are tables of rows, numbered by split."""
 
 FACTS = ("content_id", "counts", "audit", "lineage", "configuration", "engines", "libraries")
-"""Facts that are hashed, beside the schema."""
+"""Facts that are part of `manifest_id`, in addition to the schema."""
 
 PULLED_NAMES: dict[str, str] = {"card": "README.md", "report": "report.html"}
-"""Kinds of files that have a name of their own at the top of a pulled version.
+"""Kinds of files with a fixed name at the top of a pulled version.
 
-They are for people and no part of the version's identity: another packhouse may write others.
+They are for people and not part of the version's identity, because another release of packhouse may
+write them differently.
 """
 
 MAX_MANIFEST_BYTES = 2**26
-"""Room for 200,000 files. Readers refuse a larger manifest, so publishers do."""
+"""Maximum size of a manifest, enough for 200,000 files. Enforced by readers and publishers."""
 
-_MAX_COUNT = 2**40  # bytes, rows or tokens of one file: sums of them fit 64 bits
+_MAX_COUNT = 2**40  # limit for bytes, rows and tokens of one file, so that sums fit 64 bits
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# No segment begins with a dot, so none is `..`; 200 leaves room for the name of a partial copy.
+# No segment begins with a dot, so none is `..`. Limited to 200 characters, because `fetch` adds a
+# suffix for partial copies, and filesystems allow 255.
 _KEY = re.compile(r"[a-z]+(/[A-Za-z0-9_][A-Za-z0-9._-]{0,199})+")
 # `data/train-00000-of-00008-0a1b2c3d4e5f.parquet`
 _SHARD = re.compile(
@@ -74,14 +76,14 @@ class FileEntry:
     """One file of a version.
 
     Raises:
-        ConfigError: a key, name, digest or number that no version holds.
+        ConfigError: A key, name, digest or number is not valid.
     """
 
     key: str
     """Relative to the version's folder, e.g. `data/train-00000-of-00008-0a1b2c3d4e5f.parquet`."""
     kind: FileKind
-    """`data` is what `datasets` loads; `card` is pulled as README.md, `report` as report.html;
-    `exports` are other forms."""
+    """`data` files are loaded by `datasets`; `card` is pulled as README.md, `report` as
+    report.html; `exports` are the rows in other formats."""
     split: str
     size: int
     """Bytes."""
@@ -89,7 +91,7 @@ class FileEntry:
     rows: int
     tokens: int
     source: str | None = None
-    """The source of all its rows, where a split has files by source; else not written."""
+    """Source of all its rows, if the split has files by source; otherwise not written."""
 
     def __post_init__(self) -> None:
         key = self.key
@@ -97,19 +99,21 @@ class FileEntry:
         if self.source is not None:
             check_name("source", self.source)
         if not _KEY.fullmatch(key) or len(key) > 512 or key.partition("/")[0] != self.kind:
-            raise ConfigError(f"file {key[:80]!r} of kind {self.kind!r}: not a key of a version")
+            raise ConfigError(f"file {key[:80]!r} is not a valid key for kind {self.kind!r}")
         if self.kind not in get_args(FileKind) or not _SHA256.fullmatch(self.sha256):
-            raise ConfigError(f"file {key!r} has kind {self.kind!r} and sha256 {self.sha256!r}")
+            raise ConfigError(
+                f"file {key!r}: kind {self.kind!r} or sha256 {self.sha256!r} is not valid"
+            )
         for name in ("size", "rows", "tokens"):
             number = getattr(self, name)
             if type(number) is not int or not 0 <= number < _MAX_COUNT:
-                raise ConfigError(f"file {key!r} has {name} {number!r}; 0 to 2**40 is possible")
+                raise ConfigError(f"file {key!r}: {name} is not an integer in [0, 2**40)")
         if self.kind != "exports" and self.sha256[:12] not in key:
-            raise ConfigError(f"file {key!r} is not named by its sha256 {self.sha256}")
+            raise ConfigError(f"the name of file {key!r} does not contain its sha256 {self.sha256}")
 
     @property
     def path(self) -> str:
-        """Where `pull` writes the file, relative to the destination."""
+        """Path to which `pull` writes the file, relative to the destination."""
         return PULLED_NAMES.get(self.kind, self.key)
 
 
@@ -135,7 +139,7 @@ class TableSchema:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideCounts:
-    """What train or eval holds; records and tokens as often as they are packed."""
+    """Content of train or eval. A record that is packed twice counts twice."""
 
     records: int = 0
     groups: int = 0
@@ -144,7 +148,7 @@ class SideCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counts:
-    """Where every row went, and what became of them."""
+    """Counts of rows, records and tokens through all steps."""
 
     rendering: RenderCounts = field(default_factory=RenderCounts)
     ledger: tuple[LedgerLine, ...] = ()
@@ -156,7 +160,7 @@ class Counts:
     def splits(self) -> dict[str, PackStatistics]:
         """Return the statistics of the splits that have packs, train before eval.
 
-        `num_sequences` counts a record that `concat` cuts once.
+        In `num_sequences`, a record that `concat` splits counts once.
         """
         return {
             name: replace(each, num_sequences=self.sides[name].records)
@@ -183,27 +187,27 @@ class Shard:
     """`<source>/<file>`."""
     sha256: str = ""
     row_start: int = 0
-    """Of its first row in the file."""
+    """Number of its first row in the file."""
     rows: int = 0
     is_tokenized: bool = False
-    """Rows came as ids, with their masks."""
+    """True if the rows were already tokenized."""
     settings: SourceSettings = SourceSettings()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerFacts:
-    """Which tokenizer made the ids."""
+    """The tokenizer that made the token IDs."""
 
-    # It is part of the name of an object in the store.
+    # Becomes part of a key in the store, so it must not contain a slash.
     fingerprint: Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}\z")] = ""
     class_name: Annotated[str, Field(alias="class")] = ""
     vocab_size: int = 0
-    """0 where a publisher did not say it."""
+    """0 if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lineage:
-    """What the version was made of."""
+    """Inputs of the version."""
 
     sources: tuple[Shard, ...] = ()
     tokenizer: TokenizerFacts = TokenizerFacts()
@@ -229,14 +233,14 @@ class Quality:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contamination:
-    """Rows that share words with a benchmark."""
+    """Number of rows that share words with a benchmark."""
 
     contaminated: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Audit:
-    """What the tokens teach; `packhouse.auditing` reads its limits in the document itself."""
+    """Audit results; `packhouse.auditing` reads the limits from the document itself."""
 
     dataset: Counters = field(default_factory=dict)
     sources: Mapping[str, Counters] = field(default_factory=dict)
@@ -247,7 +251,7 @@ class Audit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FormatSettings:
-    """Of the recipe."""
+    """Settings of the recipe's `format` section."""
 
     template: str = ""
     train_on: str = ""
@@ -255,14 +259,14 @@ class FormatSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizeSettings:
-    """Of the recipe."""
+    """Settings of the recipe's `tokenize` section."""
 
     pipeline: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackSettings:
-    """Of the recipe; `seq_len` is 0 where a publisher did not say it."""
+    """Settings of the recipe's `pack` section; `seq_len` is 0 if unknown."""
 
     seq_len: int = 0
     strategy: str = ""
@@ -274,14 +278,14 @@ class PackSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitSettings:
-    """Of the recipe."""
+    """Settings of the recipe's `split` section."""
 
     eval_by_source: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportSettings:
-    """Another form of the rows that the version carries."""
+    """An export included in the version."""
 
     format: str
     shards: int
@@ -289,7 +293,7 @@ class ExportSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishSettings:
-    """Of the recipe."""
+    """Settings of the recipe's `publish` section."""
 
     exports: tuple[str | ExportSettings, ...] = ()
 
@@ -307,11 +311,11 @@ class Configuration:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provenance:
-    """What is true of one run only."""
+    """Facts of one run only, not part of the version's identity."""
 
     keeps_tokenizer: bool = False
     tokenizer: str = ""
-    """Name of the tokenizer, where it has one on the Hub."""
+    """Name of the tokenizer on the Hub, if it has one."""
     limits: Mapping[str, Any] = field(default_factory=dict)
     """Settings of `audit` that the version was checked against."""
 
@@ -339,7 +343,7 @@ def read_facts(document: Mapping[str, Any]) -> Facts:
     """Read the facts of a manifest.
 
     Raises:
-        ConfigError: names the first that is of another type.
+        ConfigError: A fact has the wrong type; names the first one.
     """
     try:
         return _FACTS.validate_python(document)
@@ -350,11 +354,11 @@ def read_facts(document: Mapping[str, Any]) -> Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A committed version. Equal manifests have equal bytes, but for `provenance`.
+    """A committed version. Equal manifests have equal bytes, except for `provenance`.
 
     Raises:
-        ConfigError: a name, number or fact that no version holds, two files in one place, or a
-            file of a numbered series that is missing.
+        ConfigError: A name, number or fact is not valid, two files have the same path, or a file
+            of a numbered series is missing.
 
     Example:
         >>> manifest = Manifest(dataset="tiny", vid="abcd", generation=0, files=())
@@ -372,7 +376,7 @@ class Manifest:
     """Arrow schema of the data files, as `schema_to_json` writes it."""
     schema_fingerprint: str = ""
     content_id: str = ""
-    """Hash of the logical rows: equal across writers whose file bytes differ."""
+    """Hash of the logical rows: equal even if writers encode the same rows in different bytes."""
     counts: Mapping[str, Any] = field(default_factory=dict)
     """The ledger: rows and tokens in, out, quarantined and dropped at each step."""
     audit: Mapping[str, Any] = field(default_factory=dict)
@@ -386,11 +390,11 @@ class Manifest:
         check_name("dataset", self.dataset)
         check_vid(self.vid)
         if type(self.generation) is not int or not 0 <= self.generation < 10**9:
-            raise ConfigError(f"generation is {self.generation!r}; 0 to 999,999,999 is possible")
+            raise ConfigError("generation is not an integer from 0 to 999,999,999")
         _check_files(self.files)
         _ = self.facts
         if self.schema and self.schema_fingerprint != schema_fingerprint(self.schema):
-            raise ConfigError("schema_fingerprint is not that of the schema")
+            raise ConfigError("schema_fingerprint does not match the schema")
 
     @property
     def version(self) -> str:
@@ -399,31 +403,31 @@ class Manifest:
 
     @cached_property
     def manifest_id(self) -> str:
-        """sha256 over everything but `provenance`."""
+        """sha256 of everything except `provenance`."""
         return digest(self._hashed())
 
     @cached_property
     def facts(self) -> Facts:
-        """The facts that the program reads, as typed values."""
+        """Typed values of the facts that the program reads."""
         return read_facts({each.name: getattr(self, each.name) for each in fields(Facts)})
 
     @property
     def num_bytes(self) -> int:
-        """Size of all files together."""
+        """Total size of all files."""
         return sum(entry.size for entry in self.files)
 
     @property
     def preferences(self) -> Preferences | None:
-        """What the rows prefer, as `Recipe.preferences`: `pairs`, `kto`, or None."""
+        """`pairs` or `kto` for preference data, else None; see `Recipe.preferences`."""
         return preferences_in([shard.settings.format for shard in self.facts.lineage.sources])
 
     @property
     def tokenizer_fingerprint(self) -> str:
-        """Of the tokenizer that made the ids; empty where a publisher did not say it."""
+        """Fingerprint of the tokenizer that made the token IDs; empty if unknown."""
         return self.facts.lineage.tokenizer.fingerprint
 
     def rows_by_file(self) -> Counter[str]:
-        """Count the rows read of each source file, `<source>/<file>`, whatever its shards."""
+        """Return the rows read from each source file (`<source>/<file>`), over all its shards."""
         rows: Counter[str] = Counter()
         for shard in self.facts.lineage.sources:
             rows[shard.file] += shard.rows
@@ -431,23 +435,23 @@ class Manifest:
 
     @property
     def sources(self) -> Sequence[Mapping[str, Any]]:
-        """Shards of input, as the document has them."""
+        """Input shards, as written in the document."""
         shards: Sequence[Mapping[str, Any]] = self.lineage.get("sources", ())
         return shards
 
     def filters(self) -> list[Filter]:
-        """Return what each expression of each source's `where` left out."""
+        """Return the rows dropped by each `where` expression of each source."""
         return filters_of(self.sources)
 
     def splits(self) -> list[str]:
-        """Names of the splits of the data files, in order of first file."""
+        """Return the splits of the data files, in order of their first file."""
         return list(dict.fromkeys(entry.split for entry in self.files if entry.kind == "data"))
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON with `manifest_id`, `provenance`, and a digest of all of it.
+        """Return canonical JSON with `manifest_id`, `provenance`, and a digest of the document.
 
         Raises:
-            ConfigError: over `MAX_MANIFEST_BYTES`.
+            ConfigError: It is larger than `MAX_MANIFEST_BYTES`.
         """
         document = self._hashed() | {
             "manifest_id": self.manifest_id,
@@ -456,8 +460,8 @@ class Manifest:
         data = canonical_json(document | {"digest": digest(document)})
         if len(data) > MAX_MANIFEST_BYTES:
             raise ConfigError(
-                f"a manifest of {len(self.files):,} files has {len(data):,} bytes, over "
-                f"{MAX_MANIFEST_BYTES:,}; write fewer files: raise publish.max_file_mb"
+                f"the manifest of {len(self.files):,} files has {len(data):,} bytes (limit "
+                f"{MAX_MANIFEST_BYTES:,}). Raise publish.max_file_mb to write fewer files"
             )
         return data
 
@@ -479,7 +483,7 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tombstone:
-    """A commit slot that garbage collection took: nothing may ever be committed there."""
+    """Marks a commit slot as taken by garbage collection: nothing may be committed there again."""
 
     dataset: str
     version: str
@@ -489,23 +493,23 @@ class Tombstone:
         split_version(self.version)
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON."""
+        """Return canonical JSON."""
         slot = {"format": FORMAT, "tombstone": True}
         return canonical_json(slot | {"dataset": self.dataset, "version": self.version})
 
 
 def parse_slot(data: bytes, where: str = "manifest.json") -> Manifest | Tombstone:
-    """Read what lies in a commit slot. The caller knows the place and compares it.
+    """Parse the content of a commit slot. The caller compares dataset and version with its key.
 
     Raises:
-        IntegrityError: an unknown format, or bytes that no publisher writes.
+        IntegrityError: The format is unknown, or the bytes are not those of a valid manifest.
     """
     try:
         document = json.loads(data)
         if document["format"] != FORMAT:
             raise IntegrityError(
-                f"{where} has format {document['format']!r:.40}, this packhouse reads {FORMAT}; "
-                "upgrade"
+                f"{where} has format {document['format']!r:.40}, but this release of packhouse "
+                f"reads format {FORMAT}. Upgrade packhouse"
             )
         slot: Manifest | Tombstone
         if document.get("tombstone") is True:
@@ -515,23 +519,23 @@ def parse_slot(data: bytes, where: str = "manifest.json") -> Manifest | Tombston
             names = ("dataset", "vid", "generation", "schema", "schema_fingerprint", "provenance")
             slot = Manifest(files=files, **{name: document[name] for name in (*names, *FACTS)})
         if slot.to_bytes() != data:
-            raise ConfigError("its digest, manifest_id or form does not fit what it says")
+            raise ConfigError("its digest, manifest_id or format does not match its content")
     except (ConfigError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        known = isinstance(error, ConfigError)  # the others may quote what lies there
+        known = isinstance(error, ConfigError)  # other messages may quote untrusted content
         problem = str(error) if known else f"not the JSON of a manifest ({type(error).__name__})"
         raise IntegrityError(
-            f"{where} is damaged: {problem}. Put back the manifest.json of a pulled copy, or "
-            "remove that object and publish the version again",
+            f"{where} is damaged: {problem}. Restore it from a pulled copy, or delete it and "
+            "publish the version again",
             key=where,
         ) from None
     return slot
 
 
 def read_slot_steps(dataset: str, version: str) -> Steps[Manifest | Tombstone | None]:
-    """What lies in a commit slot.
+    """Read a commit slot; None if it is empty.
 
     Raises:
-        IntegrityError: damaged, or the manifest of another dataset or version.
+        IntegrityError: The slot is damaged, or has the manifest of another dataset or version.
     """
 
     def parse(data: bytes, where: str) -> Manifest | Tombstone:
@@ -539,7 +543,7 @@ def read_slot_steps(dataset: str, version: str) -> Steps[Manifest | Tombstone | 
         if (slot.dataset, slot.version) != (dataset, version):
             raise IntegrityError(
                 f"{where} is damaged: it is the manifest of '{slot.dataset}' {slot.version}. "
-                "Remove that object and publish the version again",
+                "Delete it and publish the version again",
                 key=where,
             )
         return slot
@@ -549,11 +553,11 @@ def read_slot_steps(dataset: str, version: str) -> Steps[Manifest | Tombstone | 
 
 
 def committed_steps(dataset: str, version: str, manifest_id: str = "") -> Steps[Manifest]:
-    """The manifest of a version that must be committed; with `manifest_id`, it must have that.
+    """Read the manifest of a committed version; its ID must be `manifest_id`, if given.
 
     Raises:
-        VersionNotFoundError: never committed, or collected.
-        IntegrityError: damaged, or changed since its `manifest_id` was recorded.
+        VersionNotFoundError: The version was never committed, or was collected.
+        IntegrityError: The manifest is damaged, or was changed after its ID was recorded.
     """
     slot = yield from read_slot_steps(dataset, version)
     if isinstance(slot, Manifest):
@@ -565,30 +569,32 @@ def committed_steps(dataset: str, version: str, manifest_id: str = "") -> Steps[
 
 
 def changed_manifest(found: Manifest, recorded: str, by: str = "a ref") -> IntegrityError:
-    """The error for a manifest that is another than a ref or an address recorded."""
+    """Return the error for a manifest whose ID differs from the one in a ref or an address."""
     return IntegrityError(
-        f"the manifest of '{found.dataset}' {found.version} has id {found.manifest_id[:12]}, and "
-        f"{by} recorded {recorded[:12]}: somebody changed it since. Put back the manifest.json of "
-        "a pulled copy, or remove that object and publish the version again",
+        f"the manifest of '{found.dataset}' {found.version} was changed: its ID is "
+        f"{found.manifest_id[:12]}, but {by} recorded {recorded[:12]}. Restore manifest.json from "
+        "a pulled copy, or delete it and publish the version again",
         key=manifest_key(found.dataset, found.version),
     )
 
 
 def _check_files(files: tuple[FileEntry, ...]) -> None:
-    """No two files in one place, and each numbered series whole and in order."""
-    places = [entry.path.lower() for entry in files]  # some disks do not tell A from a
+    """Check that all paths differ and that each numbered series is complete and in order."""
+    places = [entry.path.lower() for entry in files]  # some filesystems ignore case
     taken = set(places)
-    # `data/a/b.parquet` makes `data` and `data/a` folders: no file may have their names.
+    # `data/a/b.parquet` makes `data` and `data/a` folders, so no file may have these names.
     folders = {place[:at] for place in taken for at, sign in enumerate(place) if sign == "/"}
     if len(taken) < len(places) or taken & folders:
-        raise ConfigError("two files have one path, or one is the folder of another")
+        raise ConfigError("two files have the same path, or one path is a folder of another")
     series: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for entry in files:
         if entry.kind in TABLES:
             shard = _SHARD.fullmatch(entry.key)
             name = f"{entry.split}-{entry.source}" if entry.source else entry.split
             if shard is None or shard[2] != name or shard[5] != entry.sha256[:12]:
-                raise ConfigError(f"file {entry.key!r} is not <split>-<n>-of-<total>-<sha256>")
+                raise ConfigError(
+                    f"file {entry.key!r} does not have the form <split>-<n>-of-<total>-<sha256>"
+                )
             series.setdefault((entry.kind, entry.split), []).append((int(shard[3]), int(shard[4])))
     for (kind, split), numbers in series.items():
         if numbers != [(number, len(numbers)) for number in range(len(numbers))]:
@@ -596,7 +602,7 @@ def _check_files(files: tuple[FileEntry, ...]) -> None:
 
 
 def schema_to_json(schema: pa.Schema) -> dict[str, Any]:
-    """Arrow schema -> JSON: names, types, nullability and metadata.
+    """Convert an Arrow schema to JSON: names, types, nullability and metadata.
 
     Example:
         >>> schema_to_json(pa.schema([pa.field("input_ids", pa.list_(pa.int32()))]))["fields"][0]
@@ -612,10 +618,10 @@ def schema_to_json(schema: pa.Schema) -> dict[str, Any]:
 
 def _metadata_to_json(metadata: Mapping[bytes, bytes] | None) -> dict[str, str]:
     pairs = {k.decode(): v.decode(errors="replace") for k, v in (metadata or {}).items()}
-    # Field numbers and the like are written by file formats, not by us.
+    # Left out: keys that the file formats add, such as field numbers.
     return {k: v for k, v in sorted(pairs.items()) if not k.startswith(("ARROW:", "PARQUET:"))}
 
 
 def schema_fingerprint(schema: Mapping[str, Any]) -> str:
-    """sha256 over the JSON of a schema."""
+    """Return the sha256 of the JSON of a schema."""
     return digest(schema)

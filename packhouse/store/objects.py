@@ -1,9 +1,10 @@
-"""What publication needs of an object store, and `open_store`, which opens every kind of one.
+"""The interface of object stores, and `open_store`, which opens any kind of store.
 
-Each method is **one attempt** and tells apart what a publisher must tell apart: done, lost a race
-(`PreconditionFailedError`), absent (`ObjectNotFoundError`), unknown or busy (`TransientError`:
-try again, then read back), and cannot guard a publication at all (`StoreRefusedError`). Retrying
-and reading back live in `packhouse.store.protocol`, once for all stores, where they are simulated.
+Each method makes **one attempt** and distinguishes the outcomes that a publisher must distinguish:
+success, a lost race (`PreconditionFailedError`), a missing object (`ObjectNotFoundError`), busy or
+unknown (`TransientError`: retry, then read back), and no conditional writes (`StoreRefusedError`).
+Retries and reading back are in `packhouse.store.protocol`, once for all stores; tests simulate them
+there.
 """
 
 import hashlib
@@ -25,7 +26,7 @@ from packhouse.errors import (
 )
 from packhouse.system.plugins import import_extra
 
-# Codes that mean "send it again", though some come with a 400: bytes or time were lost on the way.
+# Codes that mean "send it again", although some come with status 400: data was lost in transit.
 _AGAIN = {"RequestTimeout", "BadDigest", "IncompleteBody", "SlowDown", "XAmzContentSHA256Mismatch"}
 _DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}
 
@@ -33,28 +34,28 @@ _DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "Expir
 def error_of_answer(
     place: str, key: str, status: int, code: str, *, detail: str, no_bucket: str
 ) -> PackhouseError:
-    """Tell apart lost race, absence, busy store, unable store and mistake.
+    """Return the exception for an error response: lost race, missing, busy, unable or a mistake.
 
     Args:
-        place: address of the object, for people.
-        key: its key.
-        status: of HTTP; 0 if no answer came.
-        code: the store's own word, such as `SlowDown`; empty if it gave none.
-        detail: what the client says of it.
-        no_bucket: what to say if there is no such bucket.
+        place: Address of the object, for the message.
+        key: Key of the object.
+        status: HTTP status; 0 if there was no response.
+        code: Error code of the store, such as `SlowDown`; may be empty.
+        detail: Message of the client.
+        no_bucket: Message if the bucket does not exist.
     """
     if code in ("NoSuchBucket", "ContainerNotFound"):
         return StoreError(no_bucket)
     if status == 404 or code in ("NoSuchKey", "NoSuchUpload"):
         return ObjectNotFoundError(f"no object {place}", key=key)
     if status == 412 or code == "BlobAlreadyExists":  # Azure's comes with a 409
-        return PreconditionFailedError(f"{place} exists or has changed", key=key)
+        return PreconditionFailedError(f"{place} already exists or has changed", key=key)
     if status == 416:
-        return IntegrityError(f"{place} is shorter than it was published", key=key)
+        return IntegrityError(f"{place} is shorter than when it was published", key=key)
     if status == 501 or code == "NotImplemented":
         return StoreRefusedError(
-            f"{place}: the store answers 501 to a conditional write, so a publication there "
-            "could be torn or doubled; see `packhouse doctor storage`"
+            f"{place}: the store answers 501 to a conditional write, which safe publishing needs. "
+            "Use another store, and check it with `packhouse doctor storage`"
         )
     if not status:
         return TransientError(f"{place}: {detail}", key=key)
@@ -62,13 +63,13 @@ def error_of_answer(
         return TransientError(f"{place}: {status} {code}", key=key, status=status, code=code)
     if status in (401, 403) or code in _DENIED:
         return StoreError(
-            f"{place}: refused ({code or status}); check the credentials and their rights"
+            f"{place}: access denied ({code or status}). Check the credentials and permissions"
         )
     return StoreError(f"{place}: {status} {code}: {detail}")
 
 
 MAX_GET_BYTES = 2**26
-"""Most that `ObjectStore.get` holds in memory: manifests, refs and receipts are smaller."""
+"""Maximum size that `ObjectStore.get` reads; manifests, refs and receipts are smaller."""
 
 _CHUNK_BYTES = 2**20
 
@@ -78,12 +79,12 @@ class ObjectNotFoundError(StoreError):
 
 
 class PreconditionFailedError(StoreError):
-    """A conditional write did not happen: the key exists, or its ETag is another."""
+    """A conditional write was refused: the key exists, or its ETag differs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Bytes of an object and the tag that a compare-and-swap names them by."""
+    """Bytes of an object, and its tag for a compare-and-swap."""
 
     data: bytes
     etag: str
@@ -91,32 +92,32 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some bytes of an object, and what shows that two parts are of one object."""
+    """A byte range of an object, with a tag to detect that the object changed between reads."""
 
     data: bytes
     size: int
-    """Bytes of the whole object; -1 where the store did not say it."""
+    """Bytes of the whole object; -1 if the store did not tell."""
     tag: str
-    """Equal for all parts of one object, and another after each write."""
+    """Equal for all parts of an object; changes with each write."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a store knows about an object, without its bytes."""
+    """Metadata of an object."""
 
     key: str
     size: int
     """Bytes."""
     last_modified: float
-    """Seconds since the epoch, by the clock of the store and not of this machine."""
+    """Seconds since the epoch, by the store's clock."""
     etag: str = ""
-    """MD5 of the bytes on S3, sha256 in folders, a name of the write on gs and az; may be empty in
+    """MD5 of the bytes on S3, sha256 in folders, an ID of the write on gs and az; may be empty in
     listings."""
 
 
 @dataclass(frozen=True)
 class FileBody:
-    """A local file to be uploaded whole, and the sha256 that it had when it was hashed."""
+    """A local file to upload, and the sha256 that it had when it was hashed."""
 
     path: Path
     size: int
@@ -126,18 +127,20 @@ class FileBody:
         """Open the file.
 
         Raises:
-            IntegrityError: it is gone.
+            IntegrityError: The file was removed.
         """
         try:
             return self.path.open("rb")
         except FileNotFoundError:
-            raise IntegrityError(f"'{self.path}' vanished while it was being published") from None
+            raise IntegrityError(
+                f"'{self.path}' was removed while it was being published. Run its step again"
+            ) from None
 
     def chunks(self) -> Iterator[bytes]:
-        """The bytes, 1 MiB at a time.
+        """Yield the bytes, 1 MiB at a time.
 
         Raises:
-            IntegrityError: the file is gone; or, at the end, the bytes had another sha256.
+            IntegrityError: The file was removed; or, after the last byte, its sha256 differs.
         """
         digest = hashlib.sha256()
         with self.open() as file:
@@ -146,8 +149,8 @@ class FileBody:
                 yield chunk
         if digest.hexdigest() != self.sha256:
             raise IntegrityError(
-                f"'{self.path}' has sha256 {digest.hexdigest()}, not {self.sha256}: it changed "
-                "since it was written; remove it and run its step again",
+                f"'{self.path}' was changed after it was written (sha256 {digest.hexdigest()}, "
+                f"expected {self.sha256}). Remove it and run its step again",
                 path=self.path,
             )
 
@@ -155,24 +158,24 @@ class FileBody:
         """Read the file and compare its sha256.
 
         Raises:
-            IntegrityError: it is gone, or has another one.
+            IntegrityError: The file was removed, or its sha256 differs.
         """
         for _ in self.chunks():
             pass
 
     @cached_property
     def md5(self) -> str:
-        """MD5 of the bytes, which S3 compares with what arrives; read and checked for it, once."""
+        """MD5 of the bytes, for S3's Content-MD5. Computed once; also checks the sha256."""
         digest = hashlib.md5(usedforsecurity=False)
         for chunk in self.chunks():
             digest.update(chunk)
         return digest.hexdigest()
 
     def has_tag(self, etag: str) -> bool:
-        """Return True if a store's tag shows that it holds these bytes; False: read them back.
+        """Return True if a store's tag proves that it has these bytes; if False, read them back.
 
-        The tag of one PUT is the bytes' sha256 in folders, and their MD5 on S3 unless the server
-        encrypts; on gs and az it names the write alone.
+        In folders, the tag is the sha256 of the bytes. On S3, it is their MD5, unless the server
+        encrypts. On gs and az, it identifies only the write.
         """
         return etag == self.sha256 or (len(etag) == 32 and etag == self.md5)
 
@@ -181,7 +184,7 @@ def file_body(path: str | Path) -> FileBody:
     """Hash a local file.
 
     Raises:
-        ConfigError: no such file.
+        ConfigError: The file does not exist.
     """
     path = Path(path)
     try:
@@ -189,50 +192,50 @@ def file_body(path: str | Path) -> FileBody:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             return FileBody(path, file.tell(), digest)
     except FileNotFoundError:
-        raise ConfigError(f"no file '{path}' to publish") from None
+        raise ConfigError(f"file '{path}' to publish does not exist") from None
 
 
 class ObjectStore(ABC):
-    """Objects under one root, named by keys such as `alpaca/refs/latest.json`.
+    """Objects under a root, with keys such as `alpaca/refs/latest.json`.
 
     All methods may raise `TransientError` (busy, or the outcome is unknown) and `StoreError` (a
-    mistake that no retry repairs: wrong credentials, no such bucket). Those that read an object
-    raise `ObjectNotFoundError` if none has the key.
+    retry does not help: wrong credentials, no such bucket). Methods that read an object raise
+    `ObjectNotFoundError` if it does not exist.
     """
 
     uri: str
     """Root, without credentials."""
 
     max_put_bytes: int = 5 * 2**30
-    """Largest object of one conditional PUT (S3: 5 GiB)."""
+    """Maximum size of a conditional PUT (S3: 5 GiB)."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As its address: clients hold connections, and each process opens its own.
+        # Pickle only the address: clients have open connections, and each process needs its own.
         return open_store, (self.uri,)
 
     @abstractmethod
     def get(self, key: str) -> Blob:
-        """Bytes and tag of an object of at most `MAX_GET_BYTES`.
+        """Return bytes and tag of an object of at most `MAX_GET_BYTES`.
 
-        Of a larger object, its first `MAX_GET_BYTES` + 1 bytes, which no parser accepts.
+        For a larger object, returns the first `MAX_GET_BYTES` + 1 bytes, which no parser accepts.
         """
 
     @abstractmethod
     def chunks(self, key: str, start: int = 0) -> Iterator[bytes]:
-        """The object's bytes from `start` on, a few MiB at a time."""
+        """Yield the object's bytes from `start` on, a few MiB at a time."""
 
     @abstractmethod
     def get_range(self, key: str, start: int, length: int) -> Part:
-        """Up to `length` bytes from `start` on, held in memory; fewer where the object ends.
+        """Return up to `length` bytes from `start` on; fewer at the end of the object.
 
         Raises:
-            IntegrityError: the object ends before `start`.
+            IntegrityError: The object ends before `start`.
         """
 
     def download(self, key: str, path: Path, offset: int = 0, end: int | None = None) -> None:
-        """Append the object's bytes from `offset` on to a local file, as they come.
+        """Append the object's bytes from `offset` on to a local file.
 
-        Bytes from `end` on are left out, so that an object that grew does not fill the disk.
+        Stops at `end`, so that an object that grew does not fill the disk.
         """
         with path.open("ab") as out:
             for chunk in self.chunks(key, offset):
@@ -241,7 +244,7 @@ class ObjectStore(ABC):
                     return
 
     def sha256(self, key: str) -> str:
-        """Digest of the object's bytes, which are all read for it."""
+        """Read the whole object and return the sha256 of its bytes."""
         digest = hashlib.sha256()
         for chunk in self.chunks(key):
             digest.update(chunk)
@@ -249,63 +252,63 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def head(self, key: str) -> ObjectInfo:
-        """Size, tag and age of an object."""
+        """Return size, tag and age of an object."""
 
     @abstractmethod
     def put_create(self, key: str, body: bytes | FileBody) -> str:
-        """Write an object that does not exist yet; visible whole or not at all.
+        """Write an object that must not exist yet; it becomes visible completely or not at all.
 
         Returns:
             The new tag.
 
         Raises:
-            PreconditionFailedError: the key exists.
-            IntegrityError: the file has another sha256 than is stated.
-            StoreRefusedError: the store has no create-only write.
+            PreconditionFailedError: The key exists.
+            IntegrityError: The sha256 of the file differs from the recorded one.
+            StoreRefusedError: The store has no create-only writes.
         """
 
     @abstractmethod
     def put_if_match(self, key: str, body: bytes, etag: str) -> str:
-        """Replace an object if its tag still is `etag`.
+        """Replace an object if its tag is still `etag`.
 
         Returns:
             The new tag.
 
         Raises:
-            PreconditionFailedError: the tag is another, or the key is gone.
-            StoreRefusedError: the store has no compare-and-swap.
+            PreconditionFailedError: The tag differs, or the object was deleted.
+            StoreRefusedError: The store has no compare-and-swap.
         """
 
     @abstractmethod
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
-        """Every object whose key starts with `prefix`, in the order of keys."""
+        """Return all objects whose keys start with `prefix`, sorted by key."""
 
     @abstractmethod
     def list_folders(self, prefix: str) -> Sequence[str]:
-        """Names directly under `prefix` (which ends in `/` or is empty) that hold objects."""
+        """Return the names of folders directly under `prefix` (which ends in `/` or is empty)."""
 
     @abstractmethod
     def delete(self, key: str) -> None:
-        """Remove an object; an absent one is removed already."""
+        """Delete an object; do nothing if it does not exist."""
 
     @abstractmethod
     def clock(self) -> float:
-        """Seconds since the epoch by the store's own clock, the one behind `last_modified`."""
+        """Return seconds since the epoch by the store's own clock, as used for `last_modified`."""
 
     def abort_uploads(self, older_than_s: float, *, dry_run: bool) -> int:
-        """Drop unfinished uploads that no listing shows; returns how many there were."""
+        """Delete unfinished uploads, which listings do not show; return their number."""
         return 0
 
     def _check_size(self, body: FileBody) -> None:
         if body.size > self.max_put_bytes:
             raise StoreError(
-                f"'{body.path}' has {body.size:,} bytes, over {self.max_put_bytes:,} of one "
-                "guarded upload; lower publish.max_file_mb"
+                f"'{body.path}' has {body.size:,} bytes, over the limit of {self.max_put_bytes:,} "
+                "for one conditional upload. Lower publish.max_file_mb"
             )
 
 
 def check_key(key: str) -> str:
-    """Return `key` if it stays under its root on every kind of store.
+    """Return `key` if it cannot leave its root on any kind of store.
 
     Example:
         >>> check_key("alpaca/refs/latest.json")
@@ -325,33 +328,33 @@ _CLOUD: dict[str, Literal["gs", "az"]] = dict(gs="gs", gcs="gs", az="az", abfs="
 
 
 def open_store(uri: str, *, read_timeout_s: float = 60) -> ObjectStore:
-    """Open a root: a local folder, `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/...`.
+    """Open the store at a folder, `s3://bucket/prefix`, `gs://...` or `az://...`.
 
-    Nothing is read yet, so that a wrong bucket shows at the first request. Credentials, region,
+    Makes no request, so a wrong bucket is only noticed at the first one. Credentials, region,
     endpoint, profile and CA bundle come from the usual AWS environment and files; see
     `packhouse.store.cloud` for those of Google and Azure.
 
     Args:
-        uri: the root.
-        read_timeout_s: seconds after which a small request without an answer is tried again.
+        uri: The root.
+        read_timeout_s: Seconds without a response after which a small request is retried.
 
     Raises:
-        ConfigError: an unknown scheme, no bucket, or credentials inside the URI; a client that is
-            not installed.
+        ConfigError: The scheme is unknown, the URI has no bucket or contains credentials, or the
+            client is not installed.
     """
     scheme, colon, rest = uri.partition(":")
     if "://" not in uri and colon and scheme in ("s3", "file", *_CLOUD):
         raise ConfigError(
-            f"store '{uri}' is an address without its '//', as a Path makes them; give "
-            f"'{scheme}://{rest.lstrip('/')}' as text"
+            f"store '{uri}' lacks the '//' of an address, perhaps because of a Path. Pass the "
+            f"string '{scheme}://{rest.lstrip('/')}'"
         )
     parts = urlsplit(uri if "://" in uri else "file://")
-    # A password with a slash in it ends the host before the `@`; only an ARN has colons by right.
+    # A slash in a password ends the host before the `@`, so look for the colon too; ARNs have some.
     has_password = ":" in parts.netloc and not parts.netloc.startswith("arn:")
     if "@" in parts.netloc or has_password or parts.query:
         raise ConfigError(
-            f"a {parts.scheme}:// store URI must hold no credentials, account or options: use the "
-            "environment variables or profile of its own client"
+            f"a {parts.scheme}:// store URI must not contain credentials, an account or options. "
+            "Use the environment variables or the profile of its client"
         )
     prefix = parts.path.strip("/")
     if parts.scheme == "file":
@@ -367,22 +370,22 @@ def open_store(uri: str, *, read_timeout_s: float = 60) -> ObjectStore:
 
         return CloudStore(_CLOUD[parts.scheme], parts.netloc, prefix, timeout_s=read_timeout_s)
     raise ConfigError(
-        f"unknown store '{uri}': give a folder, s3://bucket/prefix, gs://bucket/prefix or "
-        "az://container/prefix; others are refused, for no create-only write of theirs is proven"
+        f"unknown store '{uri}'. Use a folder, s3://bucket/prefix, gs://bucket/prefix or "
+        "az://container/prefix"
     )
 
 
 def open_filesystem(uri: str) -> tuple[Any, str]:
-    """An fsspec filesystem (s3fs, obstore) and the path in it, for pyarrow and datasets.
+    """Return an fsspec filesystem (s3fs, obstore) and the path in it, for pyarrow and datasets.
 
-    Reads only: these retry and map errors in ways that hide whether a write happened.
+    Only for reading: these clients retry and map errors in ways that hide if a write succeeded.
     """
     import fsspec
 
     if uri.startswith("s3://"):
         from packhouse.store.s3 import filesystem_options
 
-        # No instance of before: fsspec's cache does not look at the environment.
+        # fsspec caches instances, even if the environment has changed since.
         options = filesystem_options() | {"skip_instance_cache": True}
         import_extra("s3fs", "s3", "s3://")
         return fsspec.filesystem("s3", **options), uri.removeprefix("s3://")
@@ -392,6 +395,6 @@ def open_filesystem(uri: str) -> tuple[Any, str]:
 
         return make_filesystem(_CLOUD[scheme]), path
     if path and scheme != "file":
-        raise ConfigError(f"unknown store '{uri}': give a folder or s3://bucket/prefix")
+        raise ConfigError(f"unknown store '{uri}'. Use a folder or s3://bucket/prefix")
     folder = Path(uri.removeprefix("file://")).expanduser().resolve()
     return fsspec.filesystem("file"), str(folder)

@@ -1,9 +1,9 @@
-"""Protocols as generators of store requests, so that the same code runs, is simulated and mutated.
+"""Protocols as generators of store requests, so that tests simulate the same code that runs.
 
-A protocol yields a request and gets the answer, or the store's error is raised at the `yield`.
-`run` performs requests against a real store. The simulation in the tests performs the same
-generators against a store in memory: it chooses who moves next, and drops, doubles or delays
-answers at every request. So there is no second model that could differ.
+A protocol yields a request and receives the response, or the store's error is raised at the
+`yield`. `run` performs the requests on a real store. The simulation in the tests runs the same
+generators on a store in memory: it chooses which one continues, and drops, repeats or delays
+responses at every request. So there is no separate model that could differ from the code.
 
     def first_ref() -> Steps[str]:
         blob = yield from ask(ObjectStore.get, "alpaca/refs/latest.json")
@@ -11,9 +11,9 @@ answers at every request. So there is no second model that could differ.
 
     run(open_store("s3://bucket/store"), first_ref())
 
-Retries are here and nowhere else: transient errors only, with full jitter, until a deadline. A
-retried conditional write may meet its own lost success, so a 412 never means "someone else" by
-itself: the caller reads back and compares.
+All retries are here: only for transient errors, with full jitter, until a deadline. A retried
+conditional write may fail because of its own earlier success whose response was lost. So a 412
+alone never means "someone else": the caller reads back and compares.
 """
 
 import itertools
@@ -44,15 +44,15 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 MAX_READS = 4
-"""Reads after which bytes that differ from their digest are taken for damaged in the store."""
+"""Number of reads after which bytes with a wrong digest count as damaged in the store."""
 
 
 class Call:
-    """One attempt at a method of the store -> what it returns.
+    """Request one attempt of a store method; the response is its return value.
 
     Args:
-        method: of `ObjectStore`; the store that performs it answers with its own.
-        args: its arguments, the key or prefix first.
+        method: Method of `ObjectStore`; the store calls its own implementation.
+        args: Arguments of the method, the key or prefix first.
     """
 
     def __init__(self, method: Callable[..., Any], *args: Any) -> None:
@@ -61,23 +61,23 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class NewId:
-    """A name that nobody else has -> str."""
+    """Request a unique name; the response is a string."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait before the next try, or give up with `cause` when the time is over -> `started`."""
+    """Wait before the next attempt, or raise `cause` after the deadline; returns `started`."""
 
     cause: PackhouseError
     attempt: int
-    """Tries that failed before: 0, 1, ..."""
+    """Number of earlier failed attempts: 0, 1, ..."""
     started: float | None
-    """When the first try failed, by this machine's monotonic clock; None: just now."""
+    """Time of the first failure by the local monotonic clock; None for now."""
 
 
 @dataclass(frozen=True, slots=True)
 class All:
-    """Protocols that may run side by side -> list of their results, in order."""
+    """Protocols that may run in parallel; the response is the list of their results, in order."""
 
     parts: tuple["Steps[Any]", ...]
 
@@ -87,7 +87,7 @@ Steps = Generator[Request, Any, T]
 
 
 def ask(method: Callable[[ObjectStore, *Ts], T], *args: *Ts) -> Steps[T]:
-    """Call a method of the store, again while it is busy or its answer is lost."""
+    """Call a store method; retry if the store is busy or the response is lost."""
     started = None
     for attempt in itertools.count():
         try:
@@ -95,11 +95,11 @@ def ask(method: Callable[[ObjectStore, *Ts], T], *args: *Ts) -> Steps[T]:
             return answer
         except TransientError as error:
             started = yield Pause(error, attempt, started)
-    raise AssertionError("unreachable: a pause raises when the time is over")
+    raise AssertionError("unreachable: a pause raises after the deadline")
 
 
 def read(key: str) -> Steps[Blob | None]:
-    """An object, or None if there is none."""
+    """Read an object; None if it does not exist."""
     try:
         return (yield from ask(ObjectStore.get, key))
     except ObjectNotFoundError:
@@ -107,10 +107,12 @@ def read(key: str) -> Steps[Blob | None]:
 
 
 def read_checked(key: str, parse: Callable[[bytes, str], T]) -> Steps[tuple[T, str] | None]:
-    """A parsed object and its tag, or None; damage on the way is read again, `MAX_READS` times.
+    """Read and parse an object; return it with its tag, or None if it does not exist.
+
+    Bytes damaged in transit are read again, up to `MAX_READS` times.
 
     Raises:
-        IntegrityError: damaged each time, so it lies damaged in the store.
+        IntegrityError: All reads were damaged, so the object itself is.
     """
     for left in reversed(range(MAX_READS)):
         blob = yield from read(key)
@@ -125,13 +127,13 @@ def read_checked(key: str, parse: Callable[[bytes, str], T]) -> Steps[tuple[T, s
 
 
 def put_data(key: str, body: FileBody) -> Steps[None]:
-    """Write a data file create-only; a file that is there already must hold the same bytes.
+    """Write a data file create-only; an existing file must have the same bytes.
 
-    A file that vanishes before we could look at it was collected behind a tombstone. It is written
-    again, and the tombstone is found at the commit.
+    If the file disappears before we can check it, garbage collection deleted it after writing a
+    tombstone. We write it again, and find the tombstone when we commit.
 
     Raises:
-        IntegrityError: the key holds other bytes than its name says.
+        IntegrityError: The key has other bytes than its name says.
     """
     while True:
         try:
@@ -146,21 +148,22 @@ def put_data(key: str, body: FileBody) -> Steps[None]:
         except ObjectNotFoundError:
             continue
         raise IntegrityError(
-            f"'{key}' holds other bytes than '{body.path}' (sha256 {body.sha256}); the store "
-            "damaged it, or it was written by hand. Remove that object and publish again",
+            f"'{key}' in the store differs from '{body.path}' (sha256 {body.sha256}): it was "
+            "damaged or written by hand. Delete that object and publish again",
             key=key,
         )
 
 
 def download(key: str, path: Path, size: int) -> Steps[None]:
-    """Append to a local file what it lacks of an object; a lost connection goes on where it broke.
+    """Download the rest of an object to a local file; resume after a lost connection.
 
-    What is wrong shows in the file's digest, which the caller compares.
+    The caller compares the digest of the file.
 
     Args:
-        key: of the object.
-        path: the file; one that holds more than `size` bytes begins anew.
-        size: bytes of the object; if it has more, one of them is written.
+        key: Key of the object.
+        path: Path of the file. If it has more than `size` bytes, the download starts over.
+        size: Expected bytes of the object. One more is written if the object is larger, so that the
+            caller notices.
     """
     started = None
     for attempt in itertools.count():
@@ -168,7 +171,7 @@ def download(key: str, path: Path, size: int) -> Steps[None]:
         if have == size:
             return
         if have is not None and have > size:
-            os.truncate(path, 0)  # and not removed: others wait for its lock
+            os.truncate(path, 0)  # not deleted, because others wait for its lock
             have = None
         try:
             yield Call(ObjectStore.download, key, path, have or 0, size + 1)
@@ -179,29 +182,29 @@ def download(key: str, path: Path, size: int) -> Steps[None]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetryPolicy:
-    """How long and how often a transient error is tried again."""
+    """How long to retry after a transient error."""
 
     deadline_s: float = 120.0
-    """Seconds from the first failure after which the error is raised."""
+    """Seconds after the first failure at which the error is raised."""
     base_s: float = 0.1
-    """First wait is in [0, base_s); it doubles with each try (full jitter)."""
+    """The first wait is in [0, base_s); the range doubles with each attempt (full jitter)."""
     cap_s: float = 8.0
-    """Longest wait."""
+    """Maximum of the range, in seconds."""
     is_logged: bool = True
-    """Log each try that failed, so that who waits knows for what."""
+    """Log each failed attempt, so that users see why they wait."""
 
     def delay_s(self, attempt: int) -> float:
-        """Seconds to wait after failed try number `attempt` (0, 1, ...)."""
+        """Return the seconds to wait after failed attempt number `attempt` (0, 1, ...)."""
         return random.uniform(0, min(self.cap_s, self.base_s * 2 ** min(attempt, 16)))
 
 
 def run(
     store: ObjectStore, steps: Steps[T], *, retry: RetryPolicy | None = None, num_threads: int = 8
 ) -> T:
-    """Perform a protocol against a store and return its result.
+    """Run a protocol on a store and return its result.
 
     Raises:
-        PackhouseError: whatever the protocol raises.
+        PackhouseError: Any error that the protocol raises.
     """
     retry = retry or RetryPolicy()
     answer: Any = None
@@ -229,21 +232,21 @@ def run(
 
 
 def _pause(store: ObjectStore, wanted: Pause, retry: RetryPolicy) -> float:
-    # Tries wait up to 0.1 0.2 0.4 ... 8 s, half of that on average, for 120 s in all.
+    # Waits are up to 0.1, 0.2, 0.4, ... 8 s, on average half of that, for 120 s in total.
     started = time.monotonic() if wanted.started is None else wanted.started
     delay = retry.delay_s(wanted.attempt)
     left = started + retry.deadline_s - time.monotonic() - delay
     if left < 0:
         raise wanted.cause
     if retry.is_logged and isinstance(wanted.cause, TransientError):
-        text = "store '%s' does not answer (%s): attempt %d in %.1f s, giving up %.0f s later"
+        text = "store '%s' does not respond (%s): attempt %d in %.1f s, giving up %.0f s later"
         log.warning(text, store.uri, wanted.cause, wanted.attempt + 2, delay, left)
     time.sleep(delay)
     return started
 
 
 def in_parallel(do: Callable[[S], T], items: Sequence[S], num_threads: int) -> list[T]:
-    """Do it for all items in threads; the results in order. The first error stops the rest."""
+    """Call `do` for all items in threads; return results in order, stop at the first error."""
     if len(items) < 2 or num_threads < 2:
         return [do(item) for item in items]
     with ThreadPoolExecutor(min(num_threads, len(items)), "packhouse-store") as pool:

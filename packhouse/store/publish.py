@@ -1,18 +1,18 @@
 """Publish a version: data first, manifest last, then the ref.
 
-    tokenizer                                 create-only, once for all versions of the store
+    tokenizer                                 create-only, shared by all versions of the store
     data, records, quarantine, card, report   create-only, named by content
     manifest.json                             create-only: this is the commit
     refs/<name>.json                          compare-and-swap
 
-Any number of publishers may do this at once, die anywhere and start again. The version id is known
-before the first byte, so a retry lands on the same keys and finds its own work there; the same
-version published twice is one version, and what somebody removed from it is put back. A commit slot
-that garbage collection took makes the publisher start over in the next generation. Costs three
-requests beside the uploads, and a listing where the version was there already.
+Any number of publishers may do this at the same time, be killed at any point and start again. The
+version ID is known before the first byte is written, so a retry uses the same keys and finds its
+earlier work. Publishing a version twice gives one version; files that somebody deleted from it are
+restored. If garbage collection took the commit slot, the publisher starts again in the next
+generation. Costs three requests in addition to the uploads, and one listing if the version exists.
 
-A store keeps each tokenizer once, so a version can be read anywhere. An object holds the very bytes
-whose sha256 is the tokenizer's fingerprint, compressed:
+A store keeps one copy of each tokenizer, so that a version can be read anywhere. The object has
+exactly the bytes whose sha256 is the tokenizer's fingerprint, compressed:
 
     transformers=5.1.0
     tokenizers=0.22.1
@@ -20,10 +20,9 @@ whose sha256 is the tokenizer's fingerprint, compressed:
     <1,671,839 bytes>tokenizer_config.json 7305
     <7,305 bytes>...
 
-So its name is its digest: `zcat <fingerprint>.gz | sha256sum` gives it back, and a version's
-manifest, which says the fingerprint, vouches for the files. Qwen 2.5 takes 2.1 MB (1.8 at zlib's
-level 6, which needs 0.2 s more).
-Garbage collection leaves these objects alone: a publisher of any dataset may be about to name one.
+So its name is its digest: `zcat <fingerprint>.gz | sha256sum` prints it, and the fingerprint in the
+manifest protects the files. Qwen 2.5 takes 2.1 MB. Garbage collection never deletes these objects,
+because a publisher of any dataset may be about to use one.
 """
 
 import gzip
@@ -90,21 +89,22 @@ from packhouse.system.disks import temporary_folder
 from packhouse.system.fingerprint import canonical_json
 
 _MAX_BYTES = 2**27
-"""Largest sum of a tokenizer's files; Gemma 3 has 38 MB."""
+"""Maximum total size of a tokenizer's files. Gemma 3 has 38 MB."""
 _MAX_FILES = 32
 _HEADER = re.compile(rb"transformers=[^\n]{1,64}\ntokenizers=[^\n]{1,64}\n")
 _ENTRY = re.compile(rb"([A-Za-z0-9_][A-Za-z0-9._-]{0,99}) (0|[1-9][0-9]{0,9})\n")
 
 
 def keep_tokenizer(store: ObjectStore, fingerprint: str, read: Callable[[], bytes]) -> bool:
-    """Write a tokenizer to the store unless it is there; False if it is too large for one.
+    """Write a tokenizer to the store unless it is there; return False if it is too large.
 
-    What is there is not compared: bytes of zlib differ by its version, and readers check them.
+    An existing object is not compared, because compressed bytes depend on the version of zlib.
+    Readers check its content.
 
     Args:
-        store: where to.
-        fingerprint: of the tokenizer.
-        read: returns the bytes that have it as their sha256.
+        store: Target store.
+        fingerprint: Fingerprint of the tokenizer.
+        read: Returns the bytes with that fingerprint as their sha256.
     """
     key = tokenizer_key(fingerprint)
     try:
@@ -122,10 +122,10 @@ def keep_tokenizer(store: ObjectStore, fingerprint: str, read: Callable[[], byte
 
 
 def fetch_tokenizer(store: ObjectStore, fingerprint: str) -> dict[str, bytes] | None:
-    """Return the files of a tokenizer by name, or None if the store does not keep it.
+    """Return the files of a tokenizer by name, or None if the store does not have it.
 
     Raises:
-        IntegrityError: what is kept there is not what the fingerprint says.
+        IntegrityError: The object does not match the fingerprint.
     """
     if not re.fullmatch("[0-9a-f]{64}", fingerprint):
         return None
@@ -135,9 +135,9 @@ def fetch_tokenizer(store: ObjectStore, fingerprint: str) -> dict[str, bytes] | 
 
 
 def _parse(data: bytes, key: str, fingerprint: str) -> dict[str, bytes]:
-    """The files, of bytes that anybody may have put there.
+    """Parse untrusted bytes into files, in memory.
 
-    No file is made here, and no more is unpacked than a tokenizer may hold.
+    Unpacks at most `_MAX_BYTES`.
     """
     unpacker = zlib.decompressobj(wbits=31)
     try:
@@ -146,8 +146,8 @@ def _parse(data: bytes, key: str, fingerprint: str) -> dict[str, bytes]:
         document = b""
     if hashlib.sha256(document).hexdigest() != fingerprint:
         raise IntegrityError(
-            f"the tokenizer at '{key}' is damaged: its bytes are not those of its name. Remove "
-            "that object and publish the version again",
+            f"the tokenizer at '{key}' is damaged: its digest differs from its name. Delete that "
+            "object and publish the version again",
             key=key,
         )
     files: dict[str, bytes] = {}
@@ -161,13 +161,17 @@ def _parse(data: bytes, key: str, fingerprint: str) -> dict[str, bytes]:
         files[entry[1].decode()] = document[start : start + size]
         at = start + size
     if header is None or at != len(document):
-        raise IntegrityError(f"'{key}' holds no files of a tokenizer", key=key)
+        raise IntegrityError(
+            f"'{key}' does not contain tokenizer files. Delete that object and publish the "
+            "version again",
+            key=key,
+        )
     return files
 
 
 _HASHING_THREADS = 4
 
-# Each file's entry in the manifest, and its bytes on this disk.
+# Each file's entry in the manifest, with the local file.
 Uploads = tuple[tuple[FileEntry, FileBody], ...]
 
 
@@ -180,13 +184,14 @@ class LocalFile:
     rows: int = 0
     tokens: int = 0
     sha256: str | None = None
-    """If given, the file must still have it."""
+    """Expected sha256; checked when the file is read."""
     kind: FileKind = "data"
-    """Also its folder, but that of a `card` (README.md) and a `report` (report.html)."""
+    """Also the folder of its key. A `card` is pulled as README.md, a `report` as report.html."""
     name: str | None = None
-    """Path in that folder, for readers that look for a name; by default one made of its content."""
+    """Path in that folder, for readers that expect a name; default: a name made from its
+    content."""
     source: str | None = None
-    """The source of all its rows, where a split has files by source."""
+    """Source of all its rows, if the split has files by source."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,15 +203,15 @@ class PublishedVersion:
     """`<vid>.g<N>`."""
     manifest: Manifest
     created: bool
-    """False if it was there before this call looked."""
+    """False if the version already existed."""
     ref: Ref | None = None
-    """The ref after the call, if one was asked for and nothing held it back."""
+    """The ref after the call; None if none was given or it was held back."""
     ref_before: str | None = None
-    """The version that the ref pointed to before the call."""
+    """Version that the ref pointed to before the call."""
     drift: Drift | None = None
-    """Distance from the version that the ref pointed to before."""
+    """Distance from that version."""
     breaking: tuple[str, ...] = ()
-    """Changes that would break readers of the version that another publisher moved the ref to."""
+    """Changes that would break readers of a version to which another publisher moved the ref."""
     held_back: tuple[str, ...] = ()
     """Why the ref was not moved, one sentence each."""
 
@@ -225,30 +230,30 @@ def publish_version(
     """Publish local files as a version, with a dataset card, and move a ref to it.
 
     Args:
-        store: where to.
-        dataset: name of the dataset.
-        vid: address of all inputs; equal inputs must have equal `vid`.
-        files: in the order of shards within each split and kind.
-        facts: plain JSON under `content_id`, `counts`, `audit`, `lineage`, `configuration`,
-            `engines`, `libraries`, and `provenance` (not hashed); `schema` is a pyarrow Schema, by
-            default that of the first Parquet or Arrow data file.
-        ref: name of the ref to move, unless it already pointed to this version at some time.
-        gate: what the move must keep to: readers' schema, and limits of drift.
-        tokenizer: returns the bytes whose sha256 is `lineage.tokenizer.fingerprint`; the store
-            keeps them once for all versions, and `provenance.keeps_tokenizer` says so.
-        by: the run that moves the ref; by default the person whose process this is.
+        store: Target store.
+        dataset: Name of the dataset.
+        vid: Version ID, made from all inputs; equal inputs must have equal IDs.
+        files: Files in the order of shards within each split and kind.
+        facts: Plain JSON under `content_id`, `counts`, `audit`, `lineage`, `configuration`,
+            `engines`, `libraries`, and `provenance` (not hashed). `schema` is a pyarrow Schema;
+            default: the schema of the first Parquet or Arrow data file.
+        ref: Ref to move. It does not move if it ever pointed to this version.
+        gate: Limits for moving the ref: breaking schema changes and drift.
+        tokenizer: Returns the bytes whose sha256 is `lineage.tokenizer.fingerprint`. The store
+            keeps one copy for all versions, which `provenance.keeps_tokenizer` records.
+        by: The run that moves the ref; default: the user of this process.
 
     Returns:
-        The version; `created` is False if the same bytes were published before. If the drift from
-        the ref's current version is over a limit, or another publisher moved the ref meanwhile to
-        a version whose readers would break, `held_back` says so and the ref stays.
+        The version. `created` is False if the same bytes were already published. If the drift from
+        the ref's current version exceeds a limit, or another publisher meanwhile moved the ref to a
+        version whose readers would break, the ref stays and `held_back` has the reasons.
 
     Raises:
-        ConfigError: no data file; a name, file or fact that no version holds.
-        ContractError: the schema breaks readers of the ref's current version; nothing was written.
-        ConflictError: the same `vid` holds other bytes: some step is not deterministic.
-        IntegrityError: a local file is not what its sha256 says.
-        StoreRefusedError: the store cannot guard a publication.
+        ConfigError: There is no data file, or a name, file or fact is not valid.
+        ContractError: The schema breaks readers of the ref's current version; nothing was written.
+        ConflictError: `vid` was published with other bytes, so some step is not deterministic.
+        IntegrityError: A local file does not match its sha256.
+        StoreRefusedError: The store does not support safe concurrent publishing.
     """
     check_name("dataset", dataset)
     check_vid(vid)
@@ -259,7 +264,7 @@ def publish_version(
         uploads = name_files(files)
         try:
             draft = draft_manifest(dataset, vid, uploads, facts)
-        except (OSError, ValueError):  # a file whose schema is looked at is none
+        except (OSError, ValueError):  # a file cannot be read; check() names it if it was changed
             for _, body in uploads:
                 body.check()
             raise
@@ -286,8 +291,8 @@ def publish_version(
 class _Gatekeeper:
     """Decides if a ref may move to `draft`.
 
-    Other publishers may move the ref between our look and our move, so each version that the ref is
-    found at is compared. If one of them is refused after the commit, the ref stays.
+    Other publishers may move the ref between our check and our move, so each version that the ref
+    is found at is compared. If a comparison fails after the commit, the ref stays.
     """
 
     def __init__(self, draft: Manifest, gate: Gate) -> None:
@@ -305,10 +310,10 @@ class _Gatekeeper:
         return (*(f"readers of {self._seen} would break: {what}" for what in self.broken), *drifted)
 
     def first_look(self, ref: str) -> Steps[bool]:
-        """`may_move`, before anything is written.
+        """Call `may_move` before anything is written.
 
         Raises:
-            ContractError: readers of the ref's current version would break.
+            ContractError: Readers of the ref's current version would break.
         """
         current, _ = yield from read_ref_steps(self.draft.dataset, ref)
         self.ref_before = current.version if current else None
@@ -323,11 +328,12 @@ class _Gatekeeper:
         return may
 
     def may_move(self, current: Ref | None) -> Steps[bool]:
-        """Return True if the ref may move from where it is to the draft."""
+        """Return True if the ref may move from its current version to the draft."""
         if current is None or current.version == self._seen:
             return not self.held_back
         self._seen, self.drift, self.broken = current.version, None, ()
-        # A ref that held our version does not move; one whose version is gone has no readers.
+        # A ref that ever pointed to our version does not move, so there is nothing to compare. If
+        # its current version was deleted, there are no readers to break.
         if any(split_version(move.version)[0] == self.draft.vid for move in current.moves):
             return True
         try:
@@ -349,7 +355,7 @@ def publish_steps(
     may_move: Callable[[Ref | None], Steps[bool]] | None = None,
     note: MoveNote = MoveNote(),  # noqa: B008 - frozen
 ) -> Steps[PublishedVersion]:
-    """The protocol of `publish_version`, from the first look at the slot to the moved ref."""
+    """Run the protocol of `publish_version`, from the first read of the slot to the moved ref."""
     manifest, generation = yield from find_slot_steps(draft.dataset, draft.vid)
     created = False
     if manifest is not None:
@@ -364,7 +370,7 @@ def publish_steps(
         ours = replace(draft, generation=generation)
         yield All(tuple(put_data(_key(ours, entry), body) for entry, body in uploads))
         manifest, created = yield from _commit_steps(ours)
-        if manifest is None:  # garbage collection took the slot while we uploaded
+        if manifest is None:  # garbage collection took the slot during the upload
             manifest, generation = yield from find_slot_steps(draft.dataset, draft.vid)
     _check_same(replace(draft, generation=manifest.generation), manifest)
     moved = None
@@ -380,9 +386,9 @@ def publish_steps(
 
 
 def find_slot_steps(dataset: str, vid: str) -> Steps[tuple[Manifest | None, int]]:
-    """The committed manifest of `vid`, or None; and its generation, or the first free one.
+    """Return the committed manifest of `vid` (or None) and its generation, or the first free one.
 
-    Generations follow one another only over tombstones, so the first slot without one decides.
+    A new generation starts only after a tombstone, so the first slot without a tombstone decides.
     """
     for generation in itertools.count():
         slot = yield from read_slot_steps(dataset, version_name(vid, generation))
@@ -392,10 +398,10 @@ def find_slot_steps(dataset: str, vid: str) -> Steps[tuple[Manifest | None, int]
 
 
 def _put_back_steps(there: Manifest, uploads: Uploads) -> Steps[None]:
-    """Write files again that somebody removed from a committed version.
+    """Restore files that somebody deleted from a committed version.
 
-    Without this, publishing would report success for a version that nobody can read. Costs one
-    listing if nothing is missing.
+    Otherwise, publishing would report success for a version that nobody can read. Costs one listing
+    if nothing is missing.
     """
     folder = version_folder(there.dataset, there.version)
     listed = yield from ask(ObjectStore.list, f"{folder}/")
@@ -411,10 +417,10 @@ def _key(manifest: Manifest, entry: FileEntry) -> str:
 
 
 def _commit_steps(ours: Manifest) -> Steps[tuple[Manifest | None, bool]]:
-    """Take the commit slot. Returns what lies there (None: a tombstone) and if we put it there.
+    """Take the commit slot. Return its manifest (None for a tombstone), and True if we wrote it.
 
-    The slot is read back even after a success: it costs one request and shows a manifest that was
-    damaged on its way before anybody reads it.
+    The slot is read back even after a success: for one request, this detects a manifest that was
+    damaged in transit before anybody reads it.
     """
     created = True
     try:
@@ -425,8 +431,8 @@ def _commit_steps(ours: Manifest) -> Steps[tuple[Manifest | None, bool]]:
     slot = yield from read_slot_steps(ours.dataset, ours.version)
     if slot is None:
         raise StoreRefusedError(
-            f"the store accepted the manifest of '{ours.dataset}' {ours.version} and does not "
-            "show it: it is not read-after-write consistent"
+            f"the store accepted the manifest of '{ours.dataset}' {ours.version}, but does not "
+            "return it, so it is not read-after-write consistent. Use another store"
         )
     return (slot if isinstance(slot, Manifest) else None), created
 
@@ -439,33 +445,34 @@ def _check_same(ours: Manifest, theirs: Manifest) -> None:
         name for name in ("files", "schema", *FACTS) if getattr(ours, name) != getattr(theirs, name)
     ]
     reason = (
-        "The rows are equal (content_id), so only the writing of files differs: did a library "
-        "change without its version being part of the version id?"
+        "The rows are equal (content_id), so only the encoding of files differs: a library may "
+        "have changed whose version is not part of the version ID."
         if same_rows
-        else "Some step is not deterministic, or an input is missing in the version id."
+        else "Some step is not deterministic, or an input is not part of the version ID."
     )
     raise ConflictError(
-        f"'{ours.dataset}' has version {theirs.version} with manifest {theirs.manifest_id[:12]}, "
-        f"and ours is {ours.manifest_id[:12]}. {reason} Differs in: {', '.join(parts)}",
+        f"version {theirs.version} of '{ours.dataset}' was published with manifest "
+        f"{theirs.manifest_id[:12]}, but this run made {ours.manifest_id[:12]}. {reason} "
+        f"Differs in: {', '.join(parts)}",
         ours=ours.manifest_id,
         theirs=theirs.manifest_id,
     )
 
 
 def _without_pages(manifest: Manifest) -> str:
-    """Identity of a version without card and report: another packhouse may write others."""
+    """Return the ID without card and report, which other releases may write differently."""
     files = tuple(entry for entry in manifest.files if entry.kind not in PULLED_NAMES)
     return replace(manifest, files=files).manifest_id
 
 
 def name_files(files: Sequence[LocalFile]) -> Uploads:
-    """Give each file its content-hashed key, e.g. `data/train-00000-of-00002-0a1b2c3d4e5f.parquet`.
+    """Give each file a key with its digest, e.g. `data/train-00000-of-00002-0a1b2c3d4e5f.parquet`.
 
-    A file of one source is `data/eval-chats-00000-of-00002-...`; a split counts on through all its.
-    A file whose sha256 is given is not read here: the store compares it as it reads the file.
+    Files by source are named `data/eval-chats-00000-of-00002-...`, numbered across all sources of
+    the split. A file with a given sha256 is not read here; the store checks it during the upload.
 
     Raises:
-        ConfigError: no such file, or a split with a name that is not allowed.
+        ConfigError: A file does not exist, or the name of a split is not allowed.
     """
     totals = Counter((file.kind, file.split) for file in files)
     numbers: Counter[tuple[str, str]] = Counter()
@@ -509,19 +516,19 @@ def _body(file: LocalFile) -> FileBody:
 def draft_manifest(
     dataset: str, vid: str, uploads: Uploads, facts: Mapping[str, object]
 ) -> Manifest:
-    """The manifest of generation 0.
+    """Return the manifest of generation 0.
 
     Raises:
-        ConfigError: an unknown fact, or a credential in one.
+        ConfigError: A fact is unknown or contains a credential.
     """
     known = {*FACTS, "provenance", "schema"}
     if unknown := sorted(set(facts) - known):
-        raise ConfigError(f"unknown facts {unknown}; known: {sorted(known)}")
+        raise ConfigError(f"unknown facts {unknown}. Known: {sorted(known)}")
     plain = {name: value for name, value in facts.items() if name != "schema"}
     try:
         plain = json.loads(canonical_json(plain))  # as a reader will see it: lists, string keys
     except (TypeError, ValueError) as error:  # NaN, bytes, a set, ...
-        raise ConfigError(f"a manifest holds plain JSON only: {error}") from None
+        raise ConfigError(f"a fact of the manifest is not plain JSON: {error}") from None
     _refuse_secrets(plain)
     schema = facts.get("schema")
     if schema is None:
@@ -544,13 +551,13 @@ _SECRET = re.compile(
 
 
 def _refuse_secrets(value: object, where: str = "the manifest") -> None:
-    """Fail if any string inside holds a credential.
+    """Refuse values that contain a credential.
 
     Raises:
-        ConfigError: a password in a URI, a signed URL, or a key with a known form.
+        ConfigError: A string has a password in a URI, a signed URL, or a key of a known form.
     """
     if isinstance(value, str) and _SECRET.search(value):
-        raise ConfigError(f"{where} would publish a credential; take it from the environment")
+        raise ConfigError(f"{where} contains a credential. Move it to the environment")
     if isinstance(value, Mapping):
         for key, item in value.items():
             _refuse_secrets(key, where)
@@ -561,7 +568,7 @@ def _refuse_secrets(value: object, where: str = "the manifest") -> None:
 
 
 def _schema_of(uploads: Uploads) -> pa.Schema | None:
-    """The schema of the first Parquet or Arrow data file."""
+    """Return the schema of the first Parquet or Arrow data file."""
     for path in (body.path for entry, body in uploads if entry.kind == "data"):
         if path.suffix == ".parquet":
             return pq.read_schema(path)

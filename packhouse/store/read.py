@@ -1,8 +1,8 @@
-"""Read versions: resolve a name, fetch files with their digests checked, verify everything.
+"""Read versions: resolve a name, fetch files and check their digests, verify everything.
 
-A reader asks for the ref, the manifest and the files, each by key; it never lists, so it cannot
-see a version that is still being written. Every file is hashed as it arrives; a file with another
-digest is fetched once more and then reported, never used.
+A reader gets the ref, the manifest and the files by key. It never lists objects, so it cannot see a
+version that is still being written. Every file is hashed after the download. A file with a wrong
+digest is fetched again and then reported, never used.
 """
 
 import fcntl
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenVersion:
-    """A committed version and the store it lies in."""
+    """A committed version and its store."""
 
     store: ObjectStore
     dataset: str
@@ -58,7 +58,7 @@ class OpenVersion:
 
     @property
     def pinned(self) -> str:
-        """`<version>#<digest>`, which no other manifest answers to."""
+        """`<version>#<digest>`, which only this manifest matches."""
         return pinned(self.version, self.manifest.manifest_id)
 
     @property
@@ -67,26 +67,26 @@ class OpenVersion:
         return f"{self.store.uri}/{self.dataset}@{self.pinned}"
 
     def files(self, kind: str = "data", split: str | None = None) -> list[FileEntry]:
-        """Entries of one kind, in published order; all splits, or one."""
+        """Return the entries of one kind and of one or all splits, in published order."""
         wanted = [e for e in self.manifest.files if e.kind == kind]
         return [e for e in wanted if split is None or e.split == split]
 
     def key(self, entry: FileEntry) -> str:
-        """Key of a file under the store's root."""
+        """Return the key of a file under the store's root."""
         return file_key(self.dataset, self.version, entry.key)
 
     def uri(self, entry: FileEntry) -> str:
-        """Address of a file, for readers with their own client."""
+        """Return the address of a file, for readers with their own client."""
         return f"{self.store.uri}/{self.key(entry)}"
 
     def fetch(self, entry: FileEntry, path: str | Path) -> Path:
-        """Download one file, resume what is there, and check its digest.
+        """Download one file, or resume its download, and check its digest.
 
         Raises:
-            DiskError: the disk is full or read-only.
-            ConfigError: the folder takes no files: a file stands there, or it is another user's.
-            VersionNotFoundError: somebody removed the file.
-            IntegrityError: the store's bytes are not the published ones.
+            DiskError: The disk is full or read-only.
+            ConfigError: The folder cannot be written to: it is a file, or belongs to another user.
+            VersionNotFoundError: The file was deleted from the store.
+            IntegrityError: The bytes in the store differ from the published ones.
         """
         path = Path(path)
         if _holds(path, entry):
@@ -95,7 +95,7 @@ class OpenVersion:
         partial = path.with_name(f".{path.name}.{entry.sha256[:12]}.partial")
         try:
             with _alone(partial):
-                if _holds(path, entry):  # another pull wrote it while we waited
+                if _holds(path, entry):  # another process downloaded it while we waited
                     return path
                 for _ in range(MAX_READS):
                     run(self.store, download(self.key(entry), partial, entry.size))
@@ -106,29 +106,27 @@ class OpenVersion:
             raise self.gone(entry) from None
         except OSError as error:
             raise (DiskError if error.errno in OF_DISKS else ConfigError)(
-                f"cannot write '{partial}': {error.strerror or error}; make room there, or give "
-                "another folder (TMPDIR, where you gave none). What has come to a folder of yours "
-                "is kept, and the next try goes on there"
+                f"cannot write '{partial}': {error.strerror or error}. Make room there or use "
+                "another folder (TMPDIR if you set none), then run again to resume"
             ) from error
         raise IntegrityError(
-            f"'{self.uri(entry)}' does not hold the published bytes (sha256 {entry.sha256}), "
-            f"{MAX_READS} times in a row: the object is damaged. Restore it, or publish the "
-            "version again elsewhere",
+            f"'{self.uri(entry)}' is damaged: {MAX_READS} reads did not have the published sha256 "
+            f"{entry.sha256}. Restore it, or publish the version to another store",
             key=entry.key,
         )
 
     def gone(self, entry: FileEntry) -> VersionNotFoundError:
-        """Return the error that says that a file of the manifest is not in the store."""
+        """Return the error for a file that is in the manifest but not in the store."""
         return VersionNotFoundError(
-            f"'{self.uri(entry)}' is gone: someone removed it by hand. Put it back from a "
-            "pulled copy, or publish the version again elsewhere",
+            f"'{self.uri(entry)}' is missing: someone deleted it by hand. Restore it from a "
+            "pulled copy, or publish the version again",
             key=self.key(entry),
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyReport:
-    """What `verify_version` found."""
+    """Result of `verify_version`."""
 
     version: str
     num_files: int
@@ -136,24 +134,24 @@ class VerifyReport:
     num_rows: int
     num_tokens: int
     problems: tuple[str, ...]
-    """One sentence each, with the file's name; empty if all is well."""
+    """One sentence per problem, with the file's name."""
 
     @property
     def is_intact(self) -> bool:
-        """True if nothing was found."""
+        """True if there are no problems."""
         return not self.problems
 
 
 def open_version(
     root: str | ObjectStore, dataset: str, ref_or_version: str = "latest"
 ) -> OpenVersion:
-    """Resolve a ref, a version (`<vid>.g<N>`) or its id to a committed version.
+    """Resolve a ref, a version (`<vid>.g<N>`) or a version ID to a committed version.
 
-    A version may be pinned, `<vid>.g<N>#<digest>`: its manifest must have that digest.
+    A version may be pinned (`<vid>.g<N>#<digest>`): its manifest must then have that digest.
 
     Raises:
-        VersionNotFoundError: none of these is there.
-        IntegrityError: the ref or manifest is damaged.
+        VersionNotFoundError: There is no ref or version of that name.
+        IntegrityError: The ref or manifest is damaged.
     """
     store = open_store(root) if isinstance(root, str) else root
     with explaining(store, dataset):
@@ -162,31 +160,31 @@ def open_version(
 
 
 def open_address(text: str, name: str = "latest") -> OpenVersion:
-    """Open the version that an address names; `name` is the version where the address has none.
+    """Open the version of an address; `name` is the version if the address has none.
 
-    A version that is not pinned is noted in the log: whoever may write to the store could have
-    rewritten its manifest, which a ref or a digest would show.
+    Logs a warning for a version that is not pinned, because anyone with write access to the store
+    could have changed its manifest; a ref or a digest would reveal that.
 
     Raises:
-        ConfigError: it is a file of rows, or ends in another name than `name`.
-        VersionNotFoundError: it is not there.
+        ConfigError: The address is a file of rows, or its version differs from `name`.
+        VersionNotFoundError: The version does not exist.
     """
     if Path(text).is_file():
         raise ConfigError(
-            f"'{text}' is a file, not a version; `packhouse init {text} --tokenizer NAME` writes a "
-            "recipe that reads it, and `packhouse inspect` of the recipe shows its rows"
+            f"'{text}' is a file, not a version. Run `packhouse init {text} --tokenizer NAME` to "
+            "write a recipe for it; `packhouse inspect` of the recipe shows its rows"
         )
     address = parse_address(text)
     if "latest" not in (address.name, name) and address.name != name:
         raise ConfigError(
-            f"'{text}' names '{address.name}' and version is '{name}'; give one of them"
+            f"'{text}' has version '{address.name}', but version is '{name}'. Pass only one"
         )
     name = name if address.name == "latest" else address.name
     opened = open_version(address.root, address.dataset, name)
     if name in (opened.version, opened.manifest.vid):
         log.warning(
-            "'%s' was opened without the digest of its manifest, so nobody would notice if that "
-            "was rewritten. Use %s",
+            "'%s' was opened without the digest of its manifest, so a changed manifest would go "
+            "unnoticed. Use %s",
             name,
             opened.address,
         )
@@ -194,10 +192,10 @@ def open_address(text: str, name: str = "latest") -> OpenVersion:
 
 
 def open_beside(opened: OpenVersion, text: str) -> OpenVersion:
-    """Open another version: of an address, or of a bare name in the same dataset.
+    """Open another version, from an address or from a name in the same dataset.
 
     Raises:
-        VersionNotFoundError: it is not there.
+        VersionNotFoundError: The version does not exist.
     """
     if "/" in text:
         return open_address(text)
@@ -205,19 +203,19 @@ def open_beside(opened: OpenVersion, text: str) -> OpenVersion:
 
 
 def open_dataset(text: str) -> tuple[ObjectStore, str]:
-    """Open the store of `ROOT/DATASET`, and say which dataset.
+    """Open the store of `ROOT/DATASET`; return it with the name of the dataset.
 
     Raises:
-        ConfigError: a version is named where a whole dataset is meant.
+        ConfigError: The address includes a version.
     """
     address = parse_address(text)
     if "@" in text.rpartition("/")[2]:
-        raise ConfigError(f"'{text}' names a version; give ROOT/DATASET")
+        raise ConfigError(f"'{text}' is the address of a version. Use ROOT/DATASET")
     return open_store(address.root), address.dataset
 
 
 def resolve_steps(dataset: str, name: str) -> Steps[Manifest]:
-    """Name -> manifest; a ref wins over a version id of the same letters, if it is not pinned."""
+    """Resolve a name to a manifest. Unless pinned, refs win over version IDs of the same name."""
     name, recorded = split_pinned(name)
     manifest = None
     if is_version(name):
@@ -237,7 +235,7 @@ def resolve_steps(dataset: str, name: str) -> Steps[Manifest]:
 
 
 def scan_versions(store: ObjectStore, dataset: str) -> tuple[list[Manifest], list[IntegrityError]]:
-    """Every committed version that can be read, by name, and what is wrong with the others."""
+    """Return all readable committed versions, sorted by name, and the errors of the others."""
     versions, damaged = [], []
     for version in store.list_folders(f"{check_name('dataset', dataset)}/v/"):
         if is_version(version):
@@ -253,27 +251,27 @@ def scan_versions(store: ObjectStore, dataset: str) -> tuple[list[Manifest], lis
 def pull_version(
     opened: OpenVersion, dest: str | Path, *, num_threads: int = 8, kinds: Sequence[str] = ()
 ) -> Path:
-    """Copy a version to a local folder, in parallel; resumes and re-checks what is there.
+    """Copy a version to a local folder in parallel; resume, and check existing files.
 
-    `manifest.json` is written last, so a folder that has one is whole. The folder can be given to
-    `datasets.load_dataset`.
+    `manifest.json` is written last, so a folder with one is complete. `datasets.load_dataset` can
+    load the folder.
 
     Args:
-        opened: what to pull.
-        dest: folder, made if need be.
-        num_threads: files in flight.
-        kinds: only these kinds of files; all by default.
+        opened: Version to copy.
+        dest: Target folder; created if it is missing.
+        num_threads: Number of files to download at the same time.
+        kinds: Kinds of files to copy; default: all.
 
     Raises:
-        ConfigError: the folder holds another version.
-        IntegrityError: the store's bytes are not the published ones.
+        ConfigError: The folder has another version.
+        IntegrityError: The bytes in the store differ from the published ones.
     """
     dest = Path(dest)
     try:
         dest.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"cannot make folder '{dest}' to pull to: {error.strerror}; give another folder"
+            f"cannot create folder '{dest}': {error.strerror}. Use another folder"
         ) from None
     marker = dest / "manifest.json"
     if marker.exists():
@@ -281,16 +279,16 @@ def pull_version(
             there = parse_slot(marker.read_bytes(), str(marker))
         except IntegrityError:
             raise IntegrityError(
-                f"'{marker}' is damaged; remove it and pull again: the files beside it are "
-                "checked, and fetched where they differ"
+                f"'{marker}' is damaged. Delete it and pull again; the other files are checked and "
+                "fetched only if they differ"
             ) from None
         if not isinstance(there, Manifest) or there.manifest_id != opened.manifest.manifest_id:
             raise ConfigError(
-                f"'{dest}' holds another version already; pull {opened.version} to a new folder"
+                f"'{dest}' already has another version. Pull {opened.version} to a new folder"
             )
     wanted = [e for e in opened.manifest.files if not kinds or e.kind in kinds]
     in_parallel(lambda e: opened.fetch(e, dest / e.path), wanted, num_threads)
-    if not kinds:  # for `AutoTokenizer.from_pretrained`, where the store keeps it
+    if not kinds:  # for `AutoTokenizer.from_pretrained`, if the store has the tokenizer
         tokenizer = fetch_tokenizer(opened.store, opened.manifest.tokenizer_fingerprint) or {}
         for name, content in tokenizer.items():
             write_whole(dest / "tokenizer" / name, content)
@@ -304,9 +302,8 @@ def pull_version(
 def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport:
     """Check all bytes of a version, and the schema and contract of its data files.
 
-    The manifest's id is compared with what every ref recorded that points or once pointed to the
-    version. Each file is fetched to a temporary folder, so the disk needs room for `num_threads`
-    files.
+    The manifest's ID is compared with the records of all refs that ever pointed to the version.
+    Each file is fetched to a temporary folder, so the disk needs room for `num_threads` files.
     """
     manifest = opened.manifest
     refs, _ = scan_refs(opened.store, opened.dataset)
@@ -320,7 +317,7 @@ def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport
     with temporary_folder("verify") as folder:
 
         def check(entry: FileEntry) -> str:
-            """Return what is wrong with a file; empty if nothing is."""
+            """Return the problem of a file, or an empty string."""
             path = folder / entry.key
             try:
                 opened.fetch(entry, path)
@@ -351,17 +348,17 @@ def _tokenizer_problems(opened: OpenVersion) -> list[str]:
         return [str(error)]
     if found is None and opened.manifest.facts.provenance.keeps_tokenizer:
         key = tokenizer_key(fingerprint)
-        return [f"the tokenizer '{key}' is gone; publish the version again"]
+        return [f"the tokenizer '{key}' is missing. Publish the version again"]
     return []
 
 
 @contextmanager
 def _alone(partial: Path) -> Iterator[None]:
-    """Lock `partial` against others who pull the same file to the same place.
+    """Lock `partial` against other processes that pull the same file to the same path.
 
-    Two of them would append to one file, one even after the other found it complete. The file is
-    made if it is missing. The kernel frees the lock of a killed holder. Some filesystems have no
-    locks; there it is not locked.
+    Otherwise two processes would append to the same file, one even after the other found it
+    complete. Creates the file if it is missing. The kernel releases the lock of a killed process.
+    Does nothing on filesystems without locks.
     """
     while True:
         with partial.open("ab") as file:
@@ -371,12 +368,12 @@ def _alone(partial: Path) -> Iterator[None]:
             try:
                 if not os.path.samestat(held, partial.stat()):
                     continue
-            except FileNotFoundError:  # it was whole and got its name while we waited
+            except FileNotFoundError:  # completed and renamed while we waited
                 continue
             try:
                 yield
             finally:
-                with suppress(FileNotFoundError):  # it has got its name
+                with suppress(FileNotFoundError):  # completed and renamed by us
                     now = partial.stat()
                     if os.path.samestat(held, now) and not now.st_size:
                         partial.unlink()

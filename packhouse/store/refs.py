@@ -1,13 +1,13 @@
 """Refs: names such as `latest` or `prod` that move from version to version by compare-and-swap.
 
-A ref is one small JSON object. It counts its moves in `seq`, names its writer's try in `write_id`
-(so that two bodies, and with them two ETags, are never equal), and keeps the moves before it in
-`past`. A publisher whose answer was lost reads back: if its `write_id` is the current one or in
-`past`, its move is done, whoever moved the ref since. Publishing never moves a ref to a version
-that it pointed to before: a late retry must not turn it back. `set` and `rollback` may.
+A ref is one small JSON object. It counts its moves in `seq`, identifies the write in `write_id` (so
+that no two bodies, and no two ETags, are equal), and keeps earlier moves in `past`. A publisher
+whose response was lost reads back: if its `write_id` is the current one or in `past`, its move is
+done, even if others moved the ref since. Publishing never moves a ref to a version that it pointed
+to before, because a late retry must not turn it back. `set` and `rollback` may.
 
-Each move keeps the `manifest_id` that the version had, so whoever reads the ref finds out if the
-manifest was changed afterwards; and its time, the person or run that made it, and the reason.
+Each move records the `manifest_id` of the version, so readers of the ref notice if the manifest was
+changed afterwards; and its time, the person or run that made it, and the reason.
 """
 
 import getpass
@@ -52,25 +52,26 @@ from packhouse.system.fingerprint import canonical_json, digest
 from packhouse.system.wording import counted
 
 MAX_PAST = 500
-"""Moves kept in a ref (about 200 bytes each); far more than writers that can race one write."""
+"""Number of moves kept in a ref (about 200 bytes each), far more than writers can race one
+write."""
 
 _MOST_NOTED = 200
-"""Characters of a reason, or of a name, that a ref keeps."""
+"""Maximum length of a reason or a name in a ref, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveNote:
-    """When a ref was moved, by whom and why; empty in a ref that was written before notes were."""
+    """When a ref was moved, by whom and why; empty in refs written before notes existed."""
 
     time: str = ""
-    """In UTC, such as `2026-11-27T11:50:00Z`."""
+    """Time in UTC, such as `2026-11-27T11:50:00Z`."""
     by: str = ""
-    """A person, as `user@machine`, or a run."""
+    """A person (`user@machine`) or a run."""
     reason: str = ""
 
     @property
     def is_sound(self) -> bool:
-        """False if no `note_move` wrote it."""
+        """True if the note has the form that `note_move` writes."""
         return re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)?", self.time) is not None and all(
             type(text) is str and len(text) <= _MOST_NOTED for text in (self.by, self.reason)
         )
@@ -80,13 +81,13 @@ def note_move(reason: str, by: str | None = None) -> MoveNote:
     """Return the note of a move that is made now.
 
     Args:
-        reason: why the ref moves.
-        by: the run that moves it; by default the person whose process this is.
+        reason: Reason of the move.
+        by: The run that moves the ref; default: the user of this process.
     """
     if by is None:
         try:
             by = f"{getpass.getuser()}@{socket.gethostname()}"
-        except (KeyError, OSError):  # a container's user need not have a name
+        except (KeyError, OSError):  # users in containers may have no name
             by = socket.gethostname()
     texts = (text.encode("utf-8", "replace").decode()[:_MOST_NOTED] for text in (by, reason))
     return MoveNote(datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), *texts)
@@ -98,46 +99,46 @@ class Move:
 
     version: str
     seq: int
-    """1 for the first move, then one more each."""
+    """Number of the move, from 1."""
     write_id: str
-    """Unique to the try that moved it."""
+    """Unique ID of the write that moved the ref."""
     manifest_id: str
-    """Of the version."""
+    """Manifest ID of the version at that time."""
     note: MoveNote = MoveNote()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ref:
-    """Where a ref points, and where it pointed before."""
+    """The current version of a ref, and its earlier ones."""
 
     name: str
     version: str
     seq: int
     write_id: str
     manifest_id: str
-    """Of the version."""
+    """Manifest ID of the version."""
     parent: str | None
-    """Version before this move."""
+    """Version before the last move."""
     past: tuple[Move, ...]
-    """Moves before this one, newest first."""
+    """Earlier moves, newest first."""
     note: MoveNote = MoveNote()
 
     @property
     def moves(self) -> tuple[Move, ...]:
-        """All moves that are kept, newest first."""
+        """All recorded moves, newest first."""
         now = Move(self.version, self.seq, self.write_id, self.manifest_id, self.note)
         return (now, *self.past)
 
     def was_moved_by(self, write_id: str) -> bool:
-        """Return True if this try moved the ref, now or at any time before."""
+        """Return True if this write is among the recorded moves."""
         return any(move.write_id == write_id for move in self.moves)
 
     def has_pointed_to(self, version: str) -> bool:
-        """Return True if the ref points or once pointed to this version."""
+        """Return True if the ref points or ever pointed to this version."""
         return any(move.version == version for move in self.moves)
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON with a digest of itself."""
+        """Return canonical JSON with its own digest."""
         document: dict[str, object] = {
             "version": self.version,
             "seq": self.seq,
@@ -165,7 +166,7 @@ def next_ref(
     current: Ref | None,
     note: MoveNote = MoveNote(),
 ) -> Ref:
-    """The ref after a move to `version`.
+    """Return the ref after a move to `version`.
 
     Example:
         >>> first = next_ref("latest", "aaaa.g0", "0" * 64, "w1", None)
@@ -186,10 +187,10 @@ def next_ref(
 
 
 def parse_ref(name: str, data: bytes, where: str) -> Ref:
-    """Read a ref; its bytes must be exactly those that `Ref.to_bytes` writes.
+    """Parse a ref; its bytes must be exactly those that `Ref.to_bytes` writes.
 
     Raises:
-        IntegrityError: damaged; says how to point it to a version again.
+        IntegrityError: The ref is damaged; the message has the command that repairs it.
     """
     try:
         document = json.loads(data)
@@ -205,13 +206,13 @@ def parse_ref(name: str, data: bytes, where: str) -> Ref:
             and (ref.parent is None or is_version(ref.parent))
             and ref.to_bytes() == data
         )
-        problem = "" if is_sound else "its digest or a field does not fit"
+        problem = "" if is_sound else "its digest or a field is wrong"
     except (ConfigError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = f"not the JSON of a ref ({type(error).__name__})"
     if problem:
         dataset = where.partition("/refs/")[0]
         raise IntegrityError(
-            f"ref '{where}' is damaged ({problem}); point it to a version again: "
+            f"ref '{where}' is damaged ({problem}). Set it again: "
             f"packhouse ref set STORE/{dataset} {name} VERSION --force",
             key=where,
         )
@@ -232,10 +233,10 @@ def _is_sound(move: Move) -> bool:
 def read_ref_steps(
     dataset: str, name: str, *, even_damaged: bool = False
 ) -> Steps[tuple[Ref | None, str]]:
-    """The ref and its tag; None and an empty tag where there is none.
+    """Read a ref and its tag; None and an empty tag if it does not exist.
 
-    With `even_damaged`, a damaged ref is None and its tag. The last look decides, so that a ref
-    mended meanwhile is taken as it is: nobody's move is lost.
+    With `even_damaged`, a damaged ref is returned as None with its tag. The last read decides, so
+    that a ref that was repaired meanwhile is used, and no move is lost.
     """
     key, parse = ref_key(dataset, check_name("ref", name)), partial(parse_ref, name)
     try:
@@ -261,25 +262,25 @@ def move_ref_steps(
     force: bool = False,
     may_move: Callable[[Ref | None], Steps[bool]] | None = None,
 ) -> Steps[Ref | None]:
-    """Point a ref to a version that is committed.
+    """Point a ref to a committed version.
 
     Args:
-        target: where to point.
-        name: name of the ref.
-        once: stop if the ref ever pointed there (publishing); else point there now.
-        note: kept with the move.
-        expected: move only from this version.
-        force: replace a damaged ref too, which loses its past.
-        may_move: asked before every try of the ref as it is then; it may hold the ref back.
+        target: Manifest of the version.
+        name: Name of the ref.
+        once: Do nothing if the ref ever pointed there (for publishing).
+        note: Note to record with the move.
+        expected: Move only from this version.
+        force: Replace a damaged ref too; this loses its history.
+        may_move: Called with the current ref before every attempt; can hold the ref back.
 
     Returns:
-        The ref that holds our move, or that shows it to be unnecessary; None if it was held back.
+        The ref with our move, or the ref that made it unnecessary; None if it was held back.
 
     Raises:
-        ConflictError: the ref does not point to `expected`.
+        ConflictError: The ref does not point to `expected`.
     """
-    # Named before the first try: a try whose answer was lost is found by it, in the ref or in its
-    # past, even where others have moved the ref since.
+    # Chosen before the first attempt: a write whose response was lost is found by this ID in the
+    # ref or in its past, even if others have moved the ref since.
     write_id: str = yield NewId()
     dataset, started = target.dataset, None
     for attempt in itertools.count():
@@ -289,8 +290,8 @@ def move_ref_steps(
         points = current.version if current else None
         if expected is not None and points != expected:
             raise ConflictError(
-                f"ref '{name}' of '{dataset}' points to {points}, not to {expected}; look again "
-                "and repeat",
+                f"ref '{name}' of '{dataset}' points to {points}, not to {expected}. Check the ref "
+                "and try again",
                 current=points,
             )
         if may_move is not None and not (yield from may_move(current)):
@@ -303,21 +304,21 @@ def move_ref_steps(
             else:
                 yield Call(ObjectStore.put_create, key, body)
             return moved
-        except PreconditionFailedError as error:  # another moved it, or a lost success of ours
-            cause: PackhouseError = ConflictError(f"ref '{name}' is too contended: {error}")
+        except PreconditionFailedError as error:  # moved by others, or by us with a lost response
+            cause: PackhouseError = ConflictError(f"too many writers move ref '{name}': {error}")
         except TransientError as error:
             cause = error
         started = yield Pause(cause, attempt, started)
-    raise AssertionError("unreachable: a pause raises when the time is over")
+    raise AssertionError("unreachable: a pause raises after the deadline")
 
 
 def _is_done(current: Ref, target: Manifest, write_id: str, once: bool, attempt: int) -> bool:
     if current.was_moved_by(write_id):
         return True
-    # Publishing goes by `has_pointed_to`: latest went a -> b, and a late retry of a must not turn
-    # it back. `ref set` means now: it stops only if the ref points there at the first look.
+    # Publishing uses `has_pointed_to`: if latest moved a -> b, a late retry of a must not turn it
+    # back. `ref set` means now: it stops only if the ref points there at the first read.
     if current.version == target.version and current.manifest_id != target.manifest_id:
-        return False  # removed by hand and published again, with another card
+        return False  # the version was deleted by hand and published again with another card
     if once:
         return current.has_pointed_to(target.version)
     return attempt == 0 and current.version == target.version
@@ -333,44 +334,44 @@ def set_ref_steps(
     force: bool = False,
     manifest_id: str = "",
 ) -> Steps[Ref]:
-    """Point a ref to a committed version, and see that it still is committed afterwards.
+    """Point a ref to a committed version, and check afterwards that it is still committed.
 
-    Collection takes the slot of an unreferenced version first and looks at the refs then; we move
-    the ref first and look at the slot then. So at least one of the two sees the other.
+    Collection first takes the slot of an unreferenced version and then reads the refs. We first
+    move the ref and then read the slot. So at least one of the two notices the other.
     """
     split_version(version)
     target = yield from committed_steps(dataset, version, manifest_id)
     ref = yield from move_ref_steps(
         target, name, once=False, note=note, expected=expected, force=force
     )
-    assert ref is not None, "nothing holds it back"
+    assert ref is not None, "without may_move, nothing holds the ref back"
     yield from committed_steps(dataset, version)
     return ref
 
 
 @contextmanager
 def explaining(store: ObjectStore, dataset: str) -> Iterator[None]:
-    """Make "not found" say what is missing - store, dataset or name - and what to do.
+    """Improve a "not found" error: name what is missing (store, dataset or version) and the fix.
 
-    This lists, which readers otherwise never do, and only after the failure.
+    Lists the store, which readers otherwise never do, and only after a failure.
     """
     try:
         yield
     except VersionNotFoundError as error:
-        problem, remedy = str(error), f"see `packhouse ls {store.uri}/{dataset}`"
-        with suppress(PackhouseError):  # who may not list gets the plain message
+        problem, remedy = str(error), f"Run `packhouse ls {store.uri}/{dataset}`"
+        with suppress(PackhouseError):  # without permission to list, keep the plain message
             folders = set(store.list_folders(""))
             if not folders:
-                problem = f"no dataset lies in store '{store.uri}'"
-                remedy = "give ROOT/DATASET, where ROOT is the recipe's publish.store"
+                problem = f"store '{store.uri}' has no datasets"
+                remedy = "Use ROOT/DATASET, where ROOT is publish.store of the recipe"
             elif dataset not in folders:
                 problem = f"store '{store.uri}' has no dataset '{dataset}'"
-                remedy = f"see `packhouse ls {store.uri}`"
-        raise VersionNotFoundError(f"{problem}; {remedy}", **error.facts) from None
+                remedy = f"Run `packhouse ls {store.uri}`"
+        raise VersionNotFoundError(f"{problem}. {remedy}", **error.facts) from None
 
 
 def load_ref(store: ObjectStore, dataset: str, name: str) -> Ref | None:
-    """Where a ref points, or None if it was never set."""
+    """Return a ref, or None if it does not exist."""
     ref, _ = run(store, read_ref_steps(dataset, name))
     return ref
 
@@ -387,18 +388,18 @@ def set_ref(
     reason: str = "set",
     by: str | None = None,
 ) -> Ref:
-    """Point `name` to `version`; with `expected`, only if it points there now.
+    """Point ref `name` to `version`; with `expected`, only if it currently points to that version.
 
-    With `manifest_id`, only if the version has it. The ref keeps the time, the reason and `by`: a
-    run, or by default `user@machine`.
+    With `manifest_id`, the version must have that manifest ID. The ref records the time, the reason
+    and `by` (a run; default: `user@machine`).
 
-    With `force`, a damaged ref is replaced as well, by compare-and-swap with the damaged bytes.
-    Its past is lost with it: a publisher that was killed before the damage may move it once more.
+    With `force`, a damaged ref is replaced too, by compare-and-swap with the damaged bytes. Its
+    history is lost, so a publisher that was killed before the damage may move it once more.
 
     Raises:
-        VersionNotFoundError: the version is not committed.
-        ConflictError: the ref does not point to `expected`.
-        IntegrityError: the ref is damaged, and `force` was not given; or the manifest is.
+        VersionNotFoundError: The version is not committed.
+        ConflictError: The ref does not point to `expected`.
+        IntegrityError: The manifest is damaged; or the ref is, and `force` is not set.
     """
     steps = set_ref_steps(
         dataset,
@@ -416,11 +417,11 @@ def set_ref(
 def rollback_ref(
     store: ObjectStore, dataset: str, name: str, steps_back: int = 1, reason: str = ""
 ) -> Ref:
-    """Point `name` to where it pointed `steps_back` moves ago; this is a move like any other.
+    """Point ref `name` to the version of `steps_back` moves ago. Recorded as a new move.
 
     Raises:
-        VersionNotFoundError: the ref has no such past.
-        ConflictError: someone moved the ref meanwhile.
+        VersionNotFoundError: The ref does not exist, or has fewer moves.
+        ConflictError: Someone else moved the ref meanwhile.
     """
     current = load_ref(store, dataset, name)
     if current is None:
@@ -429,8 +430,8 @@ def rollback_ref(
     assert current is not None
     if not 1 <= steps_back <= len(current.past):
         raise VersionNotFoundError(
-            f"ref '{name}' of '{dataset}' has {len(current.past)} moves behind it, cannot go "
-            f"back {steps_back}"
+            f"cannot roll back ref '{name}' of '{dataset}' by {counted(steps_back, 'move')}: its "
+            f"history has {len(current.past)}. List it with `packhouse ref log`"
         )
     to, now = current.past[steps_back - 1], current.version
     return set_ref(
@@ -445,12 +446,12 @@ def rollback_ref(
 
 
 def scan_refs(store: ObjectStore, dataset: str) -> tuple[list[Ref], list[IntegrityError]]:
-    """All refs of a dataset that can be read, by name, and what is wrong with the others."""
+    """Return all readable refs of a dataset, sorted by name, and the errors of the others."""
     refs, damaged = [], []
     for info in run(store, ask(ObjectStore.list, f"{check_name('dataset', dataset)}/refs/")):
         name = info.key.rpartition("/")[2].removesuffix(".json")
         if not is_name(name) or is_version(name) or info.key != ref_key(dataset, name):
-            continue  # no ref of ours: nobody can ask for it
+            continue  # not a valid ref name, so nobody can open it
         try:
             ref = load_ref(store, dataset, name)
         except IntegrityError as error:

@@ -1,12 +1,13 @@
-"""An S3 bucket as an object store, by botocore with every retry of its own switched off.
+"""An S3 bucket as an object store, using botocore without its own retries.
 
-botocore and not s3fs for writing: s3fs retries PUTs inside (a lost response then reads as "already
-exists"), maps 412 by AWS's message text (Ceph sends another), and uploads by multipart above its
-block size, whose completion Ceph 16 does not guard. Here every object is one PUT with Content-MD5
-and `If-None-Match: *`; 409, 412, 429, 501 and 5xx are told apart by code and status.
+s3fs is not used for writing, because it retries PUTs internally (a lost response then looks like
+"already exists"), recognizes 412 by AWS's message text (Ceph sends another), and uses multipart
+uploads above its block size, which Ceph 16 completes without checking the condition. Here every
+object is one PUT with Content-MD5 and `If-None-Match: *`; 409, 412, 429, 501 and 5xx are
+distinguished by code and status.
 
-Checksums of botocore (CRC trailers) are sent only `when_required`: most stores that are not AWS
-answer 411 or mangle them. Digests of our own are verified instead.
+botocore's checksums (CRC trailers) are sent only `when_required`: most stores other than AWS answer
+411 or corrupt them. Our own digests are verified instead.
 """
 
 import base64
@@ -40,16 +41,16 @@ _CHUNK_BYTES = 2**20
 
 
 class S3Store(ObjectStore):
-    """Objects in `s3://bucket/prefix`; safe to share between threads."""
+    """Objects under `s3://bucket/prefix`. Thread-safe."""
 
     def __init__(self, bucket: str, prefix: str = "", *, client: Any) -> None:
         if not bucket:
-            raise ConfigError("an S3 store needs a bucket: s3://bucket/prefix")
+            raise ConfigError("the s3:// store has no bucket. Use s3://bucket/prefix")
         self.bucket = bucket
         self.prefix = f"{prefix}/" if prefix else ""
         self.uri = f"s3://{bucket}/{prefix}".rstrip("/")
         self._client = client
-        self._quoted: bool | None = None  # quoting of If-Match that this server accepts
+        self._quoted: bool | None = None  # how this server expects If-Match; None until known
 
     @override
     def get(self, key: str) -> Blob:
@@ -58,7 +59,7 @@ class S3Store(ObjectStore):
             with closing(answer["Body"]) as body:
                 data = body.read(MAX_GET_BYTES + 1)
                 if len(data) <= MAX_GET_BYTES:
-                    data += body.read()  # nothing more: this read notices an answer cut short
+                    data += body.read()  # returns nothing, but raises if the response was cut off
                 return Blob(data, answer["ETag"].strip('"'))
 
     @override
@@ -95,14 +96,14 @@ class S3Store(ObjectStore):
 
     @override
     def put_if_match(self, key: str, body: bytes, etag: str) -> str:
-        """Quoted as the standard says, and unquoted as Ceph 16 wants it, until one is accepted."""
-        # A 412 says that the tag is another, or that it was quoted the wrong way. A second try with
-        # the same tag is safe: had the first one written, the tag would be another now.
+        """Try the ETag with quotes (the standard) and without (Ceph 16) until one is accepted."""
+        # A 412 means that the tag differs or is quoted the wrong way. A second attempt with the
+        # same tag is safe: if the first one had succeeded, the tag would be different now.
         styles = (True, False) if self._quoted is None else (self._quoted,)
         for quoted in styles:
             try:
                 tag = self._put(key, body, IfMatch=f'"{etag}"' if quoted else etag)
-            except ObjectNotFoundError as error:  # AWS's answer where the key is gone
+            except ObjectNotFoundError as error:  # AWS's response if the object was deleted
                 raise PreconditionFailedError(str(error), key=key) from None
             except PreconditionFailedError:
                 if quoted is styles[-1]:
@@ -148,7 +149,7 @@ class S3Store(ObjectStore):
 
     @override
     def clock(self) -> float:
-        """The `Date` header of an answer: one second coarse."""
+        """Return the `Date` header of a response; its resolution is one second."""
         with self._request(""):
             answer = self._client.list_objects_v2(Bucket=self.bucket, Prefix=self.prefix, MaxKeys=1)
         date = answer["ResponseMetadata"]["HTTPHeaders"]["date"]
@@ -156,7 +157,7 @@ class S3Store(ObjectStore):
 
     @override
     def abort_uploads(self, older_than_s: float, *, dry_run: bool) -> int:
-        """Abort unfinished multipart uploads under the prefix (ours are single PUTs; guests')."""
+        """Abort unfinished multipart uploads of other tools; packhouse uses single PUTs."""
         uploads = self._pages("list_multipart_uploads", "Uploads", Prefix=self.prefix)
         now = self.clock()
         old = [u for u in uploads if now - u["Initiated"].timestamp() >= older_than_s]
@@ -171,14 +172,14 @@ class S3Store(ObjectStore):
         return {"Bucket": self.bucket, "Key": self.prefix + check_key(key)}
 
     def _pages(self, method: str, items: str, **query: str) -> Sequence[dict[str, Any]]:
-        """All items of an answer that comes in pages."""
+        """Return all items of a paginated response."""
         with self._request(query["Prefix"].removeprefix(self.prefix)):
             pages = self._client.get_paginator(method).paginate(Bucket=self.bucket, **query)
             return [item for page in pages for item in page.get(items, ())]
 
     @contextmanager
     def _request(self, key: str) -> Iterator[None]:
-        """Errors of the client -> ours."""
+        """Translate errors of the client."""
         import botocore.exceptions as boto
         import urllib3.exceptions
 
@@ -196,27 +197,27 @@ class S3Store(ObjectStore):
             ) from error
         except boto.SSLError as error:
             raise StoreError(
-                f"{self.uri}: {error}; AWS_CA_BUNDLE names the certificates to trust"
+                f"{self.uri}: {error}. Set AWS_CA_BUNDLE to the certificates to trust"
             ) from error
         except (boto.NoCredentialsError, boto.PartialCredentialsError) as error:
             raise ConfigError(
-                f"{self.uri}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+                f"{self.uri}: no credentials. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
                 "or AWS_PROFILE"
             ) from error
         except boto.ParamValidationError as error:
             raise ConfigError(f"{place}: {error}") from error
         except KeyError as error:
             raise StoreError(
-                f"{place}: the answer has no {error}, which every S3 server gives; see `packhouse "
-                "doctor storage`"
+                f"{place}: the response lacks {error}, which S3 requires. Check the store with "
+                "`packhouse doctor storage`"
             ) from error
-        # No answer, half of one, or no connection.
+        # No connection, or no complete response.
         except (urllib3.exceptions.HTTPError, boto.BotoCoreError) as error:
             raise TransientError(f"{place}: {error}", key=key) from error
 
 
 def _body(answer: dict[str, Any], start: int) -> Iterator[bytes]:
-    """The bytes of an answer from `start` on: a server without ranges sends the object whole."""
+    """Yield the bytes from `start` on; a server without ranges sends the whole object."""
     left_out = 0 if "ContentRange" in answer else start
     with closing(answer["Body"]) as body:
         for chunk in body.iter_chunks(_CHUNK_BYTES):
@@ -226,9 +227,9 @@ def _body(answer: dict[str, Any], start: int) -> Iterator[bytes]:
 
 
 def make_client(read_timeout_s: float = 60) -> Any:
-    """A botocore S3 client from the usual AWS environment, profile and files; no retries inside.
+    """Create a botocore S3 client without retries from the usual AWS environment and files.
 
-    A custom endpoint is addressed path-style unless the profile says
+    A custom endpoint is addressed path-style unless the profile sets
     `s3 = addressing_style = virtual`.
     """
     session = import_extra("botocore.session", "s3", "s3://").get_session()
@@ -250,18 +251,18 @@ def make_client(read_timeout_s: float = 60) -> Any:
 
 
 def filesystem_options() -> dict[str, Any]:
-    """Options of s3fs that make it read through the same settings as `make_client`."""
+    """Return options for s3fs with the same settings as `make_client`."""
     session = import_extra("botocore.session", "s3", "s3://").get_session()
     region, options = _settings(session)
     return {"client_kwargs": {"region_name": region}, "config_kwargs": options}
 
 
 def _settings(session: Any) -> tuple[str, dict[str, Any]]:
-    """Region, and options of botocore's Config, from the environment, profile and files of AWS.
+    """Return the region and options of botocore's Config from AWS's environment and files.
 
     Raises:
-        ConfigError: an endpoint that holds a password. Every library that fails to reach an
-            address repeats it, in errors, logs and artifacts.
+        ConfigError: An endpoint contains a password. Libraries that cannot reach an address repeat
+            it in errors, and so in logs and artifacts.
     """
     profile = session.get_scoped_config()
     endpoints = {
@@ -272,8 +273,8 @@ def _settings(session: Any) -> tuple[str, dict[str, Any]]:
     for name, endpoint in endpoints.items():
         if endpoint and ("@" in endpoint or "?" in endpoint):
             raise ConfigError(
-                f"{name} holds a user name, password or query; give the address alone, and the "
-                "keys as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or in "
+                f"{name} contains a user name, password or query. Set only the address there, and "
+                "the keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or in "
                 "AWS_SHARED_CREDENTIALS_FILE"
             )
     style = (profile.get("s3") or {}).get("addressing_style")

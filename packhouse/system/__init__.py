@@ -1,1 +1,1 @@
-"""What a run stands on: worker processes with limits, memory, disks, signals, progress, keys."""
+"""System services: worker processes with limits, memory, disks, signals, progress, keys."""

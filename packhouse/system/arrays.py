@@ -1,4 +1,4 @@
-"""Numpy arrays by what they hold: `Bools` are masks, `Int64s` places, offsets and counts."""
+"""Types of numpy arrays: `Bools` for masks, `Int64s` for positions, offsets and counts."""
 
 import numpy as np
 import numpy.typing as npt

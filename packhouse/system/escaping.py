@@ -1,9 +1,9 @@
-r"""Text from rows, file names and manifests, made harmless where it leaves the program.
+r"""Escape untrusted text (rows, file names, manifests) for terminals, Markdown and HTML.
 
-Whoever writes a row, a file name or a manifest chooses what is in it. On a terminal an escape
-sequence moves the cursor or fills the clipboard, and a bidirectional control shows text in another
-order than it is read. In markdown, `![](http://x)` fetches and `[a](http://x)` leads away. There
-is one function for each exit; letters of every language stay as they are.
+On a terminal, an escape sequence can move the cursor or fill the clipboard, and a bidirectional
+control shows text in another order than it is read. In Markdown, `![](http://x)` fetches an address
+and `[a](http://x)` links to one. There is one function for each output. Letters of all languages
+stay unchanged.
 
     for_terminal("a\x1b[2J")       a\x1b[2J, all of it visible
     for_markdown("[a](http://x)")  &#91;a&#93;(http&#58;//x), shown as it was written
@@ -14,10 +14,8 @@ import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
-# Parts of a page of HTML that shows itself in a notebook, light or dark, and fetches nothing.
-
-
-# Half transparent, so that they go with a light and a dark page.
+# HTML for notebooks. Colors are half transparent, so that they suit light and dark pages. Nothing
+# is fetched.
 PAGE_STYLE = """<style>
 .packhouse {font: 13px/1.5 system-ui, sans-serif; color: inherit}
 .packhouse table {border-collapse: collapse; margin: 6px 0; background: none; font: inherit}
@@ -36,7 +34,7 @@ PAGE_STYLE = """<style>
 
 
 def html_text(text: str) -> str:
-    """Return text that a page shows as it is.
+    """Return text escaped for HTML.
 
     Example:
         >>> html_text("<script>a & b")
@@ -46,13 +44,13 @@ def html_text(text: str) -> str:
 
 
 def html_table(lines: Iterable[tuple[str, str]]) -> str:
-    """Return a table of names and values."""
+    """Return an HTML table of names and values."""
     rows = (f"<tr><td>{html_text(a)}</td><td>{html_text(b)}</td></tr>" for a, b in lines)
     return f"<table>{''.join(rows)}</table>"
 
 
-# C1 and bidirectional controls, line and paragraph separators, what streams and XML cannot hold
-# (half surrogates, non-characters), and the tag characters, which spell invisible ASCII.
+# C1 and bidirectional controls, line and paragraph separators, code points that UTF-8 or XML cannot
+# contain (surrogates, non-characters), and tag characters, which spell invisible ASCII.
 _OTHERS = (
     "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff"
     "\U000e0000-\U000e007f"
@@ -60,8 +58,8 @@ _OTHERS = (
 _ACTIVE = re.compile(f"[\x00-\x1f{_OTHERS}]")
 _ACTIVE_IN_LINES = re.compile(f"[\x00-\x08\x0b-\x1f{_OTHERS}]")
 
-# What can begin a tag, a link, an image, a list, a heading, a cell, emphasis, mathematics or an
-# address that becomes a link by itself. Punctuation inside words stays: `seq_len`, `rows.jsonl`.
+# Characters that can begin a tag, link, image, list, heading, cell, emphasis, formula or an address
+# that becomes a link. Punctuation inside words stays: `seq_len`, `rows.jsonl`.
 _MARKDOWN = re.compile(
     r"[&<>\[\]`*~\\|#{}$]|^[-+=]|^[0-9]+[.)](?= |$)|:(?=//)|(?<=www)\."
     r"|(?<![^\W_])_|_(?![^\W_])",
@@ -70,11 +68,11 @@ _MARKDOWN = re.compile(
 
 
 def for_terminal(text: str, *, keep_lines: bool = False) -> str:
-    r"""Return text that no terminal acts on: what would act is written as its escape.
+    r"""Return text with control characters written as escapes, so that no terminal acts on them.
 
     Args:
-        text: anything.
-        keep_lines: leave newlines and tabs, where the text is no part of a line.
+        text: Any text.
+        keep_lines: Keep newlines and tabs.
 
     Example:
         >>> print(for_terminal("a\x1b[31mb\u202ec\n"))
@@ -85,7 +83,7 @@ def for_terminal(text: str, *, keep_lines: bool = False) -> str:
 
 
 def for_markdown(text: str) -> str:
-    """Return text in one line that markdown shows as it is, in a paragraph and in a table.
+    """Return text as one line, escaped for Markdown paragraphs and tables.
 
     Example:
         >>> for_markdown("2 of 3 rows | ![](http://x.org)")
@@ -93,11 +91,11 @@ def for_markdown(text: str) -> str:
     """
     line = for_terminal(" ".join(text.split()))
     line = _MARKDOWN.sub(lambda found: "".join(f"&#{ord(c)};" for c in found[0]), line)
-    return line.replace("@", "@\u200b")  # mentions nobody, and is no address
+    return line.replace("@", "@\u200b")  # a zero-width space, so that nobody is mentioned
 
 
 def markdown_code(text: str) -> str:
-    r"""Return text as a code span, in a paragraph and in a table.
+    r"""Return text as a Markdown code span for paragraphs and tables.
 
     Example:
         >>> print(markdown_code("s3://bucket/a|b`c"))
@@ -108,13 +106,13 @@ def markdown_code(text: str) -> str:
 
 
 class Markdown(str):
-    """A cell that is markdown already, such as what `markdown_code` returns."""
+    """A table cell that is already Markdown, such as a result of `markdown_code`."""
 
     __slots__ = ()
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Return the lines of a table; cells are escaped, numbers have commas and stand at the right.
+    """Return the lines of a table; cells are escaped, numbers have commas and align right.
 
     Example:
         >>> markdown_table(("a", "b", "c"), [(1234, "x|y", Markdown("**z**"))])
@@ -132,11 +130,11 @@ def _cell(value: object) -> str:
         return value
     if isinstance(value, int):
         return f"{value:,}"
-    return "-" if value in (None, "-") else for_markdown(str(value))  # a dash is no list in a cell
+    return "-" if value in (None, "-") else for_markdown(str(value))  # in a cell, "-" is not a list
 
 
 def fenced(text: str, language: str) -> list[str]:
-    """Return the lines of a block of code; no line of the text can end it.
+    """Return the lines of a code block whose fence is longer than any in the text.
 
     Example:
         >>> fenced("a: ```", "yaml")

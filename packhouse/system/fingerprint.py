@@ -1,8 +1,7 @@
-"""Content keys: the same inputs give the same key in every process, and nothing else does.
+"""Compute content keys: equal inputs give equal keys in every process.
 
-A key is the sha256 of canonical JSON (sorted keys, no spaces, no sets, no floats that differ by
-spelling). Each step says what goes into its keys (`packhouse.run.step`); this module only
-hashes.
+A key is the sha256 of canonical JSON (sorted keys, no spaces, no sets, one spelling per float).
+Each step decides what goes into its keys (`packhouse.run.step`); this module only hashes.
 """
 
 import hashlib
@@ -14,7 +13,7 @@ from pathlib import Path
 
 
 def canonical_json(value: object) -> bytes:
-    """Return the one JSON spelling of a value; raises TypeError on sets and other unordered things.
+    """Return the canonical JSON of a value; raise TypeError for sets and other types.
 
     Example:
         >>> canonical_json({"b": 1, "a": [True, None]})

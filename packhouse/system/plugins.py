@@ -1,14 +1,14 @@
-"""What not every install has: plug-ins of other packages, and packages that extras bring.
+"""Optional parts: plug-ins from other packages, and packages that extras install.
 
 Plug-ins are row formats, renderers, packing strategies and checks. They are found by entry point:
 
     [project.entry-points."packhouse.row_formats"]   # in the pyproject.toml of `acme-data`
     faq = "acme_data:read_faq"
 
-A recipe names it like a built-in one: `format: faq`. Nothing is imported until a step needs it;
-the key of a step, and so the version's id, holds the distribution's name and version, which are
-read without importing anything. docs/plugins.md shows one of each kind. A function of a notebook or
-script goes in place of the name, as a `PluginFunction` with a version of its own.
+A recipe uses it like a built-in one: `format: faq`. It is imported only when a step needs it. The
+name and version of its distribution are part of the step's key, and so of the version ID; they are
+read without importing anything. docs/plugins.md has an example of each kind. In a notebook or
+script, pass a function as a `PluginFunction` with a version.
 """
 
 import json
@@ -39,16 +39,16 @@ RENDERERS = {
     "harmony": ("openai-harmony", "packhouse.addons.renderers:Harmony"),
     "mistral": ("mistral-common", "packhouse.addons.renderers:Mistral"),
 }
-"""Renderers that packhouse ships: the library that each needs, and its class. An extra of the same
-name installs the library."""
+"""Built-in renderers: the library that each needs, and its class. The extra of the same name
+installs the library."""
 
 
 class BadRowError(Exception):
-    """A row cannot become a conversation; it goes to quarantine.
+    """A row cannot become a conversation, and is quarantined.
 
     Args:
-        reason: a code: lower-case letters, digits and `_`, such as `no_answer`.
-        detail: a sentence for people.
+        reason: Reason code of lower-case letters, digits and `_`, such as `no_answer`.
+        detail: Explanation for people, one sentence.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -59,9 +59,9 @@ class BadRowError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PluginFunction:
-    """A function that goes to `packhouse.prepare` in place of a plug-in's name.
+    """A function to pass to `packhouse.prepare` instead of the name of a plug-in.
 
-    This process alone knows it: work with `workers=1`, or offer it by entry point.
+    It exists only in this process, so use `workers=1`, or register it as an entry point.
 
     Example:
         >>> def in_order(lengths, seq_len, seed):
@@ -72,15 +72,16 @@ class PluginFunction:
 
     function: Callable[..., object]
     version: str
-    """Part of the version's id: change it when what the function returns changes."""
+    """Part of the version ID. Change it when the function's results change."""
     name: str = ""
-    """Its name in the recipe and in messages; by default the function's own."""
+    """Name in the recipe and in messages; default: the function's name."""
 
     def __post_init__(self) -> None:
         if not callable(self.function) or not isinstance(self.version, str) or not self.version:
             raise ConfigError(
-                "PluginFunction takes a function and a version, a text such as '1', which the id "
-                f"of what is made with it holds; got {self.function!r:.60}, {self.version!r:.20}"
+                "PluginFunction needs a function and a non-empty version string, which becomes "
+                f"part of the version ID; got a {type(self.function).__name__} and a "
+                f"{type(self.version).__name__}. Write PluginFunction(function, version='1')"
             )
         if not self.name:
             object.__setattr__(self, "name", getattr(self.function, "__name__", "function"))
@@ -88,7 +89,7 @@ class PluginFunction:
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A plug-in that is installed, of which nothing is imported yet, or that was given."""
+    """An installed plug-in (not imported yet) or a `PluginFunction`."""
 
     kind: Kind
     name: str
@@ -105,48 +106,48 @@ class Plugin:
         """Import the function, or the object or class of a renderer.
 
         Raises:
-            PluginError: it cannot be imported, or is no function.
+            PluginError: It cannot be imported, or is not a function.
         """
         if isinstance(self.entry, PluginFunction):
             return self.entry.function
         with self.named_in_errors():
             loaded = self.entry.load()
         if self.kind != "renderers" and not callable(loaded):
-            raise PluginError(f"{self}: {self.entry.value} is no function")
+            raise PluginError(f"{self}: {self.entry.value} is not a function. Fix its entry point")
         return loaded
 
     @contextmanager
     def named_in_errors(self, where: str = "") -> Iterator[None]:
-        """Name the plug-in in whatever its code raises; `where` says what it was given.
+        """Turn exceptions of the plug-in into a `PluginError` that names it; `where` is its input.
 
         Raises:
-            PluginError: its code raised anything but `BadRowError`.
+            PluginError: Its code raised anything but `BadRowError`.
         """
         try:
             yield
         except (BadRowError, PackhouseError, MemoryError):
             raise
-        except Exception as error:  # code of others may raise anything
+        except Exception as error:  # third-party code may raise anything
             said = f"{type(error).__name__}: {error}"[:300]
             raise PluginError(f"{self} failed{where}: {said}", plugin=self.name) from error
 
 
 _given: dict[tuple[Kind, str], Plugin] = {}
-"""Functions that took the place of a name in this process."""
+"""PluginFunctions that were passed in this process."""
 
 
 def find_plugin(kind: Kind, name: str, built_in: Sequence[str] = ()) -> Plugin:
-    """Return a plug-in by its name: one that was given, else an installed one.
+    """Return the plug-in of a name: a `PluginFunction`, or else an installed one.
 
-    Reads metadata and imports nothing.
+    Reads only metadata and imports nothing.
 
     Args:
-        kind: what it is.
-        name: of the entry point.
-        built_in: names that the message of an error lists beside those of plug-ins.
+        kind: Kind of plug-in.
+        name: Name of the entry point.
+        built_in: Built-in names, to list in the error message.
 
     Raises:
-        ConfigError: there is none, two packages offer it, or its package has no version.
+        ConfigError: It does not exist, two packages provide it, or its package has no version.
     """
     if (kind, name) in _given:
         return _given[kind, name]
@@ -156,19 +157,20 @@ def find_plugin(kind: Kind, name: str, built_in: Sequence[str] = ()) -> Plugin:
     owners = {str(entry.dist.name): entry for entry in found if entry.dist is not None}
     if not owners:
         known = ", ".join([*built_in, *sorted(_names(kind))]) or "none"
-        raise ConfigError(f"no {_WHAT[kind]} '{name}'; known: {known}", name=name)
+        raise ConfigError(f"unknown {_WHAT[kind]} '{name}'. Known: {known}", name=name)
     if len(owners) > 1:
         raise ConfigError(
-            f"{_WHAT[kind]} '{name}' is offered by {' and '.join(sorted(owners))}; keep one of them"
+            f"{_WHAT[kind]} '{name}' is provided by {' and '.join(sorted(owners))}. Uninstall all "
+            "but one"
         )
     ((distribution, entry),) = owners.items()
     assert entry.dist is not None, "owners have one"
     facts = entry.dist.metadata
-    version = facts["Version"] if "Version" in facts else None  # one without it may raise KeyError
+    version = facts["Version"] if "Version" in facts else None  # `.get` may raise KeyError
     if not version:
         raise ConfigError(
-            f"{_WHAT[kind]} '{name}': its package {distribution} has no version, which the id of "
-            "what is made with it must hold; give it one"
+            f"{_WHAT[kind]} '{name}': its package {distribution} has no version, which must be "
+            "part of the version ID. Add one"
         )
     return Plugin(kind, name, distribution, str(version), entry)
 
@@ -188,7 +190,7 @@ def _shipped_renderer(name: str) -> Plugin:
 
 
 def plugin_names(kind: Kind) -> list[str]:
-    """Return the names of the plug-ins that installed packages offer."""
+    """Return the names of the plug-ins of installed packages."""
     return sorted(_names(kind))
 
 
@@ -201,10 +203,10 @@ def _names(kind: Kind) -> set[str]:
 
 
 def plugin_key(kind: Kind, name: str, built_in: Sequence[str]) -> dict[str, object]:
-    """Return what of a plug-in goes into a step's key; empty for a built-in name.
+    """Return a plug-in's part of a step's key; empty for a built-in name.
 
     Raises:
-        ConfigError: see `find_plugin`.
+        ConfigError: The plug-in is not available; see `find_plugin`.
 
     Example:
         >>> plugin_key("packing_strategies", "best_fit", ["best_fit"])
@@ -218,36 +220,36 @@ def plugin_key(kind: Kind, name: str, built_in: Sequence[str]) -> dict[str, obje
 
 @dataclass(frozen=True, slots=True)
 class NameOf:
-    """Annotation of a recipe's field that takes built-in names, and those of plug-ins.
+    """Annotation of a recipe field that accepts built-in names and names of plug-ins.
 
-    A built-in name is always the built-in thing: a plug-in of that name is never looked for. Forms
-    offer the built-in ones alone.
+    A built-in name always means the built-in one, even if a plug-in has the same name. Forms show
+    only the built-in names.
     """
 
     kind: Kind
     built_in: tuple[str, ...] = ()
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
-        """Check a name when a recipe is read; without an import of a plug-in."""
+        """Check the name when a recipe is read, without importing the plug-in."""
         name = core_schema.no_info_after_validator_function(self._check, core_schema.str_schema())
         return core_schema.no_info_before_validator_function(self._take, name)
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: object
     ) -> dict[str, object]:
-        """Return the schema of a form's field."""
+        """Return the schema for run forms."""
         return {"type": "string"} | ({"enum": list(self.built_in)} if self.built_in else {})
 
     def _take(self, given: object) -> object:
-        """Return a function's name, by which it is found from now on; anything else as it is."""
+        """Register a `PluginFunction` and return its name; return other values unchanged."""
         if callable(given):
-            message = "give its name, or `PluginFunction(function, version='1')`"
+            message = "is a function. Pass a name, or PluginFunction(function, version='1')"
             raise PydanticCustomError("no_plugin", "{message}", {"message": message})
         if not isinstance(given, PluginFunction):
             return given
         if given.name in self.built_in:
             raise ConfigError(
-                f"'{given.name}' is a built-in {_WHAT[self.kind]}; give yours another name: "
+                f"'{given.name}' is a built-in {_WHAT[self.kind]}. Choose another name: "
                 "PluginFunction(..., name='mine')"
             )
         _given[self.kind, given.name] = Plugin(self.kind, given.name, "", given.version, given)
@@ -259,7 +261,7 @@ class NameOf:
         offered = [*self.built_in, *sorted(_names(self.kind) - {*self.built_in})]
         if name not in offered:
             if not offered:
-                message = f"no package that is installed offers a {_WHAT[self.kind]}"
+                message = f"no installed package provides a {_WHAT[self.kind]}"
                 raise PydanticCustomError("no_plugin", "{message}", {"message": message})
             expected = ", ".join(f"'{each}'" for each in offered)
             raise PydanticCustomError("literal_error", "unknown name", {"expected": expected})
@@ -271,16 +273,16 @@ NO_FILES = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "allow_community_extensions": "false",
-    # Else what memory does not hold goes to `.tmp` in the working directory, up to 90% of the disk.
+    # Otherwise DuckDB spills to `.tmp` in the working directory, up to 90% of the disk.
     "max_temp_directory_size": "0B",
 }
-"""Settings of a DuckDB connection; each use adds its own memory and threads."""
+"""Settings of a DuckDB connection without files or network; callers add memory and threads."""
 
 
 def hub_options() -> dict[str, Any]:
-    """Return the endpoint and the token of the environment, as the Hub's client takes them.
+    """Return endpoint and token from the environment, as options of the Hub's client.
 
-    The token comes from `HF_TOKEN` only; `False` keeps the client from a login that lies on disk.
+    The token comes only from `HF_TOKEN`; `False` stops the client from using a login on disk.
     """
     return {
         "endpoint": os.environ.get("HF_ENDPOINT"),
@@ -289,7 +291,7 @@ def hub_options() -> dict[str, Any]:
 
 
 def silent_bar() -> type:
-    """Return the Hub client's progress bar, never shown: the run has one of its own."""
+    """Return a hidden progress bar for the Hub's client, because the run shows its own."""
     tqdm: Any = import_module("tqdm.auto").tqdm  # which has no types
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -299,15 +301,15 @@ def silent_bar() -> type:
 
 
 def import_extra(module: str, extra: str, what: str) -> Any:
-    """Import a module that an extra of packhouse brings.
+    """Import a module that an extra of packhouse installs.
 
     Args:
-        module: its name.
-        extra: what to install: `packhouse[extra]`.
-        what: who needs it, for the message.
+        module: Name of the module.
+        extra: Name of the extra: `packhouse[extra]`.
+        what: The feature that needs it, for the message.
 
     Raises:
-        ConfigError: it is not installed; says how to install it.
+        ConfigError: It is not installed; the message has the command to install it.
 
     Example:
         >>> import_extra("no_such_module", "s3", "s3://")
@@ -324,9 +326,9 @@ def import_extra(module: str, extra: str, what: str) -> Any:
 
 
 def pip_install(extra: str) -> str:
-    """Return the command that installs an extra of this packhouse, from where packhouse came.
+    """Return the command that installs an extra from the origin of the installed packhouse.
 
-    pip notes a checkout, a file or a repository in `direct_url.json`, and nothing for an index.
+    pip records a checkout, a file or a repository in `direct_url.json`; for an index, nothing.
     """
     try:
         origin = json.loads(distribution("packhouse").read_text("direct_url.json") or "{}")

@@ -1,18 +1,17 @@
-"""Progress of a run: what it is doing, how far it is, and a line for each step that is done.
+"""Show the progress of a run: the current phase or step, and a line for each finished one.
 
     importing Prefect                     4.1 s
     planning                              0.2 s
     1/9 validate        52,002 rows       1.3 s
      tokenize ---------------                 50% 0:00:03 0:00:03
 
-The last line is a bar, in a terminal and in a notebook; the lines above it stay. Elsewhere a phase
-also says when it begins, so that a log shows what a run waits for. All goes to stderr: stdout stays
-clean for `--json`. Warnings that packhouse logs stand between these lines. Other displays ask
-`current_step`.
+In a terminal or notebook, the last line is a progress bar. In a log, each phase also prints a line
+when it begins, to show what the run waits for. All output goes to stderr, so stdout stays clean for
+`--json`. Warnings of packhouse are printed between these lines. Other displays read `current_step`.
 
-A step's total is its number of jobs. Library code calls `advance(0.1)` where it has done a tenth
-of a job; it neither knows nor cares who watches. A bar appears once its step has run for a second
-(pulsing until the first job or part of one is done).
+The total of a step is its number of jobs. Library code calls `advance(0.1)` after a tenth of a job,
+regardless of the display. A bar appears after its step has run for a second; it pulses until some
+progress is reported.
 """
 
 import logging
@@ -42,14 +41,14 @@ def is_notebook() -> bool:
 
 
 def notebook_progress() -> Any:
-    """Return a display of rich that draws as HTML, in one output of the cell, which changes."""
+    """Return a rich display that draws HTML into one output of the cell and updates it."""
     from IPython.display import HTML, display
     from rich.progress import Progress
 
     class Page(Progress):
         def __init__(self) -> None:
-            super().__init__(disable=True)  # it draws nothing by itself
-            del self.print  # rich's, of its console; the one below is of the page
+            super().__init__(disable=True)  # no drawing by rich itself
+            del self.print  # rich sets it to its console's; use the method below
             self.lines: list[str] = []
             self.handle: Any = None
             self.drawn = 0.0
@@ -95,9 +94,9 @@ _APPEARS_AFTER_S = 1.0
 
 
 class Step:
-    """The step that runs: how many of its jobs are done, in parts too; and its bar, if one shows.
+    """The running step: its finished jobs (fractional) and its bar, if there is a display.
 
-    A bar is hidden for a second, then drawn by rich until the step ends.
+    The bar is hidden for a second, then shown until the step ends.
     """
 
     def __init__(self, name: str, num_jobs: int) -> None:
@@ -114,30 +113,30 @@ class Step:
 
     @property
     def share(self) -> float:
-        """Of its jobs that are done, in [0, 1]."""
+        """Share of its jobs that are done, in [0, 1]."""
         return self.done / self.num_jobs if self.num_jobs else 1.0
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since it began."""
         return time.monotonic() - self.began
 
     def move_to(self, done: float) -> None:
-        """Count so many jobs as done; never fewer than before."""
+        """Set the number of finished jobs; it never decreases."""
         with self.lock:
             self.done = max(self.done, min(done, self.num_jobs))
             if self.display is not None:
                 self.display.update(self.task, completed=self.done, total=self.num_jobs)
 
     def close(self) -> None:
-        """Take its bar away."""
+        """Remove its bar."""
         if self.display is not None:
             self.timer.cancel()
             self.display.remove_task(self.task)
 
 
 class _Run:
-    """What runs at a time is one step of it."""
+    """State of a run, which has one running step at a time."""
 
     step: Step | None = None
     after_first_job: Callable[[], None] | None = None
@@ -145,16 +144,16 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """What a run does before its first step."""
+    """Work of a run outside its steps, such as planning."""
 
     text: str
     began: float
     task: Any
-    """Of the display, if there is one."""
+    """Task of the display, if there is one."""
 
 
 _display: Any = None
-"""Of rich: in a terminal, or in a notebook."""
+"""Display of rich in a terminal or notebook, else None."""
 _is_shown = False
 _phase: _Phase | None = None
 _forward: Callable[[float], None] | None = None
@@ -173,7 +172,7 @@ def current_step() -> Step | None:
 
 @contextmanager
 def show_progress(*, is_terminal: bool | None = None) -> Iterator[None]:
-    """Show on stderr how far the run is while the block runs, with bars in a terminal."""
+    """Show progress on stderr while the block runs, with bars in a terminal."""
     global _display, _is_shown, _phase
     _is_shown = True
     warnings, log = _Warnings(logging.WARNING), logging.getLogger("packhouse")
@@ -193,7 +192,7 @@ def show_progress(*, is_terminal: bool | None = None) -> Iterator[None]:
 
 
 class _Warnings(logging.Handler):
-    """Shows what is logged on lines that stay."""
+    """Prints logged warnings above the bar."""
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
@@ -201,7 +200,7 @@ class _Warnings(logging.Handler):
 
 
 def say(text: str, seconds: float) -> None:
-    """Show what is done and how long it took, on a line that stays."""
+    """Print a line with a finished piece of work and its duration."""
     if not _is_shown:
         return
     _print_line(f"{text:<34} {seconds:>8.1f} s")
@@ -215,7 +214,7 @@ def _print_line(line: str) -> None:
 
 
 def start_phase(text: str) -> None:
-    """Show what the run is doing now, until the next phase or the first step begins."""
+    """Show the current phase until the next phase or step begins."""
     global _phase
     _end_phase()
     if not _is_shown:
@@ -240,7 +239,7 @@ def _end_phase() -> None:
 
 @contextmanager
 def own_progress() -> Iterator[None]:
-    """Keep the steps of this run apart from those of others in the process while the block runs."""
+    """Track the steps of this run separately from other runs in the process."""
     token = _own.set(_Run())
     try:
         yield
@@ -262,7 +261,7 @@ def step_progress(name: str, num_jobs: int) -> Iterator[None]:
 
 
 def advance(fraction: float) -> None:
-    """Say that `fraction` more of a job of the running step is done."""
+    """Report that another `fraction` of a job of the running step is done."""
     if _forward is not None:
         _forward(fraction)
     step = _current().step
@@ -271,13 +270,13 @@ def advance(fraction: float) -> None:
 
 
 def forward(say: Callable[[float], None]) -> None:
-    """Give what `advance` is told to a function: in a worker, whose steps are its parent's."""
+    """Pass calls of `advance` to a function; in a worker, it reports to the parent."""
     global _forward
     _forward = say
 
 
 def job_done(num_done: int) -> None:
-    """Say that `num_done` jobs of the running step are done by now, cached ones included."""
+    """Report that `num_done` jobs of the running step are done, including cached ones."""
     run = _current()
     if run.step is not None:
         run.step.move_to(num_done)
@@ -288,7 +287,7 @@ def job_done(num_done: int) -> None:
 
 @contextmanager
 def after_first_job(call: Callable[[], None]) -> Iterator[None]:
-    """Do a call as soon as a job of the step that runs in the block is done, whatever runs it."""
+    """Call a function once the first job of the step in the block is done."""
     run = _current()
     run.after_first_job = call
     try:

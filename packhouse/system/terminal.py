@@ -1,13 +1,13 @@
-"""The way to a terminal and to logs: what they are sent holds nothing that a terminal acts on.
+"""Print to terminals and logs with control characters escaped, and handle signals.
 
-Commands print with `echo` and `console` alone (a test holds them to it), so that no command can
-forget to escape a row, a file name or a string of a manifest.
+Commands print only with `echo` and `console` (a test enforces it), so no command can forget to
+escape a row, a file name or a string of a manifest.
 
-SIGINT, SIGTERM and SIGHUP end a command, even if the exception that they raise is lost.
-A handler's exception is raised at whatever the main thread does just then. Code in C or Rust may
-swallow it: numpy's C API, imported by a Rust extension for the first time, panics instead, and a
-panic looks like any other failure of an encoder. So the handler also remembers the signal, and
-`check_interrupted`, called between jobs, raises it again.
+SIGINT, SIGTERM and SIGHUP end a command even if the exception of the handler is lost. Python raises
+that exception at any point of the main thread, and C or Rust code may swallow it: when a Rust
+extension imports numpy's C API for the first time, it panics instead, which looks like any failure
+of an encoder. So the handler also remembers the signal, and `check_interrupted`, called between
+jobs, raises it again.
 """
 
 import logging
@@ -36,7 +36,7 @@ def echo(text: str = "", *, err: bool = False) -> None:
 
 
 def echo_data(text: str) -> None:
-    """Print data for a program, byte for byte; escaped where a terminal would show it."""
+    """Print data for a program byte for byte; on a terminal, escaped."""
     if sys.stdout.isatty():
         echo(text)
     else:
@@ -44,7 +44,7 @@ def echo_data(text: str) -> None:
 
 
 def console(*, stderr: bool = False, soft_wrap: bool = True) -> "Console":
-    """Return a rich console that takes no markup from text and escapes what it draws."""
+    """Return a rich console that ignores markup in text and escapes its output."""
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
@@ -62,7 +62,7 @@ def console(*, stderr: bool = False, soft_wrap: bool = True) -> "Console":
 
 
 def page(blocks: Iterator[object]) -> None:
-    """Print what rich can draw, block by block; on a terminal in a pager, which asks for more."""
+    """Print rich renderables block by block; on a terminal, in a pager that reads on demand."""
     out = console()
     if not (out.is_terminal and sys.stdin.isatty()):
         for block in blocks:
@@ -75,12 +75,12 @@ def page(blocks: Iterator[object]) -> None:
                 out.print(block, end="")
             yield held.get()
 
-    os.environ.setdefault("LESS", "FRX")  # colours; and no pager for what fits on the screen
+    os.environ.setdefault("LESS", "FRX")  # show colors; quit at once if it fits on the screen
     click.echo_via_pager(lines(), color=True)
 
 
 def print_table(table: "Table") -> None:
-    """Print a rich table, as wide as the terminal; a pipe gets whole lines without end spaces."""
+    """Print a rich table as wide as the terminal; a pipe gets full lines."""
     out = console(soft_wrap=False)
     if out.is_terminal:
         out.print(table)
@@ -92,7 +92,7 @@ def print_table(table: "Table") -> None:
 
 
 def print_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
-    """Print names and values in two columns; what has no room stands under its name, unbroken."""
+    """Print names and values in two columns; a value that is too long goes below its name."""
     out = console()
     is_wide = not out.is_terminal and "COLUMNS" not in os.environ
     width = _PIPE_WIDTH if is_wide else out.width
@@ -109,7 +109,7 @@ def print_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
 
 
 def print_text(text: str, indent: int = 0, *, err: bool = False) -> None:
-    """Print a paragraph; a terminal breaks it between words, a pipe gets it as one line."""
+    """Print a paragraph, wrapped on a terminal; a pipe gets one line."""
     out = console(stderr=err)
     text = for_terminal(text)
     if not out.is_terminal and (err or "COLUMNS" not in os.environ):
@@ -127,15 +127,15 @@ def print_text(text: str, indent: int = 0, *, err: bool = False) -> None:
 
 
 def print_note(text: str) -> None:
-    """Print an error, a warning or a note on stderr, its lines broken as those of `print_text`."""
+    """Print an error, a warning or a note to stderr, wrapped like `print_text`."""
     for number, line in enumerate(text.split("\n")):
         print_text(line, 2 if number else 0, err=True)
 
 
 class EscapedRecord(logging.LogRecord):
-    """A log record whose message and traceback hold nothing that a terminal acts on.
+    """A log record with control characters escaped in message and traceback.
 
-    Lines behind the first are indented: no message can pass itself off as another one.
+    All lines but the first are indented, so that no message can imitate another record.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -154,7 +154,7 @@ _received: signal.Signals | None = None
 
 
 class Interrupted(SystemExit):
-    """A signal ended the command. Where nobody catches it, Python exits with its code.
+    """A signal ended the command. If nothing catches it, Python exits with its code.
 
     Example:
         >>> error = Interrupted(signal.SIGTERM)
@@ -165,7 +165,8 @@ class Interrupted(SystemExit):
     def __init__(self, number: int) -> None:
         self.signal = signal.Signals(number)
         self.exit_code = 128 + number
-        """What shells expect: 130 for SIGINT (Ctrl-C), 143 for SIGTERM, 129 for SIGHUP."""
+        """128 + signal, as shells expect: 130 for SIGINT (Ctrl-C), 143 for SIGTERM, 129 for
+        SIGHUP."""
         super().__init__(self.exit_code)
 
     def __str__(self) -> str:
@@ -173,9 +174,9 @@ class Interrupted(SystemExit):
 
 
 def handle_signals() -> None:
-    """Let signals raise `Interrupted` in the main thread of a command's own process.
+    """Make signals raise `Interrupted` in the main thread of a command's own process.
 
-    A hang-up that is ignored, as under `nohup`, stays so.
+    An ignored SIGHUP, as under `nohup`, stays ignored.
     """
     for number in _SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
@@ -183,9 +184,9 @@ def handle_signals() -> None:
 
 
 def ignore_signals() -> None:
-    """Let no further signal stop the command: it is ending, and what it writes last is short.
+    """Ignore further signals while the command writes its last lines.
 
-    Does nothing in a process that is not the command's own (`handle_signals` was not called).
+    Does nothing in a process that did not call `handle_signals`.
     """
     for number in _SIGNALS:
         if signal.getsignal(number) is _on_signal:
@@ -193,15 +194,15 @@ def ignore_signals() -> None:
 
 
 def interruption() -> Interrupted | None:
-    """Return the interruption if a signal came, also one whose exception was lost."""
+    """Return the interruption if a signal was received, even if its exception was lost."""
     return None if _received is None else Interrupted(_received)
 
 
 def check_interrupted() -> None:
-    """Raise the interruption again if a signal came and its exception was lost.
+    """Raise the interruption again if a signal was received.
 
     Raises:
-        Interrupted: a signal came.
+        Interrupted: A signal was received.
     """
     error = interruption()
     if error is not None:

@@ -1,4 +1,4 @@
-"""Words of messages: numbers with what they count, and what libraries say."""
+"""Helpers to word messages: counts with units, suggestions, first lines of other errors."""
 
 import difflib
 import os
@@ -7,20 +7,17 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-# Names that a person may have meant: of files beside one that is not there.
-
-
 _MOST_FILES = 5000
 _MOST_NAMED = 3
 
 
 def near_name(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
-    """Return "; did you mean 'x'?", or nothing if no known name is near.
+    """Return "; did you mean 'x'?", or an empty string if no known name is similar.
 
     Args:
-        name: what was given.
-        known: what could have been meant.
-        likeness: least ratio of `difflib.SequenceMatcher`, 0 to 1.
+        name: The given name.
+        known: Possible names.
+        likeness: Minimum ratio of `difflib.SequenceMatcher`, 0 to 1.
 
     Example:
         >>> near_name("aplaca", ["alpaca", "chat"]), near_name("x", ["chat"])
@@ -31,17 +28,17 @@ def near_name(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
 
 
 def near_files(path: str | Path, *endings: str) -> str:
-    """Say which file or folder was meant by one that is not there, or what is in its folder.
+    """Suggest a file for a path that does not exist, or list the files in its folder.
 
     Args:
-        path: of this machine; any other text gives nothing.
-        endings: of the names that count, `.yaml`; by default all.
+        path: Local path; for other text, returns an empty string.
+        endings: File extensions to consider, such as `.yaml`; default: all.
     """
     path = Path(path)
     names: list[str] = []
     with suppress(OSError, ValueError):
         if not path.parent.is_dir():
-            return f"; there is no folder '{path.parent}'"
+            return f"; the folder '{path.parent}' does not exist"
         with os.scandir(path.parent) as entries:
             names = sorted(e.name for e in islice(entries, _MOST_FILES) if e.name[:1] != ".")
     if endings:
@@ -52,16 +49,16 @@ def near_files(path: str | Path, *endings: str) -> str:
     if not endings or not names:
         return ""
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"; there: {', '.join(names[:_MOST_NAMED])}{more}"
+    return f"; found {', '.join(names[:_MOST_NAMED])}{more}"
 
 
 def counted(number: int, what: str, plural: str | None = None) -> str:
-    """Return a number with what it counts, in the singular or the plural.
+    """Return a number with its unit in singular or plural.
 
     Args:
-        number: how many.
-        what: one of them.
-        plural: several; where it is not given, `what` with an s, or with ies for a y.
+        number: The number.
+        what: Singular of the unit.
+        plural: Plural; default: `what` with s, or ies for a final y.
 
     Example:
         >>> counted(1, "row"), counted(2_000, "bad row"), counted(0, "copy")
@@ -77,7 +74,7 @@ def counted(number: int, what: str, plural: str | None = None) -> str:
 
 
 def text_table(rows: Iterable[Iterable[object]]) -> str:
-    """Lay rows of cells out in columns: the first to the left, the others to the right.
+    """Format rows as text columns: the first aligned left, the others right.
 
     Example:
         >>> print(text_table([("step", "rows", "tokens"), ("validate", 1200, None)]))
@@ -96,7 +93,7 @@ def text_table(rows: Iterable[Iterable[object]]) -> str:
 
 
 def by_name(counts: Mapping[str, int]) -> str:
-    """Return counts behind their names, in the order of the names.
+    """Return names with their counts, sorted by name.
 
     Example:
         >>> by_name({"json": 1_000, "encoding": 2})
@@ -106,7 +103,7 @@ def by_name(counts: Mapping[str, int]) -> str:
 
 
 def rows_and_records(rows: int, records: int, row: str = "row") -> str:
-    """Count rows, and their records if these are more.
+    """Return a number of rows, with the number of records if it is larger.
 
     Example:
         >>> rows_and_records(2, 5), rows_and_records(1, 1, "bad row")
@@ -117,7 +114,7 @@ def rows_and_records(rows: int, records: int, row: str = "row") -> str:
 
 
 def first_line(error: BaseException, most: int = 300) -> str:
-    r"""Return the first line of a library's message, cut after `most` characters; or its class.
+    r"""Return the first line of a library's error, cut at `most` characters, or its class.
 
     Example:
         >>> first_line(ValueError("no such table\nLINE 1: ...")), first_line(TimeoutError())
@@ -128,7 +125,7 @@ def first_line(error: BaseException, most: int = 300) -> str:
 
 
 def cut_pair(old: str, new: str, most: int) -> tuple[str, str]:
-    """Return two texts of `most` characters each, long ones from shortly before they differ.
+    """Shorten two texts to `most` characters each, around the place where they differ.
 
     Example:
         >>> cut_pair("length(output) > 20 and score > 1", "length(output) > 20 and score > 2", 24)

@@ -1,35 +1,35 @@
-"""Run code and decode files of strangers in a worker process, under limits that the kernel holds.
+"""Run untrusted code and decode untrusted files in a worker process with kernel-enforced limits.
 
-Chat templates and tokenizers are programs of strangers, and some kilobytes of Parquet or Arrow may
-expand to gigabytes. Whatever runs or decodes them does so in a worker:
+Chat templates and tokenizers are untrusted programs, and a few kilobytes of Parquet or Arrow can
+expand to gigabytes. All code that runs or decodes them does so in a worker:
 
     reply = run_in_worker(partial(render, path), what="template 'chat'", blames=TemplateError)
 
-There it says what it works on and limits its parts; in other processes these calls do nothing, so
-that the same code runs in tests:
+The code reports its position and limits its parts. In other processes these calls do nothing, so
+that tests run the same code:
 
     for row in rows:
         at(f"row {row.number}")     # a row may take 600 s of CPU time
         with limited():             # and a rendering 20 s of these
             render(row)
 
-- Memory: RLIMIT_DATA, which counts what a process may write to, and not the files that it maps.
+- Memory: RLIMIT_DATA, which counts writable memory but not mapped files.
 - CPU time: a timer for each row, rendering, batch of texts or batch of decoded rows. Its signal has
-  the default action, so the kernel ends the worker even in the middle of one long C call.
-- Wall-clock time: a worker that sleeps or is blocked uses no CPU time. The parent kills one that
-  says nothing and begins nothing new for ten minutes longer than the CPU time that it may use.
-- A worker has no credentials in its environment and inherits no open files. Where it needs the
-  bytes of a file, it asks its parent for them. It ends with its parent, or, in the middle of a long
-  C call, when that returns or its CPU time is used up.
+  the default action, so the kernel ends the worker even during a long C call.
+- Wall-clock time: a worker that sleeps or is blocked uses no CPU time. The parent kills a worker
+  that reports nothing for ten minutes plus its allowed CPU time.
+- A worker has no credentials in its environment and inherits no open files. It asks its parent for
+  the bytes of a file. It exits with its parent; during a long C call, when that call returns or its
+  CPU time is used up.
 
-Parent and worker talk over a socket: a message is its size in 8 bytes, then its bytes. Calls are
-pickles of our own objects. Replies are JSON lists (kind, values) and Arrow streams of one batch: a
-worker that a stranger has taken over must not choose what its parent unpickles.
+Parent and worker communicate over a socket: each message is its size in 8 bytes and then its bytes.
+Calls are pickles of our own objects. Replies are JSON lists (kind, values) and Arrow streams of one
+batch, because a compromised worker must not choose what its parent unpickles.
 
-A worker does one call at a time and waits a minute for the next. Starting one takes 0.2 s of CPU,
-and importing what renders and tokenizes 0.3 s more. `ProcessPoolExecutor` would not do: it runs the
-user's script again, and does not start in daemonic processes. Memory is limited on Linux only, time
-on every Unix.
+A worker runs one call at a time and waits a minute for the next. Starting one takes 0.2 s of CPU
+time, and importing the code for rendering and tokenizing another 0.3 s. `ProcessPoolExecutor` does
+not work here: it runs the user's script again, and cannot start in daemonic processes. Memory is
+limited only on Linux, time on every Unix.
 """
 
 import atexit
@@ -64,23 +64,23 @@ from packhouse.system import progress
 from packhouse.system.escaping import for_terminal
 
 MEMORY_MB = "PACKHOUSE_CHILD_MEMORY_MB"
-"""Environment variable: memory of a worker beyond what its input explains, 1024 by default."""
+"""Environment variable: memory of a worker in MiB, in addition to its input; default 1024."""
 SECONDS = "PACKHOUSE_CHILD_SECONDS"
-"""Environment variable: CPU time of a rendering, and of a batch beyond what its size explains; 20
-by default. All renderings of a row together may take `_ROW_TIMES` as much."""
+"""Environment variable: CPU seconds of a rendering, and of a batch in addition to the time for its
+size; default 20. All renderings of a row together may take `_ROW_TIMES` as much."""
 
 _ROW_TIMES = 30  # a long conversation is rendered once for each of its turns
-_BYTES_PER_SECOND = 50_000  # of a batch; HF encodes 2 MB/s
+_BYTES_PER_SECOND = 50_000  # minimum speed of a batch; HF encodes 2 MB/s
 _QUIET_S = 600
 _IDLE_S = 60.0
 _MAX_REPLY_BYTES = 2**30
 _READ_BYTES = 2**20
 _BYTES_PER_CPU = 32 * 2**20  # stacks of the threads that Arrow, numpy and tokenizers have per core
-_KEPT_BYTES = 2**30  # a worker that still holds more than this after a call is not used again
+_KEPT_BYTES = 2**30  # a worker that still uses more than this after a call is not reused
 
-# All that a worker sees of the environment: no AWS_*, HF_TOKEN, PREFECT_* and no passwords.
+# Environment variables that a worker gets: no AWS_*, HF_TOKEN, PREFECT_*, and no passwords.
 _KEPT = {"PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD"}
-_KEPT |= {"HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME"}  # where tokenizers of the Hub lie
+_KEPT |= {"HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME"}  # location of tokenizers from the Hub
 _KEPT |= {"SOURCE_DATE_EPOCH", "TOKENIZERS_PARALLELISM"}
 _KEPT_PREFIXES = ("LC_", "OMP_", "OPENBLAS_", "RAYON_", "MALLOC_")
 _ADDED = {
@@ -92,28 +92,28 @@ _ADDED = {
 _NO_MEMORY = ("MemoryError", "memory allocation", "out of memory", "bad_alloc")
 
 _MARK = struct.Struct("<Qd496s")
-"""Memory that worker and parent share: how many limits and places began so far, the CPU seconds of
-the limit that runs, and the place."""
+"""Shared memory of worker and parent: a counter of reported limits and positions, the CPU seconds
+of the current limit, and the current position."""
 
 
 class _Task(NamedTuple):
-    """A call and its limits, as a worker gets it."""
+    """A call and its limits, as sent to a worker."""
 
     call: Callable[[], Any]
     memory: int
-    """Bytes that it may take."""
+    """Maximum memory in bytes."""
     num_bytes: int
-    """Size of what the call reads, which adds to the seconds of each batch."""
+    """Size of the input, which adds to the seconds of each batch."""
     seconds: int
-    """CPU time of what `limited` bounds."""
+    """CPU seconds of a `limited` block."""
     first_seconds: float
-    """CPU time of what comes before the first row."""
+    """CPU seconds before the first row."""
     row_seconds: float
     file_bytes: int
-    """Size of the file that the parent holds open."""
+    """Size of the file that the parent reads for the worker."""
 
 
-# What follows, up to `serve`, runs in the parent.
+# The functions and classes up to `hide_pandas` run in the parent.
 
 
 def run_in_worker(
@@ -124,18 +124,18 @@ def run_in_worker(
     num_bytes: int = 0,
     more_memory: int = 0,
 ) -> Any:
-    """Do a call in a worker and return its result; in a worker already, just do it.
+    """Run a call in a worker and return its result; inside a worker, call it directly.
 
     Args:
-        call: picklable, with a result that JSON can hold.
-        what: the code or file that is not trusted, for messages: "tokenizer 'models/x'".
-        blames: raised when that goes over a limit or fails.
-        num_bytes: size of what the call reads; more input may take more time.
-        more_memory: bytes that it may take beyond `PACKHOUSE_CHILD_MEMORY_MB`.
+        call: Picklable function whose result can be written as JSON.
+        what: The untrusted code or file, as named in messages: "tokenizer 'models/x'".
+        blames: Error to raise if the call fails or exceeds a limit.
+        num_bytes: Size of the input; larger input may take more time.
+        more_memory: Bytes allowed in addition to `PACKHOUSE_CHILD_MEMORY_MB`.
 
     Raises:
-        PackhouseError: as the call raised it, or `blames`; this process goes on.
-        OSError: as the call raised it.
+        PackhouseError: The call raised it, or `blames`. This process continues.
+        OSError: The call raised it.
     """
     if is_worker():
         return call()
@@ -144,7 +144,7 @@ def run_in_worker(
     )
     results = list(stream)
     if len(results) != 1:
-        raise blames(f"{what}: its worker gave {len(results)} results for one call")
+        raise blames(f"{what}: its worker returned {len(results)} results for one call")
     return results[0]
 
 
@@ -158,11 +158,11 @@ def stream_from_worker(
     more_memory: int = 0,
     file: IO[bytes] | None = None,
 ) -> Iterator[Any]:
-    """Do a call in a worker; yield what it yields, or else its one result.
+    """Run a call in a worker and yield its items, or its single result.
 
     Arguments and errors are those of `run_in_worker`. The call may also return an iterator of
-    `pa.RecordBatch` and of what JSON can hold, and read an open `file` as `file_of_parent()`.
-    `remedy` is what messages tell the owner of the code or file to do.
+    `pa.RecordBatch` and JSON values, and read an open `file` with `file_of_parent()`. `remedy` is
+    the fix that error messages give.
     """
     megabytes, seconds = _setting(MEMORY_MB, 1024), _setting(SECONDS, 20)
     memory = megabytes * 2**20 + more_memory
@@ -190,11 +190,12 @@ def stream_from_worker(
             match reply:
                 case ["done"] | ["error", str(), str(), dict()]:
                     _idle.append(worker)
-                case _:  # it ended, is stuck or broken, or nobody wants to hear the rest
+                case _:  # it ended, is stuck or broken, or the caller stopped reading
                     worker.end()
         if not (worker.was_idle and worker.code == 0 and not worker.has_spoken):
-            break  # else it had waited for a task in vain, and ended when this one was sent
-    code, failed, trace = 0, f"its answer is no JSON, or over {_MAX_REPLY_BYTES:,} bytes", ""
+            break  # otherwise an idle worker timed out just when the task was sent: take another
+    failed = f"its reply is not JSON, or larger than {_MAX_REPLY_BYTES:,} bytes"
+    code, trace = 0, ""
     match reply:
         case ["done"]:
             return
@@ -212,20 +213,20 @@ def stream_from_worker(
     place, allowed_s = worker.works_on()
     if worker.is_stuck:
         limit_s = _QUIET_S + allowed_s
-        fault = f"did nothing for {limit_s:,.0f} s, with CPU time left: it sleeps or is blocked"
+        fault = f"made no progress for {limit_s:,.0f} s without using CPU time"
         limit, setting = {"limit_s": limit_s}, f"{SECONDS} above {seconds}"
     elif any(sign in failed for sign in _NO_MEMORY):
-        fault = f"needs more memory than the {memory >> 20:,} MB that it may use"
+        fault = f"needs more memory than its limit of {memory >> 20:,} MB"
         limit, setting = {"limit_mb": memory >> 20}, f"{MEMORY_MB} above {megabytes}"
     elif code == -signal.SIGPROF:
-        fault = f"takes more CPU time than the {allowed_s:,.0f} s that it may"
+        fault = f"takes more CPU time than its limit of {allowed_s:,.0f} s"
         limit, setting = {"limit_s": allowed_s}, f"{SECONDS} above {seconds}"
     elif code == -signal.SIGKILL:
         raise TransientError(
-            f"{what}, {place}: killed from outside; was the machine out of memory?"
+            f"{what}, {place}: its worker was killed. Check if the machine ran out of memory"
         )
     else:
-        ending = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+        ending = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         error = blames(f"{what}, {place}: {failed or ending}")
         error.add_note(trace)
         raise error
@@ -233,18 +234,18 @@ def stream_from_worker(
 
 
 def start_early(imports: str) -> None:
-    """Start a worker for a call that is soon to come, with the module that it is in imported."""
+    """Start a worker in advance, and import the module of the expected call."""
     if not _idle and not is_worker():
         _idle.append(_Worker(imports))
 
 
 class _Worker:
-    """A worker process, as its parent sees it."""
+    """A worker process, from the parent's side."""
 
     def __init__(self, imports: str = __name__) -> None:
         self.environment = _environment()
         self.was_idle = self.has_spoken = self.is_stuck = self._is_ending = False
-        self.code, self.said = -1, ""  # once it ended: as of `Popen`, and the end of its stderr
+        self.code, self.said = -1, ""  # after it ended: exit code, and the end of its stderr
         self._stderr = tempfile.TemporaryFile()
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(1)
@@ -252,7 +253,7 @@ class _Worker:
             mark.truncate(_MARK.size)
             self._mark = mmap.mmap(mark.fileno(), _MARK.size)
             shared = theirs.fileno(), mark.fileno()
-            code = (  # transformers imports torch wherever it finds it, which takes 2 s or more
+            code = (  # hide torch: transformers would import it, which takes 2 s or more
                 f"import sys; sys.path[:] = {sys.path!r}; sys.modules['torch'] = None; "
                 f"from {__name__} import hide_pandas, serve; hide_pandas(); "
                 f"import {imports}; serve(*{shared})"
@@ -260,7 +261,7 @@ class _Worker:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
-                stdout=self._stderr,  # what is printed is no reply
+                stdout=self._stderr,  # printed text is not a reply
                 stderr=self._stderr,
                 env=self.environment,
                 pass_fds=shared,
@@ -268,24 +269,24 @@ class _Worker:
         _living.append(self)
 
     def send(self, payload: bytes) -> None:
-        """Send a task, or a part of a file."""
-        with suppress(EOFError):  # `receive` finds the same
+        """Send a task or part of a file."""
+        with suppress(EOFError):  # `receive` will notice too
             self._move(self.socket.send, memoryview(len(payload).to_bytes(8, "little") + payload))
 
     def receive(self) -> Any:
-        """Return a reply; None if the process ended or is stuck, [] if it sent garbage."""
+        """Return a reply; None if the process ended or is stuck, [] for an invalid reply."""
         try:
             head = self._move(self.socket.recv_into, memoryview(bytearray(8)))
             self.has_spoken = True
             size = int.from_bytes(head, "little")
             if size > _MAX_REPLY_BYTES:
                 return []
-            # numpy does not touch memory before it is filled: a size that lies costs nothing.
+            # numpy does not touch the memory before it is filled, so a false size costs nothing.
             data = self._move(self.socket.recv_into, np.empty(size, np.uint8).data)
             if data[:1].tobytes() == b"[":
                 return orjson.loads(data)
             batch = pa.ipc.open_stream(data).read_next_batch()
-            batch.validate(full=True)  # offsets that lie would be followed here
+            batch.validate(full=True)  # false offsets would make us read outside of the buffers
             return ["item", batch]
         except EOFError:
             return None
@@ -295,11 +296,11 @@ class _Worker:
     def _move(self, move: Callable[[memoryview], int], data: memoryview) -> memoryview:
         """Send or receive all of `data`.
 
-        A process that is silent for too long is killed. Seconds in which this process itself was
-        stopped do not count.
+        Kills a process that is silent for too long. Time in which this process itself was stopped
+        does not count.
 
         Raises:
-            EOFError: the process ended, or is stuck.
+            EOFError: The process ended or is stuck.
         """
         num_moved, num_quiet, seen = 0, 0, self._mark[:]
         while num_moved < len(data):
@@ -323,13 +324,13 @@ class _Worker:
         return data
 
     def works_on(self) -> tuple[str, float]:
-        """Return the place that it works on, and the CPU time that it may take there."""
+        """Return its current position, and the CPU seconds allowed there."""
         _, seconds, place = _MARK.unpack(self._mark)
         text = place.rstrip(b"\0").decode(errors="replace")
         return for_terminal(text) or "before the first row", seconds
 
     def end(self) -> None:
-        """End the process; one that is ending by itself has time to, with its own exit code."""
+        """End the process; if it is already exiting, wait up to 10 s for its exit code."""
         self.socket.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(10 if self._is_ending else 0)
@@ -347,9 +348,9 @@ _idle: list[_Worker] = []
 
 
 def _leave_workers() -> None:
-    """In a fork of this process: the workers are its parent's, and end when that closes sockets."""
+    """Close the sockets in a fork: the workers belong to its parent and end with that."""
     _idle.clear()
-    for worker in _living:  # which stay listed: what is listed is not finalized
+    for worker in _living:  # they stay in the list, so that Python does not finalize them
         worker.socket.close()
 
 
@@ -363,7 +364,7 @@ def _end_idle() -> None:
 
 
 def _take() -> _Worker:
-    """Return a worker that waits for a task, or a new one."""
+    """Return an idle worker or a new one."""
     environment = _environment()
     with suppress(IndexError):
         while (worker := _idle.pop()).environment != environment:
@@ -375,23 +376,23 @@ def _take() -> _Worker:
 
 def _environment() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(_KEPT_PREFIXES)}
-    with suppress(OSError):  # a folder that is gone
-        kept["PWD"] = str(Path.cwd())  # a worker is used again only where its relative paths hold
+    with suppress(OSError):  # the folder was deleted
+        kept["PWD"] = str(Path.cwd())  # reuse a worker only in the same folder: relative paths
     return kept | _ADDED
 
 
 def _setting(name: str, default: int) -> int:
     text = os.environ.get(name) or str(default)
     if not text.isdecimal() or not 0 < int(text) < 2**31:
-        raise ConfigError(f"{name} is '{text}'; it must be a number from 1 on")
+        raise ConfigError(f"{name} is '{text}'. Set it to a whole number of at least 1")
     return int(text)
 
 
-# What follows runs in the worker.
+# The rest runs in the worker.
 
 
 def hide_pandas() -> None:
-    """Let pyarrow find no pandas; otherwise its first list imports it, for 0.2 s and 30 MB."""
+    """Hide pandas from pyarrow, which would import it for the first list: 0.2 s and 30 MB."""
 
     class Finder:
         def find_spec(self, name: str, *_: object) -> None:
@@ -404,11 +405,11 @@ def hide_pandas() -> None:
 
 
 def serve(connection: int, mark: int) -> None:
-    """Do tasks until the parent closes the socket, or none came for a minute."""
+    """Run tasks until the parent closes the socket, or none arrives for a minute."""
     global _served
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # are the parent's to answer
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent handles these
         signal.signal(number, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold rows
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would contain rows
     _served = served = _Served(connection, mark)
     keep_freed_memory()
     progress.forward(lambda fraction: served.reply("advance", float(fraction)))
@@ -416,14 +417,14 @@ def serve(connection: int, mark: int) -> None:
     with suppress(queue.Empty):
         while _data_bytes() <= base + _KEPT_BYTES:
             task = served.received.get(timeout=_IDLE_S)
-            # A pickle that our parent made, and nobody else can write to this socket: calls are
-            # functions with arguments, which JSON cannot hold. Replies are never unpickled.
+            # Our parent made this pickle, and nobody else can write to this socket. Calls are
+            # functions with arguments, which JSON cannot express. Replies are never unpickled.
             served.do(pickle.loads(task))  # noqa: S301
     os._exit(0)
 
 
 class _Served:
-    """The task that a worker does, and what of it runs now."""
+    """The current task of a worker, its position and limits."""
 
     task: _Task
 
@@ -432,23 +433,23 @@ class _Served:
         self.num_notes = 0
         self.place = b""
         self.limits: list[float] = []
-        """CPU seconds of the row, and of each block in it that is `limited`, innermost last."""
+        """CPU seconds of the row and of the `limited` blocks in it, innermost last."""
         self.socket = socket.socket(fileno=connection)
         self.received: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        """Tasks, and parts of the parent's file."""
+        """Tasks and parts of the parent's file."""
         threading.Thread(target=self.receive, daemon=True).start()
 
     def receive(self) -> None:
-        """Receive all that the parent sends; end this process when that is gone, or done."""
+        """Receive messages of the parent; exit when it closes the socket or ends."""
         incoming = self.socket.makefile("rb")
         while len(size := incoming.read(8)) == 8:
             self.received.put(incoming.read(int.from_bytes(size, "little")))
         os._exit(0)
 
     def do(self, task: _Task) -> None:
-        """Do a task under its limits, and reply how it went."""
+        """Run a task under its limits and send replies."""
         self.task = task
-        if sys.platform == "linux":  # others do not count what is mapped
+        if sys.platform == "linux":  # elsewhere RLIMIT_DATA does not count mmap
             soft = _data_bytes() + _BYTES_PER_CPU * (os.cpu_count() or 1) + task.memory
             hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
             soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
@@ -463,7 +464,7 @@ class _Served:
                 with limited(task.num_bytes):
                     item = next(items, _over)
                     place = self.place
-                self.note(place)  # it holds for the next item, too
+                self.note(place)  # also the position of the next item, until it reports one
                 if item is _over:
                     break
                 self.send(_message(item))
@@ -476,13 +477,13 @@ class _Served:
         except OSError as error:
             named = [] if error.filename is None else [str(error.filename)]
             self.reply("os_error", *error.args[:2], *named)
-        except BaseException as error:  # a panic of Rust code is no Exception
+        except BaseException as error:  # a Rust panic is not an Exception
             said = f"{type(error).__name__}: {str(error)[:500]}"
             self.reply("failed", said, traceback.format_exc()[-4000:])
         signal.setitimer(signal.ITIMER_PROF, 0)
 
     def note(self, place: bytes) -> None:
-        """Show the parent what is worked on, and the limit of it."""
+        """Show the parent the current position and limit."""
         self.num_notes += 1
         self.place = place
         self.mark[:] = _MARK.pack(self.num_notes, self.limits[-1], place)
@@ -504,9 +505,9 @@ def is_worker() -> bool:
 
 
 def at(place: str) -> None:
-    """In a worker: note what is worked on, for the message if it does not end well.
+    """In a worker: report the current position, for error messages.
 
-    Outside of `limited`, another place is another row, with all of a row's CPU time.
+    Outside of `limited`, a new position is a new row with its own CPU time.
     """
     if _served is None:
         return
@@ -519,9 +520,9 @@ def at(place: str) -> None:
 
 @contextmanager
 def limited(num_bytes: int = 0) -> Iterator[None]:
-    """In a worker: bound the CPU time of the block, a rendering or a batch of `num_bytes`.
+    """In a worker: limit the CPU time of the block, a rendering or a batch of `num_bytes`.
 
-    What the block takes is taken from the row around it, too. After it, `at` is as before.
+    The block's time also counts for the row around it. Restores the position afterwards.
     """
     if _served is None:
         yield
@@ -543,12 +544,12 @@ def limited(num_bytes: int = 0) -> Iterator[None]:
 
 
 def file_of_parent() -> IO[bytes]:
-    """In a worker: the file that its parent opened for this call."""
+    """In a worker: return the file that the parent opened for this call."""
     return io.BufferedReader(_FileOfParent(), _READ_BYTES)
 
 
 class _FileOfParent(io.RawIOBase):
-    """A file that the parent reads, some bytes at a time."""
+    """A file that the parent reads in parts on request."""
 
     _at = 0
 
@@ -575,7 +576,7 @@ class _FileOfParent(io.RawIOBase):
 
 def _message(item: object) -> Any:
     if not isinstance(item, pa.RecordBatch):
-        return orjson.dumps(["item", item])  # strictly: no `default`
+        return orjson.dumps(["item", item])  # without `default`, so that other types raise
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, item.schema) as writer:
         writer.write_batch(item)
@@ -583,35 +584,34 @@ def _message(item: object) -> Any:
 
 
 def _clean(value: object) -> object:
-    """Make text such that UTF-8 can hold it: a lone surrogate becomes its escape."""
+    """Replace lone surrogates, which UTF-8 cannot encode, with their escapes."""
     return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 
 def _data_bytes() -> int:
-    """Bytes that count for RLIMIT_DATA, stacks included."""
+    """Return the bytes that count for RLIMIT_DATA, including stacks."""
     with suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[5]) * mmap.PAGESIZE
     return 0
 
 
-# Of this process, worker or not: numbers of <malloc.h>.
+# Constants of <malloc.h>.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _FREED_BYTES = 64 * 2**20
-_MAPPED_BYTES = 32 * 2**20  # the most that glibc takes; larger arrays go back at once
+_MAPPED_BYTES = 32 * 2**20  # glibc's maximum; larger arrays are returned to the kernel at once
 
 
 @cache
 def keep_freed_memory() -> bool:
-    """Give numpy and Arrow one allocator in this process, which keeps what was freed.
+    """Make numpy and Arrow share one allocator in this process, which keeps freed memory.
 
-    A step makes and drops hundreds of arrays of some megabytes. By default glibc and Arrow's own
-    allocator hand each back to the kernel, which clears its pages and maps them anew for the next:
-    the kernel took 23% of a run's CPU time. With one allocator that keeps up to 64 MiB it is 16%,
-    and the peak is lower too, since the two no longer each keep their own.
+    A step allocates and frees hundreds of arrays of some megabytes. By default, glibc and Arrow's
+    own allocator return each one to the kernel, which clears and maps its pages again: 23% of a
+    run's CPU time. With one allocator that keeps up to 64 MiB it is 16%, and the peak is lower.
 
     Returns:
-        True if it was done; elsewhere than on glibc nothing is changed.
+        True if done. Only glibc is supported; elsewhere nothing changes.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or "system" not in pa.supported_memory_backends():

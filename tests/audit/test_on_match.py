@@ -97,7 +97,7 @@ def test_matching_rows_go_to_eval_with_all_of_their_prompt(project):
 
 
 def test_a_side_must_be_there(project):
-    with pytest.raises(ConfigError, match="nothing else goes there"):
+    with pytest.raises(ConfigError, match="has no eval split"):
         project.prepare("audit.on_match=same_side")
 
 

@@ -57,7 +57,7 @@ def test_a_run_says_which_cache_it_used(tmp_path, monkeypatch):
 
 def test_a_mirror_that_is_a_folder_is_refused(monkeypatch):
     monkeypatch.setenv("PACKHOUSE_CACHE_MIRROR", "/a")
-    with pytest.raises(ConfigError, match=r"give a URI such as s3://"):
+    with pytest.raises(ConfigError, match=r"not a URI\. Set it to s3://"):
         find_cache()
 
 
@@ -74,7 +74,7 @@ def test_a_mirror_that_is_a_folder_is_refused(monkeypatch):
 def test_no_uri_ever_becomes_a_folder(uri, write, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in (Path(uri), Path(uri).absolute()):
-        with pytest.raises(ConfigError, match=f"is a URI, and a folder .* write '{write}'"):
+        with pytest.raises(ConfigError, match=f"is a URI, but a local folder .* pass '{write}'"):
             check_cache(folder)
         with pytest.raises(ConfigError, match="is a URI"):
             Workspace(cache=folder)

@@ -111,10 +111,10 @@ def test_an_eval_that_shrinks_by_equal_windows_is_said(project, capsys):
     assert facts.eval == 0
     assert facts.joined == 59  # all but the conversation that stands for all
     print_report(prepared)
-    said = "eval has 0 of 60 rows, 30 were asked for: groups are taken whole; 59 rows were"
+    said = "eval has 0 of 60 rows instead of 30, because groups are not split, and dedup merged 59"
     assert said in " ".join(capsys.readouterr().out.split())  # whatever the terminal's width
 
     whole = project.prepare(*base, "pack.seq_len=512")
     assert whole.published.split.joined == 0
     print_report(whole)
-    assert "were asked for" not in capsys.readouterr().out
+    assert "instead of" not in capsys.readouterr().out

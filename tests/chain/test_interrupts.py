@@ -86,4 +86,4 @@ def test_a_command_that_ctrl_c_ends_says_how_to_go_on():
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 130, done.stderr
-    assert done.stderr == "stopped by SIGINT. To go on, run again:\n  packhouse doctor 'a b'\n"
+    assert done.stderr == "stopped by SIGINT. To continue, run:\n  packhouse doctor 'a b'\n"

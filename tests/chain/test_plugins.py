@@ -253,11 +253,13 @@ def test_the_call_of_the_page_runs_with_functions_in_place_of_names(
 
 
 def test_a_function_needs_a_version_and_a_name_of_its_own(functions):
-    with pytest.raises(ConfigError, match="takes a function and a version"):
+    with pytest.raises(ConfigError, match="needs a function and a non-empty version"):
         PluginFunction(len, version="")
-    with pytest.raises(ConfigError, match="takes a function and a version"):
+    with pytest.raises(ConfigError, match="needs a function and a non-empty version"):
         PluginFunction("len", version="1")
-    with pytest.raises(ConfigError, match=r"format': give its name, or `PluginFunction\("):
+    with pytest.raises(
+        ConfigError, match=r"format': is a function\. Pass a name, or PluginFunction\("
+    ):
         packhouse.prepare({"path": "x", "format": len}, tokenizer="t", progress=False)
     with pytest.raises(ConfigError, match="'concat' is a built-in packing strategy"):
         packhouse.Recipe(

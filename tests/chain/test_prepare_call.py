@@ -175,7 +175,7 @@ def test_settings_that_collide_are_refused(prepare, file, tmp_path, monkeypatch)
         ({"workers": 0}, "workers must be"),
         ({"workers": None}, "workers must be"),
         ({"tokenizer": ""}, "no tokenizer"),
-        ({"store": Path("s3://bucket/store")}, "address without its '//'"),
+        ({"store": Path("s3://bucket/store")}, "lacks the '//' of an address"),
     ):
         with pytest.raises(ConfigError, match=said):
             prepare(file, **options)

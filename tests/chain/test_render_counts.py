@@ -134,7 +134,7 @@ def test_reasoning_that_is_never_written_stops_the_run_before_any_row_is_rendere
 
     assert done.exit_code != 0
     said = " ".join(done.output.split())
-    assert "never writes reasoning, and chats/chats.jsonl row 0 has some" in said
+    assert "never writes reasoning, but chats/chats.jsonl row 0 has some" in said
     assert "format.reasoning: strip" in said
     assert not [*(tmp_path / "cache" / "steps").glob("format/*")]
 

@@ -67,8 +67,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             HEAD + ROWS + "publish: {store: 's3:bucket/data'}\n",
-            "store 's3:bucket/data' is an address without its '//', as a Path makes them; give "
-            "'s3://bucket/data' as text",
+            "store 's3:bucket/data' lacks the '//' of an address, perhaps because of a "
+            "Path. Pass the string 's3://bucket/data'",
         ),
     ],
 )

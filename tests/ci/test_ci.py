@@ -301,7 +301,7 @@ def test_a_job_that_a_signal_ends_in_the_middle_leaves_summaries(number, place):
     finally:
         job.kill()
     assert job.returncode == 128 + number
-    assert f"stopped by {number.name}; finished steps are kept. To go on, run again:" in said
+    assert f"stopped by {number.name}; finished steps are kept. To continue, run:" in said
     assert said.splitlines()[-1].startswith(f"  packhouse ci {place}/recipe.yaml --set ")
     assert (facts(place)["outcome"], facts(place)["exit_code"]) == ("interrupted", 128 + number)
     assert cases(place) == {"plan": "ok", **dict.fromkeys(GATES[1:], "skipped"), "run": "error"}
@@ -451,7 +451,7 @@ def test_a_key_that_may_only_read_the_mirror_costs_the_writing_and_not_the_run(p
 
 
 def refuse(*arguments):
-    raise StoreError("s3://bucket: refused (AccessDenied); check the credentials and their rights")
+    raise StoreError("s3://bucket: access denied (AccessDenied). Check the credentials")
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "receipt", "pickle", "outside"])

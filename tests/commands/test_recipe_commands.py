@@ -193,13 +193,13 @@ def test_a_cache_that_is_a_file_is_refused(command, tmp_path):
     for cache in (tmp_path / "file", tmp_path / "file" / "below"):
         done = CliRunner().invoke(cli, [command, str(DEMO), "--cache", str(cache)])
         assert done.exit_code == 2
-        assert f"'{tmp_path}/file' is no folder; give a folder with --cache" in done.output
+        assert f"'{tmp_path}/file' is not a folder. Choose a folder with --cache" in done.output
 
 
 def test_a_recipe_that_is_a_folder_is_refused(tmp_path):
     done = CliRunner().invoke(cli, ["explain", str(tmp_path)])
     assert done.exit_code == 2
-    assert "is a folder; give a YAML file" in done.output
+    assert "is a folder" in done.output
 
 
 def test_a_report_leaves_out_the_split_that_is_empty(prepared, capsys):

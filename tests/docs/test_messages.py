@@ -114,18 +114,15 @@ MESSAGES = {
     "ContractError": "dropped: column 'source' must be string not null, got nothing",
     "EmptyRowError": "row 0 has no token; leave empty rows out",
     "VersionNotFoundError": (
-        "no dataset lies in store 'TMP/store'; give ROOT/DATASET, where ROOT is the recipe's "
-        "publish.store"
+        "store 'TMP/store' has no datasets. Use ROOT/DATASET, where ROOT is publish.store of "
+        "the recipe"
     ),
     "IntegrityError": (
-        "numbers/v/KEY/manifest.json is damaged: its digest, manifest_id or form does not "
-        "fit what it says. Put back the manifest.json of a pulled copy, or remove that "
-        "object and publish the version again"
+        "numbers/v/KEY/manifest.json is damaged: its digest, manifest_id or format does not "
+        "match its content. Restore it from a pulled copy, or delete it and publish the "
+        "version again"
     ),
-    "StoreError": (
-        "store TMP/store: 'TMP/store' is a file, where a folder is needed; move it away or "
-        "name another store"
-    ),
+    "StoreError": ("store TMP/store: 'TMP/store' is a file. Move it away, or use another store"),
 }
 """Error class -> message of the call in `CALLS`; TMP and KEY stand for a folder and a key."""
 

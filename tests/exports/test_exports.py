@@ -227,7 +227,7 @@ def test_several_versions_are_written_in_one_call(cache, tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("npy", "are pickles, which run code when they are read.* export to 'megatron'"),
+        ("npy", "are pickles, which can run code when loaded.* Export to 'megatron'"),
         ("megatorn", "no export format 'megatorn'; did you mean 'megatron'"),
         ("csv", "no export format 'csv'; known: trl, axolotl, megatron, mds, msgpack, jsonl"),
     ],

@@ -132,15 +132,18 @@ def test_more_shards_than_packs_stop_a_run_before_its_files_are_made(tmp_path):
 @pytest.mark.parametrize(
     ("exports", "message"),
     [
-        ("[npy]", "are pickles, which run code when they are read.* export to 'megatron'"),
+        ("[npy]", "are pickles, which can run code when loaded.* Export to 'megatron'"),
         ("[{format: npy}]", "are pickles"),
-        ("[{format: mds, shards: 2}]", "mds has shards of its own"),
+        ("[{format: mds, shards: 2}]", "mds chooses its own shards"),
         ("[{format: trl, shards: 0}]", r"exports.0.shards' must be at least 1"),
         ("[{format: trl, shards: 10001}]", r"exports.0.shards' must be at most 10,000"),
-        ("[{format: trl, shards: true}]", "takes no boolean"),
+        ("[{format: trl, shards: true}]", "must not be a boolean"),
         ("[{format: trl, shard: 2}]", "did you mean 'shards'"),
         ("[{shards: 2}]", "'publish.exports.0.format' is missing"),
-        ("[trl, {format: trl, shards: 2}]", "trl stands there with different numbers of shards"),
+        (
+            "[trl, {format: trl, shards: 2}]",
+            "'trl' more than once with different shard counts. Keep one$",
+        ),
         ("[megatorn]", "did you mean 'megatron'"),
         ("[7]", "exports.0"),
     ],

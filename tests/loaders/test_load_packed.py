@@ -68,7 +68,7 @@ def test_an_address_and_a_version_that_differ_are_refused_and_paths_are_taken(
 ):
     uri = make_version(num_records=20)
 
-    with pytest.raises(ConfigError, match="names '00000014' and version is 'prod'"):
+    with pytest.raises(ConfigError, match="has version '00000014', but version is 'prod'"):
         load_packed(f"{uri}@00000014", version="prod", cache=tmp_path)
     assert load_packed(Path(uri), "00000014", cache=tmp_path).num_rows
 

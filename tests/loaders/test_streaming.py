@@ -337,7 +337,7 @@ def test_empty_files_and_packs_before_and_behind_them_are_read(republish, packs,
 def test_files_that_hold_other_rows_than_counted_are_refused(republish, packs, tmp_path):
     again = republish([0, len(packs)], row_group_size=3, told=len(packs) + 2)
 
-    with pytest.raises(IntegrityError, match=f"holds {len(packs)} rows, and its manifest says"):
+    with pytest.raises(IntegrityError, match=f"has {len(packs)} rows, but the manifest says"):
         take(StreamingPackedDataset(again, cache=tmp_path))
 
 

@@ -174,7 +174,7 @@ def test_no_spelling_of_a_path_leaves_the_allowed_folder(text):
         ("sources: [", "cannot be read"),
         ("source: {}", "'source': Extra inputs"),
         ("stores: {main: 3}", "'stores.main'"),
-        ("stores: {main: '${HOME}'}", "only PACKHOUSE_"),
+        ("stores: {main: '${HOME}'}", "only variables named PACKHOUSE_"),
     ],
 )
 def test_a_file_of_places_that_is_wrong_is_said(text, says, tmp_path):

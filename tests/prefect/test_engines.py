@@ -215,9 +215,12 @@ def test_an_engine_that_dies_again_and_again_is_said_in_a_sentence(rows, tmp_pat
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"PACKHOUSE_RUNNER": "spark"}, "no runner 'spark'; known: threads, processes, dask, ray"),
+        (
+            {"PACKHOUSE_RUNNER": "spark"},
+            "unknown runner 'spark'. Known: threads, processes, dask, ray",
+        ),
         ({"PACKHOUSE_WORKERS": "0"}, "PACKHOUSE_WORKERS is '0'"),
-        ({"PACKHOUSE_RUNNER_ADDRESS": "tcp://x:1"}, "runner 'threads' has no address"),
+        ({"PACKHOUSE_RUNNER_ADDRESS": "tcp://x:1"}, "runner 'threads' does not accept an address"),
     ],
 )
 def test_an_engine_that_cannot_be_is_refused_before_any_work(environment, message, monkeypatch):

@@ -479,7 +479,7 @@ def test_rollback_goes_back_and_once_only_however_often_the_move_is_retried(
 def test_promote_refuses_when_the_ref_is_elsewhere(place, cache, both):
     from flows.promote import promote
 
-    with pytest.raises(ConflictError, match="look again"):
+    with pytest.raises(ConflictError, match="try again"):
         promote(str(place / "store"), "demo", both[0], expected=both[0])
 
 

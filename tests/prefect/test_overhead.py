@@ -87,7 +87,7 @@ def test_ctrl_c_of_a_terminal_leaves_the_embedded_server_until_the_run_has_ended
     finally:
         command.kill()
     assert command.returncode == 130
-    says = "stopped by SIGINT; finished steps are kept. To go on, run again:\n"
+    says = "stopped by SIGINT; finished steps are kept. To continue, run:\n"
     assert f"{says}  python -m flows.prepare {DEMO}\n" in said
     assert not list(tmp_path.glob(".packhouse/demo-store/demo/v/*"))
 

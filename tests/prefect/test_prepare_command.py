@@ -25,7 +25,7 @@ def test_a_cache_that_is_no_folder_is_refused_before_any_work(
     done = CliRunner().invoke(arguments[0], arguments[1:])
     assert done.exit_code == 2
     assert done.output.splitlines()[-1].startswith(f"ConfigError: cache '{place}'")
-    assert "give a folder with --cache or PACKHOUSE_CACHE" in done.output
+    assert "Choose a folder with --cache or PACKHOUSE_CACHE" in done.output
 
 
 def prepare_demo(folder, **settings):

@@ -41,7 +41,7 @@ def test_the_run_says_what_was_found_and_where(project):
     arguments = [str(project.path), "--cache", str(project.cache)]
     result = CliRunner().invoke(cli, ["prepare", *arguments])
     assert result.exit_code == 0
-    said = "  emails: 2 (5.00%) hold an e-mail address: sums/sums.jsonl rows 3, 7\n"
+    said = "  emails: 2 (5.00%) contain an email address: sums/sums.jsonl rows 3, 7\n"
     assert f"quality (of 40 rows)\n{said}" in result.stdout
     assert "phones" not in result.stdout
     shown = CliRunner().invoke(cli, ["show", str(project.folder / "store" / "sums")])
@@ -52,8 +52,8 @@ def test_a_limit_stops_publication_and_names_count_share_limit_rows_and_remedy(p
     with pytest.raises(AuditError) as caught:
         project.prepare("audit.quality.max_emails=0.01")
     assert str(caught.value) == (
-        "the audit stops publication: source 'sums': 2 of 40 rows (5.00%, over 1.00%) hold an "
-        "e-mail address: sums/sums.jsonl row 3, sums/sums.jsonl row 7. Mend the rows or the "
+        "the audit stops publication: source 'sums': 2 of 40 rows (5.00%, over 1.00%) contain "
+        "an email address: sums/sums.jsonl row 3, sums/sums.jsonl row 7. Mend the rows or the "
         "template, or change audit.quality.max_emails"
     )
     assert caught.value.exit_code == 4
@@ -82,7 +82,7 @@ def test_languages_are_part_of_the_version(project):
 
 
 def test_another_language_is_one_that_is_not_named():
-    with pytest.raises(ValueError, match="needs `languages`"):
+    with pytest.raises(ValueError, match="is set without `languages`"):
         QualityConfig(max_other_languages=0.1)
 
 

@@ -180,7 +180,7 @@ BOMBS = [
     (prefixes_parquet, "a.parquet", DECODER, "bomb"),
     (page_parquet, "a.parquet", DECODER, "a row has 314,57"),
     (body_arrow, "a.arrow", DECODER, "a row has 314,57"),
-    (lying_parquet, "a.parquet", DECODER, "needs more memory than the 1,024 MB"),
+    (lying_parquet, "a.parquet", DECODER, "needs more memory than its limit of 1,024 MB"),
     (nothing_arrow, "a.arrow", DECODER, "bomb"),
     (runs_arrow, "a.arrow", SMALL, "type run_end_encoded"),
     (nested_arrow, "a.arrow", SMALL, "nests deeper than 32"),

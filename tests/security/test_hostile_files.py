@@ -67,14 +67,14 @@ def test_a_file_that_decodes_to_too_much_ends_in_an_error_that_names_it(
     done = CliRunner().invoke(cli, ["inspect", publish(tmp_path, make())])
 
     assert done.exit_code not in (0, 1), done.output
-    assert "needs more memory than the 200 MB that it may use" in f"{done.output}{done.exception}"
+    assert "needs more memory than its limit of 200 MB" in f"{done.output}{done.exception}"
     assert "train-00000-of-00001" in f"{done.output}{done.exception}"
 
 
 def test_packs_of_more_tokens_than_the_manifest_says_are_not_decoded(tmp_path: Path) -> None:
     address = publish(tmp_path, long_run())
     before = pa.default_memory_pool().max_memory()
-    problem = "holds 100,000,000 values, and its manifest says 7 tokens"
+    problem = "has 100,000,000 values, but the manifest says 7 tokens"
 
     (said,) = verify_version(open_address(address)).problems
     assert problem in said
@@ -94,7 +94,7 @@ def test_packs_are_decoded_in_a_worker_before_a_trainer_does(
     before = pa.default_memory_pool().max_memory()
 
     for read in (load_packed, lambda *a, **k: list(StreamingPackedDataset(*a, **k))):
-        with pytest.raises(IntegrityError, match="needs more memory than the 200 MB"):
+        with pytest.raises(IntegrityError, match="needs more memory than its limit of 200 MB"):
             read(address, cache=tmp_path / "cache")
     monkeypatch.setenv("PACKHOUSE_CHILD_MEMORY_MB", "4000")
     with pytest.raises(IntegrityError, match=r"decodes to 400,.* a stream takes up to 268,435,456"):

@@ -90,8 +90,16 @@ def test_a_field_that_is_not_for_the_template_is_named(read_bytes):
     [
         ({"chat_template_kwargs": "{"}, "arguments", "not JSON"),
         ({"chat_template_kwargs": [1]}, "arguments", "is a list, not an object"),
-        ({"chat_template_kwargs": {"messages": 1}}, "arguments", "'messages' is no argument"),
-        ({"chat_template_kwargs": {"eos_token": "x"}}, "arguments", "'eos_token' is no argument"),
+        (
+            {"chat_template_kwargs": {"messages": 1}},
+            "arguments",
+            "'messages' cannot be set as an argument",
+        ),
+        (
+            {"chat_template_kwargs": {"eos_token": "x"}},
+            "arguments",
+            "'eos_token' cannot be set as an argument",
+        ),
         ({"chat_template_kwargs": {"a": "\0"}}, "control", "NUL"),
         ({"chat_template_kwargs": {"tools": 7}}, "tools", "not a list of objects"),
         ({"documents": "text"}, "arguments", "not JSON"),

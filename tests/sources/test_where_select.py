@@ -183,7 +183,7 @@ def test_a_list_of_where_whose_first_expression_keeps_no_row(read_bytes):
     ("where", "says"),
     [
         ([], "must have at least 1 item"),
-        (["true", "n > 1", "true"], "`true` stands there twice"),
+        (["true", "n > 1", "true"], "`true` is listed twice"),
         ([1], "must be text"),
         ({"long": "n > 1"}, "must be text"),
         (["n > 1"] * 60, "must have at most 50 items"),

@@ -38,7 +38,7 @@ def test_no_bucket_wrong_key_no_server(use, moto_environment, monkeypatch):
         check_usable("s3://not-there/store")
     with monkeypatch.context() as patch:
         patch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-        with pytest.raises(StoreError, match="check the credentials"):
+        with pytest.raises(StoreError, match="Check the credentials"):
             check_usable(root)
 
 
@@ -70,7 +70,7 @@ def test_conditions_that_are_ignored_are_noticed(use, moto_environment, monkeypa
 
 def test_a_folder_that_is_a_file_or_cannot_be_linked_in(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(StoreError, match="is a file, where a folder is needed"):
+    with pytest.raises(StoreError, match=r"is a file\. Move it away"):
         check_usable(str(tmp_path / "file" / "store"))
     with pytest.raises(StoreError, match="store /proc/x"):
         check_usable("/proc/x")

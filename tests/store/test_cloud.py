@@ -121,7 +121,7 @@ def test_no_container_and_a_wrong_key(azure, monkeypatch):
         open_store("az://other").put_create("d/x", b"1")
     settings = os.environ["AZURE_STORAGE_CONNECTION_STRING"]
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", settings.replace(azurite.KEY, "YQ=="))
-    with pytest.raises(StoreError, match="check the credentials"):
+    with pytest.raises(StoreError, match="Check the credentials"):
         open_store(azure).put_create("d/x", b"1")
 
 
@@ -143,7 +143,7 @@ def test_a_large_file_is_create_only_too(azure, tmp_path):
 
 def test_a_file_over_the_limit_of_one_upload_is_refused_before_it_is_read(gcs, tmp_path):
     body = replace(file_body(pack_file(tmp_path).path), size=2**30 + 1)
-    with pytest.raises(StoreError, match=r"1,073,741,825 bytes, .* lower publish.max_file_mb"):
+    with pytest.raises(StoreError, match=r"1,073,741,825 bytes, .* Lower publish.max_file_mb"):
         open_store(GS).put_create("d/x", body)
 
 
@@ -152,7 +152,7 @@ def test_google_without_credentials_names_the_variable(gcs, monkeypatch):
     monkeypatch.delenv("GOOGLE_BEARER_TOKEN")
     for name in ("GCE_METADATA_HOST", "GCE_METADATA_IP"):
         monkeypatch.setenv(name, gcs.endpoint.removeprefix("http://"))
-    with pytest.raises(ConfigError, match="set GOOGLE_APPLICATION_CREDENTIALS"):
+    with pytest.raises(ConfigError, match="Set GOOGLE_APPLICATION_CREDENTIALS"):
         open_store(GS).get("d/x")
 
 

@@ -240,7 +240,7 @@ def test_a_disk_that_cannot_take_a_copy_is_named_and_nothing_is_left(publish, co
 def test_an_object_that_is_gone_is_named(publish, content):
     opened = publish(content)
     place(opened).unlink()
-    with pytest.raises(VersionNotFoundError, match="is gone"):
+    with pytest.raises(VersionNotFoundError, match="is missing"):
         read(opened, "SELECT num_tokens FROM records")
 
 

@@ -44,8 +44,8 @@ def test_good_rows_pass(tmp_path):
         ({"seq_lengths": [[1, 2], [3]]}, "packed row 1: seq_lengths add up to 3"),
         ({"position_ids": [[0, 1, 2], [0, 1]]}, "packed row 0: position_ids[1] = 1"),
         ({"record_ids": [["a", "b"], ["c", "d"]]}, "packed row 1: record_ids"),
-        ({"labels": None}, "no column trained_ranges"),
-        ({"seq_lengths": None}, "no column seq_lengths"),
+        ({"labels": None}, "lack the columns trained_ranges"),
+        ({"seq_lengths": None}, "lack the columns seq_lengths"),
     ],
 )
 def test_a_broken_rule_is_found_from_the_store_alone(tmp_path, changes, message):
@@ -92,11 +92,11 @@ def test_verify_finds_what_a_manifest_says_wrongly(tmp_path):
     wrong = {
         "aaaa": (
             LocalFile(good.path, "train", rows=3, tokens=7),
-            "holds 2 rows, and its manifest says 3",
+            "has 2 rows, but the manifest says 3",
         ),
         "bbbb": (
             LocalFile(good.path, "train", rows=2, tokens=8),
-            "7 tokens, and the manifest says 8",
+            "has 7 tokens, but the manifest says 8",
         ),
     }
     for vid, (file, message) in wrong.items():

@@ -47,7 +47,7 @@ def test_a_damaged_manifest_of_a_pulled_copy_says_how_to_mend_it(store, tmp_path
     opened = open_version(store, "tiny")
     folder = pull_version(opened, tmp_path / "copy")
     (folder / "manifest.json").write_bytes(b'{"half')
-    with pytest.raises(IntegrityError, match="remove it and pull again"):
+    with pytest.raises(IntegrityError, match="Delete it and pull again"):
         pull_version(opened, folder)
     (folder / "manifest.json").unlink()
     pull_version(opened, folder)

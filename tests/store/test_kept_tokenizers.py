@@ -95,7 +95,7 @@ def test_pull_brings_the_tokenizer_and_verify_misses_it(tmp_path):
     kept = tmp_path / "store" / tokenizer_key(fingerprint_tokenizer(TOKENIZER))
     whole = kept.read_bytes()
     kept.unlink()
-    assert "is gone; publish the version again" in verify_version(opened).problems[0]
+    assert "is missing. Publish the version again" in verify_version(opened).problems[0]
     kept.write_bytes(whole[:-100])
     assert "is damaged" in verify_version(opened).problems[0]
     kept.unlink()
@@ -115,7 +115,7 @@ def test_pull_brings_the_tokenizer_and_verify_misses_it(tmp_path):
 def test_bytes_with_the_right_digest_and_no_files_are_refused(tmp_path, document):
     store, name = open_store(str(tmp_path)), hashlib.sha256(document).hexdigest()
     store.put_create(tokenizer_key(name), gzip.compress(document))
-    with pytest.raises(IntegrityError, match="no files of a tokenizer"):
+    with pytest.raises(IntegrityError, match="does not contain tokenizer files"):
         fetch_tokenizer(store, name)
 
 

@@ -92,7 +92,7 @@ def test_an_endpoint_with_a_password_is_refused_and_not_repeated(monkeypatch, na
 
     monkeypatch.setenv(name, url)
     for use in (make_client, filesystem_options):
-        with pytest.raises(ConfigError, match=f"{name} holds a user name") as caught:
+        with pytest.raises(ConfigError, match=f"{name} contains a user name") as caught:
             use()
         assert "canary" not in str(caught.value)
 
@@ -114,5 +114,5 @@ def test_an_answer_without_what_every_server_gives_is_refused(bare, operation, a
         answer |= {"Body": StreamingBody(io.BytesIO(b"PAR1"), 4)}
     stubber = Stubber(client)
     stubber.add_response(operation, answer)
-    with stubber, pytest.raises(StoreError, match="the answer has no '"):
+    with stubber, pytest.raises(StoreError, match="the response lacks '"):
         call(S3Store("bucket", client=client))

@@ -419,7 +419,7 @@ def test_broken_jinja_names_the_line():
 
 
 def test_no_chat_template_says_what_to_do():
-    with pytest.raises(TemplateError, match="no chat template: set"):
+    with pytest.raises(TemplateError, match=r"no chat template\. Set"):
         make_renderer(FormatConfig(), make_snapshot())
 
 
@@ -457,9 +457,9 @@ def test_dates_are_pinned_by_source_date_epoch(monkeypatch):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("{{ raise_exception('only Latin') }}", r"\(it says: refuses the row: only Latin\)"),
-        ("{% for i in range(10**9) %}x{% endfor %}", r"\(it says: .*range.*\)"),
-        ("{{ messages[0].content.__class__.mro }}", r"\(it says: .*'__class__'.*unsafe.*\)"),
+        ("{{ raise_exception('only Latin') }}", r"\(refuses the row: only Latin\)"),
+        ("{% for i in range(10**9) %}x{% endfor %}", r"\(.*range.*\)"),
+        ("{{ messages[0].content.__class__.mro }}", r"\(.*'__class__'.*unsafe.*\)"),
     ],
 )
 def test_a_template_that_cannot_be_used_is_refused_in_its_own_words(source, message):

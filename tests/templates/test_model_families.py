@@ -193,7 +193,7 @@ def test_a_template_that_never_writes_reasoning_says_what_helps(name):
     assert refused.reason == "TemplateError"
     helps = not name.startswith("deepseek")  # whose prompt opens a thought
     assert ("thought_end" in refused.detail) is not helps
-    assert "never writes reasoning, and toy/rows.jsonl row 0 has some" in refused.detail
+    assert "never writes reasoning, but toy/rows.jsonl row 0 has some" in refused.detail
     assert ("between the tags" in refused.detail) == helps
     assert ("format.reasoning: strip" in refused.detail) == helps
     stripped = outcome(of, "think2", reasoning="strip")
@@ -442,7 +442,7 @@ def test_stop_tokens_are_those_of_the_files_or_of_the_recipe():
     assert outcome(without, "tools", stop_tokens=list(of.stops)) == outcome(of, "tools")
     other = outcome(family("qwen3.jinja"), "chat2", stop_tokens=["<|endoftext|>"])
     assert other.reason == "TemplateError"
-    assert "not with '<|endoftext|>' as format.stop_tokens says" in other.detail
+    assert "not with '<|endoftext|>' as in format.stop_tokens" in other.detail
 
 
 @pytest.mark.parametrize("name", ["qwen3.jinja", "glm4moe.jinja"])

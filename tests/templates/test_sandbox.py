@@ -53,7 +53,7 @@ def in_worker(call):
 def test_memory_of_a_template_ends_where_the_kernel_says(hostile, monkeypatch):
     monkeypatch.setenv(worker.MEMORY_MB, "256")
 
-    with pytest.raises(TemplateError, match="needs more memory than the 256 MB") as caught:
+    with pytest.raises(TemplateError, match="needs more memory than its limit of 256 MB") as caught:
         in_worker(partial(render_hostile, hostile))
 
     assert caught.value.limit_mb == 256
@@ -77,7 +77,7 @@ def test_memory_of_a_template_ends_where_the_kernel_says(hostile, monkeypatch):
 def test_time_of_a_template_ends_where_the_kernel_says(hostile, monkeypatch):
     monkeypatch.setenv(worker.SECONDS, "1")
 
-    with pytest.raises(TemplateError, match="more CPU time than the 1 s") as caught:
+    with pytest.raises(TemplateError, match="more CPU time than its limit of 1 s") as caught:
         in_worker(partial(render_hostile, hostile))
 
     assert f"set {worker.SECONDS} above 1" in str(caught.value)

@@ -48,11 +48,11 @@ def test_other_arguments_are_another_version():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"messages": []}, "'messages' is no argument of a chat template"),
-        ({"eos_token": "x"}, "'eos_token' is no argument"),
-        ({"a b": 1}, "'a b' is no argument"),
-        ({"x": float("nan")}, "no JSON"),
-        ({"x": "y" * 70_000}, "over 65,536 characters"),
+        ({"messages": []}, "'messages' cannot be set as an argument"),
+        ({"eos_token": "x"}, "'eos_token' cannot be set as an argument"),
+        ({"a b": 1}, "'a b' cannot be set as an argument"),
+        ({"x": float("nan")}, "cannot be written as JSON"),
+        ({"x": "y" * 70_000}, "characters of JSON .limit 65,536"),
     ],
 )
 def test_arguments_that_no_template_can_have_are_refused(arguments, said):
@@ -62,7 +62,7 @@ def test_arguments_that_no_template_can_have_are_refused(arguments, said):
 
 def test_a_template_without_arguments_refuses_them():
     settings = {"template": "alpaca", "chat_template_kwargs": {"enable_thinking": False}}
-    with pytest.raises(ConfigError, match="are for chat templates, and template is alpaca"):
+    with pytest.raises(ConfigError, match="template alpaca does not accept chat_template_kwargs"):
         parse_recipe(RECIPE | {"format": settings}, where="test")
 
 

@@ -39,7 +39,7 @@ def test_a_replace_bomb_ends_when_a_text_is_encoded(tmp_path, monkeypatch):
     folder = hostile_tokenizer(tmp_path / "t", normalizer=replace("a" * 1_000_000))
     backend = load_snapshot(folder).backend
 
-    with pytest.raises(TokenizerError, match=r"'toy'.*needs more memory than the 512 MB"):
+    with pytest.raises(TokenizerError, match=r"'toy'.*needs more memory than its limit of 512 MB"):
         run_tokenizer(partial(encode, backend, TEXT), "toy")
 
 

@@ -117,7 +117,7 @@ def test_only_what_a_question_names_is_read(make, tmp_path):
     ).to_pylist()
     assert row["n"] == 59
     assert "text" not in make().sql("select * from records").column_names
-    with pytest.raises(Exception, match="is gone"):
+    with pytest.raises(Exception, match="is missing"):
         version.sql("select sum(length(text)) from records")
 
 

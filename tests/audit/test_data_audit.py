@@ -1,4 +1,4 @@
-"""`packhouse.audit`: rows of TRL, Axolotl, LLaMA-Factory and people; one test for each fault."""
+"""`packhouse.audit` on rows of TRL, Axolotl, LLaMA-Factory and people; one test for each fault."""
 
 import gzip
 import json
@@ -76,7 +76,7 @@ def copied(rows: Rows) -> Rows:
 
 
 def joined(rows: Rows, *extra: str) -> dict[str, Any]:
-    """One row of several, with what parts them."""
+    """Join several rows into one, with columns that mark the boundaries."""
     lengths = [len(row["input_ids"]) for row in rows]
     whole: dict[str, Any] = {
         name: [value for row in rows for value in row[name]] for name in ("input_ids", "labels")
@@ -170,7 +170,7 @@ def test_padding_is_no_token(audited: Callable[..., packhouse.AuditReport], good
 def padded(
     rows: Rows, pad: int, label: int = -100, attention: int | None = None, in_front: bool = False
 ) -> Rows:
-    """Rows of one length; without `attention`, they have no mask."""
+    """Rows of equal length; without `attention` they have no mask."""
     fills = {"input_ids": pad, "labels": label}
     fills |= {} if attention is None else {"attention_mask": attention}
     longest = max(len(row["input_ids"]) for row in rows)
@@ -374,13 +374,13 @@ def test_each_fault_is_found_and_shown(
 
 
 def spans(report: packhouse.AuditReport) -> tuple[int, ...]:
-    """Trained spans; those behind a header, with a stop token last, with no other."""
+    """Count trained spans: all, after a header, ending in a stop token, with one stop token."""
     names = ("spans", "spans_after_header", "spans_stopped", "spans_of_one_stop")
     return tuple(report.counts[name] for name in names)
 
 
 def stopped(rows: Rows) -> Rows:
-    """The rows without what is behind their last end token."""
+    """The rows, cut after their last end token."""
     made = []
     for row in rows:
         end = len(row["input_ids"]) - row["input_ids"][::-1].index(END)
@@ -438,7 +438,7 @@ def test_a_line_break_after_the_stop_token_goes_past_it(
     assert finding.says == "trained spans go past the stop token"
     assert finding.examples[0].runs[-1].text == "\n"
 
-    whole = [{**row, "labels": row["input_ids"]} for row in good]  # as train_on: all
+    whole = [{**row, "labels": row["input_ids"]} for row in good]  # as with train_on: all
     assert "past_stops" not in numbers(audited(whole))
 
 
@@ -508,7 +508,7 @@ def test_bos_twice_and_bos_missing(
     assert numbers(audited([whole, *rows[5:]], folder)) == {"leaks": 1}
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, at TRL's own settings
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers, with TRL's defaults
 def test_what_trl_prepares(
     audited: Callable[..., packhouse.AuditReport],
     conversations: list[list[dict[str, str]]],
@@ -520,7 +520,7 @@ def test_what_trl_prepares(
         prepared = _prepared_by_trl(folder, conversations, tmp_path)
         for how in ("answers", "packed"):
             report = audited(prepared[how], folder)
-            # TRL's training templates train the line break after the end token, too.
+            # TRL's training templates also train the line break after the end token.
             assert numbers(report) == {"past_stops": 40}, (name, how, report)
             assert report.counts["records"] == 40
         everything = numbers(audited(prepared["everything"], folder))

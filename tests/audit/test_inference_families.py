@@ -1,4 +1,4 @@
-"""The audit of every chat template that TRL ships: no false alarm, and each planted fault."""
+"""Audit every chat template that TRL ships: no false alarms, and every planted fault is found."""
 
 from functools import cache
 
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.usefixtures("shared")
 
 @cache
 def rendered(name, turns):
-    """What packhouse makes of the shapes that it does not refuse."""
+    """Output of packhouse for the shapes that it accepts."""
     made = []
-    # DeepSeek's prompts open a thought that the template never writes.
+    # DeepSeek's prompts open a thinking block that the template never writes.
     config = {"thought_end": "\n</think>\n\n"} if name.startswith("deepseek") else {}
     for shape in SHAPES:
         try:

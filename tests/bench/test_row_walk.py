@@ -1,4 +1,4 @@
-"""What `make check` prints of the size of the library and of the way of a row."""
+"""Figures that `make check` prints: the size of the library and the path of a row."""
 
 from dataclasses import dataclass
 

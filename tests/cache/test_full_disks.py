@@ -1,4 +1,4 @@
-"""Full, read-only and inode-exhausted disks, as real file systems: one sentence, and a cure."""
+"""Full, read-only and inode-exhausted real file systems each give one clear message with a fix."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What runs keep the cache to by themselves: data that is gone, age, size."""
+"""Limits on the cache that runs enforce themselves: deleted data, age and size."""
 
 import json
 import os
@@ -111,7 +111,7 @@ def test_a_plan_and_the_doctor_say_what_a_run_will_take_and_what_is_free(project
     assert planned["free_bytes"] > 0
     with caplog.at_level("INFO", "packhouse.run.cache"):
         project.prepare()
-    assert "this run adds about" in caplog.text  # Prefect's log of a deployment's run has it, too
+    assert "this run adds about" in caplog.text  # Prefect's log of a deployment's run has it too
     planned = json.loads(call("plan", recipe, "--json"))["cache"]
     assert (planned["needed_bytes"], planned["num_bytes"]) == (0, size(project))
     assert "cache:  this run adds about 0.0 MB" in call("plan", recipe)

@@ -145,7 +145,7 @@ def test_what_a_killed_step_left_is_gone_with_the_next_step(tmp_path):
 
 
 def test_a_step_at_work_is_swept_by_nobody_however_old_it_looks(tmp_path, monkeypatch):
-    """A worker whose clock is days ahead saw every step at work as abandoned."""
+    """A worker whose clock was days ahead treated every running step as abandoned."""
     steps = StepStore(tmp_path)
 
     def compute(work: Path) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Evaluation by source: files of each source, and sources that are evaluated only."""
+"""Evaluation by source: files of each source, and sources used only for evaluation."""
 
 import json
 from typing import Any

@@ -161,7 +161,7 @@ def test_odd_data_is_refused_with_what_to_give(prepare, tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match=said):
             prepare(data)
     with pytest.raises(SourceError, match=r"'data/absent.jsonl' does not exist"):
-        prepare("data/absent.jsonl")  # no dataset of the Hub
+        prepare("data/absent.jsonl")  # not a Hub dataset
     (tmp_path / "data").mkdir()
     with pytest.raises(SourceError, match=r"'data/absent' does not exist"):
         prepare("data/absent")
@@ -180,7 +180,7 @@ def test_settings_that_collide_are_refused(prepare, file, tmp_path, monkeypatch)
         with pytest.raises(ConfigError, match=said):
             prepare(file, **options)
     monkeypatch.chdir(tmp_path)
-    assert prepare(file, store="gs").uri.startswith(f"{tmp_path}/gs/")  # a folder of that name
+    assert prepare(file, store="gs").uri.startswith(f"{tmp_path}/gs/")  # a folder with that name
 
 
 def test_a_section_may_be_a_model_and_goes_over_that_of_a_recipe(file):
@@ -230,7 +230,7 @@ def test_the_command_makes_the_version_of_the_call(prepare, file, tmp_path):
 
 
 def test_what_a_run_says_to_load_is_what_it_made(file, tmp_path):
-    """A changed recipe leaves `latest` where it is; a version may have no train side."""
+    """A changed recipe does not move `latest`, and a version may have an empty train split."""
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         f"dataset: rows\ntokenizer: {TOKENIZER}\nformat: {{template: alpaca}}\n"
@@ -279,7 +279,7 @@ def test_what_a_recipe_leaves_out_may_be_given_beside_it(prepare, file, tmp_path
     with pytest.raises(ConfigError, match="tokenizer"):
         prepare(recipe, tokenizer=None)
     assert prepare(recipe).id == prepare(file).id
-    monkeypatch.chdir(Path(TOKENIZER).parent)  # a folder is of the caller's, not of the recipe's
+    monkeypatch.chdir(Path(TOKENIZER).parent)  # the caller sets the folder, not the recipe
     assert prepare(recipe, tokenizer="tokenizer").id == prepare(file).id
 
 

@@ -87,7 +87,7 @@ def test_each_mistake_is_a_line_with_its_place(write):
     assert [line.removeprefix(f"recipe '{path}'").partition(" '")[0] for line in lines] == [
         ", line 7:",
         ", line 8:",
-        ":",  # --set put it there
+        ":",  # set with --set
         ", line 9:",
     ]
 
@@ -189,7 +189,7 @@ def test_a_head_for_classes_takes_no_packs(write):
 
 
 def test_aliases_that_stand_for_too_much_are_refused(tmp_path):
-    """Nine lines of aliases: 265 bytes that stand for hundreds of megabytes."""
+    """Nine lines of aliases: 265 bytes that expand to hundreds of megabytes."""
     lines = ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
     (tmp_path / "r.yaml").write_text("\n".join(lines))

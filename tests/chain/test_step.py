@@ -1,4 +1,4 @@
-"""What a step object promises, whatever the step does."""
+"""Guarantees of a step object, whatever the step does."""
 
 import json
 import pickle
@@ -57,7 +57,7 @@ COUNT = Step(
 
 
 def workspace_at(folder: Path) -> Workspace:
-    """A workspace that knows no contract of `rows`."""
+    """A workspace without a contract for `rows`."""
     return Workspace(cache=folder, check=lambda contract, table: None)
 
 
@@ -142,7 +142,7 @@ def test_jobs_travel_to_other_processes(project):
 
 
 def test_a_cache_of_another_release_costs_work_and_no_run(project):
-    """Same keys, receipts that say less: each one is done again, and gives the same version."""
+    """Receipts with the same keys but less content: all jobs run again, the version is the same."""
     first = project.prepare("dedup.exact=drop")
     for path in (project.cache / "steps").glob("*/*/receipt.json"):
         raw = {**json.loads(path.read_bytes()), "facts": {}}

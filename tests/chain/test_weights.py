@@ -84,7 +84,7 @@ def test_every_token_of_a_record_weighs_what_its_row_and_source_say(
         for start, end in itertools.pairwise(bounds):
             own = set(given[start:end][trained[start:end]].tolist())
             weights += own
-    if strategy != "concat":  # which may cut a record in two
+    if strategy != "concat":  # may cut a record in two
         assert sorted(weights) == [0.25] * 30 + [0.5] * 10 + [1.0] * 10 + [2.0] * 10
     assert set(weights) == {0.25, 0.5, 1.0, 2.0}
 

@@ -108,7 +108,7 @@ def test_two_sources_over_one_file_have_names_and_numbers_of_their_own(project):
 
 
 def test_plan_foresees_the_refusal_that_a_run_meets(project):
-    """3 of 60 rows are bad, where 2% may be: of all that are read, not of those that are left."""
+    """3 of 60 rows are bad, with a limit of 2%: of all rows read, not of those that remain."""
     lines = project.rows.read_text().splitlines()
     rows = [{**json.loads(line), "n": "x" if i < 3 else str(i)} for i, line in enumerate(lines)]
     project.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))

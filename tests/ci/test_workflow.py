@@ -1,4 +1,4 @@
-"""The GitHub Actions example: of the form that Actions takes, pinned, with the least of rights."""
+"""The GitHub Actions example is valid, pinned, and has minimal permissions."""
 
 import re
 from pathlib import Path

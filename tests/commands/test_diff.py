@@ -1,4 +1,4 @@
-"""What `packhouse diff` says of rows, copies, splits and masks."""
+"""`packhouse diff` compares rows, copies, splits and masks."""
 
 import json
 from pathlib import Path
@@ -148,7 +148,7 @@ def test_a_window_that_another_takes_the_place_of_is_edited(publish):
 
 
 def test_a_row_that_was_or_is_equal_to_another_one_is_not_said_to_be_split(publish):
-    """Content that another row has too is no pair with what the row has in the other version."""
+    """Content that another row shares is not paired with the row's content in the other version."""
     keep = {"dedup": {"exact": "keep"}}
     twice = publish([ROWS[0], *ROWS], **keep)
     once = publish([{**ROWS[0], "output": "It is nothing!"}, *ROWS], **keep)
@@ -183,8 +183,8 @@ def test_a_changed_filter_is_named_with_the_rows_it_leaves_out(publish, tmp_path
         uris.append(made.uri)
     text = "\n".join(printed(*uris))
     assert "settings.where.1" in text
-    assert "ledger.tokenize.rows_out" not in text  # as many as validate puts out
-    assert "        9 removed\n" in text  # 0 to 9, but for the 3 that neither has
+    assert "ledger.tokenize.rows_out" not in text  # as many as validate returns
+    assert "        9 removed\n" in text  # 0 to 9, except the 3 that neither has
     assert text.count(": now filtered: length(output) > 8") == 5
     back = "\n".join(printed(*uris[::-1]))
     assert back.count(": was filtered: length(output) > 8") == 5

@@ -29,7 +29,7 @@ NUM_ROWS = 12
 
 
 class Talk(NamedTuple):
-    """A question and its answer, as they must be in the version."""
+    """A question and its answer, as the version must contain them."""
 
     question: str
     answer: str
@@ -99,7 +99,7 @@ def zipped() -> bytes:
     return written.getvalue()
 
 
-# name -> (file, its bytes, talks)
+# name -> (file, its bytes, conversations)
 RIGHT: dict[str, tuple[str, bytes, list[Talk]]] = {
     "alpaca in an array": (
         "data.json",
@@ -245,7 +245,7 @@ def each(row: Callable[[Talk], dict[str, Any]]) -> bytes:
     return lines([row(talk) for talk in TALKS])
 
 
-# Public data sets by the names of their fields.
+# Public datasets by the names of their fields.
 PUBLIC: dict[str, bytes] = {
     "TRL's prompt and completion": each(
         lambda t: {
@@ -357,7 +357,7 @@ def bad(talk: Talk) -> str:
     return f"I am not at all sure about {talk.question}"
 
 
-# What several fields say: rows, the number of the candidate that is meant, and its talks.
+# Fields with several meanings: rows, the number of the right candidate, and its conversations.
 ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] = {
     "two columns of any name": (lambda n, t: {"v1": t.question, "v2": t.answer}, 1, TALKS),
     "two questions": (
@@ -443,7 +443,7 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     ),
 }
 
-# What cannot be read: file, its bytes, what is said.
+# Unreadable data: file, its bytes, the message.
 REFUSED: dict[str, tuple[str, bytes, str]] = {
     "columns without names": (
         "a.csv",
@@ -491,7 +491,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
 
 
 class Project:
-    """A folder with data, where commands are called."""
+    """A folder with data, in which commands run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -504,12 +504,12 @@ class Project:
         return self.call("init", *data, "--tokenizer", str(TOKENIZER), "--yes")
 
     def choose(self, said: str, number: int = 1) -> tuple[int, str]:
-        """Run the command of a candidate, as it was printed."""
+        """Run the command of a candidate as printed."""
         commands = [line for line in said.splitlines() if line.startswith("packhouse init ")]
         return self.call(*shlex.split(commands[number - 1])[1:], "--yes")
 
     def prepare(self) -> list[Talk]:
-        """Prepare the recipe; the question and the trained answer of each record, in any order."""
+        """Prepare the recipe and return question and answer of each record, in any order."""
         code, said = self.call("prepare", "recipe.yaml")
         assert code == 0, said
         dataset = yaml.safe_load(Path("recipe.yaml").read_text())["dataset"]
@@ -572,7 +572,7 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
     code, said = project.choose(said, number)
     assert code == 0, said
     found = project.prepare()
-    if "choices" in name:  # the answer stands in the question, too
+    if "choices" in name:  # the answer is in the question too
         assert sorted(t.answer for t in found) == sorted(t.answer for t in expected)
     else:
         check(found, expected)
@@ -820,7 +820,7 @@ def test_a_no_at_the_terminal_writes_nothing(project, monkeypatch):
 
 
 class Terminal:
-    """`sys` of a process whose input is a terminal."""
+    """Return a `sys` of a process whose input is a terminal."""
 
     class stdin:
         isatty = staticmethod(lambda: True)
@@ -937,7 +937,7 @@ def test_init_says_what_split_rows_cost(tmp_path, monkeypatch):
     (tmp_path / "talks.jsonl").write_bytes(lines([{"messages": chats_of(t)} for t in TALKS]))
     render_sample = command.render_sample
 
-    def split(*arguments: Any) -> Any:  # of a template that drops reasoning
+    def split(*arguments: Any) -> Any:  # from a template that drops reasoning
         return *render_sample(*arguments)[:2], SplitText(all=1470, split=970, whole=500)
 
     def printed(out: str) -> str:

@@ -19,14 +19,14 @@ GOOD = [{"instruction": f"Add {n} and 1.", "input": "", "output": str(n + 1)} fo
 BAD = [
     '{"instruction": "Name a bird.", "input": "", "output": "Wren"',  # 40: no closing brace
     '{"instruction": "Name a fish.", "input": "", "answer": "Pike"}',  # 41: no output
-    '{"instruction": "A", "input": "", "output": "B", "output": "C"}',  # 42: a key twice
+    '{"instruction": "A", "input": "", "output": "B", "output": "C"}',  # 42: a duplicate key
     b'{"instruction": "Caf\xe9?", "input": "", "output": "Yes"}',  # 43: latin-1
 ]
 
 
 @pytest.fixture
 def desk(home):
-    """A folder with a recipe whose sources hold bad rows, its cache and store."""
+    """A folder with a recipe whose sources contain bad rows, and its cache and store."""
     lines = [orjson.dumps(row) for row in GOOD]
     lines += [row if isinstance(row, bytes) else row.encode() for row in BAD]
     (home / "rows.jsonl").write_bytes(b"\n".join(lines) + b"\n")
@@ -104,7 +104,7 @@ def test_a_filter_that_meets_nothing_says_so(desk):
 
 
 def mend(line):
-    """What a person would do in an editor."""
+    """Edit the file as a person would."""
     if line["reason"] == "json":
         line["raw"] += "}"
     if line["reason"] == "fields":
@@ -144,12 +144,12 @@ def test_mended_rows_become_a_source_that_the_recipe_can_add(desk):
     again = run_recipe(desk)
     assert again.ledger[0].rows_out == 42
     left = json.loads(call("ls", "recipe.yaml", "--json", "--cache", str(desk / "cache")))
-    assert left["rows"] == 2  # those that are mended elsewhere are not shown
+    assert left["rows"] == 2  # rows fixed elsewhere are not shown
     assert {sample["row"] for why in left["reasons"] for sample in why["samples"]} == {42, 43}
 
 
 def test_a_row_with_a_key_twice_does_not_pass_unmended(desk):
-    """Parsing it for the editor would keep the last value and lose the first."""
+    """Parsing the row for the editor would keep the last value and lose the first."""
     run_recipe(desk)
     call("retry", "store/birds", "--reason", "duplicate_key", "--edit", "bad.jsonl")
     (line,) = (desk / "bad.jsonl").read_text().splitlines()
@@ -204,7 +204,7 @@ def test_tsv_rows_are_read_by_their_header(desk):
 
 
 def test_rows_that_a_template_refused_pass_once_they_are_mended(desk):
-    """The alpaca template has no place for reasoning, so the row falls at `format`."""
+    """The alpaca template cannot hold reasoning, so the row is refused at `format`."""
     answer = {"role": "assistant", "content": "4", "reasoning_content": "2 * 2"}
     row = {"messages": [{"role": "user", "content": "Two by two?"}, answer]}
     (desk / "chat.jsonl").write_text(json.dumps(row) + "\n")
@@ -269,7 +269,7 @@ def test_a_row_of_which_several_records_are_bad_is_mended_once(desk):
     (desk / "bad.jsonl").write_text(line.replace("<|im_end|>", "the end"))
     done = CliRunner().invoke(cli, [*again, "--from", "bad.jsonl", "--out", "out"])
     assert done.stdout.startswith("1 row passed, 0 still bad\n")
-    assert "`dedup.exact: drop` leaves one of both out" in done.stderr  # the first answer's
+    assert "`dedup.exact: drop` leaves one of both out" in done.stderr  # that of the first answer
     assert len((desk / "out" / "chat-mended.jsonl").read_text().splitlines()) == 1
 
 

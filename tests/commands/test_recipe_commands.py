@@ -141,7 +141,7 @@ def test_plan_shows_what_other_pack_sizes_would_give(call):
         assert line["num_tokens"] + line["num_padding"] == size * line["num_packs"]
         assert 0 < line["fill"] <= 1
     assert "pack.seq_len  packs" in call("plan", str(DEMO))
-    window = ("--set", "pack.over_length=window")  # other sizes make other windows
+    window = ("--set", "pack.over_length=window")  # other sizes give other windows
     assert json.loads(call("plan", str(DEMO), *window, "--json"))["seq_lens"] == []
     multiple = ("--set", "pack.pad_record_to_multiple_of=128")
     padded = json.loads(call("plan", str(DEMO), *multiple, "--json"))

@@ -1,4 +1,4 @@
-"""The demo's rows and tokenizer are what deployments/demo/README.md says."""
+"""The demo's rows and tokenizer match deployments/demo/README.md."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The worker: it waits for its server, and memory in cycles is freed without Python's collector."""
+"""The worker waits for its server, and frees memory in cycles without Python's collector."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The pages of docs/reference/ that are made from the code say what the code says today."""
+"""The generated pages of docs/reference/ match the code."""
 
 import importlib.util
 from pathlib import Path

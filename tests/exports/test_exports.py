@@ -1,4 +1,4 @@
-"""What a trainer learns from an export is what the version says, token by token."""
+"""A trainer learns from an export exactly what the version contains, token by token."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""A version that carries other trainers' formats: written by publish, in the bytes of an export."""
+"""A version with other trainers' formats: publish writes the same bytes as an export."""
 
 import json
 from dataclasses import replace

@@ -154,7 +154,7 @@ def test_without_a_seed_records_stay_as_they_came_in_every_epoch():
 
 
 def test_a_mask_that_hides_a_trained_end_token_is_refused():
-    # Where pad and EOS are one token (2), `input_ids != pad` hides the EOS of every record.
+    # If pad and EOS are the same token (2), `input_ids != pad` hides the EOS of every record.
     ids = torch.tensor([5, 6, 2])
     row = {"input_ids": ids, "labels": ids, "attention_mask": ids != 2}
 

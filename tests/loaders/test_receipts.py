@@ -38,7 +38,7 @@ def test_the_records_behind_a_state_are_those_that_all_ranks_took(
     in_order = [pack for pair in zip(*taken, strict=True) for pack in pair]
 
     state = ranks[0].state_dict()
-    [other] = open_ranks(1)  # opened alike later, on another number of ranks
+    [other] = open_ranks(1)  # opened in the same way later, with another number of ranks
     names = list(consumed_records(other, state))
 
     assert names == [name for pack in in_order for name in packs[tuple(pack)]]

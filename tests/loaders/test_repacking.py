@@ -1,4 +1,4 @@
-"""Packs made anew from a published version: other lengths, other epochs, the same tokens."""
+"""Repack a published version: other lengths, other epochs, the same tokens."""
 
 import pickle
 from typing import Any
@@ -11,7 +11,7 @@ from packhouse.pack.plan import round_up
 
 
 def records(packs: PackedDataset) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Ids and labels of each record, in order of packs."""
+    """Return IDs and labels of each record, in the order of packs."""
     found = []
     for pack in (packs[index] for index in range(len(packs))):
         sizes: Any = pack["seq_lengths"].tolist()

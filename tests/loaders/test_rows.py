@@ -111,7 +111,7 @@ def test_sound_packs_are_checked_once_and_others_row_by_row():
     for table in (packs(), packs(position_ids=None)):
         rows = ArrowRows(table)
         assert rows[1].labels.tolist() == [-100, 3]
-        assert rows._cells[0][1]  # sound
+        assert rows._cells[0][1]  # valid
     sliced = ArrowRows(pa.concat_tables([packs(), packs()]).slice(1, 2))
     assert [row.seq_lengths.tolist() for row in sliced] == [[2], [3, 2]]
 
@@ -153,7 +153,7 @@ def test_labels_that_are_shifted_already_are_refused():
     "name", ["completion_mask", "assistant_masks", "assistant_mask", "loss_mask"]
 )
 def test_masks_of_other_tools_keep_prompts_untrained(name):
-    """TRL's rows have no labels; before, all of their tokens were trained, prompts included."""
+    """TRL's rows have no labels. All of their tokens were once trained, prompts included."""
     rows = [
         {"input_ids": [7, 8, 9], name: [0, 0, 1]},
         {"input_ids": [5, 6, 4], name: [0, 1, 0]},
@@ -172,7 +172,7 @@ def test_masks_of_other_tools_keep_prompts_untrained(name):
 
 
 def test_rows_without_weights_beside_rows_with_them_weigh_1():
-    """Before, a pack of both lost the weights, so that tokens of weight 0 were trained."""
+    """A pack of both once lost the weights, so tokens of weight 0 were trained."""
     rows = [{"input_ids": [7, 8, 9], "loss_weights": [0, 0, 0.5]}, {"input_ids": [5, 6]}]
     pack = PackedDataset(rows, seq_len=5)[0]
 

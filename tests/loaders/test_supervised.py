@@ -197,7 +197,7 @@ def test_concat_shuffle_and_pad_are_views(files, cache):
     assert len(both.pad(0, length=300)[0]["labels"]) == 300
     with pytest.raises(ConfigError, match="more than length 5"):
         both.pad(0, length=5)
-    packed = PackedDataset(both.pad(0), seq_len=128)  # padding is taken off again
+    packed = PackedDataset(both.pad(0), seq_len=128)  # padding is removed again
     assert packed.stat().num_tokens == sum(both.num_tokens)
     PackedCollator()([packed[0]])
 
@@ -304,7 +304,7 @@ def test_parts_that_are_padded_differently_are_not_put_together(files, cache):
     assert {len(row) for row in rows_of(both.shuffle(1))} == {300}
 
 
-# dart-math's way: rows of `query` and `response`, a template of texts.
+# As dart-math does: rows of `query` and `response`, a template of texts.
 TEXTS = [
     {"query_prompt": "User:\n", "prompt_after_query": "\n\n", "resp_prompt": "Assistant:\n"},
     {

@@ -97,7 +97,7 @@ SETTINGS: dict[str, tuple[str, list[str]]] = {
     "mistral-system": ("tools", ["format.template=mistral_system"]),
     "mistral-bos": ("gpt4", ["format.template={folder}/bos.jinja"]),
 }
-"""Settings for one of `FILES`, each with Qwen3's tokenizer or, if its name says so, Mistral's."""
+"""Settings for one of `FILES`, each with Qwen3's tokenizer or, depending on its name, Mistral's."""
 
 BOS_TEMPLATE = (
     "{% for message in messages %}"

@@ -1,4 +1,4 @@
-"""`where` and trees in a whole run: ledger, lineage, the list of dropped rows, `verify`."""
+"""A whole run with `where` and trees: ledger, lineage, the list of dropped rows, `verify`."""
 
 import json
 

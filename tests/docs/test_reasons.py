@@ -17,7 +17,7 @@ FILES = {
 }
 ERRORS = {"BadRowError", "RefusedError", "Refusal"}
 OF_DROPPED_ROWS = {"filtered", "joined", "other_path"}  # before they become records
-OF_BOTH = {"media"}  # quarantined, or dropped if the source says so
+OF_BOTH = {"media"}  # quarantined, or dropped depending on the source
 NO_REASONS = {"names.py", "file_formats.py"}  # text pairs with another meaning
 
 

@@ -1,4 +1,4 @@
-"""What a worker lets a run form name: names and prefixes, and nothing beside them."""
+"""Names and prefixes that a worker accepts from a run form, and everything that it refuses."""
 
 import os
 
@@ -246,7 +246,7 @@ def test_a_secret_in_a_wrong_field_is_not_repeated(wrong):
     with pytest.raises(ConfigError) as caught:
         parse_recipe(raw | wrong)
     assert SECRET.lower() not in str(caught.value).lower()
-    with pytest.raises(ValidationError) as plain:  # what Prefect says of parameters
+    with pytest.raises(ValidationError) as plain:  # Prefect's message about parameters
         Recipe.model_validate(raw | wrong)
     assert SECRET.lower() not in str(plain.value).lower()
 

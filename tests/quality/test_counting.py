@@ -1,4 +1,4 @@
-"""Rows counted by shard and added up: the same numbers and rows, however shards are cut."""
+"""Rows counted per shard and added up: the same numbers and rows however shards are cut."""
 
 import json
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Conversations: order rules, identities and groups, by small literal cases and by properties."""
+"""Conversations: order rules, identities and groups, in small literal cases and as properties."""
 
 import json
 import subprocess
@@ -95,7 +95,7 @@ def test_broken_orders_have_their_reason(case):
 
     rows = SOUND["one turn"], row, SOUND["tool"]
     assert reasons(*rows, refused_orders=ORDERS) == {1: reason}
-    if reason in ORDERS:  # one that a template may write: bad only where the recipe says so
+    if reason in ORDERS:  # a role that a template may write: bad only if the recipe forbids it
         assert reasons(*rows) == {}
         assert reasons(*rows, refused_orders=[reason]) == {1: reason}
 
@@ -206,7 +206,7 @@ def test_equal_names_mean_equal_rows(rows):
 
 
 def plain_group(row):
-    """The definition, word by word, to compare the fast way with."""
+    """The definition, taken literally, as a reference for the fast version."""
     asked = []
     for message in row:
         if message["role"] == "assistant" and asked:

@@ -1,4 +1,4 @@
-"""Tokens of pairs: joined to one record, proven, and taken apart again."""
+"""Tokens of pairs: joined into one record, checked, and split again."""
 
 import numpy as np
 import pyarrow as pa
@@ -143,7 +143,7 @@ def test_texts_end_where_their_answer_ends():
     table = pa.concat_tables(
         [
             formatted("<u>é</u><a>ß</a>\n", (9, 18), [(3, 5), (12, 14)]),
-            formatted("<u>é</u><a>ß</a> more", (9, 18), [(3, 5), (19, 23)]),  # content behind
+            formatted("<u>é</u><a>ß</a> more", (9, 18), [(3, 5), (19, 23)]),  # content after it
         ]
     )
     cut = cut_behind_answers(table.slice(0, 2))

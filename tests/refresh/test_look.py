@@ -1,4 +1,4 @@
-"""A refresh looks at ETags where it can, at bytes where it must, and is never fooled by either."""
+"""A refresh compares ETags if it can and bytes if it must, and neither can fool it."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
 
 @pytest.fixture
 def plans(monkeypatch):
-    """How often a plan was made, which reads every byte of the sources."""
+    """List of the plans made; each reads every byte of the sources."""
     calls = []
 
     def counted(recipe):
@@ -31,7 +31,7 @@ def plans(monkeypatch):
 
 @pytest.fixture
 def bucket(monkeypatch):
-    """ETags of two objects, as a listing shows them."""
+    """ETags of two objects, as in a listing."""
     etags = {"s3://raw/chats.jsonl": "aa", "s3://raw/instructions.jsonl": "bb"}
     monkeypatch.setattr(
         refresh,

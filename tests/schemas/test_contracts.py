@@ -1,6 +1,7 @@
-"""Each contract passes what the chain makes, and names what breaks it.
+"""Each contract accepts the chain's tables and names the value that violates it.
 
-packhouse's own, in every run, and Pandera's, in flows, hold the same tables to the same rules.
+packhouse's contracts (in every run) and Pandera's (in flows) apply the same rules to the same
+tables.
 """
 
 import numpy as np
@@ -38,7 +39,7 @@ def made(tmp_path_factory):
 
 
 def changed(table, column, values):
-    """The table with other values in the first rows of a column."""
+    """Return the table with other values in the first rows of a column."""
     field = table.schema.field(column)
     rest = table[column].to_pylist()[len(values) :]
     new = pa.array([*values, *rest], field.type)

@@ -1,4 +1,4 @@
-"""Published files that stand for far more than they are: reading them ends in an error."""
+"""Published files that expand far beyond their size: reading them ends in an error."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ PACKS = {
 
 
 def long_run() -> pa.Table:
-    """100,000,000 equal ids, some 20 KB of Parquet."""
+    """100,000,000 equal ids in about 20 KB of Parquet."""
     table = pa.table(PACKS, schema=published_schema())
     ids = pa.array(np.zeros(100_000_000, np.int32))
     lists = pa.ListArray.from_arrays(pa.array([0, len(ids) - 2, len(ids)], pa.int32()), ids)
@@ -37,13 +37,13 @@ def long_run() -> pa.Table:
 
 
 def shared_text() -> pa.Table:
-    """Ten ids of 40 MB, which are one entry of a dictionary."""
+    """Ten ids of 40 MB, stored as one dictionary entry."""
     text = "x" * 40 * MIB
     return pa.table({**PACKS, "record_ids": [[text] * 9, [text]]}, schema=published_schema())
 
 
 def publish(folder: Path, table: pa.Table, tokens: int = 7, *, lies: bool = False) -> str:
-    """Publish 2 rows, by their manifest of 7 tokens, and return the address."""
+    """Publish 2 rows with a manifest that claims 7 tokens, and return the address."""
     path = folder / "train.parquet"
     pq.write_table(table, path, compression="zstd", data_page_size=2**30)
     if lies:  # the footer counts 7 ids; numbers are varints of twice their value
@@ -88,7 +88,7 @@ def test_packs_of_more_tokens_than_the_manifest_says_are_not_decoded(tmp_path: P
 def test_packs_are_decoded_in_a_worker_before_a_trainer_does(
     told: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A manifest that was rewritten to fit the file, and a footer that fits the manifest."""
+    """A manifest rewritten to match the file, and a footer that matches the manifest."""
     address = publish(tmp_path, long_run(), **told)
     monkeypatch.setenv("PACKHOUSE_CHILD_MEMORY_MB", "200")
     before = pa.default_memory_pool().max_memory()

@@ -1,6 +1,6 @@
-"""Every kind of bad input known, by its number in the project's list, and what must become of it.
+"""Every known kind of bad input, by its number in the project's list, with the expected result.
 
-A bad row sits between two good ones, so that each case also shows that its neighbours survive.
+A bad row is placed between two good ones, so each case also shows that its neighbours survive.
 """
 
 import bz2
@@ -408,7 +408,7 @@ zstd = partial(pa.compress, codec="zstd", asbytes=True)
 LINES = (GOOD + b"\n") * 2000
 GZ = gzip.compress(LINES, mtime=0)
 ZST = zstd(LINES)
-# Arrow writes no checksums. This is what `zstd` makes of {"instruction": "a", "output": "b"}.
+# Arrow writes no checksums. This is `zstd` output for {"instruction": "a", "output": "b"}.
 ZST_WITH_CHECKSUM = bytes.fromhex(
     "28b52ffd24242101007b22696e737472756374696f6e223a202261222c20226f7574707574223a202262227d0a"
     "4111e5f0"
@@ -766,7 +766,7 @@ def test_63_links_pipes_and_folders_are_refused(tmp_path, read):
 
 @pytest.mark.parametrize("pattern", ["*/rows.jsonl", "lin[k]/rows.jsonl", "in/../lin?/*"])
 def test_63_a_glob_does_not_lead_out_of_its_folder(pattern, tmp_path, read):
-    """A worker that allows a folder allows what lies in it, and not what a link in it points to."""
+    """A worker that allows a folder allows its contents, but not the target of a link in it."""
     for name in ("allowed/in", "outside"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "rows.jsonl").write_bytes(GOOD)
@@ -779,7 +779,7 @@ def test_63_a_glob_does_not_lead_out_of_its_folder(pattern, tmp_path, read):
 
 @pytest.mark.parametrize("name", ["", "rows.jsonl", "*"])
 def test_63_a_name_that_is_no_unicode_is_refused(name, tmp_path, read):
-    """A manifest could not hold it."""
+    """A manifest could not contain it."""
     folder = tmp_path / os.fsdecode(b"\xff" if name == "rows.jsonl" else b"all")
     folder.mkdir()
     (folder / os.fsdecode(b"a\xff.jsonl")).write_bytes(GOOD)
@@ -858,7 +858,7 @@ ELSEWHERE = {
     62: ("tests/chain/test_recipe.py", "dataset"),
     66: ("tests/splitting/test_sides.py", "prove_disjoint"),
 }
-NOTHING_TO_TEST = {64}  # no report is written as CSV
+NOTHING_TO_TEST = {64}  # reports are not written as CSV
 
 
 def test_every_kind_of_bad_input_of_the_list_has_its_case():
@@ -882,7 +882,7 @@ def test_a_deep_element_of_an_array_longer_than_a_row_may_be(read_bytes, levels)
 
 
 class LostFile(io.BytesIO):
-    """A file whose storage fails behind its first bytes."""
+    """A file whose storage fails after its first bytes."""
 
     def read(self, size=-1):
         if self.tell():

@@ -1,4 +1,4 @@
-"""Arguments of the chat template and loss weights that rows give beside their conversation."""
+"""Rows that set arguments of the chat template or loss weights next to their conversation."""
 
 import json
 

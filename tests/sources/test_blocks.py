@@ -1,4 +1,4 @@
-"""Shards are read in blocks: what comes out is what comes of the shard as a whole."""
+"""Shards read in blocks give the same result as the whole shard."""
 
 import json
 

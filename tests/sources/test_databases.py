@@ -109,7 +109,7 @@ def test_what_values_of_sqlite_become(sqlite, read):
 
     for where in (
         "whole = 9007199254740993",
-        "number = 9007199254740992",  # with 0.5 in its column it has 53 bits
+        "number = 9007199254740992",  # with 0.5 in its column, it has 53 bits
         "mixed = '9007199254740993'",
         "day < '2024-02-01'",
         "flag = 1",
@@ -155,7 +155,7 @@ def test_what_values_of_duckdb_become(tmp_path, read):
         f"(rows,) = parse_tables({str(path)!r}, 'duckdb', 0, 1)\n"
         "print(rows.rows[0]['moment'])"
     )
-    environment = {**os.environ, "TZ": "Asia/Tokyo"}  # of a machine elsewhere
+    environment = {**os.environ, "TZ": "Asia/Tokyo"}  # of another machine
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )

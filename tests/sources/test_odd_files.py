@@ -1,4 +1,4 @@
-"""Settings of a source for files that `auto` does not expect: encodings, wrappings, workbooks."""
+"""Source settings for files that `auto` does not expect: encodings, wrappers, workbooks."""
 
 import gzip
 import json
@@ -31,7 +31,7 @@ def test_text_of_another_encoding_gives_the_rows_of_utf8(
         "rows.csv": "question,answer\n" + "".join(f"{r['question']},{r['answer']}\n" for r in ROWS),
     }
     text = texts[name]
-    if encoding in ("cp932", "big5"):  # which lack the simplified letters
+    if encoding in ("cp932", "big5"):  # which lack the simplified characters
         text = text.translate(str.maketrans("问题", "問題"))
     data = [text.encode(encoding), text.encode()]
     if name.endswith(".gz"):

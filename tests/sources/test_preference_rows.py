@@ -1,4 +1,4 @@
-"""Pairs and answers with a verdict: both sides are read, and nothing but the answer is trained."""
+"""Pairs and answers with a verdict: both sides are read, and only the answer is trained."""
 
 import json
 
@@ -157,7 +157,7 @@ def test_pairs_are_called_by_both_sides(tmp_path):
 
     assert ids[0] == ids[1]
     assert len(set(ids)) == 3
-    assert len(set(groups)) == 1  # one prompt: one side of the split
+    assert len(set(groups)) == 1  # same prompt: same split
 
 
 @pytest.mark.parametrize(

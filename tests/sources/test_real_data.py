@@ -1,4 +1,4 @@
-"""Every real file: how many rows it gives, which of its known defects are found, a few texts."""
+"""Every real file: its number of rows, which of its known defects are found, a few texts."""
 
 import json
 

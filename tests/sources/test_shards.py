@@ -1,4 +1,4 @@
-"""Cuts: fixed by what lies before them, whole records only, the same rows whatever their size."""
+"""Shards hold whole records, depend only on the bytes before them, and keep the same rows."""
 
 import gzip
 import json
@@ -261,7 +261,7 @@ def test_an_open_array_of_white_space_has_no_rows(read_bytes):
 
 
 def test_shards_have_one_shape_even_if_the_first_rows_tell_none(read_bytes):
-    numbers = b"7\n" * 150  # more than are looked at to find the format
+    numbers = b"7\n" * 150  # more than are read to detect the format
     alpaca = as_jsonl([{"instruction": "q", "output": "a"}] * 20)
     questions = as_jsonl([{"question": "q", "answer": "a"}] * 20)
 

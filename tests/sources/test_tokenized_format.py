@@ -1,4 +1,4 @@
-"""Rows that other tools tokenized, as a source: which are read, and why others are not."""
+"""Pretokenized rows as a source: which are read, and why others are not."""
 
 import json
 import math
@@ -328,7 +328,7 @@ def test_rows_of_axolotl_and_of_llama_factory_as_they_save_them() -> None:
     "bounds", [{"seq_lengths": [8, 3]}, {"cu_seqlens": [0, 8, 11]}, {"seq_lengths": [2, 6, 3]}]
 )
 def test_pads_in_front_that_bounds_count_move_no_bound(bounds: dict[str, list[int]]) -> None:
-    """Before, each record took in as many tokens of the next one as there are pads."""
+    """Each record once took as many tokens of the next one as there are pads."""
     row = {name: [0, 0, *PACKED[name]] for name in ("input_ids", "labels")}
     row["labels"][:2] = [-100, -100]
 

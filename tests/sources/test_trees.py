@@ -1,4 +1,4 @@
-"""OASST1 as a row for each message: trees are put together, whatever the order of rows."""
+"""OASST1 with one message per row: trees are assembled in any order of rows."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""The real huggingface_hub client against a server that keeps its commit conditions."""
+"""The real huggingface_hub client on a server that enforces its commit conditions."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def store(tmp_path):
 
 
 def mirror(hub, store, names, code=0, **settings):
-    """In a process of its own: huggingface_hub reads its endpoint at import."""
+    """Run in a separate process, because huggingface_hub reads its endpoint at import."""
     script = (
         "from packhouse.store import open_version\n"
         "from packhouse.addons.mirrors import mirror_to_hub\n"

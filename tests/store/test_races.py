@@ -1,4 +1,4 @@
-"""Many publishers at once, with readers that verify and collections that come far too early."""
+"""Many publishers at once, with verifying readers and collections that come far too early."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""W&B's own client, offline; the tables and the manifest are read back from the run's files."""
+"""W&B's own client, offline; tables and manifest are read back from the run's files."""
 
 import json
 import time

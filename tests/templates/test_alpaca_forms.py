@@ -1,4 +1,4 @@
-"""Alpaca's three forms: Stanford's, with a line break behind the header, and dart-math's."""
+"""Alpaca's three forms: Stanford's, one with a line break after the header, and dart-math's."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Templates of constant texts: dart-math's, by name, and those of a dict or object."""
+"""Templates made of constant texts: dart-math's, by name, and those of a dict or object."""
 
 import hashlib
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from packhouse.render.single_turn import Ends
 from tests.templates.toys import make_snapshot, make_table, pieces
 
 DEMO = str(Path(__file__).parents[2] / "deployments" / "demo" / "tokenizer")
-# sha256 of what dart-math's PromptTemplate(...).make_full_prompt("What is 1 + 1?") returns.
+# sha256 of the result of dart-math's PromptTemplate(...).make_full_prompt("What is 1 + 1?").
 PROMPTS = {
     "dart-math/qa": "051c151e7d3cac30",
     "dart-math/alpaca": "73c325ae1680e61f",
@@ -73,7 +73,7 @@ def test_further_turns_follow_behind_delim_and_system_turns_are_refused():
 
 @dataclass
 class PromptTemplate:
-    """As dart-math's: an object with a text in each attribute."""
+    """Like dart-math's: an object with a text in each attribute."""
 
     id: str = "mine"
     sys_prompt: str = "Think.\n"

@@ -1,4 +1,4 @@
-"""Text of the row is never taken for the template's own, whatever a template does to it.
+"""Text of the row is never mistaken for the template's own, whatever a template does to it.
 
 Contents are Greek and templates are ASCII, so a Greek letter in a constant is a leak.
 """
@@ -48,7 +48,7 @@ OWNERS = ["m", "'a <b> c'", "m[2:-3]"]
 
 
 def check(source, messages=MESSAGES, tools=TOOLS):
-    """Render traced and plain: the same, and no constant holds text of the row."""
+    """Check that traced and plain renderings are equal and no constant contains row text."""
     try:
         template = ChatTemplate(source, {}, where="toy")
         expected = template.render(deepcopy(messages), deepcopy(tools))  # indent changes lists
@@ -58,7 +58,7 @@ def check(source, messages=MESSAGES, tools=TOOLS):
     try:
         rendering = Conversation(template, messages, Given(tools), nothing).rendering
     except RefusedError:
-        return False  # refused, not guessed at
+        return False  # refused, not guessed
     text, expected = (re.sub("0x[0-9a-f]+", "", t) for t in (rendering.text.decode(), expected))
     assert text == expected, source
     for part in rendering.parts:

@@ -1,4 +1,4 @@
-"""Hostile templates: what they cannot reach, and what they cannot use up."""
+"""Hostile templates: limits on what they can access and use up."""
 
 import resource
 from functools import partial
@@ -11,7 +11,7 @@ from packhouse.system import worker
 from tests.templates.toys import CHATML, render_chat
 
 HI = [("user", "hi"), ("assistant", "hello")]
-# Harmless to the probe, hostile to the row.
+# Harmless for the probe, hostile for the row.
 ON_ROW = "{% if messages[0].content == 'hi' %}"
 MIB = 2**20
 

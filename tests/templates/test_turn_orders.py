@@ -1,4 +1,4 @@
-"""Orders of turns and arguments of calls that are not the usual ones, with real templates."""
+"""Unusual orders of turns and arguments of calls, with real templates."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Over-long conversations as windows of whole turns."""
+"""Conversations over the limit, as windows of whole turns."""
 
 import numpy as np
 import pyarrow.compute as pc

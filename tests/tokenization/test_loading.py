@@ -1,4 +1,4 @@
-"""A folder becomes a snapshot once; what is broken is named; what is kept is checked."""
+"""A folder becomes a snapshot once; broken files are named; cached snapshots are checked."""
 
 import json
 import os
@@ -103,7 +103,7 @@ def test_fingerprint_changes_with_any_tokenizer_file_and_with_no_other(folder, t
         (None, []),
         (7, ["<s>"]),
         ([8, 7], ["</s>", "<s>"]),
-        ([7, 6, 99, -1], ["<s>"]),  # 6 is "ab", which no added token is; the others are no ids
+        ([7, 6, 99, -1], ["<s>"]),  # 6 is "ab", which is not an added token; the others are not ids
     ],
 )
 def test_generation_config_names_stop_tokens_before_the_eos(folder, tmp_path, stated, stops):

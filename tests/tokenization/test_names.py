@@ -1,4 +1,4 @@
-"""Tokenizers by name, from a stand-in of the Hub."""
+"""Tokenizers by name, from a fake Hub."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def hub(monkeypatch, tmp_path):
         }
         monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
         monkeypatch.delenv("HF_TOKEN", raising=False)
-        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))  # children read it
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))  # child processes read it
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         yield server
@@ -63,7 +63,7 @@ def test_names_that_the_hub_cannot_have_are_refused(hub):
         with pytest.raises(TokenizerError, match="no names like this"):
             pin_tokenizer(name)
     for name in ("a..b/c", "a/b@x/../../y", "a/b@../c", "../a/b", "a/b@--help"):
-        assert pin_tokenizer(name) == name  # a folder, which is not there
+        assert pin_tokenizer(name) == name  # a folder that does not exist
     assert hub.requests == []
 
 

@@ -1,4 +1,4 @@
-"""Questions to a version in SQL."""
+"""Query a version with SQL."""
 
 import csv
 import io
@@ -103,7 +103,7 @@ def test_every_record_has_the_tokens_of_its_place_in_the_packs(make, settings):
         assert sum(row["trained"]) == row["num_trained"] > 0
         assert row["text"].startswith("Below is an instruction")
         places.add((row["split"], row["pack"], place))
-    assert len(places) == len(found)  # rows of equal content have a copy each
+    assert len(places) == len(found)  # one copy for each row with equal content
 
 
 def test_only_what_a_question_names_is_read(make, tmp_path):
@@ -137,7 +137,7 @@ def test_only_what_a_question_names_is_read(make, tmp_path):
     ],
 )
 def test_columns_that_a_question_means_without_naming_them_are_there(make, query):
-    """59 rows, each with a row number of its own, of 54 records."""
+    """59 rows with different row numbers, from 54 records."""
     (answer,) = make().sql(query).to_pylist()
     assert list(answer.values()) == [59]
 

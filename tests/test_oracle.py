@@ -34,7 +34,7 @@ def made(monkeypatch):
     return parts
 
 
-def test_the_demo_and_a_seed_are_what_they_were(run):
+def test_the_demo_and_a_seed_are_unchanged(run):
     for name in ("demo+demo", SEED):
         assert run("compare", GOLDEN, "--only", name)[0] == 0
         parts = json.loads(GOLDEN.read_bytes())["made"][name]
@@ -42,7 +42,7 @@ def test_the_demo_and_a_seed_are_what_they_were(run):
 
 
 @pytest.mark.parametrize("name", ["sst2+demo", "sst2-bert+bert"])
-def test_rows_with_labels_are_what_they_were(name, shared, monkeypatch):
+def test_rows_with_labels_are_unchanged(name, shared, monkeypatch):
     # The names of records depend on their labels.
     monkeypatch.setattr("sys.argv", ["oracle", "compare", str(GOLDEN), "--only", name])
     assert oracle.main() == 0

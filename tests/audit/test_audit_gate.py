@@ -81,7 +81,7 @@ def test_open_instruct_1876_cut_answers_that_teach_never_to_stop():
         ([50, 50], [(0, 2)], 1),
     ],
 )
-def test_white_space_may_stand_behind_an_end_token(ids, ranges, num_cut):
+def test_white_space_may_follow_an_end_token(ids, ranges, num_cut):
     whole = pack([9, 8, 2], [(1, 3)], [3])
     own = pack([9, 8, 2, *ids], [(1, 3), *((a + 3, b + 3) for a, b in ranges)], [3, len(ids)])
     found = audit_packs(packs(whole, own, whole), IS_CONTROL, IS_BLANK)
@@ -116,7 +116,7 @@ def record(name, row, group, split="train", source="a/a.jsonl", times=1):
         max_size=12,
     )
 )
-def test_repetition_is_what_a_plain_count_says(made):
+def test_repetition_equals_a_plain_count(made):
     rows = [
         record(name, row, group, split, source, times)
         for row, (name, group, split, source, times) in enumerate(made)
@@ -259,7 +259,7 @@ def test_the_result_is_in_the_manifest_and_shown(project):
     assert "100.00%" in shown
 
 
-def test_a_mask_beside_its_text_stops_whatever_the_limits():
+def test_a_misplaced_mask_stops_the_run_whatever_the_limits():
     counts = {"answer_bytes": 9, "untrained_answer_bytes": 0, "trained_prompt_bytes": 0}
     rows = [{"source": "a/a.jsonl", "row": 7, "record_id": "r", "value": 1}]
     audit = {

@@ -46,7 +46,7 @@ def test_case_and_punctuation_do_not_hide_a_copy(exam):
     assert matches.to_pylist() == [{"row": 1, "benchmark": "exam/exam.jsonl row 1"}]
 
 
-def test_a_run_lies_within_one_message(exam):
+def test_a_run_stays_within_one_message(exam):
     chats = [turns("A farmer has 17 sheep and", "all but nine die.")]
     assert match_benchmarks(validated_table(chats), exam)[0]["contaminated"] == 0
 
@@ -77,7 +77,7 @@ def test_reasoning_and_tool_calls_are_looked_at(exam, answer, due):
     assert found["contaminated"] == due
 
 
-def test_what_cannot_be_looked_for_is_counted(exam):
+def test_texts_too_short_to_search_for_are_counted(exam):
     found = combine_contamination([], exam)
     assert found["benchmark_rows"] == 2
     assert found["benchmark_short_texts"] == 3  # all contents except one

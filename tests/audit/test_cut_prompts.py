@@ -149,7 +149,7 @@ def test_cuts_between_turns_are_found_where_the_template_begins_all_alike(
 
 @pytest.mark.parametrize("tokenizer", ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"])
 @pytest.mark.parametrize("late", [-5, -1, 1, 3])
-def test_borders_beside_their_place_are_found(
+def test_shifted_boundaries_are_found(
     shared: Path, tmp_path: Path, tokenizer: str, late: int
 ) -> None:
     """Three tokens late is after `<|im_start|>user` and its line break: one record is too long."""

@@ -133,7 +133,7 @@ def test_sound_rows_of_any_container_and_any_boundaries_have_no_finding(
         assert (report.counts["rows"], report.counts["records"]) == (10, 40), extra
 
 
-def test_masks_of_other_names_say_what_is_trained(
+def test_masks_with_other_names_show_what_is_trained(
     audited: Callable[..., packhouse.AuditReport], good: Rows
 ) -> None:
     for name in ("completion_mask", "assistant_masks", "loss_mask", "loss_weights"):
@@ -188,7 +188,7 @@ def padded(
 @pytest.mark.parametrize("pad", [151643, END])
 @pytest.mark.parametrize("attention", [None, 1])
 @pytest.mark.parametrize("in_front", [False, True])
-def test_padding_that_is_trained_is_found_and_nothing_beside_it(
+def test_trained_padding_is_found_and_nothing_else(
     audited: Callable[..., packhouse.AuditReport],
     good: Rows,
     pad: int,
@@ -388,7 +388,7 @@ def stopped(rows: Rows) -> Rows:
     return made
 
 
-def test_spans_are_held_against_headers_and_stop_tokens(
+def test_spans_are_compared_with_headers_and_stop_tokens(
     audited: Callable[..., packhouse.AuditReport], good: Rows
 ) -> None:
     def of(change: Callable[[list[int], list[int], int], None]) -> tuple[int, ...]:
@@ -509,7 +509,7 @@ def test_bos_twice_and_bos_missing(
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers, with TRL's defaults
-def test_what_trl_prepares(
+def test_rows_prepared_by_trl(
     audited: Callable[..., packhouse.AuditReport],
     conversations: list[list[dict[str, str]]],
     shared: Path,
@@ -594,7 +594,7 @@ def test_raw_rows_are_audited_as_prepare_would(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_report_escapes_what_rows_say(
+def test_a_report_escapes_text_of_rows(
     audited: Callable[..., packhouse.AuditReport], qwen: str
 ) -> None:
     from transformers import AutoTokenizer

@@ -48,7 +48,7 @@ def change(recipe, **values):
         file.write(orjson.dumps(item | values))
 
 
-def test_what_is_pinned_is_text_ids_and_what_is_trained(golden):
+def test_text_ids_and_trained_tokens_are_pinned(golden):
     (item,) = read_golden(golden.golden)
     assert item["text"] == (
         "<|im_start|>user\nHow many legs has an ant?<|im_end|>\n"

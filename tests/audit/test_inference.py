@@ -142,7 +142,7 @@ def test_one_rendering_of_a_row_is_not_and_is_printed_only(qwen3):
 
 
 @pytest.mark.parametrize("how", ["joined", "exact", "alone"])
-def test_what_is_not_all_right_stops_publication(how, qwen3):
+def test_a_wrong_answer_stops_publication(how, qwen3):
     found = audited(Tables([AGENT], qwen3, FormatConfig(turns="whole")), how)
     with pytest.raises(AuditError, match="2 of 3 trained answers do not follow") as error:
         checked(found)

@@ -275,7 +275,7 @@ def test_examples_of_one_conversation_are_no_duplicates_of_each_other(project, o
     assert [sides[row] for row in range(15)] == [sides[row + 20] for row in range(15)]
 
 
-def test_exact_same_side_joins_what_differs_in_white_space(project):
+def test_exact_same_side_joins_rows_that_differ_in_white_space(project):
     prepared = project.prepare("dedup.exact=same_side")
     sides = [record["split"] for record in project.records(prepared)]
     assert sides[80] == sides[0]

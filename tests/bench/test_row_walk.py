@@ -25,7 +25,7 @@ class Held:
         pa.table({"x": ["a zebrafish"]}),
     ],
 )
-def test_the_text_of_a_row_is_found_wherever_it_is_held(value):
+def test_the_text_of_a_row_is_found_in_any_container(value):
     assert row_walk.holds(value)
     assert not row_walk.holds(Held("another animal"))
 

@@ -69,7 +69,7 @@ def test_no_run_dies_while_another_process_removes_all_that_it_may(project, star
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_what_a_killed_run_did_stays_a_week_and_its_next_try_goes_on_there(project, start):
+def test_steps_of_a_killed_run_stay_a_week_and_its_retry_reuses_them(project, start):
     killed = start(kill=("files", "1", "before"))
     killed.wait()
     assert killed.returncode == -9
@@ -86,7 +86,7 @@ def test_what_a_killed_run_did_stays_a_week_and_its_next_try_goes_on_there(proje
     assert gc(project)["steps"] == []  # all of them belong to the last run
 
 
-def test_gc_says_what_a_refused_run_holds_and_until_when_and_frees_it_if_asked(project):
+def test_gc_reports_what_a_refused_run_holds_and_frees_it_if_asked(project):
     project.prepare()
     used = steps_in(project.cache)
     project.rows.write_text(project.rows.read_text() * 2)
@@ -120,7 +120,7 @@ def held_by(file, steps):
     return {(step, key) for step, key in steps if key in keys}
 
 
-def test_unfinished_leaves_what_a_run_that_goes_on_holds(tmp_path):
+def test_unfinished_keeps_the_steps_of_a_running_run(tmp_path):
     steps = StepStore(tmp_path / "steps")
     for key in ("both", "ended"):
         steps.run("s", key, lambda folder: {})

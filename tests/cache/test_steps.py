@@ -134,7 +134,7 @@ def test_an_altered_receipt_is_not_believed(tmp_path, alter):
     assert steps.run("s", "k", write_hello).facts == {"rows": 1}
 
 
-def test_what_a_killed_step_left_is_gone_with_the_next_step(tmp_path):
+def test_files_of_a_killed_step_are_removed_by_the_next_step(tmp_path):
     worker = multiprocessing.get_context("fork").Process(target=die, args=(tmp_path,))
     worker.start()
     worker.join()

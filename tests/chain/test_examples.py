@@ -95,7 +95,7 @@ def test_rows_that_differ_in_their_thinking_alone_are_on_one_side(project, share
     assert all(len(found) == 1 for found in sides.values())
 
 
-def test_an_eval_that_shrinks_by_equal_windows_is_said(project, capsys):
+def test_an_eval_that_shrinks_by_equal_windows_is_reported(project, capsys):
     from packhouse.cli.summary import print_report
 
     turns = [{"role": "user", "content": MORE}, {"role": "assistant", "content": SAID}]

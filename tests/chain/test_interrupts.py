@@ -71,7 +71,7 @@ class Group:
     jobs = (None,)
 
 
-def test_a_command_that_ctrl_c_ends_says_how_to_go_on():
+def test_a_command_stopped_by_ctrl_c_shows_how_to_continue():
     program = (
         "import os, signal, sys; from packhouse import cli; from packhouse.addons import doctor\n"
         "import click\n"

@@ -204,7 +204,7 @@ def test_two_packages_that_offer_one_name_are_refused(acme, prepare):
         prepare()
 
 
-def test_a_name_that_nobody_offers_is_refused_and_the_near_one_said(acme, prepare):
+def test_an_unknown_name_is_refused_with_a_suggestion(acme, prepare):
     with pytest.raises(ConfigError, match=r"'pack.strategy' cannot be 'inorder'.*'in_order'\?"):
         prepare(pack={"strategy": "inorder"})
     with pytest.raises(ConfigError, match="no row format 'x'; known: faq"):

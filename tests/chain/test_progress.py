@@ -33,7 +33,7 @@ def test_a_step_that_takes_long_shows_its_name_and_share(terminal):
     assert "50%" in terminal.getvalue()
 
 
-def test_a_log_says_what_a_run_waits_for_and_what_is_done(capfd):
+def test_a_log_shows_what_a_run_waits_for_and_what_is_done(capfd):
     with progress.show_progress(is_terminal=False):
         progress.start_phase("importing Prefect")
         begun = capfd.readouterr().err
@@ -51,7 +51,7 @@ def test_a_log_says_what_a_run_waits_for_and_what_is_done(capfd):
     ]
 
 
-def test_a_terminal_keeps_the_lines_of_what_is_done(terminal):
+def test_a_terminal_keeps_the_lines_of_finished_steps(terminal):
     with progress.show_progress(is_terminal=True):
         progress.start_phase("importing Prefect")
         progress._display.refresh()

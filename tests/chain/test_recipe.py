@@ -21,7 +21,7 @@ def write(tmp_path):
     return write
 
 
-def test_defaults_fill_in_and_inputs_are_beside_the_recipe(write, tmp_path):
+def test_defaults_fill_in_and_inputs_are_relative_to_the_recipe(write, tmp_path):
     recipe = load_recipe(write(MINIMAL))
 
     assert recipe.pack.seq_len == 2048
@@ -73,7 +73,7 @@ def test_overrides_reach_sections_and_list_items(write):
         (MINIMAL.replace("rows.jsonl", "${PACKHOUSE_NOT_SET}/rows"), "PACKHOUSE_NOT_SET"),
     ],
 )
-def test_a_wrong_recipe_says_which_key_and_what_is_allowed(write, text, message):
+def test_a_wrong_recipe_names_the_key_and_the_allowed_values(write, text, message):
     with pytest.raises(ConfigError, match=message) as caught:
         load_recipe(write(text))
     assert "\n" not in str(caught.value)
@@ -146,7 +146,7 @@ def test_the_form_of_the_recipe_is_closed_and_describes_every_field():
         (MINIMAL + "audit: {benchmarks: [{pth: a}]}", "unknown key 'audit.benchmarks.0.pth'"),
     ],
 )
-def test_what_yaml_or_pydantic_would_let_through_is_refused(write, text, message):
+def test_values_that_yaml_or_pydantic_would_accept_are_refused(write, text, message):
     with pytest.raises(ConfigError, match=message):
         load_recipe(write(text))
 

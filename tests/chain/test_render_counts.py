@@ -139,7 +139,7 @@ def test_reasoning_that_is_never_written_stops_the_run_before_any_row_is_rendere
     assert not [*(tmp_path / "cache" / "steps").glob("format/*")]
 
 
-def test_a_refused_run_says_once_how_to_fix_a_row(recipe, tmp_path, monkeypatch):
+def test_a_refused_run_shows_once_how_to_fix_a_row(recipe, tmp_path, monkeypatch):
     monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
     row = {"messages": [{"role": "assistant", "content": "Hi."}, *turns("One", thoughts=False)]}
     rows = [row, row, {"messages": [*turns("Two", thoughts=False)]}]

@@ -52,7 +52,7 @@ def test_only_move_ref_moves_latest_to_a_recipe_that_was_changed(run, project):
     assert latest(project) == plain
 
 
-def test_a_ref_held_back_by_drift_has_an_exit_code_of_its_own(project):
+def test_a_ref_held_back_by_drift_has_its_own_exit_code(project):
     project.prepare()
     project.rows.write_text(project.rows.read_text().replace("plus", "plus " * 30))
     told = ["--set", f"publish.store={project.root / 'store'}", "--cache", str(project.cache)]

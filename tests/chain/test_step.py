@@ -95,7 +95,7 @@ def test_a_receipt_of_another_release_is_a_miss(tmp_path, facts):
     assert execute(job, RECIPE, workspace).facts.rows == 3
 
 
-def test_a_key_is_made_of_what_decides_bytes_and_of_nothing_else():
+def test_a_key_depends_on_the_inputs_of_the_bytes_and_nothing_else():
     job = COUNT.job(Told(3), inputs=[("s", "a")])
 
     assert COUNT.job(Told(3, place="there"), inputs=[("s", "a")], label="x", size=9).key == job.key
@@ -120,7 +120,7 @@ def test_a_file_that_breaks_its_contract_leaves_no_step(tmp_path):
     assert COUNT.peek(job.key, workspace_at(tmp_path)) is None
 
 
-def test_what_comes_after_happens_at_every_run(tmp_path):
+def test_later_work_happens_in_every_run(tmp_path):
     seen = []
 
     def note(work, receipt):

@@ -191,7 +191,7 @@ def _mask_late(row: dict[str, Any]) -> None:
         (_mask_late, "max_untrained_starts"),
     ],
 )
-def test_what_another_tool_did_wrong_stops_publication(
+def test_mistakes_of_another_tool_stop_publication(
     project: Project, made: Rows, spoil: Any, limit: str
 ) -> None:
     rows = [{name: list(values) for name, values in row.items()} for row in made]
@@ -221,7 +221,7 @@ def test_records_that_were_joined_without_a_mark_stop_publication(project: Proje
     assert published(project, done) == as_given(rows)
 
 
-def test_the_keys_of_such_rows_hold_the_tokenizer_and_those_of_others_do_not(
+def test_only_keys_of_pretokenized_rows_include_the_tokenizer(
     project: Project, made: Rows, tmp_path: Path
 ) -> None:
     write(project.root / "given.jsonl", made)

@@ -65,9 +65,7 @@ def rows_of(project, prepared, cache, split="train"):
 
 @pytest.mark.parametrize("layout", ["labels", "compact"])
 @pytest.mark.parametrize("strategy", ["best_fit", "concat", "none"])
-def test_every_token_of_a_record_weighs_what_its_row_and_source_say(
-    project, tmp_path, strategy, layout
-):
+def test_every_token_has_the_weight_of_its_row_and_source(project, tmp_path, strategy, layout):
     prepared = publish(
         project,
         **WEIGHTED,

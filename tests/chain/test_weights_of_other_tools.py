@@ -100,7 +100,7 @@ def test_a_token_is_trained_exactly_if_it_begins_inside_a_span(publish):
     assert [token for token, _ in found] == ["vable", "!", "<|im_end|>"]
 
 
-def test_parts_of_reasoning_weigh_what_they_say(publish):
+def test_parts_of_reasoning_have_their_own_weight(publish):
     answer = {
         "role": "assistant",
         "reasoning_content": [
@@ -137,12 +137,12 @@ def read(text="Hm. Four.", **fields):
     return answer[-2:]
 
 
-def test_overlapping_spans_train_what_one_of_them_trains():
+def test_overlapping_spans_train_a_token_if_any_of_them_does():
     detail = spans((4, 6, True), (0, 1, False), (5, 9, True), (5, 5, False))
     assert read(train_detail=detail) == (1.0, "[[3,0.0],[4,1.0],[2,1.0]]")
 
 
-def test_what_spans_say_of_a_whole_turn_is_its_weight():
+def test_spans_over_a_whole_turn_set_its_weight():
     assert read(train_detail=spans((0, 8, True))) == (1.0, None)
     assert read(train_detail=spans((0, 8, False))) == (0.0, None)
     assert read(train_detail=spans((3, 8, True)), train=False) == (0.0, "[[3,0.0],[6,1.0]]")
@@ -150,7 +150,7 @@ def test_what_spans_say_of_a_whole_turn_is_its_weight():
     assert read(training_detail=None) == (None, None)
 
 
-def test_a_turn_without_a_span_is_trained_where_a_flag_says_so_as_in_axolotl():
+def test_a_turn_without_a_span_is_trained_if_a_flag_is_set_as_in_axolotl():
     assert read(train_detail=[]) == read(train_detail=[], train=False) == (0.0, None)
     assert read(train_detail=[], training=True) == (1.0, None)
     assert read(train_detail=[], training_detail=[]) == (0.0, None)
@@ -183,7 +183,7 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
         ({"reasoning_content": [{"type": "tool_call", "tool_call": CALL}]}, "a part of reasoning"),
     ],
 )
-def test_what_cannot_be_meant_is_a_bad_row(fields, why):
+def test_contradictory_spans_are_a_bad_row(fields, why):
     with pytest.raises(BadRowError, match=why):
         read(**fields)
 

@@ -23,7 +23,7 @@ def with_where(project, **settings: object) -> Recipe:
     return recipe.model_copy(update={"sources": [source]})
 
 
-def test_what_where_drops_is_counted_and_listed_in_the_version(project):
+def test_rows_dropped_by_where_are_counted_and_listed_in_the_version(project):
     short = sum(
         len(json.loads(line)["output"]) <= 16 for line in project.rows.read_text().splitlines()
     )
@@ -144,7 +144,7 @@ def test_another_expression_is_another_version_and_the_same_one_is_found(project
     assert other.version != first.version
 
 
-def test_a_filter_that_leaves_no_row_is_said(project):
+def test_a_filter_that_leaves_no_row_is_reported(project):
     with pytest.raises(
         EmptyDatasetError,
         match="no row is left of 60: `where` leaves out 60; `false` of rows 60; 0 are bad",

@@ -72,7 +72,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
     ],
 )
-def test_a_wrong_recipe_says_where_why_and_what_to_do(recipe: str, said: str, folder: Path) -> None:
+def test_a_wrong_recipe_names_place_cause_and_fix(recipe: str, said: str, folder: Path) -> None:
     Path("r.yaml").write_text(recipe)
     with pytest.raises(packhouse.PackhouseError) as caught:
         packhouse.prepare("r.yaml", cache="cache", progress=False)

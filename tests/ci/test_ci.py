@@ -83,7 +83,7 @@ def add_row(place):
         file.write(json.dumps(ROW) + "\n")
 
 
-def test_a_plan_says_what_would_come_and_publishes_nothing(place):
+def test_a_plan_shows_the_result_and_publishes_nothing(place):
     done = run(place, place / "cache", "--plan-only")
     assert done.exit_code == 0, done.output
     assert not (place / "store" / "demo").exists()
@@ -211,7 +211,7 @@ def test_every_refusal_has_a_code_a_gate_and_summaries(override, code, gate, out
         ("golden=golden.jsonl", 2, "golden", True),
     ],
 )
-def test_a_version_that_is_published_already_is_held_against_todays_limits(
+def test_a_published_version_is_checked_against_the_current_limits(
     override, code, gate, cached, place
 ):
     (place / "golden.jsonl").write_text("garbage")
@@ -342,7 +342,7 @@ def test_a_table_that_breaks_its_contract_is_refused_by_that_gate(place, monkeyp
     assert not (place / "store" / "demo" / "refs").exists()
 
 
-def test_a_summary_that_cannot_be_written_is_said_before_any_work(place):
+def test_an_unwritable_summary_is_reported_before_any_work(place):
     done = run(place, place / "cache", "--summary", str(place / "no" / "s.md"))
     assert done.exit_code == 2
     assert "make it first" in done.output
@@ -419,7 +419,7 @@ def done_already(place):
     return {step: tuple(counts) for step, counts in facts(place)["plan"]["cached"].items()}
 
 
-def test_a_mirror_that_does_not_answer_is_left_alone_and_said_once(place, monkeypatch):
+def test_a_mirror_that_does_not_answer_is_skipped_and_reported_once(place, monkeypatch):
     """A port on which nothing listens; planning, fetching and writing share one note."""
     for name, value in (("URL", f"http://127.0.0.1:{free_port()}"), ("URL_S3", "")):
         monkeypatch.setenv(f"AWS_ENDPOINT_{name}", value)

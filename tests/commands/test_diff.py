@@ -94,7 +94,7 @@ def talk(word: str, num_turns: int) -> list[dict[str, object]]:
     return [{"messages": messages}]
 
 
-def test_an_edited_row_of_as_many_tokens_says_what_is_other(publish):
+def test_an_edited_row_with_as_many_tokens_shows_the_difference(publish):
     def rows(ids: list[int], labels: list[int]) -> list[dict[str, object]]:
         return [{"input_ids": ids, "labels": labels}]
 
@@ -126,7 +126,7 @@ def test_windows_of_an_edited_row_are_paired_in_their_order(publish):
     assert "          rows/rows.jsonl row 0: now split to fewer records" in shorter
 
 
-def test_a_row_that_is_split_otherwise_is_not_said_to_have_changed(publish):
+def test_a_row_that_is_split_differently_is_not_shown_as_changed(publish):
     smaller = WINDOWS | {"pack": {"seq_len": 128, "over_length": "window"}}
     lines = printed(publish(talk("Say", 24), **WINDOWS), publish(talk("Say", 24), **smaller))
     (said,) = [line for line in lines if "edited" in line]
@@ -147,7 +147,7 @@ def test_a_window_that_another_takes_the_place_of_is_edited(publish):
     assert not [line for line in lines if line.endswith((" added", " removed"))]
 
 
-def test_a_row_that_was_or_is_equal_to_another_one_is_not_said_to_be_split(publish):
+def test_a_row_equal_to_another_one_is_not_shown_as_split(publish):
     """Content that another row shares is not paired with the row's content in the other version."""
     keep = {"dedup": {"exact": "keep"}}
     twice = publish([ROWS[0], *ROWS], **keep)
@@ -159,7 +159,7 @@ def test_a_row_that_was_or_is_equal_to_another_one_is_not_said_to_be_split(publi
     assert "          rows/rows.jsonl row 0: now equal to another record" in back
 
 
-def test_a_row_that_is_dropped_now_says_why(publish):
+def test_a_row_that_is_dropped_now_has_a_reason(publish):
     long = {"instruction": "Count.", "output": " ".join(map(str, range(200)))}
     old = publish([*ROWS, long], pack={"seq_len": 2048, "over_length": "drop"})
     new = publish([*ROWS, long], pack={"seq_len": 128, "over_length": "drop"})

@@ -78,7 +78,7 @@ def test_each_window_of_a_row_has_its_own_text(tmp_path):
     assert raw == [json.dumps({"messages": talk})] * len(windows)
 
 
-def test_another_machine_says_that_it_has_no_texts(version, tmp_path):
+def test_another_machine_reports_that_it_has_no_texts(version, tmp_path):
     done = call(version, tmp_path / "elsewhere")
     assert "rows/rows.jsonl row 20: repeats rows/rows.jsonl row 3" in done.stdout
     assert "no text of 2 rows of rows/rows.jsonl: no run on this machine says" in done.stdout

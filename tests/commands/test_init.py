@@ -592,7 +592,7 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
         ),
     ],
 )
-def test_what_may_be_meant_otherwise_is_not_trained_unasked(row, command, project):
+def test_ambiguous_rows_are_not_trained_without_a_choice(row, command, project):
     Path("a.jsonl").write_bytes(lines([row(n, talk) for n, talk in enumerate(TALKS)]))
 
     code, said = project.init("a.jsonl")
@@ -601,7 +601,7 @@ def test_what_may_be_meant_otherwise_is_not_trained_unasked(row, command, projec
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_read_is_said(name, project):
+def test_unreadable_data_is_reported(name, project):
     file, data, says = REFUSED[name]
     Path(file).write_bytes(data)
 
@@ -622,7 +622,7 @@ def test_fields_that_no_name_tells_may_be_named(project):
     check(project.prepare(), TALKS)
 
 
-def test_a_field_that_repeats_what_is_read_is_left_out(project):
+def test_a_field_that_repeats_the_text_is_ignored(project):
     rows = [{"messages": chats_of(t), "prompt": t[0], "topic": "sums"} for t in TALKS]
     Path("a.jsonl").write_bytes(lines(rows))
 
@@ -681,7 +681,7 @@ def test_calls_are_trained_with_their_tools_or_not_at_all(project):
     assert all("Adds two numbers." in question for question, _ in project.prepare())
 
 
-def test_a_shape_far_behind_the_first_rows_is_found(project):
+def test_a_shape_far_after_the_first_rows_is_found(project):
     rows = [{"question": f"What is {n} and {n}?", "answer": f"It is {2 * n}."} for n in range(840)]
     rows += [{"messages": chats_of(t)} for t in TALKS]
     Path("a.jsonl").write_bytes(lines(rows))
@@ -707,7 +707,7 @@ def test_rows_of_one_long_object_are_found(project):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.jsonl.gz"])
-def test_of_a_large_file_parts_are_read_and_that_is_said(name, project, monkeypatch):
+def test_only_parts_of_a_large_file_are_read_with_a_note(name, project, monkeypatch):
     rows = [{"question": f"What, {n}? " * 20, "answer": f"I say {n}."} for n in range(1200)]
     packed = {
         "a.jsonl": lines(rows),
@@ -797,7 +797,7 @@ def test_several_files_become_sources_and_alike_ones_of_a_folder_become_one(proj
     assert recipe["sources"][1]["file_format"] == "csv_semicolon"
 
 
-def test_without_a_terminal_and_without_yes_the_recipe_is_written_and_that_is_said(project):
+def test_without_a_terminal_the_recipe_is_written_with_a_note(project):
     Path("a.jsonl").write_bytes(lines(named("query", "reply")))
 
     code, said = project.call("init", "a.jsonl", "--tokenizer", str(TOKENIZER))
@@ -909,7 +909,7 @@ def test_a_file_in_another_encoding_that_is_prepared_without_a_look_leads_to_ini
     assert "`packhouse init` finds its encoding" in said
 
 
-def test_what_is_no_text_is_named_as_what_it_is(project):
+def test_a_file_that_is_not_text_is_recognized(project):
     Path("a.json").write_bytes(b"%PDF-1.7\n" + bytes(range(128, 256)) * 9)
 
     code, said = project.init("a.json")
@@ -929,7 +929,7 @@ def test_labels_for_a_tokenizer_without_eos_train_a_head_for_classes(project, sh
     assert code == 0, said
 
 
-def test_init_says_what_split_rows_cost(tmp_path, monkeypatch):
+def test_init_shows_the_cost_of_split_rows(tmp_path, monkeypatch):
     from packhouse.addons.init import command
     from packhouse.records.render_counts import SplitText
 

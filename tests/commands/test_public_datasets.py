@@ -57,7 +57,7 @@ def test_texts_that_hold_a_whole_conversation_are_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", sorted(UNKNOWN))
-def test_what_no_candidate_says_is_never_chosen(name: str, tmp_path: Path) -> None:
+def test_a_reading_that_is_not_a_candidate_is_never_chosen(name: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(rows_of(name, 0))
 

@@ -96,7 +96,7 @@ def test_show_prints_place_and_bytes_without_control_characters(desk):
     assert json.loads(raw)["raw"] == BAD[1][:14]
 
 
-def test_a_filter_that_meets_nothing_says_so(desk):
+def test_a_filter_without_matches_is_reported(desk):
     run_recipe(desk)
     result = CliRunner().invoke(cli, ["quarantine", "show", "store/birds", "--reason", "nope"])
     assert result.exit_code == 2
@@ -113,7 +113,7 @@ def mend(line):
 
 
 @pytest.mark.parametrize("option", ["--reason", "--source"])
-def test_a_filter_whose_bytes_are_no_text_meets_nothing(desk, option):
+def test_a_filter_that_is_not_utf8_matches_nothing(desk, option):
     version = run_recipe(desk)
     target = f"{desk / 'store'}/birds@{version.version}"
     result = CliRunner().invoke(cli, ["quarantine", "show", target, option, "json\udcff"])
@@ -122,7 +122,7 @@ def test_a_filter_whose_bytes_are_no_text_meets_nothing(desk, option):
     assert "ConfigError: no quarantined row of" in result.stderr
 
 
-def test_mended_rows_become_a_source_that_the_recipe_can_add(desk):
+def test_fixed_rows_become_a_source_that_the_recipe_can_add(desk):
     run_recipe(desk)
     target = [desk / "recipe.yaml", "--cache", desk / "cache"]
     call("retry", *target, "--edit", "bad.jsonl")
@@ -148,7 +148,7 @@ def test_mended_rows_become_a_source_that_the_recipe_can_add(desk):
     assert {sample["row"] for why in left["reasons"] for sample in why["samples"]} == {42, 43}
 
 
-def test_a_row_with_a_key_twice_does_not_pass_unmended(desk):
+def test_a_row_with_a_duplicate_key_does_not_pass_unless_fixed(desk):
     """Parsing the row for the editor would keep the last value and lose the first."""
     run_recipe(desk)
     call("retry", "store/birds", "--reason", "duplicate_key", "--edit", "bad.jsonl")
@@ -165,7 +165,7 @@ def test_bytes_that_are_no_text_do_not_pass_as_replacement_characters(desk):
     assert json.loads((desk / "out" / "_still-bad.jsonl").read_text())["row"] == 43
 
 
-def test_without_mending_rows_pass_when_the_rules_changed(desk):
+def test_unedited_rows_pass_when_the_rules_changed(desk):
     lines = [*GOOD[:4], {"instruction": "x" * 200, "input": "", "output": "long"}]
     (desk / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
     run_recipe(desk, "validate.max_chars=100")
@@ -203,7 +203,7 @@ def test_tsv_rows_are_read_by_their_header(desk):
     ]
 
 
-def test_rows_that_a_template_refused_pass_once_they_are_mended(desk):
+def test_rows_that_a_template_refused_pass_once_they_are_fixed(desk):
     """The alpaca template cannot hold reasoning, so the row is refused at `format`."""
     answer = {"role": "assistant", "content": "4", "reasoning_content": "2 * 2"}
     row = {"messages": [{"role": "user", "content": "Two by two?"}, answer]}
@@ -250,7 +250,7 @@ def test_rows_that_the_tokenizer_refused_keep_their_raw_row(desk):
     assert "Say the end twice." in (desk / "out2" / "chat-mended.jsonl").read_text()
 
 
-def test_a_row_of_which_several_records_are_bad_is_mended_once(desk):
+def test_a_row_with_several_bad_records_is_fixed_once(desk):
     turns = [("user", "Hi."), ("assistant", "Hello."), ("user", "Say <|im_end|>.")]
     turns += [("assistant", "No."), ("user", "Why?"), ("assistant", "It ends.")]
     row = {"messages": [{"role": role, "content": content} for role, content in turns]}
@@ -281,7 +281,7 @@ def test_a_file_that_holds_something_else_is_refused(desk):
     assert "is no quarantine file" in result.stderr
 
 
-def test_rows_of_a_file_in_another_encoding_are_mended_as_utf8(desk):
+def test_rows_of_a_file_in_another_encoding_are_fixed_as_utf8(desk):
     rows = [{"ask": f"\u95ee\u9898 {n}?", "say": f"\u7b54\u6848 {n}"} for n in range(9)]
     lines = [json.dumps([row], ensure_ascii=False) for row in rows]
     (desk / "rows.jsonl").write_bytes("\n".join([*lines, lines[0][:-1]]).encode("gb18030"))
@@ -304,7 +304,7 @@ def test_rows_of_a_file_in_another_encoding_are_mended_as_utf8(desk):
     assert "encoding" not in snippet[0]
 
 
-def test_what_is_still_bad_is_no_row_of_a_folder_that_is_a_source(desk):
+def test_rows_that_are_still_bad_are_not_added_to_a_source(desk):
     run_recipe(desk)
     call("retry", "store/birds", "--recipe", "recipe.yaml", "--out", "out", code=4)
     assert (desk / "out" / "_still-bad.jsonl").is_file()

@@ -62,7 +62,7 @@ def test_the_readme_lists_the_bad_rows():
     ]
 
 
-def test_sample_holds_what_the_readme_promises():
+def test_the_sample_matches_the_readme():
     rows, chats = lines("instructions.jsonl"), lines("chats.jsonl")
 
     assert (rows[5], rows[62]) == (rows[202], rows[203])

@@ -190,7 +190,7 @@ def test_composes_worker_publishes_a_file_that_was_put_into_the_data_folder(
     assert list((engine.volume("worker") / "cache").iterdir())
 
 
-def test_composes_worker_reads_nothing_beside_the_data_folder(engine, api, worker, bucket):
+def test_composes_worker_reads_only_the_data_folder(engine, api, worker, bucket):
     (engine.folder / "data" / "link.jsonl").symlink_to("/run/secrets/aws_credentials")
     runs = {
         path: api.start("prepare/form-prepare", recipe=recipe("beside", path=path))

@@ -52,7 +52,7 @@ def project(python, tmp_path_factory):
     return folder
 
 
-def test_the_wheel_puts_nothing_but_packhouse_beside_other_packages(python, tmp_path):
+def test_the_wheel_installs_only_packhouse(python, tmp_path):
     """Trainers have a package `tasks` too."""
     names = "('flows', 'tasks', 'schemas', 'deployments')"
     script = f"from importlib.util import find_spec; print([n for n in {names} if find_spec(n)])"

@@ -56,7 +56,7 @@ def bits_of(path):
     return random.Random(0).sample(range(path.stat().st_size * 8), FLIPS)
 
 
-def test_a_flip_in_the_cached_rows_is_mended(make_version, tmp_path, fresh_process):
+def test_a_flip_in_the_cached_rows_is_repaired(make_version, tmp_path, fresh_process):
     uri, cache = make_version(), tmp_path / "cache"
     good = fresh_process(load, uri, cache)
     (rows,) = (cache / "loaded").glob("*-rows*.arrow")
@@ -88,7 +88,7 @@ def test_a_flip_in_a_local_store_is_named_with_a_remedy(
     assert fresh_process(read, uri, cache) == good
 
 
-def test_a_flip_in_a_receipt_of_the_cache_is_mended(make_version, tmp_path, fresh_process):
+def test_a_flip_in_a_receipt_of_the_cache_is_repaired(make_version, tmp_path, fresh_process):
     uri, cache = make_version(), tmp_path / "cache"
     good = fresh_process(load, uri, cache)
     (receipt,) = (cache / "loaded").glob("*-rows*.json")

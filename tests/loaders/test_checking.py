@@ -40,7 +40,7 @@ def test_logits_that_are_not_numbers_prove_nothing(model):
         {"seq_lengths": [torch.tensor([3, 2])]},
     ],
 )
-def test_records_are_where_anything_in_the_batch_says(model, mark):
+def test_records_are_found_by_any_form_of_boundaries(model, mark):
     if "seq_lengths" in mark:
         mark = {"seq_lengths": mark["seq_lengths"][0]}
     batch = {"input_ids": IDS, "position_ids": ARANGE, "use_cache": False} | mark

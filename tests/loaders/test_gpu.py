@@ -1,6 +1,6 @@
 """The same guarantees on an accelerator, and the savings of packing there. Skipped without one.
 
-`make gpu` runs these tests and prints their measurements. They need no network and no files outside
+`make gpu` runs these tests and prints their measurements. They use no network and no files outside
 the repository: models are made from configs, and records have the lengths of the real Alpaca data.
 """
 

@@ -141,7 +141,7 @@ def test_a_pulled_folder_loads_verified(make_version, tmp_path):
         load_packed(str(copy), cache=tmp_path / "three")
 
 
-def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(make_version, tmp_path):
+def test_a_full_disk_is_reported_in_a_sentence_and_leaves_nothing(make_version, tmp_path):
     uri = make_version()
     worker._end_idle()  # a new file inherits the limit
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -187,7 +187,7 @@ def test_packs_are_warned_of_until_a_model_is_guarded(make_version, tmp_path, mo
         next(iter(StreamingPackedDataset(other, cache=tmp_path, prefetch=0)))
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next_one(make_version, tmp_path):
+def test_files_of_a_killed_process_are_removed_by_the_next_one(make_version, tmp_path):
     uri = make_version()
     load_packed(uri, cache=tmp_path)
     (mapped,) = (tmp_path / "loaded").glob("*.arrow")

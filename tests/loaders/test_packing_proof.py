@@ -113,7 +113,7 @@ def _gradients(model: Any, batches: Any, total: int, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("attention", ATTENTION)
-def test_an_all_ones_mask_leaks_and_check_packing_says_so(attention, batch):
+def test_an_all_ones_mask_leaks_and_check_packing_reports_it(attention, batch):
     model = tiny_model("llama", attention)
     model.config.use_cache = False
     masked = batch | {"attention_mask": torch.ones_like(batch["input_ids"])}
@@ -173,7 +173,7 @@ def test_a_config_or_a_name_guards_models_made_later_until_disabled(batch, tmp_p
         assert not check_packing(tiny_model("llama", "sdpa"), masked).is_safe
 
 
-def test_what_cannot_be_kept_apart_is_refused(batch):
+def test_models_that_cannot_separate_records_are_refused(batch):
     from transformers import GPT2Config, Llama4TextConfig, MambaConfig
 
     for config in (GPT2Config(), MambaConfig(), Llama4TextConfig()):

@@ -14,7 +14,7 @@ from packhouse import (
 
 @pytest.mark.parametrize("file_format", ["parquet", "arrow"])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_the_records_behind_a_state_are_those_that_all_ranks_took(
+def test_a_state_lists_the_records_that_all_ranks_took(
     make_version, tmp_path, shuffle, file_format
 ):
     uri = make_version(num_records=90, rows_per_file=7, file_format=file_format)
@@ -48,7 +48,7 @@ def test_the_records_behind_a_state_are_those_that_all_ranks_took(
     assert receipt["records_sha256"] == digest
 
 
-def test_a_receipt_lies_beside_the_checkpoint_and_names_the_version(make_version, tmp_path):
+def test_a_receipt_is_next_to_the_checkpoint_and_names_the_version(make_version, tmp_path):
     uri = make_version(num_records=30)
     data = StreamingPackedDataset(uri, rank=0, world_size=1, cache=tmp_path)
     rows = iter(data)

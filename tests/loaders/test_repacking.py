@@ -50,7 +50,7 @@ def test_each_epoch_has_packs_of_its_own_and_the_same_number(make_version, tmp_p
     assert len(PackedDataset(data, seq_len=64, repack=True, epoch=7)) == len(packs)
 
 
-def test_epochs_of_published_packs_are_refused_unless_they_are_packed_anew(make_version, tmp_path):
+def test_epochs_of_published_packs_are_refused_without_repacking(make_version, tmp_path):
     data = load_packed(make_version(), cache=tmp_path)
 
     PackedDataset(data).set_epoch(3)  # as accelerate calls it

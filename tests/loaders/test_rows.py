@@ -47,7 +47,7 @@ def test_columns_that_disagree_where_records_end_are_refused(marks):
         read_row({"input_ids": IDS, **marks})
 
 
-def test_padding_alone_says_nothing_of_boundaries():
+def test_padding_alone_does_not_mark_boundaries():
     padded = {"input_ids": IDS, "attention_mask": [1, 1, 1, 1, 0, 0]}
     with pytest.raises(ContractError, match="does not say where its records end"):
         read_row(padded)
@@ -72,7 +72,7 @@ def test_padding_alone_says_nothing_of_boundaries():
         ({"input_ids": [1, 2], "loss_weights": [1.0, float("nan")]}, "negative or no numbers"),
     ],
 )
-def test_what_is_no_list_of_numbers_is_refused_and_not_rounded(row, message):
+def test_values_other_than_integers_are_refused_and_not_rounded(row, message):
     with pytest.raises(ContractError, match=message):
         read_row(row, whole_rows=True)
 
@@ -171,7 +171,7 @@ def test_masks_of_other_tools_keep_prompts_untrained(name):
         read_row(row | {name: [0, 0.5, 1]}, whole_rows=True)
 
 
-def test_rows_without_weights_beside_rows_with_them_weigh_1():
+def test_rows_without_weights_next_to_weighted_rows_weigh_1():
     """A pack of both once lost the weights, so tokens of weight 0 were trained."""
     rows = [{"input_ids": [7, 8, 9], "loss_weights": [0, 0, 0.5]}, {"input_ids": [5, 6]}]
     pack = PackedDataset(rows, seq_len=5)[0]

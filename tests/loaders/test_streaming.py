@@ -325,7 +325,7 @@ def republish(uri, cache, tmp_path):
     return publish
 
 
-def test_empty_files_and_packs_before_and_behind_them_are_read(republish, packs, tmp_path):
+def test_empty_files_and_packs_before_and_after_them_are_read(republish, packs, tmp_path):
     again = republish([0, 0, 5, 5, 5, len(packs), len(packs)], row_group_size=3)
 
     assert [tuple(ids) for ids in load_packed(again, cache=tmp_path)["input_ids"]] == packs

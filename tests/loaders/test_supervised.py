@@ -114,7 +114,7 @@ LONG = [
     ("over_length", "per_turn"),
     [("drop", True), ("truncate_turns", False), ("window", False), ("window", True)],
 )
-def test_over_long_rows_become_what_the_flow_makes_of_them(tmp_path, over_length, per_turn):
+def test_over_long_rows_are_handled_as_in_the_flow(tmp_path, over_length, per_turn):
     path = tmp_path / "talks.jsonl"
     talks = [LONG[start:] for start in range(0, 24, 2)]
     path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
@@ -245,7 +245,7 @@ def test_bad_rows_are_counted_and_too_many_refused(cache, tmp_path):
         (["a"], {"query_field": "x"}, "both, or neither"),
     ],
 )
-def test_what_makes_no_sense_is_refused(cache, data, settings, message):
+def test_invalid_arguments_are_refused(cache, data, settings, message):
     with pytest.raises(ConfigError, match=message):
         make_supervised_dataset(TOKENIZER, data, cache=cache, **settings)
 

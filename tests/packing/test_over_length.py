@@ -37,7 +37,7 @@ def test_drop_leaves_out_and_counts(tokenized):
         (10, [10]),  # the line end after the last trained range that fits is not cut off
     ],
 )
-def test_truncate_turns_cuts_behind_the_last_whole_answer(tokenized, seq_len, lengths):
+def test_truncate_turns_cuts_after_the_last_whole_answer(tokenized, seq_len, lengths):
     admitted = apply_over_length(tokenized([TWO_TURNS]), config("truncate_turns", seq_len))
 
     assert admitted.lengths.tolist() == lengths

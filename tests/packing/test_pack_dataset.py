@@ -56,14 +56,14 @@ def test_nothing_is_warned_of_where_nothing_is_cut():
         assert packed(ROWS, 7, "wrapped") == {"input_ids": [[1, 2, 3, 4, 5, 6, 7]]}
 
 
-def test_bfd_loses_the_end_of_a_row_and_says_so():
+def test_bfd_loses_the_end_of_a_row_and_reports_it():
     tally = PackTally()
     with pytest.warns(UserWarning, match="bfd cuts records.* 1 cut to 1 piece, 1 token lost"):
         assert packed(ROWS, 4, "bfd", tally=tally)["input_ids"] == [[1, 2, 3, 4], [6, 7]]
     assert (tally.num_cut, tally.num_pieces, tally.num_lost_tokens) == (1, 1, 1)
 
 
-def test_bfd_split_keeps_every_token_in_pieces_and_says_so():
+def test_bfd_split_keeps_every_token_in_pieces_and_reports_it():
     tally = PackTally()
     with pytest.warns(UserWarning, match="bfd_split cuts records.* 1 cut to 2 pieces, 0 tokens"):
         assert packed(ROWS, 4, "bfd_split", tally=tally) == {
@@ -180,12 +180,12 @@ def test_an_iterable_dataset_is_packed_batch_by_batch_and_counted_while_it_is_re
         (([], 4), ContractError, "there are no rows to pack"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments, error, message):
+def test_invalid_arguments_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         pack_dataset(*arguments)
 
 
-def test_a_strategy_that_says_what_it_cuts_takes_no_other_policy():
+def test_a_strategy_with_a_cutting_rule_takes_no_other_policy():
     with pytest.raises(ConfigError, match="'bfd' says by itself what is cut"):
         pack_dataset(ROWS, 4, "bfd", over_length="drop")
     with pytest.raises(ConfigError, match="over_length 'cut' is not known"):

@@ -232,7 +232,7 @@ def test_first_fit_is_first_fit_decreasing(lengths):
 
 
 @given(lengths=LENGTHS | REPEATED)
-def test_best_fit_is_never_behind_best_fit_decreasing(lengths):
+def test_best_fit_is_never_worse_than_best_fit_decreasing(lengths):
     plan = plan_packs(np.array(lengths, dtype=np.int64), 64, "best_fit")
 
     assert plan.num_packs <= len(best_fit_by_hand(lengths, 64))

@@ -199,7 +199,7 @@ def test_processes_without_a_server_publish_the_same_bytes_even_if_one_is_killed
     assert published(recipe) == expected
 
 
-def test_an_engine_that_dies_again_and_again_is_said_in_a_sentence(rows, tmp_path, monkeypatch):
+def test_an_engine_that_keeps_dying_is_reported_in_a_sentence(rows, tmp_path, monkeypatch):
     from concurrent.futures.process import BrokenProcessPool
 
     monkeypatch.setattr(

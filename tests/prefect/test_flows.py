@@ -375,7 +375,7 @@ def test_a_candidate_too_far_from_what_readers_have_is_held_and_announced(
     assert payload["reasons"] == ["drift of sources is 0.3853, over 0.0100"]
 
 
-def test_a_refused_refresh_says_why_and_leaves_the_ref(place, cache, first):
+def test_a_refused_refresh_gives_the_reason_and_keeps_the_ref(place, cache, first):
     add_row(place)
     state = refresh(place, cache, "audit.max_duplicates=0")
     assert (state.type.value, state.name) == ("FAILED", "Refused")
@@ -525,7 +525,7 @@ def test_gc_shows_first_and_deletes_when_told(place, cache, first):
     assert not dead.exists()
 
 
-def test_a_backfill_goes_on_when_a_recipe_fails_and_says_which(place, cache):
+def test_a_backfill_continues_when_a_recipe_fails_and_names_it(place, cache):
     from flows.backfill import backfill
 
     good = recipe_of(place, "dataset=good")

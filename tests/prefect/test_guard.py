@@ -58,7 +58,7 @@ def test_a_secret_block_becomes_an_environment_variable_and_no_parameter(places,
     assert CANARY not in resolved.model_dump_json()
 
 
-def test_a_name_that_the_worker_lacks_is_said(places):
+def test_a_name_that_the_worker_lacks_is_reported(places):
     with pytest.raises(ConfigError, match=r"recipe 'demo' is not listed in .*\(known: none\)"):
         allowed_recipe("demo")
 

@@ -140,7 +140,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_a_function_finds_what_it_should_and_nothing_near(name):
+def test_a_function_finds_its_matches_and_no_similar_text(name):
     yes, no = FOUND[name]
     answers = text_function(name)(pa.array([*yes, *no, None]))
     said = dict(zip([*yes, *no, None], answers.to_pylist(), strict=True))
@@ -179,7 +179,7 @@ def test_an_answer_echoes_its_prompt():
         ("Short. " * 5, 0, 0),
     ],
 )
-def test_repetition_is_the_share_that_was_said_before(text, low, high):
+def test_repetition_is_the_share_of_repeated_words(text, low, high):
     around = ["another text " * 30, text, None, "b" * 500, text]
     answers = text_function("repetition")(pa.array(around)).to_pylist()
     assert answers[2] is None

@@ -26,7 +26,7 @@ def project(tmp_path):
     return project
 
 
-def test_what_is_counted_is_published_and_stops_nothing(project):
+def test_counts_are_published_and_stop_nothing(project):
     published = project.prepare()
     opened = open_version(published.store, "sums")
     quality = opened.manifest.audit["quality"]
@@ -37,7 +37,7 @@ def test_what_is_counted_is_published_and_stops_nothing(project):
     assert "| emails | 2 |" in card.read_text()
 
 
-def test_the_run_says_what_was_found_and_where(project):
+def test_the_run_reports_each_finding_and_its_place(project):
     arguments = [str(project.path), "--cache", str(project.cache)]
     result = CliRunner().invoke(cli, ["prepare", *arguments])
     assert result.exit_code == 0

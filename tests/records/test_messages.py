@@ -119,7 +119,7 @@ def test_the_message_at_fault_is_named():
     assert found == {0: ("consecutive_user", "message 5 is a user turn right after a user turn")}
 
 
-def test_options_relax_what_they_name_only():
+def test_options_relax_only_the_rule_they_name():
     assert reasons([U, A, U], [U], allow_ends_on_user=True) == {1: "no_assistant"}
     assert reasons([U], [], answers="label") == {1: "empty_conversation"}
     assert reasons([A], [("assistant", "")], answers="text") == {1: "empty_answer"}
@@ -159,7 +159,7 @@ DIFFERENT = [
 ]
 
 
-def test_what_differs_has_another_name():
+def test_different_conversations_have_different_names():
     found = names(conversations(*DIFFERENT))
     found += names(conversations(DIFFERENT[0]), tools=["[]"])
     found += names(conversations(DIFFERENT[0]), labels=[0])
@@ -229,7 +229,7 @@ def test_groups_are_as_defined(rows):
     assert groups(pa.array(rows, CONVERSATION)) == expected
 
 
-def test_what_the_prompt_leaves_open_does_not_change_the_group():
+def test_content_after_the_prompt_does_not_change_the_group():
     alike = [
         [("user", "What is  it?"), ("assistant", "a")],
         [("system", "s"), ("user", "what is it?\n"), ("assistant", "b")],

@@ -59,7 +59,7 @@ def test_a_second_look_reads_no_source_while_etags_stand(plans, bucket, tmp_path
 @pytest.mark.parametrize(
     "change", ["etag", "recipe", "tokenizer", "library", "engine", "answer", "no etag"]
 )
-def test_whatever_decides_a_version_is_looked_at(change, plans, bucket, tmp_path, monkeypatch):
+def test_every_input_of_a_version_is_checked(change, plans, bucket, tmp_path, monkeypatch):
     planned_version(remote(tmp_path), tmp_path)
     overrides = []
     if change == "etag":
@@ -84,7 +84,7 @@ def test_whatever_decides_a_version_is_looked_at(change, plans, bucket, tmp_path
     assert len(plans) == 2
 
 
-def test_a_template_that_prints_the_day_is_planned_anew_each_day(
+def test_a_template_that_prints_the_day_is_planned_again_each_day(
     plans, bucket, tmp_path, monkeypatch
 ):
     planned_version(remote(tmp_path), tmp_path)

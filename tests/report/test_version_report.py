@@ -221,7 +221,7 @@ def test_verdicts_and_loss_weights_are_shown(tmp_path: Path) -> None:
     assert "loss weight" not in version.report().split("<script>", 1)[0]
 
 
-def test_of_classes_labels_are_what_is_trained(tmp_path: Path, shared: Path) -> None:
+def test_labels_are_charted_if_classes_are_trained(tmp_path: Path, shared: Path) -> None:
     """There are no trained tokens to chart: 3 records of class 0, 2 of class 1."""
     rows = [{"text": f"It is {n}.", "label": n % 2} for n in range(5)]
     bert = {

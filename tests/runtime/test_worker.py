@@ -84,7 +84,7 @@ def test_errors_come_back_as_they_were(tmp_path):
         in_worker(partial(operator.truediv, 1, 0))
 
 
-def test_what_is_no_json_does_not_come_back():
+def test_a_result_that_is_not_json_is_refused():
     with pytest.raises(TemplateError, match="TypeError"):
         in_worker(partial(partial, print))
 
@@ -168,7 +168,7 @@ def framed(payload):
         pa.schema([("n", pa.int64())]).serialize().to_pybytes(),  # without a batch
     ],
 )
-def test_what_is_no_reply_is_an_error_and_ends_the_worker(payload):
+def test_an_invalid_reply_is_an_error_and_ends_the_worker(payload):
     pid = in_worker(os.getpid)
     with pytest.raises(TemplateError, match="its answer is no JSON"):
         in_worker(partial(lie, framed(payload)))

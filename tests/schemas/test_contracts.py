@@ -47,7 +47,7 @@ def changed(table, column, values):
 
 
 @pytest.mark.parametrize("artefact", ["validated", "formatted", "tokenized", "quarantined"])
-def test_what_the_chain_makes_passes_and_so_does_nothing(artefact, made, check):
+def test_tables_of_the_chain_and_empty_tables_pass(artefact, made, check):
     check(artefact, made[artefact])
     check(artefact, made[artefact].slice(3))  # arrays that do not begin at 0
     check(artefact, made[artefact].slice(0, 0))
@@ -117,7 +117,7 @@ def test_a_weight_is_a_number_over_0_for_each_span(weights, made, check):
             check(artefact, changed(made[artefact], column, [weights]))
 
 
-def test_columns_are_held_to_names_order_types_and_nulls(made, check):
+def test_columns_are_checked_for_names_order_types_and_nulls(made, check):
     table = made["formatted"]
     with pytest.raises(ContractError, match="column 'text' must be string not null, got nothing"):
         check("formatted", table.drop_columns(["text"]))

@@ -27,7 +27,7 @@ def test_a_package_that_nobody_answered_for_does_not_pass(capsys):
     assert "NOT AUDITED: 1 packages (six" in capsys.readouterr().out
 
 
-def test_a_vulnerable_version_is_named_with_the_one_that_mends_it(capsys):
+def test_a_vulnerable_version_is_named_with_the_fixed_one(capsys):
     assert audit.report([SOUND, SKIPPED, VULNERABLE]) == 1
     assert "jinja2 3.1.5: PYSEC-1, mended by 3.1.6" in capsys.readouterr().out
 

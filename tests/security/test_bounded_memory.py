@@ -217,7 +217,7 @@ BAD_ROWS = [
 
 
 @pytest.mark.parametrize(("make", "name", "bound", "expected"), BAD_ROWS)
-def test_what_is_no_row_is_passed_over_in_little_memory(
+def test_bytes_that_are_not_rows_are_skipped_in_little_memory(
     make: Any, name: str, bound: int, expected: dict[str, Any], tmp_path: Path
 ) -> None:
     make(tmp_path / name)

@@ -103,7 +103,7 @@ text = 'a'\u2028; select 1
 
 
 @pytest.mark.parametrize("expression", REFUSED)
-def test_what_reaches_beyond_the_row_is_refused_before_any_work(expression, tmp_path):
+def test_expressions_that_reach_beyond_the_row_are_refused_before_any_work(expression, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(orjson.dumps({"text": "t"}) + b"\n")
 
@@ -196,7 +196,7 @@ def test_huge_numbers_are_the_rows_fault_or_the_expressions(evaluate):
             evaluate(where=wrong)
 
 
-def test_what_the_tree_lets_pass_still_reaches_no_file():
+def test_expressions_that_pass_the_check_still_cannot_reach_files():
     """Second line of defence: DuckDB itself must not read files, attach, or change its settings."""
     connection = where_select._connection.__wrapped__()
 

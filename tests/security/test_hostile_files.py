@@ -71,7 +71,7 @@ def test_a_file_that_decodes_to_too_much_ends_in_an_error_that_names_it(
     assert "train-00000-of-00001" in f"{done.output}{done.exception}"
 
 
-def test_packs_of_more_tokens_than_the_manifest_says_are_not_decoded(tmp_path: Path) -> None:
+def test_packs_with_more_tokens_than_in_the_manifest_are_not_decoded(tmp_path: Path) -> None:
     address = publish(tmp_path, long_run())
     before = pa.default_memory_pool().max_memory()
     problem = "holds 100,000,000 values, and its manifest says 7 tokens"
@@ -120,7 +120,7 @@ def test_a_bomb_for_a_quarantine_file_is_refused_in_little_memory(tmp_path: Path
     assert "memory" in done.output
 
 
-def test_an_arrow_file_whose_offsets_decrease_is_told_by_the_audit(tmp_path: Path) -> None:
+def test_an_arrow_file_whose_offsets_decrease_is_reported_by_the_audit(tmp_path: Path) -> None:
     offsets = pa.array([0, 8, 4, 6], pa.int32()).buffers()[1]
     ids = pa.array(range(10), pa.int32())
     lists = pa.Array.from_buffers(pa.list_(pa.int32()), 3, [None, offsets], children=[ids])
@@ -144,7 +144,7 @@ def test_an_arrow_file_whose_offsets_decrease_is_told_by_the_audit(tmp_path: Pat
         {"source": "rows/x", "row": 0, "step": {}, "raw": "a"},
     ],
 )
-def test_a_line_to_mend_of_other_types_is_refused(line: dict[str, Any], tmp_path: Path) -> None:
+def test_an_edited_line_with_other_types_is_refused(line: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text(json.dumps(line) + "\n")
     (tmp_path / "rows.jsonl").write_text('{"instruction": "a", "output": "b"}\n')
     recipe = {"dataset": "d", "tokenizer": "deployments/demo/tokenizer"}

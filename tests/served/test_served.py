@@ -181,7 +181,7 @@ def test_a_killed_run_is_crashed_and_keeps_its_finished_shards(served, held, kil
     killed["run"] = run  # its slot is free within a minute; attempts before that come next
 
 
-def test_a_worker_prepares_what_the_form_says_and_says_so(served):
+def test_a_worker_prepares_the_form_and_reports_it(served):
     run = served.start("prepare/form-prepare")
     state = served.wait(run)
     assert state["type"] == "COMPLETED", state
@@ -197,7 +197,7 @@ def test_a_worker_prepares_what_the_form_says_and_says_so(served):
     assert asset["resource"]["prefect.resource.id"].endswith(f"demo-form/v/{version}")
 
 
-def test_a_refused_version_starts_what_an_automation_says(served):
+def test_a_refused_version_triggers_an_automation(served):
     nightly = served.deployment("verify/weekly-verify")["id"]
     automation = {
         "name": "verify after a refusal",

@@ -222,7 +222,7 @@ def test_loss_weights_are_read_under_their_three_names(read_bytes):
 
 
 @pytest.mark.parametrize(("key", "value"), [("weight", -1), ("weight", "1"), ("train", 1)])
-def test_what_is_no_weight_is_quarantined(key, value, read_bytes):
+def test_an_invalid_weight_is_quarantined(key, value, read_bytes):
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", key: value}]
 
     assert read_bytes(orjson.dumps({"messages": messages})).reasons == ["type"]

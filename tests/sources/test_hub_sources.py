@@ -131,7 +131,7 @@ def test_offline_mode_is_named(hub, read, monkeypatch):
         ),
     ],
 )
-def test_what_is_not_there_is_said(hub, uri, match):
+def test_a_missing_repository_or_file_is_reported(hub, uri, match):
     with pytest.raises(SourceError, match=match):
         scan_source(SourceConfig(path=f"hf://datasets/{uri}"))
 

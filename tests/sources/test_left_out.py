@@ -27,7 +27,7 @@ def unread(tmp_path, *rows, **config):
     return {name: found.rows for name, found in read(tmp_path, *rows, **config).unread_text.items()}
 
 
-def test_input_beside_response_is_the_context_of_the_question(tmp_path):
+def test_input_with_response_is_the_context_of_the_question(tmp_path):
     row = {"instruction": "Sum up.", "input": "A long text.", "response": "Short."}
     assert said(read(tmp_path, row)) == [
         [("user", "Sum up.", "A long text."), ("assistant", "Short.", None)]
@@ -119,11 +119,11 @@ def test_a_field_with_text_that_nobody_reads_is_counted(tmp_path, row, config, n
         ({"input_ids": [5, 6], "labels": [5, 6], "text": LONG}, {}),
     ],
 )
-def test_what_repeats_or_explains_is_no_loss(tmp_path, row, config):
+def test_repeated_or_explanatory_text_may_be_ignored(tmp_path, row, config):
     assert unread(tmp_path, row, row, row, **config) == {}
 
 
-def test_a_template_around_what_is_read_is_no_loss_and_reasoning_around_it_is(tmp_path):
+def test_a_template_around_the_text_may_be_ignored_but_not_reasoning(tmp_path):
     def row(n, text):
         return {"instruction": f"Add one to {n}", "output": f"It is {n + 1}", "text": text}
 

@@ -62,7 +62,7 @@ def test_the_best_path_of_each_tree_is_read_from_all_rows(name, data, max_shard_
     assert dropped["reason"] == ["other_path", "joined", "joined", "joined", "joined"]
 
 
-def test_all_paths_are_read_where_the_recipe_says_so(read_bytes):
+def test_all_paths_are_read_if_the_recipe_asks_for_them(read_bytes):
     found = read_bytes(lines(ROWS), oasst_paths="all")
 
     assert found.texts == [FIRST, [("user", "q"), ("assistant", "worse")], SECOND]

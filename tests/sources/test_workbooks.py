@@ -162,7 +162,7 @@ def test_a_bad_cell_far_out_takes_no_memory(read_bytes):
         read_bytes(workbook([HEADER, ["q", "a"], [far]]), "rows.xlsx")
 
 
-def test_what_values_of_cells_become(read_bytes):
+def test_conversion_of_cell_values(read_bytes):
     values = [
         (2**53 - 1, str(2**53 - 1)),
         (2**53 + 1, "9007199254740992.0"),  # a cell has 53 bits

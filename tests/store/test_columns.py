@@ -104,7 +104,7 @@ def test_every_store_gives_ranges_and_tells_when_an_object_changed(any_store: Ob
     assert (short.size, short.tag == first.tag) == (100, False)
 
 
-def test_what_is_fetched_is_the_columns_asked_for(publish, asked, content, tmp_path):
+def test_only_the_requested_columns_are_fetched(publish, asked, content, tmp_path):
     opened = publish(content)
     fetched = fetch_columns(opened, {"records": ["num_tokens"]}, tmp_path / "copies")
 

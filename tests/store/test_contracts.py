@@ -86,7 +86,7 @@ def test_the_row_is_counted_through_all_batches_of_a_file(tmp_path):
 ROW = {"input_ids": [7, 8], "seq_lengths": [2]}
 
 
-def test_verify_finds_what_a_manifest_says_wrongly(tmp_path):
+def test_verify_finds_wrong_values_in_a_manifest(tmp_path):
     store = open_store(str(tmp_path / "store"))
     good = write_file(tmp_path, pack_table(), "a")
     wrong = {

@@ -32,7 +32,7 @@ def test_every_flipped_bit_in_the_store_is_found(store, place):
     )
 
 
-def test_every_flipped_bit_in_a_pulled_copy_is_mended_by_another_pull(store, tmp_path):
+def test_every_flipped_bit_in_a_pulled_copy_is_fixed_by_another_pull(store, tmp_path):
     opened = open_version(store, "tiny")
     folder = pull_version(opened, tmp_path / "copy", num_threads=1)
     (path,) = (folder / "data").iterdir()
@@ -43,7 +43,7 @@ def test_every_flipped_bit_in_a_pulled_copy_is_mended_by_another_pull(store, tmp
         assert path.read_bytes() == whole
 
 
-def test_a_damaged_manifest_of_a_pulled_copy_says_how_to_mend_it(store, tmp_path):
+def test_a_damaged_manifest_of_a_pulled_copy_shows_how_to_fix_it(store, tmp_path):
     opened = open_version(store, "tiny")
     folder = pull_version(opened, tmp_path / "copy")
     (folder / "manifest.json").write_bytes(b'{"half')

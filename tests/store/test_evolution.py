@@ -49,7 +49,7 @@ def between_look_and_move(monkeypatch, do):
 
 
 @pytest.mark.parametrize("first", [None, "aaaa"])
-def test_a_ref_that_another_publisher_moved_meanwhile_is_held_to_the_gate_again(
+def test_a_ref_moved_by_another_publisher_passes_the_gate_again(
     store, tmp_path, monkeypatch, first
 ):
     narrow = pack_table().drop(["labels"])

@@ -95,7 +95,7 @@ def test_a_hub_that_does_not_answer_is_a_passing_failure(hub, store):
     assert "TransientError: hf://datasets/acme/tiny: " in message
 
 
-def test_a_hub_without_xet_is_said_to_be_one(hub, store):
+def test_a_hub_without_xet_is_reported(hub, store):
     message = mirror(hub, store, "aaaa", code=1, HF_HUB_DISABLE_XET="0")
     assert "HF_HUB_DISABLE_XET=1" in message
     assert len(hub.repos["acme/tiny"]) == 1
@@ -121,6 +121,6 @@ def test_a_refusal_names_the_token(hub, store, status, message):
 
 
 @pytest.mark.parametrize("uri", ["hf://datasets/name", "hf://models/a/b", "s3://a/b", "hf://a/b/c"])
-def test_what_is_no_dataset_repository(uri):
+def test_an_invalid_dataset_repository(uri):
     with pytest.raises(ConfigError, match="hf://datasets/ORG/NAME"):
         parse_hub_uri(uri)

@@ -45,7 +45,7 @@ def test_identical_republication_is_a_success_that_writes_nothing(store, tmp_pat
     assert list(store.list("")) == before
 
 
-def test_what_somebody_removed_from_a_version_is_put_back(store, tmp_path):
+def test_files_removed_from_a_version_are_restored(store, tmp_path):
     files = [pack_file(tmp_path), pack_file(tmp_path, 9)]
     first = publish_version(store, "tiny", "aaaa", files, FACTS, "latest")
     entries = [entry for entry in first.manifest.files if entry.kind == "data"]
@@ -115,7 +115,7 @@ def test_credentials_do_not_get_into_a_manifest(store, tmp_path):
 
 @pytest.mark.parametrize("left", ["nothing", "files", "version"])
 @pytest.mark.parametrize("change", ["one bit", "more rows", "no Parquet"])
-def test_a_changed_file_is_found_whatever_the_store_holds_of_it(store, tmp_path, left, change):
+def test_a_changed_file_is_found_whether_or_not_the_store_has_it(store, tmp_path, left, change):
     file = pack_file(tmp_path)
     stated = [LocalFile(file.path, "train", 2, 7, sha256=file_body(file.path).sha256)]
     if left != "nothing":

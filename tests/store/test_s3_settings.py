@@ -106,7 +106,7 @@ def test_an_endpoint_with_a_password_is_refused_and_not_repeated(monkeypatch, na
         ("put_object", {}, lambda store: store.put_create("k", b"PAR1")),
     ],
 )
-def test_an_answer_without_what_every_server_gives_is_refused(bare, operation, answer, call):
+def test_an_answer_without_required_headers_is_refused(bare, operation, answer, call):
     bare.setenv("AWS_ACCESS_KEY_ID", "a")
     bare.setenv("AWS_SECRET_ACCESS_KEY", "b")
     client = make_client()

@@ -248,7 +248,7 @@ def test_an_empty_thought_that_the_template_writes_is_part_of_each_answer(turns,
     assert out.notes.get("rewritten_prompts", 0) == (turns == "joined")
 
 
-def test_an_answer_whose_thought_history_drops_is_a_record_of_its_own():
+def test_an_answer_whose_reasoning_history_drops_is_a_separate_record():
     thought, empty = "<think>\nhm\n</think>\n\nhello", "<think>\n\n</think>\n\n"
     talk = [("user", "hi"), ("assistant", thought), *TWO]
     last = render_chat(THINKING, [talk[:2]])
@@ -326,7 +326,7 @@ def test_a_header_before_a_generation_block_is_trained_where_no_prompt_has_it():
     ]
 
 
-def test_what_blocks_leave_out_between_texts_is_not_trained():
+def test_text_between_blocks_is_not_trained():
     """Reasoning before the block: it is written, but only the answer is in the block."""
     source = GENERATION.replace(
         "{% generation %}", "{{ '<think>' ~ m.reasoning_content ~ '</think>' }}{% generation %}"
@@ -433,7 +433,7 @@ def test_a_jinja_file_is_a_template(tmp_path):
         make_renderer(FormatConfig(template=str(tmp_path / "none.jinja")), make_snapshot())
 
 
-def test_what_is_learnt_of_a_template_serves_equal_recipes_alone():
+def test_a_compiled_template_is_shared_only_by_equal_recipes():
     learnt = chat_renderer(CHATML)._engine
 
     assert chat_renderer(CHATML)._engine is learnt

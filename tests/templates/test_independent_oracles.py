@@ -47,8 +47,8 @@ RENDERERS = {
 """TRL template -> the configuration of its counterpart in `renderers`."""
 
 KEEPS_EMPTY_BLOCKS = ("qwen3", "qwen3_5_think", "qwen3_6")
-"""Templates for which `renderers`, without thinking, writes the empty block of the prompt into older
-turns as well. Later answers without thinking are not compared.
+"""Without thinking, `renderers` writes the empty block of the prompt into older turns of these
+templates as well. Later answers without thinking are not compared.
 """
 
 
@@ -212,7 +212,7 @@ def test_ids_of_mistral_are_those_of_mistral_common(tmp_path):
     assert num_compared == 10
 
 
-def test_harmony_reads_what_its_renderer_trains(vocabulary, harmony, gptoss):
+def test_harmony_parses_the_trained_tokens(vocabulary, harmony, gptoss):
     """Reasoning, text and calls, also all three in one turn, which the template cannot write."""
     library = pytest.importorskip("openai_harmony")
     messages, tools = SHAPES["agent"], tools_of("agent")

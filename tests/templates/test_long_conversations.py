@@ -96,7 +96,7 @@ def lines_run(work):
 
 
 @pytest.mark.parametrize("name", ["chatml", "thinking"])
-def test_what_is_done_for_each_message_does_not_look_at_all_others(name):
+def test_the_work_per_message_does_not_grow_with_the_others(name):
     def work(number):
         config = {"turns": "joined"}
         renderer = chat_renderer(TEMPLATES[name] + f"{{# {number} #}}", config)

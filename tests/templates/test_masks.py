@@ -185,7 +185,7 @@ QUOTES = ["<think>a</think> b", "<think>", "</think>", "</think><think>", "<thin
 @pytest.mark.parametrize("name", REAL)
 @pytest.mark.parametrize("quote", QUOTES)
 @pytest.mark.parametrize("copies", [1, 12])
-def test_what_a_call_quotes_is_no_thought(name, quote, copies, shared):
+def test_tags_quoted_in_a_call_are_not_reasoning(name, quote, copies, shared):
     """Arguments are data: thinking in contents and fields counts, tags inside calls do not."""
     call = [{"type": "function", "function": {"name": "find", "arguments": {"q": quote}}}]
     talk = [
@@ -283,7 +283,7 @@ def test_thinking_without_an_end_is_refused(reasoning, turns, content, is_refuse
         assert bool(done.formatted.num_rows) != is_refused
 
 
-def test_rows_are_called_by_what_is_left_of_them_without_thinking():
+def test_rows_are_named_by_their_text_without_thinking():
     said = [turn("user", "x"), turn("assistant", "y")]
     talks = [
         [said[0], turn("assistant", "<think>a</think>y")],

@@ -187,7 +187,7 @@ def encode(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n.startswith(NEVER_THINKS)])
-def test_a_template_that_never_writes_reasoning_says_what_helps(name):
+def test_a_template_that_never_writes_reasoning_names_the_settings(name):
     of = family(name)
     refused = outcome(of, "think2")
     assert refused.reason == "TemplateError"
@@ -314,7 +314,7 @@ def test_history_starts_no_record_and_is_not_refused(name):
             assert [answer] == outcome(of, shape, "alone").records[-1]
 
 
-def test_a_last_answer_with_a_thought_is_trained_behind_one_without():
+def test_a_last_answer_with_reasoning_is_trained_after_one_without():
     """DeepSeek's prompt opens a thinking block: a first answer is refused unless it is history."""
     of = family("deepseek_r1_distill.jinja")
     options = {"thought_end": "\n</think>\n\n"}
@@ -362,7 +362,7 @@ def test_thoughts_that_only_calls_keep_are_written_before_answers_too():
     ]
 
 
-def test_a_call_whose_id_is_all_that_is_written_of_its_name():
+def test_a_call_whose_name_is_only_in_its_id():
     of = family("qwen3.jinja").with_template(CALLS_ONLY)
     refused = outcome(of, "parallel")
     assert refused.reason is not None
@@ -468,7 +468,7 @@ THOUGHT_END = {"deepseek_r1_distill": {"thought_end": "\n</think>\n\n"}}
 @pytest.mark.parametrize(
     "name", ["qwen3", "qwen3_8", "glm4moe", "gptoss", "nemotron_3_nano", "deepseek_r1_distill"]
 )
-def test_what_follows_the_last_trained_answer_is_not_refused(name, turns):
+def test_messages_after_the_last_trained_answer_are_not_refused(name, turns):
     of, config = family(f"{name}.jinja"), {"turns": turns, **THOUGHT_END.get(name, {})}
     talk = SHAPES["think2"]
     for end in ([talk[2]], [talk[2], {**talk[3], "weight": 0.0}]):

@@ -105,7 +105,7 @@ def test_the_next_header_is_no_end_of_a_turn():
     ]
 
 
-def test_what_a_prompt_asks_of_its_last_message_alone_makes_another_kind():
+def test_a_prompt_that_depends_on_its_last_message_makes_another_kind():
     turns = [
         (("user", "assistant")[at % 2], f"turn {at}" + " /no" * (at in (0, 50))) for at in range(80)
     ]
@@ -118,7 +118,7 @@ def test_what_a_prompt_asks_of_its_last_message_alone_makes_another_kind():
     ]
 
 
-def test_what_only_some_prompts_ask_makes_another_kind_from_then_on():
+def test_a_question_of_only_some_prompts_makes_another_kind_from_then_on():
     template = LAST_WORD.replace(
         "messages[-1].content.endswith",
         "'x' in messages[-1].content and messages[-1].content.endswith",

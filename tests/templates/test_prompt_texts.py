@@ -50,7 +50,7 @@ def test_a_prompt_is_dart_math_s_to_the_byte_and_the_answer_alone_is_trained(nam
     assert pieces(done) == [[" It is 2.</s>"]]
 
 
-def test_a_bos_that_the_texts_begin_with_stands_once():
+def test_a_bos_at_the_start_of_the_texts_appears_once():
     tokens = {"bos_token": "<|begin_of_text|>", "eos_token": "</s>"}
     (text,) = render("dart-math/llama3-math", special_tokens=tokens).formatted["text"].to_pylist()
 
@@ -60,7 +60,7 @@ def test_a_bos_that_the_texts_begin_with_stands_once():
     assert other.startswith("<|begin_of_text|>User:\nWhat is")
 
 
-def test_further_turns_follow_behind_delim_and_system_turns_are_refused():
+def test_later_turns_follow_delim_and_system_turns_are_refused():
     talk = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
     done = render("dart-math/qa", [talk, [("system", "s"), *talk]], adds_bos=False)
 
@@ -104,7 +104,7 @@ def test_an_object_with_the_texts_is_taken_as_the_dict_of_them(tmp_path):
 
 
 @pytest.mark.parametrize("given", [7, ["Q: "], object()])
-def test_what_holds_no_texts_is_refused(given, tmp_path):
+def test_an_object_without_texts_is_refused(given, tmp_path):
     with pytest.raises(ConfigError, match="an object with query_prompt and resp_prompt"):
         _format(given, DEMO, tmp_path)
 

@@ -228,7 +228,7 @@ def test_a_row_is_refused_if_its_texts_fit_in_two_ways(toys):
     assert render(name, [("user", "a"), ("user", " b"), ("assistant", "c")]).formatted.num_rows == 1
 
 
-def test_what_the_library_refuses_is_quarantined_in_its_own_words(toys):
+def test_rows_that_the_library_refuses_are_quarantined_with_its_message(toys):
     check = """
     def check(messages):
         if "bad" in messages[0]["content"]:
@@ -279,7 +279,7 @@ def test_a_row_has_only_the_arguments_that_the_renderer_reads(toys):
         ("self.folder = folder", "open(folder)", PluginError, "on tokenizer folder 'tokenizer'"),
     ],
 )
-def test_what_is_no_renderer_is_said_by_name(toys, old, new, error, said):
+def test_an_invalid_renderer_is_reported_by_name(toys, old, new, error, said):
     assert old in TOY
     name = toys.install(TOY.replace(old, new))
     with pytest.raises(error, match="renderer 'toy' of acme-toy") as caught:

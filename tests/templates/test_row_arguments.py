@@ -50,7 +50,7 @@ def rendered_both_ways(table, config=None, **snapshot):
     return filled
 
 
-def test_thinking_row_by_row_is_what_transformers_writes(load_tokenizer, shared, tmp_path):
+def test_thinking_row_by_row_equals_transformers(load_tokenizer, shared, tmp_path):
     """Rows that do not set `enable_thinking` have no reasoning, so their prompts do not think."""
     tokenizer = load_tokenizer("qwen3")
     given = [THINKING[number % 3] for number in range(60)]
@@ -128,7 +128,7 @@ def test_rows_of_a_shape_are_filled_with_their_own_documents():
     assert "title: T7\ntext: text 7\n" in filled.formatted["text"][7].as_py()
 
 
-def test_what_a_template_asks_of_an_argument_parts_the_rows():
+def test_rows_are_split_by_the_arguments_that_a_template_tests():
     source = (
         "{% if effort == 'high' %}{{ 'Think hard. ' }}{% elif effort is defined %}"
         "{{ 'Effort ' ~ effort ~ ' ' }}{% endif %}"

@@ -50,7 +50,7 @@ def in_worker(call):
         "{{ range(99999) | map('string') | map('center', 100000) | map('list') | list }}",
     ],
 )
-def test_memory_of_a_template_ends_where_the_kernel_says(hostile, monkeypatch):
+def test_the_kernel_limits_the_memory_of_a_template(hostile, monkeypatch):
     monkeypatch.setenv(worker.MEMORY_MB, "256")
 
     with pytest.raises(TemplateError, match="needs more memory than the 256 MB") as caught:
@@ -74,7 +74,7 @@ def test_memory_of_a_template_ends_where_the_kernel_says(hostile, monkeypatch):
         "{{ 10 ** (10 ** 9) }}",
     ],
 )
-def test_time_of_a_template_ends_where_the_kernel_says(hostile, monkeypatch):
+def test_the_kernel_limits_the_time_of_a_template(hostile, monkeypatch):
     monkeypatch.setenv(worker.SECONDS, "1")
 
     with pytest.raises(TemplateError, match="more CPU time than the 1 s") as caught:

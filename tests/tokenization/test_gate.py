@@ -160,7 +160,7 @@ def test_fast_is_an_error_where_it_cannot_be_used(byte_level, table, sabotage):
     assert done.encoder["gate"] == "failed: gigatoken 0.0.0 cannot read this tokenizer: no"
 
 
-def test_wordpiece_falls_back_and_says_why(real_snapshots, alpaca_formatted):
+def test_wordpiece_falls_back_with_a_reason(real_snapshots, alpaca_formatted):
     snapshot = real_snapshots("bert-base-uncased")
 
     done = tokenize_table(alpaca_formatted(snapshot, slice(0, 300)), snapshot, TokenizeConfig())

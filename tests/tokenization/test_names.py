@@ -52,7 +52,7 @@ def test_a_name_in_the_cache_needs_no_network(hub, monkeypatch):
     assert len(hub.requests) == num_requests
 
 
-def test_without_network_the_message_says_what_helps(hub, monkeypatch):
+def test_without_network_the_message_suggests_a_fix(hub, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(TokenizerError, match=r"does not answer .* `hf download acme/demo"):
         pin_tokenizer(NAME)
@@ -67,7 +67,7 @@ def test_names_that_the_hub_cannot_have_are_refused(hub):
     assert hub.requests == []
 
 
-def test_unknown_private_and_gated_names_say_what_to_do(hub, monkeypatch):
+def test_unknown_private_and_gated_names_suggest_a_fix(hub, monkeypatch):
     hub.repos["acme/closed"] = hub.repos["acme/gated"] = hub.repos[NAME]
     hub.private.add("acme/closed")
     hub.gated.add("acme/gated")

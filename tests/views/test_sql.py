@@ -106,7 +106,7 @@ def test_every_record_has_the_tokens_of_its_place_in_the_packs(make, settings):
     assert len(places) == len(found)  # one copy for each row with equal content
 
 
-def test_only_what_a_question_names_is_read(make, tmp_path):
+def test_only_columns_in_a_query_are_read(make, tmp_path):
     version = make("bare")
     opened = version._opened
     for entry in opened.files("data"):
@@ -164,7 +164,7 @@ def test_columns_that_a_question_means_without_naming_them_are_there(make, query
         ("select sum(a.range * b.range) from range(10000000) a, range(10000000) b", "CPU"),
     ],
 )
-def test_what_does_not_run_is_said_in_plain_words(make, monkeypatch, query, problem):
+def test_a_failed_query_is_reported_in_plain_words(make, monkeypatch, query, problem):
     monkeypatch.setenv("PACKHOUSE_CHILD_SECONDS", "2")
     with pytest.raises(ConfigError, match=problem):
         make().sql(query)

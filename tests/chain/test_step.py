@@ -120,7 +120,7 @@ def test_a_file_that_breaks_its_contract_leaves_no_step(tmp_path):
     assert COUNT.peek(job.key, workspace_at(tmp_path)) is None
 
 
-def test_later_work_happens_in_every_run(tmp_path):
+def test_work_after_a_step_happens_in_every_run(tmp_path):
     seen = []
 
     def note(work, receipt):

@@ -179,7 +179,7 @@ def test_an_answer_echoes_its_prompt():
         ("Short. " * 5, 0, 0),
     ],
 )
-def test_repetition_is_the_share_of_repeated_words(text, low, high):
+def test_repetition_is_the_share_of_repeated_text(text, low, high):
     around = ["another text " * 30, text, None, "b" * 500, text]
     answers = text_function("repetition")(pa.array(around)).to_pylist()
     assert answers[2] is None

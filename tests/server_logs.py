@@ -41,10 +41,10 @@ def errors_in(text: str, harmless: tuple[str, ...] = HARMLESS) -> list[str]:
     Messages about a run are left out: the test that started the run checks its state.
 
     Example:
-        >>> errors_in("10:00:00.000 | INFO    | prefect.worker - well\n  more")
+        >>> errors_in("10:00:00.000 | INFO    | prefect.worker - well\\n  more")
         []
-        >>> errors_in("10:00:00.000 | ERROR   | prefect.server - no\n  more\nother")
-        ['10:00:00.000 | ERROR   | prefect.server - no\n  more\nother']
+        >>> errors_in("10:00:00.000 | ERROR   | prefect.server - no\\n  more\\nother")
+        ['10:00:00.000 | ERROR   | prefect.server - no\\n  more\\nother']
     """
     records: list[list[str]] = [[]]
     for line in text.splitlines():

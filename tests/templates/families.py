@@ -666,7 +666,7 @@ def _splits(of: Family, thoughts: Outcome) -> str:
 
 
 def _code(text: str) -> str:
-    """Return text as code in a cell: line breaks as `\n`, bars escaped."""
+    """Return text as code in a cell: line breaks as `\\n`, bars escaped."""
     return "`" + text.replace("\n", "\\n").replace("|", "\\|") + "`"
 
 

@@ -1,7 +1,7 @@
 """Run one contender in this process: `python bench/contender.py NAME INPUT TOKENIZER SEQ_LEN OUT`.
 
 Imports are timed from the first line on; everything else is the contender's work. Its module is
-imported by name from `bench/contenders`, calls `run`, and the result goes to `OUT/result.json`.
+imported by name from `bench/contenders` and provides `run`; the result goes to `OUT/result.json`.
 """
 
 import sys

@@ -1,9 +1,9 @@
-"""Measure what Prefect adds: alternate the same run in this process and as a flow on a server.
+"""Measure Prefect's overhead: alternate the same run in this process and as a flow on a server.
 
 `python -m bench.flow [--rows N] [--runs N]`
 
-The server (SQLite, loopback) is started before and stopped after; its own CPU is not counted, for
-it serves many runs. Each run begins with an empty cache.
+The server (SQLite, loopback) is started before and stopped after the measurement. Its own CPU is
+not counted, because it serves many runs. Each run begins with an empty cache.
 """
 
 import argparse
@@ -26,7 +26,7 @@ _STARTS_WITHIN_S = 180
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and print what the flow takes on top."""
+    """Measure and print the overhead of the flow."""
     parser = argparse.ArgumentParser(prog="python -m bench.flow", description=__doc__)
     parser.add_argument("--rows", type=int, default=52_002)
     parser.add_argument("--runs", type=int, default=3)
@@ -62,7 +62,7 @@ def _medians(runs: list[Sample]) -> tuple[float, float]:
 
 @contextmanager
 def _server(home: str, python: Path) -> Iterator[Mapping[str, str]]:
-    """A server on loopback while the block runs; gives what its clients need to know."""
+    """Run a server on loopback during the block; yield the settings of its clients."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -90,7 +90,7 @@ def _wait_for(address: str, server: "subprocess.Popen[bytes]") -> None:
                 if answer.status == 200:
                     return
         except OSError:
-            time.sleep(0.3)  # nobody listens yet; a server takes seconds to start
+            time.sleep(0.3)  # nothing listens yet; a server takes seconds to start
     raise RuntimeError("Prefect's server did not start")
 
 

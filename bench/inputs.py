@@ -1,9 +1,8 @@
 """Inputs of the benchmarks: the real Alpaca file, and any number of perturbed copies.
 
-A copy replaces a few words of a row's instruction and answer by words of another row, so lengths
+A copy replaces a few words of a row's instruction and answer with words of another row, so lengths
 stay realistic and no two rows are equal. The same number of rows gives the same bytes. Nothing is
-downloaded: the file is searched for in
-`PACKHOUSE_SHARED`, else in `../shared`.
+downloaded: the file is searched for in `PACKHOUSE_SHARED`, otherwise in `../shared`.
 """
 
 import json
@@ -26,21 +25,21 @@ def find_shared() -> Path | None:
 
 
 def grown_alpaca(shared: Path, num_rows: int) -> Path:
-    """A JSON array of `num_rows` rows, made once and kept; the real file where it is as large."""
+    """Return a JSON array of `num_rows` rows, cached; the real file if it has this size."""
     real = shared / "data" / "alpaca_data.json"
     rows = json.loads(real.read_bytes())
     return real if num_rows == len(rows) else _grown(rows, num_rows, f"alpaca-{num_rows}.json")
 
 
 def small_alpaca(num_rows: int) -> Path:
-    """The same of the demo's rows, which are in the repository."""
+    """Return the same from the demo's rows, which are in the repository."""
     lines = (DEMO / "instructions.jsonl").read_bytes().splitlines()
     rows = [row for row in map(_row_or_none, lines) if row is not None]
     return _grown(rows, num_rows, f"demo-{num_rows}.json")
 
 
 def _row_or_none(line: bytes) -> dict[str, Any] | None:
-    """A sound row of the demo, which holds bad ones on purpose."""
+    """Return True for a valid row of the demo, which contains bad rows on purpose."""
     try:
         row = json.loads(line)
     except ValueError:
@@ -66,7 +65,7 @@ def _grown(rows: list[dict[str, Any]], num_rows: int, name: str) -> Path:
 
 
 def perturb(rows: list[dict[str, Any]], num_rows: int) -> Iterator[dict[str, Any]]:
-    """The rows themselves, then perturbed copies of them until there are `num_rows`.
+    """Yield the rows themselves, then perturbed copies of them until there are `num_rows`.
 
     Example:
         >>> rows = [{"instruction": "add two", "input": "", "output": "one and two are three"}]

@@ -1,8 +1,9 @@
-"""Loading packs against `datasets` in torch format: the same packs of the same version, by turns.
+"""Compare loading packs with `datasets` in torch format: the same packs of the same version.
 
     python -m bench.loading URI [--ref latest] [--packs 96]
 
-Prints CPU seconds to the first batch, and the ratio of medians by row and in batches of 8.
+Both alternate. Prints CPU seconds to the first batch, and the ratio of medians by row and in
+batches of 8.
 """
 
 import argparse

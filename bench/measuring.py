@@ -1,11 +1,11 @@
-"""Measure whole processes: wall, CPU with all children, peak memory of the tree, output.
+"""Measure whole processes: wall time, CPU with all children, peak memory of the tree, output.
 
 Peak memory is sampled from /proc every 10 ms: the sum of resident pages of the process and its
-descendants, and never less than the largest high-water mark (VmHWM) among them. `ru_maxrss` of a
-child is not used: right after the fork it holds the peak of the parent.
+descendants, and at least the largest high-water mark (VmHWM) among them. `ru_maxrss` of a child is
+not used: right after the fork it is the peak of the parent.
 
 Time spent in `import` statements is measured inside the process (`bench/contender.py`), so that
-ratios can be given with and without what every Python program pays for its libraries.
+ratios can be given with and without the cost of imports, which every Python program has.
 """
 
 import json
@@ -27,11 +27,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contender:
-    """A way to do the job, as a process of its own."""
+    """A way to do the job, run as a separate process."""
 
     name: str
     command: tuple[str, ...]
-    """Without the folder for its output, which is appended."""
+    """Without the output folder, which is appended."""
     env: dict[str, str] = field(default_factory=dict)
 
 
@@ -56,7 +56,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median of several values, with the least and the greatest."""
+    """Median of several values, with minimum and maximum."""
 
     median: float
     least: float
@@ -74,7 +74,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def interleave(contenders: Sequence[Contender], runs: int, log: Any) -> dict[str, list[Sample]]:
-    """Run all contenders in turn, A B C A B C, so that a slow minute of the machine hits all."""
+    """Run all contenders in turn, A B C A B C, so that a slow minute of the machine affects all."""
     samples: dict[str, list[Sample]] = {contender.name: [] for contender in contenders}
     for number in range(runs):
         for contender in contenders:
@@ -91,7 +91,7 @@ def run_once(contender: Contender) -> Sample:
     """Run one contender to its end.
 
     Raises:
-        RuntimeError: it failed; carries the end of what it wrote to stderr.
+        RuntimeError: it failed; the message has the end of its stderr.
     """
     folder = Path(tempfile.mkdtemp(prefix="packhouse-bench-"))
     try:
@@ -103,7 +103,7 @@ def run_once(contender: Contender) -> Sample:
 def _run_in(contender: Contender, folder: Path) -> Sample:
     env = {**os.environ, "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1"}
     env |= {"TOKENIZERS_PARALLELISM": "true", "PYTHONPATH": str(ROOT), **contender.env}
-    env.pop("PYTHONDONTWRITEBYTECODE", None)  # a checkout's modules are kept compiled, as pip's are
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # compile a checkout's modules once, as pip does
     with (folder / "stderr").open("wb") as stderr:
         start = time.perf_counter()
         process = subprocess.Popen(
@@ -129,7 +129,7 @@ def _run_in(contender: Contender, folder: Path) -> Sample:
 
 
 class _Watch(threading.Thread):
-    """Samples the memory of a process tree until told to stop."""
+    """Sample the memory of a process tree until told to stop."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -152,19 +152,19 @@ class _Watch(threading.Thread):
 
 
 def _tree(pid: int) -> list[int]:
-    """A process and its living descendants."""
+    """Return a process and its living descendants."""
     pids = [pid]
     for parent in pids:
         try:
             for task in Path(f"/proc/{parent}/task").iterdir():
                 pids += map(int, (task / "children").read_text().split())
-        except OSError:  # it ended meanwhile
+        except OSError:  # it has ended
             continue
     return pids
 
 
 def _memory_kib(pid: int) -> tuple[int, int]:
-    """Resident memory now, and the most it ever was."""
+    """Return the current resident memory and its maximum so far."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

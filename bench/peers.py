@@ -22,7 +22,7 @@ PEERS = ("trl", "dart_math", "plain_python")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print the table, and keep every number as JSON."""
+    """Measure, print the table, and save every number as JSON."""
     options = _options(arguments)
     shared = None if options.small else find_shared()
     if shared is not None:
@@ -75,7 +75,7 @@ def _contenders(options: argparse.Namespace, data: Path, tokenizer: Path) -> lis
 
 
 def _python_of(name: str) -> Path | None:
-    """An environment of its own, or this one where it has all that the contender needs."""
+    """Return the contender's environment, or this one if it has everything that it needs."""
     own = RUN_PYTHON if name.startswith(OURS) else PEER_PYTHON
     if own.is_file():
         return own

@@ -1,10 +1,10 @@
-"""Memory and CPU of the steps that look at all records: pack, split, the audit of records.
+"""Measure memory and CPU of the steps that read all records: pack, split, the audit of records.
 
     python -m bench.plan_memory --records 5_200_000
 
-Writes shards of tokenized records without tokens (these steps read lengths, ids and keys) into
-a cache of its own, and runs each step in a process of its own. Prints what each took beyond an
-empty run, by record.
+Writes shards of tokenized records without tokens (these steps read lengths, ids and keys) into a
+separate cache, and runs each step in a separate process. Prints the cost of each per record, above
+that of an empty run.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def recipe() -> Recipe:
 
 
 def shard(number: int, num_records: int) -> pa.Table:
-    """Records of Alpaca's lengths, about, with ids and keys of their own, and no tokens."""
+    """Records with lengths like Alpaca's, with unique ids and keys, and no tokens."""
     rng = np.random.default_rng(number)
     num_tokens = np.minimum(rng.lognormal(4.5, 0.6, num_records).astype(np.int32) + 8, 2000)
     digits = np.frombuffer(rng.bytes(10 * num_records).hex().encode(), "S20").astype(str)
@@ -77,7 +77,7 @@ def shard(number: int, num_records: int) -> pa.Table:
 
 
 def jobs(num_shards: int) -> tuple[list[list[AnyJob]], dict[str, AnyJob]]:
-    """The jobs that are taken for done, by step, and those to be measured."""
+    """The jobs assumed to be done, by step, and those to be measured."""
     before: list[list[AnyJob]] = [
         [
             Job(

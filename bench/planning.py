@@ -1,7 +1,7 @@
-"""Packing plans: nanoseconds a sequence and packs over the lower bound, by `seq_len`.
+"""Measure packing plans: nanoseconds per sequence, and packs above the lower bound, by `seq_len`.
 
 `python -m bench.planning [--sequences N]`: lengths of real Alpaca rows, of a long-tailed
-distribution, and spread evenly up to `seq_len` (the worst case: as many lengths as there can be).
+distribution, and spread evenly up to `seq_len` (the worst case, with every possible length).
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Tables of measurements: ratios of medians first, with the least and the most of each."""
+"""Tables of measurements: ratios of medians first, with minimum and maximum of each."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ HEAD = (
 
 
 def peers_table(samples: Mapping[str, Sequence[Sample]], ours: str) -> list[list[str]]:
-    """A row per system; ratios say how many times our CPU and memory it takes."""
+    """Return a row per system; ratios compare its CPU and memory with ours."""
     own_cpu, own_work, own_peak = (_medians(samples[ours])[i] for i in range(3))
     rows = []
     for name, runs in samples.items():
@@ -52,7 +52,7 @@ def _range(values: Sequence[float], digits: int) -> str:
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown, with columns as wide as they need to be.
+    """Return a table in Markdown, with columns as wide as they need to be.
 
     Example:
         >>> print(markdown_table(["a", "b"], [["1", "22"]]))

@@ -1,7 +1,7 @@
 """Count the functions that one row's text passes: `python -m bench.row_walk [alpaca | chat]`.
 
-Prepares twelve rows, reads one back, and counts the functions of packhouse, those of its child
-processes too, that get the text of a row as an argument: itself, in lists, tuples, dicts and
+Prepares twelve rows, reads one back, and counts the functions of packhouse, including those in
+child processes, that get the text of a row as an argument: directly, in lists, tuples, dicts and
 dataclasses, or as Arrow data. Part of `make check`, which prints the two totals.
 """
 
@@ -28,16 +28,16 @@ TOKENIZER = REPOSITORY / "deployments/demo/tokenizer"
 WORD = "zebrafish"
 """Part of each text of each row."""
 NUM_ROWS = 12
-_MAX_CALLS = 200  # of a function that are looked at
+_MAX_CALLS = 200  # calls of a function that are checked
 _MAX_ITEMS = 16
 _MAX_DEPTH = 4
 _VARARGS = 4 | 8  # co_flags of *args and **kwargs
 
 
 def holds(value: object, depth: int = 0) -> bool:
-    """Return True if a value holds the word.
+    """Return True if a value contains the word.
 
-    Objects of a row (`DataObject`, a dict) are not opened: they record who looks into them.
+    Objects of a row (`DataObject`, a dict) are not opened, because they record every access.
     """
     if isinstance(value, str):
         return WORD in str.__str__(value)
@@ -56,7 +56,7 @@ def holds(value: object, depth: int = 0) -> bool:
 
 
 def watch(out: Path) -> None:
-    """Write down, from now on, which functions of this process get the text of a row."""
+    """Record from now on which functions of this process get the text of a row."""
     seen: set[CodeType] = set()
     calls = Counter[CodeType]()
     found = out / f"{os.getpid()}.txt"
@@ -69,7 +69,7 @@ def watch(out: Path) -> None:
         if calls[code] > _MAX_CALLS or code.co_name.startswith("<"):
             return
         count = code.co_argcount + code.co_kwonlyargcount + (code.co_flags & _VARARGS).bit_count()
-        sys.setprofile(None)  # what `holds` calls is not looked at
+        sys.setprofile(None)  # calls made by `holds` are not checked
         try:
             if any(holds(frame.f_locals.get(name)) for name in code.co_varnames[:count]):
                 seen.add(code)
@@ -83,7 +83,7 @@ def watch(out: Path) -> None:
 
 
 def walk(kind: str) -> dict[str, set[str]]:
-    """Names of the functions that a row's text passes through, by file."""
+    """Return the names of the functions that a row's text passes through, by file."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with (folder / "rows.jsonl").open("w") as file:
@@ -114,7 +114,7 @@ def walk(kind: str) -> dict[str, set[str]]:
 
 
 def _prepare(folder: Path) -> None:
-    """Prepare and read rows while this process and its children are watched."""
+    """Prepare and read rows while this process and its children are traced."""
     started: Callable[..., Any] = subprocess.Popen
     begin = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); from pathlib import Path; "
     begin += f"from bench.row_walk import watch; watch(Path({str(folder / 'found')!r})); "

@@ -2,9 +2,9 @@
 
     python -m bench.shard_costs deployments/recipes/alpaca.yaml > costs.json
 
-Runs the chain in this process on a cache of its own and adds up, for each step, the CPU time of all
-threads, what it wrote, and the largest resident set so far. CPU time, not wall time: it is the same
-on a machine that others use. `bench.simulate` reads the result.
+Runs the chain in this process with a separate cache and records, for each step, the total CPU time
+of all threads, the bytes written, and the peak resident set so far. CPU time does not depend on
+other users of the machine. `bench.simulate` reads the result.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from packhouse.run.steps.validate import ValidateParameters
 
 
 class MeasuringRunner:
-    """Does jobs one after another and keeps what each step took."""
+    """Run jobs one after another and record the cost of each step."""
 
     def __init__(self, recipe: Recipe, workspace: Workspace) -> None:
         self.recipe, self.workspace = recipe, workspace
@@ -38,7 +38,7 @@ class MeasuringRunner:
         self.raw_bytes = 0
 
     def __call__(self, jobs: Sequence[AnyJob]) -> list[AnyReceipt]:
-        """Do the jobs of one step."""
+        """Run the jobs of one step."""
         receipts = []
         for job in jobs:
             start = time.process_time()

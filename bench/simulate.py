@@ -1,14 +1,14 @@
-"""Runs that are larger than this machine, by simulation: makespan, skew, retries over N workers.
+"""Simulate runs that are too large for this machine: makespan, skew, retries over N workers.
 
     python -m bench.simulate                     # 10 TB, 10^9 rows, 8 to 1,024 workers
     python -m bench.simulate --tb 0.01 --workers 2 4 --seed 7
-    python -m bench.simulate --costs costs.json  # of bench.shard_costs, in place of those below
+    python -m bench.simulate --costs costs.json  # of bench.shard_costs, instead of those below
 
-A discrete-event simulation of the chain as it is run: steps one after another, each of so many
-tasks (`packhouse.run.local_pool`), handed out one by one by the flow's process to workers that
-read and write a store of bounded bandwidth, take longer for some shards than for others, and die.
-What a dead worker did is done again from the task's first unfinished job. The same arguments and
-seed give the same table on every machine; nothing is measured while it runs.
+A discrete-event simulation of the chain: the steps run one after another, each as a number of tasks
+(`packhouse.run.local_pool`). The flow's process hands tasks out one by one to workers, which read
+and write a store of limited bandwidth, take longer for some shards than for others, and die. The
+work of a dead worker is repeated from the task's first unfinished job. The same arguments and seed
+give the same table on every machine; nothing is measured during the run.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-TASKS_PER_WORKER = 4  # as packhouse.run.local_pool
+TASKS_PER_WORKER = 4  # as in packhouse.run.local_pool
 GATHER_TOKENS = (2**24, 2**27)
 MOST_GATHERED = 1024
 
@@ -30,15 +30,15 @@ class Costs:
     """CPU seconds and bytes, measured on Alpaca by bench.shard_costs (docs/performance.md)."""
 
     shard_s_per_mb: dict[str, float]
-    """CPU seconds of a step for a megabyte of raw rows."""
+    """CPU seconds of a step per megabyte of raw rows."""
     token_s_per_million: dict[str, float]
-    """CPU seconds of a step for a million tokens."""
+    """CPU seconds of a step per million tokens."""
     record_s_per_million: dict[str, float]
-    """CPU seconds, on one worker, for a million records."""
+    """CPU seconds, on one worker, per million records."""
     io_ratio: dict[str, float]
-    """Bytes read and written for a byte of raw rows, shard by shard or by output shard."""
+    """Bytes read and written per byte of raw rows, shard by shard or by output shard."""
     record_bytes: float = 90.0
-    """Bytes read and written for a record by the steps that look at all of them."""
+    """Bytes read and written per record by the steps that read all of them."""
 
 
 MEASURED = Costs(
@@ -58,7 +58,7 @@ class Cluster:
 
     workers: int
     handout_s: float = 0.15
-    """CPU of the flow's process for each task; of threads 0.005."""
+    """CPU of the flow's process per task; for threads 0.005."""
     worker_mb_s: float = 200.0
     """Bandwidth of one worker to the cache store."""
     store_mb_s: float = 10_000.0
@@ -66,7 +66,7 @@ class Cluster:
     hours_to_failure: float = 200.0
     """Mean time until a worker dies, in hours."""
     restart_s: float = 60.0
-    """Until one that died works again."""
+    """Time until a dead worker is replaced."""
     skew: float = 0.25
     """Standard deviation of the logarithm of a job's time."""
 
@@ -83,7 +83,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step of the chain, as tasks of so many equal jobs."""
+    """A step of the chain, as tasks of equally many jobs."""
 
     name: str
     num_tasks: int
@@ -97,15 +97,15 @@ class Outcome:
 
     makespan_s: float
     worked_s: float
-    """Of all workers together, without what was lost."""
+    """Total of all workers, without lost work."""
     lost_s: float
     num_retries: int
     longest_idle_s: float
-    """Until the last task was done, from when the first worker found none."""
+    """Time from the first idle worker to the end of the last task."""
 
 
 def steps_of(data: Data, costs: Costs, cluster: Cluster) -> list[Step]:
-    """Lay out the tasks of each step, as packhouse would."""
+    """Return the tasks of each step, as packhouse would create them."""
     tokens = data.raw_mb * data.tokens_per_mb
     num_shards = max(1, round(data.raw_mb / data.shard_mb))
     size = min(max(GATHER_TOKENS[0], tokens / MOST_GATHERED), GATHER_TOKENS[1])
@@ -139,9 +139,9 @@ def _step(
 def simulate(step: Step, cluster: Cluster, seed: int) -> Outcome:
     """Run the tasks of a step.
 
-    Events are workers becoming free; each takes the next task, not before the flow's process has
-    handed it out. A worker that dies loses the job in hand, and its task goes to the end of the
-    queue with the jobs that are left.
+    Events are workers becoming free. Each takes the next task, once the flow's process has handed
+    it out. A worker that dies loses its current job, and its task goes to the end of the queue with
+    the remaining jobs.
     """
     chance = random.Random(f"{seed}/{step.name}")
     waiting = [step.jobs_per_task] * step.num_tasks
@@ -191,7 +191,7 @@ def run(data: Data, costs: Costs, cluster: Cluster, seed: int) -> dict[str, Outc
 
 
 def read_costs(path: Path) -> Costs:
-    """Read what `bench.shard_costs` printed."""
+    """Read the output of `bench.shard_costs`."""
     raw = json.loads(path.read_text())
     cpu = {name: step["cpu_s"] for name, step in raw["steps"].items()}
     per_mb = {n: cpu[n] / raw["raw_mb"] for n in ("validate", "format", "tokenize")}
@@ -211,7 +211,7 @@ def read_costs(path: Path) -> Costs:
 
 
 def table(data: Data, costs: Costs, clusters: Sequence[Cluster], seed: int) -> str:
-    """A line for each number of workers."""
+    """Return a line for each number of workers."""
     lines = [
         "| workers | hours | slowest step | efficiency | idle at step ends | retries | lost work |",
         "|---|---|---|---|---|---|---|",

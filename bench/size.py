@@ -1,8 +1,8 @@
 """Size and shape of the library: `python -m bench.size`, part of `make check`.
 
-A line of code is one that holds neither a docstring nor a comment alone. Printed are the packages,
-largest first, and figures that show how far a reader has to go: short functions, private ones,
-look-ups by string, modules that one other imports.
+A line of code is one that is not only a docstring or a comment. Prints the packages, largest first,
+and figures that show how hard the code is to follow: short functions, private ones, look-ups by
+string, and modules with a single importer.
 """
 
 import argparse
@@ -23,7 +23,7 @@ _NO_CODE = {
 
 
 def measure(path: Path) -> Counter[str]:
-    """Count what one module has."""
+    """Count the lines and functions of one module."""
     text = path.read_text()
     tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
     code = {
@@ -54,7 +54,7 @@ def measure(path: Path) -> Counter[str]:
 
 
 def _imported(path: Path) -> Iterator[str]:
-    """Names that a module imports from others: modules, and what may be a module."""
+    """Return names that a module imports from others: modules, or names that could be modules."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
@@ -62,7 +62,7 @@ def _imported(path: Path) -> Iterator[str]:
 
 
 def count_single(root: Path) -> int:
-    """Count the modules that just one other imports."""
+    """Count the modules with exactly one importer."""
     importers = Counter[str]()
     for path in root.rglob("*.py"):
         importers.update(set(_imported(path)))

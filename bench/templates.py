@@ -1,8 +1,8 @@
-"""Chat templates: conversations to text, against `apply_chat_template` row by row.
+"""Compare rendering of conversations with `apply_chat_template` row by row.
 
-`python -m bench.templates [--rows N]`: real files with three tokenizers, each as it is and grown to
-N rows by perturbed copies (no two rows are equal; tool calls and half of the tool definitions have
-different texts; conversations end at different turns). The text of every row is compared. Both
+`python -m bench.templates [--rows N]`: real files with three tokenizers, each unchanged and grown
+to N rows by perturbed copies (no two rows are equal; tool calls and half of the tool definitions
+have different texts; conversations end at different turns). The text of every row is compared. Both
 sides are timed by CPU in one process, alternating, three times; the ratio is of the medians.
 Compiled shapes are kept for the life of the process, like transformers' compiled template: `first`
 is the time of the first of the three, which includes compiling them.
@@ -79,7 +79,7 @@ def _validated(path: Path, row_format: str) -> pa.Table | None:
 
 
 def _grown(table: pa.Table, num_rows: int) -> pa.Table:
-    """Perturbed copies of rows: words of texts are exchanged for the copy's number."""
+    """Return perturbed copies of rows: words of texts are replaced by the copy's number."""
     chance = random.Random(num_rows)
     rows = table.to_pylist()
     grown = [
@@ -90,7 +90,7 @@ def _grown(table: pa.Table, num_rows: int) -> pa.Table:
 
 
 def _perturbed(row: dict[str, Any], number: int, chance: random.Random) -> dict[str, Any]:
-    """One copy, at times without its last turns."""
+    """Return one copy, sometimes without its last turns."""
 
     def other(value: Any) -> Any:
         if isinstance(value, dict):
@@ -182,9 +182,9 @@ def _timed(do: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def _compare(rendered: Any, texts: list[str | None], num_rows: int) -> None:
-    """Every text that transformers makes came out, but for rows that were refused.
+    """Check that every text of transformers is the same here, except for refused rows.
 
-    transformers makes none where a template wants call ids that the row does not have.
+    transformers has no text if a template needs call ids that the row lacks.
     """
     kept = set(rendered.formatted["text"].to_pylist())
     assert rendered.formatted.num_rows + rendered.quarantined.num_rows == num_rows

@@ -1,4 +1,4 @@
-"""Write the pages of docs/reference/ that say what the code says: `make reference`.
+"""Write the pages of docs/reference/ that are generated from the code: `make reference`.
 
 Recipe keys come from the pydantic models, commands from click, reason codes and errors from their
 tables, the Python API from signatures and docstrings. A test compares the pages with the code.
@@ -72,17 +72,17 @@ EXAMPLES: dict[str, Any] = {
     "publish.max_trained_drift": 0.05,
     "publish.exports": ["trl", "mds"],
 }
-"""What a key may look like, where neither another choice nor twice the default says it."""
+"""Example value of a key, if neither another choice nor twice the default is a good one."""
 
 WITH: dict[str, dict[str, Any]] = {
     "format.never_train": {"train_on": "all"},
     "audit.quality.max_other_languages": {"languages": ["en", "de"]},
 }
-"""Other keys of the section that a key asks for."""
+"""Other keys of the section that a key requires."""
 
 MODULES = {
-    "packhouse": "Data in, a version out, and what a trainer needs of it. Nothing is imported "
-    "until it is asked for; what trains with torch needs the extra `torch`.",
+    "packhouse": "Prepare data, open versions, and load them in a trainer. Modules are imported "
+    "on first use. Training with torch needs the extra `torch`.",
 }
 """Modules whose public names the API page describes, in order."""
 
@@ -116,7 +116,7 @@ def describe_field(field: FieldInfo) -> str:
 
 
 def built_in_names(field: FieldInfo) -> tuple[str, ...]:
-    """Return the names that a field takes beside those of plug-ins; none for other fields."""
+    """Return the built-in names of a field that also accepts plug-ins; none for other fields."""
     return next((item.built_in for item in field.metadata if isinstance(item, NameOf)), ())
 
 
@@ -162,11 +162,11 @@ def recipe_page() -> str:
     """Return every key of a recipe, with type, default, meaning and example."""
     lines = [
         "# Recipe keys\n",
-        "A recipe is YAML. Only `dataset`, `sources` and `tokenizer` must be there. Keys that do "
-        "not exist are refused. `--set section.key=value` on the command line, and "
-        "`section={...}` of `packhouse.prepare`, set the same keys. Relative paths start at the "
-        "recipe's file, but `publish.store` at the working directory. `${PACKHOUSE_X}` and "
-        "`${PACKHOUSE_X:-default}` in a text are taken from the environment.\n",
+        "A recipe is a YAML file. Only `dataset`, `sources` and `tokenizer` are required; unknown "
+        "keys are refused. `--set section.key=value` on the command line and `section={...}` in "
+        "`packhouse.prepare` set the same keys. Paths are relative to the recipe's folder, except "
+        "`publish.store`, which is relative to the working directory. `${PACKHOUSE_X}` and "
+        "`${PACKHOUSE_X:-default}` in a text are replaced from the environment.\n",
     ]
     sections = []
     for name, field in Recipe.model_fields.items():
@@ -186,7 +186,7 @@ def recipe_page() -> str:
 
 
 def section_lines(name: str, model: type[BaseModel]) -> list[str]:
-    """Return the keys of a section, and of those within it."""
+    """Return the keys of a section and of its subsections."""
     lines = []
     for key, field in model.model_fields.items():
         models = [field.annotation, *get_args(field.annotation)]
@@ -199,10 +199,10 @@ def section_lines(name: str, model: type[BaseModel]) -> list[str]:
 
 
 def key_lines(key: str, field: FieldInfo) -> list[str]:
-    """Return a heading, type and default, meaning and example of one key."""
+    """Return heading, type, default, meaning and example of one key."""
     default = field.default
     if default is PydanticUndefined:
-        said = "must be given"
+        said = "required"
     elif default is None:
         said = "optional"
     else:
@@ -217,7 +217,7 @@ def key_lines(key: str, field: FieldInfo) -> list[str]:
 
 
 def walk(group: click.Group, prefix: str) -> Iterator[tuple[str, click.Command]]:
-    """Yield every command below a group, with its full name."""
+    """Yield every command of a group, with its full name."""
     with click.Context(group) as context:
         for name in group.list_commands(context):
             command = group.get_command(context, name)
@@ -231,9 +231,9 @@ def commands_page() -> str:
     """Return the help of every command."""
     lines = [
         "# Commands\n",
-        "`packhouse COMMAND --help` prints the same. Every command takes `--json`. A `VERSION` is "
-        "`STORE/DATASET`, with `@REF` or `@VERSION` behind it if it is not `@latest`. "
-        "[Exit codes](exit-codes.md) are those of all commands.\n",
+        "`packhouse COMMAND --help` prints the same text. Every command accepts `--json`. A "
+        "`VERSION` is `STORE/DATASET`, followed by `@REF` or `@VERSION` unless it is `@latest`. "
+        "All commands share the same [exit codes](exit-codes.md).\n",
         "| command | what it does |\n|---|---|",
     ]
     for name, (_, summary) in COMMANDS.items():
@@ -241,7 +241,7 @@ def commands_page() -> str:
     lines.append("")
     for name, command in walk(cli, "packhouse"):
         command = copy.copy(command)
-        vars(command)["_help_option"] = None  # which click keeps as its first context had it
+        vars(command)["_help_option"] = None  # click keeps it from its first context
         context = click.Context(
             command,
             info_name=name,
@@ -258,16 +258,16 @@ def reasons_page() -> str:
     """Return every reason code with its remedy."""
     lines = [
         "# Reason codes\n",
-        "Why a row was not published, and what helps. `packhouse quarantine ls` shows the rows; "
-        "[mend bad rows](../how-to/bad-rows.md) says how to bring them back. The ledger counts the "
-        "same codes.\n",
+        "Each code is a reason why a row was not published, with its fix. `packhouse quarantine "
+        "ls` shows the rows; [fix bad rows](../how-to/bad-rows.md) explains how to bring them "
+        "back. The ledger counts the same codes.\n",
         "## Quarantined rows\n",
     ]
     for step, reasons in QUARANTINE_REASONS.items():
         lines += [f"### {step}\n", *table_of(reasons)]
     lines += [
         "## Dropped rows\n",
-        "Sound rows that a setting of the recipe leaves out, at `pack`. The ledger counts their "
+        "Valid rows that a recipe setting excludes, in the step `pack`. The ledger counts their "
         "rows and tokens.\n",
         *table_of(DROP_REASONS),
     ]
@@ -295,7 +295,7 @@ def api_page() -> str:
         "## packhouse.Recipe\n",
         "A recipe as a frozen model: [its keys](recipe.md). `packhouse.load_recipe` reads one.\n",
         "## packhouse.errors\n",
-        "Each is a `packhouse.PackhouseError`; facts of an error are attributes of it.\n",
+        "Each is a `packhouse.PackhouseError`; its details are attributes.\n",
         "| error | when | exit code |\n|---|---|---|",
     ]
     errors = importlib.import_module("packhouse.errors")
@@ -309,7 +309,7 @@ def api_page() -> str:
 
 
 def issubclass_of(value: Any, kinds: tuple[type, ...]) -> bool:
-    """Return True if it is a class below one of these."""
+    """Return True if a class is a subclass of one of these."""
     return inspect.isclass(value) and issubclass(value, kinds)
 
 
@@ -328,7 +328,7 @@ def api_lines(module: str, name: str, value: Any) -> list[str]:
 
 
 def signature(name: str, value: Any) -> str:
-    """Return a signature as a block of Python, a line for each argument where it is long."""
+    """Return a signature as a block of Python, with one argument per line if it is long."""
     try:
         given = inspect.signature(value)
     except ValueError:
@@ -377,27 +377,27 @@ def docstring(value: Any) -> list[str]:
 
 
 def functions_page() -> str:
-    """Return the functions that expressions may call, and those of quality."""
+    """Return the functions that expressions may call, and those for quality filters."""
     lines = [
-        "# Functions of expressions\n",
-        "What `where` and `select` of a source may call ([filter and reshape rows]"
-        "(../how-to/filter-and-reshape.md)). `packhouse sql` has all functions of DuckDB, and "
-        "those of quality.\n",
-        "## Of quality\n",
-        "Each takes texts; null gives null. [Quality](../quality.md) defines them; `language` "
-        "needs the extra `quality`.\n",
-        "| function | gives |\n|---|---|",
+        "# Functions in expressions\n",
+        "A source's `where` and `select` can call these functions ([filter and reshape rows]"
+        "(../how-to/filter-and-reshape.md)). `packhouse sql` has all DuckDB functions and the "
+        "quality functions.\n",
+        "## Quality\n",
+        "Arguments are texts; null gives null. [Quality](../quality.md) defines the functions. "
+        "`language` needs the extra `quality`.\n",
+        "| function | returns |\n|---|---|",
     ]
     for name, (_, kind) in TEXT_FUNCTIONS.items():
         given = ", ".join(inspect.signature(text_function(name)).parameters)
         lines.append(f"| `{name}({given})` | {kind} |")
     lines += [
         "\n## Objects as text\n",
-        "`json(field)`, in `select` and with nothing around it, gives a field's value as JSON "
-        "with the keys and the order of the file; text stays as it is. `json(tool, args)` gives "
-        "an object of several fields.\n",
-        "## Of DuckDB\n",
-        "[DuckDB's pages](https://duckdb.org/docs/stable/sql/functions/overview) define them.\n",
+        "In `select`, `json(field)` returns a field's value as JSON, with the keys in the file's "
+        "order; text is unchanged. `json(tool, args)` returns an object of several fields. `json` "
+        "must be the whole expression.\n",
+        "## DuckDB\n",
+        "See [DuckDB's documentation](https://duckdb.org/docs/stable/sql/functions/overview).\n",
     ]
     for group, names in FUNCTION_GROUPS.items():
         codes = ", ".join(f"`{name}`" for name in names.split())

@@ -1,4 +1,4 @@
-"""Fixtures that all tests share, and what holds for all of them."""
+"""Fixtures that all tests share, and rules that apply to all tests."""
 
 import gc
 import os
@@ -13,25 +13,25 @@ from hypothesis import HealthCheck, settings
 
 from tests.server_logs import new_errors
 
-# Tests assert no seconds: a busy machine would fail them. The build tries the same inputs in every
-# run, so that it fails by its commit alone. `--hypothesis-profile random` looks for new ones.
+# Tests do not assert seconds, because they would fail on a busy machine. The build tries the same
+# inputs in every run, so only a commit can break it. `--hypothesis-profile random` tries new ones.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("packhouse", settings.get_profile("random"), derandomize=True)
 settings.load_profile("packhouse")
 
-# Prefect 3.8.8: once a process ran a flow, its forks end with exit code 1, for what Prefect does
-# when threads end fails there. Some tests fork, or use a DataLoader's workers. The list of what is
-# called then is private to `threading`: nothing public empties it.
+# Prefect 3.8.8: once a process has run a flow, its forks exit with code 1, because Prefect's
+# handlers for the end of threads fail there. Some tests fork, or use a DataLoader's workers. The
+# list of handlers is private to `threading`; no public function empties it.
 os.register_at_fork(after_in_child=threading._threading_atexits.clear)  # type: ignore[attr-defined]
 
 
-# In a process that has the tests and libraries of all files, a full collection takes 1 to 3 s, and
-# a trainer of transformers calls for one in each `train()`. What is imported never becomes garbage.
+# In a process that has imported the tests and libraries of all files, a full collection takes 1 to
+# 3 s, and transformers' Trainer runs one in each `train()`. Imported objects never become garbage.
 _num_modules_frozen = 0
 
 
 def _freeze_modules() -> None:
-    """Take what is there out of later collections, if many modules came since the last time."""
+    """Exclude existing objects from later collections if many modules were imported."""
     global _num_modules_frozen
     if len(sys.modules) > _num_modules_frozen + 100:
         gc.collect()
@@ -48,12 +48,12 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # libraries in C++ report what is left at the end of a process as leaks
+    gc.unfreeze()  # C++ libraries report objects that still exist at exit as leaks
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_cache_in_the_real_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Put the user's cache of finished steps, where no test names another, into a temporary one."""
+    """Use a temporary folder as the user's cache of finished steps, unless a test names another."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("user-cache")))
         patch.delenv("PACKHOUSE_CACHE", raising=False)
@@ -62,9 +62,9 @@ def no_cache_in_the_real_home(tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="session", autouse=True)
 def one_folder_of_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep what is read of a tokenizer for all caches of this process: 1 s or more, each time.
+    """Share loaded tokenizers between all caches of this process; loading takes 1 s or more.
 
-    Other processes, and tests that name a folder of tokenizers themselves, have their own.
+    Other processes, and tests that name a folder of tokenizers, have their own.
     """
     from packhouse.run.cache import Workspace
 
@@ -76,9 +76,9 @@ def one_folder_of_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="session", autouse=True)
 def no_wait_for_disks() -> Iterator[None]:
-    """Leave out the fsyncs of a folder's store: 54 a run, which take longer than the run's work.
+    """Skip the fsyncs of a folder store: 54 per run, which take longer than the run's work.
 
-    No test cuts the power; that they are called, and in which order, is tested.
+    No test cuts the power. Other tests check that fsync is called, and in which order.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
@@ -87,7 +87,7 @@ def no_wait_for_disks() -> Iterator[None]:
 
 @pytest.fixture
 def own_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each cache keep its own tokenizers again, for tests of one that is not there."""
+    """Let each cache keep its own tokenizers again, for tests of a missing one."""
     from packhouse.run.cache import Workspace
 
     folder = property(lambda workspace: workspace.cache / "tokenizers")
@@ -96,7 +96,7 @@ def own_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def packs_of_other_files_are_forgotten() -> None:
-    """Forget how the packs that other tests loaded begin: rows of made records are alike."""
+    """Forget how the packs of other tests begin, because generated records look alike."""
     if boundaries := sys.modules.get("packhouse.load.boundaries"):
         boundaries._BEGINNINGS.clear()
         boundaries._WARNED.clear()
@@ -127,7 +127,7 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session")
 def ceph_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of Ceph's S3 gateway, one for the whole test run: it takes 20 s to start."""
+    """Endpoint of Ceph's S3 gateway, shared by all tests because starting it takes 20 s."""
     from tests.store import ceph
 
     if not ceph.is_installed():

@@ -1,4 +1,4 @@
-"""All files of a split at once, as tests want them; the chain writes each as a job of its own."""
+"""Write all files of a split at once for tests; the chain writes each file in a separate job."""
 
 import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""An S3 server in this process, for tests that read and write a bucket and test nothing of S3."""
+"""An S3 server in this process, for tests that use a bucket but do not test S3."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ import pytest
 
 @contextmanager
 def s3_client(bucket: str) -> Iterator[Any]:
-    """Start moto, point the AWS environment to it, make a bucket, and give a client."""
+    """Start moto, point the AWS environment to it, create a bucket, and return a client."""
     import boto3
     from moto.server import ThreadedMotoServer
 

@@ -5,25 +5,25 @@
     python -m tests.oracle compare ../oracle/3d369ff.json --show alpaca+qwen3
 
 A combination is a recipe with a tokenizer: every recipe of deployments/recipes, the demo, chats
-with and without tools, settings that change what is made, and what the fuzzers start from. The
-command line prepares each into a store of its own. Each part of the version becomes one digest:
+with and without tools, settings that change the result, and the seeds of the fuzzers. The command
+line prepares each into a separate store. Each part of the version becomes one digest:
 
     outcome     exit code of the command
     records     source, row and id of each record, its number of tokens, what happened to it
     splits      which records are train and which are eval, with the keys that decide it
     tokens      ids of each sequence
-    labels      labels of each token, and every other column with a value for each
+    labels      labels of each token, and every other column with a value per token
     packs       ids of the records in each pack, in order
     quarantine  source, row, byte and reason of each bad row, and the digest of its raw bytes
-    ledger      rows and tokens in and out of each step, and counts by source and side
-    audit       what the audit counted
+    ledger      rows and tokens in and out of each step, and counts by source and split
+    audit       counts of the audit
 
-Digests are of values, so names of versions, files and folders may change; so may the words of
-messages. `record` saves the digested rows as Parquet next to OUT.json (in the folder OUT).
+Digests are of values, so names of versions, files and folders may change, and so may the wording
+of messages. `record` saves the digested rows as Parquet next to OUT.json (in the folder OUT).
 
 Large files are sampled. A combination takes 2 to 7 s of one core, all of them about 8 minutes.
-All but the demo and the fuzzers' seeds need real data and tokenizers (PACKHOUSE_SHARED, or `shared`
-next to the checkout).
+All except the demo and the fuzzers' seeds need real data and tokenizers (PACKHOUSE_SHARED, or
+`shared` next to the checkout).
 """
 
 import argparse
@@ -59,7 +59,7 @@ SOUND_ROW = {"text": "a", "instruction": "a", "output": "b"}
 
 SEED_ENDINGS = {11: (".csv",), 12: (".tsv",)}
 SEED_FORMATS = {"seed8.jsonl": "text", "seed13.jsonl": "alpaca"}
-"""Endings and formats for some seeds, besides those of the fuzzer."""
+"""Extensions and formats for some seeds, besides those of the fuzzer."""
 
 FILES: dict[str, dict[str, Any]] = {
     "glaive": {"path": "glaive_toolcall_en_demo.json", "format": "sharegpt"},
@@ -71,10 +71,10 @@ FILES: dict[str, dict[str, Any]] = {
     "forged": {"path": "forged.jsonl", "format": "chat"},
     "mapped": {"path": "mapped.jsonl", "format": "auto"},
 }
-"""Files that no recipe of deployments reads: source of a recipe made here, by its name."""
+"""Files that no recipe of deployments reads: name -> source of a recipe made here."""
 
 TEMPLATES = {"gpt4": "alpaca", "gsm8k-test": "completion", "phrases": "text"}
-"""Template for some of `FILES`; for the others the tokenizer's own."""
+"""Template for some of `FILES`; the others use the tokenizer's own."""
 
 SETTINGS: dict[str, tuple[str, list[str]]] = {
     "all": ("glaive", ["format.train_on=all"]),
@@ -97,19 +97,19 @@ SETTINGS: dict[str, tuple[str, list[str]]] = {
     "mistral-system": ("tools", ["format.template=mistral_system"]),
     "mistral-bos": ("gpt4", ["format.template={folder}/bos.jinja"]),
 }
-"""Settings over one of `FILES`, each with Qwen3's tokenizer or, by its name, Mistral's."""
+"""Settings for one of `FILES`, each with Qwen3's tokenizer or, depending on its name, Mistral's."""
 
 BOS_TEMPLATE = (
     "{% for message in messages %}"
     "{{ bos_token + message.role + ': ' + message.content + eos_token }}"
     "{% endfor %}"
 )
-"""BOS at every turn."""
+"""BOS in every turn."""
 
 MAPPED_ROWS = [{"instruction": f"Add {n}.", "input": f"1, {n}", "response": "x"} for n in range(9)]
 """Fields whose meaning `auto` must find."""
 
-ALWAYS = [  # bad rows and odd tokens are what is compared: they stop nothing
+ALWAYS = [  # bad rows and odd tokens are compared, so they must not stop a run
     *["validate.max_quarantined=1", "audit.min_answer_coverage=0", "publish.position_ids=false"],
     *(
         f"audit.max_{name}=1"
@@ -132,10 +132,10 @@ PARTS = {
     "ledger": ("what", "counts"),
     "audit": ("what", "counts"),
 }
-"""Columns of each part; a row lacks those that a version has not."""
+"""Columns of each part; rows of older versions may lack some."""
 
 WORDS = {"error", "message", "detail"}
-"""Columns that are kept to be read, and not compared."""
+"""Columns that are kept for reading but not compared."""
 
 Parts = dict[str, list[dict[str, Any]]]
 
@@ -149,7 +149,7 @@ class Combination(NamedTuple):
 
 
 class Workplace:
-    """A folder with the inputs, and recipes for those that have none."""
+    """A folder with the inputs, and recipes for inputs without one."""
 
     def __init__(self, folder: Path, checkout: Path) -> None:
         self.folder, self.checkout = folder, checkout
@@ -175,7 +175,7 @@ class Workplace:
                 (self.data / f"seed{number}{ending}").write_bytes(seed)
 
     def inputs(self) -> dict[str, str]:
-        """Digest of every input file, to tell a change of the inputs from one of the code."""
+        """Return the digest of every input file, to detect changed inputs."""
         files = [path for path in self.data.iterdir() if path.name != "PROVENANCE.json"]
         for folder in self.tokenizers.values():
             files += [path for path in folder.iterdir() if path.is_file()]
@@ -183,7 +183,7 @@ class Workplace:
         return {name: _digest(path.read_bytes()) for name, path in named.items()}
 
     def combinations(self) -> Iterator[Combination]:
-        """All of them, those of one tokenizer one after the other."""
+        """All combinations, grouped by tokenizer."""
         recipes = {path.stem: path for path in self.checkout.glob("deployments/recipes/*.yaml")}
         recipes = {"demo": self.checkout / "deployments/demo/recipe.yaml", **recipes}
         if self.shared is None:
@@ -210,7 +210,7 @@ class Workplace:
                     yield Combination(f"{path.name}+{tokenizer}", recipe, given)
 
     def recipe(self, source: dict[str, Any], template: str) -> Path:
-        """Write a recipe for a file of the workplace."""
+        """Write a recipe for a file of the shared data."""
         path = self.folder / f"{source['path']}.yaml"
         sources = [source]
         if source["path"].startswith("seed"):
@@ -228,10 +228,10 @@ class Workplace:
         return path
 
     def make(self, combination: Combination) -> Parts:
-        """Prepare a combination, and read what was published."""
+        """Prepare a combination and read the published version."""
         store = self.folder / "stores" / combination.name
         command = [*COMMAND, str(combination.recipe), "--json"]
-        command += ["--cache", str(self.folder / "cache")]  # shared: tokenizers are proven once
+        command += ["--cache", str(self.folder / "cache")]  # so tokenizers are checked once
         for setting in (*ALWAYS, *combination.settings, f"publish.store={store}"):
             command += ["--set", setting]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PACKHOUSE_")}
@@ -240,7 +240,7 @@ class Workplace:
         done = subprocess.run(
             command, cwd=self.checkout, env=environment, capture_output=True, text=True
         )
-        if done.returncode == 2 and not done.stdout:  # the command line knows a setting no more
+        if done.returncode == 2 and not done.stdout:  # the command line no longer knows a setting
             raise SystemExit(f"{combination.name}: {done.stderr}")
         result = json.loads(done.stdout) if done.stdout else {"message": done.stderr[-2000:]}
         message = str(result.get("message", "")).replace(str(self.folder), "")
@@ -265,11 +265,11 @@ def _chat(turns: list[tuple[str, str]]) -> dict[str, Any]:
 
 
 def _read_version(store: Path) -> Parts:
-    """The rows of each part of the one version in `store`."""
+    """Return the rows of each part of the only version in `store`."""
     (manifest_path,) = store.glob("*/v/*/manifest.json")
     manifest = json.loads(manifest_path.read_bytes())
     ledger = {step["step"]: step for step in manifest["counts"]["ledger"]}
-    for step in ledger.values():  # says how many rows the quarantined records are of
+    for step in ledger.values():  # gives the number of rows that the quarantined records come from
         step.pop("quarantined_again", None)
     ledger |= {name: manifest["counts"][name] for name in ("sides", "sources", "split")}
     audit = {name: manifest["audit"][name] for name in ("dataset", "packs", "sources")}
@@ -316,7 +316,7 @@ def _compared(row: dict[str, Any]) -> str:
 
 
 def _digests(parts: Parts) -> dict[str, str]:
-    """Number of rows and digest of each part."""
+    """Return number of rows and digest of each part."""
     lines = {part: sorted(map(_compared, rows)) for part, rows in parts.items()}
     return {
         part: f"{len(rows)}:{_digest(chr(10).join(rows).encode())}" for part, rows in lines.items()
@@ -360,14 +360,14 @@ def _write(out: Path, known: dict[str, Any]) -> None:
 
 
 def compare(out: Path, checkout: Path, only: str, why: str | None) -> int:
-    """Print what differs from `out`, and return 1 if anything does.
+    """Print the differences from `out`, and return 1 if there are any.
 
     Args:
         out: digests that `record` wrote.
-        checkout: the state to compare.
-        only: part of the names of combinations to make.
-        why: explanation under which the differences are added to `out`; from then on the digests of
-            today are expected there.
+        checkout: the checkout to compare.
+        only: part of the names of combinations to run.
+        why: explanation under which the differences are added to `out`, which then expects the
+            current digests.
     """
     known = json.loads(out.read_bytes())
     expected = {name: dict(parts) for name, parts in known["made"].items()}
@@ -399,7 +399,7 @@ def compare(out: Path, checkout: Path, only: str, why: str | None) -> int:
 
 
 def show(out: Path, checkout: Path, tables: Path, name: str) -> int:
-    """Print the first differing row of each part of a combination: of `tables`, and as made now."""
+    """Print the first row that differs in each part of a combination, as recorded and as now."""
     if not (tables / name).is_dir():
         state = json.loads(out.read_bytes())["state"]
         raise SystemExit(
@@ -424,7 +424,7 @@ def show(out: Path, checkout: Path, tables: Path, name: str) -> int:
 
 
 def _both(was: dict[str, Any] | None, now: dict[str, Any] | None) -> Iterator[str]:
-    """Lines for each column of two rows; of long lists, what is around the first difference."""
+    """Return lines for each column of two rows; for long lists, around the first difference."""
     for column in was or now or {}:
         old, new = (row and row.get(column) for row in (was, now))
         at = 0

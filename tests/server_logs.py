@@ -1,8 +1,8 @@
-"""Errors in the logs of Prefect's servers and workers: a test that leaves one there fails.
+"""Fail tests that leave errors in the logs of Prefect's servers and workers.
 
-A server that plans no scheduled run still answers every request; only its log tells. So whoever
-starts a server in a test does it inside `watched(log)`, and after each test a fixture of
-tests/conftest.py asks `new_errors()`.
+A server that schedules no runs still answers every request; only its log shows the problem. So a
+test that starts a server does so inside `watched(log)`, and after each test a fixture of
+tests/conftest.py calls `new_errors()`.
 """
 
 import re
@@ -14,7 +14,7 @@ from pathlib import Path
 _RECORD = re.compile(r"^\d\d:\d\d:\d\d\.\d{3} \| (?P<level>[A-Z]+) *\| (?P<logger>.*?) - ")
 _RAW_ERROR = re.compile(r"^(Traceback \(most recent call last\)|ERROR:|CRITICAL:|Fatal )")
 
-# Loggers of a run itself, and of how its process ended.
+# Loggers of a run itself, and of the end of its process.
 RUNS = (
     "Flow run ",
     "Task run ",
@@ -25,20 +25,20 @@ RUNS = (
 
 # Records that look like errors of the server or the worker but are not.
 HARMLESS = (
-    # Two runs made the limit of one dataset at the same time: the loser takes the winner's.
+    # Two runs created the limit of one dataset at the same time; the loser uses the winner's.
     r"(?s)IntegrityError.*INSERT INTO concurrency_limit_v2 ",
-    # A wrong password with accents is answered with 500; nobody is let in.
+    # A wrong password with accents is answered with 500; access is still denied.
     r"(?s)hmac\.compare_digest.*TypeError: comparing strings with non-ASCII characters",
 )
 
-_watched: dict[Path, int] = {}  # bytes of each log that were read
+_watched: dict[Path, int] = {}  # number of bytes read of each log
 _harmless: dict[Path, tuple[str, ...]] = {}
 
 
 def errors_in(text: str, harmless: tuple[str, ...] = HARMLESS) -> list[str]:
-    """Return the records of a log that tell an error, each with its traceback.
+    """Return the records of a log that report an error, each with its traceback.
 
-    What a run says of itself is left out: the test that started the run looks at its state.
+    Messages about a run are left out: the test that started the run checks its state.
 
     Example:
         >>> errors_in("10:00:00.000 | INFO    | prefect.worker - well\\n  more")
@@ -64,13 +64,13 @@ def _is_error(lines: list[str]) -> bool:
 
 
 def new_errors() -> list[str]:
-    """Return the errors since the last call, of all logs that are watched."""
+    """Return the errors since the last call, from all watched logs."""
     return [f"{log}:\n{error}" for log in _watched for error in _unread(log)]
 
 
 @contextmanager
 def watched(log: Path, *harmless: str) -> Iterator[None]:
-    """Watch a log while the block runs; at its end nothing may be left in it that is an error.
+    """Watch a log while the block runs; any error left in it at the end fails the test.
 
     Args:
         log: of a server or worker; it may not exist yet.
@@ -98,6 +98,6 @@ def _unread(log: Path) -> list[str]:
         if not errors or content == before:
             break
         before = content
-        time.sleep(0.5)  # the last record may not be whole yet
+        time.sleep(0.5)  # the last record may be incomplete
     _watched[log] += len(content)
     return errors

@@ -1,4 +1,4 @@
-"""Promises about the packages themselves."""
+"""Guarantees about the packages themselves."""
 
 import ast
 import doctest
@@ -44,7 +44,7 @@ def test_the_flows_command_imports_no_prefect_before_its_settings_are_set():
 
 @pytest.mark.parametrize("name", sorted(set(packhouse.__all__) - {"__version__"}))
 def test_every_public_object_has_an_example_that_runs(name):
-    """Its examples are tests themselves: `--doctest-modules` runs them in their module."""
+    """Examples are tests too: `--doctest-modules` runs them in their module."""
     public = getattr(packhouse, name)
     module = importlib.import_module(public.__module__)
     found = doctest.DocTestFinder(recurse=False).find(public, name, module=module)

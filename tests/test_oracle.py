@@ -1,4 +1,4 @@
-"""The oracle names what differs, shows the first row that does, and expects what is explained."""
+"""The oracle lists differences, shows the first row that differs, and accepts explained changes."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ SEED = "seed0.json+demo"
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Run the tool on seeds alone; returns its exit code and what it printed."""
+    """Run the tool on seeds only; return its exit code and output."""
     monkeypatch.setenv("PACKHOUSE_SHARED", str(tmp_path / "nothing"))
 
     def command(*arguments):
@@ -25,7 +25,7 @@ def run(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def made(monkeypatch):
-    """Parts that every combination has, in place of those of a run."""
+    """Replace the parts of a run with parts that every combination has."""
     parts = {
         "outcome": [{"exit": 0, "error": "", "message": "one wording"}],
         "tokens": [{"record_id": name, "input_ids": [1, 2, 3]} for name in "ab"],
@@ -34,7 +34,7 @@ def made(monkeypatch):
     return parts
 
 
-def test_the_demo_and_a_seed_are_what_they_were(run):
+def test_the_demo_and_a_seed_are_unchanged(run):
     for name in ("demo+demo", SEED):
         assert run("compare", GOLDEN, "--only", name)[0] == 0
         parts = json.loads(GOLDEN.read_bytes())["made"][name]
@@ -42,7 +42,7 @@ def test_the_demo_and_a_seed_are_what_they_were(run):
 
 
 @pytest.mark.parametrize("name", ["sst2+demo", "sst2-bert+bert"])
-def test_rows_with_labels_are_what_they_were(name, shared, monkeypatch):
+def test_rows_with_labels_are_unchanged(name, shared, monkeypatch):
     # The names of records depend on their labels.
     monkeypatch.setattr("sys.argv", ["oracle", "compare", str(GOLDEN), "--only", name])
     assert oracle.main() == 0
@@ -55,7 +55,7 @@ def test_a_difference_is_named_and_shown(run, made, tmp_path):
 
     assert run("compare", out, "--only", SEED)[0] == 0
 
-    made["tokens"].reverse()  # the order of sequences is the packs' affair
+    made["tokens"].reverse()  # only the packs fix the order of sequences
     assert run("compare", out, "--only", SEED)[0] == 0
 
     made["tokens"][0]["input_ids"] = [1, 2, 4]

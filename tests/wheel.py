@@ -1,4 +1,4 @@
-"""The wheel, and environments that hold it and nothing of this checkout."""
+"""The wheel, and environments that contain it and nothing else of this checkout."""
 
 import subprocess
 import sys
@@ -16,13 +16,13 @@ def build_wheel(folder: Path) -> Path:
 
 
 def install_over_ours(wheel: Path, folder: Path) -> Path:
-    """Make an environment with the wheel and the packages of this one, but not the checkout.
+    """Create an environment with the wheel and this environment's packages, but not the checkout.
 
-    Packages are seen through a line in a `.pth` file: those of editable installs have `.pth` files
-    of their own, which Python reads in its own site-packages alone.
+    Packages are visible through a line in a `.pth` file. Those of editable installs have their own
+    `.pth` files, which Python reads only in its own site-packages.
 
     Returns:
-        Its Python.
+        The path of its Python.
     """
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = folder / "bin" / "python"

@@ -8,7 +8,7 @@ _CLOSING = "Write a response that appropriately completes the request."
 
 
 def prompt_of(row: dict[str, Any]) -> str:
-    """Everything before the answer."""
+    """Return everything before the answer."""
     instruction, given = row["instruction"], row["input"]
     if given:
         return (
@@ -19,7 +19,7 @@ def prompt_of(row: dict[str, Any]) -> str:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of all data files in a folder."""
+    """Return the bytes of a file, or of all data files in a folder."""
     if path.is_file():
         return path.stat().st_size
     return sum(file.stat().st_size for file in path.rglob("*") if file.suffix != ".json")

@@ -1,6 +1,6 @@
-"""The way that dart-math describes: tokenize everything into memory, then next-fit packs.
+"""The method that dart-math describes: tokenize everything into memory, then next-fit packs.
 
-Prompts and whole texts are both encoded to find where the answer starts; ids and labels of all rows
+Prompts and whole texts are both encoded to find where the answer starts. Ids and labels of all rows
 are kept as tensors, joined row by row into packs in the order of the file, and saved.
 """
 

@@ -1,9 +1,8 @@
-"""packhouse: `packhouse prepare RECIPE`, every contract, audit and digest on.
+"""packhouse: `packhouse prepare RECIPE` with every contract, audit and digest on.
 
-Nothing is cached before it: no step, no snapshot of the tokenizer, no verdict on the encoder.
-`BENCH_SETTINGS` holds more settings, separated by spaces; `BENCH_TOKENIZERS` names a folder of
-snapshots and verdicts that earlier runs kept; `BENCH_FLOW=1` runs the flow `prepare` on the server
-at hand.
+Nothing is cached: no step, no snapshot of the tokenizer, no result of the encoder check.
+`BENCH_SETTINGS` adds settings, separated by spaces. `BENCH_TOKENIZERS` names a folder of snapshots
+and encoder checks from earlier runs. `BENCH_FLOW=1` runs the flow `prepare` on the current server.
 """
 
 import os
@@ -27,7 +26,7 @@ publish:
 
 
 def run(data: Path, tokenizer: Path, seq_len: int, out: Path) -> dict[str, Any]:
-    """Do in this process what the command does."""
+    """Do the command's work in this process."""
     from packhouse.cli import own_process
 
     own_process()

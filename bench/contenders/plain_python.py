@@ -1,6 +1,6 @@
-"""The plain-Python way, as articles describe it: json, lists, greedy packs, one Parquet file.
+"""Plain Python, as in many articles: json, lists, greedy packs, one Parquet file.
 
-Prompt and answer are encoded apart, each once, in lists of 1,000 (one call per row takes about
+Prompt and answer are encoded separately, each once, in lists of 1,000 (one call per row takes about
 twice the time). Packs are filled in the order of the file; nothing is checked.
 """
 

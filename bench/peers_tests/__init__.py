@@ -1,1 +1,1 @@
-"""The tests of peers, in their own files, on packhouse's code: `python -m bench.peers_tests`."""
+"""Run the peers' own tests, unchanged, on packhouse's code: `python -m bench.peers_tests`."""

@@ -3,8 +3,8 @@
 `python -m bench.peers_tests --trl CHECKOUT --megatron-bridge CHECKOUT --dart-math CHECKOUT`
 
 A checkout is a clone, bare or not, or a folder of its files; fetch it yourself. `expected.json` has
-the commits that were tried last, the number of tests, and the tests that fail, with message and
-reason: things that packhouse refuses by design. Any other result is reported, with exit code 1.
+the last tested commits, the number of tests, and the tests that fail, with message and reason:
+packhouse refuses these cases by design. Any other result is reported, with exit code 1.
 """
 
 import argparse
@@ -33,9 +33,9 @@ class Suite:
     needs: tuple[str, ...]
     """Parts of the checkout."""
     tests: tuple[str, ...]
-    """Files: of the checkout, or of this folder."""
+    """Files, from the checkout or from this folder."""
     only: str = ""
-    """As pytest's `-k`."""
+    """Expression for pytest's `-k`."""
 
 
 _PACKING = "tests/unit_tests/data/packing"
@@ -66,7 +66,7 @@ SUITES = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the table; return 1 if a test said something else than expected."""
+    """Print the table; return 1 if a result differs from the expected one."""
     parser = argparse.ArgumentParser(prog="python -m bench.peers_tests", description=__doc__)
     for peer in sorted({suite.peer for suite in SUITES.values()}):
         parser.add_argument(f"--{peer}", type=Path, metavar="CHECKOUT")
@@ -97,12 +97,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def find_surprises(said: dict[str, tuple[str, str]], expected: dict[str, Any]) -> list[str]:
-    """Say what differs from a suite's part of `expected.json`.
+    """Return the differences from a suite's part of `expected.json`.
 
     Args:
         said: outcome (`passed`, `failed`, `skipped`) and message of each test.
-        expected: `tests`, how many there are; `refused`, whose `tests` fail with a message that
-            holds `says`.
+        expected: `tests`, their number; `refused`, whose `tests` fail with a message that contains
+            `says`.
     """
     found = []
     if len(said) != expected["tests"]:
@@ -129,7 +129,7 @@ def _copy(checkout: Path, needs: tuple[str, ...], folder: Path) -> str:
 
 
 def _run(suite: Suite, folder: Path) -> dict[str, tuple[str, str]]:
-    """Run the tests in a separate process without a configuration; what each said."""
+    """Run the tests in a separate process without a configuration; return each result."""
     report = folder / "report.xml"
     tests = [test if "/" in test else str(HERE / test) for test in suite.tests]
     command = [sys.executable, "-m", "pytest", "-p", "bench.peers_tests.names", "-q", *tests]

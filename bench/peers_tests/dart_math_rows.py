@@ -1,4 +1,4 @@
-"""dart-math has no tests: its own functions on the same rows, its checkout being importable."""
+"""Compare dart-math's functions on the same rows: it has no tests. Its checkout is importable."""
 
 import os
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Megatron-Bridge's reader of packed Parquet on exports of packhouse: what it trains, it was told.
+"""Read exports of packhouse with Megatron-Bridge's reader of packed Parquet, and compare.
 
-Its modules come from its checkout, and Megatron-Core is replaced by stand-ins (`names.py`).
+Its modules come from its checkout; stand-ins replace Megatron-Core (`names.py`).
 """
 
 import json

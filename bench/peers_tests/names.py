@@ -1,6 +1,6 @@
 """A pytest plugin that implements the names imported by a peer's tests with packhouse.
 
-Their files stay unchanged. Each name only calls packhouse and converts shapes, so a test that needs
+Test files stay unchanged. Each name only calls packhouse and converts shapes, so a test that needs
 something packhouse does not do must fail.
 """
 
@@ -49,7 +49,7 @@ def first_fit_shuffle(seqlens: Sequence[int], pack_size: int) -> list[list[int]]
 def create_packing_strategy(
     histogram: Sequence[int], pack_size: int, packing_algorithm: str = "first_fit"
 ) -> tuple[list[list[int]], dict[str, Any]]:
-    """Packs of lengths of inputs, and the metadata that the export writes of such packs."""
+    """Return packs of inputs with these lengths, and the metadata that the export writes."""
     lengths = [length for length, count in enumerate(histogram) for _ in range(count)]
     algorithm: Callable[..., list[list[int]]] = globals()[packing_algorithm]
     packs = algorithm(lengths, pack_size)
@@ -116,7 +116,7 @@ def _pack_rows(packs: Sequence[Sequence[Record]]) -> pa.RecordBatch:
 
 
 class MultiStorageClientFeature:
-    """Of Megatron-Core: reads from a store of NVIDIA's, which is off."""
+    """Part of Megatron-Core: reads from NVIDIA's own storage, which is off."""
 
     @staticmethod
     def is_enabled() -> bool:
@@ -125,7 +125,7 @@ class MultiStorageClientFeature:
 
 
 class _StandIn(ModuleType):
-    """Any name imported from it is `object`, but for the one that the reader of packs calls."""
+    """A module in which every name is `object`, except the one that the reader of packs calls."""
 
     __path__: list[str] = []  # noqa: RUF012  # a package
 
@@ -136,10 +136,10 @@ class _StandIn(ModuleType):
 
 
 class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Modules of Megatron-Bridge come from its checkout where they can be had, by file.
+    """Import modules of Megatron-Bridge from files in its checkout, if they are there.
 
-    Packages are empty, because theirs import Megatron-Core, which is not installed; and so is what
-    the checkout has not.
+    Packages are empty, because theirs import Megatron-Core, which is not installed. Modules missing
+    from the checkout are empty too.
     """
 
     def __init__(self, source: Path) -> None:
@@ -163,7 +163,7 @@ class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def pytest_configure() -> None:
-    """Exchange the names, before any test file is imported; the checkout is the current folder."""
+    """Replace the names before any test file is imported; the checkout is the current folder."""
     if Path("trl").is_dir():
         import trl.data_utils
 

@@ -1,4 +1,4 @@
-"""`packhouse new` in a checkout; tests/e2e/test_wheel.py has that of an installed wheel."""
+"""`packhouse new` in a checkout; tests/e2e/test_wheel.py tests it in an installed wheel."""
 
 import json
 import tomllib

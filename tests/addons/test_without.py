@@ -1,4 +1,4 @@
-"""Without any one add-on, packhouse prepares, publishes and loads."""
+"""packhouse prepares, publishes and loads without any one of its add-ons."""
 
 import json
 import os
@@ -19,8 +19,8 @@ ADDONS = sorted(
     for path in (LIBRARY / "addons").iterdir()
     if not path.name.startswith("_") and (path.suffix == ".py" or (path / "__init__.py").exists())
 )
-# One process imports the libraries and never packhouse; of it there is a fork for each add-on,
-# which imports packhouse anew. Arguments: the tokenizer, then name=FUNCTION,FUNCTION.
+# One process imports the libraries but not packhouse. It forks once per add-on, and each fork
+# imports packhouse. Arguments: the tokenizer, then name=FUNCTION,FUNCTION.
 SCRIPT = """
 import os, shutil, sys, traceback
 from pathlib import Path
@@ -74,7 +74,7 @@ def names_of(addon: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
-    """What packhouse without each add-on wrote: stdout in `NAME.1`, stderr in `NAME.2`."""
+    """Output of packhouse without each add-on: stdout in `NAME.1`, stderr in `NAME.2`."""
     folder = tmp_path_factory.mktemp("without")
     rows = [{"instruction": f"Add {n} and 1.", "output": str(n + 1)} for n in range(20)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,4 +1,4 @@
-"""Small tables of every step, made by the real steps, to be audited whole or sabotaged."""
+"""Small tables of every step, made by the real steps, for tests to audit or to damage."""
 
 from pathlib import Path
 
@@ -72,7 +72,7 @@ class Tables:
         ).tokenized
 
     def sabotage(self, change) -> None:
-        """Rewrite the tokenized rows by `change(row)`."""
+        """Rewrite the tokenized rows with `change(row)`."""
         rows = self.tokenized.to_pylist()
         for row in rows:
             change(row)

@@ -1,4 +1,4 @@
-"""The audit of a whole run: packs, repetition, limits, and that a breach publishes nothing."""
+"""Audit a whole run: packs, repetition and limits. A breach publishes nothing."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ def packs(*rows):
 
 
 def test_trl_packs_whose_labels_are_all_ignored():
-    """rivals: TRL's bfd packing kept a pack of labels [-100] * 8, whose loss is NaN."""
+    """TRL's bfd packing kept a pack with labels [-100] * 8, whose loss is NaN."""
     counts = audit_packs(
         packs(pack([9] * 8, [], [8]), pack([9, 9, 2, 8, 8], [(1, 3)], [3, 2])),
         IS_CONTROL,
@@ -81,7 +81,7 @@ def test_open_instruct_1876_cut_answers_that_teach_never_to_stop():
         ([50, 50], [(0, 2)], 1),
     ],
 )
-def test_white_space_may_stand_behind_an_end_token(ids, ranges, num_cut):
+def test_white_space_may_follow_an_end_token(ids, ranges, num_cut):
     whole = pack([9, 8, 2], [(1, 3)], [3])
     own = pack([9, 8, 2, *ids], [(1, 3), *((a + 3, b + 3) for a, b in ranges)], [3, len(ids)])
     found = audit_packs(packs(whole, own, whole), IS_CONTROL, IS_BLANK)
@@ -116,7 +116,7 @@ def record(name, row, group, split="train", source="a/a.jsonl", times=1):
         max_size=12,
     )
 )
-def test_repetition_is_what_a_plain_count_says(made):
+def test_repetition_equals_a_plain_count(made):
     rows = [
         record(name, row, group, split, source, times)
         for row, (name, group, split, source, times) in enumerate(made)
@@ -147,12 +147,12 @@ def test_openrlhf_1089_eval_rows_that_are_training_rows():
     """https://github.com/OpenRLHF/OpenRLHF/pull/1089"""
     rows = [record("x", 0, "g"), record("x", 1, "g", split="eval"), record("y", 2, "h")]
     assert repetition(rows)["both_sides"] == 1
-    rows[1]["times"] = 0  # dropped: it is on no side
+    rows[1]["times"] = 0  # dropped, so it is in neither split
     assert repetition(rows)["both_sides"] == 0
 
 
 def repetition(rows):
-    """Read in batches of two, since what repeats may be far apart."""
+    """Read in batches of two, because repeated rows can be far apart."""
     table = pa.Table.from_pylist(rows, LINEAGE)
     return audit_records(lambda columns: table.select(columns).to_batches(2), len(rows))
 
@@ -194,7 +194,7 @@ class Project:
 
     @staticmethod
     def cached_steps(prepared):
-        """Steps of which every job was found in the cache."""
+        """Steps whose jobs were all found in the cache."""
         steps = dict.fromkeys(receipt.step for receipt in prepared.receipts)
         return [s for s in steps if all(r.cached for r in prepared.receipts if r.step == s)]
 
@@ -240,7 +240,7 @@ def test_prepare_exits_with_four_and_the_facts_as_json(repeating, monkeypatch):
 def test_limits_decide_no_byte_and_hold_at_every_run(repeating):
     published = repeating.prepare("audit.max_duplicates=0.2")
     assert published.created
-    with pytest.raises(AuditError):  # everything is cached, even published
+    with pytest.raises(AuditError):  # everything is cached, publish too
         repeating.prepare()
     again = repeating.prepare("audit.max_duplicates=0.2", "audit.max_unknown_tokens=0.5")
     assert (again.version, again.created) == (published.version, False)
@@ -259,7 +259,7 @@ def test_the_result_is_in_the_manifest_and_shown(project):
     assert "100.00%" in shown
 
 
-def test_a_mask_beside_its_text_stops_whatever_the_limits():
+def test_a_misplaced_mask_stops_the_run_whatever_the_limits():
     counts = {"answer_bytes": 9, "untrained_answer_bytes": 0, "trained_prompt_bytes": 0}
     rows = [{"source": "a/a.jsonl", "row": 7, "record_id": "r", "value": 1}]
     audit = {

@@ -1,4 +1,4 @@
-"""Defects that others shipped, each made on purpose and found by the audit of one shard."""
+"""Plant defects that other tools shipped, and check that the audit of one shard finds each."""
 
 import copy
 import functools
@@ -43,7 +43,7 @@ def audited(tables, snapshot=None):
 
 
 def found(tables, snapshot=None):
-    """Findings that are not zero."""
+    """Return the findings that are not zero."""
     counts = audited(tables, snapshot)["counts"]
     return {name: counts[name] for name in FINDINGS if counts[name]}
 
@@ -64,7 +64,7 @@ def test_a_thought_left_out_within_a_turn_ends_no_turn(snapshot):
     assert len(tables.formatted["trained_spans"][0]) == 4
     assert "unterminated_turns" not in found(tables)
 
-    def without_an_end(row):  # the turn's last range; those before it have none
+    def without_an_end(row):  # the last range of the turn has one; earlier ranges do not
         row["trained_ranges"][2]["end"] -= 1
 
     tables.sabotage(without_an_end)
@@ -79,7 +79,7 @@ def test_no_way_to_train_is_a_finding_by_itself(snapshot, train_on, template):
 
 
 def template_file(folder, answer):
-    """A ChatML template with `answer` for assistant turns, generation tags and all."""
+    """Return a ChatML template with generation tags that writes `answer` for assistant turns."""
     path = folder / "own.jinja"
     path.write_text(
         "{% for m in messages %}{% if m.role == 'assistant' %}" + answer + "{% else %}"
@@ -106,7 +106,8 @@ def test_axolotl_3754_an_end_token_outside_of_the_generation_block(snapshot, tmp
 
 def test_trl_1623_a_masked_end_token(tables):
     """https://github.com/huggingface/trl/issues/1623: pad == eos masked the EOS, and the model
-    never stopped."""
+    never stopped.
+    """
 
     def mask_ends(row):
         for span in row["trained_ranges"]:
@@ -141,7 +142,7 @@ def test_unsloth_1290_labels_that_are_all_ignored(tables):
 
 
 def test_openrlhf_393_two_bos(tables):
-    """https://github.com/OpenRLHF/OpenRLHF/issues/393: the template's BOS and the tokenizer's."""
+    """https://github.com/OpenRLHF/OpenRLHF/issues/393: template and tokenizer both add BOS."""
     with_bos = replace(
         tables.snapshot,
         special_tokens={**tables.snapshot.special_tokens, "bos_token": "<|endoftext|>"},
@@ -156,7 +157,7 @@ def test_openrlhf_393_two_bos(tables):
             span["end"] += 2
 
     tables.sabotage(put_bos)
-    # The tokens no longer spell the text, so what lies where cannot be told.
+    # The tokens no longer spell the text, so positions in the text cannot be determined.
     assert found(tables, with_bos) == {"double_bos": 3, "unlocated_rows": 3}
 
 
@@ -191,7 +192,7 @@ def test_an_end_token_twice(tables):
 
 
 def test_trained_bos_is_a_leak(shared, tmp_path):
-    """Mistral's template opens with BOS; trained, it would teach the model to restart."""
+    """Mistral's template opens with BOS. Training it would teach the model to restart."""
     snapshot = load_snapshot(shared / "tokenizers" / "mistral-7b-instruct-v0.3")
     tables = Tables(CHATS[:2], snapshot)
     assert found(tables) == {}
@@ -222,8 +223,11 @@ def test_words_that_bert_does_not_know(shared):
 
 @pytest.mark.parametrize("name", ["qwen2.5-instruct", "mistral-7b-instruct-v0.3"])
 def test_an_answer_whose_first_token_begins_in_the_prompt(shared, name):
-    """A prompt that ends in a space: " positive" is one token and begins in the prompt, so that
-    nothing but the end token is trained. With a line break instead, all of it is."""
+    """Check a prompt that ends in a space.
+
+    " positive" is one token that begins in the prompt, so only the end token is trained. If the
+    prompt ends in a line break instead, the whole answer is trained.
+    """
     snapshot = load_snapshot(shared / "tokenizers" / name)
     chats = [turns("a fine film", "positive")]
     config = FormatConfig(template="classification", prompt="{text}\nLabel: ")
@@ -246,7 +250,7 @@ CALLING = [
 
 @pytest.mark.parametrize("name", ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"])
 def test_a_call_without_its_end_and_a_call_without_a_mask(shared, name):
-    """`</tool_call>` is a control token, too, and ends no turn; a call has no content to cover."""
+    """`</tool_call>` is a control token but ends no turn, and a call has no content to cover."""
     tables = Tables([CALLING], load_snapshot(shared / "tokenizers" / name))
     assert found(tables) == {}
     whole = tables.tokenized
@@ -298,7 +302,7 @@ MISTRAL = "mistral-7b-instruct-v0.3"
 
 def test_tool_definitions_are_trained_with_the_system_turn_that_holds_them(shared):
     snapshot = load_snapshot(shared / "tokenizers" / QWEN)
-    says = "Finds <|im_end|> in texts."  # a definition that a control token makes a content
+    says = "Finds <|im_end|> in texts."  # a definition that a control token turns into content
     tool = {"type": "function", "function": {"name": "f", "description": says, "parameters": {}}}
     for weight, is_fault in ((1.0, False), (0.0, True)):
         system = {"role": "system", "content": "Be brief.", "weight": weight}
@@ -327,7 +331,7 @@ TAGGED = turns("Why?", f"<think>\n{'hm ' * 40}\n</think>\n\nSo it is.", "And?", 
 @pytest.mark.parametrize("name", [QWEN, "qwen3", MISTRAL])
 @pytest.mark.parametrize("reasoning", ["keep", "strip", "train_last"])
 def test_thinking_that_is_left_out_is_not_due(shared, name, reasoning):
-    """By the recipe, or by the template, as Qwen3's leaves out earlier thinking."""
+    """Reasoning dropped by the recipe, or by the template (Qwen3's drops earlier thinking)."""
     snapshot = load_snapshot(shared / "tokenizers" / name)
     tables = Tables([TAGGED], snapshot, FormatConfig(reasoning=reasoning))
     assert found(tables) == {}

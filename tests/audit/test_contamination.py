@@ -46,7 +46,7 @@ def test_case_and_punctuation_do_not_hide_a_copy(exam):
     assert matches.to_pylist() == [{"row": 1, "benchmark": "exam/exam.jsonl row 1"}]
 
 
-def test_a_run_lies_within_one_message(exam):
+def test_a_run_stays_within_one_message(exam):
     chats = [turns("A farmer has 17 sheep and", "all but nine die.")]
     assert match_benchmarks(validated_table(chats), exam)[0]["contaminated"] == 0
 
@@ -77,10 +77,10 @@ def test_reasoning_and_tool_calls_are_looked_at(exam, answer, due):
     assert found["contaminated"] == due
 
 
-def test_what_cannot_be_looked_for_is_counted(exam):
+def test_texts_too_short_to_search_for_are_counted(exam):
     found = combine_contamination([], exam)
     assert found["benchmark_rows"] == 2
-    assert found["benchmark_short_texts"] == 3  # all contents but one
+    assert found["benchmark_short_texts"] == 3  # all contents except one
     assert found["benchmark_unread_rows"] == 0
 
 
@@ -139,7 +139,7 @@ def test_a_recipe_names_benchmarks_and_is_stopped_by_their_questions(project):
     manifest = open_version(published.store, "sums").manifest
     assert manifest.audit["contamination"]["contaminated"] == 1
 
-    # What is looked for is part of the version, what is allowed is not.
+    # The search terms are part of the version; the allowed number of matches is not.
     other = project.prepare("audit.max_contaminated=0.7")
     assert (other.version, other.created) == (published.version, False)
     without = project.prepare("audit.benchmarks=[]")
@@ -148,7 +148,7 @@ def test_a_recipe_names_benchmarks_and_is_stopped_by_their_questions(project):
 
 
 def test_gsm8k_asks_some_of_its_test_questions_in_train(shared):
-    """13 words in a row, once with nothing but letters and digits: 10 of 7,473 rows."""
+    """Shared runs of 13 words, one of them only after stripping punctuation: 10 of 7,473 rows."""
     path = shared / "data" / "gsm8k_test.jsonl"
     exam = read_benchmarks([SourceConfig(path=str(path), format="question_answer")], 13)
     train = SourceConfig(path=str(shared / "data" / "gsm8k_train.jsonl"), format="question_answer")

@@ -1,4 +1,4 @@
-"""Prompts cut in front and masks that begin late, in rows that other tools tokenized."""
+"""Find truncated prompts and masks that begin late in rows tokenized by other tools."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ CHATS = [
 ]
 CHATML = ("<|im_start|>", "<|im_start|>assistant")
 MISTRAL = ("[INST]", "[/INST]")
-# Template of each tokenizer, what a turn begins with, and what stands before an answer.
+# For each tokenizer: its template, the start of a turn, and the text before an answer.
 TEMPLATES = {
     "qwen2.5-instruct": ("chat", *CHATML),
     "qwen3": ("chat", *CHATML),
@@ -51,7 +51,7 @@ TEMPLATES = {
 
 
 class Rowmaker:
-    """A tokenizer with a template, as another tool has them."""
+    """A tokenizer with a template, set up as another tool would have it."""
 
     def __init__(self, name: str, shared: Path, cache: Path) -> None:
         self.template, self.opens, self.header = TEMPLATES[name]
@@ -100,7 +100,7 @@ def first_trained(row: dict[str, Any]) -> int:
 
 
 def late(row: dict[str, Any], *numbers: int) -> dict[str, Any]:
-    """The row with the first tokens of each answer left out of the mask."""
+    """Return the row with the first tokens of each answer left out of the mask."""
     labels = list(row["labels"])
     begins = [n for n, label in enumerate(labels) if label != -100 and labels[n - 1] == -100]
     for begin, number in zip(begins, numbers, strict=False):
@@ -120,8 +120,8 @@ def test_every_cut_inside_a_prompt_is_found_and_whole_rows_are_not(maker: Rowmak
         if header and before:
             cut.append(left)
             is_whole = before.startswith(maker.opens) and maker.text(left["input_ids"][:1]) != ""
-            is_whole &= maker.fixed == ""  # Qwen2.5 writes a system turn in front of all
-            if maker.opens == "### Instruction:":  # the preamble is no turn's
+            is_whole &= maker.fixed == ""  # Qwen2.5 writes a system turn first
+            if maker.opens == "### Instruction:":  # the preamble does not belong to a turn
                 is_whole = maker.opens in before
             num_visible += not is_whole
 
@@ -144,15 +144,15 @@ def test_cuts_between_turns_are_found_where_the_template_begins_all_alike(
         cut.append({name: values[at:] for name, values in row.items()})
 
     assert maker.found([*rows[3:], *cut]) == {"missing_headers": 3}
-    assert not maker.found(cut)  # all alike: another template made them
+    assert not maker.found(cut)  # all the same, so another template made them
 
 
 @pytest.mark.parametrize("tokenizer", ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"])
 @pytest.mark.parametrize("late", [-5, -1, 1, 3])
-def test_borders_beside_their_place_are_found(
+def test_shifted_boundaries_are_found(
     shared: Path, tmp_path: Path, tokenizer: str, late: int
 ) -> None:
-    """Three tokens late is behind `<|im_start|>user` and its line break: one record is too long."""
+    """Three tokens late is after `<|im_start|>user` and its line break: one record is too long."""
     maker = Rowmaker(tokenizer, shared, tmp_path)
     rows = maker.rows(CHATS)
     for num_late in (0, late):
@@ -172,7 +172,7 @@ def test_answers_whose_first_tokens_are_not_trained_are_found(maker: Rowmaker) -
 
 
 def _without(row: dict[str, Any], begin: str, maker: Rowmaker) -> dict[str, Any]:
-    """The row with what the answer begins with left out of the mask."""
+    """Return the row with the beginning of each answer left out of the mask."""
     start = first_trained(row)
     for end in range(start, len(row["labels"])):
         if maker.text(row["input_ids"][start:end]).rstrip() == begin:

@@ -1,4 +1,4 @@
-"""`packhouse.audit`: rows of TRL, Axolotl, LLaMA-Factory and people; one test for each fault."""
+"""`packhouse.audit` on rows of TRL, Axolotl, LLaMA-Factory and people; one test for each fault."""
 
 import gzip
 import json
@@ -76,7 +76,7 @@ def copied(rows: Rows) -> Rows:
 
 
 def joined(rows: Rows, *extra: str) -> dict[str, Any]:
-    """One row of several, with what parts them."""
+    """Join several rows into one, with columns that mark the boundaries."""
     lengths = [len(row["input_ids"]) for row in rows]
     whole: dict[str, Any] = {
         name: [value for row in rows for value in row[name]] for name in ("input_ids", "labels")
@@ -133,7 +133,7 @@ def test_sound_rows_of_any_container_and_any_boundaries_have_no_finding(
         assert (report.counts["rows"], report.counts["records"]) == (10, 40), extra
 
 
-def test_masks_of_other_names_say_what_is_trained(
+def test_masks_with_other_names_show_what_is_trained(
     audited: Callable[..., packhouse.AuditReport], good: Rows
 ) -> None:
     for name in ("completion_mask", "assistant_masks", "loss_mask", "loss_weights"):
@@ -170,7 +170,7 @@ def test_padding_is_no_token(audited: Callable[..., packhouse.AuditReport], good
 def padded(
     rows: Rows, pad: int, label: int = -100, attention: int | None = None, in_front: bool = False
 ) -> Rows:
-    """Rows of one length; without `attention`, they have no mask."""
+    """Rows of equal length; without `attention` they have no mask."""
     fills = {"input_ids": pad, "labels": label}
     fills |= {} if attention is None else {"attention_mask": attention}
     longest = max(len(row["input_ids"]) for row in rows)
@@ -188,7 +188,7 @@ def padded(
 @pytest.mark.parametrize("pad", [151643, END])
 @pytest.mark.parametrize("attention", [None, 1])
 @pytest.mark.parametrize("in_front", [False, True])
-def test_padding_that_is_trained_is_found_and_nothing_beside_it(
+def test_trained_padding_is_found_and_nothing_else(
     audited: Callable[..., packhouse.AuditReport],
     good: Rows,
     pad: int,
@@ -374,13 +374,13 @@ def test_each_fault_is_found_and_shown(
 
 
 def spans(report: packhouse.AuditReport) -> tuple[int, ...]:
-    """Trained spans; those behind a header, with a stop token last, with no other."""
+    """Count trained spans: all, after a header, ending in a stop token, with one stop token."""
     names = ("spans", "spans_after_header", "spans_stopped", "spans_of_one_stop")
     return tuple(report.counts[name] for name in names)
 
 
 def stopped(rows: Rows) -> Rows:
-    """The rows without what is behind their last end token."""
+    """The rows, cut after their last end token."""
     made = []
     for row in rows:
         end = len(row["input_ids"]) - row["input_ids"][::-1].index(END)
@@ -388,7 +388,7 @@ def stopped(rows: Rows) -> Rows:
     return made
 
 
-def test_spans_are_held_against_headers_and_stop_tokens(
+def test_spans_are_compared_with_headers_and_stop_tokens(
     audited: Callable[..., packhouse.AuditReport], good: Rows
 ) -> None:
     def of(change: Callable[[list[int], list[int], int], None]) -> tuple[int, ...]:
@@ -438,7 +438,7 @@ def test_a_line_break_after_the_stop_token_goes_past_it(
     assert finding.says == "trained spans go past the stop token"
     assert finding.examples[0].runs[-1].text == "\n"
 
-    whole = [{**row, "labels": row["input_ids"]} for row in good]  # as train_on: all
+    whole = [{**row, "labels": row["input_ids"]} for row in good]  # as with train_on: all
     assert "past_stops" not in numbers(audited(whole))
 
 
@@ -508,8 +508,8 @@ def test_bos_twice_and_bos_missing(
     assert numbers(audited([whole, *rows[5:]], folder)) == {"leaks": 1}
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, at TRL's own settings
-def test_what_trl_prepares(
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers, with TRL's defaults
+def test_rows_prepared_by_trl(
     audited: Callable[..., packhouse.AuditReport],
     conversations: list[list[dict[str, str]]],
     shared: Path,
@@ -520,7 +520,7 @@ def test_what_trl_prepares(
         prepared = _prepared_by_trl(folder, conversations, tmp_path)
         for how in ("answers", "packed"):
             report = audited(prepared[how], folder)
-            # TRL's training templates train the line break after the end token, too.
+            # TRL's training templates also train the line break after the end token.
             assert numbers(report) == {"past_stops": 40}, (name, how, report)
             assert report.counts["records"] == 40
         everything = numbers(audited(prepared["everything"], folder))
@@ -594,7 +594,7 @@ def test_raw_rows_are_audited_as_prepare_would(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_report_escapes_what_rows_say(
+def test_a_report_escapes_text_of_rows(
     audited: Callable[..., packhouse.AuditReport], qwen: str
 ) -> None:
     from transformers import AutoTokenizer

@@ -1,4 +1,4 @@
-"""Exact duplicates: dropped by policy, counted in the ledger, whatever the shards."""
+"""Exact duplicates are dropped by policy and counted in the ledger, however data is sharded."""
 
 import json
 
@@ -15,7 +15,7 @@ from tests.audit.test_audit_gate import Project
 
 @pytest.fixture
 def project(tmp_path):
-    """Ten rows, then the same in a second file: forwards, with one more that is new."""
+    """Ten rows, and a second file with the same ten and one more."""
     project = Project(tmp_path)
     rows = [{"instruction": f"Add 1 to {n}.", "output": f"{n + 1}."} for n in range(10)]
     again = [*rows, {"instruction": "Add 1 to 7.", "output": "That is 8."}]

@@ -1,4 +1,4 @@
-"""Results of gates: what a person reads and what a summary shows is one object."""
+"""Gate results: the text a person reads and the summary come from the same object."""
 
 import pytest
 
@@ -19,7 +19,7 @@ COUNTS = {
 
 
 def audit_of(**sources):
-    """An audit in which each source has so many duplicates in its 100 rows."""
+    """An audit in which each source has the given number of duplicates in its 100 rows."""
     return {
         "dataset": {**COUNTS, "duplicates": sum(sources.values()), "both_sides": 0},
         "sources": {name: {**COUNTS, "duplicates": n} for name, n in sources.items()},

@@ -1,4 +1,4 @@
-"""Golden conversations: pinned, checked at every run, and readable when they differ."""
+"""Golden conversations are pinned, checked in every run, and readable when they differ."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ CHAT = {
 
 @pytest.fixture
 def golden(tmp_path):
-    """A recipe that pins one conversation; its file holds what came of it."""
+    """A recipe that pins one conversation, with its current output in the golden file."""
     recipe = {
         "dataset": "ants",
         "sources": [{"path": "ants.jsonl", "format": "chat"}],
@@ -42,13 +42,13 @@ def golden(tmp_path):
 
 
 def change(recipe, **values):
-    """Pin other values for the one conversation."""
+    """Pin other values for the conversation."""
     (item,) = read_golden(recipe.golden)
     with Path(recipe.golden).open("wb") as file:
         file.write(orjson.dumps(item | values))
 
 
-def test_what_is_pinned_is_text_ids_and_what_is_trained(golden):
+def test_text_ids_and_trained_tokens_are_pinned(golden):
     (item,) = read_golden(golden.golden)
     assert item["text"] == (
         "<|im_start|>user\nHow many legs has an ant?<|im_end|>\n"
@@ -81,7 +81,7 @@ def test_the_difference_is_shown(golden):
 
 
 def test_functionary_a_template_that_changed_is_noticed(golden):
-    """rivals: only one project, functionary, pins conversations, by a script of its own."""
+    """Of the peers, only functionary pins conversations, with a separate script."""
     changed = golden.model_copy(
         update={"format": golden.format.model_copy(update={"system": "Be brief."})}
     )
@@ -112,7 +112,7 @@ def test_every_example_and_window_of_a_conversation_is_pinned(golden, options):
     trained = [text for example in item["examples"] for text in example["trained_text"]]
     assert trained == ["Six.<|im_end|>", "Six!<|im_end|>", "Yes.<|im_end|>"]
 
-    for number in range(len(item["examples"])):  # a mistake in any of them is found
+    for number in range(len(item["examples"])):  # an error in any of them is found
         examples = [*item["examples"]]
         examples[number] = {**examples[number], "trained": [[0, 1]]}
         change(recipe, examples=examples)

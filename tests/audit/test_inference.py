@@ -1,4 +1,4 @@
-"""Trained answers against the prompts of inference: right ones pass, planted faults are counted."""
+"""Compare trained answers with inference prompts: correct ones pass, planted faults are counted."""
 
 import json
 
@@ -31,7 +31,7 @@ AGENT = [
 ]
 ASKED = turns("Name a river.", "The Danube.", "And another?", "The Elbe, for example.")
 
-# What Qwen3's template gives a client that sets enable_thinking to false. Trained: { ... }.
+# Output of Qwen3's template for a client that sets enable_thinking to false. Trained: { ... }.
 NO_THOUGHT = "<think>\n\n</think>\n\n"
 ASK_1 = "<|im_start|>user\nName a river.<|im_end|>\n<|im_start|>assistant\n"
 ASK_2 = "\n<|im_start|>user\nAnd another?<|im_end|>\n<|im_start|>assistant\n"
@@ -52,7 +52,7 @@ def qwen3(snapshots):
 
 
 class Planted:
-    """A record of a text as it is given, trained between braces."""
+    """Return a record of the given text; braces mark the trained parts."""
 
     def __init__(self, marked, talk, snapshot):
         self.snapshot = snapshot
@@ -85,13 +85,13 @@ def audited(tables, how, **settings):
 
 
 def numbers(found):
-    """Answers that were checked, those after their prompt, and those that are stopped."""
+    """Number of answers checked, answers that follow their prompt, and answers that stop."""
     names = ("answers_checked", "answers_after_prompt", "completions_stopped")
     return tuple(found["counts"][name] for name in names)
 
 
 def checked(found):
-    """Hold one shard's result against the limits; returns the line that is printed."""
+    """Check one shard's result against the limits and return the printed line."""
     counts = {"answer_bytes": 9, "untrained_answer_bytes": 0, "trained_prompt_bytes": 0}
     audit = {
         "dataset": {**counts, "both_sides": 0},
@@ -135,14 +135,14 @@ def test_one_record_for_each_answer_is_right(qwen3):
 
 def test_one_rendering_of_a_row_is_not_and_is_printed_only(qwen3):
     found = audited(Tables([AGENT], qwen3, FormatConfig(turns="whole")), "whole")
-    # A question follows the first two answers, so the template drops their thoughts.
+    # A question follows the first two answers, so the template drops their reasoning.
     assert numbers(found) == (3, 1, 3)
     assert [row["value"] for row in found["worst"]] == [1, 3]
     assert checked(found).endswith("not what the model generates: format.turns: joined or exact")
 
 
 @pytest.mark.parametrize("how", ["joined", "exact", "alone"])
-def test_what_is_not_all_right_stops_publication(how, qwen3):
+def test_a_wrong_answer_stops_publication(how, qwen3):
     found = audited(Tables([AGENT], qwen3, FormatConfig(turns="whole")), how)
     with pytest.raises(AuditError, match="2 of 3 trained answers do not follow") as error:
         checked(found)
@@ -154,7 +154,7 @@ def test_what_is_not_all_right_stops_publication(how, qwen3):
 
 
 def test_a_joined_record_may_differ_in_text_of_the_template(qwen3):
-    """Of the first answer, the prompt of the second has no empty thinking block."""
+    """The prompt of the second answer has no empty thinking block for the first one."""
     record = Planted(JOINED, ASKED, qwen3)
     assert numbers(audited(record, "joined")) == (2, 2, 2)
     assert numbers(audited(record, "exact")) == (2, 1, 2)
@@ -273,7 +273,7 @@ def test_of_many_records_a_sample_of_every_shape_is_checked(snapshot, monkeypatc
     found = audited(tables, "joined")
     assert found["counts"]["records"] == 101
     assert found["counts"]["records_checked"] == 30
-    assert numbers(found) == (31, 31, 31)  # all three shapes: one of them has two answers
+    assert numbers(found) == (31, 31, 31)  # all three shapes; one of them has two answers
     assert "; 30 of 101 records checked" in checked(found)
     monkeypatch.setattr(inference, "MAX_RECORDS", 101)
     assert numbers(audited(tables, "joined")) == (102, 102, 102)

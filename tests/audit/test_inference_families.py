@@ -1,4 +1,4 @@
-"""The audit of every chat template that TRL ships: no false alarm, and each planted fault."""
+"""Audit every chat template that TRL ships: no false alarms, and every planted fault is found."""
 
 from functools import cache
 
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.usefixtures("shared")
 
 @cache
 def rendered(name, turns):
-    """What packhouse makes of the shapes that it does not refuse."""
+    """Output of packhouse for the shapes that it accepts."""
     made = []
-    # DeepSeek's prompts open a thought that the template never writes.
+    # DeepSeek's prompts open a thinking block that the template never writes.
     config = {"thought_end": "\n</think>\n\n"} if name.startswith("deepseek") else {}
     for shape in SHAPES:
         try:
@@ -58,7 +58,7 @@ def audited(name, turns, change=lambda formatted: formatted):
 
 @pytest.mark.parametrize("turns", ["joined", "exact", "alone"])
 @pytest.mark.parametrize("name", names())
-def test_what_the_rule_makes_is_right(name, turns):
+def test_the_rule_raises_no_false_alarm(name, turns):
     found = audited(name, turns)
     counts = found["counts"]
     num_answers = sum(
@@ -84,7 +84,7 @@ def shifted(by_start, by_end):
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_span_beside_its_place_is_never_right(name):
+def test_a_shifted_span_is_never_right(name):
     for by_start, by_end in ((1, 0), (-1, 0), (0, -1)):
         counts = audited(name, "alone", shifted(by_start, by_end))["counts"]
         assert counts["answers_checked"]

@@ -1,4 +1,4 @@
-"""Near duplicates: found where planted and nowhere else, dropped or kept on one side by policy."""
+"""Near duplicates are found exactly where planted, and dropped or kept in one split by policy."""
 
 import json
 import random
@@ -102,13 +102,13 @@ def test_candidates_are_those_of_datasketch(tmp_path):
 @given(st.lists(st.lists(st.integers(0, 12), max_size=12), min_size=2, max_size=12))
 @settings(max_examples=60, deadline=None)
 def test_similarity_is_that_of_sets(sets):
-    """With as many permutations as make every alike pair a candidate, pairs are exact."""
+    """With enough permutations, every similar pair is a candidate, so the pairs are exact."""
     sets = [sorted({2 * n for n in each}) for each in sets]
     hashes = np.zeros((len(sets), 32), np.uint32)
     columns = {
         "normal_id": [f"{n:020x}" for n in range(len(sets))],
         "shingles": sets,
-        "minhash": hashes.tolist(),  # one band for all: everything is a candidate
+        "minhash": hashes.tolist(),  # one band for all, so every pair is a candidate
     }
     near = find_near([pa.table(columns, FINGERPRINTS)], [np.arange(len(sets))], 0.5)
     due = {
@@ -160,12 +160,12 @@ def test_without_datasketch_the_remedy_is_named(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"pip install .*\[dedup\]"):
         fingerprint_table(table, DedupConfig(near="drop"))
     with pytest.raises(ConfigError, match="needs datasketch"):
-        near_libraries(DedupConfig(near="same_side"))  # asked before any work
+        near_libraries(DedupConfig(near="same_side"))  # checked before any work
 
 
 @pytest.fixture
 def project(tmp_path):
-    """40 rows, their near copies, and one row that differs from the first in white space only."""
+    """40 rows, their near copies, and one row that differs from the first only in whitespace."""
     project = Project(tmp_path)
     rows = planted(40)
     rows.append({**rows[0], "output": rows[0]["output"].replace(" ", "\n ")})
@@ -238,7 +238,7 @@ def exchanges(seed, num_turns=3):
 
 
 def with_a_word_changed(messages):
-    """Alike, turn by turn: every text has another last word."""
+    """Rows that are similar turn by turn: each text ends in a different word."""
     changed = [m["content"].rsplit(" ", 1)[0] + " changed" for m in messages]
     return [{**m, "content": c} for m, c in zip(messages, changed, strict=True)]
 
@@ -275,7 +275,7 @@ def test_examples_of_one_conversation_are_no_duplicates_of_each_other(project, o
     assert [sides[row] for row in range(15)] == [sides[row + 20] for row in range(15)]
 
 
-def test_exact_same_side_joins_what_differs_in_white_space(project):
+def test_exact_same_side_joins_rows_that_differ_in_white_space(project):
     prepared = project.prepare("dedup.exact=same_side")
     sides = [record["split"] for record in project.records(prepared)]
     assert sides[80] == sides[0]

@@ -1,4 +1,4 @@
-"""Rows that match a benchmark: left out, or kept on the benchmark's side."""
+"""Rows that match a benchmark are dropped, or moved to the same split as the benchmark."""
 
 import json
 
@@ -72,7 +72,7 @@ def test_the_benchmark_decides_pack_and_no_step_before(project):
     done = project.cached_steps(other)
     assert "tokenize" in done
     assert "pack" not in done
-    # What stops only is part of the version, and of no pack.
+    # A setting that only stops the run is part of the version but not of any pack.
     exam(project.folder, QUESTION)
     stopped = project.prepare("audit.on_match=stop", "audit.max_contaminated=1")
     exam(project.folder, OTHER)
@@ -90,7 +90,7 @@ def test_matching_rows_go_to_eval_with_all_of_their_prompt(project):
     settings = ["audit.on_match=same_side", "split.eval_fraction=0.01"]
     published = project.prepare(*settings, "sources.0.weight=3")
     in_eval = [row for row in project.records(published) if row["split"] == "eval"]
-    assert [row["row"] for row in in_eval] == [3, 5, 9, 30, 40]  # 3 has the prompt of 40
+    assert [row["row"] for row in in_eval] == [3, 5, 9, 30, 40]  # 3 has the same prompt as 40
     assert {row["times"] for row in in_eval} == {3}
     assert published.published.statistics["eval"].num_sequences == 15
     assert published.published.audit["contamination"]["on_match"] == "same_side"

@@ -1,4 +1,4 @@
-"""What `make check` prints of the size of the library and of the way of a row."""
+"""Figures that `make check` prints: the size of the library and the path of a row."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class Held:
         pa.table({"x": ["a zebrafish"]}),
     ],
 )
-def test_the_text_of_a_row_is_found_wherever_it_is_held(value):
+def test_the_text_of_a_row_is_found_in_any_container(value):
     assert row_walk.holds(value)
     assert not row_walk.holds(Held("another animal"))
 

@@ -12,7 +12,7 @@ def test_four_equal_tasks_on_two_workers_take_twice_a_task():
     assert (outcome.worked_s, outcome.lost_s, outcome.num_retries) == (120.0, 0.0, 0)
 
 
-def test_handing_out_one_by_one_bounds_what_many_workers_gain():
+def test_handing_out_jobs_one_by_one_limits_many_workers():
     step = Step(name="format", num_tasks=100, jobs_per_task=1, job_s=1.0)
     outcome = simulate(step, Cluster(workers=1000, **CALM | {"handout_s": 0.5}), seed=0)
     assert outcome.makespan_s == pytest.approx(100 * 0.5 + 1.0)

@@ -1,4 +1,4 @@
-"""A headless Chromium that looks at Prefect's UI, and keeps pictures of what it saw."""
+"""Headless Chromium for tests of Prefect's UI and the reports, with screenshots."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ FLAGS = (
 
 
 class Page:
-    """A browser window: waits for what a person would wait for, clicks what a person would."""
+    """A browser window that waits and clicks as a person would."""
 
     def __init__(self, driver: Any, pictures: Path) -> None:
         self.driver = driver
@@ -26,11 +26,11 @@ class Page:
         self.patience_s = float(os.environ.get("PACKHOUSE_BROWSER_PATIENCE_S", "300"))
 
     def open(self, url: str) -> None:
-        """Go to an address."""
+        """Open an address."""
         self.driver.get(url)
 
     def until(self, is_so: Callable[[], Any], what: str) -> Any:
-        """Wait until something is so, and give it."""
+        """Wait until a condition is true and return its value."""
         from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
         from selenium.webdriver.support.ui import WebDriverWait
 
@@ -45,15 +45,15 @@ class Page:
 
     @property
     def text(self) -> str:
-        """All that the page says."""
+        """Return all text of the page."""
         return str(self.driver.find_element("tag name", "body").text)
 
     def says(self, *texts: str) -> None:
-        """Wait until the page says all of it."""
+        """Wait until the page contains all of the texts."""
         self.until(lambda: all(text in self.text for text in texts), " and ".join(texts))
 
     def find(self, xpath: str) -> Any:
-        """Wait for an element that is shown."""
+        """Wait until an element is visible and return it."""
         return self.until(
             lambda: next((e for e in self.driver.find_elements("xpath", xpath)
                           if e.is_displayed()), None),
@@ -61,27 +61,27 @@ class Page:
         )  # fmt: skip
 
     def click(self, text: str, tag: str = "button", exact: bool = True) -> None:
-        """Click what says this."""
+        """Click the element with this text."""
         test = f"normalize-space()='{text}'" if exact else f"contains(normalize-space(), '{text}')"
         element = self.find(f"//{tag}[{test}]")
         self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
         element.click()
 
     def field(self, label: str, number: int = 1) -> Any:
-        """Return the input below a label of the run form; sections repeat some labels."""
+        """Return the input under a label of the run form; sections repeat some labels."""
         return self.find(
             f"(//label[starts-with(normalize-space(), '{label}')])[{number}]"
             "/following::*[self::input or self::textarea][1]"
         )
 
     def fill(self, label: str, value: str, number: int = 1) -> None:
-        """Put a value in place of what a field of the run form holds."""
+        """Replace the value of a field in the run form."""
         field = self.field(label, number)
         field.send_keys("\ue009" + "a" + "\ue000", "\ue017")  # control-a, delete
         field.send_keys(value)
 
     def picture(self, name: str) -> None:
-        """Keep a picture of the whole page."""
+        """Save a screenshot of the whole page."""
         height = self.driver.execute_script(
             "return Math.max(1000, ...[...document.querySelectorAll('main, main *')]"
             ".map(e => e.scrollHeight))"
@@ -93,7 +93,7 @@ class Page:
 
 @pytest.fixture(scope="session")
 def pictures() -> Path:
-    """Folder of the pictures, which git ignores; made anew."""
+    """Empty folder for screenshots, which git ignores."""
     folder = Path(os.environ.get("PACKHOUSE_PICTURES", ROOT / "test-output" / "browser"))
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -102,7 +102,7 @@ def pictures() -> Path:
 
 @pytest.fixture(scope="module")
 def page(pictures: Path) -> Iterator[Page]:
-    """A fresh browser that knows nobody."""
+    """A fresh browser that is not logged in."""
     chromium, driver_program = shutil.which("chromium"), shutil.which("chromedriver")
     if not chromium or not driver_program:
         pytest.skip("no Chromium here: apt-get install chromium chromium-driver")

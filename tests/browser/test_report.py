@@ -1,4 +1,4 @@
-"""Reports in a browser: charts have marks, search and hover work, and rows run nothing."""
+"""Reports in a browser: charts have marks, search and hover work, and no code in rows runs."""
 
 import itertools
 import re
@@ -49,7 +49,7 @@ def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def opened(page: Page, report: Path, width: int = 1400, scheme: str = "light") -> Any:
-    """Open a report at a width of the window; give the driver when its charts are drawn."""
+    """Open a report at a window width and return the driver once the charts are drawn."""
     driver = page.driver
     size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
@@ -79,7 +79,7 @@ def test_charts_have_marks_and_nothing_overflows(page: Page, report: Path) -> No
 
 
 def test_axes_of_few_rows_have_whole_numbers(page: Page, tmp_path: Path) -> None:
-    """Half a pack was written `500m`."""
+    """The axis once showed half a pack as `500m`."""
     rows = [{"instruction": f"Say {n}", "output": str(n)} for n in range(3)]
     places = {"store": tmp_path / "store", "cache": tmp_path / "cache"}
     version = packhouse.prepare(rows, tokenizer=TOKENIZER, dataset="few", progress=False, **places)
@@ -151,7 +151,7 @@ def test_hover_and_keys_name_ids(page: Page, report: Path) -> None:
 
 
 def serious_findings(driver: Any) -> list[Any]:
-    """What axe finds on the page that is open."""
+    """Return the violations that axe finds on the current page."""
     spec = find_spec("axe_playwright_python")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("axe-playwright-python, which carries axe, is not installed: make setup")
@@ -174,7 +174,7 @@ def test_axe_finds_nothing_serious(page: Page, report: Path) -> None:
 def test_two_versions_of_hostile_rows_are_compared_and_run_nothing(
     page: Page, tmp_path: Path
 ) -> None:
-    """The second version lacks the last 30 lines and trains prompts as well."""
+    """The second version lacks the last 30 lines and also trains prompts."""
     write_rows(tmp_path / "rows.jsonl")
     uris = []
     for train_on in ("assistant", "all"):

@@ -1,6 +1,6 @@
-"""What people do in Prefect's UI: log in, fill the form, start, watch, read; and be refused.
+"""Use Prefect's UI as people do: log in, fill in the form, start, watch, read, and be refused.
 
-Pictures of every stage lie in test-output/browser/ afterwards.
+Screenshots of every stage are saved in test-output/browser/.
 """
 
 import pytest
@@ -21,7 +21,7 @@ SECTIONS = (
     "Which records are for evaluation",
     "Where a version goes",
 )
-"""Descriptions of the recipe's sections, in its order."""
+"""Descriptions of the recipe's sections, in the recipe's order."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def open_form(ui, stack):
 
 
 def submit(ui, stack):
-    """Send the form; gives the run that it started."""
+    """Submit the form and return the run that it started."""
     ui.click("Submit")
     name = ui.until(lambda: "/runs/flow-run/" in ui.driver.current_url or started_link(ui), "run")
     if name is not True:
@@ -84,7 +84,7 @@ def test_a_person_fills_the_form_runs_it_and_reads_what_was_published(ui, deploy
     open_form(ui, deployed)
     text = ui.text
     places = [text.index(described) for described in SECTIONS]
-    assert places == sorted(places)  # as in a recipe, although PostgreSQL orders keys its own way
+    assert places == sorted(places)  # in the recipe's order, not PostgreSQL's
     assert "Pack size in tokens." in text
     ui.fill("Dataset", "browser-demo")
     ui.fill("Seq Len", "256")
@@ -96,7 +96,7 @@ def test_a_person_fills_the_form_runs_it_and_reads_what_was_published(ui, deploy
     assert run["state_type"] == "COMPLETED", run["state"]["message"]
     assert run["parameters"]["recipe"]["dataset"] == "browser-demo"
     assert run["parameters"]["recipe"]["pack"]["seq_len"] == 256
-    ui.find("//*[text()='Published']")  # the page's own word; logs say `Published(` before it
+    ui.find("//*[text()='Published']")  # the page's own word; the logs contain `Published(` earlier
     ui.picture("06-run-completed")
     ui.click("Artifacts", tag="*[@role='tab']")
     ui.says("browser-demo-version")
@@ -117,7 +117,7 @@ def test_a_run_that_a_gate_refuses_says_why(ui, deployed):
     run = deployed.api.wait(run_id)
     assert run["state_type"] == "FAILED"
     ui.find("//*[text()='Refused']")
-    ui.open(ui.driver.current_url)  # the page asks for no more logs once the run has ended
+    ui.open(ui.driver.current_url)  # the page stops requesting logs when the run has ended
     ui.says("Refused", "refused by its quarantine gate")
     ui.picture("11-run-refused")
     page = open_artifact(ui, deployed, run_id, "browser-refused-refused", "12-artifact-refused")

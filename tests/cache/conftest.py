@@ -1,4 +1,4 @@
-"""A small dataset, its runs as processes of their own, and real small disks."""
+"""A small dataset, runs of it in separate processes, and small real disks."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def project(tmp_path: Path) -> Project:
 
 @pytest.fixture
 def start(project: Project) -> Any:
-    """Start a run as a process; it kills itself at a step if told to (`tests.chain.killed_run`)."""
+    """Start a run as a process that can kill itself at a step (`tests.chain.killed_run`)."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(name: str = "recipe.yaml", kill: tuple[str, str, str] = ("publish", "1", "never")):
@@ -52,7 +52,7 @@ def steps_in(cache: Path) -> set[tuple[str, str]]:
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Any]:
-    """Mount small file systems of their own; skips where that is not allowed."""
+    """Mount small file systems; skip the test if mounting is not allowed."""
     mounted: list[Path] = []
 
     def mount(name: str, options: str) -> Path:

@@ -1,4 +1,4 @@
-"""Full, read-only and inode-exhausted disks, as real file systems: one sentence, and a cure."""
+"""Full, read-only and inode-exhausted real file systems each give one clear message with a fix."""
 
 import os
 import subprocess
@@ -83,7 +83,7 @@ def test_temporary_files_on_a_full_disk(mount, monkeypatch):
         pass
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path, monkeypatch):
+def test_files_of_a_killed_process_are_removed_by_the_next(tmp_path, monkeypatch):
     makes = (
         "from packhouse.system.disks import temporary_folder\n"
         "with temporary_folder('test') as folder:\n"

@@ -1,4 +1,4 @@
-"""Steps that runs hold: no removal takes them, whatever the grace, and whoever was killed."""
+"""Steps that runs hold are never deleted, whatever the grace period and whoever was killed."""
 
 import json
 import os
@@ -44,12 +44,12 @@ def gc(project, *options):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_no_run_dies_while_another_process_removes_all_that_it_may(project, start):
-    """Two runs side by side, and one process that removes whatever no run holds."""
+    """Two parallel runs, and one process that deletes everything that no run holds."""
     for number in range(2):
         text = (project.root / "recipe.yaml").read_text().replace("sums", f"sums-{number}")
         text = text.replace("seq_len: 256", f"seq_len: {128 + 64 * (number % 3)}")
         (project.root / f"{number}.yaml").write_text(text)
-    project.prepare()  # steps that no run holds, which the runs want too
+    project.prepare()  # steps that no run holds, which the runs also need
     remover = subprocess.Popen([sys.executable, "-c", GC_LOOP, str(project.root)])
     try:
         runs = [start(f"{number}.yaml") for number in range(2)]
@@ -69,7 +69,7 @@ def test_no_run_dies_while_another_process_removes_all_that_it_may(project, star
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_what_a_killed_run_did_stays_a_week_and_its_next_try_goes_on_there(project, start):
+def test_steps_of_a_killed_run_stay_a_week_and_its_retry_reuses_them(project, start):
     killed = start(kill=("files", "1", "before"))
     killed.wait()
     assert killed.returncode == -9
@@ -80,13 +80,13 @@ def test_what_a_killed_run_did_stays_a_week_and_its_next_try_goes_on_there(proje
     assert steps_in(project.cache) == done
 
     assert start().wait() == 0
-    assert done <= steps_in(project.cache)  # found: each step has one receipt, made once
-    assert not held_keys(project.cache)  # the try that was killed is forgotten
+    assert done <= steps_in(project.cache)  # found: each step has one receipt, written once
+    assert not held_keys(project.cache)  # the killed attempt is forgotten
     assert not list((project.cache / "running").glob("*.keys"))
-    assert gc(project)["steps"] == []  # all of them are of the last run
+    assert gc(project)["steps"] == []  # all of them belong to the last run
 
 
-def test_gc_says_what_a_refused_run_holds_and_until_when_and_frees_it_if_asked(project):
+def test_gc_reports_what_a_refused_run_holds_and_frees_it_if_asked(project):
     project.prepare()
     used = steps_in(project.cache)
     project.rows.write_text(project.rows.read_text() * 2)
@@ -109,7 +109,7 @@ def test_gc_says_what_a_refused_run_holds_and_until_when_and_frees_it_if_asked(p
 
     arguments = ["cache", "gc", "--cache", str(project.cache), "--unfinished", "--json"]
     freed = json.loads(CliRunner().invoke(cli, [*arguments, "--delete"]).output)
-    assert freed["freed"] == held["bytes"]  # made a moment ago: the grace does not keep them
+    assert freed["freed"] == held["bytes"]  # just created, but the grace period does not keep them
     assert steps_in(project.cache) == used
     assert not list((project.cache / "running").glob("*.keys"))
     assert gc(project)["unfinished"] == {"runs": 0, "bytes": 0, "until": None}
@@ -120,7 +120,7 @@ def held_by(file, steps):
     return {(step, key) for step, key in steps if key in keys}
 
 
-def test_unfinished_leaves_what_a_run_that_goes_on_holds(tmp_path):
+def test_unfinished_keeps_the_steps_of_a_running_run(tmp_path):
     steps = StepStore(tmp_path / "steps")
     for key in ("both", "ended"):
         steps.run("s", key, lambda folder: {})

@@ -1,4 +1,4 @@
-"""What runs keep the cache to by themselves: data that is gone, age, size."""
+"""Limits on the cache that runs enforce themselves: deleted data, age and size."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def age(project, days):
         os.utime(file, (then, then))
 
 
-def test_runs_of_a_growing_file_leave_what_the_last_one_used(project):
+def test_runs_of_a_growing_file_keep_the_steps_of_the_last_one(project):
     for number in range(4):
         project.write_rows(range(60 + number))
         last = project.prepare("dedup.exact=drop")
@@ -76,7 +76,7 @@ def test_a_size_is_kept_with_the_longest_unused_steps_first(project, monkeypatch
     assert size(project) == 0
 
 
-def test_no_limit_takes_what_another_run_holds(project, monkeypatch):
+def test_no_limit_deletes_what_another_run_holds(project, monkeypatch):
     keys = [receipt.key for receipt in project.prepare().receipts]
     monkeypatch.setenv("PACKHOUSE_CACHE_MAX_GB", "0")
     monkeypatch.setenv("PACKHOUSE_CACHE_MAX_DAYS", "0")
@@ -96,7 +96,7 @@ def test_a_limit_that_is_no_number_is_refused_before_any_work(name, project, mon
     assert not (project.cache / "steps").exists()
 
 
-def test_a_plan_and_the_doctor_say_what_a_run_will_take_and_what_is_free(project, caplog):
+def test_a_plan_and_the_doctor_show_needed_and_free_space(project, caplog):
     recipe = str(project.root / "recipe.yaml")
     at = ["--cache", str(project.cache)]
 
@@ -111,7 +111,7 @@ def test_a_plan_and_the_doctor_say_what_a_run_will_take_and_what_is_free(project
     assert planned["free_bytes"] > 0
     with caplog.at_level("INFO", "packhouse.run.cache"):
         project.prepare()
-    assert "this run adds about" in caplog.text  # Prefect's log of a deployment's run has it, too
+    assert "this run adds about" in caplog.text  # Prefect's log of a deployment's run has it too
     planned = json.loads(call("plan", recipe, "--json"))["cache"]
     assert (planned["needed_bytes"], planned["num_bytes"]) == (0, size(project))
     assert "cache:  this run adds about 0.0 MB" in call("plan", recipe)

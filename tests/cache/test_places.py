@@ -1,4 +1,4 @@
-"""Where finished steps lie: a folder, a mirror or both, by one rule; no folder called `s3:`."""
+"""Location of finished steps: a folder, a mirror or both, and never a folder called `s3:`."""
 
 from pathlib import Path
 
@@ -83,7 +83,7 @@ def test_no_uri_ever_becomes_a_folder(uri, write, tmp_path, monkeypatch):
         done = CliRunner().invoke(cli, [*command, "--cache", uri])
         assert done.exit_code == 2, done.output
         assert "is a URI" in done.output
-    if "://" not in uri:  # else it is a mirror
+    if "://" not in uri:  # otherwise it is a mirror
         monkeypatch.setenv("PACKHOUSE_CACHE", uri)
         for command in (*commands, ["ci", str(DEMO)]):
             done = CliRunner().invoke(cli, command)

@@ -134,7 +134,7 @@ def test_an_altered_receipt_is_not_believed(tmp_path, alter):
     assert steps.run("s", "k", write_hello).facts == {"rows": 1}
 
 
-def test_what_a_killed_step_left_is_gone_with_the_next_step(tmp_path):
+def test_files_of_a_killed_step_are_removed_by_the_next_step(tmp_path):
     worker = multiprocessing.get_context("fork").Process(target=die, args=(tmp_path,))
     worker.start()
     worker.join()
@@ -145,7 +145,7 @@ def test_what_a_killed_step_left_is_gone_with_the_next_step(tmp_path):
 
 
 def test_a_step_at_work_is_swept_by_nobody_however_old_it_looks(tmp_path, monkeypatch):
-    """A worker whose clock is days ahead saw every step at work as abandoned."""
+    """A worker whose clock was days ahead treated every running step as abandoned."""
     steps = StepStore(tmp_path)
 
     def compute(work: Path) -> dict[str, int]:

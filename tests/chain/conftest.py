@@ -1,4 +1,4 @@
-"""A small dataset and a runner for the tests of the whole chain."""
+"""A small dataset and a runner for tests of the whole chain."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def question(number: int) -> dict[str, str]:
 
 
 class Project:
-    """A recipe over files in a temporary folder, with its own cache and store."""
+    """A recipe over files in a temporary folder, with a separate cache and store."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -57,7 +57,7 @@ class Project:
 
     @staticmethod
     def cached_steps(prepared: Prepared) -> list[str]:
-        """Steps of which every job was found in the cache."""
+        """Steps whose jobs were all found in the cache."""
         steps = dict.fromkeys(receipt.step for receipt in prepared.receipts)
         return [s for s in steps if all(r.cached for r in prepared.receipts if r.step == s)]
 

@@ -1,7 +1,7 @@
 """A run that kills itself: python -m tests.chain.killed_run RECIPE CACHE STEP NTH WHEN.
 
-WHEN is `before` the NTH job of STEP computes, `written` when its files are written and not yet
-visible, or `never`. Shards of input and output are small, so that every step has several jobs.
+WHEN is `before` (before the NTH job of STEP computes), `written` (its files are written but not
+yet visible), or `never`. Input and output shards are small, so every step has several jobs.
 """
 
 import os
@@ -20,7 +20,7 @@ SMALL = {
     (validate, "MAX_SHARD_BYTES"): 1500,
     (gather, "_SHARD_TOKENS"): 800,
     (files, "_RECORDS_PER_FILE"): 25,
-    (files, "_BYTES_PER_TOKEN"): {"labels": 2**18, "compact": 2**18},  # 1,024 tokens a file
+    (files, "_BYTES_PER_TOKEN"): {"labels": 2**18, "compact": 2**18},  # 1,024 tokens per file
 }
 
 

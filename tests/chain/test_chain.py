@@ -150,14 +150,14 @@ def test_too_many_bad_rows_publish_nothing(project):
     )
 
 
-def test_a_record_that_is_too_long_fails_where_the_policy_says_so(project):
+def test_a_record_that_is_too_long_fails_if_the_policy_is_error(project):
     overrides = ("pack.over_length=error", "pack.seq_len=32")
     fails_with(project, SequenceTooLongError, "seq_len 32", *overrides)
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "arrow", "jsonl"])
 @pytest.mark.parametrize("layout", ["labels", "compact"])
-def test_every_file_format_and_layout_says_the_same(project, file_format, layout):
+def test_every_file_format_and_layout_gives_the_same_version(project, file_format, layout):
     import datasets
     import numpy as np
 
@@ -241,7 +241,7 @@ def test_the_command_fails_in_one_sentence_with_a_code(tmp_path, arguments, code
     assert all(re.match(r"importing|planning|1/9 validate ", line) for line in done)
 
 
-def test_a_template_that_prints_the_date_is_rendered_anew_on_another_day(project, monkeypatch):
+def test_a_template_that_prints_the_date_is_rendered_again_on_another_day(project, monkeypatch):
     template = project.root / "dated.jinja"
     template.write_text(
         "{{ strftime_now('%d %b %Y') }}\n{% for m in messages %}"

@@ -1,4 +1,4 @@
-"""kill -9 anywhere, two runs at once, and data of every size and shape: always the same version."""
+"""kill -9 anywhere, concurrent runs, and data of every size and shape give the same version."""
 
 import json
 import signal
@@ -25,7 +25,7 @@ def small(monkeypatch):
 
 @pytest.fixture
 def recipe(project):
-    """A recipe file of its own, for other processes; what they would read of its tokenizer."""
+    """A recipe file for other processes, with the tokenizer files that they would read."""
     project.recipe()
     path = project.root / "recipe.yaml"
     path.write_text(path.read_text() + f"publish: {{store: {project.root / 'store'}}}\n")
@@ -35,7 +35,7 @@ def recipe(project):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Files of a run that nobody killed."""
+    """Files of a run that was not killed."""
     project = Project(tmp_path_factory.mktemp("undisturbed"))
     project.write_rows(range(60))
     with pytest.MonkeyPatch.context() as patch:

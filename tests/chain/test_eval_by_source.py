@@ -1,4 +1,4 @@
-"""Evaluation by source: files of each source, and sources that are evaluated only."""
+"""Evaluation by source: files of each source, and sources used only for evaluation."""
 
 import json
 from typing import Any
@@ -144,7 +144,7 @@ def test_a_count_is_of_the_other_sources(project):
     assert facts.split.asked == 20 + 12
 
 
-def test_a_version_without_files_by_source_says_what_to_set(project, tmp_path):
+def test_a_version_without_files_by_source_names_the_setting(project, tmp_path):
     uri, _ = publish(project, split={"eval_fraction": 0.3})
 
     with pytest.raises(ConfigError, match=r"split\.eval_by_source: true"):

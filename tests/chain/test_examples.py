@@ -1,4 +1,4 @@
-"""Rows that are split, to windows or to examples of one turn, through the whole chain."""
+"""Rows split into windows or into single-turn examples, through the whole chain."""
 
 import json
 
@@ -12,7 +12,7 @@ SAID = "You say thank you to each of them, one by one, and you mean it whenever 
 
 
 def chats(number):
-    """A short conversation, and a longer one that begins (or ends) like it."""
+    """A short conversation, and a longer one that begins (or ends) the same way."""
     asked, told = f"What is {number} and {number} and so on?", f"It is {2 * number} or more."
     turns = [("user", asked), ("assistant", told), ("user", MORE), ("assistant", SAID)]
     messages = [{"role": role, "content": content} for role, content in turns]
@@ -30,7 +30,7 @@ CHATS = (
 @pytest.mark.parametrize("options", [WINDOWS, TURNS, ("split.group_by=record", *WINDOWS)])
 def test_equal_parts_of_different_conversations_are_on_one_side_and_counted(project, options):
     rows = [chat for number in range(12) for chat in chats(number)]
-    if "window" in options[0]:  # the last exchange of all, too, is a conversation of its own
+    if "window" in options[0]:  # the last exchange is a separate conversation too
         rows.append({"messages": rows[1]["messages"][2:]})
     project.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
     prepared = project.prepare(
@@ -74,7 +74,7 @@ def thought(number, thinking, later="And then?"):
         ("format.reasoning=strip",),
         ("format.reasoning=strip", "format.turns=alone"),
         ("format.reasoning=strip", *WINDOWS),
-        # the template drops thinking from history by itself
+        # the template itself drops thinking from history
         ("format.reasoning=keep", "tokenizer={shared}/tokenizers/qwen3"),
         ("format.reasoning=train_last", "tokenizer={shared}/tokenizers/qwen3"),
     ],
@@ -95,11 +95,11 @@ def test_rows_that_differ_in_their_thinking_alone_are_on_one_side(project, share
     assert all(len(found) == 1 for found in sides.values())
 
 
-def test_an_eval_that_shrinks_by_equal_windows_is_said(project, capsys):
+def test_an_eval_that_shrinks_by_equal_windows_is_reported(project, capsys):
     from packhouse.cli.summary import print_report
 
     turns = [{"role": "user", "content": MORE}, {"role": "assistant", "content": SAID}]
-    rows = [{"messages": [*chats(n)[0]["messages"], *turns]} for n in range(60)]  # one end for all
+    rows = [{"messages": [*chats(n)[0]["messages"], *turns]} for n in range(60)]  # same end
     project.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
     base = ["sources.0.format=chat", "format.template=chat", "split.eval_fraction=0.5"]
     prepared = project.prepare(*base, *WINDOWS, "audit.max_duplicates=1")
@@ -109,10 +109,10 @@ def test_an_eval_that_shrinks_by_equal_windows_is_said(project, capsys):
     assert facts.rows == 60
     assert facts.asked == 30
     assert facts.eval == 0
-    assert facts.joined == 59  # all but the conversation that stands for all
+    assert facts.joined == 59  # all except the conversation that represents them
     print_report(prepared)
     said = "eval has 0 of 60 rows instead of 30, because groups are not split, and dedup merged 59"
-    assert said in " ".join(capsys.readouterr().out.split())  # whatever the terminal's width
+    assert said in " ".join(capsys.readouterr().out.split())  # at any terminal width
 
     whole = project.prepare(*base, "pack.seq_len=512")
     assert whole.published.split.joined == 0

@@ -1,7 +1,7 @@
-"""Every real file through a real tokenizer: published with a clean audit, or refused by name.
+"""Prepare every real file with a real tokenizer: published with a clean audit, or refused by name.
 
-The first rows of each file, as they stand in it, so that the matrix stays quick; whole files are
-in `test_real_data.py`.
+Only the first rows of each file are used, unchanged, so that the matrix stays quick;
+`test_real_data.py` reads whole files.
 """
 
 import itertools
@@ -43,7 +43,8 @@ FORMATS = {
     for name in ("mistral-7b-instruct-v0.3", "qwen2.5-instruct")
 }
 """Settings that a file needs with a tokenizer whose template never writes reasoning; one row has
-nothing but reasoning."""
+nothing but reasoning.
+"""
 
 
 def test_the_matrix_knows_every_file(shared):
@@ -54,7 +55,7 @@ def test_the_matrix_knows_every_file(shared):
 
 
 def first_rows(path: Path, folder: Path) -> Path:
-    """The file's first rows, in its own format."""
+    """Write the first rows of the file in its own format."""
     head = folder / path.name
     if path.suffix == ".json":
         head.write_text(json.dumps(json.loads(path.read_bytes())[:NUM_ROWS]))
@@ -90,7 +91,7 @@ def run(shared, tmp_path_factory):
     return run
 
 
-# Each file with one tokenizer after another, and the labelled ones with two.
+# Each file with the next tokenizer in turn, and labelled files with two.
 @pytest.mark.parametrize(
     ("name", "tokenizer"),
     [

@@ -1,4 +1,4 @@
-"""A signal ends a command, even where the exception that it raises is lost."""
+"""A signal ends a command even if the exception that it raises is lost."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from packhouse.system.terminal import Interrupted
 
 @pytest.fixture
 def handled(monkeypatch):
-    """Signals handled as in a command's own process; all as before afterwards."""
+    """Handle signals as a command does, and restore the previous handlers afterwards."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     monkeypatch.setattr(terminal, "_received", None)
@@ -27,7 +27,7 @@ def handled(monkeypatch):
 
 @pytest.mark.parametrize("only", ["packhouse.run.chain", "packhouse.run.step"])
 def test_a_signal_that_was_lost_ends_the_run(only, handled, project, monkeypatch):
-    """Before the next step, whatever runs it; in this process before the next job."""
+    """Stop before the next step, whatever runs it; in this process, before the next job."""
     for place in {"packhouse.run.chain", "packhouse.run.step"} - {only}:
         monkeypatch.setattr(f"{place}.check_interrupted", lambda: None)
     done = []
@@ -51,9 +51,9 @@ def test_a_signal_that_was_lost_ends_the_run(only, handled, project, monkeypatch
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, Interrupted])
 def test_processes_of_a_run_do_not_see_ctrl_c_and_end_with_it(kind):
-    """A terminal sends it to all of them; each would print a traceback."""
+    """A terminal sends the signal to all processes, and each would print a traceback."""
     pool = PoolRunner(recipe=None, workspace=None, workers=2)
-    with pytest.raises(AttributeError):  # there is no such job; the processes are there now
+    with pytest.raises(AttributeError):  # no such job exists; the processes are running now
         pool._do([Group(), Group()], {})
     children = list(pool._pool._processes.values())
     assert len(children) == 2
@@ -66,12 +66,12 @@ def test_processes_of_a_run_do_not_see_ctrl_c_and_end_with_it(kind):
 
 
 class Group:
-    """Jobs that cannot be done."""
+    """Jobs that always fail."""
 
     jobs = (None,)
 
 
-def test_a_command_that_ctrl_c_ends_says_how_to_go_on():
+def test_a_command_stopped_by_ctrl_c_shows_how_to_continue():
     program = (
         "import os, signal, sys; from packhouse import cli; from packhouse.addons import doctor\n"
         "import click\n"

@@ -1,4 +1,4 @@
-"""Weighted sources: taken by hash of the row, repeated, counted, never on both sides."""
+"""Weighted sources: rows are chosen by hash, repeated, counted, and never in both splits."""
 
 import json
 
@@ -36,7 +36,7 @@ def test_more_weight_only_adds_and_appended_rows_change_nothing():
     assert np.array_equal(grown[:1000], few)
     before = times_of(ids(1000), SourceConfig(path="", max_records=100)) > 0
     after = times_of(ids(1500), SourceConfig(path="", max_records=100)) > 0
-    assert not (after[:1000] & ~before).any()  # some give way, none comes in that was out
+    assert not (after[:1000] & ~before).any()  # some leave, but none that was out comes in
     assert 50 < (before & after[:1000]).sum() < 100
 
 
@@ -51,7 +51,7 @@ def test_seeds_choose_otherwise_and_the_two_choices_are_independent():
 
 @pytest.fixture
 def project(tmp_path):
-    """Two sources of 60 rows; `b` holds ten rows of `a`."""
+    """Two sources of 60 rows; `b` contains ten rows of `a`."""
     project = Project(tmp_path)
     rows = [{"instruction": f"Add 1 to {n}.", "output": f"{n + 1}."} for n in range(110)]
     for name, part in (("a", rows[:60]), ("b", rows[50:])):
@@ -82,7 +82,7 @@ def test_sources_are_mixed_and_every_row_is_accounted_for(project):
     facts = mixed.published.mixed
     assert facts["a"]["repeated"] == sum(times["a"]) - 60
     assert facts["b"]["sampled_out"] == times["b"].count(0)
-    assert mixed.published.audit["dataset"]["duplicates"] <= 10  # repeats on purpose are none
+    assert mixed.published.audit["dataset"]["duplicates"] <= 10  # not the repeats
     assert mixed.version != whole.version
 
 
@@ -113,7 +113,7 @@ ROWS = st.lists(
 
 
 def split_rows(rows, numbers):
-    """Shards of these rows' records, and the conversations that they were."""
+    """Shards of the records of these rows, and their conversations."""
     names = {number: ids(2000)[number].as_py() for number in numbers}
     records = [
         {
@@ -137,7 +137,7 @@ def split_rows(rows, numbers):
 
 
 def mixed_rows(rows, parts, **settings):
-    """How often each row is taken; all its records that can be packed must agree."""
+    """Return how often each row is used; all its packable records must agree."""
     recipe = Recipe.model_validate(
         {"dataset": "d", "tokenizer": "t", "sources": [{"path": "s.jsonl", **settings}]}
     )
@@ -220,7 +220,7 @@ def write_talks(project, rows):
 
 
 def talk(number):
-    """One to four exchanges; every fifth ends with a question."""
+    """One to four exchanges; every fifth conversation ends with a question."""
     texts = [
         text
         for turn in range(1 + number % 4)
@@ -232,7 +232,7 @@ def talk(number):
 
 
 def chosen_rows(prepared, project):
-    """Rows of train and eval, each with how often its records are packed."""
+    """Rows of train and eval, and how often the records of each are packed."""
     found = {}
     for record in project.records(prepared):
         found.setdefault((record["split"], record["row"]), set()).add(record["times"])

@@ -1,4 +1,4 @@
-"""What a notebook shows: a version, a recipe, and a bar while a run goes on."""
+"""Notebook displays: a version, a recipe, and a progress bar during a run."""
 
 import re
 import sys
@@ -78,7 +78,7 @@ def test_progress_in_a_notebook_is_one_output_that_changes(
         shown.append(page.data)
         return Handle()
 
-    # IPython itself draws in a kernel alone: what it is asked for is looked at here.
+    # IPython itself draws only in a kernel, so the test looks at what it is asked to draw.
     shell = SimpleNamespace(kernel=object())
     of_display = SimpleNamespace(display=display, HTML=lambda html: SimpleNamespace(data=html))
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))

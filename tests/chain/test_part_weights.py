@@ -1,4 +1,4 @@
-"""Parts of a content with weights of their own: `train`, `weight` or `loss` of a part."""
+"""Parts of a content with their own weights: `train`, `weight` or `loss` of a part."""
 
 import json
 

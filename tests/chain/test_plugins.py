@@ -1,4 +1,4 @@
-"""Plug-ins of a real distribution on sys.path, whose code is that of docs/plugins.md."""
+"""Plug-ins from a real distribution on sys.path, with the code shown in docs/plugins.md."""
 
 import importlib
 import json
@@ -36,14 +36,14 @@ ROWS = [row(number) for number in range(40)]
 
 
 class Acme:
-    """A distribution in a folder of its own, as pip installs it."""
+    """A distribution in a separate folder, as pip installs it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.install()
 
     def install(self, code=CODE, version="1.0", name="acme-data"):
-        """Install it, or another release of it over this one."""
+        """Install the distribution, or another release of it over the current one."""
         told = tomllib.loads(PROJECT)["project"]
         info = self.folder / f"{name.replace('-', '_')}.dist-info"
         info.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ class Acme:
 
 @pytest.fixture
 def acme(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # releases follow within a second
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # two releases in one second
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     yield Acme(tmp_path / "site")
     sys.modules.pop("acme_data", None)
@@ -204,7 +204,7 @@ def test_two_packages_that_offer_one_name_are_refused(acme, prepare):
         prepare()
 
 
-def test_a_name_that_nobody_offers_is_refused_and_the_near_one_said(acme, prepare):
+def test_an_unknown_name_is_refused_with_a_suggestion(acme, prepare):
     with pytest.raises(ConfigError, match=r"'pack.strategy' cannot be 'inorder'.*'in_order'\?"):
         prepare(pack={"strategy": "inorder"})
     with pytest.raises(ConfigError, match="no row format 'x'; known: faq"):
@@ -223,7 +223,7 @@ def test_nothing_is_imported_that_no_recipe_names(acme, tmp_path):
 
 @pytest.fixture
 def functions():
-    """Functions that are given stay for the process; these tests leave none."""
+    """Registered functions stay for the whole process; remove those of these tests."""
     yield
     plugins._given.clear()
 

@@ -1,4 +1,4 @@
-"""Processes of `packhouse prepare --workers N`: they end with the run that started them."""
+"""Processes of `packhouse prepare --workers N` end with the run that started them."""
 
 import signal
 import subprocess
@@ -37,7 +37,7 @@ def test_processes_of_a_killed_run_end_with_it(tmp_path):
         while len(pool) < 2:
             assert run.poll() is None, "it ended before it had two processes"
             pool = [p for p in run.children() if "spawn_main" in " ".join(p.cmdline())]
-            time.sleep(0.05)  # between two looks
+            time.sleep(0.05)  # between two checks
         run.send_signal(signal.SIGKILL)
         _, alive = psutil.wait_procs(pool, timeout=100)
         assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []

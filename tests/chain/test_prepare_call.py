@@ -138,14 +138,14 @@ def test_a_version_gives_an_account_of_every_row(prepare):
     assert (again.id, again.is_new, ids(again)) == (version.id, None, ids(version))
 
 
-def test_a_plan_says_what_would_come_and_publishes_nothing(prepare, file, tmp_path):
+def test_a_plan_shows_the_result_and_publishes_nothing(prepare, file, tmp_path):
     found = packhouse.plan(file, tokenizer=TOKENIZER, format=ALPACA, cache=tmp_path / "cache")
     assert not (tmp_path / "store").exists()
     version = prepare(file)
     assert (found.rows, found.packs) == (60, version.train.num_rows)
 
 
-def test_odd_data_is_refused_with_what_to_give(prepare, tmp_path, monkeypatch):
+def test_odd_data_is_refused_with_a_suggestion(prepare, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for data, said in (
         ([], "data is an empty list"),
@@ -161,7 +161,7 @@ def test_odd_data_is_refused_with_what_to_give(prepare, tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match=said):
             prepare(data)
     with pytest.raises(SourceError, match=r"'data/absent.jsonl' does not exist"):
-        prepare("data/absent.jsonl")  # no dataset of the Hub
+        prepare("data/absent.jsonl")  # not a Hub dataset
     (tmp_path / "data").mkdir()
     with pytest.raises(SourceError, match=r"'data/absent' does not exist"):
         prepare("data/absent")
@@ -180,7 +180,7 @@ def test_settings_that_collide_are_refused(prepare, file, tmp_path, monkeypatch)
         with pytest.raises(ConfigError, match=said):
             prepare(file, **options)
     monkeypatch.chdir(tmp_path)
-    assert prepare(file, store="gs").uri.startswith(f"{tmp_path}/gs/")  # a folder of that name
+    assert prepare(file, store="gs").uri.startswith(f"{tmp_path}/gs/")  # a folder with that name
 
 
 def test_a_section_may_be_a_model_and_goes_over_that_of_a_recipe(file):
@@ -196,7 +196,7 @@ def test_a_section_may_be_a_model_and_goes_over_that_of_a_recipe(file):
     assert (merged.format.template, merged.format.train_on) == ("alpaca", "all")
 
 
-def test_what_is_no_tokenizer_is_refused(prepare):
+def test_an_invalid_tokenizer_is_refused(prepare):
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_file(f"{TOKENIZER}/tokenizer.json")
@@ -229,8 +229,8 @@ def test_the_command_makes_the_version_of_the_call(prepare, file, tmp_path):
     )
 
 
-def test_what_a_run_says_to_load_is_what_it_made(file, tmp_path):
-    """A changed recipe leaves `latest` where it is; a version may have no train side."""
+def test_the_printed_load_command_loads_the_new_version(file, tmp_path):
+    """A changed recipe does not move `latest`, and a version may have an empty train split."""
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         f"dataset: rows\ntokenizer: {TOKENIZER}\nformat: {{template: alpaca}}\n"
@@ -249,7 +249,7 @@ def test_what_a_run_says_to_load_is_what_it_made(file, tmp_path):
     assert packs[0] < packs[1]
 
 
-def test_a_recipe_stands_alone_on_the_command_line(file):
+def test_a_recipe_cannot_be_combined_with_files(file):
     done = CliRunner().invoke(cli, ["prepare", "recipe.yaml", str(file), "--tokenizer", TOKENIZER])
     assert done.exit_code == 2
     assert "is a recipe; give it alone" in done.stderr
@@ -272,18 +272,18 @@ def test_importing_packhouse_imports_nothing_heavy():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_what_a_recipe_leaves_out_may_be_given_beside_it(prepare, file, tmp_path, monkeypatch):
+def test_arguments_may_fill_in_what_a_recipe_omits(prepare, file, tmp_path, monkeypatch):
     recipe = tmp_path / "recipes" / "numbers.yaml"
     recipe.parent.mkdir()
     recipe.write_text(yaml.safe_dump({"dataset": "my-numbers", "sources": [{"path": str(file)}]}))
     with pytest.raises(ConfigError, match="tokenizer"):
         prepare(recipe, tokenizer=None)
     assert prepare(recipe).id == prepare(file).id
-    monkeypatch.chdir(Path(TOKENIZER).parent)  # a folder is of the caller's, not of the recipe's
+    monkeypatch.chdir(Path(TOKENIZER).parent)  # the caller sets the folder, not the recipe
     assert prepare(recipe, tokenizer="tokenizer").id == prepare(file).id
 
 
-def test_a_mistake_in_a_recipe_names_its_line_unless_it_was_given_beside(prepare, file, tmp_path):
+def test_a_mistake_in_a_recipe_names_its_line_unless_it_is_in_an_argument(prepare, file, tmp_path):
     recipe = tmp_path / "numbers.yaml"
     recipe.write_text(f"dataset: numbers\nsources:\n- path: {file}\npack:\n  seed: no\n")
     with pytest.raises(ConfigError, match="line 5"):

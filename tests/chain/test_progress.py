@@ -9,7 +9,7 @@ from packhouse.system import progress
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """A terminal that rich draws on, and bars that appear at once."""
+    """A terminal that rich draws on, with bars that appear immediately."""
     import rich.console
 
     screen = io.StringIO()
@@ -33,7 +33,7 @@ def test_a_step_that_takes_long_shows_its_name_and_share(terminal):
     assert "50%" in terminal.getvalue()
 
 
-def test_a_log_says_what_a_run_waits_for_and_what_is_done(capfd):
+def test_a_log_shows_what_a_run_waits_for_and_what_is_done(capfd):
     with progress.show_progress(is_terminal=False):
         progress.start_phase("importing Prefect")
         begun = capfd.readouterr().err
@@ -51,7 +51,7 @@ def test_a_log_says_what_a_run_waits_for_and_what_is_done(capfd):
     ]
 
 
-def test_a_terminal_keeps_the_lines_of_what_is_done(terminal):
+def test_a_terminal_keeps_the_lines_of_finished_steps(terminal):
     with progress.show_progress(is_terminal=True):
         progress.start_phase("importing Prefect")
         progress._display.refresh()
@@ -59,12 +59,12 @@ def test_a_terminal_keeps_the_lines_of_what_is_done(terminal):
         with progress.step_progress("pack", 1):
             progress.say("4/9 pack              1,000 rows", 2.14)
     kept = [line.rpartition("\x1b[2K")[2] for line in terminal.getvalue().split("\n")]
-    kept = [re.sub(" +[0-9.]+ s$", "", line) for line in kept]  # what was erased stands before
+    kept = [re.sub(" +[0-9.]+ s$", "", line) for line in kept]  # erased text comes before it
     assert kept[:2] == ["importing Prefect", "4/9 pack              1,000 rows"]
 
 
 def test_runs_in_threads_of_one_process_do_not_meet():
-    """Their steps begin and end in any order; each sees its own."""
+    """Steps of parallel runs begin and end in any order; each run sees only its own."""
     begun, ended = threading.Barrier(2), threading.Barrier(2)
     seen = {}
 

@@ -1,4 +1,4 @@
-"""The recipes in deployments/recipes on the real files they name."""
+"""The recipes in deployments/recipes on the real files that they name."""
 
 import json
 import os
@@ -96,5 +96,5 @@ def test_memory_stays_under_a_gigabyte_for_four_times_alpaca(shared, tmp_path):
                 row = {**row, "output": f"{row['output']} [{copy}]" if row["output"] else ""}
                 file.write(("" if file.tell() == 1 else ",\n") + json.dumps(row))
         file.write("]")
-    # 428 MB, and 331 for one Alpaca: its rows as objects would take 240 MB more, four times.
+    # 428 MB, and 331 for one Alpaca file. As objects, its rows would take 240 MB more, four times.
     assert peak_mb(shared, tmp_path / "four", large) < 1024

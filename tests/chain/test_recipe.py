@@ -21,7 +21,7 @@ def write(tmp_path):
     return write
 
 
-def test_defaults_fill_in_and_inputs_are_beside_the_recipe(write, tmp_path):
+def test_defaults_fill_in_and_inputs_are_relative_to_the_recipe(write, tmp_path):
     recipe = load_recipe(write(MINIMAL))
 
     assert recipe.pack.seq_len == 2048
@@ -73,7 +73,7 @@ def test_overrides_reach_sections_and_list_items(write):
         (MINIMAL.replace("rows.jsonl", "${PACKHOUSE_NOT_SET}/rows"), "PACKHOUSE_NOT_SET"),
     ],
 )
-def test_a_wrong_recipe_says_which_key_and_what_is_allowed(write, text, message):
+def test_a_wrong_recipe_names_the_key_and_the_allowed_values(write, text, message):
     with pytest.raises(ConfigError, match=message) as caught:
         load_recipe(write(text))
     assert "\n" not in str(caught.value)
@@ -87,7 +87,7 @@ def test_each_mistake_is_a_line_with_its_place(write):
     assert [line.removeprefix(f"recipe '{path}'").partition(" '")[0] for line in lines] == [
         ", line 7:",
         ", line 8:",
-        ":",  # --set put it there
+        ":",  # set with --set
         ", line 9:",
     ]
 
@@ -146,7 +146,7 @@ def test_the_form_of_the_recipe_is_closed_and_describes_every_field():
         (MINIMAL + "audit: {benchmarks: [{pth: a}]}", "unknown key 'audit.benchmarks.0.pth'"),
     ],
 )
-def test_what_yaml_or_pydantic_would_let_through_is_refused(write, text, message):
+def test_values_that_yaml_or_pydantic_would_accept_are_refused(write, text, message):
     with pytest.raises(ConfigError, match=message):
         load_recipe(write(text))
 
@@ -187,7 +187,7 @@ def test_a_head_for_classes_takes_no_packs(write):
 
 
 def test_aliases_that_stand_for_too_much_are_refused(tmp_path):
-    """Nine lines of aliases: 265 bytes that stand for hundreds of megabytes."""
+    """Nine lines of aliases: 265 bytes that expand to hundreds of megabytes."""
     lines = ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
     (tmp_path / "r.yaml").write_text("\n".join(lines))

@@ -1,4 +1,4 @@
-"""How rows became records: the same counts in `plan`, the report, the manifest and after a run."""
+"""Counts of rows and records are the same in `plan`, the report, the manifest and after a run."""
 
 import html
 import json
@@ -14,7 +14,7 @@ from packhouse.records.render_counts import RenderCounts
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
 
-# As Qwen3's: earlier reasoning leaves the history, and a prompt without it opens no thought.
+# Like Qwen3's: earlier reasoning is dropped from history, and a prompt without it opens no block.
 TEMPLATE = """\
 {%- set last = namespace(at=0) %}
 {%- for m in messages %}
@@ -45,7 +45,7 @@ def turns(*contents, thoughts):
 
 @pytest.fixture
 def recipe(tmp_path):
-    """Rows of two answers: two rows with reasoning, three without; and one that is refused."""
+    """Rows with two answers: two rows with reasoning, three without, and one that is refused."""
     tokenizer = tmp_path / "tokenizer"
     shutil.copytree(TOKENIZER, tokenizer)
     (tokenizer / "chat_template.jinja").write_text(TEMPLATE)
@@ -139,7 +139,7 @@ def test_reasoning_that_is_never_written_stops_the_run_before_any_row_is_rendere
     assert not [*(tmp_path / "cache" / "steps").glob("format/*")]
 
 
-def test_a_refused_run_says_once_how_to_fix_a_row(recipe, tmp_path, monkeypatch):
+def test_a_refused_run_shows_once_how_to_fix_a_row(recipe, tmp_path, monkeypatch):
     monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
     row = {"messages": [{"role": "assistant", "content": "Hi."}, *turns("One", thoughts=False)]}
     rows = [row, row, {"messages": [*turns("Two", thoughts=False)]}]

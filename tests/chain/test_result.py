@@ -1,4 +1,4 @@
-"""What a run prints and says as JSON of its sources."""
+"""Printed results and JSON of a run, by source."""
 
 import json
 

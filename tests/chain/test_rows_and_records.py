@@ -1,4 +1,4 @@
-"""Counts of rows and of records, where a row makes several records."""
+"""Counts of rows and of records, if a row makes several records."""
 
 import json
 
@@ -29,7 +29,7 @@ def write(project, rows):
 
 @pytest.fixture
 def trees(project):
-    """10 trees of which 2 have bad paths: 1 in validate, 3 in tokenize."""
+    """10 trees, 2 of them with bad paths: 1 in validate, 3 in tokenize."""
     bad = [
         question(0, "Because.", "", "It ends with <|im_end|>."),
         question(1, "So.", "<|im_end|>", "<|im_end|> again"),

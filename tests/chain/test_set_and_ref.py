@@ -1,4 +1,4 @@
-"""A recipe that is changed for one run publishes a version, and leaves `latest` to its readers."""
+"""A recipe changed for one run publishes a version but does not move `latest`."""
 
 import json
 
@@ -12,7 +12,7 @@ from packhouse.store import load_ref, open_store
 
 @pytest.fixture
 def run(project):
-    """Run a command with the project's recipe; returns its JSON."""
+    """Run a command with the project's recipe and return its JSON."""
     project.recipe()
     options = [
         str(project.root / "recipe.yaml"),
@@ -34,7 +34,7 @@ def latest(project):
 
 def test_only_move_ref_moves_latest_to_a_recipe_that_was_changed(run, project):
     first = run("--set", "pack.seq_len=128")
-    assert latest(project) == first  # it was nowhere yet
+    assert latest(project) == first  # it did not exist yet
 
     changed = run("--set", "pack.seq_len=512")
     assert changed != first
@@ -48,11 +48,11 @@ def test_only_move_ref_moves_latest_to_a_recipe_that_was_changed(run, project):
     assert run("--set", "publish.move_ref=true", "--set", "pack.seq_len=256") == left
     assert latest(project) == left
 
-    plain = run()  # another store is where it goes, and no other data
+    plain = run()  # another store changes the destination, not the data
     assert latest(project) == plain
 
 
-def test_a_ref_held_back_by_drift_has_an_exit_code_of_its_own(project):
+def test_a_ref_held_back_by_drift_has_its_own_exit_code(project):
     project.prepare()
     project.rows.write_text(project.rows.read_text().replace("plus", "plus " * 30))
     told = ["--set", f"publish.store={project.root / 'store'}", "--cache", str(project.cache)]
@@ -82,5 +82,5 @@ def test_settings_over_a_recipe_in_python_leave_latest_as_set_does(project):
     assert latest(project) == changed.id
 
     project.write_rows(range(70))
-    longer = prepare(publish={"max_length_drift": 1.0})  # which changes no data
+    longer = prepare(publish={"max_length_drift": 1.0})  # does not change the data
     assert latest(project) == longer.id != first.id

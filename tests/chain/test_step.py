@@ -1,4 +1,4 @@
-"""What a step object promises, whatever the step does."""
+"""Guarantees of a step object, whatever the step does."""
 
 import json
 import pickle
@@ -57,7 +57,7 @@ COUNT = Step(
 
 
 def workspace_at(folder: Path) -> Workspace:
-    """A workspace that knows no contract of `rows`."""
+    """A workspace without a contract for `rows`."""
     return Workspace(cache=folder, check=lambda contract, table: None)
 
 
@@ -95,7 +95,7 @@ def test_a_receipt_of_another_release_is_a_miss(tmp_path, facts):
     assert execute(job, RECIPE, workspace).facts.rows == 3
 
 
-def test_a_key_is_made_of_what_decides_bytes_and_of_nothing_else():
+def test_a_key_depends_on_the_inputs_of_the_bytes_and_nothing_else():
     job = COUNT.job(Told(3), inputs=[("s", "a")])
 
     assert COUNT.job(Told(3, place="there"), inputs=[("s", "a")], label="x", size=9).key == job.key
@@ -120,7 +120,7 @@ def test_a_file_that_breaks_its_contract_leaves_no_step(tmp_path):
     assert COUNT.peek(job.key, workspace_at(tmp_path)) is None
 
 
-def test_what_comes_after_happens_at_every_run(tmp_path):
+def test_work_after_a_step_happens_in_every_run(tmp_path):
     seen = []
 
     def note(work, receipt):
@@ -142,7 +142,7 @@ def test_jobs_travel_to_other_processes(project):
 
 
 def test_a_cache_of_another_release_costs_work_and_no_run(project):
-    """Same keys, receipts that say less: each one is done again, and gives the same version."""
+    """Receipts with the same keys but less content: all jobs run again, the version is the same."""
     first = project.prepare("dedup.exact=drop")
     for path in (project.cache / "steps").glob("*/*/receipt.json"):
         raw = {**json.loads(path.read_bytes()), "facts": {}}

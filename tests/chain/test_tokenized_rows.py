@@ -1,4 +1,4 @@
-"""Rows that came with their ids, through the whole chain: the ids that are published are those."""
+"""Pretokenized rows through the whole chain: their IDs are published unchanged."""
 
 import json
 from collections import Counter
@@ -26,7 +26,7 @@ def made() -> Rows:
 
 
 def make(*before: dict[str, str]) -> Rows:
-    """Rows as another tool makes them: chats of the demo's tokenizer, answers with their end."""
+    """Rows of another tool: chats with the demo's tokenizer, answers with their end token."""
     recipe = parse_recipe(
         {
             "dataset": "given",
@@ -67,7 +67,7 @@ def prepared(project: Project, rows: Rows, *overrides: str) -> Prepared:
 
 
 def published(project: Project, done: Prepared) -> Counter[tuple[tuple[int, ...], ...]]:
-    """Ids and labels of every record of a version."""
+    """IDs and labels of every record of a version."""
     found: Counter[tuple[tuple[int, ...], ...]] = Counter()
     for path in sorted((project.folder(done) / "data").glob("*.parquet")):
         for row in pq.read_table(path).to_pylist():
@@ -191,7 +191,7 @@ def _mask_late(row: dict[str, Any]) -> None:
         (_mask_late, "max_untrained_starts"),
     ],
 )
-def test_what_another_tool_did_wrong_stops_publication(
+def test_mistakes_of_another_tool_stop_publication(
     project: Project, made: Rows, spoil: Any, limit: str
 ) -> None:
     rows = [{name: list(values) for name, values in row.items()} for row in made]
@@ -207,7 +207,7 @@ def test_what_another_tool_did_wrong_stops_publication(
 
 
 def test_records_that_were_joined_without_a_mark_stop_publication(project: Project) -> None:
-    """Published as one record, the second would see the first."""
+    """Published as one record, the second conversation would see the first."""
     rows = make({"role": "system", "content": "Answer with one number and nothing else."})
     joined = {name: rows[11][name] + rows[12][name] for name in ("input_ids", "labels")}
     lengths = [len(rows[number]["input_ids"]) for number in (11, 12)]
@@ -221,7 +221,7 @@ def test_records_that_were_joined_without_a_mark_stop_publication(project: Proje
     assert published(project, done) == as_given(rows)
 
 
-def test_the_keys_of_such_rows_hold_the_tokenizer_and_those_of_others_do_not(
+def test_only_keys_of_pretokenized_rows_include_the_tokenizer(
     project: Project, made: Rows, tmp_path: Path
 ) -> None:
     write(project.root / "given.jsonl", made)

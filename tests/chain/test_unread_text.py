@@ -1,4 +1,4 @@
-"""`prepare` refuses text that nothing reads, and names the option that leaves it out."""
+"""`prepare` refuses text that no setting reads, and names the option that ignores it."""
 
 import json
 import shlex

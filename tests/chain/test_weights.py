@@ -65,9 +65,7 @@ def rows_of(project, prepared, cache, split="train"):
 
 @pytest.mark.parametrize("layout", ["labels", "compact"])
 @pytest.mark.parametrize("strategy", ["best_fit", "concat", "none"])
-def test_every_token_of_a_record_weighs_what_its_row_and_source_say(
-    project, tmp_path, strategy, layout
-):
+def test_every_token_has_the_weight_of_its_row_and_source(project, tmp_path, strategy, layout):
     prepared = publish(
         project,
         **WEIGHTED,
@@ -84,7 +82,7 @@ def test_every_token_of_a_record_weighs_what_its_row_and_source_say(
         for start, end in itertools.pairwise(bounds):
             own = set(given[start:end][trained[start:end]].tolist())
             weights += own
-    if strategy != "concat":  # which may cut a record in two
+    if strategy != "concat":  # may cut a record in two
         assert sorted(weights) == [0.25] * 30 + [0.5] * 10 + [1.0] * 10 + [2.0] * 10
     assert set(weights) == {0.25, 0.5, 1.0, 2.0}
 

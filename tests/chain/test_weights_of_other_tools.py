@@ -1,6 +1,6 @@
-"""What Axolotl and ms-swift say of training, in rows as their documentation writes them.
+"""Training flags of Axolotl and ms-swift, in rows taken from their documentation.
 
-`AXOLOTL` are the tokens that Axolotl's `ChatTemplateStrategy` (067b021) labels, with the same
+`AXOLOTL` holds the tokens that Axolotl's `ChatTemplateStrategy` (067b021) labels with the same
 tokenizer and template, `roles_to_train: []` and `train_on_eos: turn`.
 """
 
@@ -24,7 +24,7 @@ def spans(*triples):
 
 @pytest.fixture
 def publish(shared: Path, tmp_path: Path):
-    """Publish one row: its trained tokens, each with its weight."""
+    """Publish one row and return its trained tokens with their weights."""
 
     def published(messages, tokenizer="qwen2.5-instruct", template=CHATML, **settings):
         from transformers import AutoTokenizer
@@ -67,7 +67,7 @@ def test_the_example_of_axolotl_is_trained_as_axolotl_trains_it(publish):
         {"from": "assistant", "value": "Hi there!", "train": True},
     ]
     end, well = "<|im_end|>", ["I", "'m", " doing", " very", " well", ",", " thank", " you", "!"]
-    # A turn of the user ends with its line break, as everywhere; Axolotl leaves that out.
+    # A user turn ends with its line break, as everywhere; Axolotl leaves it out.
     asked = ["How", " are", " you", "?", end, "\n"]
     answers = [["Hello", end], [" very", " well", end], ["Hi", " there", "!", end]]
     due = [*answers[0], *asked, *answers[1], *well, end, "\n", *answers[2]]
@@ -87,7 +87,7 @@ AXOLOTL = {
 @pytest.mark.parametrize("triples", AXOLOTL)
 def test_spans_are_trained_as_axolotl_trains_them(publish, triples):
     answer = {"from": "gpt", "value": THINK, "train_detail": spans(*triples)}
-    audit = {"min_answer_coverage": 0.9}  # of " The", a span may hold the last letter alone
+    audit = {"min_answer_coverage": 0.9}  # of " The", a span may contain only the last letter
     found = publish([{"from": "human", "value": "Hm?"}, answer], audit=audit)
     assert [token for token, _ in found] == AXOLOTL[triples]
 
@@ -100,7 +100,7 @@ def test_a_token_is_trained_exactly_if_it_begins_inside_a_span(publish):
     assert [token for token, _ in found] == ["vable", "!", "<|im_end|>"]
 
 
-def test_parts_of_reasoning_weigh_what_they_say(publish):
+def test_parts_of_reasoning_have_their_own_weight(publish):
     answer = {
         "role": "assistant",
         "reasoning_content": [
@@ -110,7 +110,7 @@ def test_parts_of_reasoning_weigh_what_they_say(publish):
         "content": [{"type": "text", "text": "The answer is 4.", "train": True}],
     }
     found = publish([{"role": "user", "content": "What is 2+2?"}, answer], "qwen3", None)
-    # Axolotl trains the same but for "<think>\n", "</think>" and "\n\n", which the template writes.
+    # Axolotl trains the same except "<think>\n", "</think>" and "\n\n", which the template writes.
     assert "".join(token for token, _ in found) == (
         "<think>\n Wait no, 2+2=4.\n</think>\n\nThe answer is 4.<|im_end|>"
     )
@@ -137,12 +137,12 @@ def read(text="Hm. Four.", **fields):
     return answer[-2:]
 
 
-def test_overlapping_spans_train_what_one_of_them_trains():
+def test_overlapping_spans_train_a_token_if_any_of_them_does():
     detail = spans((4, 6, True), (0, 1, False), (5, 9, True), (5, 5, False))
     assert read(train_detail=detail) == (1.0, "[[3,0.0],[4,1.0],[2,1.0]]")
 
 
-def test_what_spans_say_of_a_whole_turn_is_its_weight():
+def test_spans_over_a_whole_turn_set_its_weight():
     assert read(train_detail=spans((0, 8, True))) == (1.0, None)
     assert read(train_detail=spans((0, 8, False))) == (0.0, None)
     assert read(train_detail=spans((3, 8, True)), train=False) == (0.0, "[[3,0.0],[6,1.0]]")
@@ -150,7 +150,7 @@ def test_what_spans_say_of_a_whole_turn_is_its_weight():
     assert read(training_detail=None) == (None, None)
 
 
-def test_a_turn_without_a_span_is_trained_where_a_flag_says_so_as_in_axolotl():
+def test_a_turn_without_a_span_is_trained_if_a_flag_is_set_as_in_axolotl():
     assert read(train_detail=[]) == read(train_detail=[], train=False) == (0.0, None)
     assert read(train_detail=[], training=True) == (1.0, None)
     assert read(train_detail=[], training_detail=[]) == (0.0, None)
@@ -183,7 +183,7 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
         ({"reasoning_content": [{"type": "tool_call", "tool_call": CALL}]}, "a part of reasoning"),
     ],
 )
-def test_what_cannot_be_meant_is_a_bad_row(fields, why):
+def test_contradictory_spans_are_a_bad_row(fields, why):
     with pytest.raises(BadRowError, match=why):
         read(**fields)
 

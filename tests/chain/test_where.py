@@ -1,4 +1,4 @@
-"""`where` and trees in a whole run: ledger, lineage, the list of dropped rows, `verify`."""
+"""A whole run with `where` and trees: ledger, lineage, the list of dropped rows, `verify`."""
 
 import json
 
@@ -23,7 +23,7 @@ def with_where(project, **settings: object) -> Recipe:
     return recipe.model_copy(update={"sources": [source]})
 
 
-def test_what_where_drops_is_counted_and_listed_in_the_version(project):
+def test_rows_dropped_by_where_are_counted_and_listed_in_the_version(project):
     short = sum(
         len(json.loads(line)["output"]) <= 16 for line in project.rows.read_text().splitlines()
     )
@@ -108,7 +108,7 @@ def test_two_sources_over_one_file_have_names_and_numbers_of_their_own(project):
 
 
 def test_plan_foresees_the_refusal_that_a_run_meets(project):
-    """3 of 60 rows are bad, where 2% may be: of all that are read, not of those that are left."""
+    """3 of 60 rows are bad, with a limit of 2%: of all rows read, not of those that remain."""
     lines = project.rows.read_text().splitlines()
     rows = [{**json.loads(line), "n": "x" if i < 3 else str(i)} for i, line in enumerate(lines)]
     project.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -144,7 +144,7 @@ def test_another_expression_is_another_version_and_the_same_one_is_found(project
     assert other.version != first.version
 
 
-def test_a_filter_that_leaves_no_row_is_said(project):
+def test_a_filter_that_leaves_no_row_is_reported(project):
     with pytest.raises(
         EmptyDatasetError,
         match="no row is left of 60: `where` leaves out 60; `false` of rows 60; 0 are bad",

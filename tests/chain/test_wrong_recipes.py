@@ -1,4 +1,4 @@
-"""Recipes that a newcomer gets wrong: each message names place, cause and remedy."""
+"""Recipes that newcomers get wrong: each message names place, cause and fix."""
 
 import shutil
 from pathlib import Path
@@ -57,7 +57,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "if all rows do, or `format: mixed` if rows have several shapes; to see them: "
             "`packhouse quarantine show ",
         ),
-        (  # a row that is of the recipe's format is not sent to another one
+        (  # a row that fits the recipe's format is not sent to another one
             HEAD + "sources: [{path: pairs.jsonl, format: pairs}]\n",
             "no_prompt': pairs/pairs.jsonl line 1, chosen has no prompt before it; remedy: ",
         ),
@@ -72,7 +72,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
     ],
 )
-def test_a_wrong_recipe_says_where_why_and_what_to_do(recipe: str, said: str, folder: Path) -> None:
+def test_a_wrong_recipe_names_place_cause_and_fix(recipe: str, said: str, folder: Path) -> None:
     Path("r.yaml").write_text(recipe)
     with pytest.raises(packhouse.PackhouseError) as caught:
         packhouse.prepare("r.yaml", cache="cache", progress=False)

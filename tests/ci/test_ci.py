@@ -33,7 +33,7 @@ ROW = {"instruction": "Name a prime.", "input": "", "output": "Seven."}
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A cache in which the demo's first run is done, copied by the tests that want one."""
+    """A cache with the demo's first run, copied by the tests that need it."""
     place = tmp_path_factory.mktemp("finished")
     run(place, place / "cache")
     return place / "cache"
@@ -64,7 +64,7 @@ def facts(place):
 
 
 def cases(place):
-    """Gate -> what JUnit says of it; the worst of its cases where it has several limits."""
+    """Gate -> text in the JUnit file; of several limits, the worst case."""
     found = {}
     for case in ET.parse(place / "j.xml").getroot().iter("testcase"):
         tags = {child.tag for child in case} & {"failure", "skipped", "error"}
@@ -83,7 +83,7 @@ def add_row(place):
         file.write(json.dumps(ROW) + "\n")
 
 
-def test_a_plan_says_what_would_come_and_publishes_nothing(place):
+def test_a_plan_shows_the_result_and_publishes_nothing(place):
     done = run(place, place / "cache", "--plan-only")
     assert done.exit_code == 0, done.output
     assert not (place / "store" / "demo").exists()
@@ -161,7 +161,7 @@ def test_small_steps_of_a_candidate_add_up_to_its_distance_from_latest(place):
     assert ref(place, "latest.candidate") == first
     assert refresh_with(190) == (0, "waiting", 0.016)
 
-    assert refresh_with(40)[:2] == (7, "held")  # far from the candidate, too, which moves
+    assert refresh_with(40)[:2] == (7, "held")  # far from the candidate too, which moves
     assert ref(place, "latest.candidate") == facts(place)["version"] not in (first, second)
 
 
@@ -169,7 +169,7 @@ def test_a_candidate_that_would_break_readers_of_latest_is_held(place):
     assert run(place, place / "cache").exit_code == 0
     latest = ref(place)
     compact = ("--approval", "--set", "publish.layout=compact")
-    for _ in range(2):  # the second time nothing changed
+    for _ in range(2):  # nothing changed the second time
         assert run(place, place / "cache", *compact).exit_code == 7
         assert cases(place)["schema"] == "failure"
         assert f"readers of {latest} would break: column " in facts(place)["message"]
@@ -211,7 +211,7 @@ def test_every_refusal_has_a_code_a_gate_and_summaries(override, code, gate, out
         ("golden=golden.jsonl", 2, "golden", True),
     ],
 )
-def test_a_version_that_is_published_already_is_held_against_todays_limits(
+def test_a_published_version_is_checked_against_the_current_limits(
     override, code, gate, cached, place
 ):
     (place / "golden.jsonl").write_text("garbage")
@@ -273,7 +273,7 @@ def unreachable(*arguments):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_job_that_a_signal_ends_in_the_middle_leaves_summaries(number, place):
-    """A pipeline ends a job by SIGTERM when its time is over."""
+    """A pipeline stops a job with SIGTERM when its time is up."""
     shutil.rmtree(place / "cache")
     program = (
         "import os, signal, sys, time; from packhouse import cli\n"
@@ -282,7 +282,7 @@ def test_a_job_that_a_signal_ends_in_the_middle_leaves_summaries(number, place):
         "def stops(job, *rest):\n"
         "    if job.step.name == 'tokenize':\n"
         "        print('here', flush=True)\n"
-        "        time.sleep(600)\n"  # never slept to its end: the signal comes first
+        "        time.sleep(600)\n"  # never sleeps to the end, because the signal comes first
         "    return execute(job, *rest)\n"
         "local_pool.execute = stops\n"
         "sys.argv[0] = 'packhouse'\n"
@@ -315,7 +315,7 @@ def test_a_job_that_a_signal_ends_in_the_middle_leaves_summaries(number, place):
 
 
 def test_who_waits_for_a_store_is_told_of_each_try(place, monkeypatch):
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")  # nobody listens there
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")  # nothing listens there
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setattr("packhouse.store.protocol.RetryPolicy", partial(RetryPolicy, deadline_s=1))
@@ -342,7 +342,7 @@ def test_a_table_that_breaks_its_contract_is_refused_by_that_gate(place, monkeyp
     assert not (place / "store" / "demo" / "refs").exists()
 
 
-def test_a_summary_that_cannot_be_written_is_said_before_any_work(place):
+def test_an_unwritable_summary_is_reported_before_any_work(place):
     done = run(place, place / "cache", "--summary", str(place / "no" / "s.md"))
     assert done.exit_code == 2
     assert "make it first" in done.output
@@ -376,7 +376,7 @@ def test_a_summary_that_cannot_be_written_keeps_no_other_from_it(override, code,
     [("publish.store", "s3://KEY:can/ary@b/x"), ("sources.0.path", "s3://KEY:canary@b/x")],
 )
 def test_a_password_in_a_place_is_in_no_summary(key, secret, place):
-    """Not even one with a slash in it; summaries become comments that all can read."""
+    """Passwords with a slash too: summaries become comments that everybody can read."""
     if key == "sources.0.path":
         text = (place / "recipe.yaml").read_text()
         (place / "recipe.yaml").write_text(text.replace("chats.jsonl", secret))
@@ -419,8 +419,8 @@ def done_already(place):
     return {step: tuple(counts) for step, counts in facts(place)["plan"]["cached"].items()}
 
 
-def test_a_mirror_that_does_not_answer_is_left_alone_and_said_once(place, monkeypatch):
-    """A port on which nobody listens: planning, fetching and writing have one note together."""
+def test_a_mirror_that_does_not_answer_is_skipped_and_reported_once(place, monkeypatch):
+    """A port on which nothing listens; planning, fetching and writing share one note."""
     for name, value in (("URL", f"http://127.0.0.1:{free_port()}"), ("URL_S3", "")):
         monkeypatch.setenv(f"AWS_ENDPOINT_{name}", value)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
@@ -485,7 +485,7 @@ def test_a_damaged_or_planted_step_of_the_mirror_is_not_used(damage, tmp_path):
 
 
 def failing(error):
-    """A store whose every call fails, and how many calls it got."""
+    """A store whose every call fails, with a counter of its calls."""
     calls = []
 
     class Store:

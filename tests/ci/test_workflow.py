@@ -1,4 +1,4 @@
-"""The GitHub Actions example: of the form that Actions takes, pinned, with the least of rights."""
+"""The GitHub Actions example is valid, pinned, and has minimal permissions."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ STEP = {"name", "id", "if", "uses", "with", "run", "env"}
 
 
 @pytest.mark.parametrize(("job", "step"), STEPS)
-def test_a_step_runs_or_uses_and_what_it_uses_is_pinned(job, step):
+def test_a_step_runs_or_uses_and_used_actions_are_pinned(job, step):
     assert set(step) <= STEP
     assert ("uses" in step) != ("run" in step)
     if "uses" in step:
@@ -36,7 +36,7 @@ def test_no_expression_is_pasted_into_a_shell(job, step):
     assert "${{" not in step.get("run", "")
 
 
-def test_only_what_a_job_needs_is_permitted():
+def test_permissions_are_minimal():
     assert WORKFLOW["permissions"] == {}
     assert JOBS["plan"]["permissions"] == {
         "contents": "read",

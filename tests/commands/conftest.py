@@ -1,4 +1,4 @@
-"""One working directory for the tests of commands that are called in one."""
+"""A shared working directory for tests that call commands in it."""
 
 import shutil
 from pathlib import Path
@@ -13,9 +13,9 @@ def one_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(one_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, empty: always the same, for a child that waits is used again there.
+    """The working directory, emptied. It is always the same, so a waiting process can be reused.
 
-    A new child imports its libraries, which takes 0.5 s.
+    A new one imports its libraries first, which takes 0.5 s.
     """
     for path in one_folder.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()

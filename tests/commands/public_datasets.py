@@ -1,7 +1,7 @@
-"""Rows with the columns and the nesting of public data sets, made from questions and answers.
+"""Rows with the columns and nesting of public datasets, made from questions and answers.
 
-Each entry is a data set as its card names it, one of each shape: how a row of it is made. Texts are
-ours.
+Each entry has a dataset's name on the Hub and a function that makes a row of its shape, one
+dataset per shape. The texts are ours.
 """
 
 import json

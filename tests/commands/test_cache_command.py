@@ -32,7 +32,7 @@ def age(project, hours):
         os.utime(file, (then, then))
 
 
-def test_ls_counts_what_the_last_runs_used(project, call):
+def test_ls_counts_the_steps_of_the_last_runs(project, call):
     project.prepare()
     project.prepare("pack.seq_len=128")
     steps = json.loads(call("ls", "--json"))["steps"]
@@ -42,7 +42,7 @@ def test_ls_counts_what_the_last_runs_used(project, call):
     assert "jobs" in call("ls")
 
 
-def test_gc_shows_first_and_removes_only_what_no_last_run_used(project, call):
+def test_gc_is_a_dry_run_first_and_deletes_only_unused_steps(project, call):
     project.prepare()
     last = project.prepare("pack.seq_len=128")
     age(project, 2)
@@ -58,15 +58,15 @@ def test_gc_shows_first_and_removes_only_what_no_last_run_used(project, call):
     again = project.prepare("pack.seq_len=128")
     assert all(receipt.cached for receipt in again.receipts)
     assert again.version == last.version
-    assert not project.prepare().created  # done again, and the same
+    assert not project.prepare().created  # computed again, with the same result
 
 
-def test_gc_leaves_what_a_run_made_or_found_within_the_grace(project, call):
+def test_gc_keeps_steps_used_within_the_grace(project, call):
     project.prepare()
     project.prepare("pack.seq_len=128")
     assert json.loads(call("gc", "--json"))["steps"] == []
     age(project, 2)
-    project.prepare()  # finds all, and the other seq_len is the one out of use now
+    project.prepare()  # finds everything; now the other seq_len is unused
     in_use = {step["key"] for step in json.loads(call("gc", "--max-gb", "0", "--json"))["steps"]}
     assert in_use
     assert all(receipt.key not in in_use for receipt in project.prepare().receipts)

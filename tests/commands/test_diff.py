@@ -1,4 +1,4 @@
-"""What `packhouse diff` says of rows, copies, splits and masks."""
+"""`packhouse diff` compares rows, copies, splits and masks."""
 
 import json
 from pathlib import Path
@@ -94,7 +94,7 @@ def talk(word: str, num_turns: int) -> list[dict[str, object]]:
     return [{"messages": messages}]
 
 
-def test_an_edited_row_of_as_many_tokens_says_what_is_other(publish):
+def test_an_edited_row_with_as_many_tokens_shows_the_difference(publish):
     def rows(ids: list[int], labels: list[int]) -> list[dict[str, object]]:
         return [{"input_ids": ids, "labels": labels}]
 
@@ -126,7 +126,7 @@ def test_windows_of_an_edited_row_are_paired_in_their_order(publish):
     assert "          rows/rows.jsonl row 0: now split to fewer records" in shorter
 
 
-def test_a_row_that_is_split_otherwise_is_not_said_to_have_changed(publish):
+def test_a_row_that_is_split_differently_is_not_shown_as_changed(publish):
     smaller = WINDOWS | {"pack": {"seq_len": 128, "over_length": "window"}}
     lines = printed(publish(talk("Say", 24), **WINDOWS), publish(talk("Say", 24), **smaller))
     (said,) = [line for line in lines if "edited" in line]
@@ -147,8 +147,8 @@ def test_a_window_that_another_takes_the_place_of_is_edited(publish):
     assert not [line for line in lines if line.endswith((" added", " removed"))]
 
 
-def test_a_row_that_was_or_is_equal_to_another_one_is_not_said_to_be_split(publish):
-    """Content that another row has too is no pair with what the row has in the other version."""
+def test_a_row_equal_to_another_one_is_not_shown_as_split(publish):
+    """Content that another row shares is not paired with the row's content in the other version."""
     keep = {"dedup": {"exact": "keep"}}
     twice = publish([ROWS[0], *ROWS], **keep)
     once = publish([{**ROWS[0], "output": "It is nothing!"}, *ROWS], **keep)
@@ -159,7 +159,7 @@ def test_a_row_that_was_or_is_equal_to_another_one_is_not_said_to_be_split(publi
     assert "          rows/rows.jsonl row 0: now equal to another record" in back
 
 
-def test_a_row_that_is_dropped_now_says_why(publish):
+def test_a_row_that_is_dropped_now_has_a_reason(publish):
     long = {"instruction": "Count.", "output": " ".join(map(str, range(200)))}
     old = publish([*ROWS, long], pack={"seq_len": 2048, "over_length": "drop"})
     new = publish([*ROWS, long], pack={"seq_len": 128, "over_length": "drop"})
@@ -183,8 +183,8 @@ def test_a_changed_filter_is_named_with_the_rows_it_leaves_out(publish, tmp_path
         uris.append(made.uri)
     text = "\n".join(printed(*uris))
     assert "settings.where.1" in text
-    assert "ledger.tokenize.rows_out" not in text  # as many as validate puts out
-    assert "        9 removed\n" in text  # 0 to 9, but for the 3 that neither has
+    assert "ledger.tokenize.rows_out" not in text  # as many as validate returns
+    assert "        9 removed\n" in text  # 0 to 9, except the 3 that neither has
     assert text.count(": now filtered: length(output) > 8") == 5
     back = "\n".join(printed(*uris[::-1]))
     assert back.count(": was filtered: length(output) > 8") == 5

@@ -1,4 +1,4 @@
-"""What `packhouse dropped` says of rows that were left out."""
+"""`packhouse dropped` lists the rows that were left out."""
 
 import csv
 import json
@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from packhouse.api import prepare
 from packhouse.cli import cli
 
-pytestmark = pytest.mark.usefixtures("own_tokenizers")  # other caches ask the store for them
+pytestmark = pytest.mark.usefixtures("own_tokenizers")  # other caches fetch them from the store
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
 
@@ -78,7 +78,7 @@ def test_each_window_of_a_row_has_its_own_text(tmp_path):
     assert raw == [json.dumps({"messages": talk})] * len(windows)
 
 
-def test_another_machine_says_that_it_has_no_texts(version, tmp_path):
+def test_another_machine_reports_that_it_has_no_texts(version, tmp_path):
     done = call(version, tmp_path / "elsewhere")
     assert "rows/rows.jsonl row 20: repeats rows/rows.jsonl row 3" in done.stdout
     assert "no text of 2 rows of rows/rows.jsonl: no run on this machine says" in done.stdout
@@ -87,7 +87,7 @@ def test_another_machine_says_that_it_has_no_texts(version, tmp_path):
 
 @pytest.fixture(params=["jsonl", "csv", "parquet"])
 def filtered(request, tmp_path):
-    """A version of a file, three of its rows left out by `where`; its path and its recipe."""
+    """A version of a file with three of its rows left out by `where`; its path and its recipe."""
     path = tmp_path / f"talk.{request.param}"
     table = pa.table(
         {

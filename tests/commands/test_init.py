@@ -29,7 +29,7 @@ NUM_ROWS = 12
 
 
 class Talk(NamedTuple):
-    """A question and its answer, as they must be in the version."""
+    """A question and its answer, as the version must contain them."""
 
     question: str
     answer: str
@@ -99,7 +99,7 @@ def zipped() -> bytes:
     return written.getvalue()
 
 
-# name -> (file, its bytes, talks)
+# name -> (file, its bytes, conversations)
 RIGHT: dict[str, tuple[str, bytes, list[Talk]]] = {
     "alpaca in an array": (
         "data.json",
@@ -260,7 +260,7 @@ def each(row: Callable[[Talk], dict[str, Any]]) -> bytes:
     return lines([row(talk) for talk in TALKS])
 
 
-# Public data sets by the names of their fields.
+# Public datasets by the names of their fields.
 PUBLIC: dict[str, bytes] = {
     "TRL's prompt and completion": each(
         lambda t: {
@@ -372,7 +372,7 @@ def bad(talk: Talk) -> str:
     return f"I am not at all sure about {talk.question}"
 
 
-# What several fields say: rows, the number of the candidate that is meant, and its talks.
+# Fields with several meanings: rows, the number of the right candidate, and its conversations.
 ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] = {
     "two columns of any name": (lambda n, t: {"v1": t.question, "v2": t.answer}, 1, TALKS),
     "two questions": (
@@ -502,7 +502,7 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     ),
 }
 
-# What cannot be read: file, its bytes, what is said.
+# Unreadable data: file, its bytes, the message.
 REFUSED: dict[str, tuple[str, bytes, str]] = {
     "columns without names": (
         "a.csv",
@@ -591,7 +591,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
 
 
 class Project:
-    """A folder with data, where commands are called."""
+    """A folder with data, in which commands run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -604,12 +604,12 @@ class Project:
         return self.call("init", *data, "--tokenizer", str(TOKENIZER), "--yes")
 
     def choose(self, said: str, number: int = 1) -> tuple[int, str]:
-        """Run the command of a candidate, as it was printed."""
+        """Run the command of a candidate as printed."""
         commands = [line for line in said.splitlines() if line.startswith("packhouse init ")]
         return self.call(*shlex.split(commands[number - 1])[1:], "--yes")
 
     def prepare(self) -> list[Talk]:
-        """Prepare the recipe; the question and the trained answer of each record, in any order."""
+        """Prepare the recipe and return question and answer of each record, in any order."""
         code, said = self.call("prepare", "recipe.yaml")
         assert code == 0, said
         dataset = yaml.safe_load(Path("recipe.yaml").read_text())["dataset"]
@@ -673,7 +673,7 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
     code, said = project.choose(said, number)
     assert code == 0, said
     found = project.prepare()
-    if "choices" in name:  # the answer stands in the question, too
+    if "choices" in name:  # the answer is in the question too
         assert sorted(t.answer for t in found) == sorted(t.answer for t in expected)
     else:
         check(found, expected)
@@ -692,7 +692,7 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
         ),
     ],
 )
-def test_what_may_be_meant_otherwise_is_not_trained_unasked(row, command, project):
+def test_ambiguous_rows_are_not_trained_without_a_choice(row, command, project):
     Path("a.jsonl").write_bytes(lines([row(n, talk) for n, talk in enumerate(TALKS)]))
 
     code, said = project.init("a.jsonl")
@@ -701,7 +701,7 @@ def test_what_may_be_meant_otherwise_is_not_trained_unasked(row, command, projec
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_read_is_said(name, project):
+def test_unreadable_data_is_reported(name, project):
     file, data, says = REFUSED[name]
     Path(file).write_bytes(data)
 
@@ -732,7 +732,7 @@ def test_fields_that_no_name_tells_may_be_named(project):
     check(project.prepare(), TALKS)
 
 
-def test_a_field_that_repeats_what_is_read_is_left_out(project):
+def test_a_field_that_repeats_the_text_is_ignored(project):
     rows = [{"messages": chats_of(t), "prompt": t[0], "topic": "sums"} for t in TALKS]
     Path("a.jsonl").write_bytes(lines(rows))
 
@@ -791,7 +791,7 @@ def test_calls_are_trained_with_their_tools_or_not_at_all(project):
     assert all("Adds two numbers." in question for question, _ in project.prepare())
 
 
-def test_a_shape_far_behind_the_first_rows_is_found(project):
+def test_a_shape_far_after_the_first_rows_is_found(project):
     rows = [{"question": f"What is {n} and {n}?", "answer": f"It is {2 * n}."} for n in range(840)]
     rows += [{"messages": chats_of(t)} for t in TALKS]
     Path("a.jsonl").write_bytes(lines(rows))
@@ -817,7 +817,7 @@ def test_rows_of_one_long_object_are_found(project):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.jsonl.gz"])
-def test_of_a_large_file_parts_are_read_and_that_is_said(name, project, monkeypatch):
+def test_only_parts_of_a_large_file_are_read_with_a_note(name, project, monkeypatch):
     rows = [{"question": f"What, {n}? " * 20, "answer": f"I say {n}."} for n in range(1200)]
     packed = {
         "a.jsonl": lines(rows),
@@ -907,7 +907,7 @@ def test_several_files_become_sources_and_alike_ones_of_a_folder_become_one(proj
     assert recipe["sources"][1]["file_format"] == "csv_semicolon"
 
 
-def test_without_a_terminal_and_without_yes_the_recipe_is_written_and_that_is_said(project):
+def test_without_a_terminal_the_recipe_is_written_with_a_note(project):
     Path("a.jsonl").write_bytes(lines(named("query", "reply")))
 
     code, said = project.call("init", "a.jsonl", "--tokenizer", str(TOKENIZER))
@@ -930,7 +930,7 @@ def test_a_no_at_the_terminal_writes_nothing(project, monkeypatch):
 
 
 class Terminal:
-    """`sys` of a process whose input is a terminal."""
+    """Return a `sys` of a process whose input is a terminal."""
 
     class stdin:
         isatty = staticmethod(lambda: True)
@@ -1019,7 +1019,7 @@ def test_a_file_in_another_encoding_that_is_prepared_without_a_look_leads_to_ini
     assert "`packhouse init` finds its encoding" in said
 
 
-def test_what_is_no_text_is_named_as_what_it_is(project):
+def test_a_file_that_is_not_text_is_recognized(project):
     Path("a.json").write_bytes(b"%PDF-1.7\n" + bytes(range(128, 256)) * 9)
 
     code, said = project.init("a.json")
@@ -1039,7 +1039,7 @@ def test_labels_for_a_tokenizer_without_eos_train_a_head_for_classes(project, sh
     assert code == 0, said
 
 
-def test_init_says_what_split_rows_cost(tmp_path, monkeypatch):
+def test_init_shows_the_cost_of_split_rows(tmp_path, monkeypatch):
     from packhouse.addons.init import command
     from packhouse.records.render_counts import SplitText
 
@@ -1047,7 +1047,7 @@ def test_init_says_what_split_rows_cost(tmp_path, monkeypatch):
     (tmp_path / "talks.jsonl").write_bytes(lines([{"messages": chats_of(t)} for t in TALKS]))
     render_sample = command.render_sample
 
-    def split(*arguments: Any) -> Any:  # of a template that drops reasoning
+    def split(*arguments: Any) -> Any:  # from a template that drops reasoning
         return *render_sample(*arguments)[:2], SplitText(all=1470, split=970, whole=500)
 
     def printed(out: str) -> str:

@@ -66,7 +66,7 @@ def test_a_recipe_is_looked_at_before_anything_is_prepared(version, call, tmp_pa
     assert "looked at the first rows of each source" in done.stderr
 
 
-def test_what_is_not_in_the_packs_is_shown_too(version, call):
+def test_rows_outside_the_packs_are_shown_too(version, call):
     assert "talks/talks.jsonl row 20, " in call("inspect", version.uri, "--dropped")
     assert "talks/talks.jsonl row 21" in call("inspect", version.uri, "--quarantined")
 
@@ -216,7 +216,7 @@ def test_rows_that_went_elsewhere_are_traced(version, call):
     assert done.exit_code == 2
 
 
-def test_what_cannot_be_shown_is_said(version, call, publish):
+def test_rows_that_cannot_be_shown_are_reported(version, call, publish):
     def said(*words: str) -> tuple[int, str]:
         done = CliRunner().invoke(cli, ["inspect", version.uri, *words])
         return done.exit_code, done.stderr

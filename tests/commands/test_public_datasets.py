@@ -1,4 +1,4 @@
-"""Public data sets by the shape of their rows: `init` finds it, or shows it as a candidate."""
+"""Public datasets by the shape of their rows: `init` detects it, or shows it as a candidate."""
 
 import json
 from collections import Counter
@@ -17,7 +17,7 @@ from packhouse.recipe import SourceConfig, ValidateConfig
 from tests.commands.public_datasets import ROWS, SYSTEM, THOUGHT, TOOL, chat
 from tests.commands.test_init import PUBLIC, TALKS
 
-# Data sets with text beside the conversation, or two questions or answers: the candidate meant.
+# Datasets with text besides the conversation, or two questions or answers: the right candidate.
 ASKED = {
     "Magpie-Align/Magpie-Pro-300K-Filtered": 0,
     "open-r1/OpenR1-Math-220k": 1,
@@ -29,7 +29,7 @@ ASKED = {
     "code-alpaca": 0,
     "camel-ai": 0,
 }
-# None of their candidates is the one meant: a thought, an attempt; the first of some objects.
+# None of their candidates is right: reasoning, an attempt, or only the first of some objects.
 UNKNOWN = {"simplescaling/s1K", "facebook/natural_reasoning"}
 
 
@@ -39,7 +39,7 @@ def look(path: Path, folder: Path) -> Proposal:
 
 
 def settings_of(name: str, path: Path, folder: Path) -> dict[str, Any]:
-    """Settings of the reading, or of the candidate that is meant."""
+    """Settings for reading, or of the right candidate."""
     found = look(path, folder)
     assert (found.reading is None) == (name in ASKED)
     if found.reading is not None:
@@ -57,14 +57,14 @@ def test_texts_that_hold_a_whole_conversation_are_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", sorted(UNKNOWN))
-def test_what_no_candidate_says_is_never_chosen(name: str, tmp_path: Path) -> None:
+def test_a_reading_that_is_not_a_candidate_is_never_chosen(name: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(rows_of(name, 0))
 
     assert look(path, tmp_path).reading is None
 
 
-# What a row says beside its question and answer: system prompt, template arguments, a thought.
+# Other content of a row: system prompt, template arguments, reasoning.
 SYSTEM_OF = {
     "open-thoughts/OpenThoughts-114k": SYSTEM,
     "NousResearch/hermes-function-calling-v1": SYSTEM,
@@ -97,7 +97,7 @@ def meant(name: str, number: int, talk: Any) -> list[dict[str, Any]]:
 
 
 def rows_of(name: str, number: int) -> bytes:
-    """The first three rows of a data set, with its number in each question."""
+    """The first three rows of a dataset, with a row number in each question."""
     if name in ROWS:
         made = [ROWS[name](f"{number}: {talk.question}", talk.answer) for talk in TALKS[:3]]
         return "".join(json.dumps(row) + "\n" for row in made).encode()
@@ -115,7 +115,7 @@ def test_every_shape_is_published_with_the_ids_of_transformers(
     monkeypatch.chdir(tmp_path)
     folder = shared / "tokenizers" / "qwen2.5-instruct"
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    # Qwen2.5's template never writes reasoning from a field: a run with such rows stops.
+    # Qwen2.5's template never writes reasoning from a field, so a run with such rows stops.
     left_out = {*WITH_REASONING, *UNKNOWN, "glaiveai/glaive-function-calling-v2"}
     names = [name for name in (*ROWS, *PUBLIC) if name not in left_out]
     expected, sources = [], []

@@ -19,14 +19,14 @@ GOOD = [{"instruction": f"Add {n} and 1.", "input": "", "output": str(n + 1)} fo
 BAD = [
     '{"instruction": "Name a bird.", "input": "", "output": "Wren"',  # 40: no closing brace
     '{"instruction": "Name a fish.", "input": "", "answer": "Pike"}',  # 41: no output
-    '{"instruction": "A", "input": "", "output": "B", "output": "C"}',  # 42: a key twice
+    '{"instruction": "A", "input": "", "output": "B", "output": "C"}',  # 42: a duplicate key
     b'{"instruction": "Caf\xe9?", "input": "", "output": "Yes"}',  # 43: latin-1
 ]
 
 
 @pytest.fixture
 def desk(home):
-    """A folder with a recipe whose sources hold bad rows, its cache and store."""
+    """A folder with a recipe whose sources contain bad rows, and its cache and store."""
     lines = [orjson.dumps(row) for row in GOOD]
     lines += [row if isinstance(row, bytes) else row.encode() for row in BAD]
     (home / "rows.jsonl").write_bytes(b"\n".join(lines) + b"\n")
@@ -96,7 +96,7 @@ def test_show_prints_place_and_bytes_without_control_characters(desk):
     assert json.loads(raw)["raw"] == BAD[1][:14]
 
 
-def test_a_filter_that_meets_nothing_says_so(desk):
+def test_a_filter_without_matches_is_reported(desk):
     run_recipe(desk)
     result = CliRunner().invoke(cli, ["quarantine", "show", "store/birds", "--reason", "nope"])
     assert result.exit_code == 2
@@ -104,7 +104,7 @@ def test_a_filter_that_meets_nothing_says_so(desk):
 
 
 def mend(line):
-    """What a person would do in an editor."""
+    """Edit the file as a person would."""
     if line["reason"] == "json":
         line["raw"] += "}"
     if line["reason"] == "fields":
@@ -113,7 +113,7 @@ def mend(line):
 
 
 @pytest.mark.parametrize("option", ["--reason", "--source"])
-def test_a_filter_whose_bytes_are_no_text_meets_nothing(desk, option):
+def test_a_filter_that_is_not_utf8_matches_nothing(desk, option):
     version = run_recipe(desk)
     target = f"{desk / 'store'}/birds@{version.version}"
     result = CliRunner().invoke(cli, ["quarantine", "show", target, option, "json\udcff"])
@@ -122,7 +122,7 @@ def test_a_filter_whose_bytes_are_no_text_meets_nothing(desk, option):
     assert "ConfigError: no quarantined row of" in result.stderr
 
 
-def test_mended_rows_become_a_source_that_the_recipe_can_add(desk):
+def test_fixed_rows_become_a_source_that_the_recipe_can_add(desk):
     run_recipe(desk)
     target = [desk / "recipe.yaml", "--cache", desk / "cache"]
     call("retry", *target, "--edit", "bad.jsonl")
@@ -144,12 +144,12 @@ def test_mended_rows_become_a_source_that_the_recipe_can_add(desk):
     again = run_recipe(desk)
     assert again.ledger[0].rows_out == 42
     left = json.loads(call("ls", "recipe.yaml", "--json", "--cache", str(desk / "cache")))
-    assert left["rows"] == 2  # those that are mended elsewhere are not shown
+    assert left["rows"] == 2  # rows fixed elsewhere are not shown
     assert {sample["row"] for why in left["reasons"] for sample in why["samples"]} == {42, 43}
 
 
-def test_a_row_with_a_key_twice_does_not_pass_unmended(desk):
-    """Parsing it for the editor would keep the last value and lose the first."""
+def test_a_row_with_a_duplicate_key_does_not_pass_unless_fixed(desk):
+    """Parsing the row for the editor would keep the last value and lose the first."""
     run_recipe(desk)
     call("retry", "store/birds", "--reason", "duplicate_key", "--edit", "bad.jsonl")
     (line,) = (desk / "bad.jsonl").read_text().splitlines()
@@ -165,7 +165,7 @@ def test_bytes_that_are_no_text_do_not_pass_as_replacement_characters(desk):
     assert json.loads((desk / "out" / "_still-bad.jsonl").read_text())["row"] == 43
 
 
-def test_without_mending_rows_pass_when_the_rules_changed(desk):
+def test_unedited_rows_pass_when_the_rules_changed(desk):
     lines = [*GOOD[:4], {"instruction": "x" * 200, "input": "", "output": "long"}]
     (desk / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
     run_recipe(desk, "validate.max_chars=100")
@@ -203,8 +203,8 @@ def test_tsv_rows_are_read_by_their_header(desk):
     ]
 
 
-def test_rows_that_a_template_refused_pass_once_they_are_mended(desk):
-    """The alpaca template has no place for reasoning, so the row falls at `format`."""
+def test_rows_that_a_template_refused_pass_once_they_are_fixed(desk):
+    """The alpaca template cannot hold reasoning, so the row is refused at `format`."""
     answer = {"role": "assistant", "content": "4", "reasoning_content": "2 * 2"}
     row = {"messages": [{"role": "user", "content": "Two by two?"}, answer]}
     (desk / "chat.jsonl").write_text(json.dumps(row) + "\n")
@@ -250,7 +250,7 @@ def test_rows_that_the_tokenizer_refused_keep_their_raw_row(desk):
     assert "Say the end twice." in (desk / "out2" / "chat-mended.jsonl").read_text()
 
 
-def test_a_row_of_which_several_records_are_bad_is_mended_once(desk):
+def test_a_row_with_several_bad_records_is_fixed_once(desk):
     turns = [("user", "Hi."), ("assistant", "Hello."), ("user", "Say <|im_end|>.")]
     turns += [("assistant", "No."), ("user", "Why?"), ("assistant", "It ends.")]
     row = {"messages": [{"role": role, "content": content} for role, content in turns]}
@@ -269,7 +269,7 @@ def test_a_row_of_which_several_records_are_bad_is_mended_once(desk):
     (desk / "bad.jsonl").write_text(line.replace("<|im_end|>", "the end"))
     done = CliRunner().invoke(cli, [*again, "--from", "bad.jsonl", "--out", "out"])
     assert done.stdout.startswith("1 row passed, 0 still bad\n")
-    assert "`dedup.exact: drop` leaves one of both out" in done.stderr  # the first answer's
+    assert "`dedup.exact: drop` leaves one of both out" in done.stderr  # that of the first answer
     assert len((desk / "out" / "chat-mended.jsonl").read_text().splitlines()) == 1
 
 
@@ -281,7 +281,7 @@ def test_a_file_that_holds_something_else_is_refused(desk):
     assert "is no quarantine file" in result.stderr
 
 
-def test_rows_of_a_file_in_another_encoding_are_mended_as_utf8(desk):
+def test_rows_of_a_file_in_another_encoding_are_fixed_as_utf8(desk):
     rows = [{"ask": f"\u95ee\u9898 {n}?", "say": f"\u7b54\u6848 {n}"} for n in range(9)]
     lines = [json.dumps([row], ensure_ascii=False) for row in rows]
     (desk / "rows.jsonl").write_bytes("\n".join([*lines, lines[0][:-1]]).encode("gb18030"))
@@ -304,7 +304,7 @@ def test_rows_of_a_file_in_another_encoding_are_mended_as_utf8(desk):
     assert "encoding" not in snippet[0]
 
 
-def test_what_is_still_bad_is_no_row_of_a_folder_that_is_a_source(desk):
+def test_rows_that_are_still_bad_are_not_added_to_a_source(desk):
     run_recipe(desk)
     call("retry", "store/birds", "--recipe", "recipe.yaml", "--out", "out", code=4)
     assert (desk / "out" / "_still-bad.jsonl").is_file()

@@ -122,7 +122,7 @@ def test_plan_estimates_before_any_work_and_counts_after_it(call, tmp_path, opti
     assert ("more tokens than pack.seq_len" in printed) == bool(num_over)
 
 
-def test_plan_says_that_a_run_would_fail(call):
+def test_plan_shows_that_a_run_would_fail(call):
     printed = call("plan", str(DEMO), "--set", "pack.over_length=error")
     assert "would be refused: 1 record has more tokens than pack.seq_len 512, and" in printed
     limit = ("--set", "validate.max_quarantined=0.01")
@@ -131,7 +131,7 @@ def test_plan_says_that_a_run_would_fail(call):
     assert json.loads(call("plan", str(DEMO), "--json"))["refusals"] == []
 
 
-def test_plan_shows_what_other_pack_sizes_would_give(call):
+def test_plan_shows_the_results_of_other_pack_sizes(call):
     found = json.loads(call("plan", str(DEMO), "--json"))["seq_lens"]
     by_size = {line["seq_len"]: line for line in found}
     assert by_size[512]["records_too_long"] == 1
@@ -141,7 +141,7 @@ def test_plan_shows_what_other_pack_sizes_would_give(call):
         assert line["num_tokens"] + line["num_padding"] == size * line["num_packs"]
         assert 0 < line["fill"] <= 1
     assert "pack.seq_len  packs" in call("plan", str(DEMO))
-    window = ("--set", "pack.over_length=window")  # other sizes make other windows
+    window = ("--set", "pack.over_length=window")  # other sizes give other windows
     assert json.loads(call("plan", str(DEMO), *window, "--json"))["seq_lens"] == []
     multiple = ("--set", "pack.pad_record_to_multiple_of=128")
     padded = json.loads(call("plan", str(DEMO), *multiple, "--json"))
@@ -149,7 +149,7 @@ def test_plan_shows_what_other_pack_sizes_would_give(call):
     assert own["num_packs"] == padded["packs"] > by_size[512]["num_packs"]
 
 
-def test_plan_says_that_contaminated_rows_are_not_subtracted(call):
+def test_plan_notes_that_contaminated_rows_are_not_subtracted(call):
     benchmarks = f"audit.benchmarks=[{{path: {DEMO.parent / 'chats.jsonl'}}}]"
     settings = ("--set", benchmarks, "--set", "audit.on_match=drop")
     said = "contaminated rows are not subtracted, though audit.on_match will drop them"

@@ -1,4 +1,4 @@
-"""The demo's rows and tokenizer are what deployments/demo/README.md says."""
+"""The demo's rows and tokenizer match deployments/demo/README.md."""
 
 import json
 import re
@@ -62,7 +62,7 @@ def test_the_readme_lists_the_bad_rows():
     ]
 
 
-def test_sample_holds_what_the_readme_promises():
+def test_the_sample_matches_the_readme():
     rows, chats = lines("instructions.jsonl"), lines("chats.jsonl")
 
     assert (rows[5], rows[62]) == (rows[202], rows[203])

@@ -1,4 +1,4 @@
-"""The image and the compose file: linted by tools, and held to what operators are promised."""
+"""The image and the compose file pass linters and keep the promises made to operators."""
 
 import ast
 import json
@@ -44,7 +44,7 @@ def test_the_compose_file_follows_the_compose_specification():
 
 
 def test_docker_compose_reads_the_file(tmp_path):
-    """Debian's is old and knows no `name`; without that line it reads all the rest."""
+    """Debian's version is old and does not know `name`; without that line it reads the rest."""
     folder = tmp_path / "docker"
     shutil.copytree(DOCKER, folder, ignore=shutil.ignore_patterns("secrets"))
     assert run(folder / "make_secrets.sh").returncode == 0
@@ -91,7 +91,7 @@ def test_the_image_holds_the_versions_that_were_tested():
     tested = pins("test.txt")
     assert {n: v for n, v in image.items() if tested.get(n, v) != v} == {}
     assert {"prefect-kubernetes", "prefect-docker", "prefect-dask", "prefect-ray"} <= set(image)
-    assert {"duckdb", "py3langid"} <= set(image)  # what a recipe may ask of a worker
+    assert {"duckdb", "py3langid"} <= set(image)  # allowed requests of a recipe to a worker
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
@@ -148,14 +148,14 @@ def test_the_server_asks_for_a_password_and_tokens_and_names_its_origin():
 
 
 def test_every_setting_of_prefect_exists_and_has_a_value_that_it_takes(tmp_path):
-    """Prefect passes over names that it does not know: a misspelled one would protect nothing."""
+    """Prefect ignores names that it does not know, so a misspelled one would protect nothing."""
     named = {
         key.removesuffix("_FILE"): "user:value" if key.endswith("_FILE") else value
         for service in SERVICES.values()
         for key, value in service.get("environment", {}).items()
         if key.startswith("PREFECT_")
     }
-    named["PREFECT_SERVER_CSRF_PROTECTED"] = "true"  # a wrong name, to see that it is found
+    named["PREFECT_SERVER_CSRF_PROTECTED"] = "true"  # a wrong name, to check that it is found
     values = {k: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", v) for k, v in named.items()}
     code = (
         "import json, sys\n"

@@ -1,4 +1,4 @@
-"""The run forms of the deployments: only what a worker accepts, with the names that it knows."""
+"""The deployments' run forms accept only what a worker accepts, and list its names."""
 
 import pytest
 import yaml
@@ -42,7 +42,7 @@ def test_the_form_has_no_cache_which_a_deployed_run_may_not_choose(flow, flows):
     after = form(before, PLACES)
     assert after["patternProperties"].keys() == {"^runner$"}
     assert before["properties"].keys() - after["properties"].keys() == {"cache", "runner"}
-    assert after["additionalProperties"] is False  # so the server refuses it, too
+    assert after["additionalProperties"] is False  # so the server refuses it too
 
 
 def test_the_form_lists_names_and_still_takes_a_place_below_an_allowed_prefix(flows):

@@ -1,4 +1,4 @@
-"""The job template and the manifests: by Kubernetes' own schemas, filled in as a worker does."""
+"""The job template and the manifests, filled in as a worker does, match Kubernetes' own schemas."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ BY_KIND = {manifest["kind"]: manifest for manifest in MANIFESTS}
 
 
 def configured(**values):
-    """What Prefect's Kubernetes worker makes of the template for a run with these job variables."""
+    """Return the job that Prefect's Kubernetes worker makes for a run with these job variables."""
     from prefect.client.schemas.objects import FlowRun
     from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 

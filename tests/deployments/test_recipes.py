@@ -21,7 +21,7 @@ def test_there_is_one_recipe_per_real_file_and_the_demo():
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_recipe_parses_and_says_how_much_is_for_evaluation(path):
+def test_recipe_parses_and_sets_a_fraction_for_evaluation(path):
     recipe = load(path)
 
     assert recipe.split.eval_fraction or recipe.split.eval_count
@@ -40,7 +40,7 @@ def test_dataset_names_are_unique():
 
 
 @pytest.mark.parametrize("path", RECIPES[:-1], ids=lambda path: path.stem)
-def test_real_sources_and_tokenizers_are_where_the_recipe_says(path, shared, monkeypatch):
+def test_the_recipe_names_existing_sources_and_tokenizers(path, shared, monkeypatch):
     monkeypatch.setenv("PACKHOUSE_SHARED", str(shared))
     recipe = load(path)
 
@@ -48,7 +48,7 @@ def test_real_sources_and_tokenizers_are_where_the_recipe_says(path, shared, mon
     assert (Path(recipe.tokenizer) / "tokenizer_config.json").is_file()
 
 
-def test_without_the_variable_paths_lead_beside_the_checkout(monkeypatch):
+def test_without_the_variable_paths_are_next_to_the_checkout(monkeypatch):
     monkeypatch.delenv("PACKHOUSE_SHARED", raising=False)
     recipe = load(DEPLOYMENTS / "recipes" / "alpaca.yaml")
 

@@ -1,4 +1,4 @@
-"""The server on SQLite: a transaction that reads, then writes, though another wrote meanwhile."""
+"""The server on SQLite: a transaction that reads and then writes survives a concurrent write."""
 
 import os
 import subprocess

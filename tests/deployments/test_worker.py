@@ -1,4 +1,4 @@
-"""The worker: it waits for its server, and memory in cycles is freed without Python's collector."""
+"""The worker waits for its server, and frees memory in cycles without Python's collector."""
 
 import os
 import subprocess
@@ -33,15 +33,15 @@ def waits(gives_back: bool, patience: float) -> int:
     return subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode
 
 
-def test_what_lies_in_cycles_is_freed():
+def test_objects_in_cycles_are_freed():
     assert waits(gives_back=True, patience=60) == 0
 
 
-def test_without_it_what_lies_in_cycles_stays():
+def test_without_it_objects_in_cycles_stay():
     assert waits(gives_back=False, patience=0.5) == 3
 
 
-def test_it_takes_what_prefects_worker_takes():
+def test_it_takes_the_arguments_of_prefects_worker():
     command = [sys.executable, "deployments/worker.py", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "worker start" in done.stdout

@@ -1,4 +1,4 @@
-"""One literal message for each reason code and each error class, to be read on one page."""
+"""One literal message for each reason code and error class, to be read on one page."""
 
 import json
 import re
@@ -78,7 +78,7 @@ DETAILS = {
     "empty_answer": "the answer (message 1) is empty: no text, reasoning or tool call",
     "too_many_chars": "message 1 is longer than max_chars",
 }
-"""Reason code of the validate step -> detail of the row in `ROWS`."""
+"""Reason code of the validate step -> detail for the row in `ROWS`."""
 
 MESSAGES = {
     "ConfigError": "prepare: unknown key 'pack.seqlen'; did you mean 'seq_len'?",
@@ -137,7 +137,7 @@ ELSEWHERE = {
     "DiskError": "tests/cache/test_full_disks.py",
     "TransientError": "tests/store/test_retries.py",
 }
-"""What needs a workbook, a plug-in, or a failing store or disk -> the tests that have one."""
+"""Codes that need a workbook, a plug-in, or a failing store or disk -> tests that have one."""
 
 USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
 CALL = {
@@ -296,7 +296,7 @@ REPEATED = [{"instruction": "Say 1.", "output": "1!"}] * 30
 
 
 def message_of(name: str, folder: Path) -> str:
-    """Return the message of the error that a call raises, which has exactly this class."""
+    """Return the message of the error that a call raises, which must have exactly this class."""
     with pytest.raises(errors.PackhouseError) as caught:
         CALLS[name](folder)
     assert type(caught.value).__name__ == name

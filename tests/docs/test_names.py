@@ -1,4 +1,4 @@
-"""Names that a recipe takes are on the pages that explain them."""
+"""Names that a recipe accepts are on the pages that explain them."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ TEMPLATE = FormatConfig.model_fields["template"].description or ""
 
 
 def first_cells(text: str) -> set[str]:
-    """Names in backticks in the first column of a text's tables."""
+    """Names in backticks in the first column of the tables in a text."""
     cells = re.findall(r"^\| (`[^|]+) \|", text, re.MULTILINE)
     return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
 
@@ -39,7 +39,7 @@ def test_a_table_has_a_row_for_each_name(text, names):
 @pytest.mark.parametrize("page", ["architecture.md", "contributor.md"])
 def test_files_that_a_page_names_are_there(page):
     text = (DOCS / page).read_text()
-    # Files in a row of `read/` are in that package; the walk of a row has paths without backticks.
+    # A row about `read/` lists files of that package; a row's path has names without backticks.
     for package, row in re.findall(r"^\| `(\w+/)` \|(.*)$", text, re.MULTILINE):
         text = text.replace(row, re.sub(r"`((?:steps/)?\w+\.py)`", rf"`{package}\1`", row))
     named = set(re.findall(r"`([\w./-]+/[\w./-]*|\w+\.py)`", text))

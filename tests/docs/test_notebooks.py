@@ -1,4 +1,4 @@
-"""The notebooks of the docs run from top to bottom, and are kept without outputs."""
+"""The notebooks in the docs run from top to bottom and are stored without outputs."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", root)
     notebook = nbformat.read(path, as_version=4)
 
-    # A cell that raises ends the test with its traceback.
+    # If a cell raises, the test shows its traceback.
     nbclient.NotebookClient(
         notebook, timeout=300, resources={"metadata": {"path": str(path.parent)}}
     ).execute()

@@ -1,6 +1,6 @@
-"""Run what the pages show: each Python block, each recipe, each `packhouse` command.
+"""Run the code shown on the pages: each Python block, recipe and `packhouse` command.
 
-The blocks of a page run in order, in a folder that looks like the root of a clone, with the version
+The blocks of a page run in order, in a folder that looks like the root of a clone, with a version
 of the demo recipe in ./store and a tiny model.
 """
 
@@ -55,10 +55,10 @@ def pages(language: str) -> list[pytest.param]:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder that the pages start from."""
+    """Return the folder in which the pages start."""
     folder = tmp_path_factory.mktemp("clone")
     workspace = Workspace(cache=folder / ".packhouse")
-    for seq_len in (256, 512):  # two versions, so that a ref can go back
+    for seq_len in (256, 512):  # two versions, so that a ref can be rolled back
         settings = (f"publish.store={folder}/store", f"pack.seq_len={seq_len}")
         recipe = load_recipe(DEMO / "recipe.yaml", settings)
         prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), cache=workspace.cache)
@@ -71,7 +71,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, to work in."""
+    """A copy of the folder to work in."""
     folder = tmp_path / "clone"
     shutil.copytree(clone, folder)
     monkeypatch.chdir(folder)
@@ -106,13 +106,13 @@ def test_every_key_of_a_recipe_exists(page):
     for block in blocks(page, "yaml"):
         found = yaml.safe_load(block)
         if not set(found) <= {*Recipe.model_fields, "validate"}:
-            continue  # another program's
+            continue  # from another program
         filled = {"dataset": "x", "tokenizer": "x", "sources": [{"path": "x"}]} | found
         Recipe.model_validate(filled)
 
 
 def packhouse_lines(page: Path) -> list[list[str]]:
-    """The words of each `$ packhouse ...` line, without its comment and what follows `&&`."""
+    """Return the words of each `$ packhouse ...` line, up to its comment or `&&`."""
     text = "\n".join(blocks(page, "console")).replace("\\\n", "")
     found = []
     for line in re.findall(r"^\$ (packhouse .*|.*&& packhouse .*)$", text, re.MULTILINE):

@@ -40,7 +40,7 @@ def test_the_trainers_of_the_page_train_each_record_as_if_alone(tmp_path, monkey
     plain = Trainer.training_step
 
     def step(trainer, model, inputs, *args):
-        """Look up the batch in the version, whose bounds and labels count."""
+        """Find the batch in the version, whose boundaries and labels are the reference."""
         row = packs[tuple(inputs["input_ids"][0].tolist())]
         ids, labels = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])
         losses, start = [], 0
@@ -66,7 +66,7 @@ def test_the_trainers_of_the_page_train_each_record_as_if_alone(tmp_path, monkey
 
 
 def test_axolotl_packs_with_an_attention_that_keeps_records_apart():
-    """Without a name of it, Axolotl warns, keeps the mask of ones and trains across records."""
+    """Without this name, Axolotl warns, keeps the mask of ones and trains across records."""
     page = (ROOT / "docs" / "how-to" / "axolotl.md").read_text()
     (block,) = re.findall(r"^```yaml[^\n]*\n(.*?)^```", page, re.M | re.S)
     settings = yaml.safe_load(block)

@@ -1,4 +1,4 @@
-"""The pictures of docs/architecture.md against the code: a picture that lies is worse than none."""
+"""The pictures of docs/architecture.md match the code: a wrong picture is worse than none."""
 
 import re
 import tomllib
@@ -15,7 +15,7 @@ PICTURES = ROOT / "docs" / "pictures"
 
 
 def behind(step: str, reads: dict[str, set[str]]) -> set[str]:
-    """All steps that a step's input comes from, by any way."""
+    """Return all steps that a step depends on, directly or indirectly."""
     return set().union(*({before} | behind(before, reads) for before in reads[step]))
 
 
@@ -35,7 +35,7 @@ def test_the_arrows_between_steps_are_those_of_a_run(tmp_path):
 
     prepare(recipe, watched, tmp_path / "cache")
 
-    # An arrow from each of the last steps that a step reads: publish reads all of them.
+    # An arrow from each of the last steps that a step reads; publish reads all of them.
     arrows = {
         f"{before}-{step}"
         for step, own in reads.items()

@@ -1,4 +1,4 @@
-"""Every reason code that the library can give has a meaning and a remedy, and no other has."""
+"""Every reason code in the library has a meaning and a remedy, and no other code is listed."""
 
 import ast
 import re
@@ -16,20 +16,20 @@ FILES = {
     "tokenize": ("tokenize/*.py",),
 }
 ERRORS = {"BadRowError", "RefusedError", "Refusal"}
-OF_DROPPED_ROWS = {"filtered", "joined", "other_path"}  # before they are records
-OF_BOTH = {"media"}  # quarantined, or dropped where a source says so
-NO_REASONS = {"names.py", "file_formats.py"}  # pairs of text that say something else
+OF_DROPPED_ROWS = {"filtered", "joined", "other_path"}  # before they become records
+OF_BOTH = {"media"}  # quarantined, or dropped depending on the source
+NO_REASONS = {"names.py", "file_formats.py"}  # text pairs with another meaning
 
 
 def is_sentence(node: ast.expr) -> bool:
-    """A text with a blank in it, an f-string, or a name for one: what stands behind a code."""
+    """Return True for a text with a space, an f-string, or a variable: the part after a code."""
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str) and " " in node.value
     return isinstance(node, ast.JoinedStr) or ast.unparse(node) in ("detail", "text", "why")
 
 
 def codes(path: Path) -> set[str]:
-    """First texts of pairs (code, sentence), and of calls that make a refusal."""
+    """Return the first text of each pair (code, sentence) and of each call that makes a refusal."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Tuple) and len(node.elts) == 2 and is_sentence(node.elts[1]):
@@ -49,7 +49,7 @@ def codes(path: Path) -> set[str]:
 
 
 def test_every_code_of_quarantined_rows_is_explained():
-    # Ids that rows came with are held against the tokenizer before anything is tokenized.
+    # The IDs of pretokenized rows are compared with the tokenizer before anything is tokenized.
     of_ids = PACKAGE / "tokenize" / "given.py"
     elsewhere = {"validate": {*OF_MESSAGES, *codes(of_ids)}, "format": {*OF_THINKING}}
     for step, patterns in FILES.items():

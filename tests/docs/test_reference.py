@@ -1,4 +1,4 @@
-"""The pages of docs/reference/ that are made from the code say what the code says today."""
+"""The generated pages of docs/reference/ match the code."""
 
 import importlib.util
 from pathlib import Path
@@ -14,7 +14,7 @@ SPEC.loader.exec_module(reference)
 
 
 @pytest.mark.parametrize("name", reference.PAGES)
-def test_a_page_is_what_the_code_says(name):
+def test_a_page_matches_the_code(name):
     written = (reference.FOLDER / name).read_text()
     assert written == reference.PAGES[name](), "the code has changed: run `make reference`"
 

@@ -1,4 +1,4 @@
-"""Each message of docs/troubleshooting.md is what packhouse says; `...` stands for any text."""
+"""Each message in docs/troubleshooting.md matches packhouse's output; `...` stands for any text."""
 
 import json
 import re

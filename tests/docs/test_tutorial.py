@@ -1,7 +1,7 @@
 """Pages that a newcomer follows from top to bottom: their files, commands, Python and outputs.
 
-What a block shows (the lines of a console block without `$`, or a text block) must be in the output
-of the block itself or the one before it; `...` stands for any text.
+Every shown output (lines of a console block without `$`, or a text block) must appear in the output
+of the block itself or of the one before it; `...` stands for any text.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
-"""What a container engine does, for tests: a command in the image's own files, as its own user.
+"""Imitate a container engine for tests: run a command with the image's files, as the image's user.
 
-The root holds what docker/Dockerfile copies, its virtual environment, and this machine's system
-folders: nothing else of this machine, and nothing that can be written to. Volumes and /tmp are as
-the container's owner says. It is a mount namespace and `chroot`, so it needs root; processes and
-network are the machine's own.
+The root contains the files that docker/Dockerfile copies, its virtual environment, and this
+machine's system folders. Nothing else of this machine is visible, and none of it is writable.
+Volumes and /tmp are set by the owner of the container. Uses a mount namespace and `chroot`, so it
+needs root; processes and network are shared with the machine.
 """
 
 import os
@@ -23,7 +23,7 @@ __all__ = ["IMAGE_ENVIRONMENT", "Container", "missing"]
 _DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
 _BUILD, _RUN = _DOCKERFILE.split("\nFROM ")[1:]
 _BIN = "/opt/local/bin"
-"""Where the image's scripts lie: its /usr/local/bin, for this machine's /usr takes no new files."""
+"""Folder of the image's scripts, which replaces its /usr/local/bin: /usr is mounted read-only."""
 _OUTER_PATH = f"{_BIN}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SYSTEM = ("/usr", "/etc", "/bin", "/sbin", "/lib", "/lib64", "/dev", "/proc", "/sys")
 
@@ -59,7 +59,7 @@ IMAGE_ENVIRONMENT = _image_environment()
 
 
 def missing() -> str | None:
-    """Return why no container can be started here; None where it can."""
+    """Return why no container can be started here, or None if one can."""
     if shutil.which("docker-compose") is None:
         return "no docker-compose here: apt-get install docker-compose"
     if os.geteuid() != 0:
@@ -71,21 +71,21 @@ def missing() -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
-    """One container, before it starts."""
+    """A container before it starts."""
 
     command: list[str]
-    """What follows the image's entrypoint."""
+    """Arguments after the image's entrypoint."""
     environment: Mapping[str, str]
-    """Beside that of the image."""
+    """Variables added to the image's environment."""
     user: int
     volumes: Mapping[str, tuple[Path, str]]
-    """Place in the container -> what lies there, and `ro` or `rw`."""
+    """Path in the container -> what is mounted there, and `ro` or `rw`."""
 
     def start(self, folder: Path) -> tuple[list[str], dict[str, str]]:
         """Return the process to start, and its environment.
 
         Args:
-            folder: an empty folder for the mount of the container's root.
+            folder: an empty folder on which the container's root is mounted.
         """
         folder.mkdir(parents=True)
         users = folder.with_suffix(".passwd")
@@ -93,12 +93,12 @@ class Container:
         line = f"packhouse:x:{self.user}:{self.user}::{home}:/usr/sbin/nologin\n"
         users.write_text(Path("/etc/passwd").read_text() + line)
         at = {place: (Path(place), "rw" if place == "/dev" else "ro") for place in _SYSTEM}
-        python = Path(sys.prefix).resolve()  # first lines of its programs name this place
+        python = Path(sys.prefix).resolve()  # the first lines of its programs name this path
         for place in (sys.base_prefix, str(python), "/opt/packhouse/venv"):
             at[place] = (python if place.endswith("/venv") else Path(place), "ro")
         at["/etc/passwd"] = (users, "ro")
         (anonymous,) = re.findall(r"^VOLUME (.*)$", _RUN, re.MULTILINE)
-        if anonymous not in self.volumes:  # an engine makes one, owned as in the image
+        if anonymous not in self.volumes:  # an engine creates one, owned as in the image
             volume = folder.with_suffix(".volume")
             volume.mkdir()
             os.chown(volume, self.user, self.user)
@@ -113,7 +113,7 @@ class Container:
 
 
 def _copied() -> dict[str, Path]:
-    """Return what the image takes of the repository: place in the image -> file or folder."""
+    """Return the files that the image copies: path in the image -> file or folder here."""
     found: dict[str, Path] = {}
     for folder, lines in (("/opt/packhouse/", _BUILD), ("/", _RUN)):
         for line in re.findall(r"^COPY (?!--from)(.*)$", lines, re.MULTILINE):

@@ -1,4 +1,4 @@
-"""What is deployed on a test's stack: deployments/prefect.yaml, as an operator deploys it."""
+"""Deploy deployments/prefect.yaml on a test's stack, as an operator would."""
 
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,14 @@ RAW = f"s3://{BUCKET}/raw"
 
 
 def deploy(stack: Stack) -> None:
-    """Put the demo's raw files into the store, name the worker's places, deploy everything."""
+    """Upload the demo's raw files, configure the worker's paths and deploy everything."""
     upload(stack, DEMO / "instructions.jsonl", DEMO / "chats.jsonl")
     done = stack.call("python", "deployments/deploy.py")  # as `make deploy` does
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def upload(stack: Stack, *files: Path) -> None:
-    """Put raw files into the bucket, under raw/."""
+    """Upload raw files to the bucket, under raw/."""
     client = s3_client(stack.environment)
     try:
         for file in files:
@@ -28,12 +28,12 @@ def upload(stack: Stack, *files: Path) -> None:
 
 
 def real_recipe() -> str:
-    """Return the name of a recipe on real data, or of the demo where there is none."""
+    """Return the name of a recipe on real data, or of the demo if there is no real data."""
     return "gsm8k" if find_shared() else "demo"
 
 
 def demo_recipe(dataset: str, **changes: dict[str, Any]) -> dict[str, Any]:
-    """Return the demo's recipe as a run form sends it, sections updated by `changes`."""
+    """Return the demo's recipe as a run form sends it, with sections updated by `changes`."""
     recipe: dict[str, Any] = {
         "dataset": dataset,
         "sources": [

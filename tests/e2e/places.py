@@ -1,4 +1,4 @@
-"""What the worker of a test's stack may touch: its `sources.yaml`."""
+"""Write `sources.yaml`: the paths that the worker of a test's stack may access."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ DEMO = ROOT / "deployments" / "demo"
 
 
 def write_places(folder: Path, bucket: str) -> None:
-    """Write names for run forms, and what runs may read and write."""
+    """Write the names for run forms, and the paths that runs may read and write."""
     raw = f"s3://{bucket}/raw"
     places = {
         "sources": {

@@ -1,7 +1,7 @@
-"""Servers for tests, started by hand on the loopback and ended by their process ids.
+"""Start servers for tests on the loopback interface, and stop them by process ID.
 
-What docker/compose.yaml starts in containers, from Debian's packages and this environment:
-PostgreSQL, Prefect's server with a password and CSRF tokens, a process worker.
+Starts the services of docker/compose.yaml from Debian's packages and this environment: PostgreSQL,
+Prefect's server with a password and CSRF tokens, and a process worker.
 The S3 store is Ceph's gateway, in tests/store/ceph.py.
 """
 
@@ -38,13 +38,13 @@ PREFECT_QUIET = {
 
 
 def clean_environment() -> dict[str, str]:
-    """Return this process's environment without what would lead to a user's own servers."""
+    """Return this process's environment without variables that point to a user's own servers."""
     led_astray = ("PREFECT_", "AWS_", "PACKHOUSE_CACHE", "HF_TOKEN", "WANDB_", "PG")
     return {k: v for k, v in os.environ.items() if not k.startswith(led_astray)}
 
 
 def find_postgres() -> Path | None:
-    """Return the folder of PostgreSQL's programs: the newest of Debian's, or that on PATH."""
+    """Return the folder of PostgreSQL's programs: the newest of Debian's, or the one on PATH."""
     found = sorted(
         Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[4])
     )
@@ -60,7 +60,7 @@ def wait_until(
     process: "subprocess.Popen[bytes] | None" = None,
     timeout_s: float = 600,
 ) -> None:
-    """Ask again and again until it is ready; fail at once if its process ended."""
+    """Poll until the server is ready, or fail at once if its process ended."""
     deadline = time.monotonic() + timeout_s
     while not is_ready():
         if process is not None and process.poll() is not None:
@@ -74,7 +74,7 @@ def wait_until(
 def process(
     command: list[str], log: Path, environment: Mapping[str, str], **options: object
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a server in the background, its output in a file; end it and all that it started."""
+    """Run a server in the background, log to a file, and stop it with all its child processes."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as sink:
         started = subprocess.Popen(  # type: ignore[call-overload]
@@ -87,7 +87,7 @@ def process(
 
 
 def stop(started: "subprocess.Popen[bytes]", patience_s: float = 20) -> None:
-    """Ask a process to end, and see that it and its children do."""
+    """Ask a process to end, and check that it and its children do."""
     try:
         family = psutil.Process(started.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -118,7 +118,7 @@ class Database:
         return self._call("pg_dump", "--data-only", "--inserts", self.name)
 
     def ask(self, query: str) -> list[list[str]]:
-        """Return the rows of a query, fields as text."""
+        """Return the rows of a query, with fields as text."""
         out = self._call("psql", "-qtAF\t", "-c", query, self.name)
         return [line.split("\t") for line in out.splitlines()]
 
@@ -136,11 +136,11 @@ class Database:
 
 @contextlib.contextmanager
 def postgres(password: str) -> Iterator[Database]:
-    """Start an empty PostgreSQL server; as `postgres` where we are root, which it refuses."""
+    """Start an empty PostgreSQL server; as user `postgres` if we are root, which it refuses."""
     programs = find_postgres()
     assert programs is not None
     user = "postgres" if os.geteuid() == 0 else None
-    folder = Path(tempfile.mkdtemp(prefix="packhouse-postgres-"))  # a short path: it holds sockets
+    folder = Path(tempfile.mkdtemp(prefix="packhouse-postgres-"))  # short: it holds sockets
     data, word = folder / "data", folder / "password"
     word.write_text(password)
     if user:
@@ -149,7 +149,7 @@ def postgres(password: str) -> Iterator[Database]:
             os.chown(path, owner.pw_uid, owner.pw_gid)
     options = {"user": user, "group": user, "extra_groups": []} if user else {}
     port = free_port()
-    # fsync off: what a test loses in a power cut is not missed.
+    # fsync off: it does not matter what a test loses in a power cut.
     settings = [
         f"-cport={port}", f"-cunix_socket_directories={folder}", "-clisten_addresses=127.0.0.1",
         "-cfsync=off", "-cfull_page_writes=off", "-cmax_connections=100",
@@ -169,13 +169,13 @@ def postgres(password: str) -> Iterator[Database]:
             )
             replace(database, name="postgres").ask("create database prefect")
             yield database
-            server.send_signal(signal.SIGINT)  # fast: clients are cut off
+            server.send_signal(signal.SIGINT)  # fast: disconnect clients
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def documented_server() -> str:
-    """Return what docs/how-to/server.md tells to type for a server on PostgreSQL, as a script."""
+    """Return the commands of docs/how-to/server.md for a server on PostgreSQL, as a script."""
     section = (
         (ROOT / "docs" / "how-to" / "server.md").read_text().split("## Server with PostgreSQL")[1]
     )
@@ -188,7 +188,7 @@ def documented_server() -> str:
 def prefect_server(
     folder: Path, auth: str, database: Database, port: int | None = None
 ) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
-    """Start Prefect's server as docs/how-to/server.md says, with the places of this test."""
+    """Start Prefect's server as docs/how-to/server.md does, with the paths of this test."""
     port = port or free_port()
     origin = f"http://127.0.0.1:{port}"
     words = folder / "server-secrets"
@@ -233,9 +233,9 @@ def worker(
     program: Sequence[str] = WORKER,
     loses_its_server: bool = False,
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start a worker, which makes its process pool; wait until it says that it is well.
+    """Start a worker, which creates its process pool, and wait until it reports that it is healthy.
 
-    A worker that loses its server says so in many tracebacks, so that its log is not watched.
+    A worker that loses its server writes many tracebacks, so its log is not watched.
     """
     port = free_port()
     settings = {

@@ -2,9 +2,9 @@
 
     python -m tests.e2e.stack FOLDER     # runs until interrupted, and prints how to reach it
 
-PostgreSQL, Ceph's S3 gateway, Prefect's server with password and CSRF tokens, a process worker:
-about 35 s until all are ready, 1.3 GB of memory. Everything listens on the loopback and ends with
-this process.
+PostgreSQL, Ceph's S3 gateway, Prefect's server with password and CSRF tokens, and a process worker.
+All are ready after about 35 s and use 1.3 GB of memory. Everything listens on the loopback
+interface and ends with this process.
 """
 
 import base64
@@ -32,7 +32,7 @@ ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
 def missing() -> str | None:
-    """Return what is not installed here, and how to get it; None where the stack can start."""
+    """Return what is not installed here and how to install it, or None if the stack can start."""
     if not ceph.is_installed():
         return "no Ceph here: apt-get install radosgw ceph-mon ceph-mgr ceph-osd"
     if services.find_postgres() is None:
@@ -42,7 +42,7 @@ def missing() -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Secrets:
-    """Passwords and keys of one run: random, and easy to find where they must not be."""
+    """Passwords and keys of one run: random, and easy to search for."""
 
     auth: str = field(default_factory=lambda: f"admin:canary-auth-{secrets.token_hex(12)}")
     database: str = field(default_factory=lambda: f"canary-db-{secrets.token_hex(12)}")
@@ -52,7 +52,7 @@ class Secrets:
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """A running stack, and how to use it."""
+    """A running stack, and functions to use it."""
 
     folder: Path
     origin: str
@@ -61,13 +61,13 @@ class Stack:
     server: "subprocess.Popen[bytes]"
     worker: "subprocess.Popen[bytes]"
     environment: dict[str, str]
-    """Of clients and of the worker: reaches the server and the store."""
+    """Environment of clients and of the worker, with access to the server and the store."""
     api: "Api"
-    """The server's API, with password and token."""
+    """URL of the server's API, with password and token."""
 
     @property
     def store(self) -> str:
-        """Where versions are published."""
+        """Store of published versions."""
         return f"s3://{BUCKET}"
 
     def call(self, *command: str, **extra: str) -> "subprocess.CompletedProcess[str]":
@@ -80,7 +80,7 @@ class Stack:
 
 
 class Api:
-    """Prefect's REST API as a client with password and CSRF token sees it."""
+    """Call Prefect's REST API with a password and a CSRF token."""
 
     def __init__(self, origin: str, auth: str) -> None:
         word = base64.b64encode(auth.encode()).decode()
@@ -96,11 +96,11 @@ class Api:
         self.client.close()
 
     def get(self, path: str) -> Any:
-        """GET, and the JSON of the answer."""
+        """Send a GET request and return the JSON of the response."""
         return self._json(self.client.get(path))
 
     def post(self, path: str, **body: Any) -> Any:
-        """POST a JSON object, and the JSON of the answer."""
+        """POST a JSON object and return the JSON of the response."""
         return self._json(self.client.post(path, json=body))
 
     @staticmethod
@@ -110,18 +110,18 @@ class Api:
         return answer.json() if answer.content else None
 
     def start(self, deployment: str, **parameters: Any) -> str:
-        """Start a run of the deployment FLOW/NAME; gives the id of the run."""
+        """Start a run of the deployment FLOW/NAME and return its ID."""
         found = self.get(f"/deployments/name/{deployment}")
         run = self.post(f"/deployments/{found['id']}/create_flow_run", parameters=parameters)
         return str(run["id"])
 
     def count(self, deployment: str) -> int:
-        """Return how many runs the deployment FLOW/NAME has, whatever their state."""
+        """Return how many runs the deployment FLOW/NAME has, in any state."""
         found = self.get(f"/deployments/name/{deployment}")
         return int(self.post("/flow_runs/count", deployments={"id": {"any_": [found["id"]]}}))
 
     def wait(self, run_id: str, timeout_s: float = 600) -> dict[str, Any]:
-        """Wait until a run has ended; gives the run as the server knows it."""
+        """Wait until a run has ended and return it as the server stores it."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             run: dict[str, Any] = self.get(f"/flow_runs/{run_id}")
@@ -131,7 +131,7 @@ class Api:
         raise TimeoutError(f"run {run_id} is {run['state_name']} after {timeout_s:.0f} s")
 
     def logs(self, run_id: str) -> str:
-        """Return what a run wrote to its log in the UI."""
+        """Return the log of a run in the UI."""
         rows = self.post("/logs/filter", logs={"flow_run_id": {"any_": [run_id]}}, limit=200)
         return "\n".join(row["message"] for row in rows)
 
@@ -143,7 +143,7 @@ class Api:
 
 @contextlib.contextmanager
 def running(folder: Path, endpoint: str) -> Iterator[Stack]:
-    """Start all but the store, which answers at `endpoint`; end it all."""
+    """Start everything except the store, which is at `endpoint`, and stop it afterwards."""
     words = Secrets()
     with contextlib.ExitStack() as started:
         database = started.enter_context(services.postgres(words.database))
@@ -169,7 +169,7 @@ def running(folder: Path, endpoint: str) -> Iterator[Stack]:
 
 
 def client_environment(folder: Path, origin: str, words: Secrets, endpoint: str) -> dict[str, str]:
-    """Return what the compose file gives to workers."""
+    """Return the environment that the compose file gives to workers."""
     return services.clean_environment() | services.PREFECT_QUIET | {
         "PREFECT_HOME": str(folder / "client"),
         "PREFECT_API_URL": f"{origin}/api",
@@ -190,7 +190,7 @@ def client_environment(folder: Path, origin: str, words: Secrets, endpoint: str)
 
 
 def s3_client(environment: dict[str, str]) -> Any:
-    """Return a boto3 client of the store, whatever this process's own environment says."""
+    """Return a boto3 client of the store, independent of this process's environment."""
     import boto3
 
     return boto3.client(
@@ -211,7 +211,7 @@ def _make_bucket(environment: dict[str, str], name: str) -> None:
 
 
 def main() -> None:
-    """Run a stack for a person, until it is interrupted."""
+    """Run a stack until it is interrupted."""
     if lacking := missing():
         sys.exit(lacking)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())

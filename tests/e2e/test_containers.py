@@ -1,8 +1,8 @@
-"""Compose and the pools of containers as shipped: their own commands, started as processes.
+"""Compose and the container pools as shipped, with their own commands started as processes.
 
-Command, environment, mounts and user come from the files that an operator uses; the jobs of pools
-are made by Prefect's own workers. Only addresses are this machine's. tests/e2e/containers.py stands
-in for the container engine.
+Command, environment, mounts and user come from the files that an operator uses, and Prefect's own
+workers create the jobs of pools. Only addresses belong to this machine. tests/e2e/containers.py
+replaces the container engine.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ SOURCE = {"path": "/data/rows.jsonl", "format": "alpaca"}
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """Starts containers of this test: volumes and secrets lie in `folder`."""
+    """Starts containers of this test; volumes and secrets are in `folder`."""
 
     folder: Path
     addresses: dict[str, str]
-    """Address in the files -> of this test."""
+    """Address in the files -> address in this test."""
 
     @property
     def origin(self) -> str:
@@ -51,7 +51,7 @@ class Engine:
         return self.folder / "docker" / "secrets" / name
 
     def volume(self, name: str) -> Path:
-        """An engine makes a volume when it is first mounted, owned as in the image."""
+        """Create a volume as an engine does at its first mount, owned as in the image."""
         place = self.folder / "volumes" / name
         if not place.exists():
             place.mkdir(parents=True)
@@ -59,7 +59,7 @@ class Engine:
         return place
 
     def service(self, name: str) -> containers.Container:
-        """A service of compose.yaml, for an operator with data of their own."""
+        """Return a service of compose.yaml, for an operator with their own data."""
 
         def filled(text: str) -> str:
             own = {"PACKHOUSE_DATA": str(self.folder / "data")}
@@ -92,7 +92,7 @@ class Engine:
             yield started
 
     def finish(self, name: str, container: containers.Container) -> None:
-        """Run a container that ends by itself, and see that it ends well."""
+        """Run a container that ends by itself, and check its exit code."""
         with self.running(name, container) as started:
             code = started.wait(900)
         assert code == 0, (self.folder / "logs" / f"{name}.log").read_text()[-4000:]
@@ -190,7 +190,7 @@ def test_composes_worker_publishes_a_file_that_was_put_into_the_data_folder(
     assert list((engine.volume("worker") / "cache").iterdir())
 
 
-def test_composes_worker_reads_nothing_beside_the_data_folder(engine, api, worker, bucket):
+def test_composes_worker_reads_only_the_data_folder(engine, api, worker, bucket):
     (engine.folder / "data" / "link.jsonl").symlink_to("/run/secrets/aws_credentials")
     runs = {
         path: api.start("prepare/form-prepare", recipe=recipe("beside", path=path))
@@ -205,7 +205,7 @@ def test_composes_worker_reads_nothing_beside_the_data_folder(engine, api, worke
 
 @contextlib.contextmanager
 def as_worker_of(engine: Engine) -> Iterator[None]:
-    """This process as a pool's worker beside the containers: with the password in its settings."""
+    """This process as a pool's worker, with the password in its settings."""
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
     auth = engine.secret("prefect_auth_string").read_text()
@@ -216,7 +216,7 @@ def as_worker_of(engine: Engine) -> Iterator[None]:
 
 
 def configured(worker, run_id):
-    """The job of a run, as this type of worker configures it from the server's pool."""
+    """Return the job of a run as this type of worker configures it from the server's pool."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
@@ -235,7 +235,7 @@ def configured(worker, run_id):
 def test_a_run_of_the_docker_pool_publishes_from_its_container(engine, api, bucket, monkeypatch):
     from prefect_docker.worker import DockerWorker
 
-    monkeypatch.chdir(engine.folder)  # where the worker is started, relative places begin
+    monkeypatch.chdir(engine.folder)  # relative paths start where the worker is started
     run_id = api.start("refresh/docker-refresh", recipe=recipe("docker"), store="main")
     with as_worker_of(engine):
         worker = DockerWorker("packhouse-docker")
@@ -251,7 +251,7 @@ def test_a_run_of_the_docker_pool_publishes_from_its_container(engine, api, buck
     volumes = {}
     for volume in settings["volumes"]:
         source, place, mode = f"{volume}:rw".split(":")[:3]
-        named = source.removeprefix("packhouse_")  # compose puts its name before those of volumes
+        named = source.removeprefix("packhouse_")  # compose adds its name to those of volumes
         volumes[place] = (engine.volume(named) if named in COMPOSE["volumes"] else source, mode)
     assert volumes["/data"] == (str(engine.folder / "data"), "ro")
     container = containers.Container(

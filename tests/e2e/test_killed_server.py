@@ -1,4 +1,4 @@
-"""The server of docs/how-to/server.md is killed while runs hold slots and wait for them."""
+"""Kill the server of docs/how-to/server.md while runs hold slots and wait for them."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ POOL = "killed"
 
 @pytest.fixture
 def environment(tmp_path):
-    """What worker and runs get, but the server's address and password."""
+    """Environment of worker and runs, without the server's address and password."""
     places = {"allow": {"read": [str(DEMO)], "write": [str(tmp_path)]}}
     (tmp_path / "sources.yaml").write_text(json.dumps(places))
     own = {
@@ -56,7 +56,7 @@ def kill(server):
     services.find_postgres() is None, reason="no PostgreSQL: apt-get install postgresql"
 )
 def test_every_run_ends_although_the_server_was_killed_in_the_middle(tmp_path, environment):
-    """One of them holds the slot of their dataset, and the others wait for it."""
+    """One run holds the slot of the dataset, and the others wait for it."""
     words, port = Secrets(), services.free_port()
     with contextlib.ExitStack() as servers, contextlib.ExitStack() as started:
         database = servers.enter_context(services.postgres(words.database))

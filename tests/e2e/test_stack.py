@@ -1,4 +1,4 @@
-"""The stack of docker/compose.yaml by hand: runs through a real worker, on PostgreSQL and Ceph."""
+"""The stack of docker/compose.yaml without containers: real worker, PostgreSQL and Ceph."""
 
 import json
 
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 def completed(stack, deployment, **parameters):
-    """A run of a deployment through the worker, and what the server says of it."""
+    """A run of a deployment through the worker, and its state on the server."""
     run = stack.api.wait(stack.api.start(deployment, **parameters))
     assert run["state_type"] == "COMPLETED", run["state"]["message"]
     return run

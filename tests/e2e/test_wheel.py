@@ -1,4 +1,4 @@
-"""The wheel alone: a project of one's own, and the three lines in an environment of its own."""
+"""The wheel alone: a new project, and the three lines of the README in a separate environment."""
 
 import json
 import os
@@ -20,7 +20,7 @@ OURS = ("PYTHONPATH", "PACKHOUSE_", "PREFECT_")
 
 
 def run(command, cwd, **environment):
-    """Run a command in an environment without this checkout, and return what it printed."""
+    """Run a command in an environment without this checkout and return its output."""
     outside = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     done = subprocess.run(
         [str(part) for part in command],
@@ -52,8 +52,8 @@ def project(python, tmp_path_factory):
     return folder
 
 
-def test_the_wheel_puts_nothing_but_packhouse_beside_other_packages(python, tmp_path):
-    """Trainers have a `tasks` of their own."""
+def test_the_wheel_installs_only_packhouse(python, tmp_path):
+    """Trainers have a package `tasks` too."""
     names = "('flows', 'tasks', 'schemas', 'deployments')"
     script = f"from importlib.util import find_spec; print([n for n in {names} if find_spec(n)])"
     assert run([python, "-c", script], tmp_path) == "[]\n"
@@ -116,7 +116,7 @@ print(version.id, version.train.num_rows, len(version.train[0]["input_ids"]), ve
 
 @pytest.fixture(scope="module")
 def fresh(wheel, tmp_path_factory):
-    """Python of an environment that `pip install <the wheel>` made, from the index."""
+    """Python of an environment made by `pip install <the wheel>` from the index."""
     folder = tmp_path_factory.mktemp("fresh") / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = folder / "bin" / "python"

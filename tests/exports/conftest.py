@@ -1,4 +1,4 @@
-"""A small published version, and what a trainer must learn from it."""
+"""A small published version, and the targets that a trainer must learn from it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from packhouse.records.tables import PACKED
 from packhouse.store import OpenVersion, open_store, open_version, publish_version
 from tests.data_files import write_data_files
 
-# Records as (ids, trained ids): one of a single token, ids beyond 16 bits, a trained last token.
+# Records as (ids, trained ids): a single token, ids beyond 16 bits, a trained last token.
 PACKS = {
     "train": [
         [([7, 8, 9], [1, 2]), ([70_000, 6], [1])],
@@ -49,7 +49,7 @@ def publish(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., OpenVersi
             config = PublishConfig(**settings)
             files += write_data_files(table, split, folder, config)
         store = open_store(str(folder / "store"))
-        # Records that train nothing are pieces, as `concat` cuts them.
+        # Records without trained tokens are pieces, as `concat` cuts them.
         facts = {"content_id": "c", "configuration": {"pack": {"strategy": "concat"}}}
         publish_version(store, "made", "0a1b", files, facts, "latest")
         return open_version(store, "made")
@@ -73,7 +73,7 @@ Targets = list[list[tuple[tuple[int, ...], int]]]
 
 @pytest.fixture(scope="session")
 def targets() -> Callable[[str], Targets]:
-    """What must be learnt of each pack: every trained token, from its own record only."""
+    """The targets of each pack: every trained token, predicted from its own record only."""
 
     def of(split: str) -> Targets:
         return [

@@ -1,7 +1,7 @@
 """Write the samples of MDS folders as MosaicML's own `StreamingDataset` reads them, as JSON.
 
-Run as a program, for the package keeps shared memory and a signal handler for its process. Its
-vision datasets, which nothing here reads, are left out: they alone would ask for torchvision.
+Runs as a separate program, because the package keeps shared memory and a signal handler in its
+process. Its vision datasets are left out: they are not needed here and would require torchvision.
 """
 
 import json

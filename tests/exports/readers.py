@@ -1,4 +1,4 @@
-"""How each trainer turns a row into (context, target), written from its published format."""
+"""Convert rows to (context, target) as each trainer does, written from its published format."""
 
 import json
 import struct
@@ -9,7 +9,7 @@ Learnt = list[tuple[tuple[int, ...], int]]
 
 
 def unshifted(ids: list[int], labels: list[int], seq_lengths: list[int]) -> Learnt:
-    """transformers: position t predicts `labels[t + 1]`, seeing its own record only."""
+    """transformers: position t predicts `labels[t + 1]` and sees only its own record."""
     learnt, start = [], 0
     begin = {}
     for length in seq_lengths:
@@ -22,13 +22,13 @@ def unshifted(ids: list[int], labels: list[int], seq_lengths: list[int]) -> Lear
 
 
 def restarts(position_ids: list[int]) -> list[int]:
-    """Lengths of the runs between zeros."""
+    """Return the lengths between zeros."""
     starts = [t for t, position in enumerate(position_ids) if position == 0]
     return [b - a for a, b in zip(starts, [*starts[1:], len(position_ids)], strict=True)]
 
 
 def megatron(ids: list[int], loss_mask: list[int], seq_start_id: list[int]) -> Learnt:
-    """Megatron-Bridge: of each sequence, inputs ids[:-1], targets ids[1:], weights mask[:-1]."""
+    """Megatron-Bridge: for each sequence, inputs ids[:-1], targets ids[1:], weights mask[:-1]."""
     learnt = []
     bounds = [*seq_start_id, len(ids)]
     for start, end in pairwise(bounds):
@@ -40,7 +40,7 @@ def megatron(ids: list[int], loss_mask: list[int], seq_start_id: list[int]) -> L
 
 
 def mds_rows(folder: Path) -> list[dict[str, list[int]]]:
-    """Samples of MDS shards, as the format lays them out."""
+    """Return the samples of MDS shards, read as the format specifies."""
     index = json.loads((folder / "index.json").read_text())
     assert index["version"] == 2
     rows = []

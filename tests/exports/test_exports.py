@@ -1,4 +1,4 @@
-"""What a trainer learns from an export is what the version says, token by token."""
+"""A trainer learns from an export exactly what the version contains, token by token."""
 
 import importlib.util
 import json
@@ -172,7 +172,7 @@ def test_layouts_and_file_formats_export_the_same_bytes_every_time(
         assert again.files == first.files
 
 
-def test_an_export_says_what_it_is_and_nothing_is_left_of_a_failed_one(publish, cache, tmp_path):
+def test_an_export_describes_itself_and_a_failed_one_leaves_nothing(publish, cache, tmp_path):
     opened = publish(layout="compact")
     export_version(opened, "trl", tmp_path / "out", cache=cache)
     facts = json.loads((tmp_path / "out" / ".packhouse.json").read_text())
@@ -232,7 +232,7 @@ def test_several_versions_are_written_in_one_call(cache, tmp_path):
         ("csv", "no export format 'csv'; known: trl, axolotl, megatron, mds, msgpack, jsonl"),
     ],
 )
-def test_the_command_says_why_a_format_is_none_and_what_to_take(opened, tmp_path, name, message):
+def test_the_command_explains_why_a_format_is_unavailable(opened, tmp_path, name, message):
     arguments = [f"{opened.store.uri}/made", str(tmp_path / "out"), "--to", name]
     done = CliRunner().invoke(export_command, arguments)
 

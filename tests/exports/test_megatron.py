@@ -1,4 +1,4 @@
-"""What Megatron-Bridge's reader makes of padded records, bounds and metadata."""
+"""Megatron-Bridge's reader on padded records, boundaries and metadata."""
 
 import json
 from itertools import pairwise
@@ -20,7 +20,7 @@ SCHEMA = pa.schema([(name, INT32S) for name in ("input_ids", "labels", "seq_leng
 
 
 def logical_lengths(row: dict[str, list[int]]) -> list[int]:
-    """As Megatron-Bridge finds the end of a padded record: the last input that is no EOS."""
+    """Find the end of a padded record as Megatron-Bridge does: the last input that is not EOS."""
     lengths = []
     for start, end in pairwise([*row["seq_start_id"], len(row["input_ids"])]):
         inputs = np.array(row["input_ids"][start : end - 1])
@@ -30,7 +30,7 @@ def logical_lengths(row: dict[str, list[int]]) -> list[int]:
 
 
 def pack(records: list[list[int]]) -> pa.RecordBatch:
-    """A pack of which every token but the first of a record and newlines are trained."""
+    """A pack in which every token is trained except newlines and the first token of each record."""
     ids = [token for record in records for token in record]
     labels = [t if n and t != NEWLINE else -100 for r in records for n, t in enumerate(r)]
     row = {"input_ids": ids, "labels": labels, "seq_lengths": [len(r) for r in records]}
@@ -59,7 +59,7 @@ def test_the_reader_takes_pads_for_pads_and_trains_none_of_them(lengths, multipl
         assert row["input_ids"][start : start + len(record)] == record
         assert set(row["input_ids"][start + len(record) : behind]) <= {EOS}
         mask = row["loss_mask"][start:behind]
-        assert sum(mask) == len(record) - 1 - newline  # all but the first, and the newline
+        assert sum(mask) == len(record) - 1 - newline  # all except the first token and the newline
         assert not any(mask[seen:])
 
 
@@ -91,7 +91,7 @@ def test_loss_weights_are_refused_since_the_reader_would_cut_them_to_0(tmp_path)
 
 
 def read_as_a_glob(folder, pattern="train-*.idx.parquet"):
-    """As Megatron-Bridge reads a glob: the files in the order of their names."""
+    """Read a glob as Megatron-Bridge does: files in the order of their names."""
     paths = sorted(folder.glob(pattern))
     return paths, [row for path in paths for row in pq.read_table(path).to_pylist()]
 

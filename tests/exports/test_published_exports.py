@@ -1,4 +1,4 @@
-"""A version that carries other trainers' formats: written by publish, in the bytes of an export."""
+"""A version with other trainers' formats: publish writes the same bytes as an export."""
 
 import json
 from dataclasses import replace
@@ -83,7 +83,7 @@ def test_a_damaged_export_is_not_handed_out(carrying, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_listed_is_part_of_the_version_and_its_order_is_not():
+def test_listed_exports_are_part_of_the_version_and_their_order_is_not():
     def version(*settings):
         return plan_jobs(recipe_of(*settings)).version_id
 
@@ -148,7 +148,7 @@ def test_more_shards_than_packs_stop_a_run_before_its_files_are_made(tmp_path):
         ("[7]", "exports.0"),
     ],
 )
-def test_what_is_no_export_says_what_is_wrong(exports, message):
+def test_an_invalid_export_is_reported(exports, message):
     with pytest.raises(ConfigError, match=message):
         recipe_of(f"publish.exports={exports}")
 

@@ -1,12 +1,12 @@
-"""Coverage-guided fuzzing of everything between a file and its checked rows, by atheris.
+"""Fuzz everything between a file and its checked rows, guided by coverage (atheris).
 
     python -m tests.fuzz.files --inputs 100000 --seed 1
 
-Of an input, the first bytes choose the file's name, the stated format and the shard size; the rest
-is the file. Whatever it holds: one of our errors, or every record in exactly one table, within 10 s
-of CPU time. libFuzzer itself stops a hang (60 s by the clock, which runs on where a busy machine
-lets the process wait) and memory (2 GB). It starts from sound files of every shape and from known
-bad ones, and prints the input that broke the law.
+The first bytes of an input choose the file's name, the stated format and the shard size; the rest
+is the file. Any content must give one of our errors, or put every record in exactly one table,
+within 10 s of CPU time. libFuzzer itself stops inputs that hang (60 s of wall time, which also
+passes while a busy machine lets the process wait) or use too much memory (2 GB). It starts from
+valid files of every shape and from known bad ones, and prints the input that broke the rule.
 """
 
 import argparse
@@ -30,7 +30,7 @@ CPU_SECONDS = 10
 
 
 def main() -> None:
-    """Run rounds of libFuzzer until so many inputs are tried; exits with 1 at the first breach."""
+    """Run rounds of libFuzzer until enough inputs are tried; exit with 1 at the first violation."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--inputs", type=int, default=100_000, help="inputs to try")
     parser.add_argument("--seed", type=int, default=1, help="seed of libFuzzer's mutations")
@@ -46,8 +46,8 @@ def main() -> None:
         corpus.mkdir(parents=True, exist_ok=True)
         for number, (seed, first) in enumerate((s, f) for s in SEEDS for f in (0, 1, 6)):
             (corpus / f"seed{number}").write_bytes(bytes((first, 0, 0)) + seed)
-        # Tracing itself grows by some 80 kB an input (replayed untraced, memory stays flat), hence
-        # rounds, each in a process of its own over the same corpus.
+        # Tracing itself takes another 80 kB of memory per input (without it, memory stays flat), so
+        # inputs are tried in rounds, each in a separate process over the same corpus.
         for start in range(0, options.inputs, INPUTS_PER_ROUND):
             size = min(INPUTS_PER_ROUND, options.inputs - start)
             command = [sys.executable, "-m", "tests.fuzz.files", "--round", f"--corpus={corpus}"]
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _culprits(folder: Path) -> list[str]:
-    """Inputs that libFuzzer left behind, as base64; the folder itself is about to go."""
+    """Return the inputs that libFuzzer saved, as base64, before the folder is deleted."""
     paths = [p for kind in ("crash", "timeout", "oom") for p in folder.rglob(f"{kind}-*")]
     return [f"{path.name}: {base64.b64encode(path.read_bytes()).decode()}" for path in paths]
 
@@ -73,12 +73,12 @@ def _memory_folder() -> str | None:
 
 
 def fuzz(inputs: int, seed: int, corpus: Path) -> None:
-    """One round, in this process, which libFuzzer ends."""
+    """Run one round in this process, which libFuzzer ends."""
     with atheris.instrument_imports(
         include=["packhouse.read", "packhouse.records.messages", "packhouse.records.identity"]
     ):
         pass
-    os.chdir(tempfile.mkdtemp(dir=corpus.parent))  # where it leaves the input that broke the law
+    os.chdir(tempfile.mkdtemp(dir=corpus.parent))  # where it saves the input that broke the rule
     limits = ["-timeout=60", "-rss_limit_mb=2048", "-max_len=2048", "-print_final_stats=1"]
     atheris.Setup([sys.argv[0], f"-runs={inputs}", f"-seed={seed}", *limits, str(corpus)], one_file)
     atheris.Fuzz()

@@ -1,4 +1,4 @@
-"""What the fuzzers start from: files of every shape, and conversations that try to forge a turn."""
+"""Seeds of the fuzzers: files of every shape, and conversations that try to forge a turn."""
 
 import random
 
@@ -46,7 +46,7 @@ THINKING = ["<think>\n", "</think>\n\n", "<think>", "</think>", "</thi", "nk>"]
 
 
 def _hostile(rng: random.Random, *, may_think: bool) -> str:
-    # In an answer thinking marks are structure, by the template's own rule; anywhere else, text.
+    # In an answer, the template itself treats thinking marks as structure; elsewhere they are text.
     choices = FORGERIES + THINKING if may_think else FORGERIES
     parts = [rng.choice(choices) for _ in range(rng.randint(1, 8))]
     parts.insert(rng.randint(0, len(parts)), "word")  # never empty once trimmed

@@ -1,4 +1,4 @@
-"""The fuzzer of files runs, finds nothing, and would find a defect."""
+"""The file fuzzer runs, finds nothing, and would find a defect."""
 
 import subprocess
 import sys

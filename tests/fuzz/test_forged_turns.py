@@ -1,7 +1,7 @@
-"""2,000 conversations that try to forge a turn, with each real tokenizer: none succeeds.
+"""Try to forge a turn in 2,000 conversations with each real tokenizer: none succeeds.
 
 Contents are made of control tokens, headers, thinking marks, pieces of them, Jinja and odd code
-points. The control tokens that come out must be those of the same turns with harmless contents.
+points. The resulting control tokens must be those of the same turns with harmless contents.
 """
 
 import random
@@ -40,7 +40,7 @@ def test_no_content_forges_a_turn(name, shared):
         return [index for index in kept if index in control]
 
     rng = random.Random(20261120)
-    # Mistral's template has no turn of the system's.
+    # Mistral's template has no system turn.
     may_instruct = not name.startswith("mistral")
     conversations = [
         forged_conversation(rng, may_instruct=may_instruct) for _ in range(NUM_CONVERSATIONS)

@@ -1,18 +1,18 @@
-"""Many flow runs at once on a real server: none lost, none doubled, memory flat.
+"""Run many flow runs at once on a real server: none lost, none duplicated, memory flat.
 
     python -m tests.load.load --runs 200 --at-once 20      # what `make load` runs
 
-Prefect's server on PostgreSQL, with password and CSRF tokens; runs of the deployment
-`prepare/load`, created at the rate of an hour's schedule pressed into the time that they take; a
-worker that takes at most `--at-once` of them. Each run publishes a version that no other makes, and
-runs of a dataset come together, so that some must queue for its slot. Memory of server, worker and
+Starts Prefect's server on PostgreSQL, with password and CSRF tokens, and a worker that takes at
+most `--at-once` runs. The runs of the deployment `prepare/load` are created like an hour's
+schedule, compressed into the time that they take. Each run publishes a different version, and the
+runs of a dataset come together, so some must queue for its slot. Memory of server, worker and
 database is sampled throughout.
 
-With `--processes`, the worker that packhouse is deployed with starts a process for each run, which
-costs 5 to 8 s of CPU before any work; without, a worker of the same base class runs each in a
-thread of its own process, and 200 runs fit into minutes of two cores. With `--nothing`, processes
-of runs do nothing (`tests.load.nothing`): what the worker does for a run, hundreds of times in
-minutes. `--plain` takes `prefect worker start` instead of deployments/worker.py, to compare.
+With `--processes`, packhouse's own worker starts a process for each run, which costs 5 to 8 s of
+CPU before any work. Without it, a worker of the same base class runs each in a thread of its
+process, so 200 runs take minutes on two cores. With `--nothing`, the processes do nothing
+(`tests.load.nothing`), which shows the worker's own work per run. `--plain` starts
+`prefect worker start` instead of deployments/worker.py, for comparison.
 """
 
 import argparse
@@ -37,19 +37,19 @@ from tests.server_logs import watched
 
 POOL = "load"
 RUNS_TOGETHER = 4
-"""Of one dataset, one after the other, so that some must queue."""
+"""Runs created together for one dataset, so that some must queue for its slot."""
 DATASETS = 25
-"""Prefect keeps a thread and a connection for each whose slot a process ever held."""
+"""Prefect keeps a thread and a connection for each dataset whose slot a process ever held."""
 ROWS = 40
 
 
 MOST_GROWTH_MIB = 0.25
-"""Of a process, for each run after a quarter of them; measured: docs/performance.md."""
+"""For each process per run, after a quarter of the runs. Measurements: docs/performance.md."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of the runs, and what it cost."""
+    """Result and cost of the runs."""
 
     runs: int
     completed: int
@@ -60,19 +60,18 @@ class Outcome:
     median_run_s: float
     most_at_once: int
     memory_mib: dict[str, list[float]]
-    """By process: when a quarter, half, three quarters and all of the runs had ended, about, and
-    the highest."""
+    """By process: after about 1/4, 1/2, 3/4 and all of the runs, and the highest."""
     growth_mib_a_run: dict[str, float]
-    """From a quarter of the runs to the last: what stays once everything was loaded."""
+    """From a quarter of the runs to the last, so that start-up is not counted."""
     publish: bool = True
-    """Whether each run makes a version."""
+    """True if each run publishes a version."""
 
     def is_flat(self) -> bool:
-        """Whether memory stays where it is; of a few runs that cannot be told."""
+        """Return True if memory stays flat, which cannot be judged from fewer than 100 runs."""
         return self.runs < 100 or max(self.growth_mib_a_run.values()) <= MOST_GROWTH_MIB
 
     def is_sound(self) -> bool:
-        """Whether none was lost and none was doubled."""
+        """Return True if no run was lost or duplicated."""
         return (
             self.completed == self.runs
             and self.versions == self.runs * self.publish
@@ -82,7 +81,7 @@ class Outcome:
 
 
 def write_source(folder: Path) -> Path:
-    """Write a small source: the demo's first good rows."""
+    """Write a small source: the first good rows of the demo."""
     lines = (DEMO / "instructions.jsonl").read_bytes().splitlines(keepends=True)
     file = folder / "load.jsonl"
     file.write_bytes(b"".join([line for line in lines if _is_good(line)][:ROWS]))
@@ -99,7 +98,7 @@ def _is_good(line: bytes) -> bool:
 
 
 def recipe(number: int, source: str, tokenizer: str, store: str) -> dict[str, Any]:
-    """Return the recipe of a run: every number makes another version."""
+    """Return the recipe of a run; every number gives a different version."""
     return {
         "dataset": f"load-{number // RUNS_TOGETHER % DATASETS}",
         "sources": [{"path": source, "format": "alpaca"}],
@@ -126,7 +125,7 @@ def create_runs(api: Api, deployment: str, recipes: list[dict[str, Any]], second
 
 
 def count_ended(api: Api, deployment: str) -> int:
-    """Return how many runs of a deployment have ended, however."""
+    """Return how many runs of a deployment have ended, in any state."""
     found = api.get(f"/deployments/name/{deployment}")
     return int(
         api.post(
@@ -153,7 +152,7 @@ def runs_of(api: Api, deployment: str) -> list[dict[str, Any]]:
 
 
 def most_at_once(runs: list[dict[str, Any]]) -> int:
-    """Return the largest number of runs that were under way at one time."""
+    """Return the largest number of runs that were active at the same time."""
     edges = [(run["start_time"], 1) for run in runs if run["start_time"]]
     edges += [(run["end_time"], -1) for run in runs if run["end_time"]]
     now = most = 0
@@ -164,7 +163,7 @@ def most_at_once(runs: list[dict[str, Any]]) -> int:
 
 
 def _memory(processes: dict[str, int]) -> dict[str, float]:
-    """Return the MiB of each process, and those of the processes that the worker started."""
+    """Return the MiB of each process, and of the processes that the worker started."""
     found = {}
     for name, pid in processes.items():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -176,7 +175,7 @@ def _memory(processes: dict[str, int]) -> dict[str, float]:
 
 
 def _private(process: psutil.Process) -> int:
-    """Return bytes that only it holds: PostgreSQL's processes share most of theirs."""
+    """Return the bytes that only this process uses: PostgreSQL's processes share most of theirs."""
     with contextlib.suppress(psutil.Error):
         memory = process.memory_full_info()
         return int(memory.uss)
@@ -184,11 +183,11 @@ def _private(process: psutil.Process) -> int:
 
 
 def by_quarter(samples: list[tuple[int, float]], runs: int) -> list[float]:
-    """Return the medians about each quarter of the runs, and the highest.
+    """Return the medians around each quarter of the runs, and the maximum.
 
     Args:
-        samples: how many runs had ended, and MiB.
-        runs: of all.
+        samples: number of ended runs, and MiB.
+        runs: total number of runs.
 
     Example:
         >>> by_quarter([(0, 10), (25, 20), (50, 31), (51, 30), (52, 32), (75, 30), (100, 31)], 100)
@@ -204,7 +203,7 @@ def by_quarter(samples: list[tuple[int, float]], runs: int) -> list[float]:
 
 
 def measure(arguments: argparse.Namespace) -> Outcome:
-    """Start everything, run the runs, end everything."""
+    """Start everything, run the runs, stop everything."""
     words = Secrets()
     with contextlib.ExitStack() as started:
         folder = Path(started.enter_context(tempfile.TemporaryDirectory(prefix="packhouse-load-")))
@@ -233,7 +232,7 @@ def _run(
     with ThreadPoolExecutor(1) as beside:
         created = beside.submit(create_runs, api, "prepare/load", recipes, arguments.spread)
         while ended < arguments.runs and time.monotonic() < start + arguments.patience:
-            # Until the next look at the memory; dozens of runs that do nothing end in five seconds.
+            # Until the next memory sample: dozens of runs that do nothing end within five seconds.
             time.sleep(1 if arguments.nothing else 5)
             ended = count_ended(api, "prepare/load")
             for name, mib in _memory(processes).items():
@@ -331,7 +330,7 @@ def _deploy(folder: Path, environment: dict[str, str], nothing: bool) -> None:
 
 
 def main() -> None:
-    """Measure, print the outcome as JSON; exit with 1 if a run was lost, doubled, or kept."""
+    """Measure and print the outcome as JSON; exit with 1 if runs were lost or memory grew."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--at-once", type=int, default=20)

@@ -1,8 +1,8 @@
-"""A flow run that does nothing but say so: Running, then Completed.
+"""A flow run that does nothing except report its states: Running, then Completed.
 
     PREFECT_API_URL=... PREFECT_API_AUTH_STRING=... PREFECT__FLOW_RUN_ID=... python -S nothing.py
 
-What a worker does for a run can so be looked at by itself: this takes 0.1 s of CPU, a flow 5 s.
+It shows the worker's own work per run: this script takes 0.1 s of CPU, a flow 5 s.
 """
 
 import base64
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 
 def main() -> None:
-    """Set the states of the run that the environment names."""
+    """Set the states of the run named in the environment."""
     url = urlsplit(os.environ["PREFECT_API_URL"])
     run = os.environ["PREFECT__FLOW_RUN_ID"]
     word = base64.b64encode(os.environ["PREFECT_API_AUTH_STRING"].encode()).decode()

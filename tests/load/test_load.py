@@ -1,6 +1,6 @@
-"""`make load` in small, and what it adds up: eight runs through the real process worker.
+"""A small `make load` and its totals: eight runs through the real process worker.
 
-And 120 runs that do nothing, for the worker's own memory.
+120 runs that do nothing measure the worker's own memory.
 """
 
 from argparse import Namespace
@@ -14,7 +14,7 @@ from tests.load.load import measure
 @pytest.mark.e2e
 @pytest.mark.timeout(900)
 def test_runs_that_come_together_are_neither_lost_nor_doubled(deployed):
-    """Two share a dataset and queue for its slot; every run makes a version of its own."""
+    """Two runs share a dataset and queue for its slot; every run publishes a different version."""
     from tests.e2e.deployments import demo_recipe
     from tests.e2e.stack import BUCKET, s3_client
 
@@ -39,8 +39,8 @@ def test_runs_that_come_together_are_neither_lost_nor_doubled(deployed):
 @pytest.mark.soak
 @pytest.mark.skipif(find_postgres() is None, reason="no PostgreSQL: apt-get install postgresql")
 def test_memory_of_the_worker_does_not_grow_with_its_runs():
-    """By 0.02 MiB a run; `prefect worker start`, which the option `plain` takes, by 0.8."""
-    # Over a minute and a half: between two collections some ten runs end, a MiB each.
+    """Memory grows by 0.02 MiB per run; with `prefect worker start` (option `plain`), by 0.8."""
+    # Over a minute and a half: about ten runs, of a MiB each, end between two collections.
     asked = {"runs": 120, "at_once": 20, "spread": 90, "patience": 1500}
     outcome = measure(Namespace(**asked, processes=False, nothing=True, plain=False))
     assert outcome.is_sound()

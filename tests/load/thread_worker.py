@@ -1,10 +1,10 @@
-"""A worker that runs flows in threads of its own process: Prefect's machinery, without processes.
+"""Run flows in threads of the worker's process: Prefect's machinery without processes.
 
     python -m tests.load.thread_worker POOL LIMIT
 
-Polling, submission, the limit and every state are Prefect's own (`BaseWorker`); only the place of
-execution differs from the process worker: two cores can then have 20 runs at once. Memory is given
-back as by the worker that packhouse is deployed with.
+Polling, submission, the limit and every state are Prefect's own (`BaseWorker`). Only the place of
+execution differs from the process worker, so two cores can run 20 flows at once. Memory is
+released in the same way as by packhouse's own worker.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ from flows.prepare import prepare
 
 
 class ThreadWorkerResult(BaseWorkerResult):
-    """How a run in a thread ended."""
+    """Outcome of a run in a thread."""
 
 
 class ThreadWorker(BaseWorker[BaseJobConfiguration, BaseVariables, ThreadWorkerResult]):
-    """Runs the flow `prepare`, each run in a thread."""
+    """Run the flow `prepare`, each run in a thread."""
 
     type = "thread"
     job_configuration = BaseJobConfiguration
@@ -38,10 +38,10 @@ class ThreadWorker(BaseWorker[BaseJobConfiguration, BaseVariables, ThreadWorkerR
     async def run(
         self, flow_run: Any, configuration: BaseJobConfiguration, task_status: Any = None
     ) -> ThreadWorkerResult:
-        """Run to the end; the state is the server's."""
+        """Run to the end; the state is on the server."""
         if task_status:
             task_status.started(str(flow_run.id))
-        limiter = anyio.CapacityLimiter(1)  # anyio's own would hold all workers' threads together
+        limiter = anyio.CapacityLimiter(1)  # anyio's own is shared by all workers
         await anyio.to_thread.run_sync(self._execute, flow_run, limiter=limiter)
         return ThreadWorkerResult(status_code=0, identifier=str(flow_run.id))
 

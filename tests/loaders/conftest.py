@@ -1,4 +1,4 @@
-"""Versions to load: tiny, made in a moment, published by the real protocol."""
+"""Small versions to load, published quickly by the real protocol."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +49,7 @@ def make_records() -> Callable[..., list[dict[str, Any]]]:
 def make_version(
     tmp_path_factory: pytest.TempPathFactory, make_records: Callable[..., list[dict[str, Any]]]
 ) -> Callable[..., str]:
-    """Publish a version of made records and return `<store>/<dataset>`."""
+    """Publish a version of generated records and return `<store>/<dataset>`."""
 
     def make(
         num_records: int = 60,

@@ -1,4 +1,4 @@
-"""Tiny random models, made from a config in a moment, without any network."""
+"""Tiny random models, created from a config without any network access."""
 
 from typing import Any
 

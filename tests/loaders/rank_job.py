@@ -1,4 +1,4 @@
-"""One rank of test_ranks.py, started by torchrun: `rank_job.py FOLDER` writes what it measured."""
+"""One rank of test_ranks.py, started by torchrun: `rank_job.py FOLDER` writes its measurements."""
 
 import json
 import os
@@ -14,17 +14,17 @@ from packhouse import PackedCollator, check_ranks, enable_packing
 from tests.loaders.models import VOCABULARY, tiny_model
 
 LENGTHS = [[9, 4, 3], [5, 8], [16], [2, 2, 2, 10]]
-"""Records of each rank's pack, data-parallel."""
+"""Lengths of the records in each data-parallel rank's pack."""
 
 RECORDS = torch.tensor([0] * 7 + [1] * 6 + [2] * 3)
-"""Of the 16 tokens that two context-parallel ranks share."""
+"""Record of each of the 16 tokens that two context-parallel ranks share."""
 
-# Rank 0 of such a pair has the first and the last quarter, as it is cut to balance attention.
+# Rank 0 of such a pair has the first and the last quarter, a split that balances attention.
 PLACES = [torch.tensor([0, 1, 2, 3, 12, 13, 14, 15]), torch.arange(4, 12)]
 
 
 class ContextParallel(torch.nn.Module):
-    """One layer of attention whose keys and values come from all ranks, as ring attention's."""
+    """One layer of attention with keys and values from all ranks, as in ring attention."""
 
     def __init__(self, group: Any, is_apart: bool, scale: float = 1.0) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def main(folder: Path) -> None:
     with enable_packing(model):
         found["enabled"] = check_ranks(model, batch)
 
-    # Context parallel: pairs of ranks, each with a pack of its own; records lie on both of them.
+    # Context parallel: pairs of ranks share a pack, so records span both ranks.
     pairs = [dist.new_group([2 * n, 2 * n + 1]) for n in range(dist.get_world_size() // 2)]
     ids = torch.randint(3, VOCABULARY, (1, 16), generator=torch.Generator().manual_seed(pair))
     own, places = pairs[pair], PLACES[rank % 2]
@@ -69,7 +69,7 @@ def main(folder: Path) -> None:
         "apart": ContextParallel(own, True),
         "together": ContextParallel(own, False),
         "zeros": ContextParallel(own, False, scale=0.0),
-        "another pair's": ContextParallel(None, True),  # keys of all ranks, by numbers in a pack
+        "another pair's": ContextParallel(None, True),
     }.items():
         numbers = RECORDS[None, places] + 3 * pair
         found[name] = check_ranks(layer, {"input_ids": ids[:, places]}, records=numbers)

@@ -1,6 +1,6 @@
-"""A disk that rots: bits change under files whose size and time of change stay as they were.
+"""A failing disk: bits of files flip while their size and modification time stay the same.
 
-Each load runs in a process of its own, as a training run does.
+Each load runs in a separate process, as a training run does.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ def digest(rows):
 
 
 def rot(path, bit):
-    """Flip a bit and leave size and time of change as they were."""
+    """Flip a bit and keep size and modification time."""
     stat = path.stat()
     data = bytearray(path.read_bytes())
     data[bit // 8] ^= 1 << bit % 8
@@ -56,7 +56,7 @@ def bits_of(path):
     return random.Random(0).sample(range(path.stat().st_size * 8), FLIPS)
 
 
-def test_a_flip_in_the_cached_rows_is_mended(make_version, tmp_path, fresh_process):
+def test_a_flip_in_the_cached_rows_is_repaired(make_version, tmp_path, fresh_process):
     uri, cache = make_version(), tmp_path / "cache"
     good = fresh_process(load, uri, cache)
     (rows,) = (cache / "loaded").glob("*-rows*.arrow")
@@ -76,7 +76,7 @@ def test_a_flip_in_a_local_store_is_named_with_a_remedy(
     (data,) = Path(uri).glob("v/*/data/*.parquet")
     whole, stat = data.read_bytes(), data.stat()
     for rows in (cache / "loaded").glob("*-rows*.arrow"):
-        rows.unlink()  # else the published file is not read
+        rows.unlink()  # otherwise the published file is not read
     for bit in bits_of(data):
         rot(data, bit)
         with pytest.raises(IntegrityError, match="does not hold the published bytes") as caught:
@@ -88,7 +88,7 @@ def test_a_flip_in_a_local_store_is_named_with_a_remedy(
     assert fresh_process(read, uri, cache) == good
 
 
-def test_a_flip_in_a_receipt_of_the_cache_is_mended(make_version, tmp_path, fresh_process):
+def test_a_flip_in_a_receipt_of_the_cache_is_repaired(make_version, tmp_path, fresh_process):
     uri, cache = make_version(), tmp_path / "cache"
     good = fresh_process(load, uri, cache)
     (receipt,) = (cache / "loaded").glob("*-rows*.json")
@@ -109,7 +109,7 @@ def test_a_flip_in_a_downloaded_copy_is_fetched_again(make_version, tmp_path, fr
 
 
 def stream_remote(uri, cache):
-    """Stream as from s3://, where files are downloaded: here a folder passes for such a store."""
+    """Stream as from s3://, where files are downloaded; here a folder plays the store."""
     from packhouse.load import versions
 
     versions.LocalStore = type("NoFolder", (), {})  # in this process only
@@ -117,7 +117,7 @@ def stream_remote(uri, cache):
 
 
 def test_turned_off_it_trusts_size_and_time(make_version, tmp_path, fresh_process):
-    """The switch does what it says, so the tests above see what they claim to see."""
+    """The switch works, so the tests above really check what they claim."""
     uri, cache = make_version(), tmp_path / "cache"
     good = fresh_process(load, uri, cache)
     (rows,) = (cache / "loaded").glob("*-rows*.arrow")

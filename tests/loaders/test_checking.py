@@ -40,7 +40,7 @@ def test_logits_that_are_not_numbers_prove_nothing(model):
         {"seq_lengths": [torch.tensor([3, 2])]},
     ],
 )
-def test_records_are_where_anything_in_the_batch_says(model, mark):
+def test_records_are_found_by_any_form_of_boundaries(model, mark):
     if "seq_lengths" in mark:
         mark = {"seq_lengths": mark["seq_lengths"][0]}
     batch = {"input_ids": IDS, "position_ids": ARANGE, "use_cache": False} | mark
@@ -62,7 +62,7 @@ def test_batches_without_two_records_in_a_row_prove_nothing(model):
 
 @pytest.mark.parametrize("part", ["o_proj", "lm_head"])
 def test_weights_that_begin_as_zeros_prove_nothing(model, part):
-    """The mask of ones leaks as soon as these weights have learnt something."""
+    """The mask of ones leaks as soon as these weights have learned something."""
     batch = PackedCollator()([{"input_ids": [5, 6, 7, 8, 9], "seq_lengths": [3, 2]}])
     batch["attention_mask"] = torch.ones_like(batch["input_ids"])
     assert check_packing(model, batch).max_leak > 1.0

@@ -1,7 +1,7 @@
 """docs/how-to/keep-records-apart.md: data x collator x attention -> right or wrong.
 
-Every cell of the table is run: one step of the trainer, and its loss against that of the records
-fed one by one.
+For every cell of the table, run one step of the trainer and compare its loss with that of the
+records fed one by one.
 """
 
 import re
@@ -41,7 +41,7 @@ TRL = {
 
 
 def table() -> list[tuple[str, str, str, str]]:
-    """Rows of the page's table: trainer, collator or settings, result without and with."""
+    """Return the page's table: trainer, collator or settings, result without and with a guard."""
     lines = PAGE.read_text(encoding="utf-8").split("| trainer |")[1].split("\n\n")[0].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
     return [(each[0], each[1], each[2], each[3]) for each in rows]
@@ -55,7 +55,7 @@ def parquet(files: list[str], cache: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def forms(make_version, tmp_path_factory) -> dict[str, Any]:
-    """One version as each form of data that a trainer may be given; its packs differ in length."""
+    """One version in each form of data that trainers accept; its packs differ in length."""
     uri, cache = make_version(num_records=40, strategy="next_fit"), tmp_path_factory.mktemp("c")
     opened = open_version(str(Path(uri).parent), "made")
     published = [str(opened.store.path(opened.key(e))) for e in opened.files(split="train")]
@@ -108,7 +108,7 @@ def one_step(data: Any, trainer: str, way: str, attention: str, size: int, folde
 
 
 def loss_alone(rows: list[dict[str, Any]]) -> float:
-    """Mean loss of all trained tokens of the records, each fed by itself."""
+    """Mean loss of all trained tokens, with each record fed separately."""
     model, total, num_trained = tiny_model("llama", "eager").eval(), 0.0, 0
     for row in rows:
         start = 0
@@ -144,6 +144,6 @@ def test_a_cell_of_the_table(forms, tmp_path, trainer, way, plain, enabled, is_e
         finally:
             if handle is not None:
                 handle.disable()
-        # Two packs of different length have no rectangle: padding collators reject them.
+        # Two packs of different length do not form a rectangle, so padding collators reject them.
         is_ragged = size == 2 and found == "error"
         assert found == said or is_ragged, (attention, form, size)

@@ -16,7 +16,7 @@ PACK = {
 EOS = 2
 
 
-def test_packs_lie_behind_one_another_with_positions_restarting_at_each_record():
+def test_packs_are_concatenated_with_positions_restarting_at_each_record():
     batch = PackedCollator()([PACK, {"input_ids": [4, 3], "seq_lengths": [2]}])
 
     assert batch["input_ids"].tolist() == [[7, 8, 9, 5, 6, 4, 3]]
@@ -82,7 +82,7 @@ def test_filling_up_is_a_record_of_its_own_that_is_not_trained():
     assert batch["seq_idx"].tolist() == [[0, 0, 0, 1, 1, 2, 2, 2]]
 
 
-def test_shifted_targets_are_what_the_next_token_is():
+def test_shifted_targets_are_the_next_tokens():
     batch = PackedCollator(shift_labels=True)([PACK])
 
     assert batch["shift_labels"].tolist() == [[8, 9, -100, 6, -100]]

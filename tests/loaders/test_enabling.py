@@ -128,7 +128,7 @@ def test_bounds_that_merge_records_are_refused_where_the_kernel_reads_them(model
     merged = whole | {"cu_seq_lens_q": torch.tensor([0, 5]), "max_length_q": 5}
     with enable_packing(model):
         plain = model(**packed, **whole).logits
-        # sdpa cuts by positions alone, and dispatchers cut the bounds short
+        # sdpa separates records only by positions, and dispatchers shorten the boundaries
         assert torch.equal(model(**packed, **merged).logits, plain)
         model.config._attn_implementation = "flash_attention_2"
         for wrong in (
@@ -142,7 +142,7 @@ def test_bounds_that_merge_records_are_refused_where_the_kernel_reads_them(model
 
 
 def test_a_model_that_was_compiled_before_is_guarded_and_freed(model):
-    """Compiled code does not look for hooks that came after it."""
+    """Compiled code does not look for hooks that were added later."""
     model.config.use_cache = False  # nothing else that the code looks at changes
     compiled = torch.compile(model, backend="eager")
     batch = {"input_ids": IDS, "position_ids": RESTARTS, "attention_mask": torch.ones_like(IDS)}

@@ -1,7 +1,7 @@
-"""On an accelerator: the same safety, and what packing saves there. Skipped where there is none.
+"""The same guarantees on an accelerator, and the savings of packing there. Skipped without one.
 
-`make gpu` runs these and prints what they measured. They need no network and no files beside the
-repository: models are made from configs, and records have the lengths of the real Alpaca data.
+`make gpu` runs these tests and prints their measurements. They use no network and no files outside
+the repository: models are made from configs, and records have the lengths of the real Alpaca data.
 """
 
 import itertools
@@ -40,8 +40,8 @@ def on_gpu(test: Any) -> Any:
 
 log = logging.getLogger("packhouse.gpu")
 
-# Tokens of a row of alpaca_data.json with Alpaca's template and Qwen 2.5's tokenizer, at these
-# shares of its rows.
+# Tokens per row of alpaca_data.json with Alpaca's template and Qwen 2.5's tokenizer, at these
+# quantiles.
 SHARES = [*(n / 20 for n in range(20)), 0.99, 0.999, 1.0]
 TOKENS = [
     32, 47, 52, 57, 61, 64, 68, 72, 77, 82, 88, 96, 103, 111, 119, 128, 138, 150, 166, 197, 303,
@@ -175,7 +175,7 @@ def test_the_measurement_runs_on_a_processor_too():
 def measure(
     device: str, attention: str, sizes: dict[str, int], seq_len: int, num_batches: int
 ) -> dict[str, float]:
-    """Useful tokens a second: packed, padded to `seq_len`, and loaded alone."""
+    """Useful tokens per second: packed, padded to `seq_len`, and loaded one by one."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     records = alpaca_records(num_batches * seq_len // 80, sizes["vocab_size"])
@@ -190,7 +190,7 @@ def measure(
     packed = [PackedCollator()([packs[i]]) for i in range(num_batches)]
     seconds = time.perf_counter() - start
     rates = {"loaded": sum(batch["input_ids"].numel() for batch in packed) / seconds}
-    # Padded to one length, so that each pack is not a shape of its own to compile for.
+    # Padded to one length, so that the model is not compiled for the shape of each pack.
     same = PackedCollator(pad_to_multiple_of=seq_len)
     packed = [same([packs[i]]) for i in range(num_batches)]
     useful = [len(packs[i]["input_ids"]) for i in range(num_batches)]
@@ -201,7 +201,7 @@ def measure(
 
 
 def tokens_per_s(model: Any, batches: list[dict[str, Any]], useful: list[int]) -> float:
-    """Tokens of records, pads not counted, that forward and backward take in a second."""
+    """Tokens of records, without padding, that forward and backward process per second."""
     device = next(model.parameters()).device
 
     def wait() -> None:

@@ -1,4 +1,4 @@
-"""Ranks of torchrun die by kill -9 in the middle of epochs, and go on as others."""
+"""Kill ranks of torchrun (kill -9) in the middle of epochs, and resume with other ranks."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from packhouse import StreamingPackedDataset, consumed_records, load_packed
 
 ROOT = Path(__file__).parents[2]
 
-RUNS = [  # ranks, workers of each, the step at which one dies
+RUNS = [  # ranks, workers of each, the step at which one is killed
     (2, 2, 5),
     (4, 1, 8),
     (3, 0, 14),
@@ -25,7 +25,7 @@ def test_every_pack_is_taken_once_an_epoch_and_receipts_say_so(make_version, tmp
     packs = load_packed(uri, cache=tmp_path / "cache")
     names = {tuple(row["input_ids"]): row["record_ids"] for row in packs}
     assert len(names) == len(packs) > 30
-    taken = {0: [], 1: []}  # epoch -> packs, of steps that a checkpoint followed
+    taken = {0: [], 1: []}  # epoch -> packs of steps before the last checkpoint
     before = 0
     for number, (world_size, num_workers, killed_at) in enumerate(RUNS):
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

@@ -141,9 +141,9 @@ def test_a_pulled_folder_loads_verified(make_version, tmp_path):
         load_packed(str(copy), cache=tmp_path / "three")
 
 
-def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(make_version, tmp_path):
+def test_a_full_disk_is_reported_in_a_sentence_and_leaves_nothing(make_version, tmp_path):
     uri = make_version()
-    worker._end_idle()  # a new one inherits the limit
+    worker._end_idle()  # a new file inherits the limit
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))
     try:
@@ -157,13 +157,13 @@ def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(make_version, tmp_
 
 
 def test_packs_are_warned_of_until_a_model_is_guarded(make_version, tmp_path, monkeypatch):
-    """Whatever was imported, and in any order."""
+    """The warning does not depend on imports or their order."""
     pytest.importorskip("torch")
     from packhouse import PackedDataset, StreamingPackedDataset, enable_packing
     from packhouse.addons.torch import enabling
     from packhouse.load import boundaries
 
-    guards: set[object] = set()  # none of other tests
+    guards: set[object] = set()  # none from other tests
     for module in (boundaries, enabling):
         monkeypatch.setattr(module, "GUARDS", guards)
     monkeypatch.setattr(boundaries, "_WARNED", set())
@@ -178,7 +178,7 @@ def test_packs_are_warned_of_until_a_model_is_guarded(make_version, tmp_path, mo
         data = load_packed(packs, cache=tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        PackedDataset(data)  # said above
+        PackedDataset(data)  # already warned above
         PackedDataset([{"input_ids": [1, 2]}, {"input_ids": [3, 4]}], seq_len=2)
     with pytest.warns(UserWarning, match=said):
         PackedDataset([{"input_ids": [1, 2]}, {"input_ids": [3, 4]}], seq_len=4)
@@ -187,7 +187,7 @@ def test_packs_are_warned_of_until_a_model_is_guarded(make_version, tmp_path, mo
         next(iter(StreamingPackedDataset(other, cache=tmp_path, prefetch=0)))
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next_one(make_version, tmp_path):
+def test_files_of_a_killed_process_are_removed_by_the_next_one(make_version, tmp_path):
     uri = make_version()
     load_packed(uri, cache=tmp_path)
     (mapped,) = (tmp_path / "loaded").glob("*.arrow")

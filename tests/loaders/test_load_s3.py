@@ -1,4 +1,4 @@
-"""Versions on S3, against a server in this process."""
+"""Load versions from S3, with a server in this process."""
 
 import pickle
 
@@ -47,7 +47,7 @@ def test_worker_processes_open_a_client_of_their_own(client, make_version, tmp_p
     held = dataset._opened.store
     iter(dataset)
     assert dataset._opened.store is held
-    dataset._process += 1  # what a forked worker finds
+    dataset._process += 1  # for a forked worker
     assert len(list(dataset)) == dataset.num_rows
     assert dataset._opened.store is not held
 

@@ -96,7 +96,7 @@ def test_balanced_microbatches_hold_every_row_once_and_none_is_far_over_the_mean
     assert sorted(row for rows in dealt for row in rows) == list(range(len(tokens)))
     assert all(dealt)
     loads = [sum(tokens[row] for row in rows) for rows in dealt]
-    # Graham's bound against the optimum, which is no less than the mean or the longest.
+    # Graham's bound; the optimum is at least the mean and the longest.
     assert max(loads) <= 4 / 3 * max(sum(tokens) / num, max(tokens)) + max(tokens) / 3
 
 

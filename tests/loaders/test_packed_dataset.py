@@ -31,7 +31,7 @@ def test_rows_of_a_version_are_tensors_with_boundaries(make_version, tmp_path):
     assert packs[-1]["input_ids"].tolist() == data[len(data) - 1]["input_ids"]
 
 
-def test_stat_counts_what_the_version_holds(make_version, tmp_path):
+def test_stat_counts_the_contents_of_the_version(make_version, tmp_path):
     stat = PackedDataset(load_packed(make_version(), cache=tmp_path)).stat()
 
     assert (stat.num_rows, stat.num_records, stat.num_dropped) == (16, 60, 0)
@@ -86,7 +86,7 @@ def test_records_over_seq_len_are_an_error_or_dropped_and_counted():
     assert packs.stat().num_dropped == 2
 
 
-def test_what_makes_no_sense_is_refused(make_version, tmp_path):
+def test_invalid_arguments_are_refused(make_version, tmp_path):
     with pytest.raises(ConfigError, match="does not cut"):
         PackedDataset(RECORDS, seq_len=5, strategy="concat")
     data = load_packed(make_version(), cache=tmp_path)
@@ -104,7 +104,7 @@ def test_what_makes_no_sense_is_refused(make_version, tmp_path):
         ((row for row in RECORDS), "a generator has no length or no row by number"),
     ],
 )
-def test_what_is_no_sequence_of_rows_is_refused(rows, message):
+def test_an_object_that_is_not_a_sequence_of_rows_is_refused(rows, message):
     with pytest.raises(ConfigError, match=message):
         PackedDataset(rows)
 
@@ -145,7 +145,7 @@ def test_rows_of_a_generator_are_packed_and_empty_ones_counted():
         assert (packs.num_empty, packs[0]["input_ids"].tolist()) == (1, [5, 6])
 
 
-def test_without_a_seed_records_stay_as_they_came_in_every_epoch():
+def test_without_a_seed_records_keep_their_order_in_every_epoch():
     rows = [{"input_ids": [n, n, n]} for n in range(1, 6)]
     packs = PackedDataset(rows, seq_len=7, strategy="first_fit_shuffle", seed=None)
     packs.set_epoch(3)
@@ -154,7 +154,7 @@ def test_without_a_seed_records_stay_as_they_came_in_every_epoch():
 
 
 def test_a_mask_that_hides_a_trained_end_token_is_refused():
-    # Where pad and EOS are one token (2), `input_ids != pad` hides the EOS of every record.
+    # If pad and EOS are the same token (2), `input_ids != pad` hides the EOS of every record.
     ids = torch.tensor([5, 6, 2])
     row = {"input_ids": ids, "labels": ids, "attention_mask": ids != 2}
 

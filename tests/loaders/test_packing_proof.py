@@ -1,4 +1,4 @@
-"""Packed logits, losses and gradients are those of each record alone, on real model code."""
+"""Packed logits, losses and gradients equal those of each record alone, on real model code."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from packhouse.addons.torch.enabling import FAMILIES
 from packhouse.errors import ConfigError, ContractError
 from tests.loaders.models import tiny_model
 
-# transformers and torch's compiler use what torch deprecates; flex attention asks to be compiled.
+# transformers and torch's compiler use deprecated torch functions; flex attention warns to compile.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -29,7 +29,7 @@ ATTENTION = ["eager", "sdpa", "flex_attention"]
 
 @pytest.fixture(autouse=True)
 def _quick():
-    """Flex attention as plain torch code: compiling its CPU kernels takes a minute a model."""
+    """Run flex attention as plain torch code: compiling CPU kernels takes a minute per model."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.compiler.set_stance("force_eager")
@@ -69,7 +69,7 @@ def test_every_family_leaks_by_default_and_is_safe_when_enabled(family, attentio
     assert not before.is_safe
     assert before.max_leak > 1.0
     assert after.is_safe
-    # Experts see all tokens that chose them as one matrix, which rounds differently.
+    # Experts process all their tokens as one matrix, which rounds differently.
     assert after.max_leak <= (2e-6 if "moe" in family or family == "mixtral" else 0.0)
     assert after.max_difference < 2e-5
     assert undone == before
@@ -80,7 +80,7 @@ def test_every_family_leaks_by_default_and_is_safe_when_enabled(family, attentio
 def test_packed_loss_and_gradients_are_those_of_the_records(family, attention, rows, monkeypatch):
     _skip_unsupported(family, attention)
     if attention == "flex_attention":
-        # Not compiled, flex is differentiable on CPUs too; torch forbids it for its kernels' sake.
+        # Uncompiled flex attention is differentiable on CPUs too; torch forbids it for its kernels.
         import torch.nn.attention.flex_attention as flex
 
         monkeypatch.setattr(flex, "_validate_device", lambda *tensors: None)
@@ -96,7 +96,7 @@ def test_packed_loss_and_gradients_are_those_of_the_records(family, attention, r
     assert packed_loss == pytest.approx(alone_loss, abs=1e-5)
     assert loss == pytest.approx(alone_loss, abs=1e-5)
     assert max(float(abs(g - a).max()) for g, a in zip(packed, alone, strict=True)) <= 1e-5
-    assert max(float(abs(g).max()) for g in packed) > 1e-2  # gradients to speak of
+    assert max(float(abs(g).max()) for g in packed) > 1e-2  # gradients that are not negligible
 
     _, leaky = _gradients(model, [whole], total, use_cache=True)
     assert max(float(abs(g - a).max()) for g, a in zip(leaky, alone, strict=True)) > 1e-3
@@ -113,7 +113,7 @@ def _gradients(model: Any, batches: Any, total: int, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("attention", ATTENTION)
-def test_an_all_ones_mask_leaks_and_check_packing_says_so(attention, batch):
+def test_an_all_ones_mask_leaks_and_check_packing_reports_it(attention, batch):
     model = tiny_model("llama", attention)
     model.config.use_cache = False
     masked = batch | {"attention_mask": torch.ones_like(batch["input_ids"])}
@@ -173,7 +173,7 @@ def test_a_config_or_a_name_guards_models_made_later_until_disabled(batch, tmp_p
         assert not check_packing(tiny_model("llama", "sdpa"), masked).is_safe
 
 
-def test_what_cannot_be_kept_apart_is_refused(batch):
+def test_models_that_cannot_separate_records_are_refused(batch):
     from transformers import GPT2Config, Llama4TextConfig, MambaConfig
 
     for config in (GPT2Config(), MambaConfig(), Llama4TextConfig()):

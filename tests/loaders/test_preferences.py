@@ -1,4 +1,4 @@
-"""Pairs and verdicts as TRL takes them: the same ids and masks that it makes, and a run of each."""
+"""Pairs and verdicts as TRL reads them: the same IDs and masks as TRL's own, and a run of each."""
 
 import importlib
 import json
@@ -28,7 +28,7 @@ from packhouse.store import open_version
 NUM_ROWS = 120
 DEMO = str(Path(__file__).parents[2] / "deployments" / "demo" / "tokenizer")  # 4,096 tokens
 
-# TRL's own default uses a name that transformers gives up.
+# TRL's own default uses a name that transformers has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
 
 
@@ -57,13 +57,13 @@ def verdicts(pairs):
 
 @pytest.fixture(scope="module")
 def few(pairs):
-    """Numbers of short pairs, for training: a step takes as long as its logits are many."""
+    """Indices of short pairs for training: the time of a step depends on the number of logits."""
     return sorted(range(NUM_ROWS), key=lambda number: len(str(pairs[number])))[:8]
 
 
 @pytest.fixture(scope="module")
 def make(shared, tmp_path_factory):
-    """Prepare rows with a tokenizer and a template; the same ones once."""
+    """Prepare rows with a tokenizer and a template, each combination once."""
     made = {}
 
     def prepare(rows, name="qwen2.5-instruct", template="completion", form="pairs", **settings):
@@ -92,7 +92,7 @@ def make(shared, tmp_path_factory):
 
 
 def by_trl(trainer, rows, tokenizer):
-    """What TRL's own preparation makes of rows of text."""
+    """Return the rows that TRL's own preparation makes from text."""
     args = SimpleNamespace(
         dataset_num_proc=None,
         max_length=None,
@@ -104,7 +104,7 @@ def by_trl(trainer, rows, tokenizer):
 
 
 def every_row(version):
-    """Rows of both sides, in the order of their raw rows."""
+    """Return rows of both splits, in the order of their raw rows."""
     rows = [row for split in (version.train, version.eval) if split for row in split]
     opened = open_version(*_address(version))
     (entry,) = [each for each in opened.files("records") if each.kind == "records"]
@@ -121,7 +121,7 @@ def _address(version):
 
 @pytest.mark.parametrize("name", ["qwen2.5-instruct", "qwen3"])
 def test_texts_have_the_ids_and_masks_that_trl_makes(shared, make, pairs, name):
-    """A mask is what of a row is `prompt_ids`: TRL's collator trains all that follows."""
+    """The mask follows from `prompt_ids`: TRL's collator trains everything after it."""
     trl = pytest.importorskip("trl", reason="TRL is not installed")
     from transformers import AutoTokenizer
 
@@ -137,7 +137,7 @@ def test_texts_have_the_ids_and_masks_that_trl_makes(shared, make, pairs, name):
 
 @pytest.mark.parametrize("name", ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"])
 def test_chats_have_the_ids_that_trl_makes_up_to_the_end_of_the_turn(shared, make, pairs, name):
-    """TRL also trains the line break that a template writes behind the end token."""
+    """TRL also trains the line break that a template writes after the end token."""
     trl = pytest.importorskip("trl", reason="TRL is not installed")
     from transformers import AutoTokenizer
 
@@ -154,7 +154,7 @@ def test_chats_have_the_ids_that_trl_makes_up_to_the_end_of_the_turn(shared, mak
 
     assert len(ours) == NUM_ROWS
     for row, expected in zip(ours, theirs, strict=True):
-        # Qwen3's empty thought is in our prompt, as inference has it, and in TRL's answers.
+        # Qwen3's empty thinking block is in our prompt, as at inference, and in TRL's answers.
         for column in ("chosen_ids", "rejected_ids"):
             whole = row["prompt_ids"] + row[column]
             their_whole = expected["prompt_ids"] + expected[column]
@@ -209,7 +209,7 @@ def test_a_pair_repeats_another_only_with_both_sides(make):
     rows = [
         {"prompt": "Say 1.\n", "chosen": "one", "rejected": "two"},
         {"prompt": "Say 1.\n", "chosen": "one", "rejected": "three"},
-        {"prompt": "Say 1.\n", "chosen": " one", "rejected": "two "},  # but for white space
+        {"prompt": "Say 1.\n", "chosen": " one", "rejected": "two "},  # except for whitespace
         {"prompt": "Say 1.\n", "chosen": "two", "rejected": "one"},
     ]
     version = make(rows, dedup={"exact": "drop"}, split={"eval_fraction": 0.0})
@@ -368,7 +368,7 @@ def test_settings_that_part_a_pair_are_refused(settings):
 
 
 def tiny(tmp_path, **settings):
-    """A model and arguments of TRL for a few steps."""
+    """A model and arguments for a few steps of TRL."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -404,7 +404,7 @@ def test_dpo_of_the_same_rows_as_text_has_the_same_losses(make, pairs, few, tmp_
     for rows, trainer_class in (
         (Dataset.from_list(ours), enable_preferences(trl.DPOTrainer)),
         (text, trl.DPOTrainer),
-        (text, enable_preferences(trl.DPOTrainer)),  # other rows go the usual way
+        (text, enable_preferences(trl.DPOTrainer)),  # other rows are handled as usual
     ):
         model, tokenizer, args = tiny(tmp_path, max_steps=3)
         trainer = trainer_class(

@@ -1,4 +1,4 @@
-"""`check_ranks` on processes of torchrun over gloo, data-parallel and context-parallel."""
+"""`check_ranks` in processes of torchrun over gloo, data-parallel and context-parallel."""
 
 import json
 import os

@@ -14,7 +14,7 @@ from packhouse import (
 
 @pytest.mark.parametrize("file_format", ["parquet", "arrow"])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_the_records_behind_a_state_are_those_that_all_ranks_took(
+def test_a_state_lists_the_records_that_all_ranks_took(
     make_version, tmp_path, shuffle, file_format
 ):
     uri = make_version(num_records=90, rows_per_file=7, file_format=file_format)
@@ -38,7 +38,7 @@ def test_the_records_behind_a_state_are_those_that_all_ranks_took(
     in_order = [pack for pair in zip(*taken, strict=True) for pack in pair]
 
     state = ranks[0].state_dict()
-    [other] = open_ranks(1)  # opened alike later, on another number of ranks
+    [other] = open_ranks(1)  # opened in the same way later, with another number of ranks
     names = list(consumed_records(other, state))
 
     assert names == [name for pack in in_order for name in packs[tuple(pack)]]
@@ -48,7 +48,7 @@ def test_the_records_behind_a_state_are_those_that_all_ranks_took(
     assert receipt["records_sha256"] == digest
 
 
-def test_a_receipt_lies_beside_the_checkpoint_and_names_the_version(make_version, tmp_path):
+def test_a_receipt_is_next_to_the_checkpoint_and_names_the_version(make_version, tmp_path):
     uri = make_version(num_records=30)
     data = StreamingPackedDataset(uri, rank=0, world_size=1, cache=tmp_path)
     rows = iter(data)

@@ -1,4 +1,4 @@
-"""Records padded to multiples: planned for, laid out, and seen by no other record."""
+"""Records padded to multiples: planned, laid out, and invisible to other records."""
 
 import numpy as np
 import pyarrow as pa

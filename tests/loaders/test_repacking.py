@@ -1,4 +1,4 @@
-"""Packs made anew from a published version: other lengths, other epochs, the same tokens."""
+"""Repack a published version: other lengths, other epochs, the same tokens."""
 
 import pickle
 from typing import Any
@@ -11,7 +11,7 @@ from packhouse.pack.plan import round_up
 
 
 def records(packs: PackedDataset) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Ids and labels of each record, in order of packs."""
+    """Return IDs and labels of each record, in the order of packs."""
     found = []
     for pack in (packs[index] for index in range(len(packs))):
         sizes: Any = pack["seq_lengths"].tolist()
@@ -50,7 +50,7 @@ def test_each_epoch_has_packs_of_its_own_and_the_same_number(make_version, tmp_p
     assert len(PackedDataset(data, seq_len=64, repack=True, epoch=7)) == len(packs)
 
 
-def test_epochs_of_published_packs_are_refused_unless_they_are_packed_anew(make_version, tmp_path):
+def test_epochs_of_published_packs_are_refused_without_repacking(make_version, tmp_path):
     data = load_packed(make_version(), cache=tmp_path)
 
     PackedDataset(data).set_epoch(3)  # as accelerate calls it

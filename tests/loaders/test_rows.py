@@ -47,7 +47,7 @@ def test_columns_that_disagree_where_records_end_are_refused(marks):
         read_row({"input_ids": IDS, **marks})
 
 
-def test_padding_alone_says_nothing_of_boundaries():
+def test_padding_alone_does_not_mark_boundaries():
     padded = {"input_ids": IDS, "attention_mask": [1, 1, 1, 1, 0, 0]}
     with pytest.raises(ContractError, match="does not say where its records end"):
         read_row(padded)
@@ -72,7 +72,7 @@ def test_padding_alone_says_nothing_of_boundaries():
         ({"input_ids": [1, 2], "loss_weights": [1.0, float("nan")]}, "negative or no numbers"),
     ],
 )
-def test_what_is_no_list_of_numbers_is_refused_and_not_rounded(row, message):
+def test_values_other_than_integers_are_refused_and_not_rounded(row, message):
     with pytest.raises(ContractError, match=message):
         read_row(row, whole_rows=True)
 
@@ -111,7 +111,7 @@ def test_sound_packs_are_checked_once_and_others_row_by_row():
     for table in (packs(), packs(position_ids=None)):
         rows = ArrowRows(table)
         assert rows[1].labels.tolist() == [-100, 3]
-        assert rows._cells[0][1]  # sound
+        assert rows._cells[0][1]  # valid
     sliced = ArrowRows(pa.concat_tables([packs(), packs()]).slice(1, 2))
     assert [row.seq_lengths.tolist() for row in sliced] == [[2], [3, 2]]
 
@@ -153,7 +153,7 @@ def test_labels_that_are_shifted_already_are_refused():
     "name", ["completion_mask", "assistant_masks", "assistant_mask", "loss_mask"]
 )
 def test_masks_of_other_tools_keep_prompts_untrained(name):
-    """TRL's rows have no labels; before, all of their tokens were trained, prompts included."""
+    """TRL's rows have no labels. All of their tokens were once trained, prompts included."""
     rows = [
         {"input_ids": [7, 8, 9], name: [0, 0, 1]},
         {"input_ids": [5, 6, 4], name: [0, 1, 0]},
@@ -171,8 +171,8 @@ def test_masks_of_other_tools_keep_prompts_untrained(name):
         read_row(row | {name: [0, 0.5, 1]}, whole_rows=True)
 
 
-def test_rows_without_weights_beside_rows_with_them_weigh_1():
-    """Before, a pack of both lost the weights, so that tokens of weight 0 were trained."""
+def test_rows_without_weights_next_to_weighted_rows_weigh_1():
+    """A pack of both once lost the weights, so tokens of weight 0 were trained."""
     rows = [{"input_ids": [7, 8, 9], "loss_weights": [0, 0, 0.5]}, {"input_ids": [5, 6]}]
     pack = PackedDataset(rows, seq_len=5)[0]
 

@@ -1,4 +1,4 @@
-"""States of `StreamingPackedDataset` where packs were lost or taken twice."""
+"""`StreamingPackedDataset` states that once lost packs or read them twice."""
 
 import pytest
 import torch.distributed as dist
@@ -16,7 +16,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def opened(make_version, cache):
-    """Open the packs of one version; by default as the only rank."""
+    """Open the packs of one version, by default as the only rank."""
     uri = make_version(num_records=150)
 
     def open_ranks(**settings):
@@ -42,7 +42,7 @@ def test_packs_that_were_left_out_are_not_in_the_receipt(opened):
 
 
 class _InWorkers(IterableDataset):
-    """Each worker gives a state of its own, as torchdata's StatefulDataLoader has them."""
+    """Each worker returns its own state, as in torchdata's StatefulDataLoader."""
 
     def __init__(self, data, state=None):
         self.data, self.state = data, state
@@ -68,14 +68,14 @@ def test_a_worker_s_own_rows_are_refused_where_others_would_be_its_own(opened, o
     with pytest.raises(ConfigError, match=f"a worker was taken with {next(iter(other))}"):
         next(iter(loader))
     with pytest.raises(ConfigError, match="of one DataLoader worker"):
-        training_receipt(opened(), state)  # it would say that 0 packs were taken
+        training_receipt(opened(), state)  # it would report 0 packs
 
 
 def test_a_look_at_the_last_batches_after_a_resume_takes_nothing(opened):
     data = opened()
     data.load_state_dict(data.state_dict() | {"packs": data.num_rows - 3})
     loader = DataLoader(data, None, num_workers=2)
-    assert sum(1 for _ in loader) == 3  # what a worker reads ahead, whoever takes one batch only
+    assert sum(1 for _ in loader) == 3  # read ahead by a worker, although only one batch was taken
     data.set_epoch(0)
 
     assert len(data) == 3
@@ -87,7 +87,7 @@ def test_a_look_at_the_last_batches_after_a_resume_takes_nothing(opened):
 def test_a_pass_that_was_left_does_not_end_the_next_one(opened):
     data = opened()
     data.load_state_dict(data.state_dict() | {"packs": data.num_rows - 4})
-    data._shared[_ENDED] = 1  # worker 0 of 2 had ended when their pass was left
+    data._shared[_ENDED] = 1  # worker 0 of 2 had ended when the pass was interrupted
     data._shared[_NUM_WORKERS] = 2
     rows = iter(data)
     next(rows)
@@ -108,4 +108,4 @@ def test_a_dataset_made_before_torch_distributed_is_refused(opened, tmp_path, mo
     with pytest.raises(ConfigError, match="rank 1 of 2, and the dataset was made for rank 0 of 1"):
         next(iter(data))
     assert next(iter(opened(rank=None, world_size=None)))
-    assert next(iter(opened()))  # given by hand, as accelerate needs it
+    assert next(iter(opened()))  # set manually, as accelerate needs it

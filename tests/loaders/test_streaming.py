@@ -96,7 +96,7 @@ def test_resuming_goes_on_with_the_very_next_pack(uri, cache):
     third = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
     third.load_state_dict(second.state_dict())
     assert take(third) == whole[12:]
-    assert take(third) == whole  # the next pass is a whole one
+    assert take(third) == whole  # the next pass is complete
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -129,7 +129,7 @@ def test_no_state_of_workers_whose_batches_are_unknown(uri, cache, packs, worker
     if workers == 1:
         dataset.load_state_dict(dataset.state_dict(rows_seen=4))
         assert Counter(taken + take(dataset)) == Counter(packs)
-    else:  # rows 0 2 4 6, where a state would say 0 1 2 3
+    else:  # rows 0 2 4 6, where a state would report 0 1 2 3
         with pytest.raises(ConfigError, match="2 workers take turns by batches"):
             dataset.state_dict(rows_seen=4)
 
@@ -243,7 +243,7 @@ def test_every_pack_is_seen_once_an_epoch_whatever_the_stops_and_world_sizes(
                 rank.load_state_dict(state)
             assert rank.epoch == epoch
         rows = [iter(rank) for rank in ranks]
-        for _ in range(steps):  # ranks run in step, as training does
+        for _ in range(steps):  # ranks run in step, as in training
             taken = [next(each, None) for each in rows]
             seen += [tuple(row["input_ids"].tolist()) for row in taken if row is not None]
             if taken[0] is None:
@@ -264,7 +264,7 @@ def test_the_state_of_a_finished_pass_leaves_nothing_of_its_epoch(uri, cache, pa
 
     assert len(resumed) == 0
     assert take(resumed) == []
-    assert len(take(resumed)) == len(packs)  # a further pass is a whole one
+    assert len(take(resumed)) == len(packs)  # the next pass is complete
     resumed.load_state_dict(done.state_dict())
     resumed.set_epoch(1)
     assert len(take(resumed)) == len(packs)
@@ -302,7 +302,7 @@ def test_dropping_the_uneven_end_never_drops_everything(uri, cache, packs):
 
 @pytest.fixture
 def republish(uri, cache, tmp_path):
-    """The packs again, in files and row groups of a caller's choice."""
+    """Write the packs again, with the given files and row groups."""
     table = load_packed(uri, cache=cache).data.table
     schema = published_schema(position_ids=True)
     table = pa.Table.from_batches(
@@ -325,7 +325,7 @@ def republish(uri, cache, tmp_path):
     return publish
 
 
-def test_empty_files_and_packs_before_and_behind_them_are_read(republish, packs, tmp_path):
+def test_empty_files_and_packs_before_and_after_them_are_read(republish, packs, tmp_path):
     again = republish([0, 0, 5, 5, 5, len(packs), len(packs)], row_group_size=3)
 
     assert [tuple(ids) for ids in load_packed(again, cache=tmp_path)["input_ids"]] == packs
@@ -343,13 +343,13 @@ def test_files_that_hold_other_rows_than_counted_are_refused(republish, packs, t
 
 def test_open_files_and_decoded_rows_stay_bounded(republish, packs, tmp_path):
     again = republish(list(range(0, len(packs) + 1)), row_group_size=1)
-    # Without a thread that reads ahead nothing is fetched or opened while files are counted.
+    # Without a reading thread, nothing is fetched or opened while files are counted.
     dataset = StreamingPackedDataset(again, cache=tmp_path, lanes=3, prefetch=0)
     most_files = 0
     for _ in dataset:
         files = [file.path for file in psutil.Process().open_files()]
         most_files = max(most_files, sum(file.startswith(str(tmp_path)) for file in files))
-    assert 0 < most_files <= 3  # one a lane
+    assert 0 < most_files <= 3  # one per lane
 
     def peak(uri, lanes):
         gc.collect()
@@ -397,7 +397,7 @@ def test_arguments_that_make_no_sense_are_refused(uri, cache, monkeypatch):
 
 
 class _InWorkers(IterableDataset):
-    """What torchdata's StatefulDataLoader does: each worker loads and gives a state of its own."""
+    """Imitate torchdata's StatefulDataLoader: each worker loads its part and returns a state."""
 
     def __init__(self, data, states):
         self.data, self.states = data, states

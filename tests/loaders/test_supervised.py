@@ -114,7 +114,7 @@ LONG = [
     ("over_length", "per_turn"),
     [("drop", True), ("truncate_turns", False), ("window", False), ("window", True)],
 )
-def test_over_long_rows_become_what_the_flow_makes_of_them(tmp_path, over_length, per_turn):
+def test_over_long_rows_are_handled_as_in_the_flow(tmp_path, over_length, per_turn):
     path = tmp_path / "talks.jsonl"
     talks = [LONG[start:] for start in range(0, 24, 2)]
     path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
@@ -197,7 +197,7 @@ def test_concat_shuffle_and_pad_are_views(files, cache):
     assert len(both.pad(0, length=300)[0]["labels"]) == 300
     with pytest.raises(ConfigError, match="more than length 5"):
         both.pad(0, length=5)
-    packed = PackedDataset(both.pad(0), seq_len=128)  # padding is taken off again
+    packed = PackedDataset(both.pad(0), seq_len=128)  # padding is removed again
     assert packed.stat().num_tokens == sum(both.num_tokens)
     PackedCollator()([packed[0]])
 
@@ -245,7 +245,7 @@ def test_bad_rows_are_counted_and_too_many_refused(cache, tmp_path):
         (["a"], {"query_field": "x"}, "both, or neither"),
     ],
 )
-def test_what_makes_no_sense_is_refused(cache, data, settings, message):
+def test_invalid_arguments_are_refused(cache, data, settings, message):
     with pytest.raises(ConfigError, match=message):
         make_supervised_dataset(TOKENIZER, data, cache=cache, **settings)
 
@@ -304,7 +304,7 @@ def test_parts_that_are_padded_differently_are_not_put_together(files, cache):
     assert {len(row) for row in rows_of(both.shuffle(1))} == {300}
 
 
-# dart-math's way: rows of `query` and `response`, a template of texts.
+# As dart-math does: rows of `query` and `response`, a template of texts.
 TEXTS = [
     {"query_prompt": "User:\n", "prompt_after_query": "\n\n", "resp_prompt": "Assistant:\n"},
     {

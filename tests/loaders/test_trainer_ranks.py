@@ -1,4 +1,4 @@
-"""Two ranks of torchrun: Trainer over a stream, and a loop of one's own under DDP."""
+"""Two ranks of torchrun: Trainer over a stream, and a custom loop under DDP."""
 
 import json
 import os

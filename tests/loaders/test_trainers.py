@@ -1,4 +1,4 @@
-"""Trainers of others, on a published version: the same loss curve packed and unpacked."""
+"""Other trainers on a published version: the same loss curve packed and unpacked."""
 
 import functools
 import importlib
@@ -58,7 +58,7 @@ def uri(make_version):
 
 
 def in_order(trainer_class: Any) -> Any:
-    """The trainer without shuffling, so that runs can be compared step by step."""
+    """A Trainer without shuffling, so that runs can be compared step by step."""
 
     class InOrder(trainer_class):
         def _get_train_sampler(self, train_dataset=None):
@@ -73,7 +73,7 @@ def losses(trainer: Any) -> list[float]:
 
 
 def unpacked_losses(data: Any, folder: Any) -> list[float]:
-    """Each pack's records as a padded batch of their own, as a trainer without packing has them."""
+    """Each pack's records as a padded batch, as in a trainer without packing."""
     from transformers import Trainer, TrainingArguments
 
     batches = []
@@ -156,7 +156,7 @@ def test_a_trainer_that_drops_the_boundaries_is_told(uri, tmp_path):
 
 @pytest.mark.parametrize("kind", ["Dataset", "IterableDataset", "list"])
 def test_packs_in_memory_train_as_a_packed_dataset(kind, tmp_path):
-    """`pack_dataset` writes TRL's columns: transformers' Trainer knows no `seq_lengths`."""
+    """`pack_dataset` writes TRL's columns: transformers' Trainer does not know `seq_lengths`."""
     from datasets import Dataset
     from transformers import Trainer, TrainingArguments, default_data_collator
 
@@ -225,7 +225,7 @@ def test_trl_sft_trainer_has_the_loss_curve_of_unpacked_training(uri, tmp_path):
 
 
 def weighted_loss_of(row: dict[str, Any]) -> float:
-    """Loss of a pack by torch's own cross-entropy, over each of its records by itself."""
+    """Loss of a pack by torch's own cross-entropy, over each record separately."""
     model = tiny_model("llama", "sdpa", scale=0.02)
     total, count, start = 0.0, 0.0, 0
     for length in row["seq_lengths"]:

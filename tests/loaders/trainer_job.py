@@ -46,7 +46,7 @@ def main(folder: Path, uri: str) -> None:
     )
     Noting(model=model, args=arguments, train_dataset=data, data_collator=PackedCollator()).train()
 
-    # A loop of one's own: the ranks' gradients, averaged by DDP, are those of one process.
+    # A custom loop: the ranks' gradients, averaged by DDP, equal those of one process.
     rank, packs = dist.get_rank(), PackedDataset(load_packed(uri, cache=cache))
     gradients = []
     for is_alone in (False, True):

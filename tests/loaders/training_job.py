@@ -1,7 +1,7 @@
 """One rank of test_killed_ranks.py, started by torchrun: takes packs, and is killed at a step.
 
-`training_job.py FOLDER URI WORKERS KILLED_AT`: goes on from the last checkpoint in FOLDER, writes
-one with a receipt every 3 steps, and each batch that it takes to a log of its own.
+`training_job.py FOLDER URI WORKERS KILLED_AT` resumes from the last checkpoint in FOLDER, writes
+a checkpoint with a receipt every 3 steps, and logs each batch that it takes.
 """
 
 import json
@@ -40,7 +40,7 @@ def main(folder: Path, uri: str, num_workers: int, killed_at: int) -> None:
             while True:
                 batch = next(batches, [])
                 num_rows = torch.tensor(len(batch))
-                dist.all_reduce(num_rows)  # as gradients are: a rank without rows still takes part
+                dist.all_reduce(num_rows)  # as for gradients: a rank without rows takes part too
                 if not num_rows:
                     break
                 step, num_taken = step + 1, num_taken + 1

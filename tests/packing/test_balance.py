@@ -1,4 +1,4 @@
-"""Packs in an order in which data-parallel ranks wait little for one another."""
+"""Order packs so that data-parallel ranks wait little for each other."""
 
 import json
 from itertools import pairwise
@@ -21,7 +21,7 @@ LENGTHS = st.lists(st.integers(1, 64), max_size=200)
 
 
 def pieces(plan: PackPlan) -> list[tuple[tuple[int, int, int], ...]]:
-    """What lies in each pack: sequence, first token and the one behind the last."""
+    """Contents of each pack: sequence, first token, and end (exclusive)."""
     starts = np.zeros(len(plan.order), int) if plan.starts is None else plan.starts
     ends = np.full(len(plan.order), -1) if plan.ends is None else plan.ends
     of_each = list(zip(plan.order.tolist(), starts.tolist(), ends.tolist(), strict=True))
@@ -30,7 +30,7 @@ def pieces(plan: PackPlan) -> list[tuple[tuple[int, int, int], ...]]:
 
 
 def test_neighbours_cost_alike_and_the_cheapest_are_left_over():
-    lengths = np.array([2, 8, 3, 7, 4])  # a record a pack: costs 4, 64, 9, 49, 16
+    lengths = np.array([2, 8, 3, 7, 4])  # one record per pack: costs 4, 64, 9, 49, 16
 
     plan = plan_packs(lengths, 8, "none", seed=0, balance=2)
 

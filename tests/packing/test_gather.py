@@ -1,4 +1,4 @@
-"""Gathering: equal to a naive implementation, whatever the shards and batches."""
+"""Gathering equals a naive implementation, for any shards and batches."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""Published columns: labels, positions, order, and what the schema says of them."""
+"""Published columns: labels, positions, order, and their schema."""
 
 import numpy as np
 import pyarrow as pa

@@ -23,7 +23,7 @@ WEIGHT = st.sampled_from([1.0, 0.5, 0.25, 2.0])
 
 @st.composite
 def weighted(draw):
-    """Ids, disjoint ranges and a weight for each range, or none."""
+    """Ids, disjoint ranges, and a weight for each range or none."""
     ids = draw(st.lists(st.integers(0, 9), min_size=1, max_size=8))
     cuts = sorted(draw(st.sets(st.integers(0, len(ids)), max_size=4)))
     ranges = list(zip(cuts[::2], cuts[1::2], strict=False))

@@ -1,4 +1,4 @@
-"""The over-length policy: what is dropped, cut or refused, and that all of it is counted."""
+"""The over-length policy: records that are dropped, cut or refused, all of them counted."""
 
 import numpy as np
 import pytest
@@ -31,13 +31,13 @@ def test_drop_leaves_out_and_counts(tokenized):
 @pytest.mark.parametrize(
     ("seq_len", "lengths"),
     [
-        (8, [4]),  # behind the last whole answer
-        (9, [9]),  # an answer may end at the limit
+        (8, [4]),  # after the last whole answer
+        (9, [9]),  # an answer may end exactly at the limit
         (3, []),  # the first answer does not fit
-        (10, [10]),  # the line end behind the last trained range of what fits is not cut off
+        (10, [10]),  # the line end after the last trained range that fits is not cut off
     ],
 )
-def test_truncate_turns_cuts_behind_the_last_whole_answer(tokenized, seq_len, lengths):
+def test_truncate_turns_cuts_after_the_last_whole_answer(tokenized, seq_len, lengths):
     admitted = apply_over_length(tokenized([TWO_TURNS]), config("truncate_turns", seq_len))
 
     assert admitted.lengths.tolist() == lengths

@@ -1,4 +1,4 @@
-"""`pack_dataset`: TRL's strategies by name, and what each of them costs."""
+"""`pack_dataset`: TRL's strategies by name, and the cost of each."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ def packed(rows, *args, **settings):
     return pack_dataset(rows, *args, **settings).to_dict()
 
 
-# -- nothing is cut that nobody asked to cut
+# -- nothing is cut unless asked for
 
 
 @pytest.mark.parametrize("strategy", ["best_fit", "first_fit", "first_fit_shuffle", "next_fit"])
@@ -44,26 +44,26 @@ def test_dropped_rows_and_empty_ones_are_counted():
     )
 
 
-# -- what TRL's names cut is said and counted
+# -- cuts made by TRL's names are reported and counted
 
 
 def test_nothing_is_warned_of_where_nothing_is_cut():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        # Where torch and a trainer are imported, packs are warned of (their own test says so).
+        # If torch and a trainer are imported, packs give a warning, which has its own test.
         warnings.filterwarnings("ignore", message="rows hold several records")
         assert packed(ROWS, 5, "bfd") == packed(ROWS, 5)
         assert packed(ROWS, 7, "wrapped") == {"input_ids": [[1, 2, 3, 4, 5, 6, 7]]}
 
 
-def test_bfd_loses_the_end_of_a_row_and_says_so():
+def test_bfd_loses_the_end_of_a_row_and_reports_it():
     tally = PackTally()
     with pytest.warns(UserWarning, match="bfd cuts records.* 1 cut to 1 piece, 1 token lost"):
         assert packed(ROWS, 4, "bfd", tally=tally)["input_ids"] == [[1, 2, 3, 4], [6, 7]]
     assert (tally.num_cut, tally.num_pieces, tally.num_lost_tokens) == (1, 1, 1)
 
 
-def test_bfd_split_keeps_every_token_in_pieces_and_says_so():
+def test_bfd_split_keeps_every_token_in_pieces_and_reports_it():
     tally = PackTally()
     with pytest.warns(UserWarning, match="bfd_split cuts records.* 1 cut to 2 pieces, 0 tokens"):
         assert packed(ROWS, 4, "bfd_split", tally=tally) == {
@@ -125,14 +125,14 @@ def test_every_token_is_in_a_pack_or_counted_as_lost(lengths, strategy, seed):
             assert sum(sizes) == len(ids)
             steps = np.diff(ids)
             inner = np.delete(steps, np.cumsum(sizes)[:-1] - 1)
-            assert (inner == 1).all()  # a piece is a run of one row
+            assert (inner == 1).all()  # a piece is a contiguous part of one row
     if strategy in ("bfd_split", "wrapped", "concat"):
         assert sorted(tokens) == list(range(ends[-1]))
     if strategy == "drop":
         assert tally.num_cut == 0
 
 
-# -- what it takes, and gives back
+# -- inputs and outputs
 
 
 def test_large_lists_and_sliced_tables_are_packed_as_others_are():
@@ -180,12 +180,12 @@ def test_an_iterable_dataset_is_packed_batch_by_batch_and_counted_while_it_is_re
         (([], 4), ContractError, "there are no rows to pack"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments, error, message):
+def test_invalid_arguments_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         pack_dataset(*arguments)
 
 
-def test_a_strategy_that_says_what_it_cuts_takes_no_other_policy():
+def test_a_strategy_with_a_cutting_rule_takes_no_other_policy():
     with pytest.raises(ConfigError, match="'bfd' says by itself what is cut"):
         pack_dataset(ROWS, 4, "bfd", over_length="drop")
     with pytest.raises(ConfigError, match="over_length 'cut' is not known"):
@@ -193,7 +193,7 @@ def test_a_strategy_that_says_what_it_cuts_takes_no_other_policy():
 
 
 def test_packs_for_a_trainer_that_would_drop_their_boundaries_are_warned_of():
-    """In a process of its own: other tests import trainers, and mute the warning."""
+    """Run in a separate process, because other tests import trainers and mute the warning."""
     code = (
         "import warnings; warnings.simplefilter('error')\n"
         "from datasets import Dataset\n"

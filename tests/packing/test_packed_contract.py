@@ -1,4 +1,4 @@
-"""The contract of packed rows: a good table passes, and each check bites on one wrong value."""
+"""The contract of packed rows: a good table passes, and each check rejects one wrong value."""
 
 import copy
 import re

@@ -1,4 +1,4 @@
-"""Plans: goldens with six integers, properties of every strategy, and real lengths."""
+"""Plans: small literal answers, properties of every strategy, and real lengths."""
 
 from itertools import combinations
 from typing import get_args
@@ -17,7 +17,7 @@ from packhouse.recipe.settings import Strategy
 
 WHOLE = tuple(name for name in STRATEGIES if name != "concat")
 LENGTHS = st.lists(st.integers(1, 64), max_size=200)
-# Few distinct lengths, each many times: what makes patterns repeat.
+# Few distinct lengths, each many times, so that patterns repeat.
 REPEATED = st.dictionaries(st.integers(1, 64), st.integers(1, 90), max_size=6).map(
     lambda counts: [length for length, count in counts.items() for _ in range(count)]
 )
@@ -72,7 +72,7 @@ def best_fit_by_hand(lengths: list[int], seq_len: int) -> list[list[int]]:
 
 
 def fewest_packs(lengths: list[int], seq_len: int) -> int:
-    """The optimum, by trying every set of sequences beside the longest one."""
+    """Find the optimum by trying every set of sequences that fits with the longest one."""
     if not lengths:
         return 0
     longest, *rest = sorted(lengths, reverse=True)
@@ -99,7 +99,7 @@ def test_best_fit_completes_packs_exactly():
 
 def test_first_fit_needs_11_packs_and_best_fit_9_on_johnsons_example():
     # Johnson 1973: 51 + 26 + 23 six times and 27 + 27 + 23 + 23 three times fill 9 packs of 100.
-    # Longest first joins 51 with 27 instead, which leaves 22, too little for anything.
+    # Longest first joins 51 with 27 instead, which leaves 22, too little for any other.
     lengths = np.repeat([51, 27, 26, 23], [6, 6, 6, 12])
 
     first_fit = plan_packs(lengths, seq_len=100, strategy="first_fit")
@@ -123,7 +123,7 @@ def test_first_fit_puts_a_sequence_into_the_first_pack_not_the_fullest():
 
 
 def test_next_fit_never_looks_back():
-    # All orders of six threes are one: two fit into 8, a third does not.
+    # All orders of six threes are the same: two fit into 8, a third does not.
     lengths = np.full(6, 3)
 
     plan = plan_packs(lengths, seq_len=8, strategy="next_fit")
@@ -154,7 +154,7 @@ def test_none_keeps_one_sequence_a_row_in_the_order_given():
 
 
 def test_order_of_packs_and_of_equal_lengths_is_pinned():
-    # Published bytes hang on these numbers: they change only with packing.VERSION.
+    # Published bytes depend on these numbers: they change only with packing.VERSION.
     lengths = np.array([4, 4, 4, 4, 8, 2, 6])
 
     assert plan_packs(lengths, 8, "best_fit", seed=0).order.tolist() == [2, 3, 1, 0, 6, 5, 4]
@@ -232,7 +232,7 @@ def test_first_fit_is_first_fit_decreasing(lengths):
 
 
 @given(lengths=LENGTHS | REPEATED)
-def test_best_fit_is_never_behind_best_fit_decreasing(lengths):
+def test_best_fit_is_never_worse_than_best_fit_decreasing(lengths):
     plan = plan_packs(np.array(lengths, dtype=np.int64), 64, "best_fit")
 
     assert plan.num_packs <= len(best_fit_by_hand(lengths, 64))
@@ -306,7 +306,7 @@ def test_an_unknown_strategy_is_refused_with_the_known_ones():
 
 
 def alpaca_like(num: int, median: float, seed: int = 0) -> np.ndarray:
-    """Lengths of a synthetic fine-tuning set: log-normal, 42 tokens of template at least."""
+    """Lengths of a synthetic fine-tuning set: log-normal, and 42 tokens or more of template."""
     rng = np.random.Generator(np.random.PCG64(seed))
     return np.clip(42 + rng.lognormal(np.log(median), 0.8, num), 43, 1100).astype(np.int32)
 

@@ -1,4 +1,4 @@
-"""What a worker lets a run form name: names and prefixes, and nothing beside them."""
+"""Names and prefixes that a worker accepts from a run form, and everything that it refuses."""
 
 import os
 
@@ -68,7 +68,7 @@ def test_the_environment_may_say_where_the_store_is(folder, monkeypatch):
         "s3://bucket/open/*/b.jsonl",
     ],
 )
-def test_what_lies_below_an_allowed_prefix_may_be_read(place, places, folder):
+def test_paths_under_an_allowed_prefix_may_be_read(place, places, folder):
     place = place.format(folder=folder)
     assert places.source(place) in (place, os.path.realpath(place))
 
@@ -107,7 +107,7 @@ def test_everything_else_is_refused(place, places, folder):
         places.source(place.format(folder=folder))
 
 
-def test_what_may_be_read_may_not_be_written(places):
+def test_a_readable_path_is_not_writable(places):
     with pytest.raises(ConfigError, match=r"store 's3://bucket/open/x' is not listed"):
         places.store("s3://bucket/open/x")
 
@@ -125,7 +125,7 @@ def test_what_may_be_read_may_not_be_written(places):
         {"publish": {"store": "main", "also": ["wandb://theirs"]}},
     ],
 )
-def test_every_place_of_a_recipe_is_held_against_the_list(changes, places):
+def test_every_path_of_a_recipe_is_checked(changes, places):
     with pytest.raises(ConfigError, match="is not listed in the worker"):
         places.recipe(form(**changes))
 
@@ -177,7 +177,7 @@ def test_no_spelling_of_a_path_leaves_the_allowed_folder(text):
         ("stores: {main: '${HOME}'}", "only variables named PACKHOUSE_"),
     ],
 )
-def test_a_file_of_places_that_is_wrong_is_said(text, says, tmp_path):
+def test_an_invalid_places_file_is_reported(text, says, tmp_path):
     (tmp_path / "p.yaml").write_text(text)
     with pytest.raises(ConfigError, match=says):
         load_places(tmp_path / "p.yaml")
@@ -246,7 +246,7 @@ def test_a_secret_in_a_wrong_field_is_not_repeated(wrong):
     with pytest.raises(ConfigError) as caught:
         parse_recipe(raw | wrong)
     assert SECRET.lower() not in str(caught.value).lower()
-    with pytest.raises(ValidationError) as plain:  # what Prefect says of parameters
+    with pytest.raises(ValidationError) as plain:  # Prefect's message about parameters
         Recipe.model_validate(raw | wrong)
     assert SECRET.lower() not in str(plain.value).lower()
 

@@ -1,4 +1,4 @@
-"""One embedded Prefect server for all tests of flows."""
+"""An embedded Prefect server shared by all tests of flows."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ _MARKS = (
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 )
 
-# Read when Prefect is imported, hence here: nothing of the user's profile or results is touched.
+# Set here because Prefect reads it at import. The user's profile and results are not touched.
 _SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "packhouse",
@@ -47,14 +47,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     log = home / "server.log"
     with (
         log.open("ab") as sink,
-        # Prefect's own server on SQLite refuses a write that began as a read while another wrote.
+        # Prefect's own server on SQLite refuses a write that began as a read during another write.
         watched(log, "database is locked"),
         pytest.MonkeyPatch.context() as patch,
-        temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),  # saves 1 s a flow run
+        temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),  # saves 1 s per flow run
     ):
         logged = partial(subprocess.Popen, stdout=sink, stderr=sink)
         with_log = SimpleNamespace(**vars(subprocess) | {"Popen": logged})
-        patch.setattr(server, "subprocess", with_log)  # of that module alone
+        patch.setattr(server, "subprocess", with_log)  # of that module only
         with prefect_test_harness(server_startup_timeout=600):
             patch.undo()
             yield
@@ -62,7 +62,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def read_graph() -> Callable[[object], dict[str, set[str]]]:
-    """What Prefect's run graph draws: for each step, the steps with an edge to it."""
+    """Return the edges of Prefect's run graph: for each step, the steps that it depends on."""
     from prefect.client.orchestration import get_client
 
     def read(flow_run_id: object) -> dict[str, set[str]]:

@@ -1,4 +1,4 @@
-"""The same flow on every engine: real processes, a real Dask cluster, a real Ray; and kill -9."""
+"""The same flow on every engine (real processes, Dask, Ray), with kill -9."""
 
 import json
 import multiprocessing
@@ -22,8 +22,8 @@ from packhouse.run.local_pool import LocalRunner, PoolRunner
 pytestmark = [
     pytest.mark.prefect,
     pytest.mark.slow,
-    pytest.mark.timeout(600),  # clusters start slowly where others use the machine, too
-    # Clusters leave sockets and streams to the garbage collector, and deprecate each other's calls.
+    pytest.mark.timeout(600),  # clusters start slowly on a busy machine
+    # Clusters leave sockets and streams to the garbage collector and use deprecated functions.
     pytest.mark.filterwarnings("ignore"),
 ]
 
@@ -72,7 +72,7 @@ def published(recipe):
 
 @pytest.fixture
 def expected(tmp_path, rows, small_shards):
-    """What one process publishes."""
+    """The version that one process publishes."""
     folder = tmp_path / "local"
     folder.mkdir()
     recipe = recipe_to(folder, rows)
@@ -115,7 +115,7 @@ def ray_cluster():
 
 @pytest.fixture(params=ENGINES)
 def engine(request, monkeypatch):
-    """An engine of two workers; of Dask and Ray, a cluster that was there before."""
+    """An engine with two workers; for Dask and Ray, on an existing cluster."""
     monkeypatch.setenv("PACKHOUSE_WORKERS", "2")
     if request.param == "dask":
         cluster = request.getfixturevalue("dask_cluster")
@@ -131,7 +131,7 @@ def worker_pids(engine, request):
         cluster = request.getfixturevalue("dask_cluster")
         return [worker.pid for worker in cluster.workers.values() if worker.pid]
     if engine == "ray":
-        return [  # by the titles that Ray gives them; its agents are called ray::, too
+        return [  # by the titles that Ray gives them; its agents are called ray:: too
             process.pid
             for process in psutil.process_iter(["cmdline"])
             if "".join(process.info["cmdline"] or [""]).strip() in TITLES
@@ -199,7 +199,7 @@ def test_processes_without_a_server_publish_the_same_bytes_even_if_one_is_killed
     assert published(recipe) == expected
 
 
-def test_an_engine_that_dies_again_and_again_is_said_in_a_sentence(rows, tmp_path, monkeypatch):
+def test_an_engine_that_keeps_dying_is_reported_in_a_sentence(rows, tmp_path, monkeypatch):
     from concurrent.futures.process import BrokenProcessPool
 
     monkeypatch.setattr(

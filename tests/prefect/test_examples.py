@@ -1,4 +1,4 @@
-"""The examples in the docstrings of tasks/, which pytest does not collect: they import Prefect."""
+"""The docstring examples in tasks/, which pytest does not collect because they import Prefect."""
 
 import doctest
 import importlib

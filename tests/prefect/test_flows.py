@@ -1,4 +1,4 @@
-"""The flows beside `prepare`, each on a real server: what they do, and leave in the UI."""
+"""The flows other than `prepare` on a real server: their results and their artifacts in the UI."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture
 def place(tmp_path):
-    """A copy of the demo's sources, a store, and a recipe over them."""
+    """A copy of the demo's sources, a store, and a recipe that uses them."""
     return make_place(tmp_path)
 
 
@@ -44,7 +44,7 @@ def make_place(folder):
 
 @pytest.fixture(scope="module")
 def stores(cache, tmp_path_factory):
-    """Stores after one refresh, and after another with one more row: a flow run takes a second."""
+    """Stores after one refresh and after a second one with one more row, made once to save time."""
     place, kept = make_place(tmp_path_factory.mktemp("first")), tmp_path_factory.mktemp("stores")
     for name in ("one", "two"):
         assert refresh(place, cache).is_completed()
@@ -55,14 +55,14 @@ def stores(cache, tmp_path_factory):
 
 @pytest.fixture
 def first(place, stores):
-    """The one version that is in the store."""
+    """Return the only version in the store."""
     shutil.copytree(stores / "one" / "store", place / "store")
     return ref(place)
 
 
 @pytest.fixture
 def both(place, stores):
-    """The first version, and the second at `latest`, which has the row that was added."""
+    """The first version, and the second at `latest`, with the added row."""
     shutil.copytree(stores / "two" / "store", place / "store")
     add_row(place)
     return ref(stores / "one"), ref(place)
@@ -172,7 +172,7 @@ def test_with_approval_the_ref_stays_until_someone_promotes(place, cache, first)
 
 @pytest.fixture
 def deployed(place, monkeypatch):
-    """Starts runs of a deployment of `refresh`, and does what a worker does with a run."""
+    """Start runs of a deployment of `refresh`, and execute them as a worker would."""
     from prefect.client.orchestration import get_client
     from prefect.exceptions import Pause
     from prefect.flow_engine import run_flow_sync
@@ -363,7 +363,7 @@ def test_a_candidate_too_far_from_what_readers_have_is_held_and_announced(
     monkeypatch.setattr("tasks.events.emit_event", lambda name, **facts: said.append((name, facts)))
     rows = (place / "instructions.jsonl").read_bytes().splitlines(keepends=True)
     (place / "instructions.jsonl").write_bytes(b"".join(rows[:40]))
-    for _ in range(2):  # the second time nothing changed
+    for _ in range(2):  # nothing changed the second time
         state = refresh(place, cache, "publish.max_source_drift=0.01", approval=True)
         assert (state.name, state.result().outcome) == ("Held", "held")
         assert "'latest' stays: drift of sources is 0.3853, over 0.0100" in state.message
@@ -375,7 +375,7 @@ def test_a_candidate_too_far_from_what_readers_have_is_held_and_announced(
     assert payload["reasons"] == ["drift of sources is 0.3853, over 0.0100"]
 
 
-def test_a_refused_refresh_says_why_and_leaves_the_ref(place, cache, first):
+def test_a_refused_refresh_gives_the_reason_and_keeps_the_ref(place, cache, first):
     add_row(place)
     state = refresh(place, cache, "audit.max_duplicates=0")
     assert (state.type.value, state.name) == ("FAILED", "Refused")
@@ -401,7 +401,7 @@ def test_too_many_bad_rows_show_as_a_table_with_samples(place, cache):
 def test_a_refusal_shows_the_first_bad_rows_their_cause_and_what_to_type(place, cache):
     from packhouse.addons.quarantine.command import read_quarantine
 
-    texts = [f"![](http://x/{n}) | <b> \u001b[2J" for n in range(20)]  # active in markdown
+    texts = [f"![](http://x/{n}) | <b> \u001b[2J" for n in range(20)]  # has a meaning in markdown
     rows = [{"messages": [{"role": "user", "content": text}]} for text in texts]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (place / "instructions.jsonl").write_text(lines)
@@ -426,9 +426,9 @@ def test_a_refusal_shows_the_first_bad_rows_their_cause_and_what_to_type(place, 
     assert "packhouse quarantine show demo.yaml --reason fields\n" in page
 
     settings = page.partition("```yaml\n")[2].partition("\n```")[0]
-    (place / "demo.yaml").write_text(settings)  # as the page says
+    (place / "demo.yaml").write_text(settings)  # as on the page
     found = read_quarantine(str(place / "demo.yaml"), cache)
-    assert found.num_rows == 20 + 3  # all of the instructions, and the bad ones of the chats
+    assert found.num_rows == 20 + 3  # all instructions, and the bad rows of the chats
 
 
 def test_the_pages_of_a_version_hold_ledger_audit_sources_and_a_picture(place, cache):
@@ -525,7 +525,7 @@ def test_gc_shows_first_and_deletes_when_told(place, cache, first):
     assert not dead.exists()
 
 
-def test_a_backfill_goes_on_when_a_recipe_fails_and_says_which(place, cache):
+def test_a_backfill_continues_when_a_recipe_fails_and_names_it(place, cache):
     from flows.backfill import backfill
 
     good = recipe_of(place, "dataset=good")

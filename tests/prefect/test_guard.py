@@ -1,4 +1,4 @@
-"""Secret blocks, progress, and texts that mean harm: what a run shows, and what it hides."""
+"""Secret blocks, progress and hostile texts: what a run shows and hides."""
 
 import json
 import math
@@ -58,7 +58,7 @@ def test_a_secret_block_becomes_an_environment_variable_and_no_parameter(places,
     assert CANARY not in resolved.model_dump_json()
 
 
-def test_a_name_that_the_worker_lacks_is_said(places):
+def test_a_name_that_the_worker_lacks_is_reported(places):
     with pytest.raises(ConfigError, match=r"recipe 'demo' is not listed in .*\(known: none\)"):
         allowed_recipe("demo")
 
@@ -80,7 +80,7 @@ def test_a_long_step_has_a_progress_artifact_and_a_quick_one_none(monkeypatch):
 
     keys = ArtifactFilterKey(any_=["my-data-pack", "my-data-tokenize"])
 
-    def artifacts():  # by key: the server gives 200 of all, and other tests made more
+    def artifacts():  # by key: the server returns 200 of all, and other tests made more
         with get_client(sync_client=True) as client:
             found = client.read_artifacts(artifact_filter=ArtifactFilter(key=keys))
             return {a.key: a for a in found}
@@ -97,7 +97,7 @@ def test_a_long_step_has_a_progress_artifact_and_a_quick_one_none(monkeypatch):
             with progress.step_progress("tokenize", 4):
                 progress.job_done(1)
                 while "my-data-tokenize" not in artifacts():
-                    time.sleep(0.05)  # between two questions to the server
+                    time.sleep(0.05)  # between two requests to the server
                 progress.job_done(4)
 
     slow()
@@ -191,7 +191,7 @@ def test_a_limit_that_is_there_is_not_made_again(monkeypatch):
 
 
 def test_every_place_of_a_recipe_refuses_credentials_in_its_schema():
-    """So that a server refuses them: a new field with a place must take `Uri`, too."""
+    """Servers must refuse credentials, so a new field with a path has to use `Uri` too."""
     schema = Recipe.model_json_schema()
     found = {
         f"{name}.{field}"
@@ -212,7 +212,7 @@ def test_every_place_of_a_recipe_refuses_credentials_in_its_schema():
     "secret", ["s3://KEY:canary@b/x", "s3://KEY:can/ary@b/x", "s3://b?token=x"]
 )
 def test_every_parameter_that_holds_a_place_refuses_credentials_before_a_run(secret):
-    """Of a whole flow, not of its recipe alone: its store, its cache, the name of its recipe."""
+    """Redact the parameters of the whole flow: recipe, store, cache, and the recipe's name."""
     from prefect.utilities.schema_tools.validation import validate
 
     given = {

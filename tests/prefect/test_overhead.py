@@ -1,7 +1,7 @@
-"""What a command's run does without: heartbeats, FastAPI, needless questions.
+"""A command's run avoids heartbeats, FastAPI and needless requests.
 
-Each stands for something of Prefect's, and is held against it, so that a release that does it
-otherwise is noticed here.
+Each test compares packhouse with Prefect's own behaviour, so that a release that changes it is
+noticed here.
 """
 
 import os
@@ -51,13 +51,13 @@ def test_parameters_of_a_kind_that_is_not_ours_are_left_to_prefect():
 
 
 def test_sigterm_stops_what_a_command_started():
-    """Prefect stops its embedded server as the process exits, which a bare SIGTERM prevents."""
+    """Prefect stops its embedded server when the process exits, which a bare SIGTERM prevents."""
     run = (
         "import atexit, os, signal, time; from packhouse.cli import own_process\n"
         "own_process()\n"
         "atexit.register(print, 'stopped', flush=True)\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
-        "time.sleep(60)"  # never slept to its end: the signal comes first
+        "time.sleep(60)"  # never sleeps to the end, because the signal comes first
     )
     done = subprocess.run(
         [sys.executable, "-c", run], cwd=ROOT, capture_output=True, text=True, check=False
@@ -66,7 +66,7 @@ def test_sigterm_stops_what_a_command_started():
 
 
 def test_ctrl_c_of_a_terminal_leaves_the_embedded_server_until_the_run_has_ended(tmp_path):
-    """It goes to all processes; without its server Prefect would try again for minutes."""
+    """The signal goes to all processes; without its server, Prefect would retry for minutes."""
     env = {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"}
     env |= {"PYTHONPATH": str(ROOT), "PREFECT_HOME": str(tmp_path / "home")}
     command = subprocess.Popen(
@@ -80,7 +80,7 @@ def test_ctrl_c_of_a_terminal_leaves_the_embedded_server_until_the_run_has_ended
     )
     while not (tmp_path / "c" / "steps").exists():
         assert command.poll() is None, command.communicate()
-        time.sleep(0.05)  # between looks whether the other process has begun
+        time.sleep(0.05)  # between checks whether the other process has begun
     os.killpg(command.pid, signal.SIGINT)
     try:
         _, said = command.communicate(timeout=250)
@@ -93,7 +93,7 @@ def test_ctrl_c_of_a_terminal_leaves_the_embedded_server_until_the_run_has_ended
 
 
 def test_a_run_of_its_own_asks_no_server_whether_it_is_deployed(monkeypatch):
-    """One below another does: its parent may be of a deployment."""
+    """A nested flow run sends heartbeats, because its parent may belong to a deployment."""
     asked = []
 
     class Deployment:

@@ -54,7 +54,7 @@ def test_an_embedded_server_that_does_not_start_says_why(tmp_path):
 
 
 def test_a_dead_server_is_one_sentence_with_its_address(tmp_path):
-    home = tmp_path / "not" / "there"  # Prefect makes no parents, and starts no server then
+    home = tmp_path / "not" / "there"  # Prefect would not create it, nor start
     done = prepare_demo(tmp_path, PREFECT_API_URL="http://127.0.0.1:9/api", PREFECT_HOME=str(home))
     assert home.is_dir()
     assert done.returncode == 6

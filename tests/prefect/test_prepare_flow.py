@@ -28,7 +28,7 @@ def task_states(flow_run_id):
         states = read_task_states(flow_run_id)
         if "publish: all records" in states and not {"Running", "Pending"} & set(states.values()):
             return states
-        time.sleep(0.1)  # between two questions to the server
+        time.sleep(0.1)  # between two requests to the server
     raise AssertionError(f"the server knows of {states}")
 
 
@@ -151,7 +151,7 @@ def test_artifacts_show_the_ledger_and_the_bad_rows(recipe, tmp_path):
     from flows.prepare import prepare
 
     prepared = prepare(recipe, cache=str(tmp_path / "cache"))
-    with get_client(sync_client=True) as client:  # the server has those of other tests, too
+    with get_client(sync_client=True) as client:  # the server also has those of other tests
         newest_first = client.read_artifacts(sort=ArtifactSort.CREATED_DESC)
     artifacts = {a.key: a for a in reversed(newest_first)}
 
@@ -187,7 +187,7 @@ def test_the_version_is_an_asset_made_from_its_sources(recipe, tmp_path):
 
 
 def received(event, resource):
-    """The event of this resource that the server got; events arrive a little later."""
+    """Return the event of this resource on the server; events arrive a little later."""
     from prefect.client.orchestration import get_client
 
     wanted = {"event": {"name": [event]}, "resource": {"id": [resource]}}
@@ -198,7 +198,7 @@ def received(event, resource):
             answer = client.request("POST", "/events/filter", json={"filter": wanted})
             if found := answer.json()["events"]:
                 return found[0]
-            time.sleep(0.1)  # between two questions to the server
+            time.sleep(0.1)  # between two requests to the server
     raise AssertionError(f"no event {event} of {resource}")
 
 
@@ -225,7 +225,7 @@ def test_a_name_that_a_person_typed_stays(given, shown, recipe, tmp_path):
 
 
 def run_flow(flow, run, parameters):
-    """Run a flow run that the server knows already, as a worker does."""
+    """Execute a flow run that already exists on the server, as a worker does."""
     from prefect.flow_engine import run_flow_sync
 
     return run_flow_sync(flow, flow_run=run, parameters=parameters, return_type="state")

@@ -1,4 +1,4 @@
-"""Rows counted by shard and added up: the same numbers and rows, however shards are cut."""
+"""Rows counted per shard and added up: the same numbers and rows however shards are cut."""
 
 import json
 from itertools import pairwise
@@ -41,7 +41,7 @@ def call(name):
     return json.dumps([{"type": "function", "function": {"name": name, "arguments": {}}}])
 
 
-def test_what_prompts_tools_and_thoughts_hold_counts_too():
+def test_prompts_tools_and_reasoning_count_too():
     mail = "jo@mail.org"
     chats = [
         [{"role": "user", "content": "Hi", "context": mail}, *turns("", "Hi")[1:]],

@@ -1,4 +1,4 @@
-"""What each function finds, and what is near to it and is not found."""
+"""Matches of each function, and similar texts that must not match."""
 
 import pyarrow as pa
 import pytest
@@ -100,8 +100,8 @@ FOUND = {
             "Hi\U000e0048\U000e0069 | \U000e0041"
         ).split(" | "),
         [
-            "\U0001f468\u200d\U0001f469",  # a joiner of emoji
-            "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",  # one of Persian
+            "\U0001f468\u200d\U0001f469",  # an emoji joiner
+            "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",  # a Persian joiner
             "\U0001f3f4\U000e0067\U000e0062\U000e0073\U000e0063\U000e0074\U000e007f",  # Scotland
             "co\u00adoperate",
             "a\tb\r\nc\fd",
@@ -140,7 +140,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_a_function_finds_what_it_should_and_nothing_near(name):
+def test_a_function_finds_its_matches_and_no_similar_text(name):
     yes, no = FOUND[name]
     answers = text_function(name)(pa.array([*yes, *no, None]))
     said = dict(zip([*yes, *no, None], answers.to_pylist(), strict=True))
@@ -154,7 +154,7 @@ def test_an_answer_echoes_its_prompt():
         (f"  {prompt.upper()}\n", prompt, True),
         (f"{prompt} Elbe, Rhine, Oder.", prompt, True),
         ("Hi", "Hi", True),
-        ("Hi there", "Hi", False),  # too short a prompt to begin with by intent
+        ("Hi there", "Hi", False),  # too short a prompt to be an intended prefix
         ("Name three rivers of Asia.", prompt, False),
         ("", "", False),
         (None, prompt, None),
@@ -179,7 +179,7 @@ def test_an_answer_echoes_its_prompt():
         ("Short. " * 5, 0, 0),
     ],
 )
-def test_repetition_is_the_share_that_was_said_before(text, low, high):
+def test_repetition_is_the_share_of_repeated_text(text, low, high):
     around = ["another text " * 30, text, None, "b" * 500, text]
     answers = text_function("repetition")(pa.array(around)).to_pylist()
     assert answers[2] is None
@@ -189,7 +189,7 @@ def test_repetition_is_the_share_that_was_said_before(text, low, high):
 
 @given(texts=st.lists(st.none() | st.text(max_size=300), max_size=30))
 def test_an_answer_depends_on_its_text_alone(texts):
-    """Neither what stands around it nor how the array is cut matters; null gives null."""
+    """Neither the surrounding values nor the chunks of the array matter; null gives null."""
     array = pa.array(texts, pa.string())
     cut = pa.concat_arrays([pa.array(["x" * 200]), array]).slice(1)
     for name in TEXT_FUNCTIONS:
@@ -224,7 +224,7 @@ HOSTILE = [
 
 
 def test_a_hostile_text_is_looked_through():
-    """In time linear in its length: a search that goes back would not end within the time limit."""
+    """Run in linear time: a backtracking search would not end within the time limit."""
     texts = [piece * (2**18 // len(piece)) for piece in HOSTILE]
     for name in TEXT_FUNCTIONS:
         if name not in ("echoes", "language"):

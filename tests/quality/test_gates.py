@@ -1,4 +1,4 @@
-"""Counters of a whole run: shown and published by default, and a gate where the recipe limits."""
+"""Counters of a whole run: shown and published, and a gate if the recipe sets a limit."""
 
 import json
 
@@ -26,18 +26,18 @@ def project(tmp_path):
     return project
 
 
-def test_what_is_counted_is_published_and_stops_nothing(project):
+def test_counts_are_published_and_stop_nothing(project):
     published = project.prepare()
     opened = open_version(published.store, "sums")
     quality = opened.manifest.audit["quality"]
     assert quality["dataset"]["emails"] == quality["sources"]["sums"]["emails"] == 2
     assert [row["row"] for row in quality["worst"]["emails"]] == [3, 7]
-    assert "jo@mail.org" not in json.dumps(quality)  # where it stands is said, never what it is
+    assert "jo@mail.org" not in json.dumps(quality)  # its place is reported, never its value
     (card,) = (project.folder / "store").rglob("README-*.md")
     assert "| emails | 2 |" in card.read_text()
 
 
-def test_the_run_says_what_was_found_and_where(project):
+def test_the_run_reports_each_finding_and_its_place(project):
     arguments = [str(project.path), "--cache", str(project.cache)]
     result = CliRunner().invoke(cli, ["prepare", *arguments])
     assert result.exit_code == 0

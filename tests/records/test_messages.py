@@ -1,4 +1,4 @@
-"""Conversations: order rules, identities and groups, by small literal cases and by properties."""
+"""Conversations: order rules, identities and groups, in small literal cases and as properties."""
 
 import json
 import subprocess
@@ -95,7 +95,7 @@ def test_broken_orders_have_their_reason(case):
 
     rows = SOUND["one turn"], row, SOUND["tool"]
     assert reasons(*rows, refused_orders=ORDERS) == {1: reason}
-    if reason in ORDERS:  # one that a template may write: bad only where the recipe says so
+    if reason in ORDERS:  # a role that a template may write: bad only if the recipe forbids it
         assert reasons(*rows) == {}
         assert reasons(*rows, refused_orders=[reason]) == {1: reason}
 
@@ -119,7 +119,7 @@ def test_the_message_at_fault_is_named():
     assert found == {0: ("consecutive_user", "message 5 is a user turn right after a user turn")}
 
 
-def test_options_relax_what_they_name_only():
+def test_options_relax_only_the_rule_they_name():
     assert reasons([U, A, U], [U], allow_ends_on_user=True) == {1: "no_assistant"}
     assert reasons([U], [], answers="label") == {1: "empty_conversation"}
     assert reasons([A], [("assistant", "")], answers="text") == {1: "empty_answer"}
@@ -159,7 +159,7 @@ DIFFERENT = [
 ]
 
 
-def test_what_differs_has_another_name():
+def test_different_conversations_have_different_names():
     found = names(conversations(*DIFFERENT))
     found += names(conversations(DIFFERENT[0]), tools=["[]"])
     found += names(conversations(DIFFERENT[0]), labels=[0])
@@ -206,7 +206,7 @@ def test_equal_names_mean_equal_rows(rows):
 
 
 def plain_group(row):
-    """The definition, word by word, to compare the fast way with."""
+    """The definition, taken literally, as a reference for the fast version."""
     asked = []
     for message in row:
         if message["role"] == "assistant" and asked:
@@ -229,7 +229,7 @@ def test_groups_are_as_defined(rows):
     assert groups(pa.array(rows, CONVERSATION)) == expected
 
 
-def test_what_the_prompt_leaves_open_does_not_change_the_group():
+def test_content_after_the_prompt_does_not_change_the_group():
     alike = [
         [("user", "What is  it?"), ("assistant", "a")],
         [("system", "s"), ("user", "what is it?\n"), ("assistant", "b")],

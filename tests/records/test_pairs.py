@@ -1,4 +1,4 @@
-"""Tokens of pairs: joined to one record, proven, and taken apart again."""
+"""Tokens of pairs: joined into one record, checked, and split again."""
 
 import numpy as np
 import pyarrow as pa
@@ -63,7 +63,7 @@ def test_pairs_come_apart_as_they_were_joined(rows, skipped):
 
 
 @given(st.lists(pairs, min_size=1, max_size=8))
-def test_a_pair_lies_whole_in_one_pack_with_the_bounds_of_both_sides(rows):
+def test_a_pair_is_whole_in_one_pack_with_the_bounds_of_both_sides(rows):
     joined, _ = join_sides(
         side([(prompt, answer) for prompt, answer, _ in rows]),
         side([(prompt, answer) for prompt, _, answer in rows]),
@@ -98,7 +98,7 @@ def test_a_pair_lies_whole_in_one_pack_with_the_bounds_of_both_sides(rows):
         (([], [7]), ([], [8]), "not_one_answer"),
     ],
 )
-def test_what_is_no_pair_is_refused(chosen, rejected, reason):
+def test_an_invalid_pair_is_refused(chosen, rejected, reason):
     good = ([1, 2], [3]), ([1, 2], [4])
     joined, faults = join_sides(side([good[0], chosen]), side([good[1], rejected]))
 
@@ -143,7 +143,7 @@ def test_texts_end_where_their_answer_ends():
     table = pa.concat_tables(
         [
             formatted("<u>é</u><a>ß</a>\n", (9, 18), [(3, 5), (12, 14)]),
-            formatted("<u>é</u><a>ß</a> more", (9, 18), [(3, 5), (19, 23)]),  # content behind
+            formatted("<u>é</u><a>ß</a> more", (9, 18), [(3, 5), (19, 23)]),  # content after it
         ]
     )
     cut = cut_behind_answers(table.slice(0, 2))

@@ -1,4 +1,4 @@
-"""A refresh looks at ETags where it can, at bytes where it must, and is never fooled by either."""
+"""A refresh compares ETags if it can and bytes if it must, and neither can fool it."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
 
 @pytest.fixture
 def plans(monkeypatch):
-    """How often a plan was made, which reads every byte of the sources."""
+    """List of the plans made; each reads every byte of the sources."""
     calls = []
 
     def counted(recipe):
@@ -31,7 +31,7 @@ def plans(monkeypatch):
 
 @pytest.fixture
 def bucket(monkeypatch):
-    """ETags of two objects, as a listing shows them."""
+    """ETags of two objects, as in a listing."""
     etags = {"s3://raw/chats.jsonl": "aa", "s3://raw/instructions.jsonl": "bb"}
     monkeypatch.setattr(
         refresh,
@@ -59,7 +59,7 @@ def test_a_second_look_reads_no_source_while_etags_stand(plans, bucket, tmp_path
 @pytest.mark.parametrize(
     "change", ["etag", "recipe", "tokenizer", "library", "engine", "answer", "no etag"]
 )
-def test_whatever_decides_a_version_is_looked_at(change, plans, bucket, tmp_path, monkeypatch):
+def test_every_input_of_a_version_is_checked(change, plans, bucket, tmp_path, monkeypatch):
     planned_version(remote(tmp_path), tmp_path)
     overrides = []
     if change == "etag":
@@ -84,7 +84,7 @@ def test_whatever_decides_a_version_is_looked_at(change, plans, bucket, tmp_path
     assert len(plans) == 2
 
 
-def test_a_template_that_prints_the_day_is_planned_anew_each_day(
+def test_a_template_that_prints_the_day_is_planned_again_each_day(
     plans, bucket, tmp_path, monkeypatch
 ):
     planned_version(remote(tmp_path), tmp_path)

@@ -1,8 +1,8 @@
-"""Versions of every layout, published once and committed: later releases open and verify them.
+"""Committed versions of every layout, which later releases must open and verify.
 
-`python -m tests.regressions.test_golden_versions` publishes those that are missing, with the rows
-that they give. A release that changes what is published adds versions, and keeps those that are
-there.
+`python -m tests.regressions.test_golden_versions` publishes missing versions, together with the
+rows that they contain. A release that changes the published bytes adds versions and keeps the old
+ones.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Stale and useless caches of others: what decides bytes decides the version, and nothing else."""
+"""Defects of other tools' caches: a version depends on all inputs of its bytes, nothing else."""
 
 import json
 import os
@@ -17,16 +17,16 @@ from packhouse.run.steps.plan import plan_jobs
 from tests.chain.conftest import DEMO, Project
 
 DECIDES_NO_BYTE = {
-    # Limits stop a run or a ref; they do not change what would have been published.
+    # Limits stop a run or a ref; they do not change the published version.
     "validate_.max_quarantined",
     *(
         "audit." + name
         for name in Recipe.model_fields["audit"].annotation.model_fields
-        if name != "quality"  # that rows are counted; tests/quality/test_gates.py has its limits
+        if name != "quality"  # counting rows; the limits are in tests/quality/test_gates.py
     ),
     "publish.allow_breaking_schema",
     *(f"publish.max_{what}_drift" for what in ("length", "source", "quarantine", "trained")),
-    # Where it goes, and which of two encoders of equal ids was asked.
+    # The destination, and which of two encoders with equal ids was asked for.
     *(
         "publish.store",
         "publish.ref",
@@ -38,7 +38,7 @@ DECIDES_NO_BYTE = {
     ),
 }
 NEEDS = {
-    # A field that speaks only together with another one, and that other one.
+    # A field that only has an effect together with another one, and that other one.
     "split.eval_count": {"split": {"eval_fraction": 0.0}},
 }
 
@@ -71,7 +71,7 @@ def section_fields() -> list[str]:
 
 
 def another(annotation: Any, value: Any) -> Any:
-    """A value of the type that is not this one."""
+    """Return a different value of the same type."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is typing.Annotated:
         return another(arguments[0], value)
@@ -91,10 +91,10 @@ def another(annotation: Any, value: Any) -> Any:
     return None
 
 
-# Of plug-ins, which must be installed: tests/chain/test_plugins.py.
+# Belongs to plug-ins, which must be installed: tests/chain/test_plugins.py.
 @pytest.mark.parametrize("path", [path for path in section_fields() if path != "audit.checks"])
 def test_a_field_is_in_the_key_or_decides_no_byte(project, path):
-    # axolotl's key leaves out the strategy for long rows, the seed, and the files' own bytes.
+    # axolotl's key leaves out the strategy for long rows, the seed, and the bytes of the files.
     section, name = path.split(".")
     recipe = project.recipe()
     model = getattr(recipe, section)
@@ -135,7 +135,7 @@ def test_an_edit_of_equal_size_and_time_is_another_version(project):
 
 
 def test_a_copy_elsewhere_is_the_same_version(project, tmp_path):
-    # marin issue 4219: a changed glob re-tokenised everything, until the path was hard-coded.
+    # marin issue 4219: a changed glob retokenized everything, until the path was hard-coded.
     before = version_of(project, "sources.0.name=rows")
     (tmp_path / "copy").mkdir()
     shutil.copy(project.rows, tmp_path / "copy" / "rows.jsonl")
@@ -161,8 +161,8 @@ def test_another_tokenizer_in_the_same_folder_is_another_version(project, tmp_pa
 
 
 def test_a_used_tokenizer_has_the_key_of_a_fresh_one(project):
-    # datasets issues 7982 and 3847, trl issue 6206: hashes of live objects moved with use, and
-    # every run tokenised anew; open-instruct issue 1818 threw away 16 hours of it.
+    # datasets issues 7982 and 3847, trl issue 6206: hashes of live objects changed with use, and
+    # every run tokenized again; open-instruct issue 1818 lost 16 hours of work.
     before = version_of(project)
 
     prepared = project.prepare()

@@ -1,4 +1,4 @@
-"""Rows that vanish, packs that train nothing, answers that never end: the defects of others."""
+"""Rows that vanish, packs that train nothing, answers that never end: defects of other tools."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def published(project: Project, prepared, split: str | None = None) -> list[dict
 
 
 def sequences(rows: list[dict]) -> list[tuple[str, list[int], list[int]]]:
-    """Each record of each pack: its id, its ids and its labels."""
+    """Return the records of each pack: id, token ids and labels."""
     found = []
     for row in rows:
         start = 0
@@ -55,7 +55,7 @@ def chat(*turns: str) -> dict:
 @pytest.mark.parametrize("strategy", ["best_fit", "first_fit", "next_fit", "none"])
 def test_no_row_and_no_pack_without_a_trained_token(project, strategy):
     # Axolotl's filter for rows without a trained token compares a list with a number and drops
-    # none; TRL drops such rows only where it does not pack, and publishes packs of -100 alone.
+    # none; TRL drops such rows only without packing, and publishes packs with only -100.
     rows = [question(n) for n in range(40)]
     rows += [{"instruction": f"{n} " * 100, "output": "Never seen."} for n in range(3)]
     write(project, rows)
@@ -72,8 +72,8 @@ def test_no_row_and_no_pack_without_a_trained_token(project, strategy):
 
 @pytest.mark.parametrize("policy", ["drop", "truncate_turns", "window"])
 def test_no_trained_answer_without_its_end_token(project, policy):
-    # open-instruct issue 1876: 2.02% of rows ended on a trained token that was no end of turn,
-    # "supervision to never stop"; LlamaFactory issue 3995 asks to drop instead of to cut.
+    # open-instruct issue 1876: 2.02% of rows ended on a trained token that was not an end of turn,
+    # "supervision to never stop"; LlamaFactory issue 3995 asks to drop such rows instead.
     rows = [
         chat(*[f"turn {i} of {n}: " + "word " * ((n * i) % 23) for i in range(6)])
         for n in range(40)
@@ -98,8 +98,8 @@ def test_no_trained_answer_without_its_end_token(project, policy):
 
 
 def test_the_end_token_is_trained_where_it_is_the_pad_token_too(project, tmp_path):
-    # trl issues 1623, 2059 and 3091: pad and end token were one, masking pads masked the end, and
-    # models never stopped. Megatron-LM zeroes the loss of every label that equals the pad token.
+    # trl issues 1623, 2059 and 3091: pad and end token were the same, so masking pads masked the
+    # end, and models never stopped. Megatron-LM drops the loss of labels equal to the pad token.
     folder = tmp_path / "tokenizer"
     shutil.copytree(DEMO / "tokenizer", folder)
     config = json.loads((folder / "tokenizer_config.json").read_text())
@@ -116,7 +116,7 @@ def test_the_end_token_is_trained_where_it_is_the_pad_token_too(project, tmp_pat
 
 
 def test_no_other_row_takes_the_place_of_a_bad_one(project):
-    # ms-swift's lazy dataset puts a random row where one fails: some rows train twice.
+    # ms-swift's lazy dataset replaces a failing row by a random one, so some rows train twice.
     lines = project.rows.read_text().splitlines()
     lines[7] = lines[7][:-5]
     project.rows.write_text("\n".join(lines) + "\n")
@@ -129,8 +129,8 @@ def test_no_other_row_takes_the_place_of_a_bad_one(project):
 
 
 def test_arguments_of_one_tool_do_not_appear_in_another_row(project):
-    # ms-swift issues 10125 and 6467: Arrow fills missing keys with null, and foreign parameters
-    # stood in the system prompt. axolotl issue 3136: types that differ across rows fail in Arrow.
+    # ms-swift issues 10125 and 6467: Arrow fills missing keys with null, and parameters of other
+    # tools appeared in the system prompt. axolotl issue 3136: mixed types across rows fail.
     def call(arguments):
         function = {"name": "f", "arguments": arguments}
         answer = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
@@ -156,7 +156,7 @@ def test_arguments_of_one_tool_do_not_appear_in_another_row(project):
 
 def test_a_prompt_is_on_one_side_only(project):
     # OpenRLHF issue 1089: eval rows were taken from the training rows. datasets issue 4261:
-    # duplicates crossed the split.
+    # the split contained duplicates of training rows.
     write(project, [{**question(n % 20), "output": f"answer {n}"} for n in range(80)])
 
     prepared = project.prepare("split.eval_fraction=0.3")
@@ -183,7 +183,7 @@ def _lines_of(project, prepared, records) -> list[str]:
 
 def test_a_failure_while_files_are_written_shows_nothing(project, monkeypatch):
     # MosaicML's writer publishes an index after an exception; LlamaFactory issues 8169 and 3065,
-    # transformers issue 30859: half a cache was seen by other ranks.
+    # transformers issue 30859: other ranks saw half a cache.
     first = project.prepare()
     project.write_rows(range(50))
     write_batch = pq.ParquetWriter.write_batch

@@ -1,4 +1,4 @@
-"""Versions that reports are made of."""
+"""Versions for tests of reports."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "toke
 
 
 class Made(NamedTuple):
-    """A version, its report, and the folder of tokenizers that it was made with."""
+    """A version, its report, and the folder of tokenizers used to make it."""
 
     version: packhouse.Version
     html: str
@@ -23,7 +23,7 @@ class Made(NamedTuple):
 
 @pytest.fixture(scope="session")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """A version of rows that attack its readers."""
+    """A version with rows that attack its readers."""
     folder = tmp_path_factory.mktemp("hostile")
     write_rows(folder / "rows.jsonl")
     version = packhouse.prepare(

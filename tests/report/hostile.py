@@ -1,4 +1,4 @@
-"""Rows whose writers want a page to run, fetch, overflow or mislead."""
+"""Rows that try to make a page execute, fetch, overflow or mislead."""
 
 import json
 from pathlib import Path

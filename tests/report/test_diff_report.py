@@ -1,4 +1,4 @@
-"""Two versions side by side: what changed in numbers, rows and masks."""
+"""Two versions side by side: changes in numbers, rows and masks."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`report.html` in versions: there by default, pulled and verified, no part of the identity."""
+"""`report.html` in versions: published by default, pulled, verified, and not part of the ID."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`packhouse report`: of versions, of two of them, of recipes that ran or did not."""
+"""`packhouse report` of a version, of two versions, and of recipes with and without a run."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def report(*arguments: str | Path) -> str:
-    """Run the command; return the page it wrote."""
+    """Run the command and return the page that it wrote."""
     done = CliRunner().invoke(cli, ["report", *map(str, arguments)])
     assert done.exit_code == 0, done.output
     return Path(arguments[arguments.index("-o") + 1]).read_text("utf-8")

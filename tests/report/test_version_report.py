@@ -1,4 +1,4 @@
-"""The report of a version: what it counts, and what text of strangers can do in it."""
+"""The report of a version: its numbers, and the effect of untrusted text in it."""
 
 import json
 import re
@@ -31,7 +31,7 @@ from tests.report.conftest import TOKENIZER, Made
 
 
 def island(html: str, name: str) -> Any:
-    """Data of the page by its id."""
+    """Return the page's data by its id."""
     found = re.search(
         f'<script type="application/json" id="{name}"[^>]*>(.*?)</script>', html, re.S
     )
@@ -47,7 +47,7 @@ def test_the_same_version_gives_the_same_bytes(hostile: Made) -> None:
 
 
 def test_no_tag_comes_from_data(hostile: Made) -> None:
-    """Scripts are those of the page, named by sha256 in its policy; no other tag is a row's."""
+    """Scripts are those of the page, listed by sha256 in its policy; rows add no other tag."""
     code = re.sub(r"<script>.*?</script>", "", hostile.html, flags=re.S)
     tags = Counter(re.findall(r"<(script|img|iframe|object|link|base|form)\b", code))
 
@@ -181,7 +181,7 @@ def test_text_cannot_pass_for_the_signs_of_trained_text() -> None:
 
 
 def _samples(html: str) -> list[dict[str, Any]]:
-    """The packs of samples on a page."""
+    """Return the packs shown as samples on a page."""
     return [pack for split in island(html, "samples-data") for pack in split["packs"]]
 
 
@@ -221,8 +221,8 @@ def test_verdicts_and_loss_weights_are_shown(tmp_path: Path) -> None:
     assert "loss weight" not in version.report().split("<script>", 1)[0]
 
 
-def test_of_classes_labels_are_what_is_trained(tmp_path: Path, shared: Path) -> None:
-    """No chart of trained tokens, of which there are none: 3 records of class 0, 2 of class 1."""
+def test_labels_are_charted_if_classes_are_trained(tmp_path: Path, shared: Path) -> None:
+    """There are no trained tokens to chart: 3 records of class 0, 2 of class 1."""
     rows = [{"text": f"It is {n}.", "label": n % 2} for n in range(5)]
     bert = {
         "tokenizer": str(shared / "tokenizers" / "bert-base-uncased"),
@@ -241,7 +241,7 @@ def test_of_classes_labels_are_what_is_trained(tmp_path: Path, shared: Path) -> 
 
 @pytest.mark.parametrize("strategy", ["best_fit", "concat"])
 def test_trained_tokens_by_source_are_those_of_the_packs(tmp_path: Path, strategy: str) -> None:
-    """A long record is dropped for its length, and most trained tokens were its own; or cut."""
+    """A long record with most of the trained tokens is dropped for its length, or cut."""
     rows = [{"instruction": f"Say {n}", "output": "a " * n} for n in (3, 5, 2000)]
     more = [{"instruction": "Say 5", "output": "a " * 5}, {"instruction": "Go", "output": "b"}]
     (tmp_path / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in more))
@@ -255,7 +255,7 @@ def test_trained_tokens_by_source_are_those_of_the_packs(tmp_path: Path, strateg
     expected: dict[str, list[int]] = {}
     owner: dict[int, str] = {}
     for row in version.sql(query).to_pylist():
-        # Rows of equal content, of which there is one here, are the first source's.
+        # Rows with equal content, of which there is one here, belong to the first source.
         source = owner.setdefault(row["num_trained"], row["source"].partition("/")[0])
         own = expected.setdefault(source, [0, 0, 0])
         for at, number in enumerate((1, row["num_tokens"], row["num_trained"])):

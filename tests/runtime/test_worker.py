@@ -1,4 +1,4 @@
-"""The worker that runs code of strangers: what it gets, what it may send, how it ends."""
+"""The worker that runs untrusted code: its input, its allowed output, and how it ends."""
 
 import itertools
 import operator
@@ -49,7 +49,7 @@ def test_a_worker_is_kept_for_the_next_call():
 
 
 def test_a_worker_loads_no_torch():
-    assert find_spec("torch") is not None  # which takes it seconds, and no tokenizer needs it
+    assert find_spec("torch") is not None  # takes seconds to import, and no tokenizer needs it
     assert in_worker(partial(find_spec, "torch")) is None
 
 
@@ -84,7 +84,7 @@ def test_errors_come_back_as_they_were(tmp_path):
         in_worker(partial(operator.truediv, 1, 0))
 
 
-def test_what_is_no_json_does_not_come_back():
+def test_a_result_that_is_not_json_is_refused():
     with pytest.raises(TemplateError, match="TypeError"):
         in_worker(partial(partial, print))
 
@@ -119,7 +119,7 @@ def test_a_worker_ends_with_its_parent():
     try:
         watched = os.pidfd_open(pid)
     except ProcessLookupError:
-        return  # it is gone already
+        return  # already gone
     assert select.select([watched], [], [], 60)[0], "the worker outlives its parent"
     os.close(watched)
 
@@ -138,7 +138,7 @@ def test_an_answer_that_is_too_long_is_an_error_and_no_wait(monkeypatch):
 
 
 def lie(*pieces):
-    """Write bytes to the parent in place of an answer, and go on as if nothing had been."""
+    """Write bytes to the parent instead of an answer, and continue normally."""
     for piece in pieces:
         worker._served.socket.sendall(piece)
     return "the truth"
@@ -168,7 +168,7 @@ def framed(payload):
         pa.schema([("n", pa.int64())]).serialize().to_pybytes(),  # without a batch
     ],
 )
-def test_what_is_no_reply_is_an_error_and_ends_the_worker(payload):
+def test_an_invalid_reply_is_an_error_and_ends_the_worker(payload):
     pid = in_worker(os.getpid)
     with pytest.raises(TemplateError, match="its reply is not JSON"):
         in_worker(partial(lie, framed(payload)))
@@ -180,7 +180,7 @@ def test_an_error_of_a_worker_is_one_of_ours(named):
     said = orjson.dumps(["error", named, "said", {"message": 1, "self": 2}])
     with pytest.raises(PackhouseError, match="said"):
         in_worker(partial(lie, framed(said)))
-    worker._end_idle()  # its next answers are not of the next call
+    worker._end_idle()  # later answers do not belong to the next call
 
 
 def test_one_call_has_one_result():
@@ -322,7 +322,7 @@ def test_a_worker_reads_the_open_file_of_its_parent(tmp_path):
 
 
 def test_a_fork_leaves_its_parents_workers_alone():
-    """Torch's DataLoader forks: a worker must not wait for the fork to end, nor the fork use it."""
+    """Torch's DataLoader forks: a worker must not wait for the fork, nor may the fork use it."""
     code = """
 import os, sys
 from packhouse.system import worker

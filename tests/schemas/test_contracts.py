@@ -1,6 +1,7 @@
-"""Each contract passes what the chain makes, and names what breaks it.
+"""Each contract accepts the chain's tables and names the value that violates it.
 
-packhouse's own, in every run, and Pandera's, in flows, hold the same tables to the same rules.
+packhouse's contracts (in every run) and Pandera's (in flows) apply the same rules to the same
+tables.
 """
 
 import numpy as np
@@ -38,7 +39,7 @@ def made(tmp_path_factory):
 
 
 def changed(table, column, values):
-    """The table with other values in the first rows of a column."""
+    """Return the table with other values in the first rows of a column."""
     field = table.schema.field(column)
     rest = table[column].to_pylist()[len(values) :]
     new = pa.array([*values, *rest], field.type)
@@ -46,7 +47,7 @@ def changed(table, column, values):
 
 
 @pytest.mark.parametrize("artefact", ["validated", "formatted", "tokenized", "quarantined"])
-def test_what_the_chain_makes_passes_and_so_does_nothing(artefact, made, check):
+def test_tables_of_the_chain_and_empty_tables_pass(artefact, made, check):
     check(artefact, made[artefact])
     check(artefact, made[artefact].slice(3))  # arrays that do not begin at 0
     check(artefact, made[artefact].slice(0, 0))
@@ -116,7 +117,7 @@ def test_a_weight_is_a_number_over_0_for_each_span(weights, made, check):
             check(artefact, changed(made[artefact], column, [weights]))
 
 
-def test_columns_are_held_to_names_order_types_and_nulls(made, check):
+def test_columns_are_checked_for_names_order_types_and_nulls(made, check):
     table = made["formatted"]
     with pytest.raises(ContractError, match="column 'text' must be string not null, got nothing"):
         check("formatted", table.drop_columns(["text"]))

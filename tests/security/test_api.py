@@ -1,4 +1,4 @@
-"""Prefect's API asks for the password on every door, and for a token on every change."""
+"""Prefect's API requires the password on every route, and a token for every change."""
 
 import base64
 import uuid
@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-OPEN = {"/api/health", "/api/ready"}  # probes: they answer `true`, and take no parameters
+OPEN = {"/api/health", "/api/ready"}  # probes: they answer `true` and take no parameters
 
 
 def basic(auth):
@@ -24,7 +24,7 @@ def basic(auth):
 
 @pytest.fixture(scope="module")
 def routes(stack):
-    """Every method and path that the server knows, placeholders filled."""
+    """Every method and path of the server, with placeholders filled in."""
     paths = stack.api.client.get(f"{stack.origin}/api/openapi.json").json()["paths"]
     names = {"{id}": str(uuid.uuid4())}
     found = []
@@ -41,7 +41,7 @@ def routes(stack):
 def test_no_route_but_the_probes_answers_without_the_password(stack, routes):
     assert len(routes) > 150
     token = {k: v for k, v in stack.api.client.headers.items() if "csrf" in k.lower()}
-    assert len(token) == 2  # so that nothing is refused for the want of one
+    assert len(token) == 2  # so that nothing is refused only because it is missing
     with httpx.Client(base_url=stack.origin, timeout=60, headers=token) as client:
         answers = {(m, p): client.request(m, p).status_code for m, p in routes}
     let_in = {route for route, status in answers.items() if status != 401}
@@ -51,7 +51,7 @@ def test_no_route_but_the_probes_answers_without_the_password(stack, routes):
 @pytest.mark.parametrize("auth", ["admin:", "admin:wrong", "wrong", ":", "admin:\u00e9"])
 def test_a_wrong_password_is_refused(stack, auth):
     answer = httpx.get(f"{stack.origin}/api/admin/version", headers=basic(auth))
-    assert answer.status_code in (401, 500)  # 500: hmac takes no accents; nothing is let in
+    assert answer.status_code in (401, 500)  # 500: accents break hmac; still no access
     assert "3.8" not in answer.text
 
 
@@ -76,7 +76,7 @@ def test_another_site_may_not_call_the_api(stack):
 
 
 def talk(url, *messages, **options):
-    """Say something on a websocket, and wait for what the server answers to it."""
+    """Send a message on a websocket and wait for the server's answer."""
     with connect(url, open_timeout=60, **options) as socket:
         for message in messages:
             socket.send(message)

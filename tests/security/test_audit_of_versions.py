@@ -1,4 +1,4 @@
-"""`make audit` passes only where every pinned package was really audited."""
+"""`make audit` passes only if every pinned package was really audited."""
 
 import importlib.util
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_a_package_that_nobody_answered_for_does_not_pass(capsys):
     assert "NOT AUDITED: 1 packages (six" in capsys.readouterr().out
 
 
-def test_a_vulnerable_version_is_named_with_the_one_that_mends_it(capsys):
+def test_a_vulnerable_version_is_named_with_the_fixed_one(capsys):
     assert audit.report([SOUND, SKIPPED, VULNERABLE]) == 1
     assert "jinja2 3.1.5: PYSEC-1, mended by 3.1.6" in capsys.readouterr().out
 
@@ -35,6 +35,6 @@ def test_a_vulnerable_version_is_named_with_the_one_that_mends_it(capsys):
 def test_every_file_of_versions_is_audited():
     folder = SCRIPT.parent
     assert {folder / name for name in audit.FILES} == set(folder.glob("*.txt")) - {
-        folder / "trainers.txt",  # of tests only, without what they need
-        folder / "torch-cpu.txt",  # another build of what torch.txt names
+        folder / "trainers.txt",  # used only by tests, without its dependencies
+        folder / "torch-cpu.txt",  # another build of a package in torch.txt
     }

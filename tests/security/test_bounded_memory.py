@@ -1,5 +1,7 @@
-"""Files that stand for more than they hold: each ends in a typed error or a bad row, in little
-memory. Peaks are measured where the kernel keeps them, for a process and its children."""
+"""Decompression bombs end in a typed error or a bad row, and use little memory.
+
+Peaks are measured where the kernel records them, for a process and its children.
+"""
 
 import gzip
 import json
@@ -75,13 +77,13 @@ def dictionary_parquet(path: Path) -> None:
 
 
 def prefixes_parquet(path: Path) -> None:
-    """Each text is all of the one before."""
+    """Each text contains the one before it."""
     table = pa.table({"text": ["x" * MIB] * 2000})
     parquet(table, path, use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY"})
 
 
 def page_parquet(path: Path) -> None:
-    """One page that zstd expands 10,000 times."""
+    """A page that zstd expands 10,000 times."""
     parquet(pa.table({"text": ["x" * 300 * MIB]}), path, use_dictionary=False)
 
 
@@ -90,12 +92,12 @@ def body_arrow(path: Path) -> None:
 
 
 def lying_parquet(path: Path) -> None:
-    """A page that asks for 2 GB, in a file of some kilobytes."""
+    """A page that claims 2 GB, in a file of a few kilobytes."""
     schema = pa.schema([pa.field("text", pa.string(), nullable=False)])
     table = pa.table({"text": ["x" * 130 * MIB]}, schema=schema)
     parquet(table, path, use_dictionary=False)
     data = path.read_bytes()
-    size = _varint(2 * (130 * MIB + 4))  # of the page, as its header writes it
+    size = _varint(2 * (130 * MIB + 4))  # of the page, as in its header
     assert size in data
     path.write_bytes(data.replace(size, _varint(2 * (2**31 - 2)), 1))
 
@@ -155,7 +157,7 @@ def deep_array(path: Path) -> None:
 
 
 def long_string(path: Path) -> None:
-    """One text of 1 GB, as a file with holes."""
+    """A text of 1 GB, as a sparse file."""
     with path.open("wb") as out:
         out.write(b'{"text": "')
         for _ in range(1024):
@@ -164,7 +166,7 @@ def long_string(path: Path) -> None:
 
 
 def long_field(path: Path) -> None:
-    """A quote that is opened in line 3, and 1 GB of rows after it."""
+    """A quote opened in line 3, followed by 1 GB of rows."""
     with path.open("wb") as out:
         out.write(b'question,answer\n"a\n5"" disk","b\n')
         rows = b"Where is it?,It is here.\n" * (MIB // 25)
@@ -215,7 +217,7 @@ BAD_ROWS = [
 
 
 @pytest.mark.parametrize(("make", "name", "bound", "expected"), BAD_ROWS)
-def test_what_is_no_row_is_passed_over_in_little_memory(
+def test_bytes_that_are_not_rows_are_skipped_in_little_memory(
     make: Any, name: str, bound: int, expected: dict[str, Any], tmp_path: Path
 ) -> None:
     make(tmp_path / name)
@@ -270,7 +272,7 @@ def test_decoders_have_a_limit_of_time_and_no_credentials(
 
 
 def slow_rows(*_: Any) -> Iterator[pa.RecordBatch]:
-    """In a worker: what it sees of its parent's secrets, and then nothing for ever."""
+    """In a worker: look for its parent's secrets, then hang."""
     yield pa.record_batch({"environment": [[v for v in os.environ.values() if v == "canary"]]})
     worker.at("row group 7")
     while True:

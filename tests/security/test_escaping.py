@@ -1,4 +1,4 @@
-"""What leaves the program is shown, and never acted on."""
+"""Text that leaves the program is displayed and never interpreted."""
 
 import re
 
@@ -40,7 +40,7 @@ ACTIVE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
-"""What no terminal may be sent from data; newline and tab are the program's own."""
+"""Characters that data must never send to a terminal; only the program may send newline and tab."""
 
 
 @given(hostile)
@@ -58,7 +58,7 @@ def test_letters_of_every_language_stay() -> None:
 
 
 def _tokens(page: str) -> list[str]:
-    """Kinds of everything on a page, but for text and paragraphs."""
+    """Kinds of all elements on a page except text and paragraphs."""
     parser = MarkdownIt("commonmark").enable("table").enable("strikethrough")
     found = []
     for block in parser.parse(page):

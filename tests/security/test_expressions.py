@@ -1,4 +1,4 @@
-"""Expressions of `where` and `select`, which forms may hold, reach nothing but the row."""
+"""Expressions of `where` and `select`, which run forms may contain, can only access the row."""
 
 import orjson
 import pytest
@@ -103,11 +103,11 @@ text = 'a'\u2028; select 1
 
 
 @pytest.mark.parametrize("expression", REFUSED)
-def test_what_reaches_beyond_the_row_is_refused_before_any_work(expression, tmp_path):
+def test_expressions_that_reach_beyond_the_row_are_refused_before_any_work(expression, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(orjson.dumps({"text": "t"}) + b"\n")
 
-    if expression == "true -- a":  # a comment ends with its line, and closes no bracket
+    if expression == "true -- a":  # a comment ends with its line and does not close a bracket
         assert scan_source(SourceConfig(path=str(path), where=expression))
         return
     for settings in ({"where": expression}, {"select": {"text": expression}}):
@@ -128,7 +128,7 @@ def test_deep_nesting_ends_in_an_error(expression, tmp_path):
 
 
 def test_no_allowed_function_is_volatile_or_an_aggregate():
-    """So that a version does not depend on the clock, on chance, or on other rows."""
+    """A version must not depend on the clock, on chance, or on other rows."""
     found = duckdb.sql(
         "SELECT function_name, function_type, stability FROM duckdb_functions() "
         "WHERE function_type <> 'pragma'"
@@ -142,7 +142,7 @@ def test_no_allowed_function_is_volatile_or_an_aggregate():
 
 @pytest.fixture
 def evaluate(tmp_path):
-    """Read one row by an expression; returns how many rows were kept and quarantined."""
+    """Read one row with an expression; return the number of rows kept and quarantined."""
     path = tmp_path / "rows.jsonl"
     path.write_bytes((orjson.dumps({"text": "a" * 100}) + b"\n") * 3)
 
@@ -168,7 +168,7 @@ def test_text_that_grows_without_end_is_stopped_by_the_limit_on_memory(evaluate)
 
 
 def test_a_result_that_is_much_larger_than_the_rows_is_refused(evaluate):
-    text = GROWS.format(GROWS.format(GROWS.format("text")))  # 6.4 MB a row
+    text = GROWS.format(GROWS.format(GROWS.format("text")))  # 6.4 MB per row
 
     with pytest.raises(SourceError, match=r"bytes into .*, more than 16 times as many"):
         evaluate(select={"text": " || ".join([text] * 5)})
@@ -198,8 +198,8 @@ def test_huge_numbers_are_the_rows_fault_or_the_expressions(evaluate):
             evaluate(where=wrong)
 
 
-def test_what_the_tree_lets_pass_still_reaches_no_file():
-    """The second wall: DuckDB itself may not read files, attach, or change its settings."""
+def test_expressions_that_pass_the_check_still_cannot_reach_files():
+    """Second line of defence: DuckDB itself must not read files, attach, or change its settings."""
     connection = where_select._connection.__wrapped__()
 
     for statement in (
@@ -212,7 +212,7 @@ def test_what_the_tree_lets_pass_still_reaches_no_file():
         "SET enable_external_access = true",
         "SET memory_limit = '100GB'",
         "SET lock_configuration = false",
-        "SELECT * FROM duckdb",  # no variable of Python is a table
+        "SELECT * FROM duckdb",  # Python variables are not tables
     ):
         with pytest.raises(duckdb.Error):
             connection.execute(statement).fetchall()

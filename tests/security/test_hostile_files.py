@@ -1,4 +1,4 @@
-"""Published files that stand for far more than they are: reading them ends in an error."""
+"""Published files that expand far beyond their size: reading them ends in an error."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ PACKS = {
 
 
 def long_run() -> pa.Table:
-    """100,000,000 equal ids, some 20 KB of Parquet."""
+    """100,000,000 equal ids in about 20 KB of Parquet."""
     table = pa.table(PACKS, schema=published_schema())
     ids = pa.array(np.zeros(100_000_000, np.int32))
     lists = pa.ListArray.from_arrays(pa.array([0, len(ids) - 2, len(ids)], pa.int32()), ids)
@@ -37,13 +37,13 @@ def long_run() -> pa.Table:
 
 
 def shared_text() -> pa.Table:
-    """Ten ids of 40 MB, which are one entry of a dictionary."""
+    """Ten ids of 40 MB, stored as one dictionary entry."""
     text = "x" * 40 * MIB
     return pa.table({**PACKS, "record_ids": [[text] * 9, [text]]}, schema=published_schema())
 
 
 def publish(folder: Path, table: pa.Table, tokens: int = 7, *, lies: bool = False) -> str:
-    """Publish 2 rows, by their manifest of 7 tokens, and return the address."""
+    """Publish 2 rows with a manifest that claims 7 tokens, and return the address."""
     path = folder / "train.parquet"
     pq.write_table(table, path, compression="zstd", data_page_size=2**30)
     if lies:  # the footer counts 7 ids; numbers are varints of twice their value
@@ -71,7 +71,7 @@ def test_a_file_that_decodes_to_too_much_ends_in_an_error_that_names_it(
     assert "train-00000-of-00001" in f"{done.output}{done.exception}"
 
 
-def test_packs_of_more_tokens_than_the_manifest_says_are_not_decoded(tmp_path: Path) -> None:
+def test_packs_with_more_tokens_than_in_the_manifest_are_not_decoded(tmp_path: Path) -> None:
     address = publish(tmp_path, long_run())
     before = pa.default_memory_pool().max_memory()
     problem = "has 100,000,000 values, but the manifest says 7 tokens"
@@ -88,7 +88,7 @@ def test_packs_of_more_tokens_than_the_manifest_says_are_not_decoded(tmp_path: P
 def test_packs_are_decoded_in_a_worker_before_a_trainer_does(
     told: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A manifest that was rewritten to fit the file, and a footer that fits the manifest."""
+    """A manifest rewritten to match the file, and a footer that matches the manifest."""
     address = publish(tmp_path, long_run(), **told)
     monkeypatch.setenv("PACKHOUSE_CHILD_MEMORY_MB", "200")
     before = pa.default_memory_pool().max_memory()
@@ -120,7 +120,7 @@ def test_a_bomb_for_a_quarantine_file_is_refused_in_little_memory(tmp_path: Path
     assert "memory" in done.output
 
 
-def test_an_arrow_file_whose_offsets_decrease_is_told_by_the_audit(tmp_path: Path) -> None:
+def test_an_arrow_file_whose_offsets_decrease_is_reported_by_the_audit(tmp_path: Path) -> None:
     offsets = pa.array([0, 8, 4, 6], pa.int32()).buffers()[1]
     ids = pa.array(range(10), pa.int32())
     lists = pa.Array.from_buffers(pa.list_(pa.int32()), 3, [None, offsets], children=[ids])
@@ -144,7 +144,7 @@ def test_an_arrow_file_whose_offsets_decrease_is_told_by_the_audit(tmp_path: Pat
         {"source": "rows/x", "row": 0, "step": {}, "raw": "a"},
     ],
 )
-def test_a_line_to_mend_of_other_types_is_refused(line: dict[str, Any], tmp_path: Path) -> None:
+def test_an_edited_line_with_other_types_is_refused(line: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text(json.dumps(line) + "\n")
     (tmp_path / "rows.jsonl").write_text('{"instruction": "a", "output": "b"}\n')
     recipe = {"dataset": "d", "tokenizer": "deployments/demo/tokenizer"}

@@ -1,4 +1,4 @@
-"""Rows, file names and manifests reach terminals, logs and pages as text that does nothing."""
+"""Text from rows, file names and manifests is harmless in terminals, logs and pages."""
 
 import io
 import json
@@ -132,7 +132,7 @@ def test_logs_and_errors_hold_text(text: str) -> None:
 
 
 def kinds_on(page: str) -> set[str]:
-    """Kinds of everything on a page."""
+    """Kinds of all elements on a page."""
     parser = MarkdownIt("commonmark").enable("table")
     blocks = parser.parse(re.sub(r"\A---\n.*?\n---\n", "", page, flags=re.DOTALL))
     return {inline.type for block in blocks for inline in (block, *(block.children or ()))}

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "deployments" / "demo" / "recipe.yaml"
 
-# What a process of ours must never do; installed before anything of ours is imported.
+# Actions forbidden to our processes; installed before any of our modules is imported.
 _WATCH = """
 import os, sys
 def watch(event, arguments):
@@ -51,7 +51,7 @@ def run(canary, folder, *command, **environment):
     (site / "sitecustomize.py").write_text(_WATCH)
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "PACKHOUSE_"))}
     own = {"PYTHONPATH": f"{site}:{ROOT}", "PICKLE_CANARY": str(canary)}
-    own |= {"PACKHOUSE_CACHE": str(folder / "loaded")}  # another one may hold the good bytes
+    own |= {"PACKHOUSE_CACHE": str(folder / "loaded")}  # another one may contain the good bytes
     return subprocess.run(
         [sys.executable, *command],
         env=clean | own | environment,
@@ -65,7 +65,7 @@ def prepare(canary, folder):
 
 
 def replace_everything(folder, payload):
-    """Put the pickle in the place of every file, and beside it under the names that people use."""
+    """Replace every file by the pickle, and add it under the usual names next to each."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     for path in files:
         path.chmod(0o644)
@@ -85,7 +85,7 @@ def test_pickles_in_the_cache_and_in_the_store_are_never_loaded(tmp_path, plante
     shutil.copytree(tmp_path / "store", kept)
 
     assert replace_everything(tmp_path / "cache", payload) > 20
-    again = prepare(canary, tmp_path)  # every step is done again
+    again = prepare(canary, tmp_path)  # every step runs again
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["version"] == json.loads(first.stdout)["version"]
 
@@ -99,7 +99,7 @@ def test_pickles_in_the_cache_and_in_the_store_are_never_loaded(tmp_path, plante
 
     shutil.rmtree(tmp_path / "store")
     shutil.copytree(kept, tmp_path / "store")
-    for data in (tmp_path / "store").rglob("data/*"):  # the manifest is as it was
+    for data in (tmp_path / "store").rglob("data/*"):  # the manifest is unchanged
         data.chmod(0o644)
         data.write_bytes(payload)
     assert run(canary, tmp_path, "-m", "packhouse", "verify", dataset).returncode != 0
@@ -110,7 +110,7 @@ def test_pickles_in_the_cache_and_in_the_store_are_never_loaded(tmp_path, plante
 @pytest.mark.e2e
 @pytest.mark.timeout(600)
 def test_pickles_in_the_results_of_prefect_are_never_loaded(deployed, planted):
-    """Workers keep no results at all; what an attacker puts where they would lie, nobody reads."""
+    """Workers keep no results, so nobody reads pickles that an attacker puts in their place."""
     from tests.e2e.deployments import demo_recipe
 
     payload, canary = planted
@@ -121,7 +121,7 @@ def test_pickles_in_the_results_of_prefect_are_never_loaded(deployed, planted):
     for storage in (home / "storage" for home in homes):
         storage.mkdir(parents=True, exist_ok=True)
         for file in [path for path in storage.rglob("*") if path.is_file()]:
-            kept = json.loads(file.read_bytes())  # the error of a run that failed before this one
+            kept = json.loads(file.read_bytes())  # the error of an earlier run that failed
             assert kept.get("metadata", {}).get("serializer", {"type": "json"})["type"] == "json"
             file.write_bytes(payload)
         for name in (first["id"], first["state_id"], "result"):

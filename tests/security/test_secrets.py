@@ -16,7 +16,7 @@ DEMO = ROOT / "deployments" / "demo" / "recipe.yaml"
 
 
 def forms_of(secret):
-    """A secret as it is, and as it travels in a header or an address."""
+    """A secret in plain text and as encoded in an address or a header."""
     from urllib.parse import quote
 
     forms = {secret, quote(secret, safe=""), base64.b64encode(secret.encode()).decode()}
@@ -43,7 +43,7 @@ def files_below(*folders):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("local", [True, False], ids=["local", "embedded server on SQLite"])
 def test_a_failing_run_with_a_secret_in_its_endpoint_tells_nobody(tmp_path, local):
-    """The store is looked at and fails; every table, log and cache file is searched afterwards."""
+    """Make the store check fail, then search every table, log and cache file."""
     secrets = {
         "endpoint": "canary-endpoint-5f1c",
         "secret key": "canary-secret-key-77aa",
@@ -111,7 +111,7 @@ def canaries(stack):
 def test_no_table_of_the_database_holds_a_secret(used, canaries):
     dump = used.database.dump().encode()
     assert b"security-secrets" in dump
-    assert b"Ledger" in dump  # artifacts are in it
+    assert b"Ledger" in dump  # includes artifacts
     assert_absent(canaries, [("PostgreSQL", dump)])
 
 

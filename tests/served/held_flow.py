@@ -1,9 +1,9 @@
-"""The flow `prepare` with a step that waits: for tests that kill or cancel a run in its middle.
+"""The flow `prepare` with a step that waits, for tests that kill or cancel a run in the middle.
 
-While HELD_FOLDER holds a file `hold-<dataset>-<step>`, that step waits and says so with a file
+While HELD_FOLDER contains a file `hold-<dataset>-<step>`, that step waits and creates a file
 `<dataset>-<step>`.
-`done` there gets a line for each job that is really done: dataset, step and shard. A file
-`hold-<dataset>-artifacts` lets a run that has committed its version wait until a signal came.
+The file `done` gets a line for each job that really runs: dataset, step and shard. With a file
+`hold-<dataset>-artifacts`, a run that has committed its version waits for a signal.
 """
 
 import os
@@ -42,13 +42,13 @@ def held_artifacts(recipe, prepared):
         os.set_blocking(says, False)
         signal.set_wakeup_fd(says)
         (FOLDER / name).touch()
-        os.read(came, 1)  # a byte for each signal
+        os.read(came, 1)  # one byte per signal
         signal.set_wakeup_fd(-1)
     return publish_artifacts(recipe, prepared)
 
 
 publish_artifacts = chain.publish_artifacts
-if "HELD_FOLDER" in os.environ:  # not where tests are collected, which reads this file, too
+if "HELD_FOLDER" in os.environ:  # not when tests are collected, which also reads this file
     chain.publish_artifacts = held_artifacts
     for each in STEPS:
         object.__setattr__(each, "compute", held(each.name, each.compute))  # a step is frozen

@@ -1,4 +1,4 @@
-"""A real server, worker and deployments, as `make serve` starts them, for tests."""
+"""A real server, worker and deployments for tests, started as `make serve` does."""
 
 import json
 import os
@@ -23,7 +23,7 @@ FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 @dataclass
 class Served:
-    """A running `make serve`, and its API."""
+    """A running `make serve` and its API."""
 
     process: subprocess.Popen
     port: int
@@ -33,7 +33,7 @@ class Served:
     """Notifications: subject and body."""
 
     def call(self, path, body=None, method=None):
-        """Answer of the API: (status, document)."""
+        """Return the API's answer: (status, document)."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/api{path}",
             data=None if body is None else json.dumps(body).encode(),
@@ -69,21 +69,21 @@ class Served:
             state = self.state(run)
             if state["type"] in states or state["name"] in states:
                 return state
-            time.sleep(0.3)  # between two questions to the server
+            time.sleep(0.3)  # between two requests to the server
         raise AssertionError(f"run {run} is {self.state(run)}")
 
     def set_state(self, run, kind):
         return self.call(f"/flow_runs/{run}/set_state", {"state": {"type": kind}, "force": False})
 
     def event(self, name, about):
-        """Event about a version, dataset or run; it comes a little after the run has ended."""
+        """Return the event about a version, dataset or run; it arrives soon after the run."""
         wanted = {"event": {"name": [name]}, "occurred": {"since": "2020-01-01T00:00:00Z"}}
         deadline = time.monotonic() + 100
         while time.monotonic() < deadline:
             for each in self.call("/events/filter", {"filter": wanted})[1]["events"]:
                 if about in str((each["resource"], each["related"], each["payload"])):
                     return each
-            time.sleep(0.3)  # between two questions to the server
+            time.sleep(0.3)  # between two requests to the server
         raise AssertionError(f"no event {name}")
 
     def artifact(self, key):
@@ -91,7 +91,7 @@ class Served:
         return found[0]["data"] if found else None
 
     def processes(self, run):
-        """Processes of a flow run, told by their environment."""
+        """Processes of a flow run, identified by their environment."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -109,7 +109,7 @@ def free_port():
 
 
 def serve(home, held, root=ROOT, python=sys.executable, webhook=""):
-    """Start `make serve` in a process of its own; `held` is the folder of the held flow.
+    """Start `make serve` in a separate process; `held` is the folder of the held flow.
 
     `root` is the checkout, or a project of `packhouse new`; `python` runs it.
     """
@@ -120,7 +120,7 @@ def serve(home, held, root=ROOT, python=sys.executable, webhook=""):
         "PACKHOUSE_SOURCES": str(root / "deployments" / "sources.yaml"),
         "HELD_FOLDER": str(held),
         "PACKHOUSE_NOTIFY": webhook,
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # the least that Prefect takes
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # the shortest that Prefect accepts
         "PREFECT_SERVER_LOG_RETRYABLE_ERRORS": "true",  # such as "database is locked"
     }
     environment.pop("PREFECT_API_URL", None)
@@ -132,20 +132,20 @@ def serve(home, held, root=ROOT, python=sys.executable, webhook=""):
             stdout=log,
             stderr=log,
             start_new_session=True,
-            # What a shell starts in the background ignores SIGINT, and so would the server.
+            # A shell's background processes ignore SIGINT, and so would the server.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
     deadline = time.monotonic() + 600
     while "Prefect's UI: " not in (home / "serve.log").read_text():
         assert process.poll() is None, (home / "serve.log").read_text()
         assert time.monotonic() < deadline, (home / "serve.log").read_text()
-        time.sleep(0.2)  # between two looks into the log
+        time.sleep(0.2)  # between two reads of the log
     return Served(process, port, home, store)
 
 
 @contextmanager
 def serving(home, held):
-    """`make serve` with the deployment `prepare/held`; its logs are watched, and Ctrl-C ends it."""
+    """Run `make serve` with the deployment `prepare/held`, watch its logs, and press Ctrl-C."""
     notes = []
 
     class Webhook(BaseHTTPRequestHandler):
@@ -187,15 +187,15 @@ def deploy_held(served):
 
 
 def until(is_so, seconds=400):
-    """Wait until something is so; of the bound, no test depends on how soon."""
+    """Wait until a condition is true; no test depends on how soon, only on the limit."""
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.1)  # between two looks
+        time.sleep(0.1)  # between two checks
 
 
 def interrupt(served):
-    """Press Ctrl-C; returns its exit code and the processes that are left."""
+    """Press Ctrl-C; return its exit code and the remaining processes."""
     session = served.process.pid
     served.process.send_signal(signal.SIGINT)
     code = served.process.wait(300)

@@ -1,4 +1,4 @@
-"""Runs that are killed or cancelled at a bad moment, on a real `make serve`."""
+"""Runs killed or cancelled at a bad moment, on a real `make serve`."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ def task_runs(served, run, *states):
 
 
 def pool_processes(served, run):
-    """Processes of the run's pool of processes, which `multiprocessing` starts by `spawn_main`."""
+    """Pool processes of the run, which `multiprocessing` starts with `spawn_main`."""
     found = []
     for pid in served.processes(run):
         try:
@@ -62,7 +62,7 @@ def test_a_killed_run_takes_its_processes_along_and_is_crashed(served):
     parents = {psutil.Process(pid).ppid() for pid in pool_processes(served, run)}
     assert len(parents) == 1
     os.kill(parents.pop(), signal.SIGKILL)
-    assert served.wait(run, seconds=200)["type"] == "CRASHED"  # ten minutes, while children live
+    assert served.wait(run, seconds=200)["type"] == "CRASHED"  # ten minutes, if children live
     until(lambda: not served.processes(run), 60)
 
 
@@ -80,7 +80,7 @@ def test_no_task_of_a_killed_run_stays_running(served, held):
     (crashed,) = task_runs(served, run, "CRASHED")
     assert crashed["state"]["message"].startswith("its run crashed: Process exited")
     until(lambda: made_by_automations(served))
-    (again,) = made_by_automations(served)  # though the worker says twice that it crashed
+    (again,) = made_by_automations(served)  # although the worker reports the crash twice
     assert again["created_by"]["display_value"] == "packhouse-run-again"
     assert "auto-scheduled" not in again["tags"]
     assert served.wait(again["id"])["type"] == "COMPLETED"
@@ -115,7 +115,7 @@ def test_people_are_told_of_runs_that_need_them(kind, name, served):
 
 
 def test_people_are_told_of_a_dataset_without_a_new_version(served):
-    """The shipped automation with less patience."""
+    """The shipped automation with shorter timeouts."""
     (stale,) = served.call("/automations/filter", {"automations": {"name": {"any_": [STALE]}}})[1]
     assert stale["trigger"]["within"] == 7 * 24 * 3600
     sooner = {"trigger": stale["trigger"] | {"within": 15}, "actions": stale["actions"]}
@@ -133,7 +133,7 @@ def test_people_are_told_of_a_dataset_without_a_new_version(served):
         return any(dataset in key for key in watched(served))
 
     try:
-        until(lambda: publish("old", "refresh"))  # the server takes a moment to know an automation
+        until(lambda: publish("old", "refresh"))  # an automation takes a moment to start
         publish("by-hand", "prepare")
         subject = "packhouse: no new version of old for 7 days"
         until(lambda: subject in [note["subject"] for note in served.notes], 100)
@@ -158,7 +158,7 @@ def test_a_dead_worker_is_replaced(served):
 def test_a_cancellation_after_the_commit_still_announces_the_version(served, held):
     (held / "hold-committed-artifacts").touch()
     run = served.start("prepare/held", recipe=form(served, "committed", pack={"seq_len": 416}))
-    until((held / "committed-artifacts").exists)  # the version is there, and nobody knows of it
+    until((held / "committed-artifacts").exists)  # the version exists, but nobody knows about it
     (version,) = (served.store / "committed" / "v").iterdir()
     assert served.set_state(run, "CANCELLING")[0] in (200, 201)
     published = served.event("packhouse.version.published", version.name)
@@ -179,10 +179,10 @@ def test_a_run_says_after_its_last_heartbeat_that_it_ended(served):
 
 
 def test_no_automation_fires_on_a_run_whose_last_heartbeat_comes_late(served):
-    """The shipped automation with less patience, on three runs of which there are events alone.
+    """Run the shipped automation with shorter timeouts on three runs that exist only as events.
 
-    The server hears of the end of `late` before it hears of its heartbeat. `in_state_held` ends in
-    a state with a name of its own. `dead` says nothing more.
+    The server hears of the end of `late` before its last heartbeat. `in_state_held` ends in a state
+    with a custom name. `dead` sends nothing more.
     """
     shipped = yaml.safe_load((ROOT / "deployments" / "automations.yaml").read_text())[0]
     sooner = shipped | {"name": "soonest", "trigger": shipped["trigger"] | {"within": 40}}
@@ -204,7 +204,7 @@ def test_no_automation_fires_on_a_run_whose_last_heartbeat_comes_late(served):
         said["resource"] = {"prefect.resource.id": f"prefect.flow-run.{run}"}
         tag = {"prefect.resource.id": "prefect.tag.by-events", "prefect.resource.role": "tag"}
         assert served.call("/events", [said | {"related": [tag]}])[0] == 204
-        if name == "prefect.flow-run.heartbeat":  # the server takes two events at the same time
+        if name == "prefect.flow-run.heartbeat":  # the server accepts two events with the same time
             until(lambda: any(run in key for key in watched(served)))  # noqa: B023 - called here
     wanted = {"event": {"name": ["prefect.automation.triggered"]}}
 
@@ -220,7 +220,7 @@ def test_no_automation_fires_on_a_run_whose_last_heartbeat_comes_late(served):
 
 
 def watched(served):
-    """Runs that an automation waits for, as the server's database has them."""
+    """Return the runs that an automation waits for, from the server's database."""
     with closing(
         sqlite3.connect(f"file:{served.home / 'p' / 'prefect.db'}?mode=ro", uri=True)
     ) as db:
@@ -228,7 +228,7 @@ def watched(served):
 
 
 def test_a_worker_in_the_background_ends_on_sigterm(served, tmp_path):
-    """A shell starts what ends in `&` with SIGINT ignored."""
+    """A shell starts commands that end in `&` with SIGINT ignored."""
     log = tmp_path / "worker.log"
     command = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     command += "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
@@ -251,17 +251,17 @@ def test_a_worker_in_the_background_ends_on_sigterm(served, tmp_path):
 
 
 def test_a_dead_run_frees_its_dataset_within_90_s(served):
-    """Its lease, the server's next look for leases that ran out, and the next try of who waits."""
+    """Allow for its lease, the server's next check of leases, and the waiting run's next try."""
     from tasks.guard import LEASE_S
 
     settings = served.call("/admin/settings")[1]["server"]
     look_s = settings["services"]["repossessor"]["loop_seconds"]
     try_s = settings["concurrency"]["maximum_concurrency_slot_wait_seconds"]
-    assert LEASE_S + look_s + try_s <= 80  # the rest is for the two to be done
+    assert LEASE_S + look_s + try_s <= 80  # the rest of the time is for the two runs
     deployments = served.call("/deployments/filter", {"limit": 50})[1]
     assert not [each["name"] for each in deployments if each["global_concurrency_limit"]]
 
 
 def test_the_server_never_found_its_database_locked(served):
-    """All that happened here, at once at times."""
+    """Everything in this file, partly at the same time."""
     assert "database is locked" not in Path(served.home / "p" / "server.log").read_text()

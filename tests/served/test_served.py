@@ -28,12 +28,12 @@ def served(tmp_path_factory, held):
 
 @pytest.fixture(scope="module")
 def killed():
-    """The killed run, between the test that kills it and the one that sees it end."""
+    """The killed run, passed from the test that kills it to the one that sees it end."""
     return {}
 
 
 def recipe(served, dataset, **changes):
-    """The form of `prepare/form-prepare`, with another dataset."""
+    """Return the form of `prepare/form-prepare` with another dataset."""
     form = served.deployment("prepare/form-prepare")["parameters"]["recipe"]
     return form | {"dataset": dataset} | changes
 
@@ -86,7 +86,7 @@ def test_the_form_shows_names_units_choices_defaults_and_bounds(served):
 
 
 def test_the_server_plans_the_runs_of_a_schedule_by_itself(served):
-    """Its scheduler does, within a minute; nothing else makes a run that says so of itself."""
+    """The scheduler creates a run within a minute; only it marks runs as scheduled."""
     nightly = served.deployment("refresh/nightly-refresh")["id"]
     wanted = {"deployments": {"id": {"any_": [nightly]}}}
     wanted["flow_runs"] = {"state": {"type": {"any_": ["SCHEDULED"]}}}
@@ -133,7 +133,7 @@ def test_a_schedule_of_every_minute_publishes_a_version(served):
 )
 def test_a_bad_value_is_refused_before_a_run_is_made(key, value, says, served):
     deployment = served.deployment("prepare/form-prepare")["id"]
-    wanted = {"deployments": {"id": {"any_": [deployment]}}}  # schedules make runs of others
+    wanted = {"deployments": {"id": {"any_": [deployment]}}}  # schedules make other runs
     before = served.call("/flow_runs/count", wanted)[1]
     status, answer = served.call(
         f"/deployments/{deployment}/create_flow_run",
@@ -155,7 +155,7 @@ def test_a_parameter_that_a_deployed_run_may_not_have_is_refused(served):
 
 
 def done(held, dataset):
-    """Jobs of a dataset that were really done, as `step shard`."""
+    """Return the jobs of a dataset that really ran, as `step shard`."""
     lines = (held / "done").read_text().splitlines() if (held / "done").exists() else []
     return [line.partition(" ")[2] for line in lines if line.startswith(f"{dataset} ")]
 
@@ -168,7 +168,7 @@ def test_a_killed_run_is_crashed_and_keeps_its_finished_shards(served, held, kil
     for process in served.processes(run):
         os.kill(process, signal.SIGKILL)
     assert served.wait(run)["type"] == "CRASHED"
-    # Prefect says so twice; the second time would undo what is asked for between them.
+    # Prefect reports it twice; the second report would undo requests made in between.
     served.event("prefect.worker.executed-flow-run", run)
     killed["before"] = done(held, "killed")
     assert sorted(line.split()[0] for line in killed["before"]) == [
@@ -178,10 +178,10 @@ def test_a_killed_run_is_crashed_and_keeps_its_finished_shards(served, held, kil
     ]
     (held / "hold-killed-pack").unlink()
     assert served.set_state(run, "SCHEDULED")[0] in (200, 201)
-    killed["run"] = run  # its slot is free in a minute; what is tried meanwhile comes next
+    killed["run"] = run  # its slot is free within a minute; attempts before that come next
 
 
-def test_a_worker_prepares_what_the_form_says_and_says_so(served):
+def test_a_worker_prepares_the_form_and_reports_it(served):
     run = served.start("prepare/form-prepare")
     state = served.wait(run)
     assert state["type"] == "COMPLETED", state
@@ -197,7 +197,7 @@ def test_a_worker_prepares_what_the_form_says_and_says_so(served):
     assert asset["resource"]["prefect.resource.id"].endswith(f"demo-form/v/{version}")
 
 
-def test_a_refused_version_starts_what_an_automation_says(served):
+def test_a_refused_version_triggers_an_automation(served):
     nightly = served.deployment("verify/weekly-verify")["id"]
     automation = {
         "name": "verify after a refusal",
@@ -231,7 +231,7 @@ def test_a_refused_version_starts_what_an_automation_says(served):
     runs = []
     while not runs and time.monotonic() < deadline:
         runs = served.call("/flow_runs/filter", wanted)[1]
-        time.sleep(0.3)  # between two questions to the server
+        time.sleep(0.3)  # between two requests to the server
     assert served.wait(runs[0]["id"])["message"].startswith("1 version intact")
 
 
@@ -245,7 +245,7 @@ def test_a_refused_version_starts_what_an_automation_says(served):
     ],
 )
 def test_a_worker_touches_only_what_its_operator_allows(key, value, served):
-    """In this process, with the worker's file of places: the guard is the same."""
+    """Checked in this process with the worker's file of allowed paths; the guard is the same."""
     from packhouse.errors import ConfigError
     from packhouse.recipe import Recipe
     from tasks.guard import allowed_recipe
@@ -281,7 +281,7 @@ def test_a_cancelled_run_leaves_nothing_and_two_of_one_dataset_queue(served, hel
 
 
 def test_the_killed_run_goes_on_without_doing_its_shards_again(served, held, killed):
-    """Its slot was still taken: the lease of the killed process ran out meanwhile."""
+    """Its slot was still taken; the lease of the killed process expired meanwhile."""
     state = served.wait(killed["run"], {"COMPLETED", "FAILED"})
     assert state["type"] == "COMPLETED", state
     after = done(held, "killed")[len(killed["before"]) :]
@@ -292,9 +292,9 @@ def test_the_killed_run_goes_on_without_doing_its_shards_again(served, held, kil
 
 
 def test_a_run_that_gives_no_sign_of_life_is_crashed(served, held):
-    """What `deployments/automations.yaml` says, with less patience; a run that lives is left alone.
+    """The rule of `deployments/automations.yaml` with shorter timeouts leaves a live run alone.
 
-    Runs of this server say every 30 s that they live (`tests/served/served.py`).
+    Runs of this server send heartbeats every 30 s (`tests/served/served.py`).
     """
     shipped = yaml.safe_load((ROOT / "deployments" / "automations.yaml").read_text())[0]
     names = [each["name"] for each in served.call("/automations/filter", {})[1]]
@@ -306,15 +306,15 @@ def test_a_run_that_gives_no_sign_of_life_is_crashed(served, held):
     status, made = served.call("/automations/", sooner)
     assert status == 201, made
     (held / "hold-silent-pack").touch()
-    form = recipe(served, "silent", pack={"seq_len": 448})  # a step that is cached does not wait
+    form = recipe(served, "silent", pack={"seq_len": 448})  # a cached step does not wait
     run = served.start("prepare/held", tags=["packhouse"], recipe=form)
     try:
         until((held / "silent-pack").exists)
         until(lambda: heartbeats(served, run) >= 3)
-        assert served.state(run)["type"] == "RUNNING"  # a minute later, alive and left alone
-        assert served.artifact("silent-pack") == 0  # how far the step is, in percent
+        assert served.state(run)["type"] == "RUNNING"  # still alive and untouched a minute later
+        assert served.artifact("silent-pack") == 0  # progress of the step, in percent
         for process in served.processes(run):
-            os.kill(process, signal.SIGSTOP)  # it lives, so that its worker sees nothing wrong
+            os.kill(process, signal.SIGSTOP)  # it is alive, so its worker sees nothing wrong
         state = served.wait(run)
         assert state["type"] == "CRASHED"
         assert state["message"].startswith("No heartbeat for ten minutes")
@@ -326,7 +326,7 @@ def test_a_run_that_gives_no_sign_of_life_is_crashed(served, held):
 
 
 def heartbeats(served, run):
-    """How often a run said that it lives."""
+    """Return how many heartbeats a run has sent."""
     wanted = {"event": {"name": ["prefect.flow-run.heartbeat"]}}
     wanted |= {"occurred": {"since": "2020-01-01T00:00:00Z"}}
     wanted |= {"resource": {"id": [f"prefect.flow-run.{run}"]}}

@@ -1,4 +1,4 @@
-"""What tests of sources share: write a file, scan it, read every shard, check conservation."""
+"""Fixtures for sources: write a file, scan it, read every shard, check that no row is lost."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from packhouse.records.tables import DROPPED, QUARANTINED, VALIDATED
 
 @dataclass
 class Source:
-    """All that reading a source gave."""
+    """Result of reading a source."""
 
     shards: list[SourceShard]
     validated: pa.Table
@@ -83,7 +83,7 @@ def read() -> Callable[..., Source]:
 
 @pytest.fixture
 def read_bytes(tmp_path: Path) -> Callable[..., Source]:
-    """Write bytes to a file of this name and read it."""
+    """Write bytes to a file with this name and read it."""
 
     def write_and_read(data: bytes, name: str = "rows.jsonl", **kwargs: Any) -> Source:
         path = tmp_path / name

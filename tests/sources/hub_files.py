@@ -1,4 +1,4 @@
-"""A stand-in of the Hub for reading: its API of repositories, trees and paths, and downloads."""
+"""A fake Hub for reading: its API for repositories, trees and paths, and downloads."""
 
 import json
 import re
@@ -11,7 +11,7 @@ TOKEN = "hf_standin"
 
 
 class HubFiles(ThreadingHTTPServer):
-    """Repositories as commits: each a name of its revision and its files."""
+    """Repositories as commits, each with a revision name and its files."""
 
     daemon_threads = True
 
@@ -99,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif repo in self.server.repos and (repo not in self.server.private or given):
             return True
         else:
-            status = 404 if given else 401  # as the Hub: without a token, nobody learns which
+            status = 404 if given else 401  # like the Hub: without a token, nobody learns which
             self._say(status, {"error": "no"}, {"X-Error-Code": "RepoNotFound"})
         return False
 
@@ -139,11 +139,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(text)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def entries(files: dict[str, bytes]) -> list[dict[str, object]]:
-    """Files and their folders, as the Hub lists them."""
+    """Return files and their folders as the Hub lists them."""
     folders = {name.rpartition("/")[0] for name in files if "/" in name}
     listed: list[dict[str, object]] = [
         {"type": "directory", "path": f, "oid": "0" * 40} for f in sorted(folders)

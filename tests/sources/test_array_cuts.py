@@ -1,4 +1,4 @@
-"""Cuts of JSON arrays, and the blocks in which they are parsed: between elements, always."""
+"""JSON arrays are cut into shards and parsing blocks only between elements."""
 
 import json
 

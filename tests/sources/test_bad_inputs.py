@@ -1,6 +1,6 @@
-"""Every kind of bad input known, by its number in the project's list, and what must become of it.
+"""Every known kind of bad input, by its number in the project's list, with the expected result.
 
-A bad row sits between two good ones, so that each case also shows that its neighbours survive.
+A bad row is placed between two good ones, so each case also shows that its neighbours survive.
 """
 
 import bz2
@@ -236,7 +236,7 @@ def test_23_text_parts_are_joined_and_other_parts_are_quarantined(read_bytes):
     assert "image_url" in source.quarantined["detail"][0].as_py()
 
 
-def test_24_null_content_is_fine_beside_tool_calls_only(read_bytes):
+def test_24_null_content_is_allowed_only_with_tool_calls(read_bytes):
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     user = {"role": "user", "content": "go"}
     result = {"role": "tool", "content": "1", "tool_call_id": "c1"}
@@ -266,7 +266,7 @@ def test_26_a_file_of_two_shapes_is_refused_and_both_are_shown(read_bytes):
         read_bytes(b"\n".join(rows))
 
 
-def test_26_two_shapes_are_refused_in_whatever_shard_they_lie(read_bytes):
+def test_26_two_shapes_are_refused_in_any_shard(read_bytes):
     rows = [GOOD] * 100 + [b'{"question": "1 + 1?", "answer": "2"}']
 
     with pytest.raises(SourceError, match="line 101 has the fields 'question', 'answer'"):
@@ -376,7 +376,7 @@ def test_36_a_broken_separator_costs_no_object(case, name, max_shard_bytes, read
 @pytest.mark.parametrize(
     "line", [b'{"a": [{"a": 1} {"a": 2} {"a": 3}]}', b'{"a": [{"a": 1}, {"a": 2}, x]}']
 )
-def test_36_what_stands_inside_a_broken_object_is_no_row(line, read_bytes):
+def test_36_objects_inside_a_broken_object_are_not_rows(line, read_bytes):
     source = read_bytes(GOOD + b"\n" + line + b"\n" + GOOD)
 
     assert (source.reasons, source.validated["row"].to_pylist()) == (["json"], [0, 2])
@@ -408,7 +408,7 @@ zstd = partial(pa.compress, codec="zstd", asbytes=True)
 LINES = (GOOD + b"\n") * 2000
 GZ = gzip.compress(LINES, mtime=0)
 ZST = zstd(LINES)
-# Arrow writes no checksums. This is what `zstd` makes of {"instruction": "a", "output": "b"}.
+# Arrow writes no checksums. This is `zstd` output for {"instruction": "a", "output": "b"}.
 ZST_WITH_CHECKSUM = bytes.fromhex(
     "28b52ffd24242101007b22696e737472756374696f6e223a202261222c20226f7574707574223a202262227d0a"
     "4111e5f0"
@@ -486,7 +486,7 @@ def test_45_new_fields_in_later_rows_are_reported(read_bytes):
 
 
 @pytest.mark.parametrize("end", [b"]", b",]", b" ,\n ]\n"])
-def test_a_comma_behind_the_last_element_is_no_row(end, read_bytes):
+def test_a_comma_after_the_last_element_is_not_a_row(end, read_bytes):
     source = read_bytes(b"[" + GOOD + b",\n" + ALSO_GOOD + end, "rows.json")
 
     assert (source.validated.num_rows, source.reasons) == (2, [])
@@ -502,7 +502,7 @@ def test_a_comma_behind_the_last_element_is_no_row(end, read_bytes):
         ({"loss": False, "train": True}, None),
     ],
 )
-def test_loss_says_whether_a_message_is_trained(said, weights, read_bytes):
+def test_loss_decides_if_a_message_is_trained(said, weights, read_bytes):
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", **said}]
 
     source = read_bytes(orjson.dumps({"messages": messages}))
@@ -525,7 +525,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "a.jpg"}}
         {"messages": [{"image": "a"}]},
     ],
 )
-def test_media_is_a_bad_row_or_left_out_as_the_source_says(more, read_bytes):
+def test_media_is_a_bad_row_or_dropped_as_the_source_sets(more, read_bytes):
     parts = [{"type": "text", "text": "Why?"}, *more.get("messages", [])]
     answer = {"role": "assistant", "content": "So."}
     row = {**more, "messages": [{"role": "user", "content": parts}, answer]}
@@ -602,13 +602,13 @@ def test_46_parquet_of_no_known_shape_is_refused_with_its_columns(tmp_path, read
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv", "rows.parquet"])
-def test_47_an_error_page_is_refused_as_what_it_is(name, read_bytes):
+def test_47_an_error_page_is_recognized(name, read_bytes):
     with pytest.raises(SourceError, match="a web page"):
         read_bytes(b"<!DOCTYPE html>\n<html><body>404 Not Found</body></html>\n", name)
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.parquet"])
-def test_48_a_git_lfs_pointer_is_refused_as_what_it_is(name, read_bytes):
+def test_48_a_git_lfs_pointer_is_recognized(name, read_bytes):
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 22773992\n"
 
     with pytest.raises(SourceError, match="git lfs pull"):
@@ -619,7 +619,7 @@ def test_48_a_git_lfs_pointer_is_refused_as_what_it_is(name, read_bytes):
     ("data", "what"),
     [(b"PK\x03\x04rest", "zip"), (bz2.compress(b"x"), "bzip2"), (b"%PDF-1.7", "PDF")],
 )
-def test_other_file_kinds_are_refused_as_what_they_are(data, what, read_bytes):
+def test_other_file_kinds_are_recognized(data, what, read_bytes):
     with pytest.raises(SourceError, match=what):
         read_bytes(data)
 
@@ -766,7 +766,7 @@ def test_63_links_pipes_and_folders_are_refused(tmp_path, read):
 
 @pytest.mark.parametrize("pattern", ["*/rows.jsonl", "lin[k]/rows.jsonl", "in/../lin?/*"])
 def test_63_a_glob_does_not_lead_out_of_its_folder(pattern, tmp_path, read):
-    """A worker that allows a folder allows what lies in it, and not what a link in it points to."""
+    """A worker that allows a folder allows its contents, but not the target of a link in it."""
     for name in ("allowed/in", "outside"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "rows.jsonl").write_bytes(GOOD)
@@ -779,7 +779,7 @@ def test_63_a_glob_does_not_lead_out_of_its_folder(pattern, tmp_path, read):
 
 @pytest.mark.parametrize("name", ["", "rows.jsonl", "*"])
 def test_63_a_name_that_is_no_unicode_is_refused(name, tmp_path, read):
-    """A manifest could not hold it."""
+    """A manifest could not contain it."""
     folder = tmp_path / os.fsdecode(b"\xff" if name == "rows.jsonl" else b"all")
     folder.mkdir()
     (folder / os.fsdecode(b"a\xff.jsonl")).write_bytes(GOOD)
@@ -858,7 +858,7 @@ ELSEWHERE = {
     62: ("tests/chain/test_recipe.py", "dataset"),
     66: ("tests/splitting/test_sides.py", "prove_disjoint"),
 }
-NOTHING_TO_TEST = {64}  # no report is written as CSV
+NOTHING_TO_TEST = {64}  # reports are not written as CSV
 
 
 def test_every_kind_of_bad_input_of_the_list_has_its_case():
@@ -882,7 +882,7 @@ def test_a_deep_element_of_an_array_longer_than_a_row_may_be(read_bytes, levels)
 
 
 class LostFile(io.BytesIO):
-    """A file whose storage fails behind its first bytes."""
+    """A file whose storage fails after its first bytes."""
 
     def read(self, size=-1):
         if self.tell():

@@ -1,4 +1,4 @@
-"""Arguments of the chat template and loss weights that rows give beside their conversation."""
+"""Rows that set arguments of the chat template or loss weights next to their conversation."""
 
 import json
 
@@ -105,7 +105,7 @@ def test_a_field_that_is_not_for_the_template_is_named(read_bytes):
         ({"documents": "text"}, "arguments", "not JSON"),
     ],
 )
-def test_what_no_template_takes_is_a_bad_row(read_bytes, row, reason, said):
+def test_an_argument_that_no_template_accepts_is_a_bad_row(read_bytes, row, reason, said):
     source = read_bytes(lines(row, {}))
     assert source.reasons == [reason]
     assert said in source.quarantined["detail"][0].as_py()
@@ -123,7 +123,7 @@ def test_weights_of_rows_and_of_the_source_multiply(read_bytes):
 
 
 @pytest.mark.parametrize("score", [0, -1, True, "much", [1], 1e9, 1e-9, "nan"])
-def test_what_is_no_weight_is_a_bad_row(read_bytes, score):
+def test_an_invalid_weight_is_a_bad_row(read_bytes, score):
     source = read_bytes(lines({"score": score}, {}), fields={"loss_weight": "score"})
     assert source.reasons == ["loss_weight"]
     assert "score is" in source.quarantined["detail"][0].as_py()

@@ -1,4 +1,4 @@
-"""Shards are read in blocks: what comes out is what comes of the shard as a whole."""
+"""Shards read in blocks give the same result as the whole shard."""
 
 import json
 
@@ -62,7 +62,7 @@ def read_in_blocks(read_bytes, size, data, name, **config):
     size=st.sampled_from([1, 100, 700]),
     shard=st.sampled_from([1500, 2**20]),
 )
-def test_blocks_give_what_the_whole_shard_gives(
+def test_blocks_give_the_same_rows_as_the_whole_shard(
     good, bad, name, row_format, size, shard, read_bytes
 ):
     pieces = [orjson.dumps(row) for row in good]
@@ -87,7 +87,7 @@ def test_a_sound_shard_is_never_parsed_as_a_whole(name, read_bytes, monkeypatch)
     assert read_bytes(data, name).validated.num_rows == len(ROWS)
 
 
-def test_rows_with_colons_behind_escapes_are_looked_at(read_bytes):
+def test_rows_with_colons_after_escapes_are_checked(read_bytes):
     row = rb'{"instruction": "a\u003ab", "input": "1", "input": "2", "output": "b"}'
     good = rb'{"instruction": "a\u003ab", "output": "\u0041\\u0000"}'
 

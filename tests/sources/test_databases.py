@@ -78,7 +78,7 @@ def test_a_value_that_is_not_utf8_quarantines_its_row(value, sqlite, read):
     assert bad["raw"] == b'{"question":"q","answer":null}'
 
 
-def test_such_a_value_is_found_whatever_where_keeps_and_among_messages_of_a_tree(sqlite, read):
+def test_such_a_value_is_found_with_where_and_in_messages_of_a_tree(sqlite, read):
     where = sqlite(*ROWS, "INSERT INTO rows VALUES ('q2', cast(x'ff' as text), 3)")
     assert read(where, where="score > 2").reasons == ["encoding"]
     where.unlink()
@@ -100,7 +100,7 @@ def test_such_a_value_is_found_whatever_where_keeps_and_among_messages_of_a_tree
     ]
 
 
-def test_what_values_of_sqlite_become(sqlite, read):
+def test_conversion_of_sqlite_values(sqlite, read):
     path = sqlite(
         "CREATE TABLE rows (text TEXT, whole, number, mixed, day DATE, flag BOOLEAN)",
         "INSERT INTO rows VALUES ('t0', 9007199254740993, 9007199254740993, 9007199254740993, "
@@ -109,7 +109,7 @@ def test_what_values_of_sqlite_become(sqlite, read):
 
     for where in (
         "whole = 9007199254740993",
-        "number = 9007199254740992",  # with 0.5 in its column it has 53 bits
+        "number = 9007199254740992",  # with 0.5 in its column, it has 53 bits
         "mixed = '9007199254740993'",
         "day < '2024-02-01'",
         "flag = 1",
@@ -129,7 +129,7 @@ def test_bytes_are_no_text(sqlite, read):
     assert found.quarantined["detail"][0].as_py() == "answer is bytes, not text"
 
 
-def test_what_values_of_duckdb_become(tmp_path, read):
+def test_conversion_of_duckdb_values(tmp_path, read):
     import duckdb
 
     path = tmp_path / "rows.duckdb"
@@ -155,7 +155,7 @@ def test_what_values_of_duckdb_become(tmp_path, read):
         f"(rows,) = parse_tables({str(path)!r}, 'duckdb', 0, 1)\n"
         "print(rows.rows[0]['moment'])"
     )
-    environment = {**os.environ, "TZ": "Asia/Tokyo"}  # of a machine elsewhere
+    environment = {**os.environ, "TZ": "Asia/Tokyo"}  # of another machine
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
@@ -211,7 +211,7 @@ def test_changes_that_are_not_in_the_file_yet_are_refused(sqlite, tmp_path):
         ),
     ],
 )
-def test_what_would_run_is_no_table(statement, says, sqlite):
+def test_objects_that_would_run_code_are_not_tables(statement, says, sqlite):
     path = sqlite(*ROWS, statement)
 
     with pytest.raises(SourceError, match=says):
@@ -283,7 +283,7 @@ def test_a_table_of_duckdb_is_read(tmp_path, read):
         ),
     ],
 )
-def test_what_would_run_is_no_table_of_duckdb(statement, table, says, tmp_path):
+def test_views_that_would_run_code_are_not_tables_of_duckdb(statement, table, says, tmp_path):
     import duckdb
 
     path = tmp_path / "rows.duckdb"

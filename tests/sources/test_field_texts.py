@@ -17,7 +17,7 @@ CALL = '{"name": "search", "arguments": {"query": "a: b", "limits": [3, -1.5], "
 
 
 def as_line(text):
-    """Value, or reason and sentence, of the same JSON as the only line of a file."""
+    """Return the value, or reason and message, of the JSON as the only line of a file."""
     data = text.encode("utf-8", "surrogatepass").replace(b"\n", b" ").replace(b"\r", b" ")
     records = parse_pieces(data, LinesFile.lines(data), len(data) + 1)
     if records.failures:
@@ -28,7 +28,7 @@ def as_line(text):
 
 
 def as_argument(text):
-    """Value, or reason and sentence, of the same JSON as the arguments of a call."""
+    """Return the value, or reason and message, of the same JSON as the arguments of a call."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""Every row format in every kind of file, plain and compressed: the same conversations."""
+"""Every row format in every kind of file, plain and compressed, gives the same conversations."""
 
 import gzip
 import io

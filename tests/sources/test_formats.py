@@ -1,4 +1,4 @@
-"""Adapters: one small row of every format, the names of fields, and how `auto` tells formats."""
+"""Adapters: one small row of every format, field names, and how `auto` distinguishes formats."""
 
 import json
 from pathlib import Path
@@ -51,8 +51,8 @@ CASES = {
 
 
 def test_a_recipe_can_name_every_format():
-    # oasst_flat takes several rows: test_trees.py; pairs and kto are only read where they are
-    # named: test_preference_rows.py; a format with a file of its own has its own tests as well.
+    # oasst_flat needs several rows: test_trees.py. pairs and kto are only read if named:
+    # test_preference_rows.py. A format with its own kind of file has its own tests as well.
     files = Path(__file__).parent.glob("test_*_format.py")
     own = {path.stem.removeprefix("test_").removesuffix("_format") for path in files}
     names = {*CASES, *own, "oasst_flat", "pairs", "kto", "mixed", "auto"}
@@ -222,7 +222,7 @@ def test_loss_weights_are_read_under_their_three_names(read_bytes):
 
 
 @pytest.mark.parametrize(("key", "value"), [("weight", -1), ("weight", "1"), ("train", 1)])
-def test_what_is_no_weight_is_quarantined(key, value, read_bytes):
+def test_an_invalid_weight_is_quarantined(key, value, read_bytes):
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", key: value}]
 
     assert read_bytes(orjson.dumps({"messages": messages})).reasons == ["type"]
@@ -472,7 +472,7 @@ def test_parquet_row_groups_become_shards(tmp_path, read):
 def test_a_column_without_a_name_is_no_part_of_the_conversation(header, values, texts, read_bytes):
     values = values if values.startswith("q") else '"' + values.replace('"', '""') + '"'
 
-    source = read_bytes(f",{header}\n0,{values}\n".encode(), "rows.csv")  # as pandas writes it
+    source = read_bytes(f",{header}\n0,{values}\n".encode(), "rows.csv")  # as written by pandas
 
     assert source.texts == [texts]
 

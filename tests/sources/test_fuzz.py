@@ -1,4 +1,4 @@
-"""Whatever the bytes: an error of ours, or every record in exactly one table; never else."""
+"""Any bytes give one of our errors, or put every record in exactly one table."""
 
 import gzip
 import json
@@ -48,7 +48,7 @@ formats = st.sampled_from(
 
 @st.composite
 def mutated(draw):
-    """A sound file with a few bytes changed, cut out or put in."""
+    """A valid file with a few bytes changed, deleted or inserted."""
     chosen = draw(st.lists(st.sampled_from(ROWS), min_size=1, max_size=4))
     data = orjson.dumps(chosen) if draw(st.booleans()) else b"\n".join(map(orjson.dumps, chosen))
     for _ in range(draw(st.integers(0, 4))):
@@ -64,7 +64,7 @@ quick = settings(
 
 
 def read_or_refuse(read_bytes, data, name, **config):
-    """Conservation is asserted by the fixture; any error but ours fails the test."""
+    """The fixture asserts that no record is lost; any error except ours fails the test."""
     try:
         return read_bytes(data, name, **config)
     except PackhouseError:

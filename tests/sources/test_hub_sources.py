@@ -1,4 +1,4 @@
-"""Sources on the Hub, read by its own client from a stand-in."""
+"""Sources on the Hub, read by its own client from a fake server."""
 
 import gzip
 
@@ -110,7 +110,7 @@ def test_offline_mode_is_named(hub, read, monkeypatch):
     from huggingface_hub.utils import close_session
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    close_session()  # which asks once whether it is offline
+    close_session()  # which checks once whether it is offline
     try:
         with pytest.raises(SourceError, match="HF_HUB_OFFLINE is set"):
             read("hf://datasets/acme/talks/data/train.jsonl")
@@ -131,7 +131,7 @@ def test_offline_mode_is_named(hub, read, monkeypatch):
         ),
     ],
 )
-def test_what_is_not_there_is_said(hub, uri, match):
+def test_a_missing_repository_or_file_is_reported(hub, uri, match):
     with pytest.raises(SourceError, match=match):
         scan_source(SourceConfig(path=f"hf://datasets/{uri}"))
 

@@ -1,4 +1,4 @@
-"""No field with text is left out in silence: it is read, or the recipe lists it."""
+"""No field with text is dropped silently: it is read, or the recipe lists it."""
 
 import json
 
@@ -27,7 +27,7 @@ def unread(tmp_path, *rows, **config):
     return {name: found.rows for name, found in read(tmp_path, *rows, **config).unread_text.items()}
 
 
-def test_input_beside_response_is_the_context_of_the_question(tmp_path):
+def test_input_with_response_is_the_context_of_the_question(tmp_path):
     row = {"instruction": "Sum up.", "input": "A long text.", "response": "Short."}
     assert said(read(tmp_path, row)) == [
         [("user", "Sum up.", "A long text."), ("assistant", "Short.", None)]
@@ -62,7 +62,7 @@ TOOLS = [{"name": "add", "description": "Add two numbers and return the sum."}]
 @pytest.mark.parametrize(
     ("row", "config", "names"),
     [
-        (  # a class is trained, and what it says something of is not read
+        (  # a class is trained, and the text it refers to is not read
             {"query": LONG, "completion": "It is, by day.", "text": "A sky", "label": "good"},
             {"format": "classification", "label_names": ["good", "bad"]},
             ["completion", "query"],
@@ -72,7 +72,7 @@ TOOLS = [{"name": "add", "description": "Add two numbers and return the sum."}]
             {"format": "prompt_completion", "fields": {"completion": "candidate_a"}},
             ["candidate_b"],
         ),
-        (  # the first of all answers is trained, though one is called the best
+        (  # the first of all answers is trained, although another is called the best
             {"question": "Why?", "answers": ["So.", LONG], "best_answer": LONG},
             {},
             ["best_answer"],
@@ -119,11 +119,11 @@ def test_a_field_with_text_that_nobody_reads_is_counted(tmp_path, row, config, n
         ({"input_ids": [5, 6], "labels": [5, 6], "text": LONG}, {}),
     ],
 )
-def test_what_repeats_or_explains_is_no_loss(tmp_path, row, config):
+def test_repeated_or_explanatory_text_may_be_ignored(tmp_path, row, config):
     assert unread(tmp_path, row, row, row, **config) == {}
 
 
-def test_a_template_around_what_is_read_is_no_loss_and_reasoning_around_it_is(tmp_path):
+def test_a_template_around_the_text_may_be_ignored_but_not_reasoning(tmp_path):
     def row(n, text):
         return {"instruction": f"Add one to {n}", "output": f"It is {n + 1}", "text": text}
 
@@ -133,7 +133,7 @@ def test_a_template_around_what_is_read_is_no_loss_and_reasoning_around_it_is(tm
     thought = "Add one to {}: we take the number {} and count on by one, so It is {}"
     rows = [row(n, thought.format(n, n, n + 1)) for n in range(5)]
     assert unread(tmp_path, *rows) == {"text": 5}
-    assert unread(tmp_path, *[rows[0]] * 5) == {"text": 5}  # equal rows are no template
+    assert unread(tmp_path, *[rows[0]] * 5) == {"text": 5}  # equal rows are not a template
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Settings of a source for files that `auto` does not expect: encodings, wrappings, workbooks."""
+"""Source settings for files that `auto` does not expect: encodings, wrappers, workbooks."""
 
 import gzip
 import json
@@ -31,7 +31,7 @@ def test_text_of_another_encoding_gives_the_rows_of_utf8(
         "rows.csv": "question,answer\n" + "".join(f"{r['question']},{r['answer']}\n" for r in ROWS),
     }
     text = texts[name]
-    if encoding in ("cp932", "big5"):  # which lack the simplified letters
+    if encoding in ("cp932", "big5"):  # which lack the simplified characters
         text = text.translate(str.maketrans("问题", "問題"))
     data = [text.encode(encoding), text.encode()]
     if name.endswith(".gz"):
@@ -113,7 +113,7 @@ def test_the_list_may_lie_in_objects_in_the_object(indent, max_shard_bytes, read
     assert source.notes == {}
 
 
-def test_a_row_over_several_lines_of_json_lines_is_no_row_of_what_is_in_it(read_bytes):
+def test_objects_in_a_row_over_several_lines_are_not_rows(read_bytes):
     data = b'{"messages": [\n{"text": "a"},\n{"text": "b"}\n], "text": "c"}\n' * 2
 
     source = read_bytes(data, "rows.jsonl")
@@ -130,7 +130,7 @@ def test_a_row_over_several_lines_of_json_lines_is_no_row_of_what_is_in_it(read_
         (b'{"data": [{"text": "a"}]} {"data": []}', "text after the end"),
     ],
 )
-def test_an_object_that_is_not_as_rows_at_says_is_refused(data, match, read_bytes):
+def test_an_object_that_does_not_match_rows_at_is_refused(data, match, read_bytes):
     with pytest.raises(SourceError, match=match):
         read_bytes(data, "rows.json", rows_at="data")
 
@@ -163,7 +163,7 @@ def test_the_setting_that_a_message_shows_reads_the_file(name, data, read_bytes)
 
 
 @pytest.mark.parametrize("rows", [dict(enumerate(map(str, ROWS))), {"a": [1, 2], "b": [3, 4]}])
-def test_a_shape_that_no_setting_reads_is_said_to_be_none(rows, read_bytes):
+def test_a_shape_that_no_setting_reads_is_reported(rows, read_bytes):
     rows = {
         str(key): value if isinstance(value, list) else {"q": value} for key, value in rows.items()
     }
@@ -189,7 +189,7 @@ def test_articles_and_questions_with_answers_are_read(read_bytes):
     assert bad.reasons == ["no_assistant"]
 
 
-def test_rows_of_several_shapes_are_read_each_by_its_own_if_the_source_says_so(read_bytes):
+def test_rows_of_several_shapes_are_read_if_the_source_is_mixed(read_bytes):
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     rows = [
         {"instruction": "q", "output": "a", "id": 7},
@@ -266,7 +266,7 @@ def test_a_workbook_whose_rows_are_not_clear_is_refused(sheets, match, read_byte
         read_bytes(workbook(*sheets), "rows.xlsx")
 
 
-def test_a_workbook_by_another_name_is_named_as_what_it_is(read_bytes):
+def test_a_workbook_with_another_extension_is_recognized(read_bytes):
     data = workbook([["text"], ["a"]])
 
     with pytest.raises(SourceError, match=r"Excel workbook\. Set file_format to xlsx"):

@@ -1,4 +1,4 @@
-"""Pairs and answers with a verdict: both sides are read, and nothing but the answer is trained."""
+"""Pairs and answers with a verdict: both sides are read, and only the answer is trained."""
 
 import json
 
@@ -67,7 +67,7 @@ def turns(table: pa.Table) -> list[list[tuple[str, str, float | None]]]:
         {"conversation_a": [U, B], "conversation_b": [U, A], "winner": "model_b"},
     ],
 )
-def test_both_sides_are_read_behind_a_prompt_that_is_not_trained(row, tmp_path):
+def test_both_sides_are_read_after_a_prompt_that_is_not_trained(row, tmp_path):
     trained = read(tmp_path, row, format="auto").validated
     assert [turn[:2] for turn in turns(trained)[0]] == [("user", "q"), ("assistant", "a")]
     found = read(tmp_path, row)
@@ -110,7 +110,7 @@ def test_turns_that_both_sides_share_are_their_prompt(tmp_path):
     assert turns(found.rejected)[0][-1] == ("assistant", "b", None)
 
 
-def test_a_prompt_without_the_system_turn_of_its_sides_is_not_said_twice(tmp_path):
+def test_a_prompt_without_the_system_turn_of_its_sides_is_not_repeated(tmp_path):
     row = {"prompt": "q", "chosen": [SYSTEM, U, A], "rejected": [SYSTEM, U, B]}
     found = read(tmp_path, row, {"prompt": "q", "chosen": "a", "rejected": "b", "system": "s"})
 
@@ -157,7 +157,7 @@ def test_pairs_are_called_by_both_sides(tmp_path):
 
     assert ids[0] == ids[1]
     assert len(set(ids)) == 3
-    assert len(set(groups)) == 1  # one prompt: one side of the split
+    assert len(set(groups)) == 1  # same prompt: same split
 
 
 @pytest.mark.parametrize(

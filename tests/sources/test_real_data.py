@@ -1,4 +1,4 @@
-"""Every real file: how many rows it gives, which of its known defects are found, a few texts."""
+"""Every real file: its number of rows, which of its known defects are found, a few texts."""
 
 import json
 
@@ -37,7 +37,7 @@ def test_the_28_empty_outputs_of_alpaca_are_quarantined_with_their_bytes(shared,
         assert json.loads(raw)["output"] == ""
 
 
-def test_alpaca_rows_hold_what_the_file_holds(shared, read):
+def test_alpaca_rows_match_the_file(shared, read):
     path = shared / "data" / "alpaca_data.json"
     raw = json.loads(path.read_bytes())
 

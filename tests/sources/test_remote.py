@@ -53,7 +53,7 @@ def test_an_s3_file_that_changed_since_the_scan_is_refused(client):
         read_shard(shard, config, ValidateConfig(), "prompt")
 
 
-def test_what_is_not_on_s3_is_an_error_that_names_it(client):
+def test_a_missing_object_on_s3_is_named(client):
     with pytest.raises(SourceError, match=r"s3://raw/no/such\.jsonl. does not exist"):
         scan_source(SourceConfig(path="s3://raw/no/such.jsonl"))
     with pytest.raises(SourceError, match="matches no files"):

@@ -1,4 +1,4 @@
-"""Cuts: fixed by what lies before them, whole records only, the same rows whatever their size."""
+"""Shards hold whole records, depend only on the bytes before them, and keep the same rows."""
 
 import gzip
 import json
@@ -131,7 +131,7 @@ def test_row_numbers_and_bytes_run_on_from_shard_to_shard(read_bytes):
     assert source.validated["row"].to_pylist() == list(range(200))
 
 
-def test_text_behind_an_array_is_refused_with_its_place(read_bytes):
+def test_text_after_an_array_is_refused_with_its_place(read_bytes):
     data = as_array(ROWS[:2])
 
     with pytest.raises(SourceError, match="text after the end of its JSON array"):
@@ -208,7 +208,7 @@ def test_a_folder_is_read_in_order_of_names_and_other_files_are_left(tmp_path, r
         ("/no/such/*.jsonl", "matches no files"),
     ],
 )
-def test_a_source_that_cannot_be_found_says_why(path, match):
+def test_a_missing_source_gives_the_reason(path, match):
     with pytest.raises(SourceError, match=match) as caught:
         scan_source(SourceConfig(path=path))
 
@@ -216,7 +216,7 @@ def test_a_source_that_cannot_be_found_says_why(path, match):
     assert "SECRET" not in repr(caught.value.facts)
 
 
-def test_a_folder_without_data_says_what_is_looked_for(tmp_path):
+def test_a_folder_without_data_lists_the_expected_files(tmp_path):
     with pytest.raises(SourceError, match=r"matches no files.*\.jsonl"):
         scan_source(SourceConfig(path=str(tmp_path)))
 
@@ -261,7 +261,7 @@ def test_an_open_array_of_white_space_has_no_rows(read_bytes):
 
 
 def test_shards_have_one_shape_even_if_the_first_rows_tell_none(read_bytes):
-    numbers = b"7\n" * 150  # more than are looked at to find the format
+    numbers = b"7\n" * 150  # more than are read to detect the format
     alpaca = as_jsonl([{"instruction": "q", "output": "a"}] * 20)
     questions = as_jsonl([{"question": "q", "answer": "a"}] * 20)
 

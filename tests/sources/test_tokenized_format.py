@@ -1,4 +1,4 @@
-"""Rows that other tools tokenized, as a source: which are read, and why others are not."""
+"""Pretokenized rows as a source: which are read, and why others are not."""
 
 import json
 import math
@@ -54,7 +54,7 @@ def records(row: dict[str, Any], **config: Any) -> Records:
         {"labels": LABELS, "seq_lengths": [6], "position_ids": None},
     ],
 )
-def test_whatever_says_what_is_trained_is_read(mask: dict[str, Any]) -> None:
+def test_every_form_of_mask_is_read(mask: dict[str, Any]) -> None:
     row = {"input_ids": IDS, **mask}
 
     assert row_format_of(row, {}) == "tokenized"
@@ -106,11 +106,11 @@ PACKED = {"input_ids": [*IDS, 3, 4, 2], "labels": [*LABELS, -100, 4, 2]}
         {"seq_lengths": [6, 3], "position_ids": [0, 1, 2, 3, 4, 5, 0, 1, 2]},
     ],
 )
-def test_packed_rows_are_unpacked_by_whatever_parts_them(told: dict[str, Any]) -> None:
+def test_packed_rows_are_unpacked_by_any_form_of_boundaries(told: dict[str, Any]) -> None:
     assert records(PACKED | told) == [TURNS, [("system", [3]), ("assistant", [4, 2])]]
 
 
-def test_padding_behind_packed_records_is_of_none_of_them() -> None:
+def test_padding_after_packed_records_belongs_to_none_of_them() -> None:
     padded = {
         "input_ids": [*PACKED["input_ids"], 0, 0],
         "labels": [*PACKED["labels"], -100, -100],
@@ -176,7 +176,7 @@ def test_padding_behind_packed_records_is_of_none_of_them() -> None:
         ),
     ],
 )
-def test_what_is_wrong_has_its_reason_and_place(
+def test_every_fault_has_its_reason_and_place(
     change: dict[str, Any], reason: str, says: str
 ) -> None:
     with pytest.raises(BadRowError) as bad:
@@ -268,7 +268,7 @@ def test_a_name_is_of_ids_and_mask(tmp_path: Path) -> None:
     assert len(set(names)) == 4
 
 
-def test_texts_beside_ids_are_not_read_and_images_are_refused(tmp_path: Path) -> None:
+def test_texts_next_to_ids_are_not_read_and_images_are_refused(tmp_path: Path) -> None:
     row = {"input_ids": IDS, "labels": LABELS, "messages": [{"role": "user", "content": "x"}]}
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row) + "\n" + json.dumps(row | {"images": ["a.png"]}) + "\n")
@@ -278,7 +278,7 @@ def test_texts_beside_ids_are_not_read_and_images_are_refused(tmp_path: Path) ->
     assert source.extra_fields == {"images": 1, "messages": 2}
 
 
-def test_ids_beside_a_text_without_a_mask_are_left_to_the_text(tmp_path: Path) -> None:
+def test_a_text_is_read_instead_of_ids_without_a_mask(tmp_path: Path) -> None:
     assert row_format_of({"input_ids": IDS, "attention_mask": [1] * 6, "text": "a"}, {}) == "text"
     assert row_format_of({"input_ids": IDS, "attention_mask": [1] * 6}, {}) == "tokenized"
     path = tmp_path / "rows.jsonl"
@@ -328,7 +328,7 @@ def test_rows_of_axolotl_and_of_llama_factory_as_they_save_them() -> None:
     "bounds", [{"seq_lengths": [8, 3]}, {"cu_seqlens": [0, 8, 11]}, {"seq_lengths": [2, 6, 3]}]
 )
 def test_pads_in_front_that_bounds_count_move_no_bound(bounds: dict[str, list[int]]) -> None:
-    """Before, each record took in as many tokens of the next one as there are pads."""
+    """Each record once took as many tokens of the next one as there are pads."""
     row = {name: [0, 0, *PACKED[name]] for name in ("input_ids", "labels")}
     row["labels"][:2] = [-100, -100]
 

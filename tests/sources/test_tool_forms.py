@@ -1,4 +1,4 @@
-"""Tool definitions and calls in one form, whatever a file's form and format do to them."""
+"""Tool definitions and calls get one form, whatever the file format does to them."""
 
 import io
 import json
@@ -41,12 +41,12 @@ def test_a_definition_without_a_name_is_left_as_it_is(read_bytes):
 
 @pytest.mark.parametrize("file_format", ["parquet", "arrow"])
 def test_parameters_of_other_rows_do_not_leak_into_a_tool_call(read_bytes, file_format):
-    # ms-swift#10125, #6467: Arrow gives each struct all keys of the column, null where a row has
-    # none, and templates print `null` arguments that the model was never called with.
+    # ms-swift#10125, #6467: Arrow gives each struct all keys of the column, null if a row has none,
+    # and templates print `null` arguments that the model was never called with.
     rows = [talk({"city": "Rome"}), talk({"path": "/tmp", "depth": 2})]
     table = pa.Table.from_pylist(rows)
     filled = table["messages"][0].as_py()[1]["tool_calls"][0]["function"]["arguments"]
-    assert filled == {"city": "Rome", "path": None, "depth": None}  # what Arrow makes of it
+    assert filled == {"city": "Rome", "path": None, "depth": None}  # Arrow's version of it
 
     read = read_bytes(table_bytes(table, file_format), f"rows.{file_format}", format="chat")
 

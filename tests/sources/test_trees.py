@@ -1,4 +1,4 @@
-"""OASST1 as a row for each message: trees are put together, whatever the order of rows."""
+"""OASST1 with one message per row: trees are assembled in any order of rows."""
 
 import csv
 import io
@@ -62,7 +62,7 @@ def test_the_best_path_of_each_tree_is_read_from_all_rows(name, data, max_shard_
     assert dropped["reason"] == ["other_path", "joined", "joined", "joined", "joined"]
 
 
-def test_all_paths_are_read_where_the_recipe_says_so(read_bytes):
+def test_all_paths_are_read_if_the_recipe_asks_for_them(read_bytes):
     found = read_bytes(lines(ROWS), oasst_paths="all")
 
     assert found.texts == [FIRST, [("user", "q"), ("assistant", "worse")], SECOND]

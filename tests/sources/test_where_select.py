@@ -1,4 +1,4 @@
-"""`where` and `select` of a source: what is kept, dropped, quarantined, and what rows become."""
+"""Source settings `where` and `select`: rows kept, dropped, quarantined and changed."""
 
 import csv
 import io
@@ -72,9 +72,9 @@ def test_rows_are_kept_by_where_and_get_the_fields_of_select(name, data, read_by
             "reason": "filtered",
             "detail": "length(answer) > 5 and lang = 'en'",
         }
-        for row in (1, 2, 3)  # too short; other language; null, for the row has no `lang`
+        for row in (1, 2, 3)  # too short; other language; null, because the row has no `lang`
     ]
-    assert found.extra_fields == {}  # what select does not name is no field
+    assert found.extra_fields == {}  # names outside select are not fields
 
 
 def test_json_gives_values_with_the_keys_and_the_order_of_the_file(read_bytes):
@@ -145,10 +145,10 @@ def test_select_is_not_evaluated_for_rows_that_where_drops(read_bytes):
 def test_each_row_is_counted_by_the_first_expression_that_leaves_it_out(read_bytes):
     rows = [
         {"text": "kept", "n": "5", "lang": "en"},
-        {"text": "both", "n": "1", "lang": "de"},  # by the first alone
+        {"text": "both", "n": "1", "lang": "de"},  # by the first only
         {"text": "lang", "n": "5", "lang": "de"},
         {"text": "null", "n": "5"},
-        {"text": "fails", "n": "five", "lang": "de"},  # not asked for its language
+        {"text": "fails", "n": "five", "lang": "de"},  # the language test is not reached
         {"text": "kept too", "n": "6", "lang": "en"},
     ]
     number, lang = "cast(n as int) > 3", "lang = 'en'"
@@ -207,7 +207,7 @@ def test_an_expression_alone_in_a_list_is_that_expression():
 @pytest.mark.parametrize(
     ("values", "where", "kept"),
     [
-        ([1, 2.5, None, 2**53 + 1], "v >= 2", [1, 3]),  # whole numbers and others: DOUBLE
+        ([1, 2.5, None, 2**53 + 1], "v >= 2", [1, 3]),  # integers and others: DOUBLE
         (["a", 1, ["b"], {"c": 1}, True], "v in ('a', '1', '[\"b\"]', 'true')", [0, 1, 2, 4]),
         ([{"a": {"b": 1}}, {"a": {}}, {}, None], "v.a.b = 1", [0]),
         ([{"a": {"b": 1}}, {"a": {}}, {}, None], "v.a.b is null", [1, 2, 3]),
@@ -217,7 +217,7 @@ def test_an_expression_alone_in_a_list_is_that_expression():
             "len(list_filter(v, lambda m: m.r = 's')) = 1",
             [0],
         ),
-        ([{"a b": 1}, {"A B": 1}], "v like '%\"a b\"%'", [0]),  # keys that SQL takes for one: JSON
+        ([{"a b": 1}, {"A B": 1}], "v like '%\"a b\"%'", [0]),  # equal keys in SQL: JSON
         ([{}, {"a": 1}], "v.a = 1", [1]),
         ([{}, {}], "v = '{}'", [0, 1]),
         ([2**63, 1], "v > 9e18", [0]),

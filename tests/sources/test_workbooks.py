@@ -1,4 +1,4 @@
-"""Cells of XLSX and ODS that hold no value; and what dates, booleans and large numbers become."""
+"""Cells of XLSX and ODS without a value, and conversion of dates, booleans and large numbers."""
 
 import io
 import zipfile
@@ -53,7 +53,7 @@ def test_a_cell_without_a_value_quarantines_its_row(cell, held, read_bytes):
     (bad,) = found.quarantined.to_pylist()
     assert (bad["row"], bad["reason"]) == (1, "cell")
     assert bad["detail"].startswith(f"cell B3 of sheet 'Sheet1', column 'answer', holds {held}")
-    assert bad["raw"] == b'{"question":"q1","answer":null}'  # sent to `retry` as it is, it is bad
+    assert bad["raw"] == b'{"question":"q1","answer":null}'  # sent to `retry` unchanged, it is bad
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_cells_of_ods_that_stand_for_several(read_bytes):
     assert found.validated["row"].to_pylist() == [0, 4]
     bad = found.quarantined.to_pylist()
     assert [(row["row"], row["detail"][:7]) for row in bad] == [
-        (1, "cell A3"),  # and B3: the first is named
+        (1, "cell A3"),  # B3 too, but the first is named
         (2, "cell A4"),
         (3, "cell A5"),
     ]
@@ -162,7 +162,7 @@ def test_a_bad_cell_far_out_takes_no_memory(read_bytes):
         read_bytes(workbook([HEADER, ["q", "a"], [far]]), "rows.xlsx")
 
 
-def test_what_values_of_cells_become(read_bytes):
+def test_conversion_of_cell_values(read_bytes):
     values = [
         (2**53 - 1, str(2**53 - 1)),
         (2**53 + 1, "9007199254740992.0"),  # a cell has 53 bits

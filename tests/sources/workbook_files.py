@@ -1,4 +1,4 @@
-"""Workbooks as Excel and LibreOffice write them, of rows of values."""
+"""Write workbooks from rows of values as Excel and LibreOffice do."""
 
 import io
 import zipfile
@@ -10,7 +10,7 @@ class Cell(str):
 
 
 def workbook(*sheets):
-    """A workbook of sheets of rows, as Excel writes it: texts inline, numbers as numbers."""
+    """A workbook with a sheet per list of rows, as Excel writes it: inline texts, plain numbers."""
     files = {
         "[Content_Types].xml": '<Types xmlns="http://schemas.openxmlformats.org/package/2006/'
         'content-types"><Default Extension="xml" ContentType="application/vnd.openxmlformats-'
@@ -60,7 +60,7 @@ def workbook(*sheets):
 
 
 def ods(rows):
-    """A workbook of one sheet, as LibreOffice writes it; all cells are texts."""
+    """A workbook with one sheet, as LibreOffice writes it; all cells are texts."""
     names = ("office", "table", "text")
     spaces = " ".join(f'xmlns:{n}="urn:oasis:names:tc:opendocument:xmlns:{n}:1.0"' for n in names)
     spaces += (

@@ -1,4 +1,4 @@
-"""Sides: a function of key and seed, stable under order and growth, provably disjoint."""
+"""Splits are a function of key and seed: stable when rows are moved or added, provably disjoint."""
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,7 @@ def is_eval(keys, **config) -> list[bool]:
 
 
 def test_the_assignment_is_pinned():
-    # Which records are for evaluation hangs on this; it changes only with splitting.VERSION.
+    # The choice of evaluation records depends on this; it changes only with splitting.VERSION.
     keys = [key_of(number) for number in range(12)]
 
     sides_of = {seed: is_eval(keys, eval_fraction=0.5, seed=seed) for seed in (0, 1)}
@@ -70,7 +70,7 @@ def test_eval_count_takes_whole_groups_until_there_are_enough(keys, count, seed)
     in_eval = [key for key, side in zip(keys, chosen, strict=True) if side]
     assert not set(in_eval) & {key for key, side in zip(keys, chosen, strict=True) if not side}
     assert len(in_eval) >= min(count, len(keys))
-    # Without some one of its groups it would be too few.
+    # Without any one of its groups, there would be too few.
     if in_eval and count:
         assert min(len(in_eval) - in_eval.count(key) for key in in_eval) < count
 

@@ -24,13 +24,13 @@ CONTAINER = "versions"
 
 
 def find() -> str | None:
-    """Where `azurite-blob` lies, or None."""
+    """Path of `azurite-blob`, or None."""
     return shutil.which("azurite-blob")
 
 
 @contextmanager
 def running(folder: Path) -> Iterator[dict[str, str]]:
-    """Start Azurite with a container in it; gives the environment that names it."""
+    """Start Azurite with a container in it; return the environment that points to it."""
     program = find()
     assert program is not None
     port = ceph.free_port()
@@ -54,7 +54,7 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def _make_container(url: str) -> None:
-    """One request, signed with the account's key: obstore makes no containers."""
+    """Send a request signed with the account's key, because obstore cannot create containers."""
     headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-12-02"}
     signed = "".join(f"{name}:{value}\n" for name, value in headers.items())
     place = f"/{ACCOUNT}/{ACCOUNT}/{CONTAINER}\nrestype:container"

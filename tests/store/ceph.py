@@ -3,7 +3,7 @@
     apt-get install --no-install-recommends radosgw ceph-mon ceph-mgr ceph-osd     (about 290 MB)
     python -m tests.store.ceph FOLDER [PORT]     # runs until interrupted
 
-First start about 20 s. All data lie in the folder; nothing outside it is touched.
+The first start takes about 20 s. All data is in the folder; nothing outside it is touched.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ ACCESS_KEY = "PACKHOUSETESTS000000"
 SECRET_KEY = "packhouse-tests-only-secret"
 DAEMONS = ("client.gateway", "osd.0", "mgr.a", "mon.a")
 
-# One copy of everything on one disk, no autoscaling, no telemetry: the least that serves S3.
+# One copy of everything on one disk, no autoscaling, no telemetry: the minimum that serves S3.
 _CONFIG = """
 [global]
 fsid = {fsid}
@@ -81,7 +81,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running(folder: Path, port: int) -> Iterator[str]:
-    """Start a cluster in an empty folder; gives the endpoint; stops what it started."""
+    """Start a cluster in an empty folder, return its endpoint, and stop it afterwards."""
     try:
         _start(folder, port)
         yield f"http://127.0.0.1:{port}"
@@ -138,7 +138,7 @@ def _start_disk(folder: Path) -> None:
 
 
 def _stop(folder: Path) -> None:
-    """End the daemons by the process ids that they wrote into our folder."""
+    """Stop the daemons by the process IDs that they wrote to our folder."""
     for name in DAEMONS:
         try:
             pid = int((folder / "run" / f"{name}.pid").read_text())
@@ -187,7 +187,7 @@ def _plain(*command: str) -> str:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that what we started is stopped
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # stops the servers we started
     folder = Path(sys.argv[1]).resolve()
     port = int(sys.argv[2]) if len(sys.argv) > 2 else free_port()
     with running(folder, port) as endpoint:

@@ -1,7 +1,8 @@
-"""Chaos with real processes: kills, races and collections, with verifying readers throughout.
+"""Chaos with real processes: kills, races and collections, with readers that verify throughout.
 
-Every function ends with `check`: what was acknowledged is there, whole, and in the history of the
-ref; and no reader ever saw anything else. Returns counts for `soak` and for docs/reliability.md.
+Every function ends with `check`: every acknowledged version exists, is complete, and is in the
+history of the ref, and no reader ever saw anything else. Returns counts for `soak` and for
+docs/reliability.md.
 """
 
 import os
@@ -25,7 +26,7 @@ Counts = dict[str, int]
 
 @contextmanager
 def readers(environment: dict[str, str], root: str, folder: Path, number: int) -> Iterator[None]:
-    """Readers that run while the body does; fails if any of them saw something wrong."""
+    """Run readers while the body runs; fail if any of them saw something wrong."""
     started = [spawn(victim.read_forever, environment, root, str(folder)) for _ in range(number)]
     try:
         yield
@@ -55,7 +56,7 @@ def race(
     grace_s: float | None = None,
     linger_s: float = 0,
 ) -> Counts:
-    """Publishers at once, each with versions of its own, or all with the same ones."""
+    """Run publishers at the same time, with different versions or all with the same ones."""
     plans = [
         [f"v{n if identical else p * num_versions + n:04x}" for n in range(num_versions)]
         for p in range(num_publishers)
@@ -92,7 +93,7 @@ def race(
 
 
 def linger_s(environment: dict[str, str]) -> float:
-    """How long publishers wait at most before a commit; the clock of S3 is one second coarse."""
+    """Longest wait of publishers before a commit; S3's clock has a resolution of one second."""
     return 3.0 if environment else 0.3
 
 
@@ -105,7 +106,7 @@ def kill_at_random(
     seed: int,
     max_delay_s: float,
 ) -> Counts:
-    """Kill pairs of publishers of the same versions at random moments, and start them again."""
+    """Kill pairs of publishers of the same versions at random moments, and restart them."""
     chooser = random.Random(seed)
     kills = started = 0
     with readers(environment, root, folder, 1):
@@ -135,7 +136,7 @@ def start_ready(environment: dict[str, str], root: str, folder: Path, vids: list
 
 
 def kill(process: Any) -> bool:
-    """Kill a process; False if it had ended already."""
+    """Kill a process; return False if it had already ended."""
     if not process.is_alive():
         return False
     os.kill(process.pid, signal.SIGKILL)
@@ -145,7 +146,7 @@ def kill(process: Any) -> bool:
 def check(
     environment: dict[str, str], root: str, folder: Path, expected: list[str] | None
 ) -> Counts:
-    """Everything acknowledged is whole, committed once, and in the history of the ref."""
+    """Check that everything acknowledged is complete, committed once, and in the ref's history."""
     os.environ.update(environment)
     store = open_store(root)
     done = victim.acknowledged(folder)
@@ -174,16 +175,16 @@ def _check_history(ref: Any, manifests: list[Manifest]) -> None:
 
 
 def reclaim(environment: dict[str, str], root: str) -> Counts:
-    """One collection leaves nothing dead in the whole store, and harms nothing."""
+    """Check that one collection removes all garbage from the store and damages nothing."""
     os.environ.update(environment)
     store = open_store(root)
-    time.sleep(1.1)  # clocks of S3 answers are one second coarse
+    time.sleep(1.1)  # S3 answers give the time in whole seconds
     before = list_versions(store, "tiny")
     report = collect_garbage(store, "tiny", grace_s=0, dry_run=False)
     assert list_versions(store, "tiny") == before
     live = {f"tiny/v/{version.version}/{file.key}" for version in before for file in version.files}
     live.add(".packhouse/probe")
-    kept = re.compile(r"tiny/(v/[a-z0-9.]+/manifest|refs/[a-z0-9]+)\.json")  # tombstones, too
+    kept = re.compile(r"tiny/(v/[a-z0-9.]+/manifest|refs/[a-z0-9]+)\.json")  # tombstones too
     others = [info.key for info in store.list("") if info.key not in live]
     left = [key for key in others if not kept.fullmatch(key)]
     assert left == []

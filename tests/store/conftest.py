@@ -36,7 +36,7 @@ def s3_environment(endpoint: str, access_key: str, secret_key: str) -> dict[str,
 
 @pytest.fixture(scope="session")
 def moto_environment() -> Iterator[dict[str, str]]:
-    """moto lets four calls through unauthenticated: enough to make a user with a key and rights."""
+    """moto allows a few calls without authentication: enough to create a user with a key."""
     port = ceph.free_port()
     command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1"]
     server = subprocess.Popen(
@@ -74,7 +74,7 @@ def ceph_environment(ceph_endpoint: str) -> dict[str, str]:
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Set the AWS environment of a server, make a bucket, and give the root of a store in it."""
+    """Set a server's AWS environment, create a bucket, and return the root of a store in it."""
 
     def set_environment(environment: dict[str, str]) -> str:
         for name in SETTINGS:
@@ -92,7 +92,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[gcs_server.GcsServer]:
-    """A double of Google's XML API, and an environment in which obstore finds it."""
+    """A fake of Google's XML API, and an environment in which obstore uses it."""
     pytest.importorskip("obstore", reason="no obstore: pip install 'packhouse[gcs]'")
     with gcs_server.GcsServer() as server:
         monkeypatch.setenv("GOOGLE_BASE_URL", server.endpoint)

@@ -1,7 +1,7 @@
-"""A small part of Google's XML API in memory, with its conditions, for obstore to talk to.
+"""A small part of Google's XML API in memory, with its conditions, for tests with obstore.
 
-Written from the API's description: conditions and generations are kept under one lock, and can be
-ignored on request. It is no evidence of what Google's servers do; `packhouse doctor storage` is.
+Written from the API's description: conditions and generations are checked under one lock, and can
+be ignored on request. It proves nothing about Google's servers; `packhouse doctor storage` does.
 """
 
 import threading
@@ -53,7 +53,7 @@ class GcsServer(ThreadingHTTPServer):
         self.server_close()
 
     def put(self, name: str, body: bytes, wanted: str | None) -> Stored | None:
-        """The new object, or None where its condition does not hold."""
+        """Return the new object, or None if its condition is not met."""
         with self.lock:
             there = self.objects.get(name)
             current = there.generation if there else "0"
@@ -104,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, b"", made)
 
     def _asked(self) -> str | None:
-        """Name of the object, "" for the bucket; None where the answer is given."""
+        """Return the object's name ("" for the bucket), or None if the request was answered."""
         self.server.num_requests += 1
         bucket, _, name = urlsplit(self.path).path.removeprefix("/").partition("/")
         if self.headers.get("Authorization") != "Bearer of-the-tests":
@@ -118,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _list(self) -> None:
-        """Two names a page, so that paging is tried."""
+        """List two names per page, so that paging is tested."""
         asked = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
         query = {name: values[0] for name, values in asked.items()}
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
@@ -175,4 +175,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""

@@ -1,7 +1,7 @@
-"""A small part of the Hub's API, enough for huggingface_hub to create, look at and commit.
+"""A small part of the Hub's API: enough for huggingface_hub to create, read and commit.
 
-Like the Hub, it takes Parquet files by the LFS protocol: bytes first, to a place of their own,
-whole or in parts, then a commit that names them by sha256.
+Like the Hub, it receives Parquet files with the LFS protocol: first the bytes, whole or in parts,
+at a separate URL, then a commit that refers to them by sha256.
 """
 
 import base64
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class HubServer(ThreadingHTTPServer):
-    """Repositories in memory; `race` runs once before the next commit is looked at."""
+    """Repositories in memory; `race` runs once before the next commit is checked."""
 
     daemon_threads = True
 
@@ -69,7 +69,7 @@ class HubServer(ThreadingHTTPServer):
         self.lfs[oid] = data
 
     def upload_action(self, oid: str, size: int) -> dict[str, Any]:
-        """Where to send a file; nothing if it is there."""
+        """Return the URL for an upload, or nothing if the file exists."""
         if oid in self.lfs:
             return {"oid": oid, "size": size}
         place = f"{self.endpoint}/lfs/{oid}"
@@ -159,4 +159,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""

@@ -1,8 +1,8 @@
-"""Protocol mutants: one line of the production text changed, each a mistake that others made.
+"""Protocol mutants: each changes one line of production code, a mistake that other tools made.
 
-`mutated` compiles the changed function in its own module and puts it wherever the store's modules
-imported it. A mutant whose old line is no longer in the production text fails, so the list cannot
-outlive the code.
+`mutated` compiles the changed function in its own module and replaces it wherever the store's
+modules imported it. A mutant whose old line is no longer in the production code fails, so the list
+stays up to date.
 """
 
 import inspect
@@ -23,7 +23,7 @@ class Mutant:
     old: str
     new: str
     seed: int = 0
-    """Of the first schedule that showed it, so that it need not be searched for."""
+    """Seed of the first schedule that found it, to avoid searching again."""
 
 
 UPLOADS = "yield All(tuple(put_data(_key(ours, entry), body) for entry, body in uploads))"

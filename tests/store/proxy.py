@@ -1,12 +1,12 @@
-"""An HTTP proxy before an S3 server that loses, doubles, delays and damages on purpose.
+"""An HTTP proxy in front of an S3 server that deliberately loses, repeats, delays and damages.
 
-The Host header goes through unchanged, so signatures stay valid. Faults are chosen by a seeded
-generator, or by a rule; each is counted by kind.
+The Host header is passed on unchanged, so signatures stay valid. Faults are chosen by a seeded
+generator or by a rule; each kind is counted.
 
     drop_before     the connection ends before the request is passed on
-    drop_after      the request is done, and the connection ends without an answer
+    drop_after      the request is executed, and the connection ends without an answer
     busy_before     503 without asking the server
-    busy_after      the request is done, and 503 is answered
+    busy_after      the request is executed, and the answer is 503
     conflict        409 without asking the server
     slow            the answer comes late
     truncate        half of the answer's body, then the end of the connection
@@ -31,7 +31,7 @@ Rule = Callable[[str, str], str | None]
 
 
 class FaultyProxy(ThreadingHTTPServer):
-    """Use as a context manager; `endpoint` is what clients get."""
+    """Use as a context manager; clients connect to `endpoint`."""
 
     daemon_threads = True
 
@@ -59,7 +59,7 @@ class FaultyProxy(ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, *_: object) -> None:
-        """Clients that we cut off complain to nobody."""
+        """Ignore errors of clients whose connection we cut."""
 
     def choose(self, method: str, path: str) -> str | None:
         with self.lock:
@@ -78,7 +78,7 @@ class FaultyProxy(ThreadingHTTPServer):
 
 
 def at_random(share: float, seed: int) -> Rule:
-    """A fault on that share of requests, each kind as often as the others."""
+    """Return a rule that faults this share of requests, each kind equally often."""
     chooser = random.Random(seed)
 
     def rule(method: str, path: str) -> str | None:
@@ -90,7 +90,7 @@ def at_random(share: float, seed: int) -> Rule:
 
 
 def first_time(fault: str, methods: tuple[str, ...]) -> Rule:
-    """The fault on the first request of each method and path, then none."""
+    """Return a rule that faults the first request of each method and path, and no later one."""
     seen: set[tuple[str, str]] = set()
 
     def rule(method: str, path: str) -> str | None:
@@ -178,4 +178,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.close()
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""

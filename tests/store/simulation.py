@@ -1,11 +1,11 @@
-"""Deterministic simulation: the production protocols over a store in memory, one request at a time.
+"""Deterministic simulation: the production protocols on a store in memory, one request at a time.
 
-A seed decides who moves next and what happens to each request: done; lost before it arrived; done
-with its answer lost; delayed and done behind the caller's back; or its caller dies and starts
-again. Time jumps over the grace period, so collections meet living publishers. After every write
-the invariants of the whole store are checked, and at the end those of everything that was
-acknowledged. The generators that run here are those that `packhouse.store.protocol.run` performs
-against real stores; nothing is modelled but the store.
+A seed decides who moves next and what happens to each request: it is executed; it is lost before
+it arrives; it is executed but its answer is lost; it is delayed and executed later, unnoticed by
+its caller; or its caller dies and starts again. Time jumps over the grace period, so collections
+meet live publishers. After every write, the invariants of the whole store are checked, and at the
+end those of everything acknowledged. The generators are the same that
+`packhouse.store.protocol.run` executes on real stores; only the store is a model.
 """
 
 import hashlib
@@ -32,12 +32,12 @@ from packhouse.store.objects import (
 DATASET = "d"
 WRITES = (ObjectStore.put_create, ObjectStore.put_if_match, ObjectStore.delete)
 GRACE_S = 1000.0
-MAX_STEPS = 250  # then faults stop, and everything must come to its end
+MAX_STEPS = 250  # then faults stop, and everything must finish
 _LIVENESS_STEPS = 2000
 
 
 class Violation(AssertionError):
-    """An invariant of publication does not hold."""
+    """An invariant of publication is violated."""
 
 
 @dataclass
@@ -109,13 +109,13 @@ class SimStore:
 
 
 class SimBody(FileBody):
-    """A file that is on no disk, and has not changed."""
+    """A file that is not on disk and never changes."""
 
     def check(self) -> None:
-        """Nothing to read."""
+        """Do nothing: there is no file."""
 
 
-# Parsing is pure, and simulation parses the same few bytes again and again.
+# Parsing is pure, and the simulation parses the same few bytes again and again.
 _REAL_PARSE_SLOT = manifest.parse_slot
 _parse_slot = lru_cache(maxsize=4096)(manifest.parse_slot)
 _REAL_PARSE_REF = refs.parse_ref
@@ -139,7 +139,7 @@ def _draft(vid: str, num_files: int, flavour: str = "") -> tuple[Manifest, tuple
 
 @dataclass
 class Actor:
-    """A process: a protocol, the request it waits for, and how to start it again."""
+    """A process: a protocol, the request it waits for, and how to restart it."""
 
     name: str
     start: Callable[[], Iterator[Any]]
@@ -197,8 +197,8 @@ class Simulation:
             self._setter(choose.choice(vids))
 
     def _publisher(self, name: str, vid: str) -> None:
-        # All publishers of a vid have the same bytes: the number of files belongs to the vid.
-        # Now and then one is not deterministic; then all but one flavour must hear of it.
+        # All publishers of a vid have the same bytes, so the number of files depends on the vid.
+        # Occasionally one is not deterministic; then all flavours except one must get an error.
         flavour = "x" if self.random.random() < 0.05 else ""
         self.flavours.setdefault(vid, set()).add(flavour)
         draft, uploads = _draft(vid, 1 + (vid == "bbbb"), flavour)
@@ -272,7 +272,7 @@ class Simulation:
         self._advance(actor, None, None)
 
     def _step(self) -> None:
-        """One request of one actor, or a write that was still under way."""
+        """Execute one request of one actor, or a write that was still in flight."""
         choose = self.random
         self.store.now += 1.0
         if choose.random() < 0.01:
@@ -294,18 +294,18 @@ class Simulation:
         is_write = wanted.method in WRITES
         if fate < 0.925:  # lost on the way there
             self._advance(actor, None, TransientError("lost before"))
-        elif fate < 0.955:  # done, and the answer lost
+        elif fate < 0.955:  # executed, but the answer is lost
             self._land(wanted)
             self._advance(actor, None, TransientError("lost after"))
-        elif fate < 0.975:  # delayed: done later, behind the caller's back
+        elif fate < 0.975:  # delayed: executed later, unnoticed by the caller
             if is_write:
                 self.in_flight.append(wanted)
             self._advance(actor, None, TransientError("delayed"))
-        elif fate < 0.99:  # a killed process; what it had sent may still be done
+        elif fate < 0.99:  # a killed process; the request that it sent may still be executed
             if is_write and self.random.random() < 0.5:
                 self.in_flight.append(wanted)
             self._kill(actor)
-        else:  # a stall: nobody hears of this process until the grace period is over
+        else:  # a stall: this process is silent until the grace period is over
             self.store.now += 2 * GRACE_S
 
     def _land(self, wanted: Any) -> None:
@@ -334,7 +334,7 @@ class Simulation:
         return self.store.perform(wanted)
 
     def _advance(self, actor: Actor, answer: Any, error: Exception | None) -> None:
-        """Resume an actor until it wants something of the store."""
+        """Resume an actor until it makes a request to the store."""
         frame = actor.frame
         while True:
             try:
@@ -392,7 +392,7 @@ class Simulation:
             self._advance(parent, parent.results, None)
 
     def _give_up(self, actor: Actor) -> None:
-        """A deadline passed: the process ends with an error, and its caller runs it again."""
+        """After a deadline, the process ends with an error, and its caller runs it again."""
         self._kill(actor)
 
     def _kill(self, actor: Actor) -> None:
@@ -413,7 +413,7 @@ class Simulation:
             self.actors.remove(actor)
 
     def _calm_down(self) -> None:
-        """Faults stop, and everything that was still under way arrives."""
+        """Stop faults, and let everything in flight arrive."""
         self.is_calm = True
         for wanted in self.in_flight:
             self._land(wanted)
@@ -488,7 +488,7 @@ class Simulation:
                 raise Violation(f"the ref lost acknowledged {version}")
 
     def _check_reclaimed(self) -> None:
-        """When all is quiet and the grace period over, one collection leaves no dead object."""
+        """Check that one collection leaves no garbage when all is quiet and the grace is over."""
         self.store.now += 2 * GRACE_S
         self._collector(1)
         while self.actors:
@@ -503,7 +503,7 @@ class Simulation:
 
 
 def simulate(seeds: range, **store: bool) -> tuple[int, int]:
-    """Run schedules; returns requests and faults. A violation names its seed."""
+    """Run schedules and return requests and faults. A violation names its seed."""
     manifest.parse_slot = _parse_slot  # type: ignore[assignment]  # cached: a cache is no function
     refs.parse_ref = _parse_ref
     num_steps = num_faults = 0

@@ -1,10 +1,10 @@
 """Long runs of the store's chaos, with counts at the end. Not collected by pytest.
 
 python -m tests.store.soak all --minutes 20            # a folder, and Ceph if it is installed;
-                                                       # each part once at least, however long
+                                                       # every part runs at least once
 python -m tests.store.soak schedules --minutes 5       # simulation from a new seed
 python -m tests.store.soak schedules --seed 7 --schedules 1
-python -m tests.store.soak faults --faults 1000        # publishers behind the faulty proxy
+python -m tests.store.soak faults --faults 1000        # publishers through the faulty proxy
 python -m tests.store.soak kills --kills 200
 python -m tests.store.soak races --versions 50         # 16 publishers, distinct and identical
 python -m tests.store.soak collections --versions 50
@@ -41,7 +41,7 @@ def say(text: str) -> None:
 
 
 def schedules(seed: int, number: int, minutes: float) -> None:
-    """So many schedules, or as many as the minutes hold."""
+    """Run this many schedules, or as many as fit into the minutes."""
     started, done, requests, faults = time.monotonic(), 0, 0, 0
     while time.monotonic() - started < minutes * 60 if minutes else done < number:
         block = range(seed + done, seed + done + (1000 if minutes else min(1000, number - done)))
@@ -55,7 +55,7 @@ def schedules(seed: int, number: int, minutes: float) -> None:
 
 
 def faults(place: Place, number: int, share: float = 0.25) -> None:
-    """Publish and verify behind the proxy until it has done `number` faults."""
+    """Publish and verify through the proxy until it has caused `number` faults."""
     environment, root, folder = place
     server = environment["AWS_ENDPOINT_URL"]
     seed = random.randrange(2**32)
@@ -120,7 +120,7 @@ def fresh(place: Place) -> Place:
 
 @contextlib.contextmanager
 def places(only: str) -> Iterator[list[tuple[str, Place]]]:
-    """A folder, and a Ceph of our own where it is installed."""
+    """Use a folder, and start Ceph if it is installed."""
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="packhouse-soak-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -139,7 +139,7 @@ def places(only: str) -> Iterator[list[tuple[str, Place]]]:
 
 def main() -> None:
     options = parse()
-    if options.minutes:  # small parts, again and again, so that a short run is over soon
+    if options.minutes:  # small parts, repeated, so that a short run ends soon
         options.kills, options.faults, options.versions = 20, 100, 5
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that servers we started are stopped
     started = time.monotonic()

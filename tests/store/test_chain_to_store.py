@@ -1,4 +1,4 @@
-"""The whole chain onto stores of every kind."""
+"""The whole chain, publishing to stores of every kind."""
 
 from pathlib import Path
 

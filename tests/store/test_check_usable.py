@@ -1,4 +1,4 @@
-"""A store that cannot take a publication is noticed before any work, at the cost of one request."""
+"""A store that cannot be published to is noticed before any work, at the cost of one request."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Google's and Azure's stores: what only they can get wrong. The rest is in test_stores."""
+"""Behaviour specific to Google's and Azure's stores. Everything else is in test_stores."""
 
 import multiprocessing
 import os
@@ -62,7 +62,7 @@ def test_google_that_ignores_conditions_is_refused(gcs, tmp_path):
     failed = {
         c.name for c in examine(open_store(GS), num_races=2, num_racers=4) if c.status != "pass"
     }
-    # Swaps that race may happen one after another, and then nothing is wrong with them.
+    # Racing swaps may be executed one after another, and then nothing is wrong with them.
     assert {"create-only", "compare-and-swap", "create races"} <= failed
 
 
@@ -148,7 +148,7 @@ def test_a_file_over_the_limit_of_one_upload_is_refused_before_it_is_read(gcs, t
 
 
 def test_google_without_credentials_names_the_variable(gcs, monkeypatch):
-    """The double stands in for the machine's token server, too, and knows no such token."""
+    """The fake server also plays the machine's token server, which does not know this token."""
     monkeypatch.delenv("GOOGLE_BEARER_TOKEN")
     for name in ("GCE_METADATA_HOST", "GCE_METADATA_IP"):
         monkeypatch.setenv(name, gcs.endpoint.removeprefix("http://"))

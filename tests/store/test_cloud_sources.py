@@ -1,4 +1,4 @@
-"""Sources on gs:// and az://: files, folders and globs, with the rows of local ones."""
+"""Sources on gs:// and az://: files, folders and globs give the same rows as local ones."""
 
 import gzip
 import io

@@ -1,4 +1,4 @@
-"""Columns of published files: what is fetched of them, and files that cannot be followed."""
+"""Reading columns of published files: the bytes fetched, and files that cannot be parsed."""
 
 import io
 import os
@@ -29,7 +29,7 @@ TAIL = 2**16
 
 
 def records(seed: int = 0) -> pa.Table:
-    """A column of 40 bytes a row, which no compression makes small, between two small ones."""
+    """A column of 40 incompressible bytes per row, between two small ones."""
     chosen = np.random.default_rng(seed)
     return pa.table(
         {
@@ -62,7 +62,7 @@ def publish(tmp_path: Path) -> Callable[[bytes], OpenVersion]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Start and length of each range that a folder is asked for."""
+    """Start and length of each range requested from a folder."""
     requests = []
     get_range = LocalStore.get_range
 
@@ -80,7 +80,7 @@ def place(opened: OpenVersion) -> Path:
 
 
 def chunks(content: bytes, *names: str) -> list[tuple[int, int]]:
-    """Where columns lie, as bytes [start, end)."""
+    """Return the positions of columns, as bytes [start, end)."""
     footer, found = pq.read_metadata(io.BytesIO(content)), []
     for group in map(footer.row_group, range(footer.num_row_groups)):
         for chunk in map(group.column, range(footer.num_columns)):
@@ -104,7 +104,7 @@ def test_every_store_gives_ranges_and_tells_when_an_object_changed(any_store: Ob
     assert (short.size, short.tag == first.tag) == (100, False)
 
 
-def test_what_is_fetched_is_the_columns_asked_for(publish, asked, content, tmp_path):
+def test_only_the_requested_columns_are_fetched(publish, asked, content, tmp_path):
     opened = publish(content)
     fetched = fetch_columns(opened, {"records": ["num_tokens"]}, tmp_path / "copies")
 
@@ -121,7 +121,7 @@ def test_what_is_fetched_is_the_columns_asked_for(publish, asked, content, tmp_p
     for start, end in chunks(content, "source", "outcome"):
         assert not held[start : min(end, len(content) - TAIL)].any()
         due[start : min(end, len(content) - TAIL)] = 0
-    assert (held == due)[4:].all()  # `PAR1` at the head was not asked for
+    assert (held == due)[4:].all()  # `PAR1` at the start was not requested
 
 
 def test_small_files_are_fetched_whole_with_their_digest(publish, asked, content, tmp_path):
@@ -166,7 +166,7 @@ def test_a_damaged_page_of_a_column_asked_for_names_the_file(publish, content):
 
 
 def test_no_damaged_bit_gives_another_answer(publish, content):
-    """Of what no checksum covers, too: the footer, and the headers of pages."""
+    """Damage to parts without a checksum too: the footer, and the headers of pages."""
     opened = publish(content)
     due = read(opened, "SELECT outcome, num_tokens FROM records")
     footer = len(content) - int.from_bytes(content[-8:-4], "little") - 8

@@ -1,4 +1,4 @@
-"""Each rule on what a published file may hold, broken once."""
+"""Every rule for the contents of a published file, violated once."""
 
 import json
 
@@ -20,7 +20,7 @@ CONCAT = FACTS | {"configuration": {"pack": {"seq_len": 8, "strategy": "concat"}
 
 
 def problems_of(folder, changes, facts=CONCAT):
-    """What `verify` says of a version whose one file holds these columns."""
+    """Return the result of `verify` for a version whose only file contains these columns."""
     columns = {k: v for k, v in (GOOD | changes).items() if v is not None}
     numbers = ("input_ids", "labels", "seq_lengths", "position_ids")
     table = pa.table({k: pa.array(v, INT32S if k in numbers else None) for k, v in columns.items()})
@@ -86,7 +86,7 @@ def test_the_row_is_counted_through_all_batches_of_a_file(tmp_path):
 ROW = {"input_ids": [7, 8], "seq_lengths": [2]}
 
 
-def test_verify_finds_what_a_manifest_says_wrongly(tmp_path):
+def test_verify_finds_wrong_values_in_a_manifest(tmp_path):
     store = open_store(str(tmp_path / "store"))
     good = write_file(tmp_path, pack_table(), "a")
     wrong = {

@@ -33,7 +33,7 @@ def test_a_publisher_that_dies_anywhere_leaves_nothing_torn_and_can_start_again(
         ref = f"ref{number}" if point.endswith("ref-create") else "latest"
         publish(environment, root, folder, vid, ref=ref, point=point, code=-signal.SIGKILL)
 
-        for manifest in list_versions(store, "tiny"):  # what readers can see is whole
+        for manifest in list_versions(store, "tiny"):  # everything that readers can see is complete
             assert verify_version(open_version(store, "tiny", manifest.version)).problems == ()
         before = load_ref(store, "tiny", "latest")
 

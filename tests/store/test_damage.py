@@ -1,4 +1,4 @@
-"""Every flipped bit is found, wherever it is: in data, manifest, ref, and in a pulled copy."""
+"""Every flipped bit is found: in data, manifest, ref, and in a pulled copy."""
 
 import hashlib
 import os
@@ -32,7 +32,7 @@ def test_every_flipped_bit_in_the_store_is_found(store, place):
     )
 
 
-def test_every_flipped_bit_in_a_pulled_copy_is_mended_by_another_pull(store, tmp_path):
+def test_every_flipped_bit_in_a_pulled_copy_is_fixed_by_another_pull(store, tmp_path):
     opened = open_version(store, "tiny")
     folder = pull_version(opened, tmp_path / "copy", num_threads=1)
     (path,) = (folder / "data").iterdir()
@@ -43,7 +43,7 @@ def test_every_flipped_bit_in_a_pulled_copy_is_mended_by_another_pull(store, tmp
         assert path.read_bytes() == whole
 
 
-def test_a_damaged_manifest_of_a_pulled_copy_says_how_to_mend_it(store, tmp_path):
+def test_a_damaged_manifest_of_a_pulled_copy_shows_how_to_fix_it(store, tmp_path):
     opened = open_version(store, "tiny")
     folder = pull_version(opened, tmp_path / "copy")
     (folder / "manifest.json").write_bytes(b'{"half')
@@ -54,7 +54,7 @@ def test_a_damaged_manifest_of_a_pulled_copy_says_how_to_mend_it(store, tmp_path
 
 
 def test_pulls_to_one_folder_at_once_do_not_mix_their_bytes(store, tmp_path, monkeypatch):
-    """Each appends to what another left; without a lock, both append to one file."""
+    """Each pull resumes a partial download; without a lock, both append to the same file."""
     download = type(store).download
     together = threading.Barrier(2)
 
@@ -77,7 +77,7 @@ def test_pulls_to_one_folder_at_once_do_not_mix_their_bytes(store, tmp_path, mon
 
 
 def flips_found(path, look):
-    """How many of `FLIPS` different single-bit changes a look at the version reports."""
+    """Return how many of `FLIPS` different single-bit changes a check of the version finds."""
     whole, found = path.read_bytes(), 0
     bits = random.Random(0).sample(range(len(whole) * 8), FLIPS)
     for bit in bits:

@@ -39,7 +39,7 @@ def test_a_schema_that_breaks_readers_of_the_ref_is_refused_before_anything_is_w
 
 
 def between_look_and_move(monkeypatch, do):
-    """Have another publisher act when the gate was passed and nothing is committed yet."""
+    """Let another publisher act after the gate has passed and before anything is committed."""
     commit = publication._commit_steps
 
     def late(ours):
@@ -51,11 +51,11 @@ def between_look_and_move(monkeypatch, do):
 
 
 @pytest.mark.parametrize("first", [None, "aaaa"])
-def test_a_ref_that_another_publisher_moved_meanwhile_is_held_to_the_gate_again(
+def test_a_ref_moved_by_another_publisher_passes_the_gate_again(
     store, tmp_path, monkeypatch, first
 ):
     narrow = pack_table().drop(["labels"])
-    if first:  # labels come with bbbb: the first look finds nothing to break
+    if first:  # bbbb adds labels: the first check finds nothing that would break
         publish(store, tmp_path, first, narrow)
     between_look_and_move(monkeypatch, lambda: publish(store, tmp_path, "bbbb", pack_table()))
     done = publish(store, tmp_path, "cccc", narrow)
@@ -124,7 +124,7 @@ def test_drift_is_measured_from_manifests_and_can_hold_the_ref_back(store, tmp_p
     assert done.held_back == ("drift of lengths is 0.4000, over 0.3000",)
     assert done.ref is None
     assert load_ref(store, "tiny", "latest").version == "aaaa.g0"
-    assert open_version(store, "tiny", "bbbb").version == "bbbb.g0"  # published all the same
+    assert open_version(store, "tiny", "bbbb").version == "bbbb.g0"  # published nevertheless
 
     again = publish(store, tmp_path, "bbbb", pack_table(9), facts=new)
     assert (again.created, again.ref.version) == (False, "bbbb.g0")

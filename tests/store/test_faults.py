@@ -1,4 +1,4 @@
-"""Production code against an S3 server behind a proxy that loses and damages requests."""
+"""Production code on an S3 server behind a proxy that loses and damages requests."""
 
 from types import SimpleNamespace
 
@@ -34,7 +34,7 @@ def test_a_fault_on_every_put_neither_fails_nor_commits_twice(
         done = publish_version(
             open_store(root), "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest"
         )
-        # Three of the check of the store; data, card, manifest, ref.
+        # Three for the check of the store; data, card, manifest, ref.
         assert proxy.counts[fault] == 7
     assert (done.version, done.ref.seq) == ("aaaa.g0", 1)
     assert_one_intact_version(root, server, monkeypatch)
@@ -86,7 +86,7 @@ def test_publishing_and_reading_under_random_faults(server, use, monkeypatch, tm
 
 
 def test_a_deadline_ends_the_tries(server, use, monkeypatch):
-    """Time passes in the waits between tries only, however long a request takes here."""
+    """Time passes only in the waits between attempts, however long a request takes here."""
     from packhouse.errors import TransientError
     from packhouse.store import protocol
 

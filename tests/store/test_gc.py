@@ -19,7 +19,7 @@ def store(tmp_path):
 
 
 def upload_only(store, folder, vid="aaaa"):
-    """What a publisher leaves that is killed before its commit."""
+    """Leave the files of a publisher that was killed before its commit."""
     uploads = name_files([pack_file(folder)])
     draft = draft_manifest("tiny", vid, uploads, FACTS)
     for entry, body in uploads:
@@ -49,11 +49,11 @@ def test_an_abandoned_attempt_is_fenced_and_deleted_and_a_late_publisher_moves_o
     assert verify_version(open_version(store, "tiny")).is_intact
 
 
-def test_what_a_killed_check_of_the_store_left_is_deleted_once_it_is_old(store, tmp_path):
+def test_probes_of_a_killed_store_check_are_deleted_once_old(store, tmp_path):
     publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
     left = "_doctor-0123456789ab/create"
     store.put_create(left, b"first")
-    assert collect_garbage(store, "tiny", dry_run=False).num_probes == 0  # it may be at work
+    assert collect_garbage(store, "tiny", dry_run=False).num_probes == 0  # it may be running
     age(store, 2 * gc.DEFAULT_GRACE_S)
 
     assert collect_garbage(store, "tiny").num_probes == 1
@@ -64,7 +64,7 @@ def test_what_a_killed_check_of_the_store_left_is_deleted_once_it_is_old(store, 
 
 
 class CollectedUnderWay(LocalStore):
-    """A store that a collection without grace visits before each write."""
+    """A store in which a collection without grace runs before each write."""
 
     num_visits = 0
 
@@ -82,14 +82,14 @@ class CollectedUnderWay(LocalStore):
 
 
 def test_a_collection_without_grace_leaves_the_check_of_a_store_alone(tmp_path):
-    """Else the object is gone that a second writer must be refused, or that a swap must find."""
+    """Otherwise the object is gone that must refuse a second writer, or that a swap must find."""
     store = CollectedUnderWay(tmp_path / "store")
     require_guarded(store)
     assert store.num_visits >= 7
     assert list(store.list("")) == []
 
 
-def test_committed_versions_are_never_garbage_and_strays_beside_them_are(store, tmp_path):
+def test_committed_versions_are_never_garbage_and_strays_are(store, tmp_path):
     publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
     stray = "tiny/v/aaaa.g0/data/train-00000-of-00001-000000000000.parquet"
     store.put_create(stray, b"other bytes")
@@ -117,9 +117,7 @@ def test_a_young_stray_is_left_alone(store, tmp_path):
 
 
 @pytest.mark.parametrize("ahead_s", [-3 * gc.DEFAULT_GRACE_S, 3 * gc.DEFAULT_GRACE_S])
-def test_age_is_told_by_the_clock_of_the_store_whatever_ours_says(
-    store, tmp_path, monkeypatch, ahead_s
-):
+def test_age_is_measured_by_the_clock_of_the_store(store, tmp_path, monkeypatch, ahead_s):
     upload_only(store, tmp_path)
     left = store.root / ".packhouse" / "tmp" / "left"
     left.write_bytes(b"half")

@@ -1,6 +1,6 @@
-"""What a store holds is read as an attacker would write it: manifests, refs, links, sizes.
+"""A store's contents are read as if an attacker wrote them: manifests, refs, links, sizes.
 
-The attacker may write any object and knows every digest, so forged manifests carry right ones.
+The attacker can write any object and knows every digest, so forged manifests have correct ones.
 """
 
 import json
@@ -90,7 +90,7 @@ def test_no_key_of_a_manifest_reaches_a_file_outside(store, tmp_path, key, monke
 
     def change(document):
         entry = document["files"][0]
-        if key.startswith("exports/"):  # which need no number and no digest in their names
+        if key.startswith("exports/"):  # names of these files contain no number and no digest
             entry = {**entry, "kind": "exports"}
             document["files"].append(entry)
         entry["key"] = key.replace("/VICTIM", str(victim)).replace("{sha}", entry["sha256"][:12])
@@ -110,7 +110,7 @@ def test_no_key_of_a_manifest_reaches_a_file_outside(store, tmp_path, key, monke
     assert item.reason == "damaged"
 
     assert victim.read_text() == "mine"
-    ours = {tmp_path / "cache"}  # made for the cache; `pull` made nothing
+    ours = {tmp_path / "cache"}  # created for the cache; `pull` created nothing
     assert set(tmp_path.rglob("*")) - set(before) <= ours
     assert set(before) <= set(tmp_path.rglob("*"))
 
@@ -226,7 +226,7 @@ def test_two_files_never_share_a_place(store):
             open_version(store, "tiny", "bbbb.g0")
 
 
-# A manifest belongs to its place.
+# A manifest is only valid at its own path.
 
 
 def test_a_manifest_at_another_place_is_refused(store, tmp_path):
@@ -286,7 +286,7 @@ def test_a_manifest_that_changed_after_its_ref_moved_is_refused(store, tmp_path,
     with pytest.raises(IntegrityError, match=problem):
         load_packed(uri, cache=tmp_path / "cache")
     assert cli_call("verify", uri).exit_code == 5
-    by_name = cli_call("verify", f"{uri}@bbbb.g0")  # verify looks at the refs itself
+    by_name = cli_call("verify", f"{uri}@bbbb.g0")  # verify checks the refs itself
     assert by_name.exit_code == 5
     assert "a ref recorded" in by_name.output.replace("\n", " ")
 
@@ -331,7 +331,7 @@ def test_an_address_with_a_digest_refuses_a_rewritten_manifest(store, tmp_path, 
 
 
 def test_a_version_that_was_removed_and_published_again_is_recorded_again(store, tmp_path):
-    """Another packhouse writes another card, so the manifest has another id."""
+    """Another release of packhouse writes another card, so the manifest has another ID."""
     path = slot(store)
     path.unlink()
     (tmp_path / "card.md").write_text("another card")
@@ -384,7 +384,7 @@ def test_no_field_of_a_ref_is_strange(store, change):
     assert len(scan_refs(store, "tiny")[1]) == 1
 
 
-# Links, pipes and sizes in a folder that others may write to.
+# Links, pipes and sizes in a folder that others can write to.
 
 
 def test_a_link_out_of_a_store_is_neither_read_nor_written_nor_collected(store, tmp_path):

@@ -1,4 +1,4 @@
-"""The real huggingface_hub client against a server that keeps its commit conditions."""
+"""The real huggingface_hub client on a server that enforces its commit conditions."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def store(tmp_path):
 
 
 def mirror(hub, store, names, code=0, **settings):
-    """In a process of its own: huggingface_hub reads its endpoint at import."""
+    """Run in a separate process, because huggingface_hub reads its endpoint at import."""
     script = (
         "from packhouse.store import open_version\n"
         "from packhouse.addons.mirrors import mirror_to_hub\n"
@@ -95,7 +95,7 @@ def test_a_hub_that_does_not_answer_is_a_passing_failure(hub, store):
     assert "TransientError: hf://datasets/acme/tiny: " in message
 
 
-def test_a_hub_without_xet_is_said_to_be_one(hub, store):
+def test_a_hub_without_xet_is_reported(hub, store):
     message = mirror(hub, store, "aaaa", code=1, HF_HUB_DISABLE_XET="0")
     assert "HF_HUB_DISABLE_XET=1" in message
     assert len(hub.repos["acme/tiny"]) == 1
@@ -121,6 +121,6 @@ def test_a_refusal_names_the_token(hub, store, status, message):
 
 
 @pytest.mark.parametrize("uri", ["hf://datasets/name", "hf://models/a/b", "s3://a/b", "hf://a/b/c"])
-def test_what_is_no_dataset_repository(uri):
+def test_an_invalid_dataset_repository(uri):
     with pytest.raises(ConfigError, match="hf://datasets/ORG/NAME"):
         parse_hub_uri(uri)

@@ -1,4 +1,4 @@
-"""A store keeps the tokenizers of its versions, so that any machine shows text."""
+"""A store keeps the tokenizers of its versions, so any machine can show text."""
 
 import gzip
 import hashlib
@@ -16,7 +16,7 @@ from packhouse.store.layout import tokenizer_key
 from packhouse.store.publish import fetch_tokenizer, keep_tokenizer
 from packhouse.tokenize.loading import fingerprint_tokenizer, fingerprinted_bytes
 
-pytestmark = pytest.mark.usefixtures("own_tokenizers")  # other caches ask the store for them
+pytestmark = pytest.mark.usefixtures("own_tokenizers")  # other caches fetch them from the store
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
 ROWS = [{"instruction": f"Say {n}.", "output": f"It is {n}!"} for n in range(20)]
@@ -46,7 +46,7 @@ def test_every_store_keeps_a_tokenizer_and_gives_it_back(any_store):
     assert fetch_tokenizer(any_store, wanted) is None
     assert keep_tokenizer(any_store, wanted, read)
     assert keep_tokenizer(any_store, wanted, read)
-    assert len(asked) == 1  # the second time it was there
+    assert len(asked) == 1  # already there the second time
     files = fetch_tokenizer(any_store, wanted)
     assert files
     for name, content in files.items():

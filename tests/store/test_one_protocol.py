@@ -1,8 +1,8 @@
-"""What is simulated is what runs: no second protocol, no write beside it, a store that agrees.
+"""The simulated protocol is the one that runs: no second protocol, no other writes, same answers.
 
-The simulation performs the production generators, so the protocol itself cannot drift. What could
-is all around it: a function that writes to the store past the generators, a request that only one
-side knows, a real store that answers otherwise than the one in memory. Each is tested here.
+The simulation executes the production generators, so the protocol itself cannot differ. Everything
+around it could: a function that writes to the store without the generators, a request that only one
+side knows, a real store that answers differently from the one in memory. Each is tested here.
 """
 
 import ast
@@ -27,7 +27,7 @@ PACKAGE = Path(packhouse.__file__).parent
 
 
 def methods_named(name):
-    """Module, method and place in the tree of every `x.put_create` and the like in the library."""
+    """Return module, method and syntax tree of every `x.put_create` or similar in the library."""
     for path in sorted(PACKAGE.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
@@ -42,7 +42,7 @@ def test_nobody_writes_to_a_store_but_the_runner_of_steps_and_the_doctor():
 
 
 def test_the_simulation_holds_no_protocol_of_its_own():
-    """It makes requests nowhere but in its reader's look at a file."""
+    """It makes requests only in its reader's check of a file."""
     tree = ast.parse(inspect.getsource(simulation))
     made = {
         node.func.attr
@@ -76,7 +76,7 @@ def test_the_simulation_holds_no_protocol_of_its_own():
 
 
 class Recorder:
-    """A real store that writes down what it is asked."""
+    """A real store that records its requests."""
 
     def __init__(self, store: ObjectStore) -> None:
         self.store, self.asked = store, []
@@ -95,7 +95,7 @@ class Recorder:
 
 
 def simulate(store, generator, asked):
-    """Perform a protocol against the store in memory, without faults; write down what it asks."""
+    """Run a protocol on the store in memory, without faults, and record its requests."""
     answer, error = None, None
     while True:
         try:
@@ -128,7 +128,7 @@ def test_a_publication_asks_a_store_and_the_simulation_the_same(tmp_path, times)
         card = card_file(draft, tmp_path)
         draft = publish.replace(draft, files=(*draft.files, card[0]))
         simulate(memory, publish.publish_steps(draft, (*uploads, card), "latest"), asked)
-    # Beside the protocol, `publish_version` reads: the ref, and the version that it points to.
+    # Outside the protocol, `publish_version` reads the ref and the version that it points to.
     before = [("get", "d/refs/latest.json")]
     real = list(store.asked)
     for number in range(times):
@@ -158,7 +158,7 @@ def random_request(choose, bodies, tags):
 
 
 def outcome(store, wanted):
-    """What was answered, in words that both sides share."""
+    """Return the answer in a form that both sides share."""
     try:
         answer = getattr(store, wanted.method.__name__)(*wanted.args)
     except StoreError as error:
@@ -172,7 +172,7 @@ def outcome(store, wanted):
 
 
 def test_real_stores_answer_as_the_one_in_memory(any_store, tmp_path):
-    """Random requests, one after another, to both; all outcomes and what is left are the same."""
+    """Random requests to both stores, one after another: answers and final contents are equal."""
     bodies: list[FileBody] = []
     for number in range(3):
         (tmp_path / f"body{number}").write_bytes(bytes(10 + number))
@@ -188,7 +188,7 @@ def test_real_stores_answer_as_the_one_in_memory(any_store, tmp_path):
         wanted = random_request(choose, bodies, [current.get(k, b"never") for k in KEYS[:2]])
         real = wanted
         if wanted.method is ObjectStore.put_if_match:
-            # A tag of these stores names a write: take the one of the key's bytes as they are.
+            # A tag of these stores identifies a write: use the tag of the key's current bytes.
             key, body, etag = wanted.args
             tag = any_store.get(key).etag if current.get(key) == etag else real_tags[b"never"]
             real = protocol.Call(ObjectStore.put_if_match, key, body, tag)

@@ -45,7 +45,7 @@ def test_identical_republication_is_a_success_that_writes_nothing(store, tmp_pat
     assert list(store.list("")) == before
 
 
-def test_what_somebody_removed_from_a_version_is_put_back(store, tmp_path):
+def test_files_removed_from_a_version_are_restored(store, tmp_path):
     files = [pack_file(tmp_path), pack_file(tmp_path, 9)]
     first = publish_version(store, "tiny", "aaaa", files, FACTS, "latest")
     entries = [entry for entry in first.manifest.files if entry.kind == "data"]
@@ -86,7 +86,7 @@ def test_a_ref_points_only_to_committed_versions_and_expected_guards_it(store, t
     with pytest.raises(VersionNotFoundError, match=r"version 'cccc\.g0' of 'tiny' does not exist"):
         set_ref(store, "tiny", "prod", "cccc.g0")
     assert set_ref(store, "tiny", "prod", "aaaa.g0").seq == 1
-    assert set_ref(store, "tiny", "prod", "aaaa.g0").seq == 1  # there already
+    assert set_ref(store, "tiny", "prod", "aaaa.g0").seq == 1  # already there
     with pytest.raises(ConflictError, match=r"points to aaaa\.g0, not to bbbb\.g0"):
         set_ref(store, "tiny", "prod", "dddd.g0", expected="bbbb.g0")
 
@@ -115,12 +115,12 @@ def test_credentials_do_not_get_into_a_manifest(store, tmp_path):
 
 @pytest.mark.parametrize("left", ["nothing", "files", "version"])
 @pytest.mark.parametrize("change", ["one bit", "more rows", "no Parquet"])
-def test_a_changed_file_is_found_whatever_the_store_holds_of_it(store, tmp_path, left, change):
+def test_a_changed_file_is_found_whether_or_not_the_store_has_it(store, tmp_path, left, change):
     file = pack_file(tmp_path)
     stated = [LocalFile(file.path, "train", 2, 7, sha256=file_body(file.path).sha256)]
     if left != "nothing":
         publish_version(store, "tiny", "aaaa", stated, FACTS)
-    if left == "files":  # of a publication that was killed before its commit
+    if left == "files":  # from a publication that was killed before its commit
         (key,) = (info.key for info in store.list("tiny/") if info.key.endswith("manifest.json"))
         store.delete(key)
     data = bytearray(Path(file.path).read_bytes())
@@ -130,7 +130,7 @@ def test_a_changed_file_is_found_whatever_the_store_holds_of_it(store, tmp_path,
     else:
         Path(file.path).write_bytes(data if change == "one bit" else data[:-5])
 
-    if left == "version" and change == "one bit":  # whose bytes are there and right
+    if left == "version" and change == "one bit":  # whose bytes are there and correct
         assert not publish_version(store, "tiny", "aaaa", stated, FACTS).created
         return
     with pytest.raises(IntegrityError, match="was changed after it was written"):
@@ -167,7 +167,7 @@ def test_pull_is_verified_resumed_and_whole_only_with_its_manifest(store, tmp_pa
 def test_a_folder_syncs_a_file_before_its_name_shows_and_the_name_before_it_returns(
     store, monkeypatch, write
 ):
-    """What survives a loss of power: neither a name without bytes nor an answer without a name."""
+    """After a power cut, there is no name without bytes and no answer without a name."""
     key, done = "tiny/refs/latest.json", []
     tag = store.put_create(key, b"first") if write == "swap" else ""
 

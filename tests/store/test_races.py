@@ -1,4 +1,4 @@
-"""Many publishers at once, with readers that verify and collections that come far too early."""
+"""Many publishers at once, with verifying readers and collections that come far too early."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_16_publishers_do_not_conflict(place, folder, identical):
     assert counts["acknowledged"] == (2 if identical else 32)
 
 
-def test_collections_beside_publishers_harm_nothing(place, folder):
+def test_collections_during_publications_harm_nothing(place, folder):
     num_versions = 2 if place[0] else 6
     counts = chaos.race(
         *place,

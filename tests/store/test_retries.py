@@ -1,4 +1,4 @@
-"""Only hiccups are tried again: with full jitter, growing, capped, and until a deadline."""
+"""Only transient errors are retried: with full jitter, growing, capped, and until a deadline."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from packhouse.store.protocol import RetryPolicy, ask, run
 
 
 class Failing:
-    """A store that fails so often, then answers."""
+    """A store that fails the given number of times, then answers."""
 
     uri = "s3://bucket/d"
 
@@ -25,7 +25,7 @@ class Failing:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time that passes in sleeps only; gives the list of them."""
+    """Time that passes only in sleeps; returns the list of them."""
     slept = []
     monkeypatch.setattr(protocol.time, "sleep", slept.append)
     monkeypatch.setattr(protocol.time, "monotonic", lambda: sum(slept))

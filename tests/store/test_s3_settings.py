@@ -19,7 +19,7 @@ from tests.store.proxy import FaultyProxy
 
 @pytest.fixture
 def bare(monkeypatch):
-    """No AWS setting at all."""
+    """Remove all AWS settings."""
     names = [name for name in os.environ if name.startswith("AWS_")]
     for name in [*names, *SETTINGS]:
         monkeypatch.delenv(name, raising=False)
@@ -87,7 +87,7 @@ def test_a_private_certificate_needs_its_ca_bundle(use, moto_environment, monkey
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
 @pytest.mark.parametrize("url", ["http://u:canary@127.0.0.1:9", "http://127.0.0.1:9/?key=canary"])
 def test_an_endpoint_with_a_password_is_refused_and_not_repeated(monkeypatch, name, url):
-    """Every library that fails to reach an address repeats it, into logs and tables."""
+    """Libraries repeat an address that they cannot reach, so it would end up in logs."""
     from packhouse.store.s3 import filesystem_options, make_client
 
     monkeypatch.setenv(name, url)
@@ -106,7 +106,7 @@ def test_an_endpoint_with_a_password_is_refused_and_not_repeated(monkeypatch, na
         ("put_object", {}, lambda store: store.put_create("k", b"PAR1")),
     ],
 )
-def test_an_answer_without_what_every_server_gives_is_refused(bare, operation, answer, call):
+def test_an_answer_without_required_headers_is_refused(bare, operation, answer, call):
     bare.setenv("AWS_ACCESS_KEY_ID", "a")
     bare.setenv("AWS_SECRET_ACCESS_KEY", "b")
     client = make_client()

@@ -1,8 +1,8 @@
 """The protocol under 5,000 schedules, and proof that the simulation notices mistakes.
 
-PACKHOUSE_SCHEDULES and PACKHOUSE_SEED choose other schedules; a violation names its seed, and
-`python -m tests.store.soak schedules --seed N --schedules 1` runs that one again. `make soak` runs
-100,000 and more.
+PACKHOUSE_SCHEDULES and PACKHOUSE_SEED select other schedules. A violation names its seed;
+`python -m tests.store.soak schedules --seed N --schedules 1` repeats it. `make soak` runs 100,000
+and more.
 """
 
 import multiprocessing

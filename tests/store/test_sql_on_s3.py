@@ -1,4 +1,4 @@
-"""What a question to a version on S3 reads, counted at a proxy before a real server."""
+"""Bytes that a query reads from a version on S3, counted at a proxy in front of a real server."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ COUNT = "select source, count(*) as n, avg(num_tokens) from records group by 1"
 
 @pytest.fixture
 def made(server, use, tmp_path) -> Version:
-    """A version whose files are large enough to be read by columns, in a bucket of a server."""
+    """A version on a server, with files large enough to be read by columns."""
     rows = [{"instruction": f"Say {n}.", "output": f"{n} {n * 7} {n * 13}!"} for n in range(ROWS)]
     return prepare(
         rows,

@@ -165,7 +165,7 @@ def test_a_damaged_ref_is_replaced_by_force_only(dataset, damaged_ref):
     call("ref", "rollback", dataset, "latest")
 
 
-def test_what_is_not_found_is_said_with_a_command_that_works(dataset, tmp_path):
+def test_anything_not_found_is_reported_with_a_working_command(dataset, tmp_path):
     root = dataset.rpartition("/")[0]
     for place, problem, remedy in (
         (f"{dataset}@prod", "'tiny' has no ref or version 'prod'", f"packhouse ls {dataset}"),

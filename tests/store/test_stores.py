@@ -1,4 +1,4 @@
-"""What every kind of store must do; each test runs on a folder, on moto and on Ceph."""
+"""Guarantees of every kind of store; each test runs on a folder, on moto and on Ceph."""
 
 import hashlib
 import io
@@ -44,7 +44,7 @@ def test_create_only_and_compare_and_swap(any_store):
 
     blob = any_store.get("d/refs/a.json")
     assert (blob.data, blob.etag) == (b"2", second)
-    if not any_store.uri.startswith(("gs://", "az://")):  # their tags name a write
+    if not any_store.uri.startswith(("gs://", "az://")):  # their tags identify a write
         assert second in (hashlib.md5(b"2").hexdigest(), hashlib.sha256(b"2").hexdigest())
 
 
@@ -89,7 +89,7 @@ def test_a_file_that_changes_under_the_upload_is_not_published(any_store, tmp_pa
     except (IntegrityError, TransientError):
         with pytest.raises(ObjectNotFoundError):
             any_store.head("d/file")
-    else:  # a server that does not check Content-MD5: the tag tells
+    else:  # a server that does not check Content-MD5: the tag shows the damage
         assert tag not in (body.md5, body.sha256)
 
 
@@ -105,7 +105,7 @@ def test_listing(any_store):
     assert list(any_store.list("nothing/")) == []
 
 
-def test_examination_passes_what_can_guard(any_store):
+def test_examination_passes_stores_with_conditional_writes(any_store):
     checks = examine(any_store, num_races=3, num_racers=4)
     assert [c for c in checks if c.status == "fail"] == []
     assert list(any_store.list("")) == []
@@ -130,7 +130,7 @@ def test_keys_stay_under_the_root(key):
 
 
 class FakeClient:
-    """A server that answers every PUT in one way."""
+    """A server that gives every PUT the same answer."""
 
     class meta:
         endpoint_url = "http://fake"
@@ -197,7 +197,7 @@ def test_a_good_store_is_probed_once(tmp_path):
 
 
 class OneQuoting:
-    """A server that knows one style of If-Match; it wraps a real client."""
+    """A server that understands one style of If-Match; it wraps a real client."""
 
     def __init__(self, client, quoted):
         self.client, self.quoted, self.asked = client, quoted, []

@@ -1,4 +1,4 @@
-"""W&B's own client, offline; the tables and the manifest are read back from the run's files."""
+"""W&B's own client, offline; tables and manifest are read back from the run's files."""
 
 import json
 import time
@@ -60,7 +60,7 @@ def test_an_artifact_is_logged_offline_with_a_table_a_split(opened, tmp_path, of
     assert {row[1] for table in tables for row in table["data"]} == {"1 2 3", "4 5", "9 2 3"}
 
 
-def test_an_account_that_is_missing_is_said(opened, monkeypatch, offline):
+def test_a_missing_account_is_reported(opened, monkeypatch, offline):
     import wandb
 
     wandb.teardown()  # it keeps the mode of the first run

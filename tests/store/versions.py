@@ -53,7 +53,7 @@ def sha256(value: Any) -> str:
 
 
 def forged(document: dict[str, Any]) -> bytes:
-    """The bytes of a manifest, with every digest as it must be."""
+    """Return the bytes of a manifest with correct digests."""
     body = {k: v for k, v in document.items() if k not in ("manifest_id", "digest")}
     hashed = {k: v for k, v in body.items() if k != "provenance"}
     body["manifest_id"] = sha256(hashed)
@@ -61,7 +61,7 @@ def forged(document: dict[str, Any]) -> bytes:
 
 
 def list_versions(store, dataset):
-    """Every committed version by name; none may be damaged."""
+    """Return every committed version by name; none may be damaged."""
     versions, damaged = scan_versions(store, dataset)
     assert damaged == []
     return versions

@@ -1,7 +1,7 @@
 """Child processes of the chaos tests: publishers that die at a named point, and readers.
 
 A child is forked from a server that has imported everything, so starting one costs about 20 ms.
-It dies by SIGKILL to itself: no cleanup, no exception, as if the machine lost power.
+It sends SIGKILL to itself: no cleanup, no exception, as if the machine lost power.
 """
 
 import functools
@@ -32,11 +32,11 @@ from tests.store.versions import FACTS, pack_file
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.store.victim"])
 
-# Reading botocore's models takes 0.4 s of every child; this way they are read before the fork.
+# Reading botocore's models would take each child 0.4 s, so they are read before the fork.
 loaders.create_loader = functools.lru_cache(loaders.create_loader)
 s3.make_client()
 
-# At each request of publication, before and after it was done.
+# At each request of a publication, before and after its execution.
 REQUEST_POINTS = [
     f"{when} {what}"
     for what in ("data", "manifest", "ref-create", "ref-swap")
@@ -52,7 +52,7 @@ def die() -> None:
 
 
 class CrashingStore:
-    """Wraps a store and dies before or after one kind of write."""
+    """Wrap a store and die before or after one kind of write."""
 
     def __init__(self, store: ObjectStore, point: str) -> None:
         self._store = store
@@ -81,7 +81,7 @@ class CrashingStore:
 
 
 class LingeringStore(CrashingStore):
-    """Waits before each commit, so that collections overtake it."""
+    """Wait before each commit, so that collections overtake it."""
 
     def __init__(self, store: ObjectStore, linger_s: float) -> None:
         self._store, self._linger_s = store, linger_s
@@ -105,7 +105,7 @@ def arm(store: ObjectStore, point: str) -> Any:
 
 
 def _arm_folder(point: str) -> None:
-    """Replace the system calls that a write to a folder makes."""
+    """Replace the system calls of a write to a folder."""
     link, replace = os.link, os.replace
 
     def half_staged(body: Any) -> Any:
@@ -168,7 +168,7 @@ def _arm_s3() -> None:
 def publish_one(
     environment: dict[str, str], root: str, folder: str, vid: str, ref: str | None, point: str
 ) -> None:
-    """Publish version `vid` of dataset `tiny`; what is acknowledged is written to `folder`."""
+    """Publish version `vid` of dataset `tiny`; record acknowledgements in `folder`."""
     os.environ.update(environment)
     store = open_store(root)
     require_guarded(store)
@@ -186,7 +186,7 @@ def publish_many(
     ready: Any = None,
     linger_s: float = 0,
 ) -> None:
-    """Publish versions one after another; run again after a kill, it goes on."""
+    """Publish versions one after another; after a kill, run it again to continue."""
     os.environ.update(environment)
     store: Any = open_store(root)
     if linger_s:
@@ -204,7 +204,7 @@ def number_of(vid: str) -> int:
 
 
 def acknowledge(folder: str, vid: str) -> None:
-    """Write down that the publisher was told of success, before anything else can happen."""
+    """Record that the publisher was told of success, before anything else can happen."""
     handle = os.open(f"{folder}/acknowledged", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(handle, f"{vid}\n".encode())
     os.fsync(handle)
@@ -217,7 +217,7 @@ def acknowledged(folder: str | Path) -> list[str]:
 
 
 def read_forever(environment: dict[str, str], root: str, folder: str) -> None:
-    """Resolve, verify every byte, again and again; write down what is wrong, and how often."""
+    """Resolve and verify every byte, repeatedly; record errors, and the number of reads."""
     os.environ.update(environment)
     store = open_store(root)
     reads, problems, stop = 0, [], Path(folder) / "stop"
@@ -235,7 +235,7 @@ def read_forever(environment: dict[str, str], root: str, folder: str) -> None:
 
 
 def collect_forever(environment: dict[str, str], root: str, folder: str, grace_s: float) -> None:
-    """Collect garbage with a grace period far too short, so that it meets living publishers."""
+    """Collect garbage with a grace period far too short, so that it meets live publishers."""
     os.environ.update(environment)
     store, deleted, stop = open_store(root), 0, Path(folder) / "stop"
     while not stop.exists():
@@ -246,6 +246,6 @@ def collect_forever(environment: dict[str, str], root: str, folder: str, grace_s
 
 
 def readings(folder: str | Path) -> tuple[int, list[str]]:
-    """Number of verified reads of all readers, and what was wrong."""
+    """Return the number of verified reads of all readers, and the errors found."""
     lines = [path.read_text().splitlines() for path in Path(folder).glob("reader-*")]
     return sum(int(line[0]) for line in lines), [p for line in lines for p in line[1:]]

@@ -32,7 +32,7 @@ def load_tokenizer(shared: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def real_rows(shared: Path) -> Any:
-    """Conversations and tools of a real file, and how transformers would be given them."""
+    """Return conversations and tools of a real file, and as transformers would get them."""
 
     def read(name: str, limit: int | None = None) -> list[tuple[Rows, str | None]]:
         return list(_READERS[name](shared / "data"))[:limit]
@@ -123,7 +123,7 @@ O200K = r"""
 \s+(?!\S)
 \s+
 """.strip("\n").replace("\n", "|")
-"""What splits texts for gpt-oss's vocabulary, from tiktoken's `o200k_base`."""
+"""The pattern that splits texts for gpt-oss's vocabulary, from tiktoken's `o200k_base`."""
 
 
 @pytest.fixture(scope="session")
@@ -132,7 +132,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("openai_harmony")
     pytest.importorskip("quicktok")
     data = (files("quicktok") / "data" / "o200k.vocab").read_bytes()
-    tokens, at = {}, 4  # a count, then of each token: its length, its bytes, its rank
+    tokens, at = {}, 4  # a count, then for each token: its length, its bytes, its rank
     while at < len(data):
         (size,) = struct.unpack_from("<H", data, at)
         (rank,) = struct.unpack_from("<I", data, at + 2 + size)
@@ -157,7 +157,7 @@ def harmony(vocabulary: Path) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def gptoss(vocabulary: Path, harmony: Any) -> Any:
-    """gpt-oss's tokenizer as transformers has it: the real vocabulary, and the stock template."""
+    """gpt-oss's tokenizer as in transformers: the real vocabulary and the stock template."""
     from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import TikTokenConverter
 

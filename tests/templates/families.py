@@ -1,12 +1,12 @@
-"""Stand-ins for the model families whose chat templates TRL ships, and what inference sends them.
+"""Stand-ins for the model families whose chat templates TRL ships, and their inference requests.
 
-A stand-in is Qwen3's vocabulary, the family's control tokens, its EOS, and the tokens at which the
+A stand-in has Qwen3's vocabulary, the family's control tokens and EOS, and the tokens at which the
 vendor's `generation_config.json` stops generation. Templates are read from the installed TRL.
-`prompt` and `finished` are what an inference engine and a client see: transformers' own
+`prompt` and `finished` show what an inference engine and a client see: transformers' own
 `apply_chat_template`, without any code of packhouse.
 
 `python -m tests.templates.families` prints the table of families of docs/masks.md.
-`python -m tests.templates.families --faults [TEMPLATE ...]` prints what `check` finds.
+`python -m tests.templates.families --faults [TEMPLATE ...]` prints the faults that `check` finds.
 """
 
 import copy
@@ -42,7 +42,7 @@ CONTROL = re.compile(
 
 
 class Vendor(NamedTuple):
-    """Tokens of a vendor's tokenizer, and where its models stop."""
+    """Tokens of a vendor's tokenizer, including those at which its models stop."""
 
     bos: str
     eos: str
@@ -70,7 +70,7 @@ VENDORS = {
     "qwen": Vendor("", "<|im_end|>", ("<|endoftext|>",)),
     "smolvlm": Vendor("<|im_start|>", "<end_of_utterance>"),
 }
-"""By the beginning of a template's name; the first that fits."""
+"""By prefix of a template's name; the first match counts."""
 
 _PARTS = ("idefics3", "llava_next", "smolvlm")
 _TEXT_ARGUMENTS = ("deepseekv3.jinja", "deepseek_r1_distill")
@@ -86,17 +86,17 @@ class Family:
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop set."""
+        """All stop tokens."""
         return (self.vendor.eos, *self.vendor.stops)
 
     @property
     def has_content_parts(self) -> bool:
-        """Whether clients send contents as lists of parts."""
+        """True if clients send contents as lists of parts."""
         return self.name.startswith(_PARTS)
 
     @property
     def has_text_arguments(self) -> bool:
-        """Whether the template joins arguments of calls to text."""
+        """True if the template joins arguments of calls to text."""
         return self.name.startswith(_TEXT_ARGUMENTS)
 
     def base(self, eos: str) -> "Family":
@@ -104,7 +104,7 @@ class Family:
         return replace(self, vendor=self.vendor._replace(eos=eos, stops=()))
 
     def with_template(self, source: str, *stops: str) -> "Family":
-        """The tokenizer with another template, and tokens at which that one stops as well."""
+        """The tokenizer with another template and its additional stop tokens."""
         vendor = self.vendor._replace(stops=(*self.vendor.stops, *stops))
         return replace(self, name="toy", source=source, vendor=vendor)
 
@@ -117,7 +117,7 @@ def names() -> list[str]:
 
 @cache
 def family(name: str) -> Family:
-    """The family of a template of TRL."""
+    """Return the family of a TRL template."""
     vendor = next(made for prefix, made in VENDORS.items() if name.startswith(prefix))
     source = (files("trl") / "chat_templates" / name).read_text("utf-8")
     return Family(name=name, source=source, vendor=vendor)
@@ -187,11 +187,11 @@ SHAPES: dict[str, Messages] = {
         *(_user("Thanks a lot!"), _answer("Welcome.", "They thank.")),
     ],
     "callast": [_ASKED, _answer("", None, _call("Rome", 1))],
-    "lookthink": [  # one exchange, in which only the call was thought about
+    "lookthink": [  # one exchange, with reasoning only before the call
         *(_ASKED, _answer("", "Must look.", _call("Rome", 1))),
         *(_result("Sunny now", 1), _answer("It is sunny.")),
     ],
-    "answerthink": [  # the other way round: the call follows the thinking prompt, too
+    "answerthink": [  # the other way round: the call follows the thinking prompt too
         *(_ASKED, _answer("", None, _call("Rome", 1))),
         *(_result("Sunny now", 1), _answer("It is sunny.", "Tool said so.")),
     ],
@@ -210,7 +210,7 @@ _WORDS = (
 
 
 def random_conversation(seed: int) -> Messages:
-    """A conversation of up to three questions with thoughts and calls, each text another."""
+    """Return a conversation of up to three questions with reasoning and calls; no text repeats."""
     rng = random.Random(seed)
     pairs = [f"{a.title()} {b}" for a in _WORDS for b in _WORDS if a != b]
     texts = iter(rng.sample(pairs, len(pairs)))
@@ -236,17 +236,17 @@ def random_conversation(seed: int) -> Messages:
 
 
 def tools_of(shape: str) -> list[dict[str, Any]] | None:
-    """Tool definitions of a shape."""
+    """Return the tool definitions of a shape."""
     return TOOLS if any("tool_calls" in m for m in SHAPES[shape]) else None
 
 
 def has_thoughts(messages: Messages) -> bool:
-    """Whether an answer has reasoning."""
+    """Return True if an answer has reasoning."""
     return any(m.get("reasoning") for m in messages)
 
 
 def texts_of(message: dict[str, Any]) -> list[str]:
-    """A message's own texts: reasoning, content, names and argument values of its calls."""
+    """Return a message's own texts: reasoning, content, names and argument values of its calls."""
     calls = [call["function"] for call in json.loads(message.get("tool_calls") or "[]")]
     named = [text for call in calls for text in (call["name"], *call["arguments"].values())]
     return [t for t in (message.get("reasoning"), message.get("content"), *named) if t]
@@ -254,7 +254,7 @@ def texts_of(message: dict[str, Any]) -> list[str]:
 
 @cache
 def tokenizer() -> Any:
-    """Qwen3's, with every control token that one of the templates writes."""
+    """Qwen3's tokenizer, with every control token that one of the templates writes."""
     from transformers import AutoTokenizer
 
     shared = find_shared()
@@ -317,7 +317,7 @@ def client_messages(of: Family, messages: Messages) -> Messages:
 def render(
     of: Family, messages: Messages, tools: Any = None, *, is_prompt: bool = False, **arguments: Any
 ) -> str:
-    """What transformers renders; `is_prompt`: what an engine sends to the model."""
+    """Render with transformers; with `is_prompt`, the prompt that an engine sends to the model."""
     speaker = tokenizer()
     speaker.bos_token, speaker.eos_token = of.vendor.bos or None, of.vendor.eos
     text = speaker.apply_chat_template(
@@ -334,7 +334,7 @@ def render(
 
 @cache
 def switch_of(of: Family) -> str | None:
-    """The argument that turns thinking on and off in the prompt, if the template has one."""
+    """Return the argument that turns thinking in the prompt on and off, if the template has one."""
     for name in ("enable_thinking", "thinking", "thinking_mode"):
         if name not in of.source:
             continue
@@ -357,21 +357,21 @@ def switch_of(of: Family) -> str | None:
 
 
 def own_texts(messages: Messages) -> re.Pattern[str]:
-    """Matches the own texts of messages, the longest first."""
+    """Return a pattern that matches the own texts of messages, longest first."""
     texts = {text for message in messages for text in texts_of(message)}
     return re.compile("|".join(map(re.escape, sorted(texts, key=lambda t: (-len(t), t)))))
 
 
 def _after_texts(text: str, messages: Messages) -> str:
-    """What follows the last own text of the messages."""
+    """Return everything after the last own text of the messages."""
     return text[max(found.end() for found in own_texts(messages).finditer(text)) :]
 
 
 def arguments_of(of: Family, messages: Messages, k: int) -> list[dict[str, bool]]:
-    """Arguments that a client may send for answer k: with or without thinking.
+    """Return arguments that a client may send for answer k: with or without thinking.
 
-    A client decides once per exchange. Where the answer itself has no thought but its exchange has,
-    the thinking prompt comes first; the other one is for templates that cannot follow it.
+    A client decides once per exchange. If the answer has no reasoning but its exchange has, the
+    thinking prompt comes first; the other one is for templates that cannot follow it.
     """
     name = switch_of(of)
     if name is None:
@@ -384,7 +384,7 @@ def arguments_of(of: Family, messages: Messages, k: int) -> list[dict[str, bool]
 
 
 class Fault(NamedTuple):
-    """Something that is not as the rule has it."""
+    """A difference from the rule."""
 
     template: str
     turns: str
@@ -411,7 +411,7 @@ Records = list[list[Answer]]
 
 
 class Outcome(NamedTuple):
-    """What packhouse makes of a shape: records, or the reason code of its refusal."""
+    """packhouse's result for a shape: records, or the reason code of its refusal."""
 
     records: Records
     reason: str | None = None
@@ -419,7 +419,7 @@ class Outcome(NamedTuple):
 
 
 def answers_of(rendered: Rendered, number: int, train_on: str = "assistant") -> list[Answer]:
-    """The trained answers of one formatted record; a message's weight of None is `train_on`'s."""
+    """Return the trained answers of a formatted record; `train_on` is the default weight."""
     record = rendered.formatted.slice(number, 1).to_pylist()[0]
     example = rendered.examples.filter(_is_formatted(rendered)).slice(number, 1).to_pylist()[0]
     text = record["text"].encode()
@@ -439,14 +439,14 @@ def answers_of(rendered: Rendered, number: int, train_on: str = "assistant") -> 
 
 
 def _is_formatted(rendered: Rendered) -> pa.Array:
-    """Rows of `examples` that were not quarantined."""
+    """Return the rows of `examples` that were not quarantined."""
     bad = {(r["source"], r["row"]) for r in rendered.quarantined.to_pylist()}
     pairs = rendered.examples.select(["source", "row"]).to_pylist()
     return pa.array([(r["source"], r["row"]) not in bad for r in pairs])
 
 
 def outcome(of: Family, shape: str, turns: str = "joined", **config: Any) -> Outcome:
-    """What packhouse makes of a shape."""
+    """Return packhouse's result for a shape."""
     return outcome_of(of, SHAPES[shape], tools_of(shape), turns=turns, **config)
 
 
@@ -458,7 +458,7 @@ def rendered_by_packhouse(of: Family, messages: Messages, tools: Any, **config: 
 
 
 def outcome_of(of: Family, messages: Messages, tools: Any, **config: Any) -> Outcome:
-    """What packhouse makes of one conversation."""
+    """Return packhouse's result for one conversation."""
     try:
         rendered = rendered_by_packhouse(of, messages, tools, **config)
     except TemplateError as error:
@@ -522,7 +522,7 @@ def check_messages(
 
 
 def _continues(prompt: str, before: str, previous: Answer | None, messages: Messages) -> bool:
-    """Whether a record differs from the prompt only in text that the template writes.
+    """Return True if a record differs from the prompt only in text that the template writes.
 
     The own texts are the same in the same order, and the new part is the end of the prompt.
     """
@@ -557,10 +557,10 @@ def _bad_completion(
 
 
 def _is_written(end: str, prompt: str, completion: str, stops: tuple[str, ...]) -> bool:
-    """Whether the template finishes the turn with this completion.
+    """Return True if the template finishes the turn with this completion.
 
-    Its stop token may be that of the next turn's header. Where the finished conversation writes
-    older turns differently from the prompt, the completion is looked for.
+    Its stop token may belong to the next turn's header. If the finished conversation writes older
+    turns differently from the prompt, the completion is searched for.
     """
     stop = next(s for s in stops if completion.endswith(s)) if completion.endswith(stops) else ""
     bare = completion.removesuffix(stop)
@@ -596,13 +596,13 @@ LISTED = {
     "Phi-3.5": "phi3_5",
     "Aya (Cohere)": "cohere2",
 }
-"""Families of the table in docs/masks.md, and the template that each row is made from."""
+"""Families of the table in docs/masks.md, and the template used for each row."""
 
 THOUGHT_END = "\n</think>\n\n"
 
 
 def table() -> str:
-    """The table of families of docs/masks.md, from what packhouse renders."""
+    """Return the table of families of docs/masks.md, made from packhouse's renderings."""
     head = ["Family", "Samples", "A call ends with", "A new record starts", "Notes"]
     rows = [
         head,
@@ -613,7 +613,7 @@ def table() -> str:
 
 
 def _row(label: str, of: Family) -> list[str]:
-    """One family: what it samples, where its records split, and what it needs."""
+    """Return the row of one family: sampled tokens, starts of its records, required settings."""
     notes = []
     made = outcome(of, "think2")
     if made.reason == "TemplateError":
@@ -643,14 +643,14 @@ def _row(label: str, of: Family) -> list[str]:
 
 
 def has_no_text_with_calls(of: Family) -> bool:
-    """Whether the template refuses or loses a text before a call."""
+    """Return True if the template refuses or loses a text before a call."""
     messages = copy.deepcopy(SHAPES["tools"])
     messages[1]["content"] = "Let me look."
     return outcome_of(of, messages, TOOLS).reason is not None
 
 
 def _splits(of: Family, thoughts: Outcome) -> str:
-    """Where records start, with `joined` and with `exact`."""
+    """Return where records start, with `joined` and with `exact`."""
     split = "after a thought" if len(thoughts.records) > 1 else "never"
     if thoughts.reason or outcome(of, "chat2").reason:
         return split
@@ -666,7 +666,7 @@ def _splits(of: Family, thoughts: Outcome) -> str:
 
 
 def _code(text: str) -> str:
-    """Text as code in a cell: line breaks as `\\n`, bars escaped."""
+    """Return text as code in a cell: line breaks as `\\n`, bars escaped."""
     return "`" + text.replace("\n", "\\n").replace("|", "\\|") + "`"
 
 

@@ -1,7 +1,7 @@
-"""The rule of docs/masks.md over `apply_chat_template`, written a second time.
+"""The rule of docs/masks.md, implemented a second time with `apply_chat_template`.
 
-Uses nothing of packhouse. Slow and simple: every turn is rendered by itself, and texts are found by
-looking for them. The shapes of `tests.templates.families` have texts that occur nowhere else.
+Uses no code of packhouse. Slow and simple: every turn is rendered separately, and texts are found
+by searching. The texts in the shapes of `tests.templates.families` occur nowhere else.
 """
 
 import json
@@ -28,10 +28,10 @@ class RefusedError(Exception):
 
 
 def records(of: Family, messages: Messages, tools: object, turns: str) -> Records:
-    """The records of a conversation.
+    """Return the records of a conversation.
 
     Raises:
-        RefusedError: by reason code.
+        RefusedError: with the reason code.
     """
     made: Records = []
     written = ""
@@ -53,10 +53,10 @@ def records(of: Family, messages: Messages, tools: object, turns: str) -> Record
 
 
 def turn(of: Family, messages: Messages, k: int, tools: object) -> tuple[str, str]:
-    """Prompt and completion of answer k.
+    """Return prompt and completion of answer k.
 
     Raises:
-        RefusedError: by reason code.
+        RefusedError: with the reason code.
     """
     refusal = RefusedError("template")
     for arguments in arguments_of(of, messages, k):
@@ -74,7 +74,7 @@ def turn(of: Family, messages: Messages, k: int, tools: object) -> tuple[str, st
 
 
 def _body(prompt: str, end: str, messages: Messages, k: int) -> str:
-    """What the finished conversation has after the prompt, however it writes older turns."""
+    """Return the finished conversation after the prompt, however it writes older turns."""
     reasoning = messages[k].get("reasoning")
     body = None
     if end.startswith(prompt):
@@ -95,7 +95,7 @@ def _body(prompt: str, end: str, messages: Messages, k: int) -> str:
 def _stopped(
     of: Family, body: str, messages: Messages, k: int, tools: object, arguments: dict[str, bool]
 ) -> str:
-    """The body up to its stop token, which may be the first of the next turn."""
+    """Return the body up to its stop token, which may be the first of the next turn."""
     stops = re.compile("|".join(map(re.escape, of.stops)))
     own = re.compile("|".join(map(re.escape, texts_of(messages[k]))))
     last = max(found.end() for found in own.finditer(body))
@@ -120,7 +120,7 @@ def _stopped(
 
 
 def _joined(prompt: str, written: str, messages: Messages) -> str | None:
-    """The record continued by what is new in the prompt, if it holds the same own texts."""
+    """Return the record plus the new part of the prompt, if it contains the same own texts."""
     own = own_texts(messages)
     ours, theirs = list(own.finditer(written)), list(own.finditer(prompt))
     num_equal = len(
@@ -131,5 +131,5 @@ def _joined(prompt: str, written: str, messages: Messages) -> str | None:
     tail, rest = written[ours[-1].end() :], prompt[theirs[num_equal - 1].end() :]
     if rest.startswith(tail):
         return written + rest[len(tail) :]
-    other = CONTROL.search(rest)  # `<|end|>` in place of `<|return|>`
+    other = CONTROL.search(rest)  # `<|end|>` instead of `<|return|>`
     return None if other is None else written + rest[other.end() :]

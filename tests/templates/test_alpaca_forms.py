@@ -1,4 +1,4 @@
-"""Alpaca's three forms: Stanford's, with a line break behind the header, and dart-math's."""
+"""Alpaca's three forms: Stanford's, one with a line break after the header, and dart-math's."""
 
 import pytest
 
@@ -71,7 +71,7 @@ def test_further_turns_repeat_the_header_with_its_line_break():
     assert pieces(rendered.formatted) == [["b</s>", "d</s>"], ["b</s>", "b</s>"]]
 
 
-def test_what_the_form_has_no_place_for_names_the_form():
+def test_a_row_that_does_not_fit_the_form_names_the_form():
     renderer = make_renderer(FormatConfig(template="alpaca_newline"), make_snapshot())
     done = renderer.render(make_table([[("user", "a"), ("user", "b"), ("assistant", "c")]]))
 

@@ -1,4 +1,4 @@
-"""Real templates over real files: text byte-equal to transformers, spans right on every row."""
+"""Real templates on real files: text byte-equal to transformers, correct spans in every row."""
 
 import json
 
@@ -15,12 +15,12 @@ ENDS = {"qwen2.5-instruct": "<|im_end|>", "qwen3": "<|im_end|>", "mistral-7b-ins
 FILES = {"alpaca": 1500, "fastchat": None, "xtuner": None, "glaive": None, "reasoning": None}
 
 
-# Qwen2.5's and Mistral's templates never write reasoning: their rows are prepared without it.
+# Qwen2.5's and Mistral's templates never write reasoning, so rows are prepared without it.
 NEVER_WRITE_REASONING = ["qwen2.5-instruct", "mistral-7b-instruct-v0.3"]
 
 
 def as_given(tokenizer, messages):
-    """Messages as a client sends them: Mistral's calls have ids."""
+    """Return messages as a client sends them; Mistral's calls have ids."""
     chat = chat_messages(messages)
     if "mistral" in tokenizer.name_or_path:
         chat = with_call_ids(chat, MessageForm(has_ids=True))
@@ -28,7 +28,7 @@ def as_given(tokenizer, messages):
 
 
 def expected_text(tokenizer, messages, tools):
-    """What transformers makes of a row."""
+    """Return transformers' rendering of a row."""
     tools = json.loads(tools) if tools else None
     try:
         return tokenizer.apply_chat_template(
@@ -82,7 +82,7 @@ def trained_answers(out, rows):
 
 
 def prompt_at_inference(tokenizer, messages, tools, answer):
-    """What a client sends for an answer; it thinks if an answer to the same question has."""
+    """Return a client's request for an answer; it thinks if an answer to the same question does."""
     roles = [message["role"] for message in messages]
     first = max(at for at in range(answer) if roles[at] == "user")
     last = next((at for at in range(answer, len(roles)) if roles[at] == "user"), len(roles))
@@ -113,7 +113,7 @@ def test_every_answer_follows_the_prompt_of_inference_and_ends_with_its_stop_tok
         prompt = prompt_at_inference(tokenizer, messages, tools, number)
         if turns == "exact":
             assert before == prompt
-        else:  # the template's own text in history may be another: an empty thought
+        else:  # the template may write other text in history: an empty thinking block
             empty = "<think>\n\n</think>\n\n"
             assert before.replace(empty, "") == prompt.replace(empty, "")
         assert trained.endswith(ENDS[name])

@@ -1,4 +1,4 @@
-"""Rows filled shape by shape equal rows rendered one by one, whatever they hold."""
+"""Rows rendered by shape equal rows rendered one by one, whatever they contain."""
 
 import itertools
 import json
@@ -44,7 +44,7 @@ TEMPLATES = {
     "asking": ASKING,
 }
 
-# Whatever a template may look for, and what may be taken for a mark or a token.
+# Texts that a template may search for, and texts that look like a mark or a token.
 bits = st.sampled_from(
     [
         "x",
@@ -82,7 +82,7 @@ def outcome(rendered):
 
 
 def rendered_alone(renderer, table):
-    """Outcome where each row goes through Jinja; its text is that of plain strings in Jinja."""
+    """Render each row by Jinja, and check its text against plain strings in Jinja."""
     with patch.object(chat, "MIN_SHAPE_ROWS", 2**31):
         alone = renderer.render(table)
     rows = dict(zip(table["row"].to_pylist(), table.to_pylist(), strict=True))
@@ -93,7 +93,7 @@ def rendered_alone(renderer, table):
 
 
 def plain_text(renderer, row):
-    """What the template makes of strings that know nothing of where they come from."""
+    """Render with plain strings, which do not record where they come from."""
     rows = renderer._engine._rows
     messages = [{k: v for k, v in m.items() if v is not None} for m in row["messages"]]
     return rows.template.render(
@@ -118,7 +118,7 @@ def test_filled_rows_equal_rendered_rows_and_train_whole_answers(name, texts):
 
 
 def check_answers(texts, formatted):
-    """Every answer is in a trained span of its own that ends in an end token."""
+    """Check that every answer is in a separate trained span that ends in an end token."""
     ends = ("<|im_end|>", "<|end|>", "<|eot_id|>", "</s>")
     of_rows = {}
     for row, trained in zip(formatted["row"].to_pylist(), pieces(formatted), strict=True):
@@ -142,7 +142,7 @@ arguments = st.dictionaries(contents, contents | st.integers(0, 9) | st.booleans
 
 @st.composite
 def tool_rows(draw):
-    """Messages and tools of rows of few shapes."""
+    """Messages and tools of rows with few shapes."""
     rows = []
     for _ in range(draw(st.integers(12, 20))):
         call = {"function": {"name": draw(names), "arguments": draw(arguments)}, "id": draw(names)}
@@ -222,7 +222,7 @@ def test_keys_of_a_tool_are_no_content_where_its_name_holds_a_token():
 
 
 def check_any_order(renderer, conversations, tools=None):
-    """Each row comes out as it does alone, whatever rows come before it; returns all outcomes."""
+    """Check that each row is rendered as if it were alone; return all results."""
     table = make_table(conversations, tools=tools)
     alone = [outcome(renderer().render(table.slice(row, 1)))[:2] for row in range(len(table))]
     for rows in (list(range(len(table))), list(range(len(table)))[::-1]):
@@ -234,7 +234,7 @@ def check_any_order(renderer, conversations, tools=None):
 
 
 def new_renderer(template, **options):
-    """Makes renderers that know nothing of rows rendered before."""
+    """Make renderers forget all rows rendered before."""
     numbers = count()
     return lambda: chat_renderer(template + f"{{# {next(numbers)} #}}", **options)
 
@@ -366,12 +366,12 @@ def test_answers_that_only_mention_tags_of_thoughts_are_filled(monkeypatch):
     added = {"<|im_start|>": 1, "<|im_end|>": 2, "<think>": 3, "</think>": 4}
 
     out = chat_renderer(CHATML, added_tokens=added).render(make_table(rows)).formatted
-    assert rendered == [2, 6, 10, 14, 18, 22, 26, 30, 34, 38]  # they begin with a thought
+    assert rendered == [2, 6, 10, 14, 18, 22, 26, 30, 34, 38]  # they begin with reasoning
     assert [len(out["content_spans"][n]) for n in range(4)] == [2, 2, 2, 2]
 
 
 def watch_rendered_rows(monkeypatch):
-    """List that takes down the rows that go through Jinja one by one, those for proof apart."""
+    """List of rows that are rendered by Jinja individually, without those rendered as proof."""
     rendered = []
     plain, is_proof = chat.render_rows, itertools.cycle([True, False])
 

@@ -1,4 +1,4 @@
-"""Chat templates of every awkward kind, written here: texts, trained spans and refusals."""
+"""Difficult chat templates of every kind, written for these tests: texts, spans and refusals."""
 
 import json
 from itertools import chain
@@ -20,13 +20,13 @@ from tests.templates.toys import (
 HI = [("user", "hi"), ("assistant", "hello")]
 TWO = [*HI, ("user", "bye"), ("assistant", "see you")]
 
-# Appends after the last turn, so a rendering of fewer turns is no beginning of this one.
+# Appends text after the last turn, so a rendering of fewer turns is not a prefix of this one.
 PHI = (
     "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
 )
 PHI_TOKENS = {"<|end|>": 1, "<|user|>": 2, "<|assistant|>": 3, "</s>": 4}
-# Headers of two tokens, contents trimmed, BOS in front of the first turn.
+# Headers of two tokens, contents trimmed, BOS before the first turn.
 LLAMA3 = (
     "{% for m in messages %}{% set c = '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n'"
     " + m['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set c = bos_token + c %}"
@@ -34,7 +34,7 @@ LLAMA3 = (
     "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
 LLAMA3_TOKENS = {"<|start_header_id|>": 1, "<|end_header_id|>": 2, "<|eot_id|>": 3, "<s>": 4}
-# No generation prompt; the space before an answer is the answer's.
+# No generation prompt; the space before an answer belongs to the answer.
 MISTRAL = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + "
     "'[/INST]' }}{% elif m.role == 'assistant' %}{{ ' ' + m.content | trim + eos_token }}"
@@ -45,7 +45,7 @@ VICUNA = (
     "{% for m in messages %}{% if m.role == 'user' %}{{ 'USER: ' + m.content + '\n' }}{% else %}"
     "{{ 'ASSISTANT: ' + m.content + eos_token + '\n' }}{% endif %}{% endfor %}"
 )
-# As Qwen3: a thought for the last answer only, thoughts taken out of contents.
+# Like Qwen3: reasoning only in the last answer, and removed from contents.
 THINKING = (
     "{% for m in messages %}{% set c = m.content %}{% set r = m.reasoning_content or '' %}"
     "{% if '</think>' in c %}{% set r = c.split('</think>')[0].split('<think>')[-1].strip('\n') %}"
@@ -248,7 +248,7 @@ def test_an_empty_thought_that_the_template_writes_is_part_of_each_answer(turns,
     assert out.notes.get("rewritten_prompts", 0) == (turns == "joined")
 
 
-def test_an_answer_whose_thought_history_drops_is_a_record_of_its_own():
+def test_an_answer_whose_reasoning_history_drops_is_a_separate_record():
     thought, empty = "<think>\nhm\n</think>\n\nhello", "<think>\n\n</think>\n\n"
     talk = [("user", "hi"), ("assistant", thought), *TWO]
     last = render_chat(THINKING, [talk[:2]])
@@ -264,7 +264,7 @@ def test_an_answer_whose_thought_history_drops_is_a_record_of_its_own():
     ]
     assert only(whole) == ["hello<|im_end|>", "hello<|im_end|>", empty + "see you<|im_end|>"]
     assert (last.notes, whole.notes) == ({}, {"reasoning_not_rendered": 1})
-    # Bytes of the row's records, and of one rendering: what the split costs.
+    # Bytes of the row's records, and of a single rendering: the cost of the split.
     sizes = [len(text) for text in history.formatted["text"].to_pylist()]
     assert history.notes["split_bytes"] == sum(sizes)
     assert history.notes["rewritten_prompts"] == 1
@@ -326,8 +326,8 @@ def test_a_header_before_a_generation_block_is_trained_where_no_prompt_has_it():
     ]
 
 
-def test_what_blocks_leave_out_between_texts_is_not_trained():
-    """Reasoning before the block: the thought is written, and only the answer is in the block."""
+def test_text_between_blocks_is_not_trained():
+    """Reasoning before the block: it is written, but only the answer is in the block."""
     source = GENERATION.replace(
         "{% generation %}", "{{ '<think>' ~ m.reasoning_content ~ '</think>' }}{% generation %}"
     )
@@ -433,7 +433,7 @@ def test_a_jinja_file_is_a_template(tmp_path):
         make_renderer(FormatConfig(template=str(tmp_path / "none.jinja")), make_snapshot())
 
 
-def test_what_is_learnt_of_a_template_serves_equal_recipes_alone():
+def test_a_compiled_template_is_shared_only_by_equal_recipes():
     learnt = chat_renderer(CHATML)._engine
 
     assert chat_renderer(CHATML)._engine is learnt

@@ -1,6 +1,6 @@
 """End to end: a tiny model overfitted on a published record generates the completion, and stops.
 
-The client knows the tokenizer's files alone: it calls `apply_chat_template` and `generate`.
+The client uses only the tokenizer's files: it calls `apply_chat_template` and `generate`.
 """
 
 import json
@@ -25,11 +25,11 @@ CLIENT = {
     "nemotron_3_nano": {"enable_thinking": True},
     "gptoss": {},
 }
-"""Families, and what their clients ask with when the model is to think."""
+"""Families, and the arguments of clients that ask the model to think."""
 
 
 def save_tokenizer(of, folder):
-    """A model's folder, as its vendor would publish it without weights."""
+    """A model's folder, as its vendor would publish it, without weights."""
     own = tokenizer()
     own.bos_token, own.eos_token = of.vendor.bos or None, of.vendor.eos
     own.save_pretrained(folder)
@@ -79,7 +79,7 @@ def test_a_model_trained_on_a_version_answers_a_client_and_stops(name, tmp_path)
     row = {key: list(map(int, row[key])) for key in ("input_ids", "labels")}
     client = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     stops = client.convert_tokens_to_ids(list(of.stops))
-    # The model knows the ids of the record and the stop tokens; 152,000 would take minutes.
+    # The model knows only the ids of the record and the stop tokens; 152,000 would take minutes.
     known = sorted({*row["input_ids"], *stops})
     small = {token: number for number, token in enumerate(known)} | {-100: -100}
     model = overfitted(
@@ -108,7 +108,7 @@ def test_a_model_trained_on_a_version_answers_a_client_and_stops(name, tmp_path)
             pad_token_id=small[stops[0]],
         )[0, size:].tolist()
         said = [known[token] for token in out]
-        # What was trained after this prompt in the record: up to its stop token, and no further.
+        # The trained part of the record after this prompt: up to its stop token, and no further.
         end = next(at for at in range(size, len(row["labels"])) if row["labels"][at] in stops)
         assert row["input_ids"][:size] == prompt
         assert said == row["labels"][size : end + 1]

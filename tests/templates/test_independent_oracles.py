@@ -1,7 +1,7 @@
-"""Trained answers against libraries that render conversations without Jinja.
+"""Compare trained answers with libraries that render conversations without Jinja.
 
 `renderers` (six families), `openai-harmony` with OpenAI's vocabulary, and `mistral-common` with
-Mistral's. Each was written by others, from the models rather than from their templates.
+Mistral's. Their authors wrote them from the models, not from the templates.
 """
 
 import json
@@ -44,15 +44,16 @@ RENDERERS = {
     "qwen3_6": "Qwen36RendererConfig",
     "qwen3_8": "Qwen38RendererConfig",
 }
-"""Template of TRL -> the configuration of its counterpart in `renderers`."""
+"""TRL template -> the configuration of its counterpart in `renderers`."""
 
 KEEPS_EMPTY_BLOCKS = ("qwen3", "qwen3_5_think", "qwen3_6")
-"""Where `renderers` departs from the template: without thinking, it writes the empty block of the
-prompt into older turns as well. Later answers without thinking are not compared."""
+"""Without thinking, `renderers` writes the empty block of the prompt into older turns of these
+templates as well. Later answers without thinking are not compared.
+"""
 
 
 def arguments_used(of: Family, shape: str, answer: Answer) -> dict[str, bool]:
-    """Arguments of the prompt that an answer follows."""
+    """Arguments of the prompt before an answer."""
     messages = SHAPES[shape]
     for arguments in arguments_of(of, messages, answer.message):
         prompt = render(
@@ -81,7 +82,7 @@ def test_answers_are_those_of_renderers(name):
             told = theirs.render(given[: k + 1], tools=tools_of(shape))
             prompt = tokenizer().decode(asked.token_ids)
             assert answer.before == prompt, shape
-            # The library gives the last turn of GLM no stop token, and others a line break after.
+            # The library gives the last turn of GLM no stop token, and others a further line break.
             stop = next(s for s in of.stops if answer.completion.endswith(s))
             bare = prompt + answer.completion.removesuffix(stop)
             end = tokenizer().decode(told.token_ids)
@@ -92,7 +93,7 @@ def test_answers_are_those_of_renderers(name):
 
 
 def harmony_messages(library: Any, messages: Messages, tools: Any) -> list[Any]:
-    """A conversation as gpt-oss's template means it: one message per channel.
+    """Return a conversation in the form of gpt-oss's template: one message per channel.
 
     The template writes `json` where harmony's examples have `<|constrain|>json`, and results of
     tools as JSON text.
@@ -121,7 +122,7 @@ def harmony_messages(library: Any, messages: Messages, tools: Any) -> list[Any]:
 
 
 def harmony_answer(library: Any, turn: dict[str, Any]) -> list[Any]:
-    """The messages of an answer: its thought, its call or its text."""
+    """Return the messages of an answer: its reasoning, its call or its text."""
 
     def channel(name: str, text: str) -> Any:
         made = library.Message.from_role_and_content(library.Role.ASSISTANT, text)
@@ -140,7 +141,7 @@ def harmony_answer(library: Any, turn: dict[str, Any]) -> list[Any]:
 
 @pytest.mark.parametrize("turns", ["exact", "alone"])
 def test_ids_of_gpt_oss_are_those_of_harmony(turns, harmony, gptoss):
-    """With the real vocabulary: the prompt that harmony sends, and tokens that it can read."""
+    """With the real vocabulary: harmony's prompt, and tokens that harmony can parse."""
     library = pytest.importorskip("openai_harmony")
     stops = harmony.stop_tokens_for_assistant_actions()
     num_compared = 0
@@ -211,8 +212,8 @@ def test_ids_of_mistral_are_those_of_mistral_common(tmp_path):
     assert num_compared == 10
 
 
-def test_harmony_reads_what_its_renderer_trains(vocabulary, harmony, gptoss):
-    """Thoughts, texts and calls, also all three in one turn, which the template cannot write."""
+def test_harmony_parses_the_trained_tokens(vocabulary, harmony, gptoss):
+    """Reasoning, text and calls, also all three in one turn, which the template cannot write."""
     library = pytest.importorskip("openai_harmony")
     messages, tools = SHAPES["agent"], tools_of("agent")
     config = FormatConfig(template="harmony", turns="alone")

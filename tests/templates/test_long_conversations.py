@@ -1,4 +1,4 @@
-"""Work grows with the number of turns: what is counted is messages given to the template."""
+"""Work grows linearly with the number of turns, counted in messages given to the template."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ def turns(number):
 
 
 def rendered(template, number, **config):
-    """The outcome, and how many messages the template was given for it."""
+    """Return the result, and the number of messages given to the template."""
     tokens = (
         PHI_TOKENS if "<|end|>" in template else {"<|im_end|>": 1, "<|im_start|>": 2, "</s>": 3}
     )
@@ -88,7 +88,7 @@ def test_prompts_that_differ_at_each_turn_are_each_proven_as_long_as_that_is_aff
 
 
 def lines_run(work):
-    """Lines of Python that some work runs, each iteration of a comprehension among them."""
+    """Count the lines of Python executed, including each iteration of a comprehension."""
     number = 0
 
     def count(frame, event, _):
@@ -105,11 +105,11 @@ def lines_run(work):
 
 
 @pytest.mark.parametrize("name", ["chatml", "thinking"])
-def test_what_is_done_for_each_message_does_not_look_at_all_others(name):
+def test_the_work_per_message_does_not_grow_with_the_others(name):
     def work(number):
         config = {"turns": "joined"}
         renderer = chat_renderer(TEMPLATES[name] + f"{{# {number} #}}", config)
         return lines_run(lambda: renderer.render(make_table([turns(number)])))
 
-    work(40)  # what a process does once
+    work(40)  # done once per process
     assert work(800) < 12 * work(80)

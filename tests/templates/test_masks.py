@@ -79,7 +79,7 @@ def test_the_order_of_never_train_decides_nothing():
 
 
 def test_fireworks_cookbook_387_a_weight_of_0_is_not_ignored():
-    # fw-ai/cookbook#387: `weight: 0` was read and then trained all the same.
+    # fw-ai/cookbook#387: `weight: 0` was read but the message was trained anyway.
     talk = [
         turn("user", "hi"),
         turn("assistant", "no", 0.0),
@@ -185,8 +185,8 @@ QUOTES = ["<think>a</think> b", "<think>", "</think>", "</think><think>", "<thin
 @pytest.mark.parametrize("name", REAL)
 @pytest.mark.parametrize("quote", QUOTES)
 @pytest.mark.parametrize("copies", [1, 12])
-def test_what_a_call_quotes_is_no_thought(name, quote, copies, shared):
-    """Arguments are data: thinking is what stands in contents and fields, tags in calls are not."""
+def test_tags_quoted_in_a_call_are_not_reasoning(name, quote, copies, shared):
+    """Arguments are data: thinking in contents and fields counts, tags inside calls do not."""
     call = [{"type": "function", "function": {"name": "find", "arguments": {"q": quote}}}]
     talk = [
         turn("user", "Look it up."),
@@ -232,7 +232,7 @@ def test_a_thought_in_a_field_that_quotes_its_own_end_is_left_out_whole():
 
 @pytest.mark.parametrize("name", REAL)
 def test_the_first_word_after_a_space_is_trained_with_it(name, shared):
-    """After a thought that is left out, and after a header: the token begins with the space."""
+    """After omitted reasoning, and after a header: the token begins with the space."""
     snapshot = load_snapshot(str(shared / "tokenizers" / name))
     talk = [turn("user", "Well, why?"), turn("assistant", "<think>hm</think> Because."), *TWO[:2]]
     table = make_table([talk])
@@ -245,7 +245,7 @@ def test_the_first_word_after_a_space_is_trained_with_it(name, shared):
             text(row["input_ids"][span["start"] : span["end"]]) for span in row["trained_ranges"]
         ]
 
-    if name != "qwen3":  # its template leaves earlier thoughts out
+    if name != "qwen3":  # its template omits earlier reasoning
         assert first_words(reasoning="train_last")[0].strip().startswith("Because.")
     first = first_words(train_on="all", never_train=["assistant"])[0]
     assert first.strip().startswith("Well, why?")
@@ -283,7 +283,7 @@ def test_thinking_without_an_end_is_refused(reasoning, turns, content, is_refuse
         assert bool(done.formatted.num_rows) != is_refused
 
 
-def test_rows_are_called_by_what_is_left_of_them_without_thinking():
+def test_rows_are_named_by_their_text_without_thinking():
     said = [turn("user", "x"), turn("assistant", "y")]
     talks = [
         [said[0], turn("assistant", "<think>a</think>y")],
@@ -340,7 +340,7 @@ GENERATIONS = [
     ),
 ]
 TEXT = st.text("ab \n\u00e9\u4e16\U0001f600", min_size=1, max_size=12)
-TEXT = TEXT.map(str.lstrip).filter(bool)  # a token across the border: see docs/masks.md
+TEXT = TEXT.map(str.lstrip).filter(bool)  # a token that crosses the boundary: see docs/masks.md
 
 
 @pytest.mark.parametrize("template", GENERATIONS, ids=range(len(GENERATIONS)))
@@ -384,7 +384,7 @@ def test_a_header_in_a_generation_block_is_not_trained():
 
 
 def test_a_block_that_has_a_question_between_answers_refuses_the_row():
-    """The probe of two turns does not show it: the block goes on to the end of the row."""
+    """The probe of two turns does not show it: the block continues to the end of the row."""
     template = (
         "{% for m in messages %}{% if loop.index0 == 1 %}<|im_start|>assistant\n{% generation %}"
         "{% for n in messages[1:] %}{{ n.content }}<|im_end|>\n{% endfor %}{% endgeneration %}"
@@ -423,7 +423,7 @@ TURNS = ["joined", "exact", "alone", "whole"]
 
 @pytest.mark.parametrize("turns", TURNS)
 def test_axolotl_3754_the_stop_token_after_a_generation_block_is_trained(turns):
-    # axolotl#3754: the turn's end token was never trained, and losses looked healthy.
+    # axolotl#3754: the turn's end token was never trained, although losses looked healthy.
     answer = "<|im_start|>assistant\n{% generation %}{{ m.content }}{% endgeneration %}<|im_end|>\n"
     rendered = render_chat(tagged(answer), [TWO], config={"turns": turns})
     each = [["hello<|im_end|>"], ["see you<|im_end|>"]]
@@ -432,7 +432,7 @@ def test_axolotl_3754_the_stop_token_after_a_generation_block_is_trained(turns):
 
 @pytest.mark.parametrize("turns", TURNS)
 def test_marin_7237_an_answer_outside_of_its_generation_block_is_refused(turns):
-    # marin#7237: an all-zero assistant mask, silently.
+    # marin#7237: an all-zero assistant mask, without an error.
     answer = "<|im_start|>assistant\n{% generation %}{% endgeneration %}{{ m.content }}<|im_end|>\n"
     with pytest.raises(TemplateError, match=r"Put {% generation %} right after the assistant's"):
         render_chat(tagged(answer), [TWO], config={"turns": turns})
@@ -452,7 +452,7 @@ def test_turns_of_other_roles_with_a_weight_are_trained_in_the_first_record_alon
     hi, hello = "hi<|im_end|>\n", "hello<|im_end|>"
     records = [
         *([hi, hello], ["Be brief.<|im_end|>\n", hi, hello], ["see you<|im_end|>"]),
-        *([hi], [hi]),  # without a trained answer the row is rendered whole
+        *([hi], [hi]),  # without a trained answer, the row is rendered whole
     ]
     assert pieces(out.formatted) == records * copies
     assert out.formatted["span_weights"].to_pylist() == [[1.0, 0.5], *[None] * 4] * copies

@@ -1,4 +1,4 @@
-"""`mistral_system`: Mistral's template, with the system turn wherever a row has one."""
+"""`mistral_system`: Mistral's template, with the system turn where the row has it."""
 
 import json
 
@@ -30,7 +30,7 @@ def render(shared):
 def test_it_is_mistrals_own_where_no_system_turn_is_given(render, tools):
     table = make_table([TALK, TALK[:2]], tools=[tools, tools])
     own, ours = render(table, "chat"), render(table)
-    # Tools move to the last user turn, so the prompt of the second answer is another text.
+    # Tools move to the last user turn, so the prompt of the second answer is different.
     assert own.formatted["row"].to_pylist() == ([0, 0, 1] if tools else [0, 1])
     assert ours.formatted.equals(own.formatted)
 
@@ -74,7 +74,7 @@ def rows_and_texts(rendered):
 
 @pytest.mark.parametrize(("turns", "records"), [("joined", 69), ("exact", 69), ("alone", 110)])
 def test_answers_after_tool_results_keep_their_system_turn(shared, render, turns, records):
-    """Mistral's own template leaves the system turn out of prompts that end in a tool result."""
+    """Mistral's own template omits the system turn from prompts that end in a tool result."""
     source = SourceConfig(path=str(shared / "data" / "reason_tool_use_demo_50.jsonl"))
     (shard,) = scan_source(source)
     table = read_shard(shard, source, ValidateConfig(), "prompt").validated
@@ -91,7 +91,7 @@ def test_answers_after_tool_results_keep_their_system_turn(shared, render, turns
 
 
 def test_rows_with_reasoning_stop_at_once(render):
-    """Neither template writes any, and a model that thinks would learn to answer without."""
+    """Neither template writes reasoning, so a thinking model would learn to answer without it."""
     talk = [("user", "hi"), {"role": "assistant", "content": "hello", "reasoning": "A greeting."}]
     for template in ("chat", "mistral_system"):
         with pytest.raises(TemplateError, match=r"toy/rows.jsonl row 0 .* format.reasoning: strip"):

@@ -1,7 +1,7 @@
-"""Every stock template of TRL: what is trained is what inference would send, and what it samples.
+"""Every stock template of TRL: trained text is the inference prompt's continuation, up to its stop.
 
-The rule is that of docs/masks.md. `check` compares with `apply_chat_template`, and
-`tests.templates.rule` is the rule written a second time, over nothing but that function.
+The rule is in docs/masks.md. `check` compares with `apply_chat_template`, and
+`tests.templates.rule` is the rule implemented a second time with that function only.
 """
 
 import json
@@ -45,7 +45,7 @@ NEVER_THINKS = (
     *("lfm2_t", "lfm2_v2", "llama3", "llava_next", "phi3", "qwen2_5", "qwen3_instruct_2507"),
     *("qwen3_vl", "smolvlm"),
 )
-"""Templates that write no reasoning in any turn: refused as a whole once a row has some."""
+"""Templates that write no reasoning in any turn: refused as a whole if a row has reasoning."""
 
 CALLS = (
     *("tools", "parallel", "callast", "textcall"),
@@ -53,7 +53,7 @@ CALLS = (
 )
 _NO_CALLS = dict.fromkeys(CALLS, "content_lost")
 REFUSED: dict[tuple[str, ...], dict[str, str]] = {
-    # The prompt opens a thought, and nothing tells it not to.
+    # The prompt opens a thinking block, and no setting prevents it.
     ("deepseek",): dict.fromkeys(("chat2", "sys", *CALLS), "no_reasoning"),
     ("cohere", "gemma3", "lfm2.", "lfm2_t", "llama3.", "llama3_t", "phi3", "qwen2_5_vl"): _NO_CALLS,
     ("gemma.", "gemma_t"): {"sys": "template", **_NO_CALLS},
@@ -67,24 +67,24 @@ REFUSED: dict[tuple[str, ...], dict[str, str]] = {
     ("gemma4.", "gemma4_v3", "gemma4_v4"): dict.fromkeys(
         ("think2", "mixed", "toolsthink", "answerthink", "agent"), "thought_lost"
     ),
-    # The prompt after a result opens a thought where the turn has been closed (a text after the
-    # call does that) or where the template writes another header.
+    # The prompt after a result opens a thinking block if the turn is already closed (a text after
+    # the call closes it), or if the template writes another header.
     ("gemma4_v5",): {"agent": "template", "textcall": "template"},
     ("diffusion_gemma",): dict.fromkeys(
         ("toolsthink", "answerthink", "agent", "textcall"), "template"
     ),
-    # The first of two calls is written; reasoning, text and a call in one turn raise.
+    # The first of two calls is written; reasoning, text and a call in one turn raise an error.
     ("gptoss",): {"parallel": "content_lost", "agent": "template"},
     # A text before a call is not written.
     ("muse_glimmer",): {"agent": "content_lost", "textcall": "content_lost"},
 }
-"""Rows that the rule refuses, by the beginning of the template's name: shape and reason code."""
+"""Rows that the rule refuses, by prefix of the template's name: shape and reason code."""
 
 RECORDS: dict[tuple[str, ...], dict[str, tuple[int, int]]] = {
     ("glm4moe",): {"think2": (2, 2), "mixed": (2, 2), "agent": (2, 2)},
-    # A text before a call is written as a thought.
+    # A text before a call is written as reasoning.
     ("gptoss",): {"chat2": (1, 2), "think2": (2, 2), "mixed": (1, 2), "textcall": (2, 2)},
-    # A text before a call moves behind the result.
+    # A text before a call moves after the result.
     ("gemma4.", "gemma4_v3", "gemma4_v4"): {"textcall": (2, 2)},
     ("nemotron_3",): {"think2": (2, 2), "agent": (2, 2)},
     ("lfm2_2_5",): {"think2": (2, 2), "agent": (2, 2)},
@@ -101,9 +101,9 @@ RECORDS: dict[tuple[str, ...], dict[str, tuple[int, int]]] = {
         **{"chat2": (1, 2), "think2": (2, 2), "mixed": (2, 2), "agent": (2, 2)},
         "textcall": (1, 2),
     },
-    ("qwen3_8",): {"mixed": (2, 2)},  # thoughts stay; the switch changes the system prompt
+    ("qwen3_8",): {"mixed": (2, 2)},  # reasoning stays; the switch changes the system prompt
 }
-"""Records of a shape with `joined` and `exact`; one and one where nothing is said."""
+"""Records of a shape with `joined` and `exact`; one each if not listed."""
 
 
 def expected_refusal(name: str, shape: str) -> str | None:
@@ -170,7 +170,7 @@ def test_ids_of_prompts_are_the_first_ids_of_the_record(name):
                 table, snapshot_of(of), TokenizeConfig(), cut_at_spans=True
             ).tokenized
             for record, row in zip(made.records, tokenized.to_pylist(), strict=True):
-                is_cut = False  # earlier answers stay in the tokens that the model generated
+                is_cut = False  # earlier answers keep the tokens that the model generated
                 for answer, span in zip(record, row["trained_ranges"], strict=True):
                     ids, before = encode(answer.before), row["input_ids"][: span["start"]]
                     assert before == ids or is_cut, (turns, shape, answer)
@@ -187,11 +187,11 @@ def encode(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n.startswith(NEVER_THINKS)])
-def test_a_template_that_never_writes_reasoning_says_what_helps(name):
+def test_a_template_that_never_writes_reasoning_names_the_settings(name):
     of = family(name)
     refused = outcome(of, "think2")
     assert refused.reason == "TemplateError"
-    helps = not name.startswith("deepseek")  # whose prompt opens a thought
+    helps = not name.startswith("deepseek")  # whose prompt opens a thinking block
     assert ("thought_end" in refused.detail) is not helps
     assert "never writes reasoning, but toy/rows.jsonl row 0 has some" in refused.detail
     assert ("between the tags" in refused.detail) == helps
@@ -275,7 +275,7 @@ SAMPLED = {
         "Rome</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>"
     ),
 }
-"""What is sampled where a user asks, the model thinks, and calls a function."""
+"""Tokens sampled when a user asks, the model thinks, and calls a function."""
 
 
 @pytest.mark.parametrize("turns", TURNS)
@@ -296,7 +296,7 @@ def test_an_empty_thought_that_the_engine_writes_is_not_trained():
 
 
 def test_a_base_checkpoint_learns_to_end_turns_as_its_template_does():
-    """ChatML on a model whose EOS is `<|endoftext|>`, and which says nothing else."""
+    """ChatML on a model whose EOS is `<|endoftext|>`, with no other information."""
     of = family("qwen3_vl.jinja")
     base = of.base("<|endoftext|>")
     ((first, second),) = outcome_of(base, SHAPES["chat2"], None).records
@@ -305,7 +305,7 @@ def test_a_base_checkpoint_learns_to_end_turns_as_its_template_does():
 
 @pytest.mark.parametrize("name", [n for n in NAMES if not n.startswith(NEVER_THINKS)])
 def test_history_starts_no_record_and_is_not_refused(name):
-    """Earlier answers lost their thoughts, or could not have been generated."""
+    """Earlier answers lost their reasoning, or could not have been generated."""
     of = family(name)
     for shape in ("think2", "mixed"):
         if expected_refusal(name, shape) is None:
@@ -314,8 +314,8 @@ def test_history_starts_no_record_and_is_not_refused(name):
             assert [answer] == outcome(of, shape, "alone").records[-1]
 
 
-def test_a_last_answer_with_a_thought_is_trained_behind_one_without():
-    """DeepSeek's prompt opens a thought: the first answer is refused, unless it is history."""
+def test_a_last_answer_with_reasoning_is_trained_after_one_without():
+    """DeepSeek's prompt opens a thinking block: a first answer is refused unless it is history."""
     of = family("deepseek_r1_distill.jinja")
     options = {"thought_end": "\n</think>\n\n"}
     assert outcome(of, "mixed", **options).reason == "no_reasoning"
@@ -344,7 +344,7 @@ CALLS_ONLY = (
     "{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""As Kimi's: thoughts only before calls, and of a call only its id and arguments."""
+"""Like Kimi's: reasoning only before calls, and only the id and the arguments of a call."""
 
 
 def completions(made: Outcome) -> list[list[str]]:
@@ -362,7 +362,7 @@ def test_thoughts_that_only_calls_keep_are_written_before_answers_too():
     ]
 
 
-def test_a_call_whose_id_is_all_that_is_written_of_its_name():
+def test_a_call_whose_name_is_only_in_its_id():
     of = family("qwen3.jinja").with_template(CALLS_ONLY)
     refused = outcome(of, "parallel")
     assert refused.reason is not None
@@ -426,7 +426,7 @@ def test_one_call_that_stops_is_no_refusal():
 
 
 def test_the_docs_have_the_table_of_families():
-    """Written by `python -m tests.templates.families`."""
+    """The table is written by `python -m tests.templates.families`."""
     page = (Path(__file__).parents[2] / "docs" / "masks.md").read_text("utf-8")
     _, _, rest = page.partition("<!-- families -->\n")
     assert rest.partition("<!-- /families -->")[0] == table()
@@ -447,7 +447,7 @@ def test_stop_tokens_are_those_of_the_files_or_of_the_recipe():
 
 @pytest.mark.parametrize("name", ["qwen3.jinja", "glm4moe.jinja"])
 def test_records_that_differ_only_in_the_thinking_switch_have_names_of_their_own(name):
-    # The first answer is asked to think where a later one of its exchange does.
+    # The first answer gets the thinking prompt if a later one of its exchange thinks.
     done = [
         rendered_by_packhouse(family(name), [*SHAPES["tools"][:3], last], TOOLS, turns="alone")
         for last in (
@@ -468,7 +468,7 @@ THOUGHT_END = {"deepseek_r1_distill": {"thought_end": "\n</think>\n\n"}}
 @pytest.mark.parametrize(
     "name", ["qwen3", "qwen3_8", "glm4moe", "gptoss", "nemotron_3_nano", "deepseek_r1_distill"]
 )
-def test_what_follows_the_last_trained_answer_is_not_refused(name, turns):
+def test_messages_after_the_last_trained_answer_are_not_refused(name, turns):
     of, config = family(f"{name}.jinja"), {"turns": turns, **THOUGHT_END.get(name, {})}
     talk = SHAPES["think2"]
     for end in ([talk[2]], [talk[2], {**talk[3], "weight": 0.0}]):

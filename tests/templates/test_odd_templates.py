@@ -1,4 +1,4 @@
-"""Templates of families that the design does not list, each with what it once was trained wrong."""
+"""Templates of families not listed in the design, each with an earlier mistake in its training."""
 
 import json
 
@@ -11,7 +11,7 @@ from packhouse.render import turns as rule
 from tests.templates.test_chat_toys import THINKING
 from tests.templates.toys import chat_renderer, make_snapshot, make_table, pieces, render_chat
 
-METHARME = (  # EOS after the last turn alone; headers end the turns before
+METHARME = (  # EOS only after the last turn; headers end the turns before
     "{% for m in messages %}{% if m.role == 'system' %}<|system|>{{ m.content }}"
     "{% elif m.role == 'user' %}<|user|>{{ m.content }}{% else %}<|model|>{{ m.content }}"
     "{% if loop.last %}</s>{% endif %}{% endif %}{% endfor %}"
@@ -24,7 +24,7 @@ LAST_WORD = (  # the last message alone decides whether the prompt or the model 
     "{% if add_generation_prompt %}<|user|>assistant: "
     "{% if messages[-1].content.endswith('/no') %}<|system|>{% endif %}{% endif %}"
 )
-LAST_SWITCH = LAST_WORD.replace(  # as Nemotron Nano v2: the last switch of all texts decides
+LAST_SWITCH = LAST_WORD.replace(  # like Nemotron Nano v2: the last switch in all texts decides
     "{% if messages[-1].content.endswith('/no') %}",
     "{% set ns = namespace(no=false) %}{% for m in messages %}{% if '/no' in m.content %}"
     "{% set ns.no = true %}{% elif '/yes' in m.content %}{% set ns.no = false %}{% endif %}"
@@ -37,26 +37,26 @@ OPENS = (
     "{% if add_generation_prompt %}<|user|>assistant: <think>\n{% endif %}"
 )
 
-EMPTY_THOUGHT = (  # reasoning is never written; a finished answer has an empty thought in its place
+EMPTY_THOUGHT = (  # reasoning is never written; a finished answer has an empty block instead
     "{% for m in messages %}<|user|>{{ m.role }}: "
     "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}"
     "{% for call in m.tool_calls or [] %}[{{ call.function.name }} "
     "{{ call.function.arguments | tojson }}]{% endfor %}</s>{% endfor %}"
     "{% if add_generation_prompt %}<|user|>assistant: <think>\n{% endif %}"
 )
-HEADERS_STOP = (  # as GLM: the header of the next turn stops the model
+HEADERS_STOP = (  # like GLM: the header of the next turn stops the model
     "{% for m in messages %}{{ '<|user|>' if m.role == 'user' else '<|model|>' }}{{ m.content }}"
     "{% endfor %}{% if add_generation_prompt %}<|model|>{% endif %}"
 )
 
-BUDGET = (  # as Seed-OSS: a number, of which 0 is False
+BUDGET = (  # like Seed-OSS: a number, of which 0 means False
     "{% if thinking_budget is defined and thinking_budget > 0 %}<|system|>Think for "
     "{{ thinking_budget }} tokens.</s>{% endif %}{% for m in messages %}<|user|>{{ m.role }}: "
     "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
     "{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<|user|>assistant: "
     "{% if thinking_budget == 0 %}<think></think>{% endif %}{% endif %}"
 )
-CONTROLS = (  # as Granite 3.3: an argument that only prompts write, and a name that branches set
+CONTROLS = (  # like Granite 3.3: an argument that only prompts use, and a name that branches set
     "{% if messages[0].role == 'system' %}{% set rest = messages[1:] %}{% else %}"
     "{% set rest = messages %}{% endif %}"
     "{% for m in rest %}<|user|>{{ m.role }}: {{ m.content }}</s>{% endfor %}"
@@ -105,7 +105,7 @@ def test_the_next_header_is_no_end_of_a_turn():
     ]
 
 
-def test_what_a_prompt_asks_of_its_last_message_alone_makes_another_kind():
+def test_a_prompt_that_depends_on_its_last_message_makes_another_kind():
     turns = [
         (("user", "assistant")[at % 2], f"turn {at}" + " /no" * (at in (0, 50))) for at in range(80)
     ]
@@ -118,7 +118,7 @@ def test_what_a_prompt_asks_of_its_last_message_alone_makes_another_kind():
     ]
 
 
-def test_what_only_some_prompts_ask_makes_another_kind_from_then_on():
+def test_a_question_of_only_some_prompts_makes_another_kind_from_then_on():
     template = LAST_WORD.replace(
         "messages[-1].content.endswith",
         "'x' in messages[-1].content and messages[-1].content.endswith",
@@ -252,7 +252,7 @@ def test_no_thought_is_ended_that_nothing_began():
 
 
 def test_a_thought_that_a_final_answer_takes_out_of_history_is_trained_as_before_a_call():
-    template = (  # as Kimi K2-Thinking: thoughts stay up to the last answer without a call
+    template = (  # like Kimi K2-Thinking: reasoning stays up to the last answer without a call
         "{% set ns = namespace(last=-1) %}{% for m in messages %}"
         "{% if m.role == 'assistant' and not m.tool_calls %}{% set ns.last = loop.index0 %}"
         "{% endif %}"
@@ -327,14 +327,14 @@ def test_a_template_that_writes_thoughts_only_where_there_are_tools_is_not_refus
 
 
 CALLS = [{"type": "function", "id": "call00000", "function": {"name": "get", "arguments": {}}}]
-IDS_OF_HISTORY = (  # as Apriel 1.6: the last turn has no end, and calls before it have ids
+IDS_OF_HISTORY = (  # like Apriel 1.6: the last turn has no end, and calls before it have ids
     "{% for m in messages %}<|user|>{{ m.role }}: {{ m.content }}"
     "{% for call in m.tool_calls or [] %}[{{ call.function.name }}"
     "{% if not loop.last or messages[-1] is not sameas m %} {{ call.id }}{% endif %}]{% endfor %}"
     "{% if messages[-1] is not sameas m %}</s><|model|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}</s><|model|><|user|>assistant: {% endif %}"
 )
-TEXT_IS_BEGUN = (  # as Nemotron Nano v2: the prompt after an answer goes on with that answer
+TEXT_IS_BEGUN = (  # like Nemotron Nano v2: the prompt after an answer continues that answer
     "{% for m in messages %}{% if m.content %}<|user|>{{ m.role }}: {{ m.content }}"
     "{% if not (loop.last and add_generation_prompt and m.role == 'assistant') %}</s>{% endif %}"
     "{% endif %}{% for call in m.tool_calls or [] %}<|user|>assistant: [{{ call.function.name }}]"
@@ -377,7 +377,7 @@ def test_a_call_is_put_into_its_own_message_only_where_the_prompt_after_a_text_h
 
 
 def test_stop_tokens_that_end_no_plain_answer_are_no_advice():
-    template = (  # as Solar Open: a thought ends with the token that ends plain answers
+    template = (  # like Solar Open: reasoning ends with the token that ends plain answers
         "{% for m in messages %}<|user|>{{ m.role }}: "
         "{% if m.reasoning_content %}{{ m.reasoning_content }}</s>{% endif %}{{ m.content }}"
         "{% for call in m.tool_calls or [] %}[{{ call.function.name }}]{% endfor %}"
@@ -401,7 +401,7 @@ def test_stop_tokens_that_end_no_plain_answer_are_no_advice():
 @pytest.mark.parametrize(
     ("condition", "is_found"),
     [
-        ("mode == 'thinking'", True),  # as DeepSeek V3.2
+        ("mode == 'thinking'", True),  # like DeepSeek V3.2
         ("mode in ['high', 'low'] or (mode is not defined and true)", True),
         ("mode not in ['none', 'chat']", True),
         ("mode == 4", False),

@@ -1,4 +1,4 @@
-"""Templates of constant texts: dart-math's, by name, and those of a dict or object."""
+"""Templates made of constant texts: dart-math's, by name, and those of a dict or object."""
 
 import hashlib
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from packhouse.render.single_turn import Ends
 from tests.templates.toys import make_snapshot, make_table, pieces
 
 DEMO = str(Path(__file__).parents[2] / "deployments" / "demo" / "tokenizer")
-# sha256 of what dart-math's PromptTemplate(...).make_full_prompt("What is 1 + 1?") returns.
+# sha256 of the result of dart-math's PromptTemplate(...).make_full_prompt("What is 1 + 1?").
 PROMPTS = {
     "dart-math/qa": "051c151e7d3cac30",
     "dart-math/alpaca": "73c325ae1680e61f",
@@ -50,7 +50,7 @@ def test_a_prompt_is_dart_math_s_to_the_byte_and_the_answer_alone_is_trained(nam
     assert pieces(done) == [[" It is 2.</s>"]]
 
 
-def test_a_bos_that_the_texts_begin_with_stands_once():
+def test_a_bos_at_the_start_of_the_texts_appears_once():
     tokens = {"bos_token": "<|begin_of_text|>", "eos_token": "</s>"}
     (text,) = render("dart-math/llama3-math", special_tokens=tokens).formatted["text"].to_pylist()
 
@@ -60,7 +60,7 @@ def test_a_bos_that_the_texts_begin_with_stands_once():
     assert other.startswith("<|begin_of_text|>User:\nWhat is")
 
 
-def test_further_turns_follow_behind_delim_and_system_turns_are_refused():
+def test_later_turns_follow_delim_and_system_turns_are_refused():
     talk = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
     done = render("dart-math/qa", [talk, [("system", "s"), *talk]], adds_bos=False)
 
@@ -73,7 +73,7 @@ def test_further_turns_follow_behind_delim_and_system_turns_are_refused():
 
 @dataclass
 class PromptTemplate:
-    """As dart-math's: an object with a text in each attribute."""
+    """Like dart-math's: an object with a text in each attribute."""
 
     id: str = "mine"
     sys_prompt: str = "Think.\n"
@@ -104,7 +104,7 @@ def test_an_object_with_the_texts_is_taken_as_the_dict_of_them(tmp_path):
 
 
 @pytest.mark.parametrize("given", [7, ["Q: "], object()])
-def test_what_holds_no_texts_is_refused(given, tmp_path):
+def test_an_object_without_texts_is_refused(given, tmp_path):
     with pytest.raises(ConfigError, match="an object with query_prompt and resp_prompt"):
         _format(given, DEMO, tmp_path)
 

@@ -1,4 +1,4 @@
-"""Single-turn templates give the ids that a tokenizer gives for the same prompt at inference."""
+"""Single-turn templates give the ids of the same prompt tokenized at inference."""
 
 import pytest
 from transformers import AutoTokenizer
@@ -10,7 +10,7 @@ from tests.templates.toys import make_table
 
 TOKENIZERS = ["mistral-7b-instruct-v0.3", "qwen2.5-instruct", "qwen3"]
 
-# The second begins with a space of its own, the third with a line break, the last not with a word.
+# The second begins with a space, the third with a line break, the last not with a word.
 ROWS = [
     [("user", "Below is a word\n"), ("assistant", "Yes, it is.")],
     [("user", " Why is the sky blue?\n"), ("assistant", "Light scatters.")],
@@ -34,7 +34,7 @@ def tokenized(shared, name, template, rows, **config):
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("template", ["alpaca", "completion"])
 def test_ids_are_those_of_prompt_and_answer_in_one_call_and_eos(shared, name, template):
-    """What TRL makes of a prompt and a completion: `tokenizer(prompt + completion)`, then EOS."""
+    """TRL's result for a prompt and a completion: `tokenizer(prompt + completion)`, then EOS."""
     real = AutoTokenizer.from_pretrained(shared / "tokenizers" / name)
     texts, rows = tokenized(shared, name, template, ROWS)
     for number, (text, row) in enumerate(zip(texts, rows, strict=True)):
@@ -48,7 +48,7 @@ def test_ids_are_those_of_prompt_and_answer_in_one_call_and_eos(shared, name, te
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_a_prompt_alone_begins_with_the_ids_that_were_trained(shared, name):
-    """Up to the last line break of the prompt, which an answer never joins."""
+    """Up to the last line break of the prompt, which never joins an answer."""
     real = AutoTokenizer.from_pretrained(shared / "tokenizers" / name)
     _, rows = tokenized(shared, name, "completion", ROWS)
     for conversation, row in zip(ROWS, rows, strict=True):

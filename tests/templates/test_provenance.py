@@ -1,4 +1,4 @@
-"""Text of the row is never taken for the template's own, whatever a template does to it.
+"""Text of the row is never mistaken for the template's own, whatever a template does to it.
 
 Contents are Greek and templates are ASCII, so a Greek letter in a constant is a leak.
 """
@@ -48,7 +48,7 @@ OWNERS = ["m", "'a <b> c'", "m[2:-3]"]
 
 
 def check(source, messages=MESSAGES, tools=TOOLS):
-    """Render traced and plain: the same, and no constant holds text of the row."""
+    """Check that traced and plain renderings are equal and no constant contains row text."""
     try:
         template = ChatTemplate(source, {}, where="toy")
         expected = template.render(deepcopy(messages), deepcopy(tools))  # indent changes lists
@@ -58,7 +58,7 @@ def check(source, messages=MESSAGES, tools=TOOLS):
     try:
         rendering = Conversation(template, messages, Given(tools), nothing).rendering
     except RefusedError:
-        return False  # refused, not guessed at
+        return False  # refused, not guessed
     text, expected = (re.sub("0x[0-9a-f]+", "", t) for t in (rendering.text.decode(), expected))
     assert text == expected, source
     for part in rendering.parts:
@@ -134,7 +134,7 @@ def test_no_operator_leaks(source):
 
 
 @pytest.mark.parametrize("number", ["0", "7"])
-def test_a_row_cannot_forge_what_stands_for_its_texts_in_json(number):
+def test_a_row_cannot_forge_the_placeholders_of_its_texts_in_json(number):
     call = MESSAGES[1]["tool_calls"][0] | {"type": f"\0{number}\0", f"\0{number}\0": 1}
     messages = [MESSAGES[0], MESSAGES[1] | {"tool_calls": [call]}]
     for form in ("", "indent=1", "ensure_ascii=true"):
@@ -142,7 +142,7 @@ def test_a_row_cannot_forge_what_stands_for_its_texts_in_json(number):
 
 
 @pytest.mark.parametrize("use", ["m.join([1])", "m.removeprefix((' ', 'b'))", "m.removesuffix(1)"])
-def test_what_str_refuses_is_refused(use):
+def test_calls_that_str_refuses_are_refused(use):
     template = ChatTemplate(PREFIX + "{{ " + use + " }}", {}, where="toy")
     talk = Conversation(template, MESSAGES, Given(), re.compile("(?!)"))
     with pytest.raises(RefusedError, match="TypeError"):
@@ -207,6 +207,6 @@ def test_the_work_grows_with_the_length_of_a_text(use, monkeypatch):
     assert 500 < work[0] < work[1] < 2.1 * work[0]
 
 
-def test_a_template_cannot_reach_what_a_text_knows_of_itself():
+def test_a_template_cannot_reach_the_provenance_of_a_text():
     own = set(vars(TracedText)) - set(dir(str))
     assert all(name.startswith("_") for name in own)

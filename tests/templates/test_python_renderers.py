@@ -1,4 +1,4 @@
-"""Renderers in Python: where the row's texts are in the text of a plug-in, and what is refused."""
+"""Renderers in Python: where a plug-in's text contains the row's texts, and what is refused."""
 
 import functools
 import importlib
@@ -61,14 +61,14 @@ VERSIONS = itertools.count(1)
 
 
 class Toys:
-    """Distributions in a folder of their own, as pip installs them."""
+    """Distributions in a separate folder, as pip installs them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.version = folder, 0
-        """The version of the latest distribution: no other test has it."""
+        """The version of the latest distribution; no other test has it."""
 
     def install(self, code: str, name: str = "toy", value: str = ":Toy") -> str:
-        self.version = next(VERSIONS)  # a process keeps what it learnt of a renderer
+        self.version = next(VERSIONS)  # a process caches what it knows about a renderer
         module = f"toy_renderer_{name}_{self.version}"
         info = self.folder / f"acme_{name}.dist-info"
         info.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ class Toys:
 @pytest.fixture
 def toys(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    worker._end_idle()  # a worker that waits from an earlier test does not know the folder
+    worker._end_idle()  # a waiting worker of an earlier test does not know the folder
     return Toys(tmp_path / "site")
 
 
@@ -228,7 +228,7 @@ def test_a_row_is_refused_if_its_texts_fit_in_two_ways(toys):
     assert render(name, [("user", "a"), ("user", " b"), ("assistant", "c")]).formatted.num_rows == 1
 
 
-def test_what_the_library_refuses_is_quarantined_in_its_own_words(toys):
+def test_rows_that_the_library_refuses_are_quarantined_with_its_message(toys):
     check = """
     def check(messages):
         if "bad" in messages[0]["content"]:
@@ -279,7 +279,7 @@ def test_a_row_has_only_the_arguments_that_the_renderer_reads(toys):
         ("self.folder = folder", "open(folder)", PluginError, "on tokenizer folder 'tokenizer'"),
     ],
 )
-def test_what_is_no_renderer_is_said_by_name(toys, old, new, error, said):
+def test_an_invalid_renderer_is_reported_by_name(toys, old, new, error, said):
     assert old in TOY
     name = toys.install(TOY.replace(old, new))
     with pytest.raises(error, match="renderer 'toy' of acme-toy") as caught:
@@ -341,7 +341,7 @@ def test_an_unknown_renderer_is_an_error_that_names_those_installed(toys, recipe
         packhouse.prepare(recipe("vicuna"), progress=False)
     with pytest.raises(ConfigError, match="cannot be 'tooy'; did you mean 'toy'"):
         packhouse.prepare(recipe("tooy"), progress=False)
-    known = load_recipe(recipe("chat"))  # a run form's name, which is checked when it runs
+    known = load_recipe(recipe("chat"))  # a name in a run form, which is checked when the form runs
     form = known.model_copy(update={"format": known.format.model_copy(update={"template": "tooy"})})
     workspace = Workspace(cache=tmp_path / "cache")
     with pytest.raises(ConfigError, match="there is no 'tooy'; did you mean 'toy'"):
@@ -368,7 +368,7 @@ FILES = [
     ("glaive_toolcall_en_demo.json", "sharegpt", 16),
     ("reason_tool_use_demo_50.jsonl", "chat", 20),
 ]
-"""Rows with calls and with reasoning: a library takes 0.1 s for all the prompts of one."""
+"""Rows with calls and with reasoning; a library takes 0.1 s for all prompts of one row."""
 
 
 def real_rows(shared: Path, file: str, form: str, number: int) -> Any:
@@ -381,7 +381,7 @@ KEYS = ("role", "content", "context", "reasoning", "tool_calls", "tool_call_id",
 
 
 class Compared:
-    """Records, one for each answer, compared with what a library writes for the messages up to it.
+    """Compare records, one per answer, with a library's text for the messages up to it.
 
     Args:
         write: (messages as a template gets them, tools) -> the library's text.
@@ -402,7 +402,7 @@ class Compared:
             row = rows[record["row"]]
             tools = row["tools"] and json.loads(row["tools"])
             known = [{k: m[k] for k in keys if m.get(k) is not None} for m in row["messages"]]
-            # Ids that packhouse makes depend on the message's number: all are made at once.
+            # packhouse makes ids from the message's number, so all are made at once.
             chat = chat_messages(known, form)
             ends = [n + 1 for n, message in enumerate(chat) if message["role"] == "assistant"]
             parts = [chat[:end] for end in ends]
@@ -508,7 +508,7 @@ def test_mistral_writes_real_rows_with_the_ids_of_its_library(tekken, shared):
 
 @pytest.fixture
 def deepseek(toys, tmp_path):
-    """The plug-in of the page, and a stand-in for DeepSeek V4's tokenizer, of 4,096 tokens."""
+    """The plug-in on the page, and a stand-in for DeepSeek V4's tokenizer, with 4,096 tokens."""
     pytest.importorskip("renderers", reason="renderers is not installed")
     from transformers import AutoTokenizer
 
@@ -564,7 +564,7 @@ SAMPLED = {
         '<parameter name="city">Rome</parameter>\n</invoke>\n</minimax:tool_call>[e~[',
     ),
 }
-"""Stop tokens, other control tokens, and what is sampled where a model thinks and calls."""
+"""Stop tokens, other control tokens, and the output of a model that thinks and calls."""
 
 
 @pytest.mark.parametrize("family", SAMPLED)

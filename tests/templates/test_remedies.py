@@ -1,6 +1,6 @@
-"""Every reason code of the format step: a row that is refused so, and its remedy, which works.
+"""For every reason code of the format step: a row that is refused with it, and a remedy that works.
 
-Each remedy is what the row's detail says, or the table of reasons, followed to the letter.
+Each remedy comes from the row's detail or from the table of reasons, followed exactly.
 """
 
 import copy
@@ -123,13 +123,13 @@ RECURSES = "{% macro f(x) %}{{ f(x) if x == 'Hi' else x }}{% endmacro %}" + CHAT
 
 
 class Case(NamedTuple):
-    """A row that is refused, and what its remedy changes."""
+    """A row that is refused, and the change that its remedy makes."""
 
     reason: str
     of: Family
     messages: Rows
     says: str
-    """In the detail, or in the table of reasons."""
+    """Text in the detail, or in the table of reasons."""
     remedy: dict[str, Any]
     """`of`, `messages` or settings of the format section."""
     config: Mapping[str, Any] = MappingProxyType({})

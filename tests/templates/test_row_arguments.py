@@ -1,4 +1,4 @@
-"""Arguments of rows for the chat template: `chat_template_kwargs`, `documents`."""
+"""Arguments for the chat template in rows: `chat_template_kwargs`, `documents`."""
 
 import json
 from unittest.mock import patch
@@ -15,7 +15,7 @@ from tests.templates.toys import (
     snapshot_of,
 )
 
-# As Cohere's and IBM's templates place documents: before the turns, all items of each.
+# Documents as in Cohere's and IBM's templates: before the turns, all items of each.
 RAG = (
     "{% if documents %}{{ '<|im_start|>system\\nDocuments:\\n' }}{% for d in documents %}"
     "{{ 'Document: ' ~ loop.index0 ~ '\\n' }}{% for key, value in d.items() %}"
@@ -42,7 +42,7 @@ def outcome(rendered):
 
 
 def rendered_both_ways(table, config=None, **snapshot):
-    """Rows that were filled by shape, after a comparison with rows through Jinja alone."""
+    """Return the rows rendered by shape, after comparing them with rows rendered only by Jinja."""
     config, facts = config or FormatConfig(), make_snapshot(adds_bos=False, **snapshot)
     filled = make_renderer(config, facts).render(table)
     with patch.object(chat, "MIN_SHAPE_ROWS", 2**31):
@@ -50,8 +50,8 @@ def rendered_both_ways(table, config=None, **snapshot):
     return filled
 
 
-def test_thinking_row_by_row_is_what_transformers_writes(load_tokenizer, shared, tmp_path):
-    """A row that does not set `enable_thinking` has no reasoning: it is asked without thinking."""
+def test_thinking_row_by_row_equals_transformers(load_tokenizer, shared, tmp_path):
+    """Rows that do not set `enable_thinking` have no reasoning, so their prompts do not think."""
     tokenizer = load_tokenizer("qwen3")
     given = [THINKING[number % 3] for number in range(60)]
     talks = [talk(number) for number in range(60)]
@@ -128,7 +128,7 @@ def test_rows_of_a_shape_are_filled_with_their_own_documents():
     assert "title: T7\ntext: text 7\n" in filled.formatted["text"][7].as_py()
 
 
-def test_what_a_template_asks_of_an_argument_parts_the_rows():
+def test_rows_are_split_by_the_arguments_that_a_template_tests():
     source = (
         "{% if effort == 'high' %}{{ 'Think hard. ' }}{% elif effort is defined %}"
         "{{ 'Effort ' ~ effort ~ ' ' }}{% endif %}"
@@ -221,7 +221,7 @@ def test_control_text_of_a_document_is_content_and_in_a_key_refused():
 
 
 def test_blocks_are_cut_where_the_prompt_of_the_row_ends():
-    """The block begins before the thinking that `enable_thinking: false` puts into the prompt."""
+    """The block begins before the thinking that `enable_thinking: false` adds to the prompt."""
     source = (
         "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|im_start|>assistant\\n' }}"
         "{% generation %}{{ '<think>\\n\\n</think>\\n\\n' if not enable_thinking|default(true) }}"

@@ -1,4 +1,4 @@
-"""Hostile templates: what they cannot reach, and what they cannot use up."""
+"""Hostile templates: limits on what they can access and use up."""
 
 import resource
 from functools import partial
@@ -11,7 +11,7 @@ from packhouse.system import worker
 from tests.templates.toys import CHATML, render_chat
 
 HI = [("user", "hi"), ("assistant", "hello")]
-# Harmless to the probe, hostile to the row.
+# Harmless for the probe, hostile for the row.
 ON_ROW = "{% if messages[0].content == 'hi' %}"
 MIB = 2**20
 
@@ -50,7 +50,7 @@ def in_worker(call):
         "{{ range(99999) | map('string') | map('center', 100000) | map('list') | list }}",
     ],
 )
-def test_memory_of_a_template_ends_where_the_kernel_says(hostile, monkeypatch):
+def test_the_kernel_limits_the_memory_of_a_template(hostile, monkeypatch):
     monkeypatch.setenv(worker.MEMORY_MB, "256")
 
     with pytest.raises(TemplateError, match="needs more memory than its limit of 256 MB") as caught:
@@ -74,7 +74,7 @@ def test_memory_of_a_template_ends_where_the_kernel_says(hostile, monkeypatch):
         "{{ 10 ** (10 ** 9) }}",
     ],
 )
-def test_time_of_a_template_ends_where_the_kernel_says(hostile, monkeypatch):
+def test_the_kernel_limits_the_time_of_a_template(hostile, monkeypatch):
     monkeypatch.setenv(worker.SECONDS, "1")
 
     with pytest.raises(TemplateError, match="more CPU time than its limit of 1 s") as caught:

@@ -1,4 +1,4 @@
-"""`format.chat_template_kwargs`: what a recipe gives to a chat template."""
+"""`format.chat_template_kwargs`: arguments that a recipe passes to a chat template."""
 
 import pytest
 

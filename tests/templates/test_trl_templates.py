@@ -1,7 +1,7 @@
-"""TRL's training templates: generation blocks of whole renderings, and transformers' own mask.
+"""TRL's training templates: generation blocks in whole renderings, and transformers' own mask.
 
-TRL trains all of a block. packhouse trains what the model generates: from the end of the prompt of
-inference to the stop token. `BLOCKS` has what that leaves out of the blocks.
+TRL trains the whole block. packhouse trains what the model generates: from the end of the inference
+prompt to the stop token. `BLOCKS` lists the parts of blocks that packhouse does not train.
 """
 
 import copy
@@ -24,14 +24,14 @@ SUFFIX = "_training.jinja"
 NAMES = sorted(f.name.removesuffix(SUFFIX) for f in FOLDER.iterdir() if f.name.endswith(SUFFIX))
 NEW_LINE, THINK = ("", "\n"), ("<think>\n", "\n")
 BLOCKS: dict[tuple[str, ...], set[tuple[str, str]]] = {
-    # (before, after): a block is before + what is trained + after.
+    # (before, after): a block is before + trained text + after.
     ("cohere", "cohere2", "glm4moe", "llama3", "llava_next"): {("", "")},
     # The line break after the stop token.
     ("diffusion_gemma", "gemma", "gemma3", "idefics3", "smolvlm"): {NEW_LINE},
     ("lfm2", "lfm2_v2", "qwen2_5_vl", "qwen3", "qwen3_instruct_2507", "qwen3_vl"): {NEW_LINE},
     # The same, and EOS at the end of the conversation.
     ("phi3", "phi3_5"): {NEW_LINE, ("", "\n<|im_end|>")},
-    # The end of the prompt: a header, its line break, or the opening of a thought.
+    # The end of the prompt: a header, its line break, or the beginning of a thinking block.
     ("deepseek_r1_distill", "deepseekv3"): {("<\uff5cAssistant\uff5c>", "")},
     ("gptoss", "muse_glimmer"): {("<|start|>assistant", "")},
     ("qwen2_5",): {("\n", "\n")},
@@ -40,7 +40,7 @@ BLOCKS: dict[tuple[str, ...], set[tuple[str, str]]] = {
 }
 DIFFERENCES = {name: differences for names, differences in BLOCKS.items() for name in names}
 STOP_TOKENS = {
-    # Of the models' generation_config.json, which the tokenizer here does not have.
+    # From the models' generation_config.json, which the tokenizer here does not have.
     "cohere": ["<|END_OF_TURN_TOKEN|>"],
     "cohere2": ["<|END_OF_TURN_TOKEN|>"],
     "diffusion_gemma": ["<turn|>", "<|tool_response>"],
@@ -54,7 +54,7 @@ REFUSE_CALLS = {
     # The template raises, or leaves out the call or its result.
     *("cohere", "cohere2", "deepseek_r1_distill", "gemma", "gemma3", "idefics3", "lfm2", "llama3"),
     *("llava_next", "phi3", "phi3_5", "qwen2_5_vl", "smolvlm"),
-    # Prompt or stop token of a call are not in the whole rendering; joined and exact find them.
+    # The whole rendering lacks the prompt or stop token of a call; joined and exact find them.
     *("deepseekv3", "diffusion_gemma", "gptoss"),
 }
 REFUSE_SYSTEM = {"gemma"}
@@ -98,7 +98,7 @@ def source_of(name):
 
 @pytest.fixture(scope="module")
 def tokenizer(shared):
-    """Qwen2.5's, with every control token that one of the templates writes."""
+    """Qwen2.5's tokenizer, with every control token that one of the templates writes."""
     from transformers import AutoTokenizer
 
     made = AutoTokenizer.from_pretrained(

@@ -1,4 +1,4 @@
-"""Orders of turns and arguments of calls that are not the usual ones, with real templates."""
+"""Unusual orders of turns and arguments of calls, with real templates."""
 
 import json
 
@@ -56,7 +56,7 @@ def test_a_greeting_that_no_prompt_comes_before_is_refused_alone(load_tokenizer)
     assert trained == ["Welcome!<|im_end|>", "Hello!<|im_end|>"]
 
 
-def test_what_the_template_refuses_is_quarantined_in_its_own_words(load_tokenizer):
+def test_rows_that_the_template_refuses_are_quarantined_with_its_message(load_tokenizer):
     snapshot = snapshot_of(load_tokenizer("mistral-7b-instruct-v0.3"))
 
     rendered = make_renderer(FormatConfig(), snapshot).render(make_table([ODD["two users"][0]]))

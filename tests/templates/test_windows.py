@@ -1,4 +1,4 @@
-"""Over-long conversations as windows of whole turns."""
+"""Conversations over the limit, as windows of whole turns."""
 
 import numpy as np
 import pyarrow.compute as pc
@@ -71,7 +71,7 @@ def test_the_system_turn_is_trained_in_one_window_alone_where_all_is_trained():
 
 
 @pytest.mark.parametrize("seq_len", [10, 10**6])
-def test_what_fits_or_cannot_be_split_is_as_it_was(seq_len):
+def test_rows_that_fit_or_cannot_be_split_are_unchanged(seq_len):
     rows = make_table([talk(1), talk(1, system=None)])
     done = renderer(seq_len).render(rows)
 

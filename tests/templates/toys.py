@@ -22,7 +22,7 @@ def make_table(
     arguments: Any = None,
     weights: Any = None,
 ) -> pa.Table:
-    """A VALIDATED table of conversations given as [(role, content), ...] or as dicts."""
+    """Return a VALIDATED table of conversations given as [(role, content), ...] or as dicts."""
     rows = []
     for number, conversation in enumerate(conversations):
         messages = [
@@ -55,7 +55,7 @@ _BACKEND = Tokenizer(models.BPE({"a": 0}, [])).to_str()
 
 
 def make_snapshot(**changes: Any) -> TokenizerSnapshot:
-    """A toy tokenizer with ChatML's tokens."""
+    """Return a toy tokenizer with ChatML's tokens."""
     facts: dict[str, Any] = {
         "fingerprint": "0" * 64,
         "class_name": "ToyTokenizer",
@@ -70,7 +70,7 @@ def make_snapshot(**changes: Any) -> TokenizerSnapshot:
 
 
 def pieces(formatted: pa.Table, spans: str = "trained_spans") -> list[list[str]]:
-    """The text of each row's spans."""
+    """Return the text of each row's spans."""
     rows = formatted.select(["text", spans]).to_pylist()
     return [
         [row["text"].encode()[span["start"] : span["end"]].decode() for span in row[spans]]
@@ -79,7 +79,7 @@ def pieces(formatted: pa.Table, spans: str = "trained_spans") -> list[list[str]]
 
 
 def snapshot_of(tokenizer: Any, **changes: Any) -> TokenizerSnapshot:
-    """What templates need to know of a transformers tokenizer."""
+    """Return what templates need from a transformers tokenizer."""
     ids = tokenizer("a")["input_ids"]
     first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.cls_token_id
     facts = {
@@ -94,14 +94,14 @@ def snapshot_of(tokenizer: Any, **changes: Any) -> TokenizerSnapshot:
 
 
 def chat_renderer(template: str, config: dict[str, Any] | None = None, **snapshot: Any) -> Renderer:
-    """Renderer of a Jinja source as the tokenizer's chat template."""
+    """Return a renderer with a Jinja source as the tokenizer's chat template."""
     facts = {"adds_bos": False, "chat_template": template, **snapshot}
     return make_renderer(FormatConfig(**(config or {})), make_snapshot(**facts))
 
 
 @contextmanager
 def counting_messages() -> Iterator[list[int]]:
-    """How many messages templates are given, a number for each rendering."""
+    """Record how many messages each rendering is given."""
     given: list[int] = []
     render = ChatTemplate.render
 
@@ -114,7 +114,7 @@ def counting_messages() -> Iterator[list[int]]:
 
 
 def render_chat(template: str, conversations: list[Any], **options: Any) -> Rendered:
-    """Conversations rendered by a Jinja source; `tools` go to the table."""
+    """Render conversations with a Jinja source; `tools` go to the table."""
     table = make_table(conversations, tools=options.pop("tools", None))
     return chat_renderer(template, **options).render(table)
 

@@ -1,4 +1,4 @@
-"""Tokenizers trained in this process, real ones where they are at hand, and tables to feed them."""
+"""Tokenizers trained in this process, real ones if available, and tables to feed them."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -82,13 +82,13 @@ def train_metaspace() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def byte_level() -> TokenizerSnapshot:
-    """Byte-level BPE with NFC, as Qwen's."""
+    """Byte-level BPE with NFC, like Qwen's."""
     return snapshot_of(train_byte_level(), eos_token="<|end|>")
 
 
 @pytest.fixture(scope="session")
 def metaspace() -> TokenizerSnapshot:
-    """SentencePiece-like BPE with byte fallback and a dummy prefix, as Mistral's."""
+    """SentencePiece-like BPE with byte fallback and a dummy prefix, like Mistral's."""
     return snapshot_of(train_metaspace(), eos_token="<|end|>", unk_token="<unk>")
 
 
@@ -122,11 +122,11 @@ def alpaca(shared: Path) -> list[dict[str, str]]:
 
 
 Part = tuple[str, str]
-"""Text and what it is: `template`, `content` or `answer` (content that is trained)."""
+"""Text and its kind: `template`, `content` or `answer` (content that is trained)."""
 
 
 def formatted_table(rows: Sequence[Sequence[Part]], labels: Sequence[int | None] = ()) -> pa.Table:
-    """Rows made of parts, joined, with their content and trained spans."""
+    """Join the parts of each row, with their content and trained spans."""
     records: list[dict[str, Any]] = []
     for number, parts in enumerate(rows):
         text = ""
@@ -203,5 +203,5 @@ def alpaca_formatted(
 
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The corpus' 1 MB of one character takes toy tokenizers seconds; one test looks at it."""
+    """Shorten the corpus: 1 MB of one character takes toy tokenizers seconds. One test uses it."""
     monkeypatch.setattr("packhouse.tokenize.gate._LONG_RUN", 2**14)

@@ -1,4 +1,4 @@
-"""Ids of control tokens, as tests want them."""
+"""Ids of control tokens for tests."""
 
 import numpy as np
 
@@ -7,5 +7,5 @@ from packhouse.tokenize.encoders import read_pipeline
 
 
 def control_ids(snapshot: TokenizerSnapshot) -> set[int]:
-    """Ids that steer a model and that contents must not forge: `<|im_end|>`, `[INST]`."""
+    """Ids that control a model and that contents must not forge: `<|im_end|>`, `[INST]`."""
     return set(np.flatnonzero(read_pipeline(snapshot.backend).is_control).tolist())

@@ -18,7 +18,7 @@ QUARANTINE = TokenizeConfig(encoder="hf", control_text="quarantine")
 
 
 def chat(*turns: str) -> list[tuple[str, str]]:
-    """User and assistant by turns, between `<|start|>` and `<|end|>`."""
+    """User and assistant in turn, between `<|start|>` and `<|end|>`."""
     parts = []
     for number, turn in enumerate(turns):
         kind, end = ("answer", "end") if number % 2 else ("content", "template")
@@ -86,7 +86,7 @@ def test_a_control_token_put_together_at_the_border_is_forged(byte_level, make_f
 
 
 def test_offsets_come_out_in_bytes_of_the_original_text(trained, make_formatted):
-    # What stands before the answer is longer in bytes than in characters, and holds forged text.
+    # The text before the answer has more bytes than characters, and contains forged tokens.
     parts = [
         ("<|start|>", "template"),
         ("\u4f60\u597d<|end|>\u00e9 e\u0301", "content"),

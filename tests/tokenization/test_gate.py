@@ -1,4 +1,4 @@
-"""A fast encoder is used only where it gives HF's ids."""
+"""A fast encoder is used only if it gives HF's ids."""
 
 import unicodedata
 
@@ -15,7 +15,7 @@ FAST = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"]
 
 
 class Sabotaged:
-    """Gigatoken's name, HF's ids, but for one id where `trigger` occurs."""
+    """Gigatoken's name and HF's ids, except for one id where `trigger` occurs."""
 
     name = "gigatoken"
     version = "0.0.0"
@@ -36,13 +36,13 @@ class Sabotaged:
 
 @pytest.fixture(autouse=True)
 def _much_text(monkeypatch):
-    """Texts of any size are worth a fast encoder."""
+    """Use a fast encoder for texts of any size."""
     monkeypatch.setattr(gate, "FEW_BYTES", -1)
 
 
 @pytest.fixture
 def sabotage(monkeypatch):
-    """Put another encoder in gigatoken's place."""
+    """Replace gigatoken with another encoder."""
 
     def put(encoder):
         def load(backend):
@@ -79,7 +79,7 @@ def test_gigatoken_passes_on_real_tokenizers(name, real_snapshots, alpaca_format
     assert fast.notes == reference.notes
 
 
-# Gigatoken goes by Unicode 17, HF by 16 and its normaliser by 9.
+# Gigatoken uses Unicode 17, HF 16 and its normalizer 9.
 NEW_LETTERS = ["\U0001e6d0's", "\U00032ea2's \U000323b0'll", "\u088f's", "\U00016ea1's"]
 NEW_MARKS = ["a\u089c\u0323", "\u0f37\u1df8x\u0323", "e\u1aca\u0327 \u1df7\u0325"]
 
@@ -95,7 +95,7 @@ def test_rows_on_which_libraries_may_disagree_are_left_to_hf(name, real_snapshot
 
     assert fast.tokenized.equals(reference.tokenized)
     assert fast.notes == reference.notes
-    assert 7 <= fast.encoder["rows_by_hf"] <= 8  # Mistral has no normaliser for the eighth
+    assert 7 <= fast.encoder["rows_by_hf"] <= 8  # Mistral has no normalizer for the eighth
     assert reference.encoder["rows_by_hf"] == 0
 
 
@@ -114,7 +114,7 @@ def test_the_fixed_corpus_holds_every_known_trap(byte_level, monkeypatch):
 
 
 def test_an_encoder_that_fails_on_the_fixed_corpus_is_refused(byte_level, table, sabotage):
-    sabotage(Sabotaged(byte_level, "\u200d"))  # emoji joined by ZWJ: the data hold none
+    sabotage(Sabotaged(byte_level, "\u200d"))  # emoji with ZWJ: none in the data
 
     done = tokenize_table(table, byte_level, TokenizeConfig())
 
@@ -160,7 +160,7 @@ def test_fast_is_an_error_where_it_cannot_be_used(byte_level, table, sabotage):
     assert done.encoder["gate"] == "failed: gigatoken 0.0.0 cannot read this tokenizer: no"
 
 
-def test_wordpiece_falls_back_and_says_why(real_snapshots, alpaca_formatted):
+def test_wordpiece_falls_back_with_a_reason(real_snapshots, alpaca_formatted):
     snapshot = real_snapshots("bert-base-uncased")
 
     done = tokenize_table(alpaca_formatted(snapshot, slice(0, 300)), snapshot, TokenizeConfig())

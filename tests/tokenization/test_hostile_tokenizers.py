@@ -1,4 +1,4 @@
-"""Hostile tokenizers: their memory, time and panics end a worker, never the run's process."""
+"""Hostile tokenizers: memory, time limits and panics end a worker, never the run's process."""
 
 import shutil
 from functools import partial

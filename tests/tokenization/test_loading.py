@@ -1,4 +1,4 @@
-"""A folder becomes a snapshot once; what is broken is named; what is kept is checked."""
+"""A folder becomes a snapshot once; broken files are named; cached snapshots are checked."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def folder(tmp_path):
     return folder
 
 
-def test_a_snapshot_holds_what_templates_and_encoders_need(folder):
+def test_a_snapshot_has_the_files_of_templates_and_encoders(folder):
     snapshot = load_snapshot(folder)
 
     assert snapshot.class_name in ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -103,7 +103,7 @@ def test_fingerprint_changes_with_any_tokenizer_file_and_with_no_other(folder, t
         (None, []),
         (7, ["<s>"]),
         ([8, 7], ["</s>", "<s>"]),
-        ([7, 6, 99, -1], ["<s>"]),  # 6 is "ab", which no added token is; the others are no ids
+        ([7, 6, 99, -1], ["<s>"]),  # 6 is "ab", which is not an added token; the others are not ids
     ],
 )
 def test_generation_config_names_stop_tokens_before_the_eos(folder, tmp_path, stated, stops):
@@ -246,7 +246,7 @@ def test_a_config_that_cannot_be_used_is_named(folder, config, message):
         load_snapshot(folder)
 
 
-def test_what_is_missing_beside_a_vocabulary_is_said_in_one_whole_sentence(folder):
+def test_a_file_missing_next_to_a_vocabulary_is_named_in_a_sentence(folder):
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.json").write_text('{"a": 0, "b": 1}')
     with pytest.raises(TokenizerError, match=r"merges.txt is missing beside vocab.json"):

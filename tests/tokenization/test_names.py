@@ -1,4 +1,4 @@
-"""Tokenizers by name, from a stand-in of the Hub."""
+"""Tokenizers by name, from a fake Hub."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def hub(monkeypatch, tmp_path):
         }
         monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
         monkeypatch.delenv("HF_TOKEN", raising=False)
-        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))  # children read it
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))  # child processes read it
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         yield server
@@ -52,7 +52,7 @@ def test_a_name_in_the_cache_needs_no_network(hub, monkeypatch):
     assert len(hub.requests) == num_requests
 
 
-def test_without_network_the_message_says_what_helps(hub, monkeypatch):
+def test_without_network_the_message_suggests_a_fix(hub, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(TokenizerError, match=r"does not answer .* `hf download acme/demo"):
         pin_tokenizer(NAME)
@@ -63,11 +63,11 @@ def test_names_that_the_hub_cannot_have_are_refused(hub):
         with pytest.raises(TokenizerError, match="no names like this"):
             pin_tokenizer(name)
     for name in ("a..b/c", "a/b@x/../../y", "a/b@../c", "../a/b", "a/b@--help"):
-        assert pin_tokenizer(name) == name  # a folder, which is not there
+        assert pin_tokenizer(name) == name  # a folder that does not exist
     assert hub.requests == []
 
 
-def test_unknown_private_and_gated_names_say_what_to_do(hub, monkeypatch):
+def test_unknown_private_and_gated_names_suggest_a_fix(hub, monkeypatch):
     hub.repos["acme/closed"] = hub.repos["acme/gated"] = hub.repos[NAME]
     hub.private.add("acme/closed")
     hub.gated.add("acme/gated")

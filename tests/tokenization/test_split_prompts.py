@@ -1,4 +1,4 @@
-"""Where a token crosses the end of the prompt, the prompt's ids are those of inference."""
+"""If a token crosses the end of the prompt, the prompt has the same ids as at inference."""
 
 import json
 from dataclasses import replace
@@ -32,7 +32,7 @@ def split(table, snapshot, config=HF, cache=None):
 
 
 def legacy():
-    """Metaspace as older files of Llama have it: a space before the text and after added tokens."""
+    """Metaspace as in older Llama files: a space before the text and after added tokens."""
     tokenizer = train_metaspace()
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
@@ -49,7 +49,7 @@ def metaspace_always():
 
 @pytest.fixture(scope="module", params=["byte_level", "metaspace", "always", "legacy"])
 def any_snapshot(request):
-    """Tokenizers by where they put a space that the text does not hold."""
+    """Tokenizers by where they add a space that is not in the text."""
     if request.param in ("byte_level", "metaspace"):
         return request.getfixturevalue(request.param)
     return legacy() if request.param == "legacy" else metaspace_always()
@@ -112,7 +112,7 @@ def test_a_completion_gets_no_space_that_the_text_does_not_hold(any_snapshot, ma
     first = tokenizer.id_to_token(answer[0])
     assert not first.startswith(("\u2581", "\u0120"))
     assert prompt == encode(any_snapshot, "say th")
-    # After an added token the text goes on as the tokenizer does it in any text.
+    # After an added token, the tokenizer continues as in any text.
     end = answer.index(tokenizer.token_to_id("<|end|>"))
     whole = encode(any_snapshot, "say the hat<|end|>the")
     assert answer[end:] == whole[whole.index(answer[end]) :]
@@ -160,7 +160,7 @@ def test_a_text_within_an_answer_that_is_not_trained_is_no_prompt(byte_level, ma
 
 @pytest.mark.parametrize("prompt", ["a  ", "<|start|>  ", "<|start|>a\n  "])
 def test_white_space_that_only_a_prompt_joins_is_cut_off(prompt, byte_level, make_formatted):
-    # GPT-2's pattern: two spaces are one token at the end of a text; before a word, one is its.
+    # GPT-2's pattern: two final spaces are one token; before a word, one belongs to the word.
     table = make_formatted([[(prompt, "template"), ("n", "answer")]])
     whole = tokenize_table(table, byte_level, HF)
 

@@ -1,4 +1,4 @@
-"""Ids are those of transformers, and exactly the answer and its end token are trained."""
+"""Ids equal those of transformers, and exactly the answer and its end token are trained."""
 
 import json
 
@@ -86,7 +86,7 @@ def test_a_row_is_counted_token_by_token(byte_level, make_formatted):
 
 
 def test_a_token_across_a_border_is_trained_only_if_it_begins_inside(byte_level, make_formatted):
-    # " the" is one token: its space belongs to the prompt in row 0, its tail to it in row 1.
+    # " the" is one token: its space belongs to the prompt in row 0, its other letters in row 1.
     rows = [
         [("a ", "template"), ("the", "answer"), ("<|end|>", "end")],
         [("a", "template"), (" th", "answer"), ("e<|end|>", "template")],

@@ -1,4 +1,4 @@
-"""A class that gives other ids than tokenizer.json is noticed, and the recipe chooses."""
+"""A class whose ids differ from tokenizer.json is noticed, and the recipe chooses one."""
 
 import json
 import re
@@ -16,12 +16,12 @@ from packhouse.tokenize.loading import find_snapshot
 from tests.tokenization.conftest import train_byte_level
 
 NFD = "cafe\u0301"
-"""NFC joins the last two characters; the class of the toy leaves that step out."""
+"""NFC joins the last two characters; the toy class leaves that step out."""
 
 
 @pytest.fixture
 def toy(tmp_path):
-    """A byte-level tokenizer with NFC under a class that builds GPT-2's pipeline, without it."""
+    """A byte-level tokenizer with NFC, and a class that builds GPT-2's pipeline without it."""
     folder = tmp_path / "toy"
     folder.mkdir()
     train_byte_level().save(str(folder / "tokenizer.json"))
@@ -31,7 +31,7 @@ def toy(tmp_path):
 
 
 def under_class(source, folder, name):
-    """A copy of a tokenizer with another class in its config."""
+    """Return a copy of a tokenizer with another class in its config."""
     shutil.copytree(source, folder)
     file = folder / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": name}))
@@ -43,7 +43,7 @@ def ids_of_file(folder, text):
 
 
 def prepared(tmp_path, folder, *overrides):
-    """A version of 30 rows, and the ids of all its packs, one after another."""
+    """Return a version of 30 rows, and the ids of all its packs in order."""
     rows = [{"instruction": f"Say {NFD} {n}.", "output": f"{NFD} {n}"} for n in range(30)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = {
@@ -61,8 +61,8 @@ def prepared(tmp_path, folder, *overrides):
 
 @pytest.mark.parametrize(
     ("name", "differing"),
-    # Nearly all texts of Mistral's, whose class writes no word marks; of Qwen's those with runs of
-    # white space, digits or other letters.
+    # Nearly all texts of Mistral's, because the class writes no word marks; of Qwen's, texts with
+    # runs of white space, digits or other letters.
     [("qwen3", (200, 400)), ("mistral-7b-instruct-v0.3", (1200, 1400))],
 )
 def test_a_wrong_class_is_refused_by_its_ids(name, differing, shared, tmp_path):
@@ -89,12 +89,12 @@ def test_a_wrong_class_is_refused_by_its_ids(name, differing, shared, tmp_path):
 
 
 def test_correct_classes_pass(real_name, real_snapshots):
-    snapshot = real_snapshots(real_name)  # the default refuses what differs
+    snapshot = real_snapshots(real_name)  # the default refuses differences
     assert snapshot.pipeline == "class"
 
 
 def test_a_refusal_is_kept_and_a_choice_lifts_it(toy, tmp_path):
-    for _ in range(2):  # the second time from the kept file
+    for _ in range(2):  # from the cached file the second time
         with pytest.raises(TokenizerError, match="loads as GPT2Tokenizer"):
             load_snapshot(toy, tmp_path)
     by_class, by_file = (load_snapshot(toy, tmp_path, each) for each in ("class", "file"))
@@ -163,5 +163,5 @@ def test_the_pipeline_is_in_the_key_of_every_step_that_reads_the_tokenizer(
 
     for name in ("validate", "format", "tokenize"):
         (by_file,), (by_class,) = (getattr(plan, name) for plan in plans)
-        is_same = name == "validate" and row_format == "alpaca"  # it reads no tokenizer
+        is_same = name == "validate" and row_format == "alpaca"  # it does not read the tokenizer
         assert (by_file.ref == by_class.ref) == is_same, name

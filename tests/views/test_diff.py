@@ -13,7 +13,7 @@ def store(tmp_path):
 
 
 def test_records_are_compared_by_id_wherever_packing_put_them(store, tmp_path):
-    # a: another mask; b: another token; c: gone; d: new
+    # a: another mask; b: another token; c: removed; d: new
     other = pa.table(
         {
             "input_ids": pa.array([[4, 9, 1, 2, 3], [8]], INT32S),

@@ -1,4 +1,4 @@
-"""Questions to a version in SQL."""
+"""Query a version with SQL."""
 
 import csv
 import io
@@ -103,10 +103,10 @@ def test_every_record_has_the_tokens_of_its_place_in_the_packs(make, settings):
         assert sum(row["trained"]) == row["num_trained"] > 0
         assert row["text"].startswith("Below is an instruction")
         places.add((row["split"], row["pack"], place))
-    assert len(places) == len(found)  # rows of equal content have a copy each
+    assert len(places) == len(found)  # one copy for each row with equal content
 
 
-def test_only_what_a_question_names_is_read(make, tmp_path):
+def test_only_columns_in_a_query_are_read(make, tmp_path):
     version = make("bare")
     opened = version._opened
     for entry in opened.files("data"):
@@ -137,7 +137,7 @@ def test_only_what_a_question_names_is_read(make, tmp_path):
     ],
 )
 def test_columns_that_a_question_means_without_naming_them_are_there(make, query):
-    """59 rows, each with a row number of its own, of 54 records."""
+    """59 rows with different row numbers, from 54 records."""
     (answer,) = make().sql(query).to_pylist()
     assert list(answer.values()) == [59]
 
@@ -164,7 +164,7 @@ def test_columns_that_a_question_means_without_naming_them_are_there(make, query
         ("select sum(a.range * b.range) from range(10000000) a, range(10000000) b", "CPU"),
     ],
 )
-def test_what_does_not_run_is_said_in_plain_words(make, monkeypatch, query, problem):
+def test_a_failed_query_is_reported_in_plain_words(make, monkeypatch, query, problem):
     monkeypatch.setenv("PACKHOUSE_CHILD_SECONDS", "2")
     with pytest.raises(ConfigError, match=problem):
         make().sql(query)

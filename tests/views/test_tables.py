@@ -1,4 +1,4 @@
-"""The views in parts, and what they say of weights and labels."""
+"""The views in parts, and their columns for weights and labels."""
 
 import json
 
@@ -59,7 +59,7 @@ def test_checked_packs_keep_to_the_contract_and_others_are_read_as_far_as_asked(
     ids=["concat, eval", "cut", "windows"],
 )
 def test_places_of_records_are_those_of_the_packs(tmp_path, settings):
-    """Each record twice, some of equal content: the columns say what the packs hold there."""
+    """Each record twice, some with equal content: the columns match the contents of the packs."""
     turns = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": "a b c"}]
     many = [turns[0], {**turns[1], "weight": 0.5}, turns[0], {**turns[1], "content": "d " * 50}]
     rows = [{"messages": messages} for messages in (turns, many, turns, [*many, *turns], many[:2])]
@@ -148,7 +148,7 @@ def test_a_record_that_is_cut_is_found_whole(tmp_path):
 
 
 def test_records_of_other_weights_alone_are_told(tmp_path):
-    """a: weights 1, then 0.5; b and c: all 1, said in one version and left out in the other."""
+    """a: weights 1, then 0.5; b and c: all 1, given in one version and omitted in the other."""
     store = open_store(str(tmp_path / "store"))
     weights = [[0, 0.5, 0, 0, 1], [0, 1]]
     weighted = pack_table().append_column("loss_weights", pa.array(weights, pa.list_(pa.float32())))

@@ -248,7 +248,7 @@ def test_the_call_of_the_page_runs_with_functions_in_place_of_names(
 
     exec(CODE + CALL.replace('in_order, version="1"', 'in_order, version="2"'), names)
     assert names["version"].id != version.id
-    with pytest.raises(ConfigError, match="known to this process alone"):
+    with pytest.raises(ConfigError, match="registered only in this process"):
         exec(CALL.replace("audit=", "workers=2, audit="), names)
 
 

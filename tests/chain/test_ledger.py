@@ -31,7 +31,7 @@ def test_shards_add_up_and_steps_join():
 
 
 def test_rows_lost_between_two_steps_are_noticed():
-    with pytest.raises(ContractError, match="'validate' put out 5 rows but 'format' took in 4"):
+    with pytest.raises(ContractError, match="'validate' returned 5 rows, but 'format' received 4"):
         ledger_of([receipt("validate", 5, 5), receipt("format", 4, 4)])
 
 

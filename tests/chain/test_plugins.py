@@ -187,7 +187,7 @@ def test_a_check_that_finds_fault_stops_publication(acme, prepare):
 @pytest.mark.parametrize(
     ("new", "message"),
     [
-        ("return [1]", "returned no dict of row numbers and texts"),
+        ("return [1]", "did not return a dict of row number -> text"),
         ("return {40: 'bad'}", "named row 40 of 40 conversations"),
         ("return found.missing", "failed on 40 conversations: AttributeError"),
     ],

@@ -132,10 +132,10 @@ def test_the_version_of_a_plug_in_is_part_of_the_id_and_nothing_else_of_it_is(ac
 @pytest.mark.parametrize(
     ("new", "message"),
     [
-        ("return packs[1:]", "packed sequence 0 0 times, not once"),
-        ("return [*packs, [0]]", "packed sequence 0 2 times, not once"),
-        ("return [*packs, [40]]", "packed sequence 40, which is not there"),
-        ("return [*packs, []]", "of no sequence"),
+        ("return packs[1:]", "packed sequence 0 0 times; expected once"),
+        ("return [*packs, [0]]", "packed sequence 0 2 times; expected once"),
+        ("return [*packs, [40]]", "packed sequence 40, but there are only 40"),
+        ("return [*packs, []]", "without any sequence"),
         ("return [list(range(40))]", "over seq_len 512"),
         ("return [['a']]", "failed on 40 lengths: ValueError"),
         ("return 1 / 0", "failed on 40 lengths: ZeroDivisionError: division by zero"),
@@ -188,7 +188,7 @@ def test_a_check_that_finds_fault_stops_publication(acme, prepare):
     ("new", "message"),
     [
         ("return [1]", "did not return a dict of row number -> text"),
-        ("return {40: 'bad'}", "named row 40 of 40 conversations"),
+        ("return {40: 'bad'}", "returned row 40, but the table has 40"),
         ("return found.missing", "failed on 40 conversations: AttributeError"),
     ],
 )

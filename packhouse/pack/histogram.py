@@ -246,8 +246,8 @@ def _choose(shelf: _Shelf, space: int, longest: int) -> dict[int, int]:
 def best_fit_decreasing(counts: Int64s, seq_len: int) -> Patterns:
     """Put each sequence, longest first, into the fullest pack that has room for it.
 
-    Arguments and result are those of `exact_completion`. Sequences of equal length fill a pack until
-    no more fit, so packs with equal content are handled as one group.
+    Arguments and result are those of `exact_completion`. Sequences of equal length fill a pack
+    until no more fit, so packs with equal content are handled as one group.
 
     Example:
         >>> patterns = best_fit_decreasing(np.bincount([5, 3, 2, 6, 4, 4]), seq_len=8)
@@ -310,8 +310,8 @@ class _Groups:
 def first_fit_decreasing(counts: Int64s, seq_len: int) -> Patterns:
     """Put each sequence, longest first, into the first pack that has room for it.
 
-    Arguments and result are those of `exact_completion`. All sequences of equal length are placed at
-    once: packs from left to right take as many as fit, until none remain.
+    Arguments and result are those of `exact_completion`. All sequences of equal length are placed
+    at once: packs from left to right take as many as fit, until none remain.
 
     Example:
         >>> patterns = first_fit_decreasing(np.bincount([5, 3, 2, 6, 4, 4]), seq_len=8)

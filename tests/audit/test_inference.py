@@ -138,7 +138,9 @@ def test_one_rendering_of_a_row_is_not_and_is_printed_only(qwen3):
     # A question follows the first two answers, so the template drops their thoughts.
     assert numbers(found) == (3, 1, 3)
     assert [row["value"] for row in found["worst"]] == [1, 3]
-    assert checked(found).endswith("would not generate the others; set format.turns to joined or exact")
+    assert checked(found).endswith(
+        "would not generate the others; set format.turns to joined or exact"
+    )
 
 
 @pytest.mark.parametrize("how", ["joined", "exact", "alone"])

@@ -215,7 +215,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         self._shared[_NUM_WORKERS] = num_workers
         self._shared[_ENDED + number] = 0  # it may be set from an abandoned pass
         start = int(self._shared[_START])
-        if self._process != os.getpid():  # after a fork, do not use connections of the parent
+        # Workers take turns by batches. Batches of 2, 3 workers, worker 1: rows 2 3, 8 9, ...
         places = (
             start + self.rank + row * self.world_size
             for row in range(self._num_left(start))
@@ -324,7 +324,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
             if state[name] != own:
                 raise ConfigError(
                     f"the loader state was saved with {name} {state[name]!r:.100}, but this "
-                    f"has {own!r}. Use the same, or start a new epoch."
+                    f"dataset has {own!r}. Use the same, or start a new epoch."
                 )
         if "worker_rows" in state:
             self._check_worker_state(state)

@@ -176,7 +176,7 @@ def test_a_class_takes_no_settings_of_tokens():
 
 @pytest.mark.parametrize("label", [1.7, float("nan"), "1", [1]])
 def test_classes_that_are_no_whole_numbers_are_refused_and_not_cut(label):
-    with pytest.raises(ContractError, match="row 0 has a label of type .*one integer per row"):
+    with pytest.raises(ContractError, match=r"row 0 has a label of type .*one integer per row"):
         ClassificationCollator(pad_token_id=0)([{"input_ids": [1], "label": label}])
     for whole in (np.int32(3), torch.tensor(3)):
         batch = ClassificationCollator(pad_token_id=0)([{"input_ids": [1], "label": whole}])

@@ -90,7 +90,7 @@ def test_what_makes_no_sense_is_refused(make_version, tmp_path):
     with pytest.raises(ConfigError, match="cannot cut"):
         PackedDataset(RECORDS, seq_len=5, strategy="concat")
     data = load_packed(make_version(), cache=tmp_path)
-    with pytest.raises(ContractError, match="records. Remove seq_len"):
+    with pytest.raises(ContractError, match=r"records. Remove seq_len"):
         PackedDataset(data, seq_len=128)
     with pytest.raises(ContractError, match="does not say where its records end"):
         PackedDataset([{"input_ids": [1, 2]}])[0]

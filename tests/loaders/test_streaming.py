@@ -392,7 +392,7 @@ def test_arguments_that_make_no_sense_are_refused(uri, cache, monkeypatch):
     with pytest.raises(ConfigError, match="from a DataLoader worker"):
         dataset.load_state_dict(state | {"worker_rows": 3})
     monkeypatch.setenv("RANK", "first")
-    with pytest.raises(ConfigError, match="RANK is 'first'. Set it to an integer"):
+    with pytest.raises(ConfigError, match=r"RANK is 'first'. Set it to an integer"):
         StreamingPackedDataset(uri, cache=cache)
 
 

@@ -171,7 +171,7 @@ def output_jobs(plan: Plan, recipe: Recipe, packed: PackFacts) -> OutputJobs:
 
 
 _WRITTEN = {"validate": 1.3, "format": 1.6, "tokenize": 1.3}
-"""Bytes written per raw byte, measured on Alpaca (docs/scale.md)."""
+"""Bytes written per raw byte, measured on Alpaca (docs/performance.md)."""
 _WRITTEN_BEHIND_PACK = 2.0
 _COLUMNAR = 4.0
 """Approximate raw bytes per byte of a Parquet or Arrow file."""

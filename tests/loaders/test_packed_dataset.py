@@ -100,8 +100,8 @@ def test_what_makes_no_sense_is_refused(make_version, tmp_path):
     ("rows", "message"),
     [
         ("./store/demo", r"Did you mean load_packed\('./store/demo'\)"),
-        ({"train": RECORDS}, "a dict of train is no sequence of rows; give one split"),
-        ((row for row in RECORDS), "a generator has no length or no row by number"),
+        ({"train": RECORDS}, "a dict of train is not a sequence of rows"),
+        ((row for row in RECORDS), "a generator has no length or cannot be indexed"),
     ],
 )
 def test_what_is_no_sequence_of_rows_is_refused(rows, message):

@@ -7,7 +7,8 @@ separately would leave more packs half empty. No tokens are read here;
 packed.
 
 A record's side is a pure function of its group key, so no pack can mix the sides, and the split
-step only verifies it. Memory: about 30 bytes per record while packs are planned (docs/performance.md).
+step only verifies it. Memory: about 30 bytes per record while packs are planned
+(docs/performance.md).
 
 The step writes 14 bytes per record: its shard, its split and its place in the packs. Ids and keys
 stay in the shards, and `read_records` joins both one block of rows at a time. So reading the

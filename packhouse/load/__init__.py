@@ -1,4 +1,4 @@
-"""Load versions for training, as mapped datasets or streams, and collate their rows.
+"""What a trainer reads: versions as mapped datasets or streams, and collators of their rows.
 
-Import these names from `packhouse`. Only the torch datasets and the collators need torch.
+Users import its names from `packhouse`. Needs no torch but for datasets of torch and collators.
 """

@@ -112,7 +112,7 @@ MESSAGES = {
         "pack.seq_len."
     ),
     "ContractError": "dropped: column 'source' must be string not null, got nothing",
-    "EmptyRowError": "row 0 has no tokens. Remove empty rows.",
+    "EmptyRowError": "row 0 has no token; leave empty rows out",
     "VersionNotFoundError": (
         "no dataset lies in store 'TMP/store'; give ROOT/DATASET, where ROOT is the recipe's "
         "publish.store"

@@ -188,7 +188,7 @@ def test_what_makes_no_sense_is_refused(arguments, error, message):
 def test_a_strategy_that_says_what_it_cuts_takes_no_other_policy():
     with pytest.raises(ConfigError, match="'bfd' says by itself what is cut"):
         pack_dataset(ROWS, 4, "bfd", over_length="drop")
-    with pytest.raises(ConfigError, match="over_length 'cut' does not exist"):
+    with pytest.raises(ConfigError, match="over_length 'cut' is not known"):
         pack_dataset(ROWS, 4, over_length="cut")
 
 
@@ -203,5 +203,5 @@ def test_packs_for_a_trainer_that_would_drop_their_boundaries_are_warned_of():
         "except UserWarning as warning: print(warning)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("rows hold several records each, and most models"), done.stderr
+    assert done.stdout.startswith("rows hold several records each, across which most"), done.stderr
     assert "use PackedCollator or" in done.stdout

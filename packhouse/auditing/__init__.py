@@ -1,11 +1,12 @@
-"""The audit: what a dataset would really teach, measured on its tokens before it is published.
+"""Audit a dataset: measure what its tokens would teach a model, before it is published.
 
-Steps prove their own work; the audit trusts none of them. From the tables alone it measures, for
-each source and the whole, how much of the answers is trained, whether every trained turn ends with
-a trained end token, what is trained that should not be, and what occurs twice. `check_audit` holds
-that against the recipe's limits and stops publication. Results are cached per shard; 52,000 Alpaca
-rows (5.4 M tokens) take 0.6 s.
+The audit does not trust the other steps. From the tables alone it measures, for each source and
+overall, how much of the answers is trained, whether every trained turn ends with a trained end
+token, what is trained by mistake, and what is duplicated. `check_audit` compares the result with
+the recipe's limits and stops publication if one is exceeded. Results are cached per shard. 52,000
+Alpaca rows (5.4 M tokens) take 0.6 s.
 """
 
 VERSION = 1
-"""Raised whenever the same tables give another result: it is published, so it is in the key."""
+"""Raise it if the same tables give a different result. Results are published, so it is in the
+key."""

@@ -1,4 +1,4 @@
-"""The gate: an audit against the recipe's limits; a breach names the worst rows and stops."""
+"""Check an audit against the recipe's limits, and stop publication if one is exceeded."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from packhouse.recipe.audit import QUALITY_COUNTERS
 from packhouse.records.gates import GateResult
 from packhouse.system.wording import counted
 
-# limit of AuditConfig -> finding, what it is a share of, what it says of a source
+# limit of AuditConfig -> finding, what it is a share of, text for a message
 _SHARES = {
     "max_unterminated_turns": (
         "unterminated_turns",
@@ -27,22 +27,22 @@ _SHARES = {
     "max_missing_headers": (
         "missing_headers",
         "rows",
-        "rows lack a header before their answer, or the begin of a conversation: prompts were cut",
+        "rows lack the header of an answer, or the start of a conversation: prompts were cut",
     ),
     "max_untrained_starts": (
         "untrained_starts",
         "rows",
-        "rows have an answer whose first tokens are not trained: the mask begins late",
+        "rows have an answer whose first tokens are not trained: the mask starts too late",
     ),
     "max_leaks": (
         "leaks",
         "rows",
-        "rows hold several records and do not say where they begin: each would see those before it",
+        "rows contain several records without boundaries: each record would attend to earlier ones",
     ),
     "max_untrained_rows": ("untrained_rows", "rows", "rows have no trained token"),
-    "max_double_bos": ("double_bos", "rows", "rows have a BOS token right behind another"),
-    "max_missing_bos": ("missing_bos", "rows", "rows lack the BOS that the tokenizer puts"),
-    "max_double_ends": ("double_ends", "rows", "rows have an end token right behind another"),
+    "max_double_bos": ("double_bos", "rows", "rows have two BOS tokens in a row"),
+    "max_missing_bos": ("missing_bos", "rows", "rows lack the BOS token that the tokenizer adds"),
+    "max_double_ends": ("double_ends", "rows", "rows have two end tokens in a row"),
     "max_unknown_tokens": ("unknown_tokens", "tokens", "tokens are unknown to the tokenizer"),
     "max_duplicates": ("duplicates", "rows", "rows repeat an earlier row"),
 }
@@ -51,7 +51,8 @@ _OF_PACKS = {
     "max_cut_sequences": (
         "cut_sequences",
         "sequences",
-        "sequences end on a trained token that ends no turn: the model would learn not to stop",
+        "sequences end with a trained token that is not an end token: the model would learn not to "
+        "stop",
     ),
 }
 
@@ -61,22 +62,22 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """What was found of one limit in one source, in the packs or in the whole."""
+    """Result for one limit in one source, in the packs, or overall."""
 
     kind: str
-    """Finding, as the audit names it in its counts and in its worst rows."""
+    """Name of the finding in the audit's counts and worst rows."""
     source: str
-    """Empty for the packs and the whole."""
+    """Empty for the packs and overall."""
     number: int
     total: int
     text: str
-    """The breach for people, without source and worst rows."""
+    """Message text, without the source and worst rows."""
     limit: str = ""
-    """Field of AuditConfig; empty where nothing is allowed, whatever the recipe says."""
+    """Field of AuditConfig; empty if any finding at all is a breach."""
     allowed: float = 0
-    """Share of `total` that may be found; of a minimum, that must not be."""
+    """Maximum share of `total`, or the minimum share for a `min_` limit."""
     rows: Rows | None = None
-    """The worst rows, where the audit does not list them under `kind`."""
+    """Worst rows, if the audit does not list them under `kind`."""
 
     @property
     def name(self) -> str:
@@ -95,18 +96,18 @@ class _Finding:
 
     @property
     def is_breach(self) -> bool:
-        """True for 3 of 100 rows and a limit of 0.02."""
+        """True if the limit is exceeded: 3 of 100 rows with a limit of 0.02."""
         if self.is_minimum:
             return self.value < self.allowed
         return self.number > self.allowed * self.total
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Greatest for what is nearest to a breach: of a maximum 0.03, not 0.01."""
+        """Sort key that is largest for the finding closest to a breach: 0.03 rather than 0.01."""
         return self.is_breach, -self.value if self.is_minimum else self.value
 
     def result(self) -> GateResult:
-        # Of a minimum the number is what is missing: 3 of 100 are untrained, 97 of 100 are trained.
+        # For a minimum, `number` counts what is missing: 3 of 100 untrained is 97 of 100 trained.
         number = self.total - self.number if self.is_minimum else self.number
         detail = self.text if self.is_breach else f"{number:,} of {self.total:,}"
         return GateResult(
@@ -120,7 +121,7 @@ class _Finding:
         )
 
     def breach(self, audit: Mapping[str, Any]) -> dict[str, Any]:
-        """The finding as a fact of the error, with its worst rows."""
+        """Return the finding as a fact of the error, with its worst rows."""
         rows, named = self.rows, ""
         if rows is None:
             rows = _rows_of(self.source, audit["worst"].get(self.kind, ()))
@@ -138,18 +139,18 @@ class _Finding:
 
 
 def _rows_of(source: str, rows: Rows) -> Rows:
-    """Those of a source; of no source, all."""
+    """Return the rows of a source, or all rows if the source is empty."""
     return [row for row in rows if not source or row["source"].split("/")[0] == source]
 
 
 def check_audit(audit: Mapping[str, object], config: AuditConfig) -> tuple[GateResult, ...]:
-    """Hold an audit against the limits, for each source and the whole.
+    """Compare an audit with the limits, for each source and overall.
 
     Returns:
-        A result for each limit, of the source that is nearest to it.
+        One result per limit, from the source that is closest to it.
 
     Raises:
-        AuditError: a limit is passed; says which, by how much, and names the worst rows.
+        AuditError: a limit is exceeded; names the limit, the value and the worst rows.
     """
     findings = list(_findings(audit, config))
     nearest: dict[str, _Finding] = {}
@@ -164,20 +165,20 @@ def check_audit(audit: Mapping[str, object], config: AuditConfig) -> tuple[GateR
     more = f"; and {len(breaches) - 3} more" if len(breaches) > 3 else ""
     limits = dict.fromkeys(f"audit.{breach['limit']}" for breach in breaches if breach["limit"])
     if "audit.max_contaminated" in limits:
-        limits["audit.on_match"] = None  # `drop` leaves the rows out
-    if "audit.max_untrained_packs" in limits:  # `concat` cuts a long prompt into packs of its own
+        limits["audit.on_match"] = None  # `drop` drops the rows
+    if "audit.max_untrained_packs" in limits:  # `concat` may fill whole packs with a long prompt
         limits |= {"pack.strategy (best_fit cuts no record)": None, "pack.seq_len": None}
-    # Against answers that no model would generate:
+    # Settings that help with answers that a model would not generate.
     kinds = {breach["kind"] for breach in breaches} & {"other_prompts", "other_stops"}
     if "other_stops" in kinds:
         limits["format.stop_tokens"] = None
     if any(row.get("what") == THOUGHT_LOST for breach in breaches for row in breach["rows"]):
         limits["format.reasoning, format.thought_end"] = None
     if kinds:
-        limits["format.turns (whole publishes all the same)"] = None
+        limits["format.turns (whole publishes anyway)"] = None
     change = f", or change {', '.join(limits)}" if limits else ""
     raise AuditError(
-        f"the audit stops publication: {text}{more}. Mend the rows or the template{change}",
+        f"the audit stopped publication: {text}{more}. Fix the rows or the template{change}",
         breaches=breaches,
         gates=results,
     )
@@ -191,18 +192,18 @@ def _findings(audit: Mapping[str, Any], config: AuditConfig) -> Iterator[_Findin
         due, missing = counts["answer_bytes"], counts["untrained_answer_bytes"]
         limit, allowed = "min_answer_coverage", config.min_answer_coverage
         share = 1 - missing / due if due else 1.0
-        text = f"{share:.2%} of the answers' bytes are trained, under {allowed:.2%}"
+        text = f"{share:.2%} of the answers' bytes are trained, below {allowed:.2%}"
         yield _Finding("untrained_answer_bytes", source, missing, due, text, limit, allowed)
         prompt = counts["trained_prompt_bytes"]
         trained = due - missing + prompt
         limit, allowed = "max_trained_prompts", config.max_trained_prompts
         share = prompt / trained if trained else 0.0
-        text = f"{counted(prompt, 'byte')} of prompts trained ({share:.2%} of the rest)"
+        text = f"{counted(prompt, 'byte')} of prompts are trained ({share:.2%} of trained bytes)"
         yield _Finding("trained_prompt_bytes", source, prompt, trained, text, limit, allowed)
         if "misplaced_rows" in counts:
             number = counts["misplaced_rows"]
             rows = counted(number, "row trains", "rows train")
-            text = f"{rows} other tokens than those of their trained text"
+            text = f"{rows} tokens other than those of the trained text"
             yield _Finding("misplaced_rows", source, number, counts.get("rows", 0), text)
         yield from _shares(config, source, counts, _SHARES)
     yield from _shares(config, "", audit["packs"], _OF_PACKS)
@@ -216,7 +217,7 @@ def _findings(audit: Mapping[str, Any], config: AuditConfig) -> Iterator[_Findin
         number, total, rows = found["failed"], found["rows"], found["worst"]
         named = (f"{row['source']} row {row['row']:,} ({row['detail']})" for row in rows[:2])
         text = (
-            f"{found['plugin']} finds fault with {number:,} of {counted(total, 'row')} "
+            f"{found['plugin']} rejects {number:,} of {counted(total, 'row')} "
             f"({number / max(total, 1):.2%}): {', '.join(named)}"
         )
         limit, allowed = "max_failed_checks", config.max_failed_checks
@@ -243,7 +244,7 @@ def _shares(
 def _contamination(found: Mapping[str, Any], config: AuditConfig) -> _Finding:
     number, total, rows = found["contaminated"], found["rows"], found["worst"]
     if found.get("on_match", "stop") != "stop":
-        number = 0  # pack has left them out of train
+        number = 0  # pack has already kept them out of train
     named = ", ".join(
         f"{row['source']} row {row['row']:,} with {row['benchmark']} ('{row['words']}')"
         for row in rows[:2]
@@ -257,18 +258,18 @@ def _contamination(found: Mapping[str, Any], config: AuditConfig) -> _Finding:
 
 
 def _inference(found: Mapping[str, Any]) -> Iterator[_Finding]:
-    """What no model would generate; `turns: whole` trains it on purpose, and is told so."""
+    """Yield answers that a model would not generate; `turns: whole` trains those on purpose."""
     for source, counts in found["sources"].items() if found["turns"] != "whole" else ():
         total = counts["answers_checked"]
         for kind, right, says in (
-            ("other_prompts", "answers_after_prompt", "do not follow the prompt of inference"),
+            ("other_prompts", "answers_after_prompt", "do not follow the prompt at inference"),
             ("other_stops", "completions_stopped", "do not end where generation stops"),
         ):
             number = total - counts[right]
             rows = _rows_of(source, [row for row in found["worst"] if row["finding"] == kind])
             named = "; ".join(
                 f"{row['source']} row {row['row']:,}, message {row['value']:,}: {row['what']}, "
-                f"{row['text']!r} and not {row['expected']!r}"
+                f"{row['text']!r} instead of {row['expected']!r}"
                 for row in rows[:2]
             )
             text = f"{number:,} of {counted(total, 'trained answer')} {says}: {named}"
@@ -276,7 +277,7 @@ def _inference(found: Mapping[str, Any]) -> Iterator[_Finding]:
 
 
 def _quality(found: Mapping[str, Any], config: AuditConfig) -> Iterator[_Finding]:
-    """The counters that the recipe limits."""
+    """Yield the quality counters that the recipe limits."""
     scopes = {"": found["dataset"], **found["sources"]}
     if len(found["sources"]) == 1:
         del scopes[""]
@@ -298,10 +299,10 @@ def _quality(found: Mapping[str, Any], config: AuditConfig) -> Iterator[_Finding
 
 
 def audit_rows(audit: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The audit as a table for people: a row for each source and one for the whole.
+    """Return the audit as table rows: one per source, and one overall.
 
     Columns: `answers`, share of the answers' bytes that are trained; `ended`, share of trained
-    turns with a trained end token; then numbers of leaked headers, trained prompt bytes, misplaced
+    turns with a trained end token; then counts of leaked headers, trained prompt bytes, misplaced
     BOS and end tokens, unknown tokens, duplicates, and control texts in contents.
 
     Example:

@@ -1,26 +1,28 @@
-r"""Proof that trained answers follow the prompt of inference, and end where generation ends.
+r"""Check that trained answers follow the prompt at inference, and end where generation ends.
 
-The prompt of an answer is what a client gets of the messages before it, by `apply_chat_template`
-with `add_generation_prompt=True`. It is rendered here in plain Jinja (`plain_template`), and
-compared with the text before the answer's trained span: nothing that made the text is trusted.
+The prompt of an answer is what a client would send: the messages before it, rendered by
+`apply_chat_template` with `add_generation_prompt=True`. This module renders it in plain Jinja
+(`plain_template`), independent of the code that made the text, and compares it with the text before
+the answer's trained span.
 
     text     <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello!<|im_end|>
     prompt   <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n
     trained                                                       Hello!<|im_end|>
 
-An answer is right if all of this holds:
+An answer is correct if all of these hold:
 
-- The text before it is the prompt, byte for byte. With `joined`, text of the template may differ in
-  what the previous answers of the record have before them (an empty thinking block, `<|end|>` for
-  `<|return|>`); the text between two answers may not.
-- Where the template has a thinking switch, the prompt is that of its mode. Its thought is trained.
-- It ends with a stop token and contains none but in the row's own text, by text and by ids.
+- The text before it is the prompt, byte for byte. With `joined`, template text around earlier
+  answers of the record may differ (an empty thinking block, `<|end|>` for `<|return|>`), but the
+  text between the previous answer and this one may not.
+- If the template has a thinking switch, the prompt matches the answer's mode, and its reasoning is
+  trained.
+- It ends with a stop token and contains none except in the row's own text, both as text and as ids.
 
-Answers that are trained in part (weights of parts, `reasoning: train_last`) are counted only.
+Answers that are trained in part (weights of parts, `reasoning: train_last`) are only counted.
 
-A shard of up to 2,000 records is checked whole. Of a larger one 1,000 records are, spread over the
-shapes of conversations (roles, fields, what is trained), the same ones at each run. Of long
-conversations some answers are checked.
+Shards of up to 2,000 records are checked completely. For larger ones, 1,000 records are sampled
+across the shapes of conversations (roles, fields, trained messages); the sample is the same in
+every run. In long conversations only some answers are checked.
 """
 
 import json
@@ -51,65 +53,66 @@ from packhouse.tokenize.encoders import TokenizerSnapshot
 from packhouse.tokenize.loading import load_snapshot
 
 MAX_RECORDS = 2_000
-"""Records of a shard that are all checked; of more, a sample is."""
+"""Up to this many records of a shard are all checked; otherwise a sample is."""
 NUM_SAMPLED = 1_000
 MAX_MESSAGES = 2_000
-"""Messages rendered for the prompts of one record; of more answers, some are checked."""
+"""Maximum messages rendered for the prompts of one record; beyond it only some answers are
+checked, because the work grows with the square of the number of turns."""
 
 THOUGHT_LOST = "its thought is not trained"
 
-_MAX_SPARE = 32  # spans of answers trained in part, of one record, that are told apart
-_SHOWN = 80  # characters of texts that differ
+_MAX_SPARE = 32  # most spans of partly trained answers in a record that are assigned to answers
+_SHOWN = 80  # characters shown of texts that differ
 _BATCH = 256
 _THINK_TAG = re.compile("</?think>")
 
 
 def has_prompts(config: FormatConfig) -> bool:
-    """Return True if answers have a prompt of inference: with chat templates, not train_on: all."""
+    """Return True if answers have a prompt to check: a chat template, and not `train_on: all`."""
     name = config.template
     is_jinja = name.endswith((".jinja", ".j2")) or name in CHAT_TEMPLATES
     return (is_jinja or is_renderer(name)) and config.train_on != "all"
 
 
 class _Answer(NamedTuple):
-    """A message that is to be trained."""
+    """A message that should be trained."""
 
     number: int
     is_assistant: bool
-    """False: a turn of another role that the row wants to be trained."""
+    """False for a turn of another role that the row's weights train."""
     is_partial: bool
-    """Perhaps trained in part."""
+    """True if only a part of it may be trained."""
     texts: tuple[str, ...]
-    """What the row says, without white space."""
+    """Texts of the row, without white space."""
     thought: str
-    """Empty: the row has none."""
+    """Reasoning; empty if the row has none."""
 
 
 @dataclass(slots=True)
 class _Record:
-    """One record, as it is trained."""
+    """One record as it is trained."""
 
     source: str
     row: int
     record_id: str
     messages: Messages
-    """As the template gets them."""
+    """Messages in the form that the template takes."""
     tools: object
     arguments: Mapping[str, object]
     answers: list[_Answer]
     row_thinks: bool
-    """True if some record of the same row holds a thought."""
+    """True if any record of the same row has reasoning."""
     text: bytes
     spans: list[tuple[int, int]]
     content: list[tuple[int, int]]
     ids: list[list[int]] | None
-    """Of each span; None where they are not known."""
+    """Token ids of each span; None if unknown."""
 
 
 _Fault = tuple[str, str, str]
-"""What is wrong, the text that shows it, and what should be there."""
+"""Problem, actual text and expected text."""
 _PARTIAL: _Fault = ("", "", "")
-"""Nothing is, but a generation block begins within the answer."""
+"""Not a fault: a generation block begins inside the answer, so it is trained in part."""
 
 
 _COUNTS = (
@@ -132,15 +135,15 @@ def check_prompts(
     date: str | None,
     cache: Path | None,
 ) -> dict[str, object]:
-    """Compare the answers of a shard with the prompts of inference.
+    """Compare the answers of a shard with the prompts at inference.
 
     Args:
-        conversations: those that were rendered: `examples.arrow` or `validated.arrow`.
+        conversations: rendered conversations: `examples.arrow` or `validated.arrow`.
         formatted: their texts.
         tokenized: their tokens.
-        rejected: of pairs, conversations and texts of the rejected sides.
-        recipe: of the run.
-        date: the day that the texts were made at; None where the template prints none.
+        rejected: for pairs, conversations and texts of the rejected sides.
+        recipe: recipe of the run.
+        date: date on which the texts were rendered; None if the template prints none.
         cache: folder of tokenizer snapshots.
     """
     snapshot = load_snapshot(recipe.tokenizer, cache, recipe.tokenize.pipeline)
@@ -161,22 +164,21 @@ def audit_inference(
     template: PlainTemplate | None = None,
     allows_control: bool = False,
 ) -> dict[str, object]:
-    """Compare trained answers with the prompts and the stop tokens of inference.
+    """Compare trained answers with the prompts and the stop tokens at inference.
 
     Args:
-        sides: the records; of pairs, the chosen and the rejected ones.
-        snapshot: the tokenizer.
-        config: a chat template, and how answers became records.
-        date: the day that the texts were made at; None where the template prints none.
-        template: writes the prompts; None: the recipe's Jinja.
-        allows_control: whether control tokens in the row's own text are tokenized as such.
+        sides: records; for pairs, the chosen and the rejected ones.
+        snapshot: tokenizer.
+        config: format settings.
+        date: date on which the texts were rendered; None if the template prints none.
+        template: renders the prompts; None: the recipe's Jinja template.
+        allows_control: True if control tokens in the row's own text are tokenized as such.
 
     Returns:
-        Plain JSON: `turns`; `counts` (records, those checked, answers of all records, those
-        checked, those after their prompt, completions that are stopped, answers trained in part in
-        the records checked); `worst`, faults with
-        `finding`, `source`, `row`, `record_id`, `value` (number of the message), `what`, `text` and
-        `expected`.
+        Plain JSON: `turns`; `counts` (records, checked records, answers of all records, checked
+        answers, answers after their prompt, completions that stop, partly trained answers in the
+        checked records); `worst`, faults with `finding`, `source`, `row`, `record_id`, `value`
+        (number of the message), `what`, `text` and `expected`.
     """
     template = template or PlainTemplate(config, snapshot, date)
     check = _Check(config, snapshot, template, allows_control)
@@ -189,7 +191,7 @@ def audit_inference(
 
 @dataclass(slots=True)
 class _Check:
-    """Checks the records of a shard, and counts."""
+    """Checks the records of a shard and counts the results."""
 
     config: FormatConfig
     snapshot: TokenizerSnapshot
@@ -199,13 +201,13 @@ class _Check:
     worst: list[dict[str, object]] = field(default_factory=list)
 
     def records_of(self, side: Side) -> Iterator[_Record]:
-        """Yield the records of a side that are checked; count all."""
+        """Yield the records of a side to check, and count all of them."""
         ids = one_chunk(side.formatted["record_id"])
         known = one_chunk(side.conversations["record_id"])
         places = np.arange(len(ids))
         if not known.equals(ids):
             places = pc.index_in(ids, value_set=known).to_numpy(zero_copy_only=False)
-        aligned = np.flatnonzero(places >= 0)  # False for NaN: no conversation of that name
+        aligned = np.flatnonzero(places >= 0)  # False for NaN: no conversation with that id
         talks = side.conversations.take(pa.array(places[aligned].astype(np.int64)))
         messages = FlatMessages.of(talks["messages"])
         weights = messages.decide_weights(self.config)
@@ -295,7 +297,7 @@ class _Check:
             self._note("other_stops", record, answer, fault)
 
     def _prompt_fault(self, record: _Record, answer: _Answer, index: int) -> _Fault | None:
-        """Return what is wrong with the prompt of an answer, if something is."""
+        """Return the fault in an answer's prompt, or None."""
         template, (start, end) = self.template, record.spans[index]
         before = record.text[:start].decode(errors="replace")
         joint = 0
@@ -331,12 +333,13 @@ class _Check:
         return _difference(what, before, first)
 
     def _modes(self, record: _Record, answer: _Answer) -> Iterator[tuple[dict[str, object], bool]]:
-        """Arguments to try, the likeliest first, and whether an answer may follow that prompt.
+        """Yield template arguments to try, the most likely first, and whether they are correct.
 
-        Where the row or the recipe sets the thinking switch, or there is none, they are as given.
-        Else an answer with a thought follows the thinking prompt; one of a row without any the
-        other, where the template writes it so; one without, of a row with some, either, for clients
-        set the switch for all answers to a question.
+        If the row or the recipe sets the thinking switch, or the template has none, the arguments
+        are used unchanged. Otherwise, an answer with reasoning must follow the thinking prompt. An
+        answer in a row without any reasoning must follow the non-thinking prompt, if the template
+        can write that. An answer without reasoning in a row that has some may follow either,
+        because clients set the switch once for all answers to a question.
         """
         switch = self.template.switch
         if switch is None or switch[0] in record.arguments:
@@ -352,13 +355,13 @@ class _Check:
             yield from ((settings, True) for settings in (thinking, plain, {}))
         else:
             yield plain, True
-            # Asked for only where the answer does not follow the plain prompt: two more renderings.
+            # Reached only if the answer does not follow the plain prompt: it takes two renderings.
             is_only = not self._writes(record, answer, plain)
             yield {}, default is False or is_only
             yield thinking, is_only
 
     def _writes(self, record: _Record, answer: _Answer, settings: Mapping[str, object]) -> bool:
-        """Return True if the template writes an answer after the prompt of some settings."""
+        """Return True if the text of an answer starts with the prompt for `settings`."""
         given = record.tools, {**record.arguments, **settings}
         messages = record.messages[: answer.number + 1]
         try:
@@ -368,7 +371,7 @@ class _Check:
             return False
 
     def _stop_fault(self, record: _Record, index: int) -> _Fault | None:
-        """Return what is wrong with the end of an answer, if something is."""
+        """Return the fault at the end of an answer, or None."""
         (start, end), known = record.spans[index], self.snapshot.added_tokens
         stops = [stop.encode() for stop in self.template.stop_tokens]
         said, due = record.text[start:end], " or ".join(self.template.stop_tokens)
@@ -420,15 +423,15 @@ def _answer(number: int, message: Mapping[str, Any], config: FormatConfig) -> _A
     has_tags = _THINK_TAG.search(content) is not None
     is_assistant = message["role"] == "assistant"
     is_partial = "part_weights" in message or not is_assistant
-    if config.reasoning == "train_last":  # which question is the last one, the whole row says
+    if config.reasoning == "train_last":  # the record does not show which question is the last one
         is_partial |= bool(thought.strip()) or has_tags
-    # A template may take thoughts between tags out of a content.
+    # Templates may remove reasoning between tags from a content.
     texts = () if has_tags and not is_partial else (_packed(content),)
     return _Answer(number, is_assistant, is_partial, texts, thought.strip())
 
 
 def _packed(text: str) -> str:
-    """Without white space, which templates put and take."""
+    """Remove white space, which templates add and strip."""
     return "".join(text.split())
 
 
@@ -438,9 +441,9 @@ def _choose(
     is_trained: Bools,
     has_answer: Bools,
 ) -> Int64s:
-    """Return the rows to check: all of few; of many, as many of each shape as can be.
+    """Return the rows to check: all if there are few, otherwise a sample spread evenly over shapes.
 
-    Of shapes a a a b, called 3 1 2 4: first the least name of each shape (a1, b4), then a2, a3.
+    Shapes a a a b with ids 3 1 2 4: first the lowest id of each shape (a1, b4), then a2, a3.
     """
     rows = np.flatnonzero(has_answer)
     if len(rows) <= MAX_RECORDS:
@@ -462,7 +465,7 @@ def _choose(
 
 
 def _spans_of(record: _Record) -> Iterator[tuple[_Answer, int | None]]:
-    """Answers with their spans; None where an answer is trained in part, or not at all."""
+    """Yield answers with their span; None if an answer is trained in part or not at all."""
     texts = [_packed(record.text[a:b].decode(errors="replace")) for a, b in record.spans]
     counts = _num_spans(record.answers, texts)
     place = 0
@@ -476,18 +479,19 @@ def _spans_of(record: _Record) -> Iterator[tuple[_Answer, int | None]]:
 
 
 def _num_spans(answers: Sequence[_Answer], texts: Sequence[str]) -> list[int]:
-    """Return how many spans each answer has: one, but for those that are trained in part.
+    """Return how many spans each answer has: one, except for those that are trained in part.
 
     Args:
-        answers: in order.
-        texts: of the spans, without white space.
+        answers: answers in order.
+        texts: texts of the spans, without white space.
     """
     others = sum(not answer.is_partial for answer in answers)
     spare = len(texts) - others
     if others == len(answers) or not 0 <= spare <= _MAX_SPARE:
         return [int(place < len(texts)) for place in range(len(answers))]
-    # Spans taken so far -> those taken before. Where the texts of all answers are found in their
-    # spans, these decide which are of the parts of an answer; else their order does.
+    # Dynamic programming: `reached[i]` maps the number of spans used by the first i answers to the
+    # number used before answer i. First require that each whole answer's text is in its span; if
+    # that is impossible, go by order alone.
     for must_match in (True, False):
         reached: list[dict[int, int]] = [{0: 0}]
         for answer in answers:
@@ -511,7 +515,7 @@ def _num_spans(answers: Sequence[_Answer], texts: Sequence[str]) -> list[int]:
 
 
 def _some(answers: list[tuple[_Answer, int | None]]) -> list[tuple[_Answer, int | None]]:
-    """All answers, or some of many, the first and the last among them."""
+    """Return all answers, or a sample of many that includes the first and the last."""
     work = sum(answer.number for answer, _ in answers)
     if work <= MAX_MESSAGES:
         return answers
@@ -524,11 +528,11 @@ def _follows(before: str, prompt: str, joint: int, template: PlainTemplate) -> b
     """Return True if the text before an answer is the prompt.
 
     Args:
-        before: the text before the answer.
-        prompt: of inference.
-        joint: where the last answer of the same record ends, if template text may differ in what
-            is before; else 0.
-        template: says what is text of the template.
+        before: text before the answer.
+        prompt: prompt at inference.
+        joint: end of the previous answer in the record, if template text before it may differ;
+            otherwise 0.
+        template: tells template text from other text.
     """
     if before == prompt:
         return True
@@ -536,8 +540,9 @@ def _follows(before: str, prompt: str, joint: int, template: PlainTemplate) -> b
     if not joint or not prompt.endswith(new):
         return False
     rest, written = prompt[: len(prompt) - len(new)], before[:joint]
-    # What follows the stop token of the answer before is new: white space, too. Not so where the
-    # stop token itself follows some: `<|end|>\n</s>`, of which the prompt has `<|end|>\n`.
+    # Everything after the previous answer's stop token must match, including white space. The
+    # exception is a stop token that follows white space: in `<|end|>\n</s>`, the prompt has
+    # `<|end|>\n`.
     stop = next((stop for stop in template.stop_tokens if written.endswith(stop)), "")
     if rest[-1:].isspace() and not written.removesuffix(stop)[-1:].isspace():
         return False
@@ -545,12 +550,12 @@ def _follows(before: str, prompt: str, joint: int, template: PlainTemplate) -> b
 
 
 def _is_content(record: _Record, start: int, end: int) -> bool:
-    """Return True if some of a text is the row's own."""
+    """Return True if part of the text [start, end) is the row's own content."""
     return any(a < end and start < b for a, b in record.content)
 
 
 def _difference(what: str, text: str, expected: str) -> _Fault:
-    """Show where two texts differ: up to a little after the first difference."""
+    """Return a fault with both texts, cut shortly after their first difference."""
     pairs = zip(text, expected, strict=False)
     at_least = min(len(text), len(expected))
     cut = next((n for n, (a, b) in enumerate(pairs) if a != b), at_least) + _SHOWN // 2
@@ -564,7 +569,7 @@ def combine_inference(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         shards: results of `audit_inference`, each with its `source`.
 
     Returns:
-        `turns`; `dataset` and `sources`, counts; `worst`, the first faults of each source.
+        `turns`; counts in `dataset` and `sources`; in `worst`, the first faults of each source.
     """
     sources: dict[str, Counter[str]] = {}
     total: Counter[str] = Counter()
@@ -592,7 +597,7 @@ def combine_inference(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def inference_line(audit: Mapping[str, Any]) -> str:
-    """Return what was found as a line for people; empty where nothing was checked.
+    """Return a one-line summary; empty if nothing was checked.
 
     Example:
         >>> counts = {"records": 9, "records_checked": 9, "answers": 90, "answers_checked": 12,
@@ -617,5 +622,5 @@ def inference_line(audit: Mapping[str, Any]) -> str:
     if counts["partly_trained"]:
         line += f"; {counted(counts['partly_trained'], 'answer')} trained in part"
     if found["turns"] == "whole" and min(right, stopped) < answers:
-        line += ". The others are not what the model generates: format.turns: joined or exact"
+        line += ". The model would not generate the others; set format.turns to joined or exact"
     return line

@@ -1,8 +1,9 @@
-"""A chat template in plain Jinja, as transformers renders it: for the audit alone.
+"""Render a chat template in plain Jinja, as transformers does, for the audit only.
 
-It shares nothing with the environment of `packhouse.render`, which makes texts and masks, so
-that a fault there is seen. A template that comes here has rendered these very rows under the
-stricter rules of that sandbox, and runs in the same kind of worker.
+This module deliberately shares nothing with the environment of `packhouse.render`, which makes
+texts and masks, so that the audit detects a fault there. A template that gets here has already
+rendered the same rows under the stricter rules of that sandbox, and runs in the same kind of
+worker.
 """
 
 import json
@@ -35,16 +36,16 @@ from packhouse.tokenize.encoders import TokenizerSnapshot
 from packhouse.tokenize.loading import tokenizer_folder
 
 _TEXT = ("Perhaps", "Certainly", "Otherwise", "Naturally", "Therefore")
-_MARKS = "\ue0b0", "\ue0b1"  # of a private area: no template or row has them
+_MARKS = "\ue0b0", "\ue0b1"  # private-use characters, which no template or row has
 _DOCUMENTS = [{"title": "Likewise", "text": "Moreover"}]
 
 
 class PromptError(Exception):
-    """The template refuses messages, or fails on them."""
+    """The template rejects messages, or fails on them."""
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}`, which writes what it holds."""
+    """Jinja tag `{% generation %}`, which just renders its body."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -57,7 +58,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _MarkedGeneration(_Generation):
-    """The same, and where it begins and ends."""
+    """Jinja tag `{% generation %}` that puts marks around its body."""
 
     def around(self, body: list[nodes.Node]) -> list[nodes.Node]:
         begin, end = (nodes.Output([nodes.TemplateData(mark)]) for mark in _MARKS)
@@ -81,12 +82,12 @@ def _tojson(
 
 
 class PlainTemplate:
-    """A chat template as transformers renders it, and what it writes around answers.
+    """A chat template as transformers renders it, and the text it writes around answers.
 
     Args:
         config: the recipe's format section.
-        snapshot: of the tokenizer.
-        date: the day that the texts were made at; None where the template prints none.
+        snapshot: snapshot of the tokenizer.
+        date: date on which the texts were rendered; None if the template prints none.
     """
 
     def __init__(
@@ -121,17 +122,17 @@ class PlainTemplate:
         is_prompt: bool,
         is_marked: bool = False,
     ) -> str:
-        """Return the text of a conversation, or of the prompt of its next answer.
+        """Return the text of a conversation, or the prompt for its next answer.
 
         Args:
-            messages: in the form that the template takes.
-            tools: of the row.
-            arguments: of the row, and over those of the recipe.
-            is_prompt: end with what opens an answer.
-            is_marked: put marks around what the template says is generated.
+            messages: messages in the form that the template takes.
+            tools: tools of the row.
+            arguments: template arguments of the row, which override those of the recipe.
+            is_prompt: True to end with the opening of an answer.
+            is_marked: True to put marks around generation blocks.
 
         Raises:
-            PromptError: the template refuses the messages or fails on them.
+            PromptError: the template rejects the messages or fails on them.
         """
         template = self._marked if is_marked else self._template
         try:
@@ -144,7 +145,7 @@ class PlainTemplate:
                 )
         except MemoryError:
             raise
-        except Exception as error:  # a template may fail in any way
+        except Exception as error:  # a template may raise anything
             raise PromptError(f"{error}"[:200]) from None
 
     def text_before_block(
@@ -154,13 +155,13 @@ class PlainTemplate:
         tools: object = None,
         arguments: Mapping[str, object] = {},
     ) -> str:
-        """Return what the last answer begins with that no generation block holds.
+        """Return the beginning of the last answer that comes before its generation block.
 
         Args:
-            prompt: of the answer.
-            messages: up to the answer.
-            tools: of the row.
-            arguments: those of the prompt.
+            prompt: prompt of the answer.
+            messages: messages up to and including the answer.
+            tools: tools of the row.
+            arguments: template arguments of the prompt.
         """
         begin, end = _MARKS
         try:
@@ -183,9 +184,10 @@ class PlainTemplate:
         is_prompt: bool,
         **arguments: object,
     ) -> str | None:
-        """Render canonical messages; None where the template refuses them."""
+        """Render canonical messages, or return None if the template rejects them."""
         given = _in_form(messages, form or self._form)
-        tries: list[dict[str, object]] = [{}, {"documents": _DOCUMENTS}]  # some fail without any
+        # Some templates fail without documents.
+        tries: list[dict[str, object]] = [{}, {"documents": _DOCUMENTS}]
         for documents in tries:
             try:
                 return self.render(given, None, documents | arguments, is_prompt=is_prompt)
@@ -194,12 +196,12 @@ class PlainTemplate:
         return None
 
     def fit(self, messages: Messages) -> Messages:
-        """Canonical messages in the form that the template takes."""
+        """Convert canonical messages to the form that the template takes."""
         return _in_form(messages, self._form)
 
     @cached_property
     def _form(self) -> MessageForm:
-        """The first form of messages in which no text is lost, else the first that is rendered."""
+        """First message form in which no text is lost; otherwise, the first that renders at all."""
         plain, parts = MessageForm(), MessageForm(has_content_parts=True)
         only_parts = not self._writes(_CHAT[:2], plain) and bool(self._writes(_CHAT[:2], parts))
         is_numbered = self._config.call_ids is not None
@@ -217,14 +219,14 @@ class PlainTemplate:
         return forms[written.index(best)]
 
     def _writes(self, messages: Messages, form: MessageForm) -> bool | None:
-        """Return True if a probe's texts are all written; None where the template refuses it."""
+        """Return True if all texts of a probe are written, None if the template rejects it."""
         written = self.probe(messages, form, is_prompt=False)
         texts = _TEXT if messages is _CALL else [message["content"] for message in messages]
         return None if written is None else all(text in written for text in texts)
 
     @cached_property
     def switch(self) -> tuple[str, object, object] | None:
-        """The argument that changes what opens answers, its value for thinking, and another."""
+        """The argument that changes the opening of answers, its thinking and its other value."""
         known = {*self.arguments, "messages", "tools", "add_generation_prompt"}
         for name, probe in product(sorted(self._names - known), (_CHAT[:1], _CALL[:3])):
             values = self._values.get(name, (True, False))
@@ -244,7 +246,7 @@ class PlainTemplate:
         return None
 
     def _leads_to_answer(self, arguments: dict[str, object]) -> bool:
-        """Return True if a prompt ends, up to an empty thought, as answers begin."""
+        """Return True if the prompt ends as answers begin, not counting empty reasoning."""
         asked, answer = _CHAT[0], _CHAT[1]
         prompt = self.probe([asked], is_prompt=True, **arguments)
         opening = (prompt or "").rpartition(asked["content"])[2]
@@ -260,7 +262,7 @@ class PlainTemplate:
 
     @cached_property
     def default_mode(self) -> bool | None:
-        """True if answers open for thinking where nobody sets the switch; None: neither way."""
+        """True if the template asks for reasoning by default, False if not, None if neither."""
         assert self.switch is not None
         name, *values = self.switch
         asked = _CHAT[:1]
@@ -271,7 +273,7 @@ class PlainTemplate:
         return None
 
     def _thinking(self, name: str, values: Sequence[object]) -> object:
-        """Return the first value whose prompt a thought follows; the first if none does."""
+        """Return the first value whose prompt reasoning can follow, or just the first value."""
         thought = [*_CHAT[:1], {**_CHAT[1], "reasoning": "Likewise"}]
         for value in values:
             prompt = self.probe(thought[:1], is_prompt=True, **{name: value})
@@ -281,10 +283,10 @@ class PlainTemplate:
         return values[0]
 
     def openings(self) -> list[str]:
-        """Return what opens an answer after a question and after a tool's result, in any mode.
+        """Return the openings of an answer after a question and after a tool result, in all modes.
 
-        It is what the generation prompt adds; of templates that add nothing, what follows the text
-        before it: `[/INST]`.
+        An opening is the text that the generation prompt adds, or, if it adds nothing, the text
+        after the last content: `[/INST]`.
         """
         modes: list[dict[str, object]] = [{}]
         if self.switch is not None:
@@ -303,11 +305,11 @@ class PlainTemplate:
 
     @cached_property
     def stop_tokens(self) -> tuple[str, ...]:
-        """Stop tokens of the recipe or the model; if none follows an answer, the template's own."""
+        """Stop tokens of the recipe or the model; if none follows an answer, the template's."""
         eos = self._snapshot.special_tokens.get("eos_token")
         known = getattr(self._snapshot, "stop_tokens", None) or ([eos] if eos else [])
         stops = tuple(self._config.stop_tokens or known)
-        # The answer that is last, one before a question, and the last of two.
+        # Text after the last answer, after an answer before a question, and after the last of two.
         tails = [
             (self.probe(_CHAT[:number], is_prompt=False) or "").rpartition(answer)[2]
             for number, answer in ((2, _TEXT[1]), (3, _TEXT[1]), (4, _TEXT[3]))
@@ -321,27 +323,27 @@ class PlainTemplate:
 
     @cached_property
     def _own_text(self) -> re.Pattern[str]:
-        """Matches control tokens, white space, and lines that the template itself holds."""
+        """Pattern of control tokens, white space, and lines in the template's source."""
         edges = re.compile("|".join([*map(re.escape, self.control), "\n"]))
         lines = {line.strip() for text in self._texts for line in edges.split(text)}
         longest_first = sorted({*self.control, *lines} - {""}, key=lambda t: (-len(t), t))
         return re.compile("|".join([*map(re.escape, longest_first), r"\s+"]))
 
     def differ_in_rows(self, first: str, second: str) -> bool:
-        """Return True if two texts differ in more than what the template itself writes."""
+        """Return True if two texts differ in more than text that the template writes."""
         if first == second:
             return False
         return self._own_text.sub("", first) != self._own_text.sub("", second)
 
 
 class RendererTemplate(PlainTemplate):
-    """A renderer in Python, called with the row's own texts and nothing else.
+    """A renderer in Python, called with only the row's own texts.
 
     Args:
         config: the recipe's format section.
-        snapshot: of the tokenizer.
+        snapshot: snapshot of the tokenizer.
         written: the renderer.
-        stop_tokens: what it says that generation stops at.
+        stop_tokens: stop tokens of the renderer.
     """
 
     reads_prompt = True
@@ -372,7 +374,7 @@ class RendererTemplate(PlainTemplate):
         is_prompt: bool,
         is_marked: bool = False,
     ) -> str:
-        """Return the text of a conversation; there are no marks."""
+        """Return the text of a conversation, never with marks."""
         given = {**self.arguments, **arguments}
         try:
             named = cast("list[object] | None", tools)
@@ -384,7 +386,7 @@ class RendererTemplate(PlainTemplate):
 def open_template(
     recipe: Recipe, snapshot: TokenizerSnapshot, date: str | None = None
 ) -> PlainTemplate:
-    """Return what writes prompts as inference does: Jinja, or the recipe's renderer in Python."""
+    """Open the template that renders prompts as at inference: Jinja, or the recipe's renderer."""
     config = recipe.format
     if not is_renderer(config.template):
         return PlainTemplate(config, snapshot, date)

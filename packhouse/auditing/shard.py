@@ -1,21 +1,19 @@
-"""The audit of one shard, and of the whole: shards added up, packs, and what occurs twice.
+"""Audit a shard by comparing conversations, texts and tokens; audit packs and duplicates.
 
-Of a shard, conversations, their text and their tokens are compared.
+Nothing is done per row. Token positions in the text follow from the bytes of each token. (A row
+whose tokens do not decode to its text counts as `unlocated` and is judged by its ids alone.) The
+rest is a few binary searches per turn, of range ends in span ends.
 
-Nothing is done per row. Tokens are placed in the text by the widths of their own bytes (a row
-whose tokens do not spell its text is counted as `unlocated`, and judged by its ids alone); the
-rest is binary searches of range ends in span ends, a few per turn.
+Findings:
 
-What is looked for:
-
-- answers: bytes of the assistant's contents, and how many of them lie in trained tokens;
-- unterminated turns: trained ranges in which no control token follows the last content, or which
-  stop before the one that ends turns; and answers to be trained that have no range;
-- misplaced rows: trained ranges other than the tokens that begin in the text's trained spans;
+- answers: bytes of the assistant's contents, and how many of them are in trained tokens;
+- unterminated turns: trained ranges without a control token after the last content, or that stop
+  before the token that ends turns; and answers without a trained range;
+- misplaced rows: trained ranges that differ from the tokens that begin in trained spans;
 - leaked headers: trained ranges that begin with a token that opens turns (`<|im_start|>`, BOS);
-- trained prompts: content trained beyond all that the assistant wrote;
-- rows without any trained token; rows with BOS or an end token twice in a row, or without the
-  BOS that the tokenizer puts; unknown tokens.
+- trained prompts: trained content beyond what the assistant wrote;
+- rows without a trained token; rows with BOS or an end token twice in a row, or without the BOS
+  that the tokenizer adds; unknown tokens.
 """
 
 import json
@@ -50,7 +48,7 @@ from packhouse.system.plugins import Plugin
 from packhouse.tokenize.encoders import TokenizerSnapshot, read_pipeline
 
 SLICE_TOKENS = 2**20
-"""Tokens looked at together; it bounds memory to about 100 MB."""
+"""Tokens processed at a time, which limits memory to about 100 MB."""
 
 _WITHOUT_TURNS = ("text", "classification", "sequence_classification")
 _TAGS = re.compile(r"\s*</?think>\s*")
@@ -64,10 +62,10 @@ def answer_bytes(
     config: FormatConfig,
     label_names: Sequence[str] | None,
 ) -> tuple[Int64s, Int64s]:
-    """Bytes of each row that must be trained, and bytes that may be: all the assistant's writing.
+    """Return, per row, how many bytes must be trained, and how many may be (assistant's text).
 
-    White space at a content's ends is not due, since templates strip it; neither is thinking that
-    the recipe leaves out, or the template, as Qwen3's does with earlier turns.
+    White space at the ends of a content is not required, because templates strip it. Neither is
+    reasoning that the recipe or the template removes, as Qwen3's does in earlier turns.
     """
     is_answer = flat.is_role("assistant")
     is_trained = flat.decide_weights(config) > 0
@@ -78,16 +76,16 @@ def answer_bytes(
     due -= _unsaid_bytes(flat, one_chunk(formatted["text"]), config)
     due = np.where(is_trained, due - _untrained_parts(flat), 0)
     own = flat.num_bytes("content") + flat.num_bytes("reasoning")
-    own += 2 * flat.num_bytes("tool_calls")  # room for another way to write the same JSON
+    own += 2 * flat.num_bytes("tool_calls")  # templates may write the same JSON at greater length
     own += 2 * flat.num_bytes("context")
     labels = np.zeros(len(flat.counts), np.int64)
     if label_names:
-        # Names of 3 and 5 bytes, labels [1 null 0]: bytes [5 0 3].
+        # Names of 3 and 5 bytes, labels [1 null 0] -> bytes [5 0 3].
         sizes = np.array([*(len(name.strip().encode()) for name in label_names), 0], np.int64)
         numbers = pc.fill_null(one_chunk(validated["label"]), len(label_names))
         labels = sizes[numbers.to_numpy()]
     own = flat.sums(np.where(is_own, own, 0)) + labels
-    # Definitions of tools stand in the system turn.
+    # Tool definitions are part of the system turn.
     tools = 2 * num_bytes(one_chunk(validated["tools"]))
     tools += 2 * num_bytes(one_chunk(validated["arguments"]))
     own += np.where(flat.any(is_trained & flat.is_role("system")), tools, 0)
@@ -95,21 +93,21 @@ def answer_bytes(
 
 
 def _unsaid_bytes(flat: FlatMessages, texts: pa.StringArray, config: FormatConfig) -> Int64s:
-    """Bytes of each content that need not be trained: thoughts left out, and the tags of others.
+    """Return the bytes of each content that may stay untrained: removed reasoning, or its tags.
 
-    Templates may take a content apart and write the tags themselves (Qwen3's does).
+    A template may parse the content and write the tags itself, as Qwen3's does.
     """
     unsaid = np.zeros(len(flat), np.int64)
     at = np.flatnonzero(has_thinking(flat))
-    # Messages u a u a: users [0 1 1 2 2] before each and in all. The answer at 1 has seen 1 of 2,
-    # so it is an earlier one; that at 3 has seen both.
+    # Messages u a u a: users before each message, and in total, are [0 1 1 2 2]. The answer at 1
+    # has 1 of 2 users before it, so it is an earlier turn; the answer at 3 has both.
     users = np.append(0, np.cumsum(flat.is_role("user")))
     rows = flat.rows[at]
     is_earlier = users[at] < users[flat.offsets[rows + 1]]
     contents = flat["content"].take(at).to_pylist()
     for message, row, earlier, content in zip(at, rows, is_earlier, contents, strict=True):
         whole = content.strip()
-        # A record that ends with this answer does not show whether its row goes on.
+        # A record that ends with this answer does not show whether its row continues.
         is_cut = config.reasoning == "train_last" and (earlier or config.turns != "whole")
         if is_cut or whole not in texts[int(row)].as_py():
             unsaid[message] = len(whole.encode()) - len(without_thinking(content).strip().encode())
@@ -119,12 +117,12 @@ def _unsaid_bytes(flat: FlatMessages, texts: pa.StringArray, config: FormatConfi
 
 
 def _untrained_parts(flat: FlatMessages) -> Int64s:
-    """Bytes of each content that stand in parts of weight 0."""
+    """Return the bytes of each content in parts with weight 0."""
     untrained = np.zeros(len(flat), np.int64)
     for message in np.flatnonzero(flat.has("part_weights")).tolist():
         content = flat["content"][message].as_py()
         parts = json.loads(flat["part_weights"][message].as_py())
-        at = len(content) - sum(size for size, _ in parts)  # below 0: those of the reasoning
+        at = len(content) - sum(size for size, _ in parts)  # negative for parts of the reasoning
         for size, factor in parts:
             part = content[max(at, 0) : max(at + size, 0)]
             untrained[message] += len(part.encode()) if factor == 0 else 0
@@ -138,19 +136,19 @@ def audit_shard(
     config: FormatConfig,
     label_names: Sequence[str] | None = None,
 ) -> dict[str, object]:
-    """Measure one shard.
+    """Audit one shard.
 
     Args:
-        sides: conversations, their texts, and the tokens to audit, in the order of the two others;
-            those that later steps quarantined may be among the first two. Of pairs, one for the
-            chosen and one for the rejected answers, row by row: a row has what either side has.
-        snapshot: the tokenizer.
+        sides: conversations, texts and tokens in the same order; conversations and texts may
+            include rows that later steps quarantined. For pairs, there is one for the chosen and
+            one for the rejected answers, and a row has the findings of both.
+        snapshot: tokenizer.
         config: which turns are trained; `train_on: all` trains prompts and headers on purpose.
-        label_names: text of label 0, 1, ... where the source has labels.
+        label_names: texts of labels 0, 1, ..., if the source has labels.
 
     Returns:
-        `counts`, name -> number; and `worst`, finding -> the rows with most of it, each with
-        `source`, `row`, `record_id`, `value`.
+        `counts`, name -> number; and `worst`, finding -> the worst rows, each with `source`,
+        `row`, `record_id` and `value`.
     """
     counts: Counter[str] = Counter()
     values: dict[str, Int64s] = {}
@@ -171,7 +169,7 @@ def audit_shard(
 _FLAGS = frozenset(
     ("double_bos", "missing_bos", "double_ends", "untrained_rows", "misplaced_rows")
 ) | {"unlocated_rows"}
-"""Findings that a row has or has not."""
+"""Findings that are 0 or 1 per row."""
 
 
 def _audit_side(
@@ -181,7 +179,7 @@ def _audit_side(
     label_names: Sequence[str] | None,
     counts: Counter[str],
 ) -> dict[str, Int64s]:
-    """Each finding as a number per row; what they are shares of is added to `counts`."""
+    """Return a number per row for each finding, and add the totals for shares to `counts`."""
     validated, formatted, tokenized = side
     found: dict[str, list[Int64s]] = {}
     pipeline = read_pipeline(snapshot.backend)
@@ -198,24 +196,25 @@ def _audit_side(
         due, own = answer_bytes(messages, rows, texts, config, label_names)
         num_ranges = tokens.per_row(tokens.range_rows)
         is_trained, is_answer = messages.decide_weights(config) > 0, messages.is_role("assistant")
-        # Answers of each row that are to be trained and have no range.
+        # Answers of each row that should be trained but have no range.
         num_absent = np.maximum(messages.sums(is_trained & is_answer) - num_ranges, 0)
         num_absent[num_ranges == 0] = 0
         if config.train_on == "all" or config.template in _WITHOUT_TURNS:
             num_absent[:] = 0
-        # What the findings are shares of; turns that should be trained and are not count, too.
+        # Totals for the shares. Turns that should be trained but are not count as well.
         counts["tokens"] += len(tokens.ids)
         counts["trained_tokens"] += int((tokens.range_ends - tokens.range_starts).sum())
         counts["turns"] += len(tokens.range_starts) + int(num_absent.sum())
         counts["answer_bytes"] += int(due[tokens.is_exact].sum())
-        # A class label for a model's head is no text, so nothing of such a row is due.
+        # With a class label for a classification head, no text of the row needs to be trained.
         has_label = part["label"].is_valid().to_numpy()
         due[has_label & (num_ranges == 0)] = 0
         ends = _find_ends(tokens, messages)
         others = messages.sums(is_trained & ~is_answer)
         is_ended = _are_ended(tokens, ends, config, messages, others > 0)
         is_leak = _are_leaked(tokens, ends)
-        if are_headers_trained:  # where the text says so
+        # If spans include headers on purpose, only ranges outside of the spans count as leaks.
+        if are_headers_trained:
             is_leak &= tokens.is_misplaced[tokens.range_rows]
         if config.train_on == "all" or config.template == "text":
             is_leak[:] = False
@@ -235,7 +234,7 @@ def _audit_side(
 
 
 def worst_rows(table: pa.Table, values: Int64s) -> list[dict[str, object]]:
-    """Rows of the highest values over 0, the first of equal ones first."""
+    """Return the rows with the highest values above 0; among equal values, the first rows."""
     bad = np.flatnonzero(values > 0)
     chosen = bad[np.argsort(-values[bad], kind="stable")[:NUM_WORST]]
     rows = table.select(["source", "row", "record_id"]).take(pa.array(chosen)).to_pylist()
@@ -245,7 +244,7 @@ def worst_rows(table: pa.Table, values: Int64s) -> list[dict[str, object]]:
 
 
 def _places(table: pa.Table, tokenized: pa.Table) -> pa.Array | None:
-    """Rows of an earlier table that are still there; None: all. Equal ids, equal conversations."""
+    """Return the row of an earlier table for each record, by id; None if all rows are the same."""
     ids = one_chunk(tokenized["record_id"])
     if table.num_rows == tokenized.num_rows and one_chunk(table["record_id"]).equals(ids):
         return None
@@ -253,10 +252,10 @@ def _places(table: pa.Table, tokenized: pa.Table) -> pa.Array | None:
 
 
 def _slices(tokenized: pa.Table) -> list[tuple[int, int]]:
-    """Row ranges of about SLICE_TOKENS tokens each.
+    """Return row ranges of about SLICE_TOKENS tokens each.
 
-    Of rows of 6 tokens, at 10 to a slice: 6, 12, 18, 24 reach slices 0, 1, 1, 2, so the ranges are
-    [0, 1), [1, 3) and [3, 4).
+    Four rows of 6 tokens, at 10 tokens per slice: the running sums 6, 12, 18, 24 are in slices 0,
+    1, 1, 2, so the ranges are [0, 1), [1, 3) and [3, 4).
     """
     reached = np.cumsum(tokenized["num_tokens"].to_numpy(), dtype=np.int64) // SLICE_TOKENS
     cuts = np.flatnonzero(np.diff(reached)) + 1
@@ -267,46 +266,47 @@ def _slices(tokenized: pa.Table) -> list[tuple[int, int]]:
 def _coverage(
     tokens: PlacedTokens, due: Int64s, own: Int64s, config: FormatConfig
 ) -> dict[str, Int64s]:
-    """Bytes of each row's answers that are not trained, and of its prompts that are."""
+    """Return, per row, the bytes of answers that are not trained, and of prompts that are."""
     first, last = tokens.range_starts, tokens.range_ends - 1
     known = tokens.is_exact[tokens.range_rows]
     trained = Intervals.of(tokens.starts[first[known]], tokens.ends[last[known]])
     of_spans = trained.within(tokens.content_starts, tokens.content_ends)
-    # Trained bytes [0 12 7] of three contents, two of row 0 and one of row 1: [12 7].
+    # Three contents, two in row 0 and one in row 1, with trained bytes [0 12 7] -> rows [12 7].
     covered = np.diff(np.append(0, np.cumsum(of_spans))[tokens.content_offsets])
     missing = np.where(tokens.is_exact, np.maximum(due - covered, 0), 0)
     surplus = np.where(tokens.is_exact, np.maximum(covered - own, 0), 0)
     if config.train_on == "all" and "system" not in config.never_train:
-        surplus[:] = 0  # all is trained, tool definitions, too
+        surplus[:] = 0  # everything is trained on purpose, including tool definitions
     return {"untrained_answer_bytes": missing, "trained_prompt_bytes": surplus}
 
 
 class _Ends(NamedTuple):
-    """Control tokens at the end of trained ranges, and at the beginning of turns."""
+    """Control tokens at the end of trained ranges and at the start of turns."""
 
     last: Int64s
-    """The last control token before the end of each range; -1: there is none before it at all."""
+    """Position of the last control token before the end of each range; -1 if there is none."""
     is_ended: Bools
-    """Ranges in which that token is, and behind which no content is."""
+    """Mask of ranges that contain this token, with no content after it."""
     ids: Ids
-    """Ids of such tokens."""
+    """Ids of tokens that end ranges."""
     headers: Ids
-    """Ids of control tokens before a row's first content: what opens its first turn."""
+    """Ids of control tokens before a row's first content, which open its first turn."""
 
 
 def _find_ends(tokens: PlacedTokens, messages: FlatMessages) -> _Ends:
     """Find the tokens that end trained turns, and those that open turns."""
     is_exact = tokens.is_exact[tokens.range_rows]
-    # Control tokens at [2 7], ranges that end at [2 5 8]: [-1 2 7].
+    # Control tokens at [2 7], ranges that end at [2 5 8] -> last control tokens [-1 2 7].
     index = np.searchsorted(tokens.control, tokens.range_ends, "left") - 1
     last = np.where(index < 0, -1, np.append(tokens.control, -1)[index])
     is_ended = last >= tokens.range_starts
     at = np.maximum(last, tokens.range_starts)
     content_after = tokens.holds_content(at, tokens.range_ends - 1)
     is_ended &= np.where(is_exact, ~content_after, last == tokens.range_ends - 1)
-    # What is content, and so no end, is known of exact rows alone.
+    # Prefer exact rows: only there is it known that a token is not content.
     ends = tokens.ids[last[is_ended & (is_exact if is_exact.any() else True)]]
-    # Of rows whose first message has a text: before another one's, tokens of that turn may stand.
+    # Use rows whose first message has text; otherwise the first content belongs to a later turn,
+    # and tokens before it may end the first.
     counts = np.diff(tokens.content_offsets)
     first = messages["content"].take(pa.array(messages.offsets[:-1]))
     has_text = num_bytes(pc.utf8_trim_whitespace(first)) > 0
@@ -328,21 +328,21 @@ def _are_ended(
     messages: FlatMessages,
     trains_others: Bools,
 ) -> Bools:
-    """Ranges that end with a token that ends turns, or need none.
+    """Return a mask of ranges that end with an end token, or need none.
 
     Args:
-        tokens: of all rows.
-        ends: of these.
+        tokens: tokens of all rows.
+        ends: result of `_find_ends` for them.
         config: which turns are trained.
-        messages: of each row.
-        trains_others: rows in which turns that are not the assistant's are trained.
+        messages: messages of the rows.
+        trains_others: mask of rows that train turns of roles other than the assistant.
     """
     rows, control = tokens.range_rows, tokens.control
     control = control[~tokens.are_content(control, control)]
     index = np.searchsorted(control, tokens.range_ends)
-    # Short are ranges that stop at a control token and before the one that ends turns:
-    # `</tool_call>`. Not where EOS ends the text, too: Phi-3 with the EOS `<|end|>` writes
-    # "<|end|>\n<|end|>".
+    # A range is too short if it stops at a control token (`</tool_call>`) and the end token of the
+    # turn follows. This does not apply if EOS follows the end token: with EOS `<|end|>`, Phi-3
+    # writes "<|end|>\n<|end|>".
     following = np.append(control, len(tokens.ids))[index]
     is_short = following < tokens.offsets[rows + 1]
     following = np.minimum(following, len(tokens.ids) - 1)
@@ -350,15 +350,16 @@ def _are_ended(
     is_short &= ~tokens.holds_content(np.minimum(tokens.range_ends, following), following)
     is_short &= tokens.ids[tokens.range_ends - 1] != tokens.ids[following]
     is_ended = ends.is_ended & ~(is_short & ~trains_others[rows])
-    # Ranges [5, 9) and [12, 20) of a row, no end and no header between 9 and 12: the first one's
-    # turn goes on, and a thought within is left out.
+    # If a row has ranges [5, 9) and [12, 20) with no end token or header between 9 and 12, the turn
+    # continues, and untrained reasoning is in between.
     edges = control[np.isin(tokens.ids[control], np.union1d(ends.headers, ends.ids))]
     seen = np.searchsorted(edges, np.stack([tokens.range_ends[:-1], tokens.range_starts[1:]]))
     goes_on = np.append((seen[0] == seen[1]) & (rows[:-1] == rows[1:]), False)[: len(rows)]
-    if config.reasoning != "train_last":  # in rows with weights of parts, too
+    if config.reasoning != "train_last":  # otherwise only weights of parts leave gaps in a turn
         goes_on &= messages.any(messages.has("part_weights"))[rows]
     is_ended |= goes_on
-    # Sound rows have none left, but where whole kinds of turns have no end of their own.
+    # In valid data, the only ranges left are of turns for which the template writes no end token,
+    # so a loop is fast enough.
     for number in np.flatnonzero(~is_ended).tolist():
         is_ended[number] = _ends_blank(tokens, number, int(ends.last[number])) or _has_no_end(
             tokens, number, messages
@@ -367,10 +368,10 @@ def _are_ended(
 
 
 def _ends_blank(tokens: PlacedTokens, at: int, control: int) -> bool:
-    r"""Return True if nothing but white space follows the last control token of a range.
+    r"""Return True if only white space follows the last control token of a range.
 
-    For rows whose tokens do not spell their text, as where a tokenizer normalises: what is content
-    is not known there, but a line break behind `<|im_end|>` is the template's.
+    For rows whose tokens do not decode to their text, because the tokenizer normalizes it. There
+    the position of content is unknown, but a line break after `<|im_end|>` is from the template.
     """
     start, end = int(tokens.range_starts[at]), int(tokens.range_ends[at])
     known = tokens.pipeline.token_bytes
@@ -382,10 +383,10 @@ def _ends_blank(tokens: PlacedTokens, at: int, control: int) -> bool:
 
 
 def _has_no_end(tokens: PlacedTokens, at: int, messages: FlatMessages) -> bool:
-    """Return True if a range ends with a message that is not the assistant's and has no end.
+    """Return True if a range ends with a message of another role that has no end token.
 
-    So does Mistral's system turn, which stands in the user's: the template writes no control token
-    between it and the next content.
+    An example is Mistral's system turn, which is inside the user turn: the template writes no
+    control token between it and the next content.
     """
     row = int(tokens.range_rows[at])
     own = slice(*tokens.content_offsets[row : row + 2])
@@ -403,7 +404,7 @@ def _has_no_end(tokens: PlacedTokens, at: int, messages: FlatMessages) -> bool:
         for each in turns
     ]
     role, message = "assistant", 0
-    for text in tokens.contents_of(row)[: span + 1]:  # those that are messages as they are
+    for text in tokens.contents_of(row)[: span + 1]:  # find the messages that they come from
         places = range(message, len(said))
         found = next((n for n in places if said[n].strip() == text.strip()), None)
         role = "assistant" if found is None else turns[found]["role"]
@@ -412,10 +413,10 @@ def _has_no_end(tokens: PlacedTokens, at: int, messages: FlatMessages) -> bool:
 
 
 def _are_leaked(tokens: PlacedTokens, ends: _Ends) -> Bools:
-    r"""Ranges that begin with a token that opens turns.
+    r"""Return a mask of ranges that begin with a token that opens turns.
 
-    Not those behind a header: the model itself writes what their first token opens.
-    `<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>` is a header, `<|im_end|>\n` is none.
+    Ranges directly after a header do not count, because there the model itself writes the token.
+    `<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>` is a header, `<|im_end|>\n` is not.
     """
     first, rows = tokens.range_starts, tokens.range_rows
     index = np.searchsorted(tokens.control, first) - 1
@@ -430,18 +431,19 @@ def _are_leaked(tokens: PlacedTokens, ends: _Ends) -> Bools:
 
 _MAX_DETAIL = 200
 
-# Counts of the tokenize step that no table shows afterwards.
+# Counts of the tokenize step that cannot be derived from its tables.
 _NOTES = ("control_text", "control_text_rows", "straddles_start", "straddles_end", "split_prompts")
 
 
 def combine(shards: Sequence[tuple[str, Mapping[str, Any], Mapping[str, int]]]) -> dict[str, Any]:
-    """Add up the audits of shards, by source and in all.
+    """Add up the audits of shards, by source and overall.
 
     Args:
-        shards: name of the source, result of `audit_shard`, notes of the tokenize step; in order.
+        shards: name of the source, result of `audit_shard`, and notes of the tokenize step, in
+            order.
 
     Returns:
-        `dataset`: counts of all; `sources`: counts by name; `worst`: rows by finding.
+        `dataset`: overall counts; `sources`: counts by source; `worst`: rows by finding.
     """
     sources: dict[str, Counter[str]] = {}
     worst: dict[str, list[dict[str, Any]]] = {}
@@ -469,15 +471,15 @@ def audit_packs(
     is_control: Bools,
     is_blank: Bools,
 ) -> dict[str, int]:
-    r"""Look at training rows as they are: packs and sequences without a trained token, cut answers.
+    r"""Count packs and sequences without a trained token, and sequences with a cut answer.
 
-    A sequence that ends on a trained token which is no control token teaches the model to go on;
-    white space may stand behind it, as in `<|im_end|>\n`.
+    A sequence that ends with a trained token other than a control token teaches the model not to
+    stop. White space may follow the control token, as in `<|im_end|>\n`.
 
     Args:
-        packs: batches of schema `tables.PACKED`.
-        is_control: whether an id is of a control token, shape [vocab_size].
-        is_blank: whether an id is nothing but white space, shape [vocab_size].
+        packs: batches, schema `tables.PACKED`.
+        is_control: mask of control tokens, shape [vocab_size].
+        is_blank: mask of ids that are only white space, shape [vocab_size].
 
     Returns:
         `packs`, `sequences`, `untrained_packs`, `untrained_sequences`, `cut_sequences`.
@@ -491,19 +493,19 @@ def audit_packs(
         ranges = read_ranges(batch["trained_ranges"])
         rows = ranges.row_of_each()
         ends = ranges.ends + offsets[rows].astype(np.int64)
-        # Sequences of [3 2] tokens end at [3 5], trained ranges at [2 5]: both have one, and the
-        # second ends on a trained token.
+        # Sequences of [3 2] tokens end at [3 5], trained ranges end at [2 5]: both sequences have
+        # a trained token, and the second one ends with it.
         sequence_ends = np.cumsum(lengths, dtype=np.int64)
         is_trained = np.zeros(len(lengths), np.bool_)
         is_trained[np.searchsorted(sequence_ends, ends - 1, "right")] = True
         last_range = np.searchsorted(ends, sequence_ends)
-        is_open = np.isin(sequence_ends, ends)  # ends on a trained token
+        is_open = np.isin(sequence_ends, ends)  # the sequence ends with a trained token
         starts = (ranges.starts + offsets[rows].astype(np.int64))[last_range[is_open]]
-        # The last token that is no white space, of each; one before the range is not trained.
+        # Last token of each sequence that is not white space; it is trained if inside the range.
         last = np.maximum.accumulate(np.where(is_blank[ids], -1, np.arange(len(ids))))
         last = last[sequence_ends[is_open] - 1]
         is_cut = (last < starts) | ~is_control[ids[last]]
-        # A label for a model's head is what such a row teaches; its tokens are not.
+        # Rows with a label train a classification head, not their tokens.
         has_label = batch["label"].is_valid().to_numpy(zero_copy_only=False)
         counts.update(
             packs=batch.num_rows,
@@ -519,20 +521,21 @@ Read: TypeAlias = Callable[[Sequence[str]], Iterable[pa.RecordBatch]]
 
 
 def audit_records(read: Read, num_records: int) -> dict[str, Any]:
-    """Count what occurs more than once, in each source and in all, and what is on both sides.
+    """Count duplicates, in each source and overall, and contents that are in train and eval.
 
-    Ids and groups are compared by their leading 64 bits. Memory: 9 bytes a record, and 70 more for
-    each that shares its content; so records are read three times.
+    Ids and groups are compared by their leading 64 bits. Memory: 9 bytes per record, plus 70 for
+    each duplicate. To save memory, records are read three times.
 
     Args:
-        read: gives the named columns of all records, of schema `steps.records.RECORDS`, in batches,
-            each time in the same order; those that were dropped do not count.
-        num_records: at most so many.
+        read: returns the named columns of all records in batches, schema `steps.pack.LINEAGE`,
+            each time in the same order; dropped records are ignored.
+        num_records: maximum number of records.
 
     Returns:
-        `duplicates`: records beyond the first of their content; `prompt_groups`: prompts that
-        several different records share, and `prompt_group_records`, how many do; `both_sides`:
-        contents in train and eval; `sources`: duplicates within each; `worst`: most frequent ones.
+        `duplicates`: records with the content of an earlier one; `prompt_groups`: prompts shared by
+        several different records, and `prompt_group_records`, the number of these records;
+        `both_sides`: contents in train and eval; `sources`: duplicates within each source;
+        `worst`: the most frequent contents.
     """
     files: set[str] = set()
 
@@ -560,7 +563,7 @@ def audit_records(read: Read, num_records: int) -> dict[str, Any]:
             "at": np.arange(records.num_rows),
         }
     )
-    # Records a b a: content a is first at 0, and occurs twice.
+    # Records a b a: content a is first at 0 and occurs twice.
     counted = [("at", "min"), ("at", "count"), ("is_eval", "sum")]
     contents = flat.group_by("bits").aggregate(counted).sort_by("at_min")
     first, times, in_eval = (contents[f"{n}_{how}"].to_numpy() for n, how in counted)
@@ -570,7 +573,7 @@ def audit_records(read: Read, num_records: int) -> dict[str, Any]:
     again.subtract(flat.group_by(["bits", "name"]).aggregate([])["name"].to_pylist())
 
     def groups() -> Iterator[pa.Array | pa.ChunkedArray]:
-        """The group of each content."""
+        """Yield the group of each distinct content."""
         yield records["group_key"].take(pa.array(first))
         for batch in packed("record_id", "group_key"):
             is_repeated = pa.array(is_among(leading_bits(batch["record_id"]), repeated))
@@ -593,7 +596,7 @@ _NO_RECORDS = pa.schema([*((name, pa.string()) for name in _TEXTS), ("row", pa.i
 
 
 def _shared_prompts(groups: Uint64s) -> dict[str, int]:
-    """How many groups occur more than once, and how often in all.
+    """Count the groups that occur more than once, and their records.
 
     Example:
         >>> _shared_prompts(np.array([1, 2, 2, 3, 4, 4, 4], np.uint64))
@@ -606,27 +609,28 @@ def _shared_prompts(groups: Uint64s) -> dict[str, int]:
 
 
 def run_check(plugin: Plugin, conversations: pa.Table) -> dict[str, object]:
-    """Let a plug-in look at a shard: it returns a dict, the number of a bad row -> what is wrong.
+    """Run a plug-in's check on a shard.
 
     Args:
-        plugin: the check, called with the table.
-        conversations: table of schema `tables.VALIDATED`.
+        plugin: check, called with the table; returns a dict of row number -> problem.
+        conversations: conversations, schema `tables.VALIDATED`.
 
     Returns:
-        Plain JSON: the check, rows, rows that failed, and the first of these.
+        Plain JSON: name of the check, number of rows, failed rows, and the first of these.
 
     Raises:
-        PluginError: its code failed, or it returned something else.
+        PluginError: the check failed or returned something else.
     """
     with plugin.named_in_errors(f" on {conversations.num_rows:,} conversations"):
         found = plugin.load()(conversations)
     if not isinstance(found, dict) or not all(
         type(row) is int and isinstance(detail, str) for row, detail in found.items()
     ):
-        raise PluginError(f"{plugin} returned no dict of row numbers and texts")
+        raise PluginError(f"{plugin} did not return a dict of row number -> text")
     if found and not 0 <= min(found) <= max(found) < conversations.num_rows:
         raise PluginError(
-            f"{plugin} named row {max(found, key=abs)} of {conversations.num_rows:,} conversations"
+            f"{plugin} returned row {max(found, key=abs)}, but the table has "
+            f"{conversations.num_rows:,} conversations"
         )
     first = sorted(found)[:NUM_WORST]
     places = conversations.select(["source", "row"]).take(pa.array(first, pa.int64())).to_pylist()
@@ -643,7 +647,7 @@ def run_check(plugin: Plugin, conversations: pa.Table) -> dict[str, object]:
 
 
 def combine_checks(shards: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, object]]:
-    """Add up what checks found, by the name of the check."""
+    """Add up the results of checks by name."""
     combined: dict[str, dict[str, Any]] = {}
     for found in shards:
         total = combined.setdefault(

@@ -1,7 +1,7 @@
-"""Tokens of many rows behind one another, and the checks that need nothing but their ids.
+"""Hold the tokens of many rows in flat arrays, and check what needs only their ids.
 
-`Tokens` are what both audits look at: that of a shard, which knows the texts (`PlacedTokens`), and
-that of anyone's data (`packhouse.addons.audit_any`), which has ids and masks alone.
+Two audits use `Tokens`: that of a shard, which also knows the texts (`PlacedTokens`), and that of
+data from other tools (`packhouse.addons.audit_any`), which has only ids and masks.
 """
 
 import re
@@ -29,29 +29,29 @@ from packhouse.tokenize.offsets import (
 )
 
 NUM_WORST = 5
-"""Rows that are named for each finding."""
+"""Number of rows listed for each finding."""
 
 
 class Side(NamedTuple):
-    """Tables of the same rows: of pairs, of one side."""
+    """Tables of the same rows; for pairs, those of one side."""
 
     conversations: pa.Table
-    """Schema VALIDATED; those that no text was made of may be among them."""
+    """Schema VALIDATED; may include conversations that were rejected by the template."""
     formatted: pa.Table
     tokenized: pa.Table
-    """Without those that were refused later."""
+    """May lack rows of `formatted`, which the tokenize step rejected."""
 
 
 def read_sides(
     conversations: Path, formatted: Path, tokenized: Path, rejected: tuple[Path, Path] | None
 ) -> list[Side]:
-    """Read a shard; of pairs, the rejected sides as well.
+    """Read the tables of a shard: one side, or two for pairs.
 
     Args:
-        conversations: those that were rendered: `examples.arrow` or `validated.arrow`.
+        conversations: rendered conversations: `examples.arrow` or `validated.arrow`.
         formatted: their texts.
         tokenized: their tokens.
-        rejected: of pairs, conversations and texts of the rejected sides.
+        rejected: for pairs, conversations and texts of the rejected sides.
     """
     tokens = read_table(tokenized)
     if rejected is None:
@@ -68,18 +68,18 @@ Ids: TypeAlias = npt.NDArray[np.integer]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tokens:
-    """Tokens and trained ranges of all rows; of their texts nothing is known."""
+    """Tokens and trained ranges of all rows, without their texts."""
 
     ids: Ids
     offsets: Int64s
-    """Where each row begins, and the end of all, shape [num_rows + 1]."""
+    """Start of each row and the end of the last, shape [num_rows + 1]."""
     range_starts: Int64s
     range_ends: Int64s
     pipeline: Pipeline
 
     @cached_property
     def range_rows(self) -> Int64s:
-        """Row of each trained range."""
+        """Row number of each trained range."""
         return self.row_of(self.range_starts)
 
     @cached_property
@@ -88,28 +88,28 @@ class Tokens:
         return np.flatnonzero(self.pipeline.is_control.take(self.ids))
 
     def row_of(self, places: Int64s) -> Int64s:
-        """Row of the tokens at some places."""
+        """Return the row of the token at each place."""
         return np.searchsorted(self.offsets, places, "right") - 1
 
     def per_row(self, rows: Int64s) -> Int64s:
-        """How often each row is among some."""
+        """Count how often each row occurs in `rows`."""
         return np.bincount(rows, minlength=len(self.offsets) - 1)
 
     def are_content(self, first: Int64s, last: Int64s) -> Bools:
-        """Return, for each range of tokens (`last` included), if it is known to hold content."""
+        """Return a mask of the token ranges [first, last] that are known to contain content."""
         return np.zeros(len(first), np.bool_)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlacedTokens(Tokens):
-    """Tokens of rows whose texts are known, where they lie in these, and where contents do."""
+    """Tokens with their byte positions in the texts, and the positions of contents."""
 
     starts: Int64s
     ends: Int64s
     is_exact: Bools
-    """Rows whose tokens spell their text; of the others, bytes are not known."""
+    """Mask of rows whose tokens decode to exactly their text; in others, positions are unknown."""
     is_misplaced: Bools
-    """Rows whose trained ranges are not the tokens that begin in their text's trained spans."""
+    """Mask of rows whose trained ranges differ from the tokens that begin in trained spans."""
     content: "Intervals"
     content_starts: Int64s
     content_ends: Int64s
@@ -117,11 +117,11 @@ class PlacedTokens(Tokens):
     data: Bytes
     """Bytes of the texts of all rows."""
     bases: Int64s
-    """Where each row's text begins in `data`, shape [num_rows + 1]."""
+    """Offset of each row's text in `data`, shape [num_rows + 1]."""
 
     @classmethod
     def of(cls, formatted: pa.Table, tokenized: pa.Table, pipeline: Pipeline) -> "PlacedTokens":
-        """Place the tokens of rows in their texts."""
+        """Find the position of each token in its row's text."""
         ids, narrow = zero_based(*flat_list(tokenized["input_ids"]))
         offsets: Int64s = narrow.astype(np.int64)
         placed = locate_by_widths(*flat_texts(formatted["text"]), ids, offsets, pipeline)
@@ -147,7 +147,7 @@ class PlacedTokens(Tokens):
         )
 
     def holds_content(self, first: Int64s, last: Int64s) -> Bools:
-        """Return, for each range of tokens (`last` included), if content lies in its bytes."""
+        """Return a mask of the token ranges [first, last] whose bytes overlap content."""
         return np.asarray(self.content.within(self.starts[first], self.ends[last]) > 0)
 
     @override
@@ -155,30 +155,30 @@ class PlacedTokens(Tokens):
         return self.holds_content(first, last) & self.is_exact[self.row_of(first)]
 
     def contents_of(self, row: int) -> list[str]:
-        """Texts of the contents of a row."""
+        """Return the contents of a row."""
         own = slice(*self.content_offsets[row : row + 2])
         spans = zip(self.content_starts[own], self.content_ends[own], strict=True)
         return [self.data[start:end].tobytes().decode() for start, end in spans]
 
     def text_of(self, row: int) -> bytes:
-        """Text of a row."""
+        """Return the text of a row."""
         return self.data[self.bases[row] : self.bases[row + 1]].tobytes()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Intervals:
-    """Disjoint half-open byte ranges, rising."""
+    """Disjoint half-open byte ranges in ascending order."""
 
     starts: Int64s
     ends: Int64s
     before: Int64s
-    """Bytes in the ranges before each."""
+    """Total bytes of the ranges before each one."""
 
     @classmethod
     def of(cls, starts: Int64s, ends: Int64s) -> "Intervals":
-        """Sort ranges, and take out what overlaps."""
+        """Sort ranges and remove overlaps."""
         # [2, 8) and [5, 10) become [2, 8) and [8, 10).
-        if (starts[1:] < ends[:-1]).any():  # templates may write a content twice, or out of order
+        if (starts[1:] < ends[:-1]).any():  # a template may write contents twice, or out of order
             order = np.argsort(starts, kind="stable")
             ends = np.maximum.accumulate(ends[order])
             starts = np.maximum(starts[order], np.append(0, ends[:-1]))
@@ -186,7 +186,7 @@ class Intervals:
         return cls(starts, ends, np.append(0, np.cumsum(ends - starts)))
 
     def within(self, starts: Int64s, ends: Int64s) -> Int64s:
-        """Bytes of each of [start, end) that lie in the ranges.
+        """Return how many bytes of each [start, end) are inside the ranges.
 
         Example:
             >>> held = Intervals.of(np.array([2, 10]), np.array([5, 20]))
@@ -218,7 +218,7 @@ def _are_misplaced(ranges: Ranges, placed: EncodedRows, formatted: pa.Table) -> 
 
 
 def blank_tokens(pipeline: Pipeline) -> Bools:
-    """Return which ids are nothing but white space, shape [vocab_size]."""
+    """Return a mask of ids that decode to white space only, shape [vocab_size]."""
     if pipeline.token_bytes is None:
         return np.zeros(len(pipeline.is_control), np.bool_)
     is_blank = np.array([not text.strip() for text in pipeline.token_bytes.to_pylist()], np.bool_)
@@ -226,7 +226,7 @@ def blank_tokens(pipeline: Pipeline) -> Bools:
 
 
 def bos_and_unknown(tokens: Tokens, snapshot: TokenizerSnapshot) -> dict[str, Int64s]:
-    """Return of each row: is a BOS double, is BOS missing, and how many tokens are unknown."""
+    """Return for each row: 1 if a BOS is doubled, 1 if BOS is missing, and the unknown tokens."""
     num_rows = len(tokens.offsets) - 1
     named = snapshot.special_tokens
     bos_text = named.get("bos_token") or named.get("cls_token") or ""
@@ -237,14 +237,16 @@ def bos_and_unknown(tokens: Tokens, snapshot: TokenizerSnapshot) -> dict[str, In
         places = tokens.control[tokens.ids[tokens.control] == bos]
         rows = tokens.row_of(places)
         is_first = places == tokens.offsets[rows]
-        # A BOS that the template writes is due: ChatML's may open every turn. One right behind
-        # another is not: [BOS, BOS, a, BOS, b] has one double.
+        # A template may write BOS before every turn (as ChatML's), so only a BOS directly after
+        # another one is a fault: [BOS, BOS, a, BOS, b] has one.
         is_double = ~is_first & (tokens.ids[places - 1] == bos)
         is_double &= ~tokens.are_content(places, places)
-        if bos == eos:  # then it ends turns, and only a second one right behind the first is double
+        # If BOS is also EOS, it ends turns; only a second one at the start of a row is doubled.
+        if bos == eos:
             is_double &= places == tokens.offsets[rows] + 1
         double = np.minimum(tokens.per_row(rows[is_double]), 1)
-        if isinstance(tokens, PlacedTokens):  # of rows that are not exact, places say nothing
+        # In rows that are not exact, positions are unknown, so compare counts with the text.
+        if isinstance(tokens, PlacedTokens):
             for row in np.unique(rows[~tokens.is_exact[rows]]).tolist():
                 num_written = max(tokens.text_of(row).count(bos_text.encode()), 1)
                 double[row] |= np.count_nonzero(rows == row) > num_written
@@ -257,14 +259,15 @@ def bos_and_unknown(tokens: Tokens, snapshot: TokenizerSnapshot) -> dict[str, In
 
 
 def double_ends(tokens: PlacedTokens, end_ids: Ids) -> Int64s:
-    """Return 1 for each row with an end token behind the same one, neither of them content."""
+    """Return 1 for each row with the same end token twice in a row, outside of content."""
     ends = tokens.control[np.isin(tokens.ids[tokens.control], end_ids)]
     first, second = ends[:-1], ends[1:]
     rows = tokens.row_of(second)
     is_double = (second == first + 1) & (tokens.ids[first] == tokens.ids[second])
     is_double &= tokens.row_of(first) == rows
     is_double &= ~tokens.are_content(first, second)
-    # In rows that are not exact, as many pairs are right as overlap contents of the text.
+    # In rows that are not exact, positions are unknown: allow as many pairs as the contents of the
+    # text have.
     names = {token.id: token.text for token in tokens.pipeline.added}
     left: dict[tuple[int, bytes], int] = {}
     for number in np.flatnonzero(is_double & ~tokens.is_exact[rows]).tolist():

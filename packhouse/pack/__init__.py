@@ -1,8 +1,8 @@
-"""Packing: a plan over lengths, one gather of tokens, the published layout and its contract.
+"""Pack records: plan from lengths, gather tokens, check packs and convert them to a layout.
 
-The data's way: `apply_over_length` on each shard -> `plan_packs` over all lengths of a side ->
-`gather` -> `check_packed` -> `to_layout`.
+Data flow: `apply_over_length` on each shard -> `plan_packs` on all lengths of a side -> `gather`
+-> `check_packed` -> `to_layout`.
 """
 
 VERSION = 1
-"""Of the engine; part of the step's cache key. Raise it whenever published bytes change."""
+"""Version of packing; part of the step's cache key. Raise it when published bytes change."""

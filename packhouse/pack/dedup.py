@@ -1,26 +1,26 @@
-"""Find conversations that repeat others, to the letter, in substance or nearly, and apply policy.
+"""Find exact and near duplicates among conversations, and apply the recipe's policy.
 
-A conversation of a shard is described by its own normal form and by what it is made of. `normal_id`
-names it as `record_id` does, but after Unicode NFC and with white space collapsed. For near
-duplicates there are its shingles (runs of words or characters of one text, each a 32-bit number
-whose lowest bit says whether the assistant wrote it) and the MinHash of their set, made by
-datasketch. System prompts and tool definitions are left out: many rows share them, which would make
-unlike rows alike.
+Each conversation is described by a `normal_id`, computed like `record_id` but after Unicode NFC and
+with white space collapsed. For near duplicates there are also its shingles (runs of words or
+characters of one text, each a 32-bit number whose lowest bit is 1 if the assistant wrote it) and
+their MinHash, computed by datasketch. System prompts and tool definitions are excluded: many rows
+share them, and they would make unrelated rows look similar.
 
-The policies keep what repeats, drop it, or keep it on one side. Dropping is by the first that
-stays, in the order of file and row: a row is dropped if it equals or is near a row before it that
-is kept, so every dropped row has one that stands for it, and no chain of small steps takes away a
-row unlike all that is left. Near rows are dropped only if what the assistant wrote is at least half
-as near: a long text asked about twice is two examples. Such pairs, and all of `same_side`, share a
-side: the groups of alike rows are joined, see `splitting.join_groups`. Nothing depends on shards,
+A policy keeps duplicates, drops them, or keeps them in the same split. Rows are processed in the
+order of file and row, and a row is dropped if it is a duplicate of an earlier row that is kept. So
+every dropped row has a kept counterpart, and a chain of small changes never removes a row that
+differs from all remaining ones. Near duplicates are dropped only if the assistant's text is at
+least half as similar as required overall: two different questions about one long text are two
+examples. Pairs that are not dropped for that reason, and all pairs with `same_side`, stay in the
+same split, because their groups are joined (`splitting.join_groups`). Nothing depends on shards,
 workers or hash seeds.
 
-Cost: 0.5 s for the normal forms of 52,002 Alpaca rows, 6 s with MinHashes of 128 numbers; a row
-takes 4 bytes for each of these and of its shingles (about 0.8 KB for Alpaca).
+Cost: 0.5 s for the normal ids of 52,002 Alpaca rows, 6 s with MinHashes of 128 numbers. A row takes
+4 bytes for each of these numbers and each shingle (about 0.8 KB for Alpaca).
 
-Words are put in Unicode's NFKC form and lower case; letters and digits make words, all else divides
-them, and each ideograph, kana or Thai letter is a word of its own, since such scripts put no
-spaces. All of it runs in Arrow on whole columns; only different words are hashed one by one.
+Text is split into words after NFKC and lower-casing: letters and digits form words, everything else
+separates them, and each ideograph, kana or Thai letter is a word, because these scripts use no
+spaces. All of this runs in Arrow on whole columns; only distinct words are hashed one by one.
 """
 
 import hashlib
@@ -46,30 +46,31 @@ from packhouse.system.plugins import import_extra
 
 Hashes = Uint64s
 
-FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that every word keeps its weight modulo 2**64
+# Multiplier for hashes. It is odd, so multiplication modulo 2**64 loses no information.
+FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 _UNSPACED = r"([\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}])"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Words:
-    """The words of texts, one text after another."""
+    """The words of many texts in one flat array."""
 
     values: pa.Array
     offsets: Int64s
-    """Where each text's words begin, shape [num_texts + 1]."""
+    """Offset of each text's first word, shape [num_texts + 1]."""
 
     def text_of(self, places: Int64s) -> Int64s:
-        """Number of the text that each word is of."""
+        """Return the text that each word belongs to."""
         return np.searchsorted(self.offsets, places, "right") - 1
 
     def run(self, place: int, num_words: int) -> str:
-        """So many words from a place on, for people."""
+        """Return `num_words` words from `place` on, joined by spaces."""
         return " ".join(self.values.slice(place, num_words).to_pylist())
 
 
 def words_of(texts: pa.Array) -> Words:
-    """Split texts, null taken for empty, into words.
+    """Split texts into words; null counts as empty.
 
     Example:
         >>> words = words_of(pa.array(["Add 1, please!", None, "\u4f60\u597d"]))
@@ -83,7 +84,7 @@ def words_of(texts: pa.Array) -> Words:
         lower = pc.if_else(is_plain, lower, spaced)
     plain = pc.utf8_trim(pc.replace_substring_regex(lower, r"[^\pL\pN\pM]+", " "), " ")
     values, offsets = list_items(pc.split_pattern(plain, " "))
-    is_word = np.asarray(pc.binary_length(values)) > 0  # a text without any splits into one ""
+    is_word = np.asarray(pc.binary_length(values)) > 0  # splitting an empty text gives one ""
     if is_word.all():
         return Words(values, offsets)
     before = np.append(0, np.cumsum(is_word))
@@ -91,7 +92,7 @@ def words_of(texts: pa.Array) -> Words:
 
 
 def hash_words(values: pa.Array) -> Hashes:
-    """64 bits of each word, the same on every machine and in every run."""
+    """Hash each word to 64 bits, the same on every machine and in every run."""
     encoded = values.dictionary_encode()
     different = [
         int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
@@ -102,9 +103,9 @@ def hash_words(values: pa.Array) -> Hashes:
 
 
 def run_hashes(numbers: Hashes, starts: Int64s, length: int) -> Hashes:
-    """Hash the run of `length` numbers from each start on.
+    """Hash the run of `length` numbers at each start.
 
-    Numbers [5 7 9], starts [0 1], length 2: hashes of 5 7 and of 7 9.
+    Numbers [5 7 9], starts [0 1], length 2 -> hashes of (5 7) and (7 9).
     """
     weighted = numbers * FACTOR
     hashes = np.zeros(len(starts), np.uint64)
@@ -114,38 +115,38 @@ def run_hashes(numbers: Hashes, starts: Int64s, length: int) -> Hashes:
 
 
 VERSION = 1
-"""Part of cache keys. Raise it when the same rows would give other fingerprints or decisions."""
+"""Part of cache keys. Raise it when fingerprints or decisions for the same rows change."""
 
 _NUMBERS = pa.list_(pa.field("item", pa.uint32(), nullable=False))
 
 FINGERPRINTS = pa.schema(
     [
         pa.field("normal_id", pa.string(), nullable=False),  # 20 hex digits
-        pa.field("shingles", _NUMBERS, nullable=False),  # rising, none twice; empty: not asked for
+        pa.field("shingles", _NUMBERS, nullable=False),  # sorted, distinct; empty if not needed
         pa.field("minhash", _NUMBERS, nullable=False),  # `near_permutations` numbers, or none
     ]
 )
 
-_SEED = 1  # of the permutations; fixed, since another one is another answer
-_BLOCK_ROWS = 4096  # described at a time: bounds memory
+_SEED = 1  # seed of the permutations; fixed, because it affects which rows are found
+_BLOCK_ROWS = 4096  # rows processed at a time, to limit memory
 _TEXTS = ("content", "context", "reasoning", "tool_calls")
-_DIGITS = 20  # of a normal id
+_DIGITS = 20  # length of a normal id
 _KEPT, _DUPLICATE = REASONS.index("kept"), REASONS.index("duplicate")
 _NEAR = REASONS.index("near_duplicate")
 _NUM_SAMPLES = 10
-_ANSWERS = 0.5  # of the threshold, for what the assistant wrote
+_ANSWERS = 0.5  # share of the threshold that the assistant's text must reach
 
 
 def needs_fingerprints(config: DedupConfig) -> bool:
-    """Return True if a policy looks at more than record ids."""
+    """Return True if a policy needs more than record ids."""
     return config.exact != "keep" or config.near != "ignore"
 
 
 def near_libraries(config: DedupConfig) -> dict[str, str]:
-    """Versions of what finds near duplicates; none where nobody looks for them.
+    """Return the versions of libraries that find near duplicates; empty if that is off.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: datasketch is needed but not installed.
     """
     if config.near == "ignore":
         return {}
@@ -156,18 +157,18 @@ def near_libraries(config: DedupConfig) -> dict[str, str]:
 def fingerprint_table(
     validated: pa.Table, config: DedupConfig, label_names: Sequence[str] | None = None
 ) -> pa.Table:
-    """Describe every conversation of a shard.
+    """Compute a fingerprint for every conversation of a shard.
 
     Args:
-        validated: schema `tables.VALIDATED`.
-        config: `near` says whether shingles are wanted; unit, length and permutations which.
-        label_names: what classes 0, 1, ... of the source are called.
+        validated: conversations, schema `tables.VALIDATED`.
+        config: dedup settings; shingles are computed only if `near` is on.
+        label_names: names of classes 0, 1, ... of the source.
 
     Returns:
-        Schema `FINGERPRINTS`, a row for each of `validated`.
+        Table of schema `FINGERPRINTS`, one row per conversation.
 
     Raises:
-        ConfigError: near duplicates are asked for and datasketch is not installed.
+        ConfigError: `near` is on and datasketch is not installed.
     """
     num_rows = validated.num_rows
     flat = FlatMessages.of(validated["messages"])
@@ -196,7 +197,7 @@ def _normal(texts: pa.Array) -> pa.Array:
 
 
 def _all_shingles(validated: pa.Table, config: DedupConfig) -> tuple[Uint32s, Int64s]:
-    """Distinct shingles of each row, rising, behind one another, and where each row's begin."""
+    """Return the sorted distinct shingles of each row in one array, and the offsets of rows."""
     shingles, offsets = [np.zeros(0, np.uint32)], [np.zeros(1, np.int64)]
     for start in range(0, validated.num_rows, _BLOCK_ROWS):
         made, bounds = _shingles(validated.slice(start, _BLOCK_ROWS), config)
@@ -213,21 +214,22 @@ def _shingles(validated: pa.Table, config: DedupConfig) -> tuple[Uint32s, Int64s
         numbers, offsets = _characters(words)
     starts, lengths = _runs(offsets, config.near_ngram)
     hashes = np.empty(len(starts), np.uint64)
-    for length in np.unique(lengths).tolist():  # texts shorter than a run are one run
+    for length in np.unique(lengths).tolist():  # a text shorter than a run is one shorter run
         chosen = lengths == length
         hashes[chosen] = run_hashes(numbers, starts[chosen], length)
     text = np.searchsorted(offsets, starts, "right") - 1
     parts = [_keys(rows[text], hashes, is_answer[text])]
     parts.append(_wordless(texts, offsets, rows, is_answer))
     parts.append(_labels(validated))
-    # Row 2 with shingle 16: 2 * 2**32 + 16. Sorted, a row's keys lie between those of (row, 0).
+    # Row 2 with shingle 16 has key 2 * 2**32 + 16, so sorting groups keys by row, and row r starts
+    # at the first key of at least r * 2**32.
     keys = np.unique(np.concatenate(parts))
     bounds = np.searchsorted(keys, np.arange(validated.num_rows + 1, dtype=np.uint64) << 32)
     return (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32), bounds.astype(np.int64)
 
 
 def _texts_of(validated: pa.Table) -> tuple[pa.Array, Int64s, Bools]:
-    """All texts but system prompts, the row of each, and whether it is the assistant's."""
+    """Return all texts except system prompts, their rows, and a mask of the assistant's texts."""
     flat = FlatMessages.of(validated["messages"])
     row, is_answer, wanted = flat.rows, flat.is_role("assistant"), ~flat.is_role("system")
     texts, rows, sides = [], [], []
@@ -243,7 +245,7 @@ def _texts_of(validated: pa.Table) -> tuple[pa.Array, Int64s, Bools]:
 
 
 def _characters(words: Words) -> tuple[Uint64s, Int64s]:
-    """Code points of each text's words, joined by one space, and where each text's begin."""
+    """Return the code points of each text's words, joined by spaces, and the offsets of texts."""
     lists = pa.ListArray.from_arrays(pa.array(words.offsets.astype(np.int32)), words.values)
     joined = pc.binary_join(lists, " ")
     points = np.frombuffer("".join(joined.to_pylist()).encode("utf-32-le"), "<u4")
@@ -252,9 +254,9 @@ def _characters(words: Words) -> tuple[Uint64s, Int64s]:
 
 
 def _runs(offsets: Int64s, length: int) -> tuple[Int64s, Int64s]:
-    """First place and length of every run within a text.
+    """Return the start and length of every run of words or characters that is within one text.
 
-    Texts of 4 and 2 words, runs of 3: places 0, 1 and 4, lengths 3, 3 and 2.
+    Texts of 4 and 2 words, runs of 3 -> starts 0, 1 and 4, lengths 3, 3 and 2.
     """
     sizes = np.diff(offsets)
     starts = np.arange(offsets[-1])
@@ -265,14 +267,14 @@ def _runs(offsets: Int64s, length: int) -> tuple[Int64s, Int64s]:
 
 
 def _keys(rows: Int64s, hashes: Uint64s, is_answer: object) -> Uint64s:
-    """Row and shingle in one number, by which both sort."""
+    """Combine row and shingle into one number that sorts by row, then shingle."""
     mixed = (hashes ^ (hashes >> np.uint64(31))) >> np.uint64(32)
     shingle = (mixed & np.uint64(0xFFFFFFFE)) | np.asarray(is_answer).astype(np.uint64)
     return (rows.astype(np.uint64) << np.uint64(32)) | shingle
 
 
 def _wordless(texts: pa.Array, offsets: Int64s, rows: Int64s, is_answer: Bools) -> Uint64s:
-    """A shingle for each text of signs only, such as `:-)`."""
+    """Return a key for each text without any word, such as `:-)`."""
     places = np.flatnonzero((np.diff(offsets) == 0) & (np.asarray(pc.binary_length(texts)) > 0))
     if not len(places):
         return np.zeros(0, np.uint64)
@@ -281,7 +283,7 @@ def _wordless(texts: pa.Array, offsets: Int64s, rows: Int64s, is_answer: Bools) 
 
 
 def _labels(validated: pa.Table) -> Uint64s:
-    """A shingle for each class label: it is the answer of such a row."""
+    """Return a key for each class label, which is the answer of its row."""
     labels = one_chunk(validated["label"])
     if labels.null_count == len(labels):
         return np.zeros(0, np.uint64)
@@ -291,7 +293,7 @@ def _labels(validated: pa.Table) -> Uint64s:
 
 
 def _minhashes(shingles: Uint32s, offsets: Int64s, num_permutations: int) -> Uint32s:
-    """MinHash of each row's set, shape [num_rows, num_permutations]."""
+    """Return the MinHash of each row's shingles, shape [num_rows, num_permutations]."""
     sketch = _sketch(num_permutations)
     made = np.empty((len(offsets) - 1, num_permutations), np.uint32)
     for row, (start, end) in enumerate(pairwise(offsets.tolist())):
@@ -302,20 +304,20 @@ def _minhashes(shingles: Uint32s, offsets: Int64s, num_permutations: int) -> Uin
 
 
 def _sketch(num_permutations: int) -> Any:
-    """An empty MinHash that takes numbers as they are."""
+    """Return an empty MinHash that uses the given numbers as hashes."""
     datasketch = import_extra("datasketch", "dedup", "dedup.near")
     return datasketch.MinHash(num_permutations, seed=_SEED, hashfunc=int, scheme="affine32")
 
 
 def merged(fingerprints: pa.Table, units: Int64s) -> pa.Table:
-    """Fingerprints of whole units: all shingles of their rows, and the MinHash of those.
+    """Merge the fingerprints of rows that belong to one unit (a split conversation).
 
     Args:
-        fingerprints: schema `FINGERPRINTS`, of a shard's rows.
-        units: the unit of each row, rising from 0.
+        fingerprints: fingerprints of a shard's rows, schema `FINGERPRINTS`.
+        units: unit of each row, ascending from 0.
 
     Returns:
-        The same columns but for `normal_id`, a row for each unit.
+        The same columns except `normal_id`, with one row per unit.
     """
     num_units = int(units[-1]) + 1 if len(units) else 0
     if num_units == len(units):
@@ -331,7 +333,7 @@ def merged(fingerprints: pa.Table, units: Int64s) -> pa.Table:
     hashes, bands = flat_list(fingerprints["minhash"])
     width = int(bands[1] - bands[0])
     starts = np.flatnonzero(np.diff(units, prepend=-1))
-    # The MinHash of a union has the lesser of each two numbers.
+    # The MinHash of a union is the element-wise minimum.
     least = np.minimum.reduceat(hashes[bands[0] : bands[-1]].reshape(-1, width), starts)
     columns = {
         "shingles": list_array(pa.array(union), bounds.astype(np.int64), pa.uint32()),
@@ -343,12 +345,12 @@ def merged(fingerprints: pa.Table, units: Int64s) -> pa.Table:
 
 
 def spread(pairs: Int64s, leaders: Int64s, rows: Int64s) -> Int64s:
-    """Pairs of leaders as pairs of the first one's leader with every row that the second leads.
+    """Expand pairs of leaders: pair the first leader with every row that the second one leads.
 
     Args:
-        pairs: shape [num_pairs, 2]; each second one occurs once.
+        pairs: pairs of leaders, shape [num_pairs, 2]; each second leader occurs once.
         leaders: leader of each of `rows`.
-        rows: numbers of rows.
+        rows: row numbers.
 
     Example:
         >>> spread(np.array([[0, 3]]), np.array([0, 0, 3, 3]), np.array([0, 1, 3, 4])).tolist()
@@ -362,47 +364,48 @@ def spread(pairs: Int64s, leaders: Int64s, rows: Int64s) -> Int64s:
 
 
 Pairs = Int64s
-"""Rows of all shards, numbered through, shape [num_pairs, 2]: the earlier row, the later one."""
+"""Earlier and later row, numbered across all shards, shape [num_pairs, 2]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Near:
-    """Pairs of rows that are alike, in order of `second`, then `first`."""
+    """Pairs of near-duplicate rows, in order of `second`, then `first`."""
 
     first: Int64s
-    """The earlier row of each pair."""
+    """Earlier row of each pair."""
     second: Int64s
     similarity: Float64s
-    """Shingles in both by shingles in either, at least the threshold."""
+    """Jaccard similarity: shingles in both divided by shingles in either, at least `threshold`."""
     answers: Float64s
-    """The same of what the assistant wrote; 1 where it wrote nothing in both."""
+    """Jaccard similarity of the assistant's text only; 1 if neither row has any."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """Which rows repeat which; both lists in order of the later row."""
+    """Duplicates; pairs are in order of the later row."""
 
     equal: Pairs
-    """Each row that equals an earlier one, with the first of them."""
+    """The first of several equal rows, and each later one."""
     near: Pairs
-    """Rows, none equal to an earlier one, that are near one another; of split conversations, the
-    rows that stand for them."""
+    """Near duplicates among the first of equal rows. A split conversation is represented by its
+    leader, the first of its rows."""
     led: Pairs
-    """Each row looked at, with the one that stands for its conversation: itself, if not split."""
+    """Leader of each row compared, and the row; a row that was not split is its own leader."""
     similarity: Float64s
     answers: Float64s
-    """Similarity of what the assistant wrote."""
+    """Similarity of the assistant's text."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deduplicated:
-    """What is left, and what was found."""
+    """Remaining records, and the duplicates found."""
 
     admitted: Admitted
     group_keys: pa.Array | pa.ChunkedArray
-    """Of every row of every shard: what must stay on one side."""
+    """Group key of every row of all shards; rows of a group share a split."""
     repeats_of: Int64s
-    """For every row the kept row that it was dropped for, numbered through all shards; -1: none."""
+    """For every row, the kept row that it duplicates if it was dropped, else -1. Rows are numbered
+    across all shards."""
     found: Found
 
 
@@ -414,15 +417,15 @@ def deduplicate(
     split_seed: int,
     units: Sequence[Int64s] | None = None,
 ) -> Deduplicated:
-    """Drop or join what repeats.
+    """Drop duplicates, or join their groups.
 
     Args:
-        fingerprints: schema `FINGERPRINTS`, a row for each row of each shard.
-        admitted: what would be packed; other rows are not looked at.
-        group_keys: of all rows.
-        config: the policies.
-        split_seed: of `split`; decides which key stands for joined groups.
-        units: of each shard, where conversations were split, see `dedup.units`.
+        fingerprints: fingerprints of each shard, schema `FINGERPRINTS`, one row per record.
+        admitted: records that can be packed; others are ignored.
+        group_keys: group key of every record.
+        config: policies.
+        split_seed: seed of the split; decides which key joined groups get.
+        units: row of each record, per shard, if conversations were split (`number_rows`).
     """
     found = _find(fingerprints, admitted.rows.astype(np.int64), config, units)
     repeats_of = np.full(sum(table.num_rows for table in fingerprints), -1, np.int64)
@@ -433,7 +436,7 @@ def deduplicate(
         repeats_of[dropped[:, 1]], reasons[dropped[:, 1]] = dropped[:, 0], _NEAR
     if "drop" in (config.exact, config.near):
         first, later = found.equal.T
-        # Row 4 equals row 2, which went because it is near row 1: row 1 stands for both.
+        # If row 4 equals row 2, and 2 was dropped because it is near row 1, 4 is dropped for 1 too.
         stays = np.where(repeats_of[first] < 0, first, repeats_of[first])
         repeats_of[later], reasons[later] = stays, _DUPLICATE
     if config.exact == "same_side" or config.near in ("drop", "same_side"):
@@ -458,7 +461,7 @@ def _find(
     for table in fingerprints:
         digits, offsets = string_bytes(table["normal_id"])
         ids.append(np.ascontiguousarray(digits[offsets[0] : offsets[-1]]).view(f"S{_DIGITS}"))
-    # Rows 0 to 3 named a b a a: first [0 1 0 0], so rows 2 and 3 equal row 0.
+    # Rows 0 to 3 with ids a b a a -> first [0 1 0 0], so rows 2 and 3 equal row 0.
     first = numbers[first_of_each(np.concatenate(ids)[numbers])]
     is_first = first == numbers
     equal = np.stack([first, numbers], axis=1)[~is_first]
@@ -481,7 +484,7 @@ def _find(
 
 
 def first_of_each(values: np.ndarray) -> Int64s:
-    """Index of the first of equal values, for each.
+    """Return, for each value, the index of the first equal one.
 
     Example:
         >>> first_of_each(np.array([7, 5, 7, 5, 8])).tolist()
@@ -492,9 +495,9 @@ def first_of_each(values: np.ndarray) -> Int64s:
 
 
 def drop_in_order(pairs: Pairs) -> Pairs:
-    """The pairs (kept, dropped), one for each row that is near an earlier kept one.
+    """Return a pair (kept, dropped) for each row that is near an earlier row that is kept.
 
-    Rows 0-1 and 1-2 near: 1 goes for 0, and 2 stays, since 1 is not there to stand for it.
+    If 0-1 and 1-2 are near, 1 is dropped for 0, and 2 is kept, because 1 is no longer there.
     """
     kept_for: dict[int, int] = {}
     for first, second in pairs.tolist():
@@ -506,19 +509,19 @@ def drop_in_order(pairs: Pairs) -> Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """Rows that repeat an earlier one."""
+    """Counts and samples of rows that duplicate an earlier one."""
 
     rows: int
     dropped: int
     samples: list[dict[str, Any]]
-    """Some of them, as plain JSON: which row repeats which, and how nearly."""
+    """Some pairs as plain JSON: the row, the earlier row and their similarity."""
     on_both_sides: int | None = None
-    """Pairs of near rows of which one is in train and one in eval; None: not counted."""
+    """Near-duplicate pairs with one row in train and one in eval; None if not counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DedupFacts:
-    """What was found, for report and manifest."""
+    """Duplicates found, for the report and the manifest."""
 
     policy: dict[str, object]
     """The `dedup` section of the recipe, as plain JSON."""
@@ -526,7 +529,7 @@ class DedupFacts:
     near: Repeats
 
     def to_json(self) -> dict[str, object]:
-        """Return it as plain JSON, without what was not counted."""
+        """Return it as plain JSON, leaving out counts of None."""
         facts = asdict(self)
         for kind in ("equal", "near"):
             facts[kind] = {name: value for name, value in facts[kind].items() if value is not None}
@@ -534,12 +537,12 @@ class DedupFacts:
 
 
 def facts_of(deduplicated: Deduplicated, records: pa.Table, config: DedupConfig) -> DedupFacts:
-    """Say what was found.
+    """Summarize the duplicates found.
 
     Args:
-        deduplicated: the result of `deduplicate`.
-        records: `source`, `row`, `record_id` of all rows.
-        config: the policies.
+        deduplicated: result of `deduplicate`.
+        records: `source`, `row` and `record_id` of all rows.
+        config: policies.
     """
     found, is_dropped = deduplicated.found, deduplicated.repeats_of >= 0
 

@@ -1,12 +1,12 @@
-"""Bring the tokens of planned packs together: one pass of slices, a few hundred packs at a time.
+"""Gather the tokens of planned packs, a few hundred packs at a time.
 
-A batch's tokens are one `bytes.join` over memory views of the mapped shards, so a token is copied
-once and no Python object stands for less than a sequence. Measured on Alpaca (mean 104 tokens):
-1.8 ns a token for that copy; `np.take` over an index per token 2.5, `np.concatenate` of slices 4.9.
-Everything else (ranges, ids of records) is numpy over the sequences of the batch.
+The tokens of a batch are one `bytes.join` over memory views of the mapped shards, so each token is
+copied once, with one Python object per sequence. On Alpaca (mean 104 tokens) this takes 1.8 ns per
+token, against 2.5 for `np.take` with an index per token and 4.9 for `np.concatenate` of slices.
+Everything else (ranges, record ids) is numpy over the sequences of the batch.
 
-Shards stay mapped: beside the plan, memory holds offsets (12 bytes a record, 8 a trained range)
-and one batch. What is read does not depend on how the records are cut into shards.
+Shards stay mapped. Besides the plan, memory holds offsets (12 bytes per record, 8 per trained
+range) and one batch. The result does not depend on how records are divided into shards.
 """
 
 from collections import Counter
@@ -35,23 +35,23 @@ from packhouse.records.tables import PACKED
 from packhouse.system.arrays import Float32s, Int32s, Int64s
 
 BATCH_TOKENS = 2**19
-"""Tokens of a batch, about: 256 packs of 2,048. It bounds memory and decides no published byte."""
+"""Approximate tokens per batch: 256 packs of 2,048. Limits memory; does not affect the output."""
 
-# Memory views alive at once: below the 700 that set off Python's garbage collector, which made a
-# slice cost 440 ns in place of 100 when a whole batch's were alive.
+# Memory views alive at a time. Python's garbage collector starts at 700 new objects; with all views
+# of a batch alive, it made a slice cost 440 ns instead of 100.
 _BLOCK_VIEWS = 256
 
 
 @dataclass(slots=True)
 class GatherTally:
-    """What a gather saw, to be read when it has ended."""
+    """Counts of a gather, complete when it has ended."""
 
     num_packs: int = 0
     num_tokens: int = 0
     num_sequences: int = 0
     num_trained: int = 0
     num_first_masked: int = 0
-    """Tokens that were trained alone but are the first of their sequence in a pack."""
+    """Tokens in trained ranges that are not trained, because they are the first of a sequence."""
 
 
 def gather(
@@ -65,19 +65,19 @@ def gather(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the packs of a plan as batches of schema `tables.PACKED`.
 
-    The first token of a sequence in a pack is never trained, for it would be predicted from the
-    record before it: a range that begins there is shrunk by one token, and counted.
+    The first token of a sequence in a pack is never trained, because it would be predicted from the
+    previous record. A range that begins there is shortened by one token, and counted.
 
     Args:
-        shards: tables of schema `tables.TOKENIZED`; their records are numbered through.
-        plan: a plan over `lengths`.
-        lengths: tokens to take of each planned sequence, from its first one (`concat`: its length).
-        rows: record number of each planned sequence; by default sequence `i` is record `i`.
-        batch_tokens: tokens of a batch, about.
-        tally: is counted up while batches are yielded.
+        shards: tables of schema `tables.TOKENIZED`; records are numbered across all of them.
+        plan: plan over `lengths`.
+        lengths: number of leading tokens to take from each sequence (`concat`: its full length).
+        rows: record number of each sequence; by default, sequence `i` is record `i`.
+        batch_tokens: approximate tokens per batch.
+        tally: counts to update while batches are yielded.
 
     Yields:
-        Batches that stay valid; together they hold all packs in order.
+        Batches with all packs in order.
 
     Example:
         >>> from packhouse.pack.plan import plan_packs
@@ -102,18 +102,19 @@ def gather(
 
 
 class _Records:
-    """All shards as one: per-record offsets in memory, tokens and names where they are."""
+    """View of all shards as one: record offsets in memory, tokens and ids still mapped."""
 
     def __init__(self, shards: Sequence[pa.Table]) -> None:
-        # A chunk is a shard of its own, so that several chunks need no copy.
+        # Treat each chunk as a shard, so that chunks are not copied.
         batches = [batch for shard in shards for batch in shard.to_batches() if batch.num_rows]
         self.first_rows = np.cumsum([0] + [batch.num_rows for batch in batches])
         ids = [flat_list(batch["input_ids"]) for batch in batches]
         names = [string_bytes(batch["record_id"]) for batch in batches]
         self.ids = [memoryview(values.data) for values, _ in ids]
         self.names = [memoryview(values.data) for values, _ in names]
-        # Record r of chunk s has its offsets in places r + s and r + s + 1. Chunks of 2 and 3
-        # records have offsets [0 5 9 | 0 2 4 8]: those of record 3, in chunk 1, are 4 and 5.
+        # The offsets of record r in chunk s are at places r + s and r + s + 1. Chunks of 2 and 3
+        # records have offsets [0 5 9 | 0 2 4 8]; record 3 is in chunk 1, so its offsets are at
+        # places 4 and 5: [2, 4).
         self.id_offsets = _concatenate([offsets for _, offsets in ids])
         self.name_offsets = _concatenate([offsets for _, offsets in names])
         ranges = [read_ranges(batch["trained_ranges"]) for batch in batches]
@@ -129,7 +130,7 @@ class _Records:
             for batch, each in zip(batches, ranges, strict=True)
         ]
         self.weights: Float32s | None = None
-        """Of every range; None where each is 1."""
+        """Weight of every range; None if all are 1."""
         if any(each is not None for each in weights):
             ones = [np.ones(len(each.starts), np.float32) for each in ranges]
             self.weights = np.concatenate(
@@ -139,7 +140,7 @@ class _Records:
 
 
 def _concatenate(arrays: list[np.ndarray]) -> np.ndarray:
-    """Join arrays; a single one is not copied, and none at all are the offsets of no record."""
+    """Join arrays without copying a single one; no arrays give [0], the offsets of no records."""
     if len(arrays) == 1:
         return arrays[0]
     return np.concatenate(arrays) if arrays else np.zeros(1, dtype=np.int32)
@@ -160,16 +161,16 @@ def _gather_batch(
     row = np.asarray(sequence if rows is None else rows[sequence], dtype=np.int64)
     starts = np.zeros(len(row), np.int64) if plan.starts is None else plan.starts[low:high]
     ends = lengths[sequence] if plan.ends is None else plan.ends[low:high]
-    # First rows [0 2 5] of chunks: records [3 0] are in chunks [1 0], with offsets at [4 0].
+    # Chunks start at rows [0 2 5]: records [3 0] are in chunks [1 0], with offsets at [4 0].
     chunk = np.searchsorted(records.first_rows, row, side="right") - 1
     slot = row + chunk
 
-    # Two packs of pieces of [3 2] and [4] tokens: pack offsets [0 2 3], token offsets [0 3 5 9], of
-    # which packs begin at [0 5 9].
+    # Two packs with pieces of [3 2] and [4] tokens: pack offsets [0 2 3], token offsets [0 3 5 9],
+    # so packs begin at tokens [0 5 9].
     seq_lengths = (ends - starts).astype(np.int32)
     token_offsets = np.concatenate([[0], np.cumsum(seq_lengths, dtype=np.int64)])
     begin = records.id_offsets[slot].astype(np.int64)
-    assert (begin + ends <= records.id_offsets[slot + 1]).all(), "a length is over its record's"
+    assert (begin + ends <= records.id_offsets[slot + 1]).all(), "a length exceeds its record"
     input_ids = _join(records.ids, chunk, begin + starts, begin + ends)
     ids = pa.Array.from_buffers(pa.int32(), int(token_offsets[-1]), [None, input_ids])
     ranges, weights, num_first_masked = _shift_ranges(
@@ -223,9 +224,10 @@ def _shift_ranges(
     pack_offsets: Int64s,
     token_offsets: Int64s,
 ) -> tuple[pa.Array, pa.Array, int]:
-    """Return trained ranges of every piece in tokens of its pack, their weights, and first tokens.
+    """Return trained ranges in tokens of their pack, their weights, and the untrained first tokens.
 
-    A piece [2, 8) at token 10 of its pack: range [0, 5) -> [0, 3) -> [1, 3) -> [11, 13), one lost.
+    For a piece [2, 8) at token 10 of its pack, range [0, 5) of the record becomes [0, 3) of the
+    piece, [1, 3) without the first token, and [11, 13) of the pack; one token is lost.
     """
     ranges = records.ranges
     num_ranges = ranges.offsets[slot + 1] - ranges.offsets[slot]
@@ -249,12 +251,12 @@ def _shift_ranges(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackStatistics:
-    """Statistics of the packs of one side; `num_` fields are 0 until tokens were gathered."""
+    """Statistics of the packs of one side; `num_` fields are 0 until tokens are gathered."""
 
     seq_len: int
     """Pack size in tokens."""
     strategy: str
-    """How the packs were planned."""
+    """Packing strategy."""
     num_sequences: int = 0
     """Sequences in packs; with `concat`, pieces."""
     num_packs: int = 0
@@ -264,15 +266,15 @@ class PackStatistics:
     num_trained: int = 0
     """Tokens with a label."""
     num_first_masked: int = 0
-    """Tokens that lost their label as the first of their sequence in a pack."""
+    """Tokens without a label only because they are the first of a sequence."""
     lower_bound: int
-    """Packs that no plan without cuts goes below."""
+    """Minimum number of packs for any plan that cuts no sequence."""
     length_histogram: list[tuple[int, int]]
-    """(longest length, sequences) of classes a quarter octave wide, without the empty ones."""
+    """(largest length, sequences) of each non-empty length class; see `length_class`."""
 
     @classmethod
     def of(cls, plan: PackPlan, lengths: Int32s, tally: GatherTally) -> "PackStatistics":
-        """Put together what the planner and a complete gather know.
+        """Combine the statistics of a plan and of a complete gather.
 
         Example:
             >>> from packhouse.pack.plan import plan_packs
@@ -292,7 +294,7 @@ class PackStatistics:
 
     @property
     def num_padding(self) -> int:
-        """Tokens that a trainer pads to bring every pack to `seq_len`."""
+        """Padding tokens that a trainer adds if every pack is padded to `seq_len`."""
         return self.num_packs * self.seq_len - self.num_tokens
 
     @property
@@ -302,15 +304,15 @@ class PackStatistics:
         return self.num_tokens / capacity if capacity else 1.0
 
     def to_dict(self) -> dict[str, object]:
-        """Fields and derived numbers, JSON-able."""
+        """Return fields and derived numbers as plain JSON."""
         return {**asdict(self), "num_padding": self.num_padding, "fill": round(self.fill, 6)}
 
 
 def length_class(length: int) -> tuple[int, int]:
-    """Return the least and the largest length of a length's class; a power of 2 has four classes.
+    """Return the smallest and largest length of a length's class; there are four per power of 2.
 
-    Classes end at 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, ..., and so at every `seq_len` that
-    is a power of 2.
+    Classes end at 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, ..., which includes every power of 2,
+    the usual `seq_len`.
 
     Example:
         >>> length_class(6), length_class(9), length_class(10), length_class(2048)

@@ -1,20 +1,20 @@
-"""Plan packs over the histogram of lengths, so that planning does not depend on the row count.
+"""Plan packs from the histogram of lengths, so that the cost does not depend on the row count.
 
-A plan is a list of *patterns*: so many sequences of this length, so many of that, repeated over so
-many packs. Which sequence of a length goes where is decided afterwards (`plan.py`).
+A plan is a list of *patterns*. A pattern says how many sequences of each length go into a pack, and
+for how many packs. `plan.py` then decides which sequence of a length goes where.
 
-Three planners, all of them decreasing (longest first):
+There are three planners, all of which place the longest sequences first:
 
-- `exact_completion` fills a pack with the longest lengths left and, once the space that is left
-  is within reach of a few of them, completes it exactly with one, two or three available lengths.
-  Availability is a bitmap (bit `n` set: length `n` is left); lengths that sum to `r` are found by
-  ANDs of it with its mirror image, 2,048 lengths at a time from the middle. A pattern repeats as
-  often as the counts allow (the idea of histogram packing, Krell et al. 2021, arXiv:2107.02027).
-- `best_fit_decreasing`, the classical one, with equal packs kept as groups.
-- `first_fit_decreasing`, one vectorised pass over the open packs for each distinct length.
+- `exact_completion` fills a pack with the longest remaining lengths. Once a few lengths can fill
+  the rest, it completes the pack exactly with one, two or three remaining lengths. Remaining
+  lengths are a bitmap (bit `n` is set if length `n` remains); lengths that sum to `r` are found by
+  ANDing it with its mirror image, 2,048 lengths at a time from the middle. A pattern repeats as
+  often as the counts allow (histogram packing, Krell et al. 2021, arXiv:2107.02027).
+- `best_fit_decreasing` is the classical algorithm, with equal packs kept as groups.
+- `first_fit_decreasing` makes one vectorized pass over the open packs per distinct length.
 
-Cost: the first two O(distinct lengths) patterns of a few microseconds a step whatever the number of
-sequences; the third O(distinct lengths x packs) at 0.2 ns.
+Cost: the first two make O(distinct lengths) patterns at a few microseconds per step, for any number
+of sequences; the third takes O(distinct lengths x packs) at 0.2 ns.
 """
 
 from dataclasses import dataclass
@@ -24,17 +24,18 @@ import numpy as np
 
 from packhouse.system.arrays import Bools, Int64s
 
-# Lengths tried as the first of a triple. 1 costs a few packs in a million; over 4 gains nothing.
+# Lengths to try as the first of a triple. With 1, a million packs take a few more; above 4 there is
+# no gain.
 _TRIPLE_TRIES = 4
 
-_CHUNK_BITS = 2048  # most lengths of most datasets are in one chunk
+_CHUNK_BITS = 2048  # in most datasets, most lengths are in the first chunk
 
 
 @dataclass(frozen=True, slots=True)
 class Patterns:
-    """Equal packs: row i puts `per_pack[i]` sequences of `length[i]` into each of its packs.
+    """Groups of equal packs; row i puts `per_pack[i]` sequences of `length[i]` into each pack.
 
-    Rows of one pattern share `first_pack` and `num_packs` and follow one another.
+    Rows of a pattern are adjacent and have the same `first_pack` and `num_packs`.
     """
 
     first_pack: Int64s
@@ -44,23 +45,23 @@ class Patterns:
 
     @property
     def total_packs(self) -> int:
-        """Number of packs over all patterns."""
+        """Number of packs of all patterns."""
         return int((self.first_pack + self.num_packs).max(initial=0))
 
 
 def exact_completion(counts: Int64s, seq_len: int) -> Patterns:
-    """Fill packs longest first and complete each exactly where one to three lengths can.
+    """Fill packs longest first, and complete each exactly if one to three lengths can.
 
-    Of the completions the most equal lengths are taken: that spares the shortest and the longest,
-    and with them the choice that later packs have (100 times Alpaca at 2,048: 0 packs over the
-    bound; 5 with the most unequal ones).
+    Among possible completions, the most equal lengths are used. That saves the shortest and longest
+    ones, so later packs have more choice (100 times Alpaca at 2,048: 0 packs over the lower bound,
+    instead of 5 with the most unequal lengths).
 
     Args:
         counts: number of sequences of each length, shape [max length + 1], `counts[0] == 0`.
         seq_len: pack size in tokens, at least `len(counts) - 1`.
 
     Returns:
-        Patterns that use up `counts` exactly; no pack holds more than `seq_len` tokens.
+        Patterns that use every sequence in `counts`; no pack has more than `seq_len` tokens.
 
     Example:
         >>> counts = np.bincount([5, 3, 2, 6, 4, 4])
@@ -74,7 +75,7 @@ def exact_completion(counts: Int64s, seq_len: int) -> Patterns:
     while shelf.num:
         pattern = _fill_one(shelf, seq_len)
         repeats = 1
-        # The same pack again, as often as the counts allow.
+        # Repeat the same pack as often as the counts allow.
         again = min(shelf.counts[length] // times for length, times in pattern.items())
         if again:
             repeats += again
@@ -86,7 +87,7 @@ def exact_completion(counts: Int64s, seq_len: int) -> Patterns:
 
 
 class _Bitmap:
-    """A set of numbers above 0, as a bitmap in chunks: no step costs more than a chunk does."""
+    """A set of positive numbers as a chunked bitmap, so that each operation touches few chunks."""
 
     __slots__ = ("chunks", "filled")
 
@@ -109,10 +110,10 @@ class _Bitmap:
             self.filled ^= 1 << number
 
     def least(self, at_least: int) -> int:
-        """Least member of at least so much, or 0.
+        """Return the smallest member of at least `at_least`, or 0.
 
-        Of {3, 5000}, at least 4: nothing is left of the first 2,048 bits; chunk 2 is the next that
-        is filled, and its lowest bit, 904, stands for 2 * 2,048 + 904.
+        Of {3, 5000}, at least 4: the first chunk has no such bit. Chunk 2 is the next non-empty
+        one, and its lowest bit, 904, is 2 * 2,048 + 904 = 5,000.
         """
         number, bit = divmod(at_least, _CHUNK_BITS)
         if number >= len(self.chunks):
@@ -128,7 +129,7 @@ class _Bitmap:
         return number * _CHUNK_BITS + (bits & -bits).bit_length() - 1
 
     def most(self, at_most: int) -> int:
-        """Greatest member of at most so much, or 0."""
+        """Return the largest member of at most `at_most`, or 0."""
         number, bit = divmod(at_most, _CHUNK_BITS)
         bits = 0
         if number < len(self.chunks):
@@ -142,7 +143,7 @@ class _Bitmap:
         return number * _CHUNK_BITS + bits.bit_length() - 1
 
     def window(self, start: int) -> int:
-        """Bits of the members from `start` on, a chunk of them."""
+        """Return one chunk of bits from `start` on."""
         number, bit = divmod(start, _CHUNK_BITS)
         if number + 1 >= len(self.chunks):  # the last chunk is empty
             return 0
@@ -150,7 +151,7 @@ class _Bitmap:
 
 
 class _Shelf:
-    """Sequences left, by length, with the set of lengths left and its mirror image."""
+    """Remaining sequences by length, with the set of remaining lengths and its mirror image."""
 
     __slots__ = ("counts", "left", "mirror", "num", "top")
 
@@ -159,7 +160,7 @@ class _Shelf:
         self.top = len(self.counts) - 1
         self.num = int((counts > 0).sum())
         self.left = _Bitmap(counts > 0)
-        self.mirror = _Bitmap(counts[::-1] > 0)  # holds top - n where length n is left
+        self.mirror = _Bitmap(counts[::-1] > 0)  # has top - n if length n remains
 
     def take(self, length: int, times: int) -> None:
         self.counts[length] -= times
@@ -169,22 +170,22 @@ class _Shelf:
             self.mirror.remove(self.top - length)
 
     def longest(self, space: int) -> int:
-        """Longest length left that fits, or 0."""
+        """Return the longest remaining length that fits, or 0."""
         return self.left.most(min(space, self.top))
 
     def shortest(self, at_least: int = 1) -> int:
-        """Shortest length left of at least so many tokens, or 0."""
+        """Return the shortest remaining length of at least `at_least` tokens, or 0."""
         return self.left.least(at_least)
 
     def pair(self, total: int) -> tuple[int, int] | None:
-        """The two most equal lengths left that sum to `total`, the longer first."""
+        """Return the two most equal remaining lengths that sum to `total`, the longer first."""
         longer = -(-total // 2)
         if 2 * longer == total and longer <= self.top and self.counts[longer] == 1:
-            longer += 1  # there is only one half
+            longer += 1  # two equal halves need two sequences, but only one remains
         shift = self.top - total
         while longer <= self.top and longer < total:
-            # Lengths [2 3 5 6] with top 6, total 8: n goes with 8 - n, which the mirror has at
-            # 6 - (8 - n) = n - 2. From 4 on, 5 and 6 are in both: (5, 3) is the most equal pair.
+            # Lengths [2 3 5 6], top 6, total 8: n pairs with 8 - n, which the mirror has at bit
+            # 6 - (8 - n) = n - 2. From 4 on, 5 and 6 are in both, so (5, 3) is the most equal pair.
             both = self.left.window(longer) & self.mirror.window(longer + shift)
             if both:
                 longer += (both & -both).bit_length() - 1
@@ -193,7 +194,7 @@ class _Shelf:
         return None
 
     def triple(self, total: int) -> tuple[int, int, int] | None:
-        """Three lengths left that sum to `total`, about equal."""
+        """Return three remaining lengths of about equal size that sum to `total`."""
         longest_first = total - 2 * self.shortest()
         first = -(-total // 3) - 1
         for _ in range(_TRIPLE_TRIES):
@@ -207,11 +208,11 @@ class _Shelf:
 
 
 def _fill_one(shelf: _Shelf, seq_len: int) -> dict[int, int]:
-    """Take one pack's sequences off the shelf; returns how many of which length."""
+    """Remove the sequences of one pack from the shelf, and return their number by length."""
     pattern: dict[int, int] = {}
     space = seq_len
     while length := shelf.longest(space):
-        # The longest goes first in any case: left for later, it would fit nothing.
+        # Always start with the longest: it would be hardest to place later.
         chosen = _choose(shelf, space, length) if pattern else {length: 1}
         for each, times in chosen.items():
             pattern[each] = pattern.get(each, 0) + times
@@ -221,11 +222,11 @@ def _fill_one(shelf: _Shelf, seq_len: int) -> dict[int, int]:
 
 
 def _choose(shelf: _Shelf, space: int, longest: int) -> dict[int, int]:
-    """What to put next into `space`: an exact completion within reach, else a run of `longest`."""
+    """Choose sequences for `space`: an exact completion if close, else a run of `longest`."""
     if longest == space:
         return {longest: 1}
-    # 2,048 of at most 52 and at least 42: 40 sequences, 32 tokens less than 40 x 52, so that at
-    # least 4 of the 40 must be short ones.
+    # Space 2,048, longest 52, shortest 42: 40 sequences are needed, and 40 x 52 is 32 too many, so
+    # at least 4 of the 40 must be shorter ones.
     num = -(-space // longest)
     deficit = num * longest - space
     shortest = shelf.shortest()
@@ -245,8 +246,8 @@ def _choose(shelf: _Shelf, space: int, longest: int) -> dict[int, int]:
 def best_fit_decreasing(counts: Int64s, seq_len: int) -> Patterns:
     """Put each sequence, longest first, into the fullest pack that has room for it.
 
-    Takes and returns what `exact_completion` does. Sequences of one length follow one another into
-    the same pack until it is too full for them, so packs of equal content are handled as one group.
+    Arguments and result are those of `exact_completion`. Sequences of equal length fill a pack
+    until no more fit, so packs with equal content are handled as one group.
 
     Example:
         >>> patterns = best_fit_decreasing(np.bincount([5, 3, 2, 6, 4, 4]), seq_len=8)
@@ -267,15 +268,15 @@ def best_fit_decreasing(counts: Int64s, seq_len: int) -> Patterns:
     return groups.patterns()
 
 
-# What lies in a pack: (length, how many, what lay there before), newest first.
+# Content of a pack as a linked list, newest first: (length, count, earlier content).
 _Content: TypeAlias = "tuple[int, int, _Content] | None"
 
 
 class _Groups:
-    """Packs of equal content, found by the space that is left in them."""
+    """Groups of packs with equal content, by the space left in them."""
 
     def __init__(self, seq_len: int) -> None:
-        self.spaces = _Bitmap(np.zeros(seq_len + 1, np.bool_))  # that some group has
+        self.spaces = _Bitmap(np.zeros(seq_len + 1, np.bool_))  # spaces that some group has
         self.by_space: dict[int, list[tuple[int, _Content]]] = {}
 
     def add(self, space: int, size: int, content: _Content) -> None:
@@ -283,7 +284,7 @@ class _Groups:
         self.spaces.add(space)
 
     def tightest(self, length: int) -> tuple[int, int, _Content] | None:
-        """Remove and return the group of least space that still takes `length`."""
+        """Remove and return the group with the least space that still fits `length`."""
         space = self.spaces.least(length)
         if not space:
             return None
@@ -309,8 +310,8 @@ class _Groups:
 def first_fit_decreasing(counts: Int64s, seq_len: int) -> Patterns:
     """Put each sequence, longest first, into the first pack that has room for it.
 
-    Takes and returns what `exact_completion` does. All sequences of one length are placed at once:
-    packs left to right take as many as they have room for, until none is left.
+    Arguments and result are those of `exact_completion`. All sequences of equal length are placed
+    at once: packs from left to right take as many as fit, until none remain.
 
     Example:
         >>> patterns = first_fit_decreasing(np.bincount([5, 3, 2, 6, 4, 4]), seq_len=8)
@@ -319,9 +320,9 @@ def first_fit_decreasing(counts: Int64s, seq_len: int) -> Patterns:
 
     Source: Johnson 1973; at most 11/9 OPT + 6/9 packs, Dosa 2007.
     """
-    space = np.empty(0, dtype=np.int32)  # in each open pack; the rest of the array is not open yet
+    space = np.empty(0, dtype=np.int32)  # space of each pack; only the first `opened` are open
     opened = 0
-    placed: list[tuple[Int64s, Int64s, Int64s]] = []  # packs, length, how many
+    placed: list[tuple[Int64s, Int64s, Int64s]] = []  # packs, lengths, counts
     for length in np.flatnonzero(counts)[::-1].tolist():
         count = int(counts[length])
         packs = np.flatnonzero(space[:opened] >= length)
@@ -337,8 +338,8 @@ def first_fit_decreasing(counts: Int64s, seq_len: int) -> Patterns:
             packs = np.concatenate([packs, np.arange(opened, opened + more)])
             room = np.cumsum(space[packs] // length)
             opened += more
-        # Length 3, packs with 8, 2 and 7 tokens left: room for [2 4] in packs [0 2]. Of 3
-        # sequences 2 go into pack 0 and 1 into pack 2.
+        # Length 3, packs with 8, 2 and 7 tokens left: packs [0 2] have room for [2 2], running sum
+        # [2 4]. Of 3 sequences, 2 go into pack 0 and 1 into pack 2.
         last = int(np.searchsorted(room, count))
         times = np.diff(np.minimum(room[: last + 1], count), prepend=0)  # [2 1]
         packs = packs[: last + 1]

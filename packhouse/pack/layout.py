@@ -1,11 +1,11 @@
-"""From packed rows to published columns: labels, positions, and their schema.
+"""Convert packed rows to published columns (labels, positions), and check packed rows.
 
-Labels are **unshifted**: `labels[i]` is `input_ids[i]` where token `i` is trained, else
-`IGNORE_INDEX`; the model shifts. The first token of every sequence is never trained, so that after
-the shift no token is predicted from another record. Layout `compact` keeps ranges instead
-(1.4 against 2.6 bytes a token in Parquet); loaders expand them with the same function.
+Labels are **unshifted**: `labels[i]` is `input_ids[i]` if token `i` is trained, else
+`IGNORE_INDEX`; the model shifts them. The first token of every sequence is never trained, so that
+after the shift no token is predicted from another record. Layout `compact` stores ranges instead
+(1.4 instead of 2.6 bytes per token in Parquet); loaders expand them with the same function.
 
-Cost: labels 2 ns a token, positions 2 ns.
+Cost: 2 ns per token for labels, 2 ns for positions.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,24 +30,24 @@ from packhouse.records.tables import PACKED
 from packhouse.system.arrays import Bools, Float32s, Int32s
 
 IGNORE_INDEX = -100
-"""Label of a token that is not trained; what torch's cross-entropy ignores by default."""
+"""Label of a token that is not trained; torch's cross-entropy ignores it by default."""
 
 MASK_COLUMNS = ("completion_mask", "assistant_masks", "assistant_mask", "loss_mask")
-"""Names that other tools give to a mask of the trained tokens."""
+"""Names of mask columns for trained tokens in other tools."""
 
 CONTRACT_VERSION = 1
-"""Of the published columns and what they promise; in every published schema's metadata."""
+"""Version of the published columns and their guarantees; in the metadata of every schema."""
 
 Layout = Literal["labels", "compact"]
 
 PREFERENCE_NAMES = {"input_ids": "preference_ids", "labels": "preference_labels"}
-"""Columns of versions of preferences, by their names in those of supervised rows."""
+"""Column of supervised rows -> its name in preference data."""
 
 
 def preference_names(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows of preferences under the names that they are published with.
+    """Rename the columns of preference rows to their published names.
 
-    No supervised trainer and no collator finds ids in them, so none trains bad answers.
+    With these names, no supervised trainer or collator finds ids, so none trains the bad answers.
 
     Example:
         >>> batch = pa.record_batch({"input_ids": [[7]], "labels": [[7]], "seq_lengths": [[1]]})
@@ -59,7 +59,7 @@ def preference_names(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def supervised_names(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return published rows under the names of supervised ones, by which packhouse reads them."""
+    """Rename the columns of published preference rows to those of supervised rows."""
     schema = _rename_fields(batch.schema, {new: old for old, new in PREFERENCE_NAMES.items()})
     return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
@@ -78,7 +78,7 @@ def published_schema(
     *,
     of_preferences: bool = False,
 ) -> pa.Schema:
-    """Schema of published files, with the contract in its metadata.
+    """Return the schema of published files, with the contract in its metadata.
 
     Example:
         >>> published_schema("labels", position_ids=True).names
@@ -111,11 +111,11 @@ def published_schema(
 def to_layout(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return packed rows with the columns of a published schema.
 
-    Labels, positions and weights that the rows do not have are made from ranges and lengths.
+    Labels, positions and weights that are missing are computed from ranges and lengths.
 
     Args:
-        batch: rows of schema `tables.PACKED`, or published ones of either layout.
-        schema: one of `published_schema`.
+        batch: rows of schema `tables.PACKED`, or published rows of either layout.
+        schema: schema from `published_schema`.
 
     Example:
         >>> batch = pa.RecordBatch.from_pylist([{"input_ids": [7, 8, 9], "labels": [-100, 8, -100],
@@ -129,7 +129,7 @@ def to_layout(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         if field.name in batch.schema.names:
             array = batch[field.name]
             if array.type != field.type and field.name in _PER_TOKEN:
-                # Nullable items, views or wider numbers, as other writers and readers have them.
+                # Other libraries return nullable items, list views or wider integers.
                 values, starts = zero_based(*flat_list(array))
                 item = field.type.value_type
                 array = list_array(pa.array(values, item), starts, item)
@@ -150,7 +150,7 @@ _PER_TOKEN = ("input_ids", "labels", "seq_lengths", "position_ids", "loss_weight
 
 
 def expand_labels(batch: pa.RecordBatch) -> Int32s:
-    """Labels of all tokens of packed or compact rows, flat, shape [num_tokens].
+    """Return the labels of all tokens of packed or compact rows, flat, shape [num_tokens].
 
     Example:
         >>> batch = pa.RecordBatch.from_pylist([{
@@ -165,18 +165,18 @@ def expand_labels(batch: pa.RecordBatch) -> Int32s:
 
 
 def trained_tokens(batch: pa.RecordBatch | pa.Table, offsets: np.ndarray) -> Bools:
-    """Return which tokens of rows are trained, flat, shape [num_tokens]; of either layout.
+    """Return a mask of trained tokens, flat, shape [num_tokens], for either layout.
 
     Args:
-        batch: published or packed rows, or single records: with `labels` or `trained_ranges`.
-        offsets: where the tokens of each row begin, and the last ones end; shape [num_rows + 1].
+        batch: published or packed rows, or single records, with `labels` or `trained_ranges`.
+        offsets: start of each row's tokens and the end of the last, shape [num_rows + 1].
 
     Raises:
-        IndexError: a range ends behind all tokens.
+        IndexError: a range ends after the last token.
 
     Example:
         >>> ranges = pa.array([[(1, 3)], [(0, 1)]], PACKED.field("trained_ranges").type)
-        >>> batch = pa.record_batch({"trained_ranges": ranges})  # of rows of 3 and of 2 tokens
+        >>> batch = pa.record_batch({"trained_ranges": ranges})  # rows of 3 and 2 tokens
         >>> trained_tokens(batch, np.array([0, 3, 5])).tolist()
         [False, True, True, True, False]
     """
@@ -189,7 +189,9 @@ def trained_tokens(batch: pa.RecordBatch | pa.Table, offsets: np.ndarray) -> Boo
 
 
 def expand_weights(batch: pa.RecordBatch) -> Float32s:
-    """Loss weights of all tokens of packed rows, flat, shape [num_tokens]; 0: not trained.
+    """Return the loss weights of all tokens of packed rows, flat, shape [num_tokens].
+
+    Tokens that are not trained have weight 0.
 
     Example:
         >>> batch = pa.RecordBatch.from_pylist([{
@@ -214,7 +216,7 @@ def expand_weights(batch: pa.RecordBatch) -> Float32s:
 def trained_mask(
     starts: npt.NDArray[np.integer], ends: npt.NDArray[np.integer], num_tokens: int
 ) -> Bools:
-    """Mask of the tokens in ranges that do not overlap: +1 at starts, -1 at ends, summed up.
+    """Return a mask of the tokens in disjoint ranges: add 1 at starts and -1 at ends, then sum.
 
     Example:
         >>> trained_mask(np.array([1, 3]), np.array([3, 4]), 5).tolist()
@@ -229,22 +231,22 @@ def trained_mask(
 def records_of(
     batch: pa.RecordBatch,
 ) -> Iterator[tuple[str, Int32s, Bools]]:
-    """Yield id, token ids and trained mask of each record, or piece of one, of published packs.
+    """Yield record id, token ids and trained mask of each record (or piece) of published packs.
 
     Raises:
-        ContractError: a column is missing, or columns do not fit together.
-        IntegrityError: a list holds a null.
+        ContractError: a column is missing, or columns do not match.
+        IntegrityError: a list contains a null.
     """
     names = set(batch.schema.names)
     if not {"input_ids", "record_ids", "seq_lengths"} <= names:
-        raise ContractError("no record_ids in the data files; records cannot be compared")
+        raise ContractError("the data files have no record_ids, so records cannot be compared")
     flat = {
         name: batch[name].flatten().to_numpy(zero_copy_only=False)
         for name in ("input_ids", "seq_lengths", "record_ids")
     }
     if nulls := [name for name in flat if batch[name].flatten().null_count]:
-        raise IntegrityError(f"column '{nulls[0]}' of the packs holds a null")
-    # Lengths [3 2] end at [3 5]: records are tokens [0, 3) and [3, 5) of the batch.
+        raise IntegrityError(f"column '{nulls[0]}' of the packs contains a null")
+    # Lengths [3 2] end at [3 5]: the records are tokens [0, 3) and [3, 5) of the batch.
     ids, ends = flat["input_ids"], np.cumsum(flat["seq_lengths"])
     mask = trained_tokens(batch, zero_based(*flat_list(batch["input_ids"]))[1])
     if not len(ids) == len(mask) == (ends[-1] if len(ends) else 0):
@@ -257,11 +259,11 @@ def records_of(
 def position_ids(
     seq_lengths: npt.NDArray[np.integer], dtype: type[np.integer] = np.int32
 ) -> np.ndarray:
-    """Positions of all tokens, restarting at each sequence.
+    """Return the positions of all tokens, restarting at 0 in each sequence.
 
     Args:
         seq_lengths: tokens of each sequence, shape [num_sequences].
-        dtype: of the positions: int32 as files hold them, int64 as models want them.
+        dtype: dtype of the positions: int32 for files, int64 for models.
 
     Example:
         >>> position_ids(np.array([3, 2])).tolist()
@@ -270,15 +272,15 @@ def position_ids(
     return count_up(seq_lengths, dtype)
 
 
-# Prove what a packed table promises, value by value, before anything of it is published.
+# Check every value of packed rows before they are published:
 #
-# Lists agree in length; ids are in the vocabulary; a label is its id or -100; seq_lengths add up
-# to the tokens, of which there are at most `seq_len`; positions restart at each sequence; no
-# sequence's first token is trained; a token has a loss weight over 0 exactly if it is trained; and
-# every record and every pack trains at least one token.
+# Lists have matching lengths; ids are in the vocabulary; a label is its id or -100; seq_lengths add
+# up to the number of tokens, which is at most `seq_len`; positions restart at each sequence; the
+# first token of a sequence is never trained; a token has a loss weight over 0 exactly if it is
+# trained; and every record, and so every pack, trains at least one token.
 #
-# Cost: 2 ns a token with labels, under 1 with ranges, a few more with positions. Vectorised over a
-# batch; the first bad row is looked up only when there is one.
+# Cost: 2 ns per token with labels, under 1 with ranges, a few more with positions. Checks are
+# vectorized over a batch; the first bad row is looked up only if a check fails.
 
 
 Values = np.ndarray
@@ -293,19 +295,19 @@ def check_packed(
     allow_untrained: bool = False,
     first_row: int = 0,
 ) -> None:
-    """Check packed rows: a table of schema `tables.PACKED` (layout `compact`) or a published one.
+    """Check packed rows, of schema `tables.PACKED` (layout `compact`) or of a published schema.
 
     Args:
-        table: the rows; a published table's `position_ids` are checked where it has them.
+        table: rows; `position_ids` and `loss_weights` are checked if there are any.
         seq_len: pack size in tokens.
-        vocab_size: ids are in [0, vocab_size).
-        layout: whether the table has `labels` or `trained_ranges`.
-        allow_untrained: do not ask for a trained token in every record and so in every pack. Right
-            for pieces of records (strategy `concat`) and for rows whose target is their `label`.
-        first_row: number of the first row in errors, for a caller who reads a file by batches.
+        vocab_size: ids must be in [0, vocab_size).
+        layout: `labels` or `compact`, the latter with `trained_ranges`.
+        allow_untrained: accept records, and so packs, without a trained token. For pieces of
+            records (strategy `concat`) and rows with a class label.
+        first_row: number of the first row in errors, for callers that read a file in batches.
 
     Raises:
-        ContractError: with `row`, `column` and the first value that breaks the contract.
+        ContractError: a value breaks the contract; has `row`, `column`, `index` and `value`.
     """
     for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
         if batch.num_rows:
@@ -319,7 +321,7 @@ def check_packed(
 
 
 class _Rows:
-    """One batch as flat arrays: column `x` of row `i` is `x[x_offsets[i]:x_offsets[i + 1]]`."""
+    """A batch as flat arrays; column `x` of row `i` is `x[x_offsets[i]:x_offsets[i + 1]]`."""
 
     def __init__(self, batch: pa.RecordBatch, first_row: int) -> None:
         self.batch = batch
@@ -327,7 +329,7 @@ class _Rows:
         self.first_row = first_row
         for name in self.names:
             column = one_chunk(batch[name])
-            if name in ("label", "range_weights"):  # null: no class; all weights are 1
+            if name in ("label", "range_weights"):  # null is allowed: no class; all weights are 1
                 continue
             if column.null_count:
                 row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
@@ -357,7 +359,7 @@ class _Rows:
         self._compare("record_ids", np.diff(record_ids), num_sequences, "seq_lengths")
 
     def check_ids(self, vocab_size: int) -> None:
-        # As unsigned, a negative id is a huge one (-1 is 4,294,967,295): one pass finds both.
+        # As unsigned, a negative id becomes huge (-1 is 4,294,967,295), so one pass finds both.
         if len(self.ids) and int(self.ids.view(np.uint32).max()) >= vocab_size:
             bad = self.ids.view(np.uint32) >= vocab_size
             limit = f"is outside the vocabulary of {vocab_size:,}"
@@ -373,32 +375,32 @@ class _Rows:
 
     def trained_by_ranges(self) -> Bools:
         ranges = read_ranges(self.batch["trained_ranges"])
-        # Ranges (1, 3), (4, 6) of row 0 and (0, 2) of row 1: rows [0 0 1], the first ones of theirs
-        # are [1 0 1], and before them ended [0 3 0].
+        # Row 0 has ranges (1, 3) and (4, 6), row 1 has (0, 2): rows are [0 0 1], first of their row
+        # [1 0 1], and previous ends in the row [0 3 0].
         row = ranges.row_of_each()
         is_first = np.diff(row, prepend=-1) != 0
         is_over = ranges.ends > np.diff(self.offsets)[row]
         end_before = np.where(is_first, 0, np.concatenate([[0], ranges.ends])[:-1])
         for bad, limit in (
-            (ranges.starts < end_before, "begins before the range before it ends, or below 0"),
-            (ranges.starts >= ranges.ends, "begins a range without a token"),
-            (is_over, "begins a range that ends behind the row's tokens"),
+            (ranges.starts < end_before, "is before the end of the previous range, or negative"),
+            (ranges.starts >= ranges.ends, "starts an empty range"),
+            (is_over, "starts a range that ends after the row's last token"),
         ):
             self._refuse_first("trained_ranges", bad, ranges.starts, ranges.offsets, limit)
         base = self.offsets[:-1][row]
         return trained_mask(ranges.starts + base, ranges.ends + base, len(self.ids))
 
     def check_trained(self, trained: Bools, allow_untrained: bool) -> None:
-        # Lengths [3 2 4] begin at tokens [0 3 5] of the batch, whatever packs they are in.
+        # Lengths [3 2 4] start at tokens [0 3 5] of the batch, regardless of packs.
         starts = np.cumsum(self.seq_lengths, dtype=np.int64) - self.seq_lengths
         limit = "tokens long, has a trained first token, predicted from the record before it"
         self._refuse_sequences(trained[starts], limit)
-        if not allow_untrained:  # every pack holds a record: if all records train, all packs do
+        if not allow_untrained:  # a pack holds at least one record, so this covers packs too
             num_trained = np.add.reduceat(trained, starts, dtype=np.int64)
             self._refuse_sequences(num_trained == 0, "tokens long, has no trained token")
 
     def check_optional(self, trained: Bools) -> None:
-        """Check `position_ids`, `loss_weights` and `range_weights` where the rows have them."""
+        """Check `position_ids`, `loss_weights` and `range_weights` if the rows have them."""
         if "position_ids" in self.names:
             positions = self._per_token("position_ids")
             bad = positions != position_ids(self.seq_lengths)
@@ -423,13 +425,13 @@ class _Rows:
             self._refuse_first("range_weights", bad, weights, offsets, "is not a weight over 0")
 
     def _per_token(self, column: str) -> Values:
-        """Return the values of a column that must have one for each token."""
+        """Return the values of a column that must have one value per token."""
         values, offsets = zero_based(*flat_list(self.batch[column]))
         self._compare(column, np.diff(offsets), np.diff(self.offsets), "tokens")
         return values
 
     def _compare(self, column: str, found: Values, due: Values, what: str) -> None:
-        """Refuse the first row that has not as many values as it has of something else."""
+        """Reject the first row whose number of values differs from the number required."""
         if not np.array_equal(found, due):
             row = int(np.argmax(found != due))
             sums = "add up to" if column == "seq_lengths" else "are"
@@ -442,7 +444,7 @@ class _Rows:
     def _refuse_first(
         self, column: str, bad: Bools, values: Values | None, offsets: Values, limit: str
     ) -> None:
-        """Refuse the first bad value, if there is any, by its row and its index in the row."""
+        """Reject the first bad value, if any, naming its row and its index in the row."""
         if bad.any():
             at = int(np.argmax(bad))
             row = int(np.searchsorted(offsets, at, side="right")) - 1

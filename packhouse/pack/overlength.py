@@ -1,8 +1,8 @@
-"""Decide, before planning, which records are packed and how many of their tokens.
+"""Decide which records are packed and how many of their tokens, before packs are planned.
 
-Works on one shard's TOKENIZED table and touches its small columns only: a few ns a record.
-A record is dropped when it is longer than `seq_len` and the policy says so, and when nothing of it
-would be trained (it would cost compute and, alone in a pack, make the loss NaN). Every drop has a
+Works on the TOKENIZED table of one shard and reads only its small columns, at a few ns per record.
+A record is dropped if it is longer than `seq_len` and the policy is to drop it, or if nothing of it
+would be trained: it would waste compute and, alone in a pack, make the loss NaN. Every drop has a
 reason and is counted in rows and tokens.
 """
 
@@ -17,9 +17,9 @@ from packhouse.recipe import PackConfig
 from packhouse.records.lists import read_ranges
 from packhouse.system.arrays import Bools, Bytes, Int32s, Int64s
 
-# Reason codes of `Admitted.reasons`, by number; 0 is kept. `duplicate` and `near_duplicate`: see
-# `packhouse.pack.dedup`; `sampled_out`: see `packhouse.run.steps.selection`; `contaminated`: a
-# benchmark's.
+# Reason codes of `Admitted.reasons` by number. `duplicate` and `near_duplicate` come from
+# `packhouse.pack.dedup`, `sampled_out` from `packhouse.run.steps.selection`, and `contaminated`
+# from the search for benchmarks.
 REASONS = (
     "kept",
     "over_seq_len",
@@ -35,27 +35,27 @@ _KEPT, _OVER_SEQ_LEN, _FIRST_TURN_TOO_LONG, _NOTHING_TRAINED = range(4)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Admitted:
-    """What of one shard, or of all, is packed."""
+    """Records of one shard, or of all, that are packed."""
 
     rows: Int32s | Int64s
-    """Row numbers of the kept records, ascending, in the shard's table."""
+    """Row numbers of the kept records in the shard's table, ascending."""
 
     lengths: Int32s
-    """Tokens to take of each kept record, from its first one; shape of `rows`."""
+    """Number of leading tokens to pack of each kept record; shape of `rows`."""
 
     reasons: Bytes
-    """For every row of the shard, the index into `REASONS` of what happened to it."""
+    """Index into `REASONS` for every row of the shard."""
 
     num_tokens: Int32s
-    """Tokens of every row of the shard before the policy."""
+    """Full length in tokens of every row of the shard."""
 
     @property
     def dropped(self) -> Bools:
-        """Mask over the shard's rows."""
+        """Mask of the shard's dropped rows."""
         return np.asarray(self.reasons != _KEPT)
 
     def without(self, is_out: Bools, reason: str) -> "Admitted":
-        """Leave out the kept ones of some of the shard's rows."""
+        """Drop the rows in the mask `is_out` that are still kept."""
         is_out = is_out & (self.reasons == _KEPT)
         if not is_out.any():
             return self
@@ -64,12 +64,12 @@ class Admitted:
         return replace(self, rows=self.rows[stays], lengths=self.lengths[stays], reasons=reasons)
 
     def between(self, start: int, end: int) -> Int32s | Int64s:
-        """Return the kept ones of the rows [start, end)."""
+        """Return the kept rows in [start, end)."""
         low, high = np.searchsorted(self.rows, (start, end))
         return self.rows[low:high]
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Rows and tokens in, kept, truncated and dropped by reason; in = the sum of the rest.
+        """Count rows and tokens: in, kept, truncated, and dropped by reason. `in` is the total.
 
         Example:
             >>> admitted = Admitted(
@@ -94,7 +94,7 @@ class Admitted:
 
 
 def join_admitted(shards: Sequence[Admitted]) -> Admitted:
-    """Return what of all shards is packed; rows are numbered through.
+    """Join the results of all shards, numbering rows across them.
 
     Example:
         >>> one = Admitted(np.array([1]), np.array([5]), np.array([2, 0]), np.array([9, 5]))
@@ -115,25 +115,26 @@ def join_admitted(shards: Sequence[Admitted]) -> Admitted:
 def apply_over_length(tokenized: pa.Table, config: PackConfig) -> Admitted:
     """Apply `config.over_length` to one shard.
 
-    - `drop`: records over `seq_len` are left out.
-    - `error`: the first one raises.
-    - `truncate_turns`: the leading tokens up to the last trained range's end that fits are kept. A
-      trained range ends with its turn's end token, so no kept answer is unterminated. Where not
-      even the first one fits, the record is dropped as `first_turn_too_long`.
+    - `drop`: drop records over `seq_len`.
+    - `error`: raise an error for the first one.
+    - `truncate_turns`: keep the tokens up to the end of the last trained range that fits. A trained
+      range includes its turn's end token, so no kept answer lacks it. If not even the first range
+      fits, drop the record as `first_turn_too_long`.
 
-    Strategy `concat` cuts at pack ends by itself, so nothing is over-long there. Records without a
-    trained range stay where they have a `label` (classification by a head), else they are dropped
-    as `nothing_trained`; so is a record whose only trained token is its first, for a sequence's
-    first token is never trained (it would be predicted from the record before).
+    Strategy `concat` cuts at pack ends, so no record is too long. Records without a trained range
+    are kept if they have a `label` (for a classification head) and otherwise dropped as
+    `nothing_trained`. So are records whose only trained token is the first one, because the first
+    token of a sequence is never trained (it would be predicted from the previous record).
 
     Args:
         tokenized: a shard, schema `tables.TOKENIZED`.
-        config: `seq_len`, `strategy` and `over_length` are read.
+        config: pack settings; reads `seq_len`, `strategy` and `over_length`.
 
     Raises:
-        SequenceTooLongError: policy `error` and a record over `seq_len`.
+        SequenceTooLongError: a record is over `seq_len` and `over_length` is `error`.
     """
-    num_tokens = np.array(tokenized["num_tokens"].to_numpy(), np.int32)  # lets the mapped shard go
+    # Copy, so that the mapped shard can be released.
+    num_tokens = np.array(tokenized["num_tokens"].to_numpy(), np.int32)
     ranges = read_ranges(tokenized["trained_ranges"])
     row = ranges.row_of_each()
     lengths = num_tokens.copy()
@@ -151,7 +152,7 @@ def apply_over_length(tokenized: pa.Table, config: PackConfig) -> Admitted:
                 seq_len=config.seq_len,
             )
         if config.over_length == "truncate_turns":
-            # seq_len 8, trained ranges end at 5, 8 and 12: 8 tokens are kept.
+            # seq_len 8, trained ranges end at 5, 8 and 12 -> keep 8 tokens.
             last_end = np.zeros(len(lengths), dtype=np.int32)
             fits = ranges.ends <= config.seq_len
             np.maximum.at(last_end, row[fits], ranges.ends[fits])
@@ -159,7 +160,7 @@ def apply_over_length(tokenized: pa.Table, config: PackConfig) -> Admitted:
             reasons[over & (lengths == 0)] = _FIRST_TURN_TOO_LONG
         else:
             reasons[over] = _OVER_SEQ_LEN
-    # Ranges that train any token but the first, within what is kept.
+    # Ranges with a trained token other than the first, within the kept tokens.
     trains = np.minimum(ranges.ends, lengths[row]) > np.maximum(ranges.starts, 1)
     has_trained = np.zeros(len(lengths), dtype=np.bool_)
     has_trained[row[trains]] = True

@@ -2,18 +2,18 @@
 
 | strategy | order | cost at 5 million | use it for |
 |---|---|---|---|
-| `best_fit` | packs shuffled | 30 ns/sequence | fine-tuning: mostly the lower bound itself |
+| `best_fit` | packs shuffled | 30 ns/sequence | fine-tuning: usually reaches the lower bound |
 | `first_fit` | packs shuffled | 40 ns/sequence | comparison with other tools |
 | `first_fit_shuffle` | sequences shuffled | 3 us/sequence | packs that mix all lengths |
 | `next_fit` | sequences shuffled | 40 ns/sequence | packs that are a fair sample of the data |
 | `concat` | sequences shuffled | 80 ns/sequence | continued pretraining: cuts at pack ends |
-| `none` | as given | 5 ns/sequence | one sequence a row |
+| `none` | input order | 5 ns/sequence | one sequence per row |
 
-The seed decides, beside the order, which of the sequences of equal length goes where. Without a
-seed (None) nothing is shuffled: sequences come as given, and decreasing packs by their longest
-sequence. Plans depend on lengths, `seq_len`, strategy and seed only: not on the platform, numpy's
-release or a hash seed.
-A plan holds 4 bytes a sequence (8 beyond 2**31) and 8 a pack; planning needs 12 for a moment.
+The seed also decides which of several sequences of equal length goes where. Without a seed (None)
+nothing is shuffled: sequences keep their order, and `best_fit` and `first_fit` sort packs by their
+longest sequence. Plans depend only on lengths, `seq_len`, strategy and seed, not on the platform,
+numpy's version or a hash seed. A plan takes 4 bytes per sequence (8 beyond 2**31) and 8 per pack;
+planning briefly needs 12 bytes per sequence.
 """
 
 from bisect import bisect_right
@@ -42,7 +42,7 @@ from packhouse.records.lists import count_up
 from packhouse.system.arrays import Int32s, Int64s
 from packhouse.system.plugins import find_plugin
 
-_BLOCK_RUNS = 2**16  # in memory at a time, about
+_BLOCK_RUNS = 2**16  # approximate runs processed at a time, to limit memory
 
 Lengths = npt.NDArray[np.integer]
 IndexArray = Int32s | Int64s
@@ -53,16 +53,16 @@ _MAX_RECORDS = 2**21  # 7 plans of 2 million lengths take 0.5 s
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackPlan:
-    """Which sequences, or pieces of them, lie in which pack.
+    """Assignment of sequences, or pieces of them, to packs.
 
     Pack `p` holds `order[pack_offsets[p]:pack_offsets[p + 1]]`, in that order.
     """
 
     order: IndexArray
-    """Sequence indices, pack after pack. Each appears once; with `concat` once per piece."""
+    """Sequence indices, pack after pack. Each appears once; with `concat`, once per piece."""
 
     pack_offsets: Int64s
-    """Where each pack begins in `order`, shape [num_packs + 1]."""
+    """Start of each pack in `order`, shape [num_packs + 1]."""
 
     seq_len: int
     """Pack size in tokens."""
@@ -71,13 +71,13 @@ class PackPlan:
     """Tokens in all packs."""
 
     strategy: str = field(kw_only=True)
-    """The strategy that made the plan."""
+    """Strategy that made the plan."""
 
     starts: IndexArray | None = None
-    """`concat` only: the first token of each piece, in tokens of its sequence."""
+    """`concat` only: start of each piece, in tokens of its sequence."""
 
     ends: IndexArray | None = None
-    """`concat` only: the token behind the last one of each piece."""
+    """`concat` only: exclusive end of each piece, in tokens of its sequence."""
 
     @property
     def num_packs(self) -> int:
@@ -105,20 +105,19 @@ def plan_packs(
         lengths: tokens per sequence, int array of shape [num_sequences], each at least 1.
         seq_len: pack size in tokens.
         strategy: one of `STRATEGIES`, or the name of a plug-in.
-        seed: decides the order of packs or sequences (see the module) and the choice among equals;
-            None shuffles nothing.
-        multiple: each sequence takes the room of its length rounded up to this.
-        balance: packs of a step of training over all ranks: each so many neighbours cost about the
-            same (`balance_packs`). The packs are the same ones as without.
+        seed: seed of the order and of the choice among equal lengths; None does not shuffle.
+        multiple: reserve room for each length rounded up to this multiple.
+        balance: number of packs in a training step over all ranks. Packs are ordered so that those
+            of a step cost about the same (`balance_packs`); the packs themselves do not change.
 
     Returns:
-        A plan in which every sequence (with `concat`: every token) appears exactly once.
+        A plan in which every sequence (with `concat`, every token) appears exactly once.
 
     Raises:
         SequenceTooLongError: a sequence exceeds `seq_len`, and the strategy does not cut.
-        ContractError: a sequence has no token.
-        ConfigError: no such strategy, a plug-in's plan that breaks a rule, or a `seq_len` that is
-            no multiple of `multiple`.
+        ContractError: a sequence has no tokens.
+        ConfigError: the strategy is unknown, a plug-in's plan breaks a rule, or `seq_len` is not a
+            multiple of `multiple`.
 
     Example:
         >>> plan = plan_packs(np.array([5, 3, 2, 6, 4, 4]), seq_len=8)
@@ -131,16 +130,19 @@ def plan_packs(
     if seq_len < 1:
         raise ConfigError(f"seq_len must be positive, got {seq_len}")
     if balance < 1:
-        raise ConfigError(f"balance is {balance}; give the packs of a step over all ranks, or 1")
+        raise ConfigError(
+            f"balance is {balance}. Set it to the packs per step over all ranks, or to 1."
+        )
     if multiple < 1 or seq_len % multiple or (multiple > 1 and strategy == "concat"):
         raise ConfigError(
             f"records cannot be padded to multiples of {multiple} in {strategy} packs of "
-            f"{seq_len:,} tokens; take a seq_len that is a multiple, and no concat"
+            f"{seq_len:,} tokens. Use a seq_len that is a multiple, and a strategy other than "
+            "concat."
         )
     if len(lengths) and lengths.min() < 1:
         index = int(np.argmax(lengths < 1))
         raise ContractError(
-            f"sequence {index} has {lengths[index]} tokens; every sequence needs at least one",
+            f"sequence {index} has {lengths[index]} tokens. Every sequence needs at least one.",
             index=index,
             num_tokens=int(lengths[index]),
         )
@@ -148,8 +150,7 @@ def plan_packs(
         index = int(np.argmax(lengths > seq_len))
         raise SequenceTooLongError(
             f"sequence {index} has {lengths[index]:,} tokens, over seq_len {seq_len:,}. "
-            "Leave it out before planning (`over_length='drop'` where that is taken), or raise "
-            "seq_len.",
+            "Remove it before planning (or set over_length='drop' if available), or raise seq_len.",
             index=index,
             num_tokens=int(lengths[index]),
             seq_len=seq_len,
@@ -162,7 +163,7 @@ def plan_packs(
 
 
 def round_up(lengths: npt.NDArray[_Length], multiple: int) -> npt.NDArray[_Length]:
-    """Return lengths rounded up to a multiple.
+    """Round lengths up to a multiple.
 
     Example:
         >>> round_up(np.array([1, 8, 9]), 8).tolist()
@@ -172,10 +173,10 @@ def round_up(lengths: npt.NDArray[_Length], multiple: int) -> npt.NDArray[_Lengt
 
 
 def lower_bound(lengths: Lengths, seq_len: int) -> int:
-    """Packs that no plan without cuts can go below.
+    """Return the minimum number of packs for any plan that cuts no sequence.
 
-    The larger of all tokens over `seq_len`, and the number of sequences over half of it (no two
-    of which share a pack).
+    It is the larger of the total tokens divided by `seq_len`, and the number of sequences longer
+    than half of `seq_len`, since no two of those fit into one pack.
 
     Example:
         >>> lower_bound(np.array([5, 3, 2, 6, 4, 4]), seq_len=8)
@@ -189,8 +190,8 @@ def _best_fit(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
     counts = np.bincount(lengths)
     patterns = exact_completion(counts, seq_len)
     if patterns.total_packs > lower_bound(lengths, seq_len):
-        # In doubt: of 6,000 random small instances the classical one was better on 65, the exact
-        # one on 390.
+        # Neither always wins: of 6,000 random small instances, best_fit_decreasing was better on 65
+        # and exact_completion on 390.
         other = best_fit_decreasing(counts, seq_len)
         patterns = min(patterns, other, key=lambda each: each.total_packs)
     return _assign(lengths, patterns, seq_len, seed, "best_fit")
@@ -204,17 +205,17 @@ def _first_fit(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
 def _assign(
     lengths: Lengths, patterns: Patterns, seq_len: int, seed: int | None, strategy: str
 ) -> PackPlan:
-    """Give every place of every pattern a sequence of its length, and shuffle the packs.
+    """Fill every place of every pattern with a sequence of its length, and shuffle the packs.
 
-    Lengths [5, 3, 2, 6], two patterns of a pack each: 6 + 2, and 5 + 3. By length the sequences
-    are [2, 1, 0, 3], so the packs are [3, 2] and [0, 1], in an order that `seed` decides.
+    Lengths [5, 3, 2, 6] and two patterns with one pack each, 6 + 2 and 5 + 3: sorted by length, the
+    sequences are [2, 1, 0, 3], so the packs are [3, 2] and [0, 1], in an order set by `seed`.
     """
     by_length = _permuted_by_length(lengths, seed)
     num_packs, per_pack = patterns.num_packs, patterns.per_pack
     new_place = np.empty(patterns.total_packs, dtype=np.int64)
     new_place[_shuffled(patterns.total_packs, seed)] = np.arange(patterns.total_packs)
 
-    # Sequences of each pack: those of its pattern's rows added up.
+    # Number of sequences of each pack: the sum over the rows of its pattern.
     is_first = np.diff(patterns.first_pack, prepend=-1) != 0
     sizes = np.empty(patterns.total_packs, dtype=np.int64)
     if len(per_pack):
@@ -222,7 +223,7 @@ def _assign(
         sizes[new_place] = np.repeat(of_pattern, num_packs[is_first])
     pack_offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
 
-    # Where each row's sequences begin within its packs: [2, 1 | 3, 1] -> [0, 2 | 0, 3] ...
+    # Place of each row's first sequence within its packs: [2, 1 | 3, 1] -> [0, 2 | 0, 3] ...
     before = np.cumsum(per_pack) - per_pack
     columns = before - np.maximum.accumulate(np.where(is_first, before, 0))
     # ... and among all sequences sorted by length.
@@ -231,8 +232,8 @@ def _assign(
     starts = np.empty(len(taken), dtype=np.int64)
     starts[rows_by_length] = np.cumsum(taken) - taken
 
-    # One run per row of the patterns and pack: `per_pack` neighbours in `by_length` go to
-    # neighbouring places of `order`.
+    # Copy one run per pattern row and pack: `per_pack` consecutive entries of `by_length` go to
+    # consecutive places of `order`.
     order = np.empty(len(lengths), dtype=by_length.dtype)
     for rows in _row_blocks(num_packs):
         row = np.repeat(np.arange(rows.start, rows.stop), num_packs[rows])
@@ -247,7 +248,7 @@ def _assign(
 
 
 def _longest_first(plan: PackPlan, lengths: Lengths) -> PackPlan:
-    """Sort the sequences of each pack, longest first, and the packs by their first sequence."""
+    """Sort the sequences of each pack, longest first, then packs by their first sequence."""
     sizes = np.diff(plan.pack_offsets)
     pack = np.repeat(np.arange(plan.num_packs), sizes)
     rank = -lengths.astype(np.int64)
@@ -257,14 +258,14 @@ def _longest_first(plan: PackPlan, lengths: Lengths) -> PackPlan:
 
 
 def _shuffled(num: int, seed: int | None) -> Int64s:
-    """Indices [0, num) in an order that the seed decides; None: as they are."""
+    """Return indices [0, num), shuffled by `seed`; None keeps them in order."""
     return np.arange(num) if seed is None else permutation(num, seed)
 
 
 def _row_blocks(num_packs: Int64s) -> Iterator[slice]:
-    """Cut the rows of patterns so that a block stands for `_BLOCK_RUNS` packs, or is one row.
+    """Cut pattern rows into blocks of at most `_BLOCK_RUNS` packs, but at least one row.
 
-    Rows of [40,000, 40,000, 3] packs -> rows [0, 1) and [1, 3), of 40,000 and 40,003 packs.
+    Rows of [40,000, 40,000, 3] packs -> rows [0, 1) and [1, 3), with 40,000 and 40,003 packs.
     """
     ends = np.cumsum(num_packs)
     first = 0
@@ -276,11 +277,11 @@ def _row_blocks(num_packs: Int64s) -> Iterator[slice]:
 
 
 def _permuted_by_length(lengths: Lengths, seed: int | None) -> IndexArray:
-    """Indices of sequences by ascending length, equal lengths in an order `seed` decides."""
+    """Return sequence indices by ascending length; `seed` shuffles equal lengths."""
     if seed is None:
         return _compact(np.argsort(lengths, kind="stable"), len(lengths))
-    # Length in the upper half, key of the index in the lower one: one sort of integers orders
-    # both, and no index is moved beside them.
+    # Put the length into the upper half and the shuffle key of the index into the lower one. One
+    # integer sort then orders both, without a separate index array.
     keys = lengths.astype(np.uint64)
     keys <<= np.uint64(32)
     keys |= shuffle_keys(len(lengths), seed)
@@ -292,7 +293,7 @@ def _permuted_by_length(lengths: Lengths, seed: int | None) -> IndexArray:
 def _plan_of(
     order: IndexArray, sizes: Int64s, lengths: Lengths, seq_len: int, strategy: str
 ) -> PackPlan:
-    """Packs of so many sequences each, all whole."""
+    """Return a plan of uncut sequences from the number of sequences in each pack."""
     num_tokens = int(lengths.sum(dtype=np.int64))
     offsets = np.append(np.int64(0), np.cumsum(sizes))
     return PackPlan(_compact(order, len(lengths)), offsets, seq_len, num_tokens, strategy=strategy)
@@ -303,20 +304,20 @@ def _compact(indices: IndexArray, num: int) -> IndexArray:
 
 
 def _first_fit_shuffle(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
-    """Put each sequence, in the shuffled order, into the first pack that has room for it.
+    """Put each sequence, in shuffled order, into the first pack that has room for it.
 
-    `room` is a binary tree over the packs, `room[i]` the most that a pack below `i` has left; packs
-    that were not opened yet have `seq_len` left.
+    `room` is a binary tree over the packs. `room[i]` is the most space left in any pack under node
+    `i`; an unopened pack has `seq_len`.
     """
     num_tokens = int(lengths.sum(dtype=np.int64))
     order = _shuffled(len(lengths), seed)
-    # Two packs that are half empty would have been one: so many are never opened.
+    # At most one pack can be half empty (two would have been merged), which bounds the packs.
     leaves = 1 << (2 * (num_tokens // seq_len) + 2).bit_length()
     room = [seq_len] * (2 * leaves)
     packs = np.empty(len(order), dtype=np.int64)
     for index, length in enumerate(lengths[order].tolist()):
-        # 4 leaves with [2 0 5 8] left, so room [_ 8 2 8 2 0 5 8]. A sequence of 4 goes from node 1
-        # to 3 (2 is too little), then to 6: pack 2.
+        # Four packs with [2 0 5 8] left: room is [_ 8 2 8 2 0 5 8]. A sequence of 4 tokens goes
+        # from node 1 to 3 (node 2 has only 2 left), then to 6, which is pack 2.
         node = 1
         while node < leaves:
             node *= 2
@@ -334,16 +335,16 @@ def _first_fit_shuffle(lengths: Lengths, seq_len: int, seed: int | None) -> Pack
 
 
 def _next_fit(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
-    """Fill packs in the shuffled order, opening a new one when the next sequence does not fit."""
+    """Fill packs in shuffled order, opening a new one when the next sequence does not fit."""
     order = _shuffled(len(lengths), seed)
-    # Lengths [5 3 2 6] of seq_len 8 end at [5 8 10 16]: packs are cut at [0 2 4].
+    # Lengths [5 3 2 6] end at [5 8 10 16]; with seq_len 8, packs are cut at [0 2 4].
     ends = np.cumsum(lengths[order], dtype=np.int64)
     view = memoryview(ends.data)
     offsets = [0]
     filled = 0
     while offsets[-1] < len(ends):
         first = offsets[-1]
-        # At most seq_len sequences fit, so the search is over seq_len places.
+        # At most seq_len sequences fit, so search only that many.
         last = bisect_right(view, filled + seq_len, first, min(first + seq_len, len(ends)))
         filled = view[last - 1]
         offsets.append(last)
@@ -351,14 +352,14 @@ def _next_fit(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
 
 
 def _concat(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
-    """Write the shuffled sequences behind one another and cut every `seq_len` tokens."""
+    """Concatenate the shuffled sequences and cut every `seq_len` tokens."""
     order = _shuffled(len(lengths), seed)
     ends = np.cumsum(lengths[order], dtype=np.int64)
     num_tokens = int(ends[-1]) if len(ends) else 0
-    # Lengths [5 3] of seq_len 4: ends [5 8], cuts [4], so pieces end at [4 5 8] of all tokens.
-    # Packs hold pieces [0 1 3]; in tokens of their sequence they are [0 4), [4 5) and [0 3).
+    # Lengths [5 3], seq_len 4: sequences end at [5 8], the cut is at [4], so pieces end at [4 5 8].
+    # Pack offsets are [0 1 3]; in tokens of their sequence, pieces are [0 4), [4 5) and [0 3).
     cuts = np.arange(seq_len, num_tokens, seq_len, dtype=np.int64)
-    # Two ascending runs: the stable sort merges them. (np.union1d hashes: 30 times as long.)
+    # A stable sort just merges the two sorted runs; np.union1d hashes and takes 30 times as long.
     piece_ends = np.sort(np.concatenate([ends, cuts]), kind="stable")
     piece_ends = piece_ends[np.diff(piece_ends, prepend=0) > 0]
     piece_starts = np.concatenate([np.zeros(1, dtype=np.int64), piece_ends])[: len(piece_ends)]
@@ -378,16 +379,16 @@ def _concat(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
 
 
 def _none(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
-    """One sequence a pack, in the order given; the seed decides nothing."""
+    """Put one sequence into each pack, in input order; the seed is ignored."""
     num = len(lengths)
     return _plan_of(np.arange(num), np.ones(num, np.int64), lengths, seq_len, "none")
 
 
 def plugin_planner(strategy: str) -> Callable[[Lengths, int, int | None], PackPlan]:
-    """Return the planner of a plug-in; what it returns is checked.
+    """Return the planner of a plug-in; its plans are checked.
 
-    It is called with lengths, `seq_len` and seed (0 where there is none), and returns a list of
-    sequence indices for each pack.
+    The plug-in is called with lengths, `seq_len` and seed (0 if there is none), and returns a list
+    of sequence indices for each pack.
     """
     plugin = find_plugin("packing_strategies", strategy, STRATEGIES)
     function = plugin.load()
@@ -400,13 +401,17 @@ def plugin_planner(strategy: str) -> Callable[[Lengths, int, int | None], PackPl
         order = np.concatenate([np.zeros(0, np.int64), *packs])
         outside = (order < 0) | (order >= len(lengths))
         if outside.any():
-            raise PluginError(f"{plugin} packed sequence {order[outside][0]}, which is not there")
+            raise PluginError(
+                f"{plugin} packed sequence {order[outside][0]}, but there are only {len(lengths):,}"
+            )
         times = np.bincount(order, minlength=len(lengths))
         if (times != 1).any():
             index = int(np.argmax(times != 1))
-            raise PluginError(f"{plugin} packed sequence {index} {times[index]} times, not once")
+            raise PluginError(
+                f"{plugin} packed sequence {index} {times[index]} times; expected once"
+            )
         if not sizes.all():
-            raise PluginError(f"{plugin} made pack {int(np.argmin(sizes))} of no sequence")
+            raise PluginError(f"{plugin} made pack {int(np.argmin(sizes))} without any sequence")
         packed = _plan_of(order, sizes, lengths, seq_len, strategy)
         ends = np.append(np.int64(0), np.cumsum(lengths[order], dtype=np.int64))
         tokens = np.diff(ends[packed.pack_offsets])
@@ -430,15 +435,15 @@ _PLANNERS: dict[str, Callable[[Lengths, int, int | None], PackPlan]] = {
 }
 
 STRATEGIES = tuple(_PLANNERS)
-"""Names that `plan_packs` and `PackConfig.strategy` take."""
+"""Names accepted by `plan_packs` and `PackConfig.strategy`."""
 
 
 def join_plans(parts: Sequence[tuple[PackPlan, Lengths]]) -> PackPlan:
-    """Lay plans one behind another, each over some of the sequences.
+    """Concatenate plans that each cover some of the sequences.
 
     Args:
-        parts: each plan with the number that each of its sequences has among all; of one strategy
-            and `seq_len`.
+        parts: plans of the same strategy and `seq_len`, each with the numbers of its sequences
+            among all.
 
     Example:
         >>> first = plan_packs(np.array([3, 5]), seq_len=8), np.array([1, 3])
@@ -463,10 +468,10 @@ def join_plans(parts: Sequence[tuple[PackPlan, Lengths]]) -> PackPlan:
 
 
 def pack_costs(plan: PackPlan, lengths: Lengths) -> Int64s:
-    """Attention cost of each pack: the sum of the squared lengths of its sequences.
+    """Return the attention cost of each pack: the sum of the squared lengths of its sequences.
 
-    Attention within records computes a score for each pair of tokens of a record; all else of a
-    model costs the same for each token.
+    Attention computes a score for each pair of tokens of a record; everything else in a model costs
+    the same for every token.
 
     Example:
         >>> plan = PackPlan(np.array([0, 1, 2]), np.array([0, 1, 3]), 8, 16, strategy="best_fit")
@@ -483,10 +488,10 @@ def pack_costs(plan: PackPlan, lengths: Lengths) -> Int64s:
 
 
 def balance_packs(plan: PackPlan, lengths: Lengths, balance: int, seed: int | None) -> PackPlan:
-    """Put the packs in such an order that each `balance` neighbours cost about the same.
+    """Reorder packs so that each group of `balance` consecutive packs costs about the same.
 
-    The packs stay as they are. They are sorted by cost and cut into steps of `balance`; the seed
-    shuffles the steps (None: the costliest first). What is left over, the cheapest packs, comes
+    The packs do not change. They are sorted by cost and cut into steps of `balance`, and the seed
+    shuffles the steps (None: the most expensive first). The remainder, the cheapest packs, comes
     last, so that every step begins at a multiple of `balance`.
 
     Example:
@@ -503,8 +508,8 @@ def balance_packs(plan: PackPlan, lengths: Lengths, balance: int, seed: int | No
 
 
 def take_packs(plan: PackPlan, packs: Int64s) -> PackPlan:
-    """Return the same packs in another order."""
-    # Packs at [0 2 3 5] of `order`, taken as [2 0]: sizes [2 2], pieces [3 4 0 1].
+    """Return the plan with only these packs, in this order."""
+    # Pack offsets [0 2 3 5], packs [2 0]: sizes [2 2], pieces [3 4 0 1].
     sizes = np.diff(plan.pack_offsets)[packs]
     pieces = np.repeat(plan.pack_offsets[packs], sizes) + count_up(sizes)
     return replace(
@@ -517,12 +522,14 @@ def take_packs(plan: PackPlan, packs: Int64s) -> PackPlan:
 
 
 def step_imbalance(costs: Int64s, num_ranks: int) -> float:
-    """How much longer steps take than if every rank had the mean: the sum of maxima by the means.
+    """Return the sum of each step's maximum cost divided by the sum of its mean cost.
+
+    1.0 means that ranks never wait for each other.
 
     Args:
-        costs: of the packs in the order of training; each step takes the next `num_ranks`, and
-            what is left over is not counted.
-        num_ranks: ranks that wait for one another.
+        costs: costs of the packs in training order; each step takes the next `num_ranks`, and the
+            remainder is ignored.
+        num_ranks: number of ranks.
 
     Example:
         >>> step_imbalance(np.array([3, 1, 2, 2]), 2)  # (3 + 2) / (2 + 2)
@@ -534,31 +541,31 @@ def step_imbalance(costs: Int64s, num_ranks: int) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeqLenTrial:
-    """What packs of one size would give."""
+    """Result of planning packs of a given size."""
 
     seq_len: int
     num_packs: int
     num_tokens: int
-    """In packs."""
+    """Tokens in packs."""
     records_too_long: int
-    """Longer than `seq_len`, left out here; a recipe may cut them instead."""
+    """Records longer than `seq_len`, which are left out here; a recipe may cut them instead."""
     tokens_too_long: int
     num_records: int
-    """All of them, those too long included."""
+    """All records, including those that are too long."""
 
     @property
     def num_padding(self) -> int:
-        """Tokens of padding, where packs are padded to `seq_len`."""
+        """Padding tokens if packs are padded to `seq_len`."""
         return self.num_packs * self.seq_len - self.num_tokens
 
     @property
     def fill(self) -> float:
-        """Share of the packs that is tokens."""
+        """Share of `num_packs * seq_len` that is tokens."""
         return self.num_tokens / max(self.num_packs * self.seq_len, 1)
 
     @property
     def share_kept(self) -> float:
-        """Share of the records that fit."""
+        """Share of records that fit."""
         return 1 - self.records_too_long / max(self.num_records, 1)
 
 
@@ -569,18 +576,18 @@ def try_seq_lens(
     seed: int = 0,
     multiple: int = 1,
 ) -> list[SeqLenTrial]:
-    """Plan the packs of each split again, with other sizes.
+    """Plan the packs of each split with several other sizes.
 
     Args:
-        splits: of each split, length in tokens -> records.
-        seq_len: of the version.
-        strategy: as the recipe names it.
-        seed: of the recipe.
+        splits: length in tokens -> number of records, for each split.
+        seq_len: pack size of the version.
+        strategy: strategy of the recipe.
+        seed: seed of the recipe.
         multiple: `pad_record_to_multiple_of` of the recipe.
 
     Returns:
-        Sizes from a quarter to four times `seq_len` that are such multiples; none where the plan
-        takes too long, or its plug-in is not here.
+        Results for sizes from a quarter of `seq_len` to four times it that are multiples of
+        `multiple`; empty if planning takes too long or the plug-in is not installed.
 
     Example:
         >>> [(a.seq_len, a.num_packs, a.records_too_long) for a in try_seq_lens([{6: 2, 2: 2}],
@@ -602,7 +609,7 @@ def _planned(
 ) -> SeqLenTrial:
     packs = tokens = records = long_records = long_tokens = 0
     for counts in splits:
-        # {6: 2, 2: 2}: lengths [6 2], as often as [2 2].
+        # {6: 2, 2: 2} -> lengths [6 2], each as often as [2 2].
         values, numbers = np.array(list(counts.items()), np.int64).reshape(-1, 2).T
         fits = values <= (seq_len if strategy != "concat" else values.max(initial=0))
         records += int(numbers.sum())

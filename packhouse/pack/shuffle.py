@@ -1,11 +1,12 @@
-"""Seeded permutations that are the same on every platform and with every numpy.
+"""Make seeded permutations that are the same on every platform and with every numpy version.
 
-numpy does not promise that `Generator.permutation` gives the same answer in its next release, and
-published bytes hang on it. Here a permutation is a sort by a keyed bijection of 32-bit integers
-(MurmurHash3's finalizer between two keys): no two indices share a key, so nothing depends on the
-sort, and the index is recovered from its key, so keys and payload can be sorted as one integer.
+numpy does not guarantee that `Generator.permutation` stays the same across releases, but published
+bytes depend on it. Here a permutation sorts indices by a keyed bijection of 32-bit integers
+(MurmurHash3's finalizer between two keys). No two indices have the same key, so the sort algorithm
+does not matter, and an index can be recovered from its key, so that key and payload can be sorted
+as one integer.
 
-Cost: 3 ns an index for the keys, 3 ns to invert them. Not for cryptography.
+Cost: 3 ns per index for the keys, 3 ns to invert them. Not suitable for cryptography.
 """
 
 from collections.abc import Iterator
@@ -15,11 +16,11 @@ import numpy as np
 from packhouse.system.arrays import Int64s, Uint32s
 
 _MASK = 2**64 - 1
-_BLOCK = 1 << 16  # indices at a time: the passes over a block stay in the cache
+_BLOCK = 1 << 16  # indices at a time, so that all passes over a block stay in the CPU cache
 
 
 def splitmix64(state: int) -> int:
-    """Mix a 64-bit integer (Steele, Lea and Flood 2014); any change of input changes every bit.
+    """Mix a 64-bit integer (Steele, Lea and Flood 2014): each input bit affects every output bit.
 
     Example:
         >>> hex(splitmix64(0))
@@ -32,7 +33,7 @@ def splitmix64(state: int) -> int:
 
 
 def shuffle_keys(num: int, seed: int) -> Uint32s:
-    """Key of each index in [0, num): distinct, and in an order that `seed` decides.
+    """Return a distinct key for each index in [0, num), in an order set by `seed`.
 
     Example:
         >>> keys = shuffle_keys(4, seed=0)
@@ -54,9 +55,10 @@ def shuffle_keys(num: int, seed: int) -> Uint32s:
 
 
 def keys_to_indices(keys: Uint32s, seed: int) -> Uint32s:
-    """Invert `shuffle_keys`, in place."""
-    # Backwards. y = x ^ (x >> 16) is undone by itself; y = x ^ (x >> 13) by y ^ (y >> 13) ^
-    # (y >> 26), since 39 bits are over 32; a factor by its inverse modulo 2**32, as it is odd.
+    """Invert `shuffle_keys` in place."""
+    # Undo each step in reverse. y = x ^ (x >> 16) is its own inverse; y = x ^ (x >> 13) is undone
+    # by y ^ (y >> 13) ^ (y >> 26), as a shift by 39 leaves nothing of 32 bits; an odd factor
+    # by its inverse modulo 2**32.
     before, after = _round_keys(seed)
     for block in _blocks(keys):
         block ^= after
@@ -70,7 +72,7 @@ def keys_to_indices(keys: Uint32s, seed: int) -> Uint32s:
 
 
 def permutation(num: int, seed: int) -> Int64s:
-    """Indices [0, num) in an order that `seed` decides.
+    """Return the indices [0, num) shuffled by `seed`.
 
     Example:
         >>> permutation(6, seed=0).tolist() == permutation(6, seed=0).tolist()

@@ -1,15 +1,14 @@
-"""Decide which records are for evaluation, so that more data never moves one into training's place.
+"""Divide records into train and eval, so that adding data never moves a trained record to eval.
 
-The side of a record is a pure function of its group key and the seed: the key's leading 64 bits
-are mixed with the seed and compared with a threshold. Order, shards, and what else is in the data
-do not matter, records of one group never part, and an appended file leaves every side as it was.
+The side of a record is a pure function of its group key and the seed: the key's leading 64 bits are
+mixed with the seed and compared with a threshold. Order, shards and other data do not matter,
+records of a group are always on the same side, and appending a file changes no side.
 
-With `eval_count` the threshold depends on the data: groups of lowest mixed key go to eval until
-they hold that many rows, each with all its records. Appending data can only lower it, so a record
-may leave eval for train but never the other way: what a model was trained on never becomes what it
-is measured on.
+With `eval_count`, the threshold depends on the data: groups with the lowest mixed keys go to eval
+until they have that many rows, each with all its records. Appending data can only lower the
+threshold, so a record may move from eval to train, but never from train to eval.
 
-Either side may come out empty; that is for the caller to say. Cost: 50 ns a record.
+Either side may be empty; callers check for that. Cost: 50 ns per record.
 """
 
 from functools import cached_property
@@ -25,20 +24,20 @@ from packhouse.records.lists import one_chunk
 from packhouse.system.arrays import Bools, Int64s, Uint64s
 
 VERSION = 1
-"""Of the assignment; part of the step's cache key."""
+"""Version of the assignment; part of the step's cache key."""
 
 
 def goes_to_eval(group_keys: Keys, config: SplitConfig, is_first: Bools | None = None) -> Bools:
-    """Return which records go to eval, by the hash of their group.
+    """Return a mask of the records that go to eval, by the hash of their group.
 
     Args:
-        group_keys: 20 hex digits a record, shape [num_records], Arrow or numpy strings.
-        config: `eval_fraction` or `eval_count`, and `seed`.
-        is_first: mask over the records, True for the first of each row; `eval_count` counts these.
-            By default each record is a row. Records of one row have one key.
+        group_keys: 20 hex digits per record, shape [num_records], Arrow or numpy strings.
+        config: split settings; reads `eval_fraction` or `eval_count`, and `seed`.
+        is_first: mask of the first record of each row, which `eval_count` counts; by default each
+            record is a row. Records of a row must have the same key.
 
     Returns:
-        Mask over the records, True for eval.
+        Mask of records, True for eval.
 
     Raises:
         ContractError: a key is not 20 hex digits.
@@ -59,17 +58,17 @@ def goes_to_eval(group_keys: Keys, config: SplitConfig, is_first: Bools | None =
     if config.eval_count is None:
         # eval_fraction < 1, so this is below 2**64.
         return mixed < np.uint64(int(config.eval_fraction * 2**64))
-    # Rows with keys [9 3 7 3], count 2: up to the second lowest, 3. Equal mixed keys are one group
-    # (or two that always go together), and go whole.
+    # Rows with keys [9 3 7 3], count 2: the threshold is the second lowest key, 3. Equal mixed keys
+    # are one group (or two that are never divided), and go to eval together.
     of_rows = mixed if is_first is None else mixed[is_first]
     place = min(config.eval_count, len(of_rows)) - 1
     return np.asarray(mixed <= np.partition(of_rows, place)[place])
 
 
 def mixed_keys(keys: Keys, seed: int) -> Uint64s:
-    """A number for each key that is even over all 64 bits, another one for each seed.
+    """Hash each key to a uniform 64-bit number that depends on the seed.
 
-    It is splitmix64 of the leading bits, in a stream of its own for each seed.
+    The hash is splitmix64 of the key's leading bits, with a separate stream for each seed.
     """
     mixed = leading_bits(keys) ^ np.uint64(splitmix64(seed & (2**64 - 1)))
     mixed += np.uint64(0x9E3779B97F4A7C15)
@@ -79,19 +78,20 @@ def mixed_keys(keys: Keys, seed: int) -> Uint64s:
 
 
 def join_groups(group_keys: Keys, pairs: Int64s, seed: int) -> pa.Array:
-    """Join the groups of records that belong together, so that they share a side.
+    """Join the groups of records that belong together, so that they are on the same side.
 
-    Of joined groups the key that goes to eval last stands for all: they are in eval only if each
-    of them would be. With `eval_fraction`, a record that joins groups may so take some from eval to
-    train, never from train to eval. So joined groups are less likely to be in eval than others.
+    Joined groups get the key with the highest mixed key among them, so they go to eval only if each
+    of them would. With `eval_fraction`, a new record that joins groups may move some from eval to
+    train, but never from train to eval. As a consequence, joined groups are less likely to be in
+    eval.
 
     Args:
-        group_keys: of every record.
+        group_keys: group key of every record.
         pairs: numbers of records that belong together, shape [num_pairs, 2].
-        seed: of the split.
+        seed: seed of the split.
 
     Returns:
-        The key of each record's joined group.
+        Key of each record's joined group.
 
     Example:
         >>> keys = pa.array(["0" * 20, "1" * 20, "2" * 20, "0" * 20])
@@ -105,18 +105,18 @@ def join_groups(group_keys: Keys, pairs: Int64s, seed: int) -> pa.Array:
     if not len(pairs):
         return names.take(encoded.indices)
     joined = _connected(groups[pairs], len(names))
-    # Groups [0 0 2] once joined, mixed keys [8 3 5]: order [1 0 2], the last of each [0 2].
+    # Joined groups [0 0 2] with mixed keys [8 3 5]: order [1 0 2], last of each joined group [0 2].
     order = np.lexsort((mixed_keys(names, seed), joined))
-    last = order[np.append(np.diff(joined[order]) != 0, True)]  # highest of each joined group
+    last = order[np.append(np.diff(joined[order]) != 0, True)]  # highest key of each joined group
     stands = np.empty(len(names), np.int64)
     stands[joined[last]] = last
     return names.take(pa.array(stands[joined[groups]]))
 
 
 def join_equal(group_keys: Keys, record_ids: Keys, seed: int) -> pa.Array:
-    """Join the groups that have a record in common, so that equal records share a side.
+    """Join groups that have an equal record, so that equal records are on the same side.
 
-    Conversations of different groups never are equal, but windows of them can be.
+    Conversations of different groups are never equal, but windows of them can be.
 
     Example:
         >>> keys = pa.array(["0" * 20, "1" * 20, "2" * 20])
@@ -132,9 +132,9 @@ def join_equal(group_keys: Keys, record_ids: Keys, seed: int) -> pa.Array:
 
 
 def _connected(edges: Int64s, num_nodes: int) -> Int64s:
-    """The least node that each node is connected to.
+    """Return the lowest node that each node is connected to.
 
-    Edges 0-1 and 1-2 of four nodes: 0 0 0 3.
+    Four nodes with edges 0-1 and 1-2 -> 0 0 0 3.
     """
     least = np.arange(num_nodes)
     while True:
@@ -148,9 +148,9 @@ def _connected(edges: Int64s, num_nodes: int) -> Int64s:
 
 
 class LeakCheck:
-    """Looks for keys that are on both sides, chunk by chunk: all of eval first, then train.
+    """Finds keys that are on both sides, in chunks: first all of eval, then train.
 
-    Memory: 18 bytes per key of the eval side and one chunk of the train side.
+    Memory: 18 bytes per key of the eval side, and one chunk of the train side.
 
     Args:
         what: name of the key in the error: `group_key` or `record_id`.
@@ -162,7 +162,7 @@ class LeakCheck:
         >>> check.finish()
         Traceback (most recent call last):
             ...
-        packhouse.errors.ContractError: 1 of train's records have a record_id that is in eval ...
+        packhouse.errors.ContractError: 1 train records have a record_id that is also in eval...
     """
 
     def __init__(self, what: str) -> None:
@@ -172,7 +172,7 @@ class LeakCheck:
         self._first = b""
 
     def add_eval(self, keys: Keys) -> None:
-        """Take in keys (20 hex digits each) of the eval side."""
+        """Add keys (20 hex digits each) of the eval side."""
         self._chunks.append(key_bytes(keys))
 
     @cached_property
@@ -185,7 +185,7 @@ class LeakCheck:
         return np.ascontiguousarray(leading).view(">u8").reshape(-1).astype(np.uint64)
 
     def check_train(self, keys: Keys) -> None:
-        """Look for keys of the train side among those of eval."""
+        """Check keys of the train side against those of eval."""
         likely = np.flatnonzero(is_among(leading_bits(keys), self._eval_bits))
         if not len(likely):  # bytes compare ten times slower than numbers
             return
@@ -196,17 +196,18 @@ class LeakCheck:
             self._num_shared += len(shared)
 
     def finish(self) -> None:
-        """Refuse what was found.
+        """Raise an error if a key is on both sides.
 
         Raises:
-            ContractError: a key is on both sides; says which, and how many of the train side's are.
+            ContractError: a key is on both sides; names the first one, and the number of train
+                records.
         """
         if not self._num_shared:
             return
         first = self._first.hex()
         raise ContractError(
-            f"{self._num_shared:,} of train's records have a {self.what} that is in eval too, "
-            f"the first is '{first}'; sides must come from the same keys and seed",
+            f"{self._num_shared:,} train records have a {self.what} that is also in eval, "
+            f"the first is '{first}'. Compute both sides from the same keys and seed.",
             what=self.what,
             key=first,
             num_shared=self._num_shared,

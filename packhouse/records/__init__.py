@@ -1,1 +1,1 @@
-"""Conversations as columns: Arrow schemas, messages, names by content, and the account of rows."""
+"""Conversations as columns: Arrow schemas, messages, content ids, and the ledger of rows."""

@@ -1,16 +1,16 @@
-r"""A shard's conversations by shape, so that templates work on columns, not rows; and thinking.
+r"""Group conversations by shape, so that templates work on columns, and find their reasoning.
 
-Rows whose messages have the same roles in the same order are one *shape*: a template puts the same
-constants between the contents of all of them, so a shape is rendered with a handful of Arrow
-kernels. Costs about 10 ms per 50,000 rows; `messages_of` (dicts for Jinja) costs 5 us a message and
-is only for rows that no shape covers.
+Rows whose messages have the same roles in the same order share a *shape*. A template writes the
+same constants between their contents, so a shape is rendered with a few Arrow kernels, at about
+10 ms per 50,000 rows. `messages_of` (dicts for Jinja) takes 5 us per message and is only for rows
+that no shape covers.
 
-Thinking of reasoning models is in a field of its own, or in `<think>...</think>` in the content:
+Reasoning is in its own field, or in `<think>...</think>` in the content:
 
     "<think>\nThey greet.\n</think>\n\nHello!"  ->  "Hello!"
 
-Tags are taken as templates take them: what stands before a lone `</think>` was thought (the prompt
-opened it), what follows a lone `<think>` was never answered.
+Tags are interpreted as templates do: text before a lone `</think>` is reasoning (the prompt opened
+it), and after a lone `<think>` there is no answer.
 """
 
 import json
@@ -34,13 +34,13 @@ _TRAINED, _SCALED, _CONTEXT = 8, 16, 32
 
 
 class Turn(NamedTuple):
-    """What a template may know of a message without reading its text."""
+    """The properties of a message that a template may use without reading its text."""
 
     role: str
     has_context: bool = False
     is_trained: bool = True
     is_scaled: bool = False
-    """Trained with a weight other than 1."""
+    """True if it is trained with a weight other than 1."""
 
 
 Shape = tuple[Turn, ...]
@@ -48,14 +48,15 @@ Shape = tuple[Turn, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conversations:
-    """Conversations of a part as templates see them."""
+    """Conversations in the form that templates see."""
 
     messages: FlatMessages
-    """With system turns that the recipe adds; `weight` as decided, times that of the row."""
+    """Messages, including system turns that the recipe adds. `weight` is the final weight: the
+    message's own, times that of the row."""
     context: pa.Array
-    """Of each message; null where it has none. Empty context counts as none."""
+    """Context of each message; null if it has none or an empty one."""
     is_plain: Bools
-    """Of each row: nothing but roles, contents and contexts (no tools, arguments, reasoning,
+    """Mask of rows with only roles, contents and contexts (no tools, arguments, reasoning,
     names)."""
     source: pa.Array
     row: pa.Array
@@ -63,11 +64,11 @@ class Conversations:
     arguments: pa.Array
     label: pa.Array
     row_weights: Float32s
-    """Factor of each row, which is in the weights of its messages."""
+    """Weight of each row, already included in the weights of its messages."""
 
     @classmethod
     def from_table(cls, table: pa.Table, config: FormatConfig) -> "Conversations":
-        """Take the columns apart, put in system turns that the recipe adds, and decide weights."""
+        """Read the columns, add the recipe's system turn where missing, and decide weights."""
         flat = FlatMessages.of(table["messages"])
         if config.system is not None:
             flat = _put_system(flat, config.system)
@@ -102,17 +103,17 @@ class Conversations:
 
     @property
     def starts(self) -> Int64s:
-        """Where the messages of each conversation begin; shape [num_rows + 1]."""
+        """Offset of the first message of each conversation, shape [num_rows + 1]."""
         return self.messages.offsets
 
     def name_of(self, number: int) -> str:
-        """Return the source and row of a conversation, as lineage names them."""
+        """Return the source and row of a conversation, as in lineage."""
         return f"{self.source[number]} row {self.row[number]}"
 
     def codes(self, *, with_context: bool = False) -> np.ndarray:
-        """int64 [number of messages]: role, whether it is trained, and by what kind of weight.
+        """Encode role, trained or not, and kind of weight of each message, int64 [num_messages].
 
-        Without `with_context`, contexts are not told apart (they are part of the content).
+        Without `with_context`, messages with and without context have the same code.
         """
         codes, weight = self.messages.role_codes().astype(np.int64), self.weights
         codes |= np.where(weight > 0, np.where(weight != 1, _TRAINED | _SCALED, _TRAINED), 0)
@@ -123,19 +124,19 @@ class Conversations:
     def group(
         self, codes: np.ndarray, row_codes: np.ndarray, wanted: np.ndarray
     ) -> Iterator[tuple[bytes, np.ndarray]]:
-        """Yield the rows (ascending) whose messages, and they themselves, have equal codes.
+        """Yield groups of rows with equal codes, both of the row and of all its messages.
 
         Args:
-            codes: int64 [number of messages].
-            row_codes: int64 [num_rows].
-            wanted: bool [num_rows]; others are left out.
+            codes: codes of messages, int64 [num_messages].
+            row_codes: codes of rows, int64 [num_rows].
+            wanted: mask of rows to group, bool [num_rows].
 
         Returns:
-            The codes of the messages and the row as bytes, and the numbers of the rows.
+            The codes of the messages and the row as bytes, and the row numbers in ascending order.
         """
-        # A row's code goes behind those of its messages: messages [1 9 | 1 9 9] and rows [5 6]
-        # become [1 9 5 1 9 9 6], cut at [0 3 7]. Each row is a binary of 8 bytes a code, and Arrow
-        # groups equal ones.
+        # Append each row's code to those of its messages: messages [1 9 | 1 9 9] and rows [5 6]
+        # become [1 9 5 1 9 9 6], cut at [0 3 7]. Viewed as binary values of 8 bytes per code, Arrow
+        # finds the equal ones.
         codes = np.insert(codes, self.starts[1:], row_codes)
         bounds = (self.starts + np.arange(len(self.starts))) * 8
         keys = pa.Array.from_buffers(
@@ -151,18 +152,18 @@ class Conversations:
 
     @property
     def weights(self) -> np.ndarray:
-        """float32 [number of messages]; 0: not trained."""
+        """Weight of each message, float32 [num_messages]; 0: not trained."""
         return np.asarray(self.messages["weight"].to_numpy())
 
     def weights_of(self, message: int, rows: np.ndarray) -> np.ndarray:
-        """Weight of a message in each of the rows; of -1, which is a label's text, the row's."""
+        """Return the weight of a message in each row; for -1, a label's text, that of the row."""
         own = self.row_weights[rows] if message < 0 else self.weights[self.starts[rows] + message]
         return np.asarray(own)
 
     def messages_of(
         self, rows: np.ndarray
     ) -> Iterator[tuple[list[dict[str, object]], tuple[str | None, str | None]]]:
-        """Yield each row's messages (dicts of MESSAGE, nulls left out); its tools and arguments."""
+        """Yield the messages (dicts without nulls), and the tools and arguments, of each row."""
         lists = self.messages.to_lists()
         for first in range(0, len(rows), 512):
             block = pa.array(rows[first : first + 512])
@@ -174,7 +175,7 @@ class Conversations:
 
 
 DEFAULTS = ("tools", "documents")
-"""Arguments of a recipe that stand in for those of rows that have none."""
+"""Template arguments of the recipe that apply to rows without their own."""
 
 
 def _with_defaults(
@@ -193,7 +194,8 @@ def _with_defaults(
 def _put_system(flat: FlatMessages, system: str) -> FlatMessages:
     lacking = np.flatnonzero(~flat.any(flat.is_role("system")))
     message = pa.array([{"role": "system", "content": system}], MESSAGE)
-    # Offsets [0 2 4], row 1 lacks it: messages [0 1 4 2 3], of which 4 is the new one; [0 2 5].
+    # Offsets [0 2 4] and row 1 has no system turn: messages become [0 1 4 2 3], where 4 is the new
+    # message, and offsets [0 2 5].
     order = np.insert(np.arange(len(flat)), flat.offsets[lacking], len(flat))
     added = np.zeros(len(flat.offsets), np.int64)
     added[lacking + 1] = 1
@@ -208,7 +210,7 @@ def _dicts(values: pa.StructArray) -> Iterator[dict[str, object]]:
 
 
 def make_shape(codes: np.ndarray) -> Shape:
-    """The shape that codes of messages stand for."""
+    """Decode the codes of messages to a shape."""
     return tuple(
         Turn(
             ROLES[code & 7] if code & 7 < len(ROLES) else "other",
@@ -221,27 +223,28 @@ def make_shape(codes: np.ndarray) -> Shape:
 
 
 REASONS = {
-    "only_thinking": "nothing of an answer is left without its thinking; see format.reasoning",
-    "unclosed_thinking": "an answer has a `<think>` that nothing closes, so what was thought and "
-    "what was said cannot be told apart; mend it, or give it the weight 0",
+    "only_thinking": "an answer has nothing but reasoning; see format.reasoning",
+    "unclosed_thinking": "an answer has a `<think>` without `</think>`, so its reasoning cannot be "
+    "separated from the answer; fix it, or give it the weight 0",
 }
-"""Reason code -> sentence; the last that applies wins."""
+"""Reason code -> sentence; if several apply, the last one wins."""
 
 THOUGHT = re.compile(r"<think>.*?(?:</think>\s*|\Z)|\A(?:(?!<think>).)*</think>\s*", re.DOTALL)
 BEGINS_THOUGHT = r"\A[ \t\r\n]*<think>"
-"""For Python and RE2 alike."""
+"""A pattern that works in Python and in RE2."""
 _THOUGHT_BYTES = re.compile(THOUGHT.pattern.encode(), re.DOTALL)
 
 
 def has_thinking(messages: FlatMessages) -> Bools:
-    """Which messages are answers with thinking, in a field or between tags."""
-    # As a regular expression: RE2 leaps from "<" to "<", 0.2 ns a byte; match_substring takes 2.
+    """Return a mask of answers that have reasoning, in its field or between tags."""
+    # A regular expression, because RE2 jumps from "<" to "<" at 0.2 ns per byte; match_substring
+    # takes 2 ns.
     is_tagged = np.asarray(pc.match_substring_regex(messages["content"], "</?think>"), np.bool_)
     return messages.is_role("assistant") & ((messages.num_bytes("reasoning") > 0) | is_tagged)
 
 
 def is_unclosed(content: str) -> bool:
-    """Return True if a thought has no end, so that nobody knows what was said.
+    """Return True if reasoning has no end, so that the answer cannot be separated from it.
 
     Example:
         >>> [is_unclosed(said) for said in ("<think>a</think>b", "<think>a", "Write <think> here")]
@@ -251,7 +254,7 @@ def is_unclosed(content: str) -> bool:
 
 
 def without_thinking(content: str) -> str:
-    r"""A content without what was thought.
+    r"""Return a content without its reasoning.
 
     Example:
         >>> without_thinking("<think>\nThey greet.\n</think>\n\nHello!")
@@ -263,12 +266,11 @@ def without_thinking(content: str) -> str:
 
 
 def thought_spans(text: bytes) -> list[tuple[int, int]]:
-    """Byte spans of the thoughts in an answer, tags and white space behind them included.
+    """Return byte spans of the reasoning in an answer, with its tags and the white space after it.
 
-    A space before `<think>` belongs to it, and a last space behind it to what is said: tokens begin
-    with the space before them.
-
-    A tag that nothing closes is none; contents with one are refused.
+    A space before `<think>` is part of the span, but the last space after `</think>` belongs to the
+    answer, because tokens begin with the space before them. A tag without `</think>` does not
+    count; contents with one are rejected elsewhere.
 
     Example:
         >>> thought_spans(b"<think>a</think> Hello"), thought_spans(b'{"q": "<think>"}<|im_end|>')
@@ -280,11 +282,11 @@ def thought_spans(text: bytes) -> list[tuple[int, int]]:
 
 
 def tag_spans(content: str, *, is_opened: bool = False) -> list[tuple[int, int]]:
-    """Characters of the tags of the thought that an answer begins with; empty if there is none.
+    """Return character spans of the tags around reasoning at the start of an answer, if any.
 
     Args:
-        content: of the answer.
-        is_opened: whether the prompt before it ends with `<think>`.
+        content: content of the answer.
+        is_opened: True if the prompt before it ends with `<think>`.
 
     Example:
         >>> tag_spans("<think>a</think> Hello"), tag_spans("Write <think> and </think> here")
@@ -304,15 +306,15 @@ def tag_spans(content: str, *, is_opened: bool = False) -> list[tuple[int, int]]
 def strip_thinking(
     table: pa.Table, config: FormatConfig
 ) -> tuple[pa.Table, dict[int, tuple[str, str]]]:
-    """Apply `reasoning` to conversations; with `strip` they are called by what is left of them.
+    """Apply the `reasoning` setting to conversations; `strip` computes new ids for changed ones.
 
     Args:
-        table: schema VALIDATED.
-        config: `reasoning` is read.
+        table: conversations, schema VALIDATED.
+        config: format settings; reads `reasoning`.
 
     Returns:
-        The conversations, and reason code and sentence of each row to refuse: it has an answer,
-        not weighed 0, whose thinking has no end, or of which nothing else is left.
+        The conversations, and the reason code and sentence of each row to reject, because an answer
+        with a weight other than 0 has reasoning without an end, or nothing but reasoning.
     """
     if config.reasoning == "keep":
         return table, {}

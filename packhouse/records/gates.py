@@ -1,15 +1,15 @@
-"""Results of a version's gates: what was found, what the recipe allows, and the outcome.
+"""Results of a version's gates: the value found, the recipe's limit, and the outcome.
 
-    quarantine   validate.max_quarantined        share of rows that are bad
-    golden       golden                          pinned conversations that came out otherwise
-    audit.*      audit.*                         what the tokens would teach, a result per limit
-    schema       publish.allow_breaking_schema   changes that readers of the ref would notice
+    quarantine   validate.max_quarantined        share of bad rows
+    golden       golden                          conversations that differ from their pinned output
+    audit.*      audit.*                         what the tokens would teach, one result per limit
+    schema       publish.allow_breaking_schema   changes that would break readers of the ref
     drift.*      publish.max_*_drift             distance from the version that the ref points to
 
-`check_golden`, `check_quarantine` and `check_audit` return these results. If one failed they raise
-instead, and the error carries the same results as its fact `gates`. So the refusal that a person
-reads, the page of a run and the summary of a CI job come from one object. Limits are in no key:
-every run checks them again, also for a version that is published already.
+`check_golden`, `check_quarantine` and `check_audit` return these results. If a gate fails, they
+raise an error that carries the same results as its fact `gates`, so the error message, the run
+page and the CI summary all show the same results. Limits are not part of any key: every run checks
+them again, even for a version that is already published.
 """
 
 import time
@@ -30,17 +30,17 @@ class GateResult:
     """Name of the gate; `gate.limit` if it has several, as in `audit.max_duplicates`."""
     outcome: GateOutcome
     value: float | None = None
-    """What was found: a count (int) or a share in [0, 1] (float)."""
+    """Value found: a count (int) or a share in [0, 1] (float)."""
     limit: float | None = None
-    """What is allowed, in the unit of `value`. None: any value passes."""
+    """Limit in the unit of `value`. None: any value passes."""
     total: int = 0
-    """How many things were looked at: rows, turns, conversations; 0 if that says nothing."""
+    """Number of rows, turns or conversations checked; 0 if not applicable."""
     is_minimum: bool = False
     """True if values below the limit fail; otherwise values above it do."""
     detail: str = ""
-    """For people: the reason, or what the value counts."""
+    """A short text for users: the reason, or what the value counts."""
     seconds: float = 0.0
-    """Time of the run that was spent on it, with the steps that it waits for."""
+    """Run time spent on it, including the steps that it needs."""
 
     @property
     def gate(self) -> str:
@@ -54,7 +54,7 @@ class GateResult:
 
     @property
     def shown_value(self) -> str:
-        """The value for people, empty if there is none.
+        """The value as text; empty if there is none.
 
         Example:
             >>> GateResult(name="quarantine", outcome="passed", value=0.0296).shown_value
@@ -64,7 +64,7 @@ class GateResult:
 
     @property
     def shown_limit(self) -> str:
-        """The limit for people, empty if there is none.
+        """The limit as text; empty if there is none.
 
         Example:
             >>> GateResult(name="quarantine", outcome="passed", limit=0.05).shown_limit
@@ -76,10 +76,10 @@ class GateResult:
 
 
 class GateLog:
-    """Results of a run in the order in which they came, with the time that each took.
+    """Gate results of a run in order, with the time that each took.
 
-    The run adds to it as it goes, so that whoever holds it knows what was reached when a run ends
-    early. The seconds of all results add up to the time from the start to the last result.
+    The run adds results as it goes, so the log shows how far a failed run got. The seconds of all
+    results add up to the time from the start to the last result.
     """
 
     def __init__(self) -> None:
@@ -87,11 +87,11 @@ class GateLog:
         self._started = time.monotonic()
 
     def add(self, results: Iterable[GateResult], seconds: float | None = None) -> None:
-        """Add results; they replace earlier results of the same gates.
+        """Add results, replacing earlier results of the same gates.
 
         Args:
-            results: of one gate or several; the first one gets their time.
-            seconds: that they took; by default all time that no result has yet.
+            results: results of one or more gates; the first one is given the time.
+            seconds: their time; by default, the time since the last result.
         """
         results = list(results)
         gates = {result.gate for result in results}

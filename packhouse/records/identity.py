@@ -1,19 +1,18 @@
-"""What conversations are called: by their content, and by what must not be parted in a split.
+"""Compute ids of conversations from their content, and keys of groups that a split keeps together.
 
-All of a shard's messages lie flat behind one another, so a name is one sha256 over a slice of one
-buffer: 52,002 Alpaca rows take about 0.1 s.
+The messages of a shard lie in one flat buffer, so an id is one sha256 over a slice of it: 52,002
+Alpaca rows take about 0.1 s. Ids and keys are 20 hex digits; `leading_bits` and the functions after
+it compare them as numbers.
 
-Names are 20 hex digits; `leading_bits` and the functions after it compare them as numbers.
+Most rows make one record, but `format.turns` and `pack.over_length: window` may split a
+conversation into several, and a message tree makes one per path. `weight`, `max_records`,
+`eval_count` and deduplication treat all records of a row as one, so a mixture does not change with
+the template. Conversations that merely share a line of the file, such as the questions of a SQuAD
+article, have different prompts (and so groups) and count as separate rows.
 
-Several records may come from one row. Most rows make one record. `format.turns` and
-`pack.over_length: window` may split a conversation into several, and a message tree makes one per
-path. `weight`, `max_records`, `eval_count` and deduplication treat all of them as one row, so a
-mixture does not change with the template. Conversations that only share a line of the file, such as
-the questions of a SQuAD article, have prompts (so groups) of their own and are rows of their own.
-
-Where a template rewrites history (`packhouse.render.turns`), a record has the beginning of its row;
-a row that is too long for a pack gives windows of itself. `derive` makes such conversations, and
-names each by the messages that it has.
+If a template rewrites history (`packhouse.render.turns`), a record holds the beginning of its row;
+a row that is too long for a pack is cut into windows. `derive` makes such conversations and
+computes their ids from the messages that they have.
 """
 
 import hashlib
@@ -57,11 +56,11 @@ def conversation_ids(
     label_names: Sequence[str] | None = None,
     awaits_thought: pa.Array | None = None,
 ) -> pa.Array:
-    """Name each conversation by its content: the first 20 hex digits of a sha256.
+    """Return an id for each conversation: the first 20 hex digits of a sha256 of its content.
 
-    Equal conversations have equal names, whatever file, shard or order they come from. What is
-    hashed is unambiguous: every message is its role, the byte length of each text field (-1: null)
-    and its weight, then these texts; what else a row has follows, each under its own tag.
+    Equal conversations have equal ids, regardless of file, shard and order. The hashed bytes are
+    unambiguous: for each message, its role, the byte length of each text field (-1: null) and its
+    weight, followed by the texts; then the row's other values, each with its own tag.
 
     Args:
         messages: array of `list<MESSAGE>`, roles in `ROLES`.
@@ -69,9 +68,9 @@ def conversation_ids(
         labels: class index or null per conversation.
         arguments: canonical JSON text or null per conversation; None: no row has any.
         weights: float32 or null per conversation; None: no row has one.
-        label_names: what classes 0, 1, ... are called: a template may train the name.
-        awaits_thought: true per conversation whose prompt asks for reasoning that its messages do
-            not show, else null (`packhouse.records.identity.Extent`).
+        label_names: names of classes 0, 1, ...; included because a template may train the name.
+        awaits_thought: true for a conversation whose prompt asks for reasoning that its messages
+            lack, else null; see `Extent`.
 
     Returns:
         Array of strings, 20 hex digits each. 80 bits: among 10 million conversations the chance
@@ -92,7 +91,7 @@ def conversation_ids(
     asides += [(arguments, _ARGUMENTS_TAG), (weights, _WEIGHT_TAG), (awaits_thought, _THOUGHT_TAG)]
     if label_names is not None:
         classes = pa.array(range(len(label_names)), labels.type)
-        places = pc.index_in(labels, classes)  # null: it has no name
+        places = pc.index_in(labels, classes)  # null for a class without a name
         asides.append((pa.array(label_names, pa.string()).take(places), _LABEL_NAME_TAG))
     given = [(a, tag) for a, tag in asides if a is not None and a.null_count < len(a)]
     if not given:
@@ -108,14 +107,14 @@ def rename(
     groups: pa.Array | None = None,
     awaits_thought: pa.Array | None = None,
 ) -> pa.Table:
-    """Call conversations whose messages have changed by their content.
+    """Recompute the ids of conversations whose messages have changed.
 
-    Groups change where they are records, that is, where they are called like their record.
+    The group key changes only if it equals the record id, that is, with `group_by: record`.
 
     Args:
-        table: schema VALIDATED.
-        is_changed: bool [num_rows]; others keep their names.
-        groups: new names of groups; None: those of the records.
+        table: conversations, schema VALIDATED.
+        is_changed: bool [num_rows]; other rows keep their ids.
+        groups: new group keys; None: the new record ids.
         awaits_thought: see `conversation_ids`.
     """
     columns = {name: one_chunk(table[name]) for name in VALIDATED.names}
@@ -130,7 +129,7 @@ def rename(
 
 
 def pair_ids(chosen: pa.Array, rejected: pa.Array) -> pa.Array:
-    """Name each pair by the names of its two conversations, in their order.
+    """Return an id for each pair from the ids of its two conversations, in order.
 
     Example:
         >>> a, b = pa.array(["0" * 20]), pa.array(["1" * 20])
@@ -142,15 +141,15 @@ def pair_ids(chosen: pa.Array, rejected: pa.Array) -> pa.Array:
 
 
 def _names(texts: Iterable[bytes | memoryview]) -> pa.Array:
-    """The first 20 hex digits of each text's sha256."""
+    """Return the first 20 hex digits of each text's sha256."""
     names = [hashlib.sha256(text).hexdigest()[:20] for text in texts]
     return pa.array(names, pa.string())
 
 
 def _join_messages(flat: FlatMessages) -> pa.Array:
-    """One binary value per message: 32 bytes of role, lengths and weight, then its texts."""
+    """Return one binary value per message: 32 bytes of role, lengths and weight, then its texts."""
     codes = flat.role_codes()
-    assert not (codes == UNKNOWN).any(), "identities are for sound conversations"
+    assert not (codes == UNKNOWN).any(), "conversations with unknown roles have no id"
     head = np.zeros((len(codes), 8), "<i4")
     head[:, 0] = codes
     texts = []
@@ -160,7 +159,7 @@ def _join_messages(flat: FlatMessages) -> pa.Array:
         if column.null_count < len(column):
             texts.append(pc.fill_null(column.cast(pa.binary()), b""))
     parts = flat["part_weights"]
-    if parts.null_count < len(parts):  # begins with `[`, which no head of a message does
+    if parts.null_count < len(parts):  # unambiguous: it begins with `[`, unlike any message head
         texts.append(pc.fill_null(parts.cast(pa.binary()), b""))
     weight = np.asarray(pc.fill_null(flat["weight"].cast(pa.float32()), np.nan), "<f4")
     head[:, 7] = np.where(np.isnan(weight), -1, weight.view("<i4"))
@@ -188,17 +187,17 @@ def _tails(asides: Sequence[tuple[pa.Array, int]], num_rows: int) -> list[bytes]
 
 
 def group_keys(messages: pa.Array, record_ids: pa.Array, group_by: GroupBy) -> pa.Array:
-    """Name what must stay on one side of the train/eval split.
+    """Return a key for each conversation; the train/eval split keeps equal keys together.
 
-    `prompt`: the user turns up to the first answer to one, contexts included, system turns not;
-    in Unicode NFC, case-folded, white space collapsed. So the same question with another answer,
-    another system prompt or another layout has the same key. Rows without such a turn (plain
-    text) go by all of their text. `record`: the record's own name; exact duplicates only.
+    `prompt`: hash the user turns up to the first answer, with contexts but without system turns,
+    in Unicode NFC, case-folded, with white space collapsed. So the same question with a different
+    answer, system prompt or layout has the same key. Rows without a user turn (plain text) are
+    hashed whole. `record`: the record id, which groups only exact duplicates.
 
     Args:
         messages: array of `list<MESSAGE>`.
-        record_ids: names by `conversation_ids`.
-        group_by: what a group is.
+        record_ids: ids from `conversation_ids`.
+        group_by: definition of a group.
 
     Returns:
         Array of strings, 20 hex digits each.
@@ -216,10 +215,10 @@ def group_keys(messages: pa.Array, record_ids: pa.Array, group_by: GroupBy) -> p
 
 
 def _prompt_texts(flat: FlatMessages) -> pa.Array:
-    """Per conversation, the texts that make its group, joined by newlines."""
+    """Return the texts that define each conversation's group, joined by newlines."""
     codes = flat.role_codes()
-    # Messages s u a u | a: asked [0 1 0 0 | 0], counted [0 0 1 1 1 1], at the offsets [0 1 1]. The
-    # second conversation has none, and goes by all of its text.
+    # Messages s u a u | a -> asked [0 1 0 0 | 0]; running count [0 0 1 1 1 1], at the offsets
+    # [0 1 1]. The second conversation has no question, so all of its text is used.
     asked = (codes == USER) & ~_after_answer(flat, codes)
     without = ~flat.any(asked)
     if without.any():
@@ -237,7 +236,7 @@ def _prompt_texts(flat: FlatMessages) -> pa.Array:
 
 
 def _after_answer(flat: FlatMessages, codes: npt.NDArray[np.int8]) -> Bools:
-    """Return, for each message, if an answer to a user comes before it in its conversation."""
+    """Return a mask of messages after the first answer to a user in their conversation."""
 
     def before(flags: Bools) -> Bools:
         total = np.concatenate([[0], np.cumsum(flags)])
@@ -247,18 +246,18 @@ def _after_answer(flat: FlatMessages, codes: npt.NDArray[np.int8]) -> Bools:
     return before((codes == ASSISTANT) & before(codes == USER))
 
 
-# What str.split() takes for white space below 0x80, as RE2 writes it.
+# The white space of str.split() below 0x80, as a pattern for RE2.
 _SPACES = r"[\t-\r\x1c-\x20]{2,}|[\t-\r\x1c-\x1f]"
 
 
 def _normalised(texts: pa.Array) -> list[bytes]:
-    """UTF-8 of each text in NFC, case-folded, with white space collapsed to single spaces."""
-    # In Arrow for ASCII: 1.4 us a text, and 2.0 us in Python.
+    """Return each text as UTF-8, in NFC, case-folded, with white space collapsed to one space."""
+    # Use Arrow for ASCII, at 1.4 us per text instead of 2.0 us in Python.
     spaced = pc.replace_substring_regex(pc.utf8_lower(texts), _SPACES, " ")
     normalised = [text.encode() for text in pc.utf8_trim(spaced, " ").to_pylist()]
     is_ascii = np.asarray(pc.string_is_ascii(texts), np.bool_)
     for row in np.flatnonzero(~is_ascii).tolist():
-        # Folding may take a text out of NFC, so it is composed again.
+        # Case-folding may undo NFC, so normalize again.
         composed = unicodedata.normalize("NFC", texts[row].as_py()).casefold()
         words = unicodedata.normalize("NFC", composed).split()
         normalised[row] = " ".join(words).encode("utf-8")
@@ -272,12 +271,12 @@ Keys: TypeAlias = pa.Array | pa.ChunkedArray | np.ndarray
 
 
 def as_arrow(keys: Keys) -> pa.Array | pa.ChunkedArray:
-    """The keys as an Arrow array."""
+    """Return the keys as an Arrow array."""
     return pa.array(keys, pa.string()) if isinstance(keys, np.ndarray) else keys
 
 
 def leading_bits(keys: Keys) -> Uint64s:
-    """The first 16 digits of each key, as an integer.
+    """Return the first 16 digits of each key as an integer.
 
     Raises:
         ContractError: a key is not 20 lower-case hex digits.
@@ -291,7 +290,7 @@ def leading_bits(keys: Keys) -> Uint64s:
 
 
 def is_among(bits: Uint64s, some: Uint64s) -> Bools:
-    """Which of `bits` are among some others, which ascend.
+    """Return a mask of the values in `bits` that are in `some`, which must be sorted.
 
     Example:
         >>> is_among(np.array([3, 9], np.uint64), np.array([1, 3], np.uint64)).tolist()
@@ -299,7 +298,7 @@ def is_among(bits: Uint64s, some: Uint64s) -> Bools:
     """
     found = np.zeros(len(bits), np.bool_)
     if len(some):
-        # Of their first 20 bits: it fits the cache, and spares most searches.
+        # Filter by the first 20 bits: the table fits into the CPU cache and avoids most searches.
         begins = np.zeros(2**20, np.bool_)
         begins[some >> np.uint64(44)] = True
         likely = np.flatnonzero(begins[bits >> np.uint64(44)])
@@ -309,16 +308,16 @@ def is_among(bits: Uint64s, some: Uint64s) -> Bools:
 
 
 def key_bytes(keys: Keys) -> np.ndarray:
-    """Each key as 10 bytes that compare as one value."""
+    """Return each key as a 10-byte value."""
     return _parsed(keys).view("S10").reshape(-1)
 
 
 def sort_leading_bits(parts: Iterable[Keys], at_most: int) -> Uint64s:
-    """`leading_bits` of all parts, ascending; memory: 8 bytes a key and one part.
+    """Return `leading_bits` of all parts, sorted. Memory: 8 bytes per key, and one part.
 
     Args:
         parts: keys.
-        at_most: how many there may be; memory is taken for those there are.
+        at_most: maximum number of keys; memory is used only for the actual number.
 
     Example:
         >>> sort_leading_bits([pa.array(["1" * 20, "0" * 20])], at_most=9).tolist()
@@ -334,31 +333,31 @@ def sort_leading_bits(parts: Iterable[Keys], at_most: int) -> Uint64s:
 
 
 def num_different(parts: Iterable[Keys], at_most: int) -> int:
-    """Count different keys, by their leading bits; memory: 9 bytes a key and one part.
+    """Count distinct keys by their leading bits. Memory: 9 bytes per key, and one part.
 
     Example:
         >>> num_different([pa.array(["0" * 20, "1" * 20]), pa.array(["0" * 20])], at_most=9)
         2
     """
-    # [3 5 5 9]: two differ from the one before, and the first is one, too.
+    # [3 5 5 9]: two values differ from the one before; plus the first one, that is 3.
     bits = sort_leading_bits(parts, at_most)
     return int(np.count_nonzero(bits[1:] != bits[:-1])) + bool(len(bits))
 
 
 def _parsed(keys: Keys) -> Bytes:
-    """The 10 bytes that the digits of each key stand for, shape [num_keys, 10]."""
+    """Decode the digits of each key to 10 bytes, shape [num_keys, 10]."""
     digits = _digits(keys)
     try:
         parsed = bytes.fromhex(digits.decode("ascii"))
     except ValueError:
         parsed = b""
-    if parsed.hex().encode() != digits:  # it reads capitals, and spaces between bytes, too
+    if parsed.hex().encode() != digits:  # `fromhex` also accepts capitals, and spaces
         _refuse_first(digits)
     return np.frombuffer(parsed, np.uint8).reshape(-1, NUM_DIGITS // 2)
 
 
 def _digits(keys: Keys) -> bytes:
-    """The keys' characters, one key behind another."""
+    """Return the characters of all keys, concatenated."""
     keys = as_arrow(keys)
     values, offsets = string_bytes(keys)
     if one_chunk(keys).null_count:
@@ -384,10 +383,10 @@ def _refuse(index: int, key: str) -> NoReturn:
 
 
 def number_rows(shard: pa.Table) -> Int64s:
-    """Return the row of each record of a shard, numbered from 0, rising.
+    """Number the rows of a shard from 0, and return the number for each record.
 
     Args:
-        shard: with `row` and `group_key`; records of one row are next to each other.
+        shard: table with `row` and `group_key`; records of a row are adjacent.
 
     Example:
         >>> shard = pa.table({"row": [4, 4, 7, 8, 8], "group_key": ["a", "a", "a", "b", "c"]})
@@ -404,13 +403,13 @@ def number_rows(shard: pa.Table) -> Int64s:
 
 
 def num_rows(shard: pa.Table) -> int:
-    """Return how many rows the records of a shard come from."""
+    """Return the number of rows that the records of a shard come from."""
     numbers = number_rows(shard)
     return int(numbers[-1]) + 1 if len(numbers) else 0
 
 
 def number_all_rows(shards: Sequence[Int64s]) -> Int64s:
-    """Number the rows of all shards in one sequence.
+    """Number the rows of all shards consecutively.
 
     Example:
         >>> number_all_rows([np.array([0, 0, 1]), np.array([0, 1])]).tolist()
@@ -422,23 +421,23 @@ def number_all_rows(shards: Sequence[Int64s]) -> Int64s:
 
 
 class Extent(NamedTuple):
-    """What of a row a record has, where that is not all of it."""
+    """The part of a row that a record holds."""
 
     num_messages: int
-    """It has the first messages of the row."""
+    """Number of messages, from the beginning of the row."""
     trained: tuple[int, ...]
-    """Numbers of the messages that it trains."""
+    """Numbers of the messages that the record trains."""
     awaits_thought: bool = False
-    """Its last prompt asks for reasoning, and only later messages of the row have some."""
+    """True if its last prompt asks for reasoning, but only later messages of the row have any."""
 
     def without_first(self, count: int) -> "Extent":
-        """The same, in numbers of a row that lacks the first `count` messages."""
+        """Return the extent for the same row without its first `count` messages."""
         trained = tuple(number - count for number in self.trained)
         return Extent(self.num_messages - count, trained, self.awaits_thought)
 
 
 def rewrites(config: FormatConfig) -> bool:
-    """Return True if records may have other messages than the rows that they come from."""
+    """Return True if records may have different messages than their rows."""
     is_split = config.turns != "whole" and config.train_on != "all"
     return config.reasoning == "strip" or (is_split and is_chat(config.template))
 
@@ -451,22 +450,22 @@ def derive(
     weights: Sequence[Float32s | None],
     awaits_thought: pa.Array | None = None,
 ) -> pa.Table:
-    """Conversations made of parts of others.
+    """Return conversations made from parts of others.
 
-    A part is called by its content, and by its weights where `config` would decide others; so equal
-    examples have equal names, whole rows among them. It keeps source and row, and its group; where
-    groups are records (a group is called like its record), the group becomes the first question of
-    the whole, so that all parts, and equal beginnings of other records, are on one side.
+    The id of a part is computed from its content, and from its weights if they differ from those
+    that `config` would decide. So equal examples have equal ids, including whole rows. A part keeps
+    its source, row and group. With `group_by: record` its group becomes the first question of the
+    whole row, so that all parts, and equal beginnings of other records, are in the same split.
 
     Args:
-        table: schema VALIDATED.
-        config: decides the weights that messages have of themselves.
+        table: conversations, schema VALIDATED.
+        config: decides the default weights of messages.
         origin: row of each new conversation.
-        ranges: ranges of the table's messages that each consists of.
-        weights: of the messages of each; None: it is a row as it is, and keeps name and weights.
-        awaits_thought: true or null for each, see `Extent`; None: no part does.
+        ranges: ranges of the table's messages that make up each new conversation.
+        weights: weights of the messages of each; None: an unchanged row, which keeps its id.
+        awaits_thought: true or null for each, see `Extent`; None: null for all.
     """
-    # Ranges [(0, 1), (3, 5)] and [(0, 1), (5, 7)]: messages 0 3 4 and 0 5 6, bounds [0 3 6].
+    # Ranges [(0, 1), (3, 5)] and [(0, 1), (5, 7)] -> messages 0 3 4 and 0 5 6, bounds [0 3 6].
     pieces = [np.arange(a, b) for parts in ranges for a, b in parts]
     counts = np.array([sum(b - a for a, b in parts) for parts in ranges], np.int64)
     places = np.concatenate([np.zeros(0, np.int64), *pieces])
@@ -487,13 +486,13 @@ def derive(
 
 
 def take_records(table: pa.Table, rows: Int64s, extents: Objects, config: FormatConfig) -> pa.Table:
-    """Return the conversations of records that have a part of their row.
+    """Return the conversation of each record, cutting rows to the part that the record holds.
 
     Args:
-        table: schema VALIDATED.
-        rows: number of each record's row.
-        extents: what of it each record has (`Extent`); None: all.
-        config: decides the weights that messages have of themselves.
+        table: rows, schema VALIDATED.
+        rows: row of each record.
+        extents: part of the row that each record holds (`Extent`); None: all of it.
+        config: decides the default weights of messages.
     """
     flat = FlatMessages.of(table["messages"])
     weights = flat.decide_weights(config)
@@ -516,7 +515,7 @@ def take_records(table: pa.Table, rows: Int64s, extents: Objects, config: Format
 def replace_rows(
     part: pa.Table, rows: np.ndarray, windows: pa.Table, origin: np.ndarray
 ) -> pa.Table:
-    """The part with some of its rows replaced by their windows, in order."""
+    """Return the table with some rows replaced by their windows, in order."""
     # Row 1 of 3 becomes two windows: places [0, 2, 1, 1] sort to [row 0, window, window, row 2].
     kept = np.setdiff1d(np.arange(part.num_rows), rows)
     places = np.concatenate([kept, rows[origin]])

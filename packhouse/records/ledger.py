@@ -1,10 +1,10 @@
-"""The conservation ledger: where every row and every token of a run went.
+"""Account for every row and every token of a run in a ledger.
 
-For each step: rows_in + added = rows_out + quarantined + dropped, and from tokenize on the same in
-tokens. Three steps add to what they take in. Validate adds the paths of a message tree after its
-first, and format the records after a conversation's first (reasons `turns` and `windows`): from
-there on the numbers count records, see `units_of`. Pack adds copies, where a `weight` is over 1.
-It is asserted, not hoped for: a run whose ledger does not add up publishes nothing.
+For each step, rows_in + added = rows_out + quarantined + dropped; from tokenize on, the same holds
+for tokens. Three steps add rows. Validate adds every path of a message tree after the first. Format
+adds every record of a conversation after the first (reasons `turns` and `windows`); from there on
+the numbers count records, see `units_of`. Pack adds copies if a `weight` is over 1.
+A run whose ledger does not add up publishes nothing.
 """
 
 import itertools
@@ -18,26 +18,26 @@ from packhouse.records.gates import GateResult
 from packhouse.system.wording import counted
 
 Cell = int | str
-"""Of a table."""
+"""Cell of a table."""
 
 ROW_STEPS = ("validate", "format", "tokenize")
-"""Steps that may refuse a row; the limit of bad rows is checked after each."""
+"""Steps that may reject a row; the limit of bad rows is checked after each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowCounts:
-    """Rows and tokens into and out of one job, with a reason for each that did not pass."""
+    """Rows and tokens into and out of one job, with a reason for each one that did not pass."""
 
     rows_in: int
     rows_out: int
     added: Mapping[str, int] = field(default_factory=dict)
-    """Rows by reason that one row in made beside the first."""
+    """Reason -> additional rows, beyond one for each row that came in."""
     quarantined: Mapping[str, int] = field(default_factory=dict)
-    """Records by reason code (rows, before they are split); each is in the quarantine file."""
+    """Reason code -> bad records (rows, until they are split); all are in the quarantine file."""
     quarantined_again: int = 0
-    """Of these records, those of a row that has another bad one, in this step or before it."""
+    """Bad records of rows that already have another bad record in this step or an earlier one."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Rows by policy; each one stands in the version's records file."""
+    """Policy -> dropped rows; all are in the version's records or dropped file."""
     tokens_in: int | None = None
     tokens_out: int | None = None
     tokens_dropped: Mapping[str, int] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class RowCounts:
 
     @property
     def num_bad_rows(self) -> int:
-        """Rows with a bad record, but for those that a step before counts."""
+        """Rows with a bad record that no earlier step has counted."""
         return _sum(self.quarantined) - self.quarantined_again
 
     @property
@@ -56,12 +56,12 @@ class RowCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerLine(RowCounts):
-    """The counts of all jobs of one step."""
+    """Counts of all jobs of one step."""
 
     step: str
 
     def check(self) -> None:
-        """Assert that nothing was lost.
+        """Check that no row or token was lost.
 
         Raises:
             ContractError: rows or tokens do not add up.
@@ -103,22 +103,22 @@ class LedgerLine(RowCounts):
 
 
 class Counted(Protocol):
-    """A receipt: its facts are `RowCounts` if rows went through its step."""
+    """A receipt; its facts are `RowCounts` if rows pass through its step."""
 
     @property
     def step(self) -> str:
-        """Its name."""
+        """Name of the step."""
 
     @property
     def facts(self) -> object:
-        """What it says of its output."""
+        """Facts about its output."""
 
 
 def ledger_of(receipts: Iterable[Counted]) -> list[LedgerLine]:
-    """Add up the receipts of a run, step by step, and check the sum; see `check_ledger`.
+    """Add up the receipts of a run by step, and check the result with `check_ledger`.
 
     Raises:
-        ContractError: it does not add up.
+        ContractError: the ledger does not add up.
     """
     lines: dict[str, LedgerLine] = {}
     for receipt in receipts:
@@ -132,24 +132,24 @@ def ledger_of(receipts: Iterable[Counted]) -> list[LedgerLine]:
 
 
 def check_ledger(ledger: Sequence[LedgerLine]) -> None:
-    """Check each line, and that each step took in the rows and tokens that the one before put out.
+    """Check each line, and that each step received what the previous step returned.
 
     Raises:
-        ContractError: a step lost rows or tokens, or got others than the step before put out.
+        ContractError: rows or tokens were lost in a step or between two steps.
     """
     for line in ledger:
         line.check()
     for before, after in itertools.pairwise(ledger):
         if before.rows_out != after.rows_in:
             raise ContractError(
-                f"step '{before.step}' put out {counted(before.rows_out, 'row')} "
-                f"but '{after.step}' took in {after.rows_in:,}",
+                f"step '{before.step}' returned {counted(before.rows_out, 'row')}, "
+                f"but '{after.step}' received {after.rows_in:,}",
                 step=after.step,
             )
         if before.tokens_out != after.tokens_in:
             raise ContractError(
-                f"step '{before.step}' put out {before.tokens_out} tokens "
-                f"but '{after.step}' took in {after.tokens_in}",
+                f"step '{before.step}' returned {before.tokens_out} tokens, "
+                f"but '{after.step}' received {after.tokens_in}",
                 step=after.step,
             )
 
@@ -157,19 +157,19 @@ def check_ledger(ledger: Sequence[LedgerLine]) -> None:
 def check_quarantine(
     ledger: list[LedgerLine], limit: float, filters: Sequence["Filter"] = ()
 ) -> GateResult:
-    """Refuse to go on when too many rows are bad, or none is left.
+    """Check that not too many rows are bad and that some are left.
 
-    A row is bad if any of its records is: both numbers of the share are rows.
+    A row is bad if any of its records is bad, so the share is one of rows, not records.
 
     Args:
-        ledger: lines so far; those of `ROW_STEPS` are looked at.
+        ledger: ledger so far; only lines of `ROW_STEPS` count.
         limit: `validate.max_quarantined`.
-        filters: what each expression of `where` left out.
+        filters: rows left out by each `where` expression.
 
     Raises:
-        QuarantineLimitError: over the limit; names the reasons and their counts. Where the rows
-            are at hand, `explain_bad_rows` of `packhouse.addons.quarantine` says more.
-        EmptyDatasetError: no row is left.
+        QuarantineLimitError: too many rows are bad; names the reasons and their counts. If the rows
+            are available, `explain_bad_rows` of `packhouse.addons.quarantine` adds details.
+        EmptyDatasetError: no rows are left.
     """
     checked = [line for line in ledger if line.step in ROW_STEPS]
     rows, left_out = (checked[0].rows_in, _sum(checked[0].dropped)) if checked else (0, 0)
@@ -197,7 +197,7 @@ def check_quarantine(
         return result
     if rows == 0:
         error: PackhouseError = EmptyDatasetError(
-            "the sources hold no rows at all: nothing to publish"
+            "the sources have no rows, so there is nothing to publish"
         )
     elif is_empty and left_out:
         policies = "`where` or `media`" if "media" in checked[0].dropped else "`where`"
@@ -222,7 +222,7 @@ def check_quarantine(
         error = QuarantineLimitError(
             f"{bad:,} of {counted(rows, 'row')} ({bad / rows:.2%}) are bad, over the limit of "
             f"{limit:.2%}: "
-            f"{counts}. Mend the rows, or raise validate.max_quarantined",
+            f"{counts}. Fix the rows, or raise validate.max_quarantined",
             reasons=dict(reasons),
             rows=rows,
         )
@@ -231,7 +231,7 @@ def check_quarantine(
 
 
 def share_allowed(limit: float, rows: int) -> float:
-    """Return the share of rows that may be bad: the recipe's, or one row if that is more.
+    """Return the allowed share of bad rows: the recipe's limit, but at least one row.
 
     Example:
         >>> share_allowed(0.01, 1_000), share_allowed(0.01, 20), share_allowed(0, 20)
@@ -242,21 +242,21 @@ def share_allowed(limit: float, rows: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What an expression of a source's `where` did."""
+    """Effect of one `where` expression of a source."""
 
     source: str
     where: str
     filtered: int
-    """Rows that it left out, and no expression before it."""
+    """Rows that it left out; a row counts for the first expression that leaves it out."""
     rows: int
     """Rows read."""
 
 
 def filters_of(sources: Iterable[Mapping[str, Any]]) -> list[Filter]:
-    """Return what each expression of each source left out.
+    """Return the rows left out by each `where` expression of each source.
 
     Args:
-        sources: shards, as the lineage of a manifest has them.
+        sources: shards, in the form of a manifest's lineage.
 
     Example:
         >>> shard = {"file": "a/a.jsonl", "rows": 9, "settings": {"where": "n > 1"}}
@@ -276,7 +276,7 @@ def filters_of(sources: Iterable[Mapping[str, Any]]) -> list[Filter]:
             where = [where]
         name = str(each.get("file", "")).partition("/")[0]
         for text in where if isinstance(where, list) else ():
-            if isinstance(text, str):  # a store's manifest may say anything
+            if isinstance(text, str):  # a manifest from a store is not trusted
                 before = found.get((name, text), Filter(name, text, 0, 0))
                 filtered = before.filtered + left_out.get(text, 0)
                 found[name, text] = Filter(name, text, filtered, before.rows + each.get("rows", 0))
@@ -284,7 +284,7 @@ def filters_of(sources: Iterable[Mapping[str, Any]]) -> list[Filter]:
 
 
 def sum_by_reason(ledger: Iterable[LedgerLine], kind: str) -> Counter[str]:
-    """Return rows of a kind (`quarantined`, `dropped`) by reason, over all steps."""
+    """Return the rows of a kind (`quarantined`, `dropped`) by reason, added up over all steps."""
     sums: Counter[str] = Counter()
     for line in ledger:
         sums.update(getattr(line, kind))
@@ -292,7 +292,7 @@ def sum_by_reason(ledger: Iterable[LedgerLine], kind: str) -> Counter[str]:
 
 
 def units_of(ledger: Iterable[LedgerLine]) -> dict[str, tuple[str, str]]:
-    """Return what each step takes in and puts out: rows, or records once a row has made several.
+    """Return the units each step receives and returns: rows, or records once rows are split.
 
     Example:
         >>> read = LedgerLine(step="validate", rows_in=2, rows_out=2)
@@ -311,7 +311,7 @@ def units_of(ledger: Iterable[LedgerLine]) -> dict[str, tuple[str, str]]:
 def in_and_out(
     ledger: Sequence[LedgerLine],
 ) -> tuple[tuple[str, str], list[tuple[Cell, Cell]]]:
-    """Return headings and cells of what went into each step and came out of it.
+    """Return headings and cells for the rows or records into and out of each step.
 
     Example:
         >>> in_and_out([LedgerLine(step="format", rows_in=60, rows_out=60)])
@@ -335,7 +335,7 @@ def _sum(counts: Mapping[str, int]) -> int:
 
 
 def _add(a: LedgerLine, b: LedgerLine) -> LedgerLine:
-    """Add up two lines of one step: numbers, and counts by reason; None is no number."""
+    """Add up two lines of one step; None plus None stays None."""
     sums: dict[str, Any] = {}
     for name in (each.name for each in fields(RowCounts)):
         one, other = getattr(a, name), getattr(b, name)

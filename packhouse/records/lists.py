@@ -1,11 +1,11 @@
-"""See Arrow list columns as flat numpy arrays and offsets, and build them so, without copies.
+"""Convert between Arrow list columns and flat numpy arrays with offsets, without copying.
 
-An Arrow list array is one flat buffer of values and `num_rows + 1` offsets into it. Everything in
-this package works on that pair: no Python list of ids exists anywhere.
+An Arrow list array is one flat buffer of values with `num_rows + 1` offsets into it. Everything in
+this package works on these two arrays; ids are never in Python lists.
 
-Spans, ranges of tokens and ranges of packs carry loss weights in one form (`flat_weights`,
-`weights_column`): a list of numbers a row, or null where each of them is 1. So data without
-fractional weights costs a null bitmap, and has the same bytes whichever way it was rendered.
+Loss weights of spans, token ranges and pack ranges have one form (`flat_weights`,
+`weights_column`): a list of numbers per row, or null if all are 1. So data without fractional
+weights costs only a null bitmap, and has the same bytes however it was rendered.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ Offsets = npt.NDArray[np.integer]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranges:
-    """Half-open ranges of many rows: row `i` has those in `offsets[i]:offsets[i + 1]`."""
+    """Half-open ranges of many rows; row `i` has the ranges `offsets[i]:offsets[i + 1]`."""
 
     starts: Int32s
     ends: Int32s
@@ -32,22 +32,22 @@ class Ranges:
 
     @property
     def num_rows(self) -> int:
-        """Rows, not ranges."""
+        """Number of rows."""
         return len(self.offsets) - 1
 
     def counts(self) -> Offsets:
-        """Ranges of each row."""
+        """Return the number of ranges of each row."""
         return np.diff(self.offsets)
 
     def row_of_each(self) -> Int64s:
-        """Row number of each range."""
+        """Return the row of each range."""
         return np.repeat(np.arange(self.num_rows), self.counts())
 
 
 def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """The column as one array; copies only where there are several chunks.
+    """Return the column as one array; copies only if there are several chunks.
 
-    Lists that are views or of a fixed size become plain ones, which copies too.
+    List views and lists of fixed size are converted to plain lists, which also copies.
     """
     kind = column.type
     is_view = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
@@ -61,14 +61,14 @@ def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 def _plain_list(array: pa.Array) -> pa.Array:
-    """A list array; pyarrow's own cast loses the rows of a sliced view."""
+    """Convert to a plain list array. pyarrow's own cast loses the rows of a sliced view."""
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), array.flatten())
 
 
 def list_offsets(array: pa.Array) -> Offsets:
-    """Offsets of a list or string array into its `values`, sliced arrays included."""
+    """Return the offsets of a list or string array into its values; works for slices too."""
     array = one_chunk(array)
     is_large = pa.types.is_large_list(array.type) or pa.types.is_large_string(array.type)
     width = np.dtype(np.int64 if is_large else np.int32)
@@ -79,9 +79,9 @@ def list_offsets(array: pa.Array) -> Offsets:
 
 
 def flat_list(column: pa.ChunkedArray | pa.Array) -> tuple[np.ndarray, Offsets]:
-    """Values and offsets of a list column of numbers, without a copy where it is one chunk.
+    """Return values and offsets of a list column of numbers; copies only if it has several chunks.
 
-    Offsets need not begin at 0 and the values may hold more than they reach.
+    Offsets may start above 0, and there may be values before the first and after the last offset.
 
     Example:
         >>> values, offsets = flat_list(pa.array([[7, 8, 9], [5, 6]], pa.list_(pa.int32())))
@@ -93,7 +93,7 @@ def flat_list(column: pa.ChunkedArray | pa.Array) -> tuple[np.ndarray, Offsets]:
 
 
 def list_items(column: pa.ChunkedArray | pa.Array) -> tuple[pa.Array, Int64s]:
-    """Items of a list column behind one another, and where each row's begin, from 0.
+    """Return the items of a list column and the offsets of its rows, starting at 0.
 
     Example:
         >>> items, offsets = list_items(pa.array([["a"], ["b", "c"], ["d"]]).slice(1))
@@ -106,12 +106,12 @@ def list_items(column: pa.ChunkedArray | pa.Array) -> tuple[pa.Array, Int64s]:
 
 
 def zero_based(values: np.ndarray, offsets: Offsets) -> tuple[np.ndarray, Offsets]:
-    """The same list column with offsets from 0 and no value beyond the last offset."""
+    """Return the same lists with offsets that start at 0 and no values outside them."""
     return values[offsets[0] : offsets[-1]], offsets - offsets[0]
 
 
 def string_bytes(column: pa.ChunkedArray | pa.Array) -> tuple[Bytes, Offsets]:
-    """UTF-8 bytes and offsets of a string column, without a copy where it is one chunk."""
+    """Return UTF-8 bytes and offsets of a string column; copies only if it has several chunks."""
     array = one_chunk(column)
     data = array.buffers()[2] if len(array) else None
     values = np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, np.uint8)
@@ -119,7 +119,7 @@ def string_bytes(column: pa.ChunkedArray | pa.Array) -> tuple[Bytes, Offsets]:
 
 
 def read_ranges(column: pa.ChunkedArray | pa.Array) -> Ranges:
-    """Ranges of a column of type list<SPAN>, zero-based.
+    """Read a column of type list<SPAN>; offsets start at 0.
 
     Example:
         >>> column = pa.array([[{"start": 1, "end": 3}], []], pa.list_(SPAN))
@@ -149,13 +149,13 @@ def count_up(counts: npt.NDArray[np.integer], dtype: type[np.integer] = np.int64
 
 
 def list_array(values: pa.Array, offsets: np.ndarray, item: pa.DataType) -> pa.Array:
-    """A list array over `values` (not copied) with non-null items."""
+    """Build a list array with non-null items from `values`, without copying them."""
     kind = pa.list_(pa.field("item", item, nullable=False))
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=kind)
 
 
 def ranges_array(starts: Int32s, ends: Int32s, counts: Sequence[int] | np.ndarray) -> pa.Array:
-    """A list<SPAN> array whose row `i` has `counts[i]` ranges.
+    """Build a list<SPAN> array whose row `i` has `counts[i]` ranges.
 
     Example:
         >>> array = ranges_array(np.array([1], np.int32), np.array([3], np.int32), [1, 0])
@@ -170,11 +170,11 @@ def ranges_array(starts: Int32s, ends: Int32s, counts: Sequence[int] | np.ndarra
 
 
 def flat_weights(column: pa.Array, counts: npt.NDArray[np.integer]) -> Float32s | None:
-    """Weights of all spans behind one another; None where all of them are 1.
+    """Return the weights of all spans as one flat array, or None if all are 1.
 
     Args:
-        column: type WEIGHTS.
-        counts: spans of each row, shape [num_rows].
+        column: weights, type WEIGHTS.
+        counts: number of spans of each row, shape [num_rows].
 
     Example:
         >>> column = pa.array([[0.5, 1.0], None], WEIGHTS)
@@ -192,7 +192,7 @@ def flat_weights(column: pa.Array, counts: npt.NDArray[np.integer]) -> Float32s 
 
 
 def weights_column(weights: Float32s | None, counts: npt.NDArray[np.integer]) -> pa.Array:
-    """Array of type WEIGHTS with `counts[i]` weights in row i; null in rows where all are 1.
+    """Build an array of type WEIGHTS with `counts[i]` weights in row i; null if all are 1.
 
     Example:
         >>> weights_column(np.array([0.5, 1, 1], np.float32), np.array([2, 1])).to_pylist()

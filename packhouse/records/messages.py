@@ -1,13 +1,12 @@
-"""Conversations as Arrow columns: how they are built and read, and when they are sound.
+"""Build, read and validate conversations as Arrow columns.
 
 A conversation is a list of MESSAGE structs (see `packhouse.records.tables`). `FlatMessages` views
-all of a shard's messages in one run, so rules are a few numpy passes over role codes, and
-`decide_weights` says once which messages are trained. No Python object is made per message; 52,002
-Alpaca rows take about 0.02 s. What conversations are called is
-in `packhouse.records.identity`.
+all messages of a shard as one array, so each rule is a few numpy passes over role codes, without a
+Python object per message: 52,002 Alpaca rows take about 0.02 s. `decide_weights` is the one place
+that decides which messages are trained. Ids are computed in `packhouse.records.identity`.
 
-Roles are a closed set. What a file calls `human`, `gpt` or `observation` is renamed by the reader;
-a role that is none of the four makes the conversation bad, it is never dropped or rendered.
+Roles are a closed set. Readers rename `human`, `gpt` and `observation`. A conversation with any
+other role is quarantined; the message is never dropped or rendered.
 """
 
 from collections.abc import Collection, Mapping
@@ -26,44 +25,45 @@ from packhouse.records.tables import CONVERSATION, MESSAGE
 from packhouse.system.arrays import Bools, Float32s, Int64s
 
 VERSION = 1
-"""Of these rules and of `identity`; part of cache keys. Raise it when an output changes."""
+"""Version of these rules and of `identity`; part of cache keys. Raise it when output changes."""
 
 Answers = Literal["required", "label", "text", "tokens"]
-"""What a conversation's answer is: an assistant's turn, a class label, all of a text, or the tokens
-that are trained."""
+"""Kind of answer in a conversation: an assistant turn, a class label, a whole text, or the trained
+tokens."""
 
 ROLES = ("system", "user", "assistant", "tool")
-"""The closed set of roles."""
+"""All roles that a message may have."""
 
 TEXT_FIELDS = ("content", "context", "reasoning", "tool_calls", "tool_call_id", "name")
 """Fields of a message that hold text."""
 
 REASONS = {
-    "empty_conversation": "it holds no message",
+    "empty_conversation": "the conversation has no messages",
     "unknown_role": "message {at} has a role outside system, user, assistant, tool",
     "system_not_first": "message {at} is a system turn but not the first message",
-    "starts_with_assistant": "message {at}, the first turn, is an assistant's",
+    "starts_with_assistant": "message {at}, the first turn, is an assistant turn",
     "tool_result_without_call": "message {at} is a tool result, but no tool call precedes it",
     "consecutive_user": "message {at} is a user turn right after a user turn",
     "consecutive_assistant": "message {at} is an assistant turn right after an assistant turn",
     "call_without_result": "message {at} follows a tool call that has no result",
     "nothing_trained": "no token of the record is trained",
-    "no_assistant": "no message is an assistant's, so there is nothing to train",
+    "no_assistant": "there is no assistant turn, so there is nothing to train",
     "ends_on_user": "the last message is a user turn; set allow_ends_on_user to keep such rows",
     "ends_on_tool": "the last message is a tool result, so the answer to it is missing",
     "empty_prompt": "the prompt (message {at}) is empty: a user turn without text",
     "empty_answer": "the answer (message {at}) is empty: no text, reasoning or tool call",
-    "control": "message {at} holds the NUL character",
+    "control": "message {at} contains a NUL character",
     "too_many_chars": "message {at} is longer than max_chars",
 }
-"""Reason code -> sentence; `{at}` is the 0-based number of the message. First that applies wins."""
+"""Reason code -> sentence, where `{at}` is the 0-based number of the message. If several apply, the
+first one wins."""
 
 _SYSTEM, USER, ASSISTANT, _TOOL, UNKNOWN = range(5)
 _CODES = list(REASONS)
 
 
 def assemble(columns: Mapping[str, pa.Array], counts: Int64s) -> pa.Array:
-    """Join flat message columns to conversations of `counts` messages each.
+    """Build conversations of `counts` messages each from flat message columns.
 
     Args:
         columns: fields of MESSAGE by name, of equal length; absent fields become null.
@@ -84,10 +84,9 @@ def assemble(columns: Mapping[str, pa.Array], counts: Int64s) -> pa.Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatMessages:
-    """All messages of some conversations in one run, as columns.
+    """Flat view of the messages of many conversations, as columns, without copying.
 
-    Message j of conversation i is at `offsets[i] + j`. Whatever reads a column of conversations
-    reads it through this view; nothing is copied.
+    Message j of conversation i is at `offsets[i] + j`.
 
     Example:
         >>> turns = [{"role": role, "content": "Hi"} for role in ("user", "assistant")]
@@ -99,7 +98,7 @@ class FlatMessages:
     values: pa.StructArray
     """Type MESSAGE."""
     offsets: Int64s
-    """Where each conversation begins, and the end of all; shape [num_conversations + 1]."""
+    """Start of each conversation and the end of the last, shape [num_conversations + 1]."""
 
     @classmethod
     def of(cls, conversations: pa.Array | pa.ChunkedArray) -> "FlatMessages":
@@ -116,7 +115,7 @@ class FlatMessages:
 
     @property
     def counts(self) -> Int64s:
-        """Messages of each conversation."""
+        """Number of messages of each conversation."""
         return np.diff(self.offsets)
 
     @property
@@ -125,34 +124,34 @@ class FlatMessages:
         return np.repeat(np.arange(len(self.offsets) - 1), self.counts)
 
     def role_codes(self) -> npt.NDArray[np.int8]:
-        """Role of each message as its place in `ROLES`, or `UNKNOWN`."""
+        """Return the role of each message as its index in `ROLES`, or `UNKNOWN`."""
         found = pc.index_in(self["role"], value_set=pa.array(ROLES))
         return np.asarray(pc.fill_null(found, UNKNOWN)).astype(np.int8)
 
     def is_role(self, role: str) -> Bools:
-        """Return which messages have a role."""
+        """Return a mask of the messages with the role."""
         return np.asarray(pc.equal(self["role"], role), np.bool_)
 
     def has(self, field: str) -> Bools:
-        """Return which messages have a field; it may be empty."""
+        """Return a mask of the messages whose field is not null; it may be empty."""
         return np.asarray(self[field].is_valid(), np.bool_)
 
     def num_bytes(self, field: str) -> Int64s:
-        """Return the bytes of a text field of each message; 0 where it is null."""
+        """Return the byte length of a text field in each message; 0 for null."""
         return num_bytes(self[field])
 
     def sums(self, values: Int64s | Bools) -> Int64s:
-        """Add up a number of each message within each conversation."""
-        # Values [5 1 2], offsets [0 2 3]: sums [0 5 6 8] at the offsets [0 6 8], so rows of 6 and
-        # 2.
+        """Add up values of messages within each conversation."""
+        # Values [5 1 2], offsets [0 2 3]: the running sums [0 5 6 8] at the offsets are [0 6 8], so
+        # the conversations have 6 and 2.
         return np.diff(np.append(0, np.cumsum(values))[self.offsets])
 
     def any(self, flags: Bools) -> Bools:
-        """Return which conversations have a flagged message."""
+        """Return a mask of the conversations with a flagged message."""
         return np.asarray(self.sums(flags) > 0)
 
     def is_blank(self, name: str) -> Bools:
-        """Return, for each message, if a text field is null or only white space."""
+        """Return a mask of the messages whose text field is null or only white space."""
         return np.asarray(num_bytes(pc.utf8_ltrim_whitespace(self[name])) == 0)
 
     def replace(self, **fields: pa.Array) -> "FlatMessages":
@@ -161,29 +160,29 @@ class FlatMessages:
         return FlatMessages(pa.StructArray.from_arrays(columns, fields=list(MESSAGE)), self.offsets)
 
     def to_lists(self) -> pa.Array:
-        """Return the conversations, type `tables.CONVERSATION`."""
+        """Return the conversations as an array of type `tables.CONVERSATION`."""
         offsets = pa.array(self.offsets.astype(np.int32))
         return pa.ListArray.from_arrays(offsets, self.values, type=CONVERSATION)
 
     def put_into(self, table: pa.Table) -> pa.Table:
-        """Return a table, of schema VALIDATED, whose conversations are these."""
+        """Return a table of schema VALIDATED with its conversations replaced by these."""
         place = table.schema.get_field_index("messages")
         return table.set_column(place, table.schema.field("messages"), self.to_lists())
 
     def join(self, texts: pa.Array, separator: str) -> pa.Array:
-        """Join a text of each message to one of each conversation."""
+        """Join texts of messages to one text per conversation."""
         lists = pa.ListArray.from_arrays(pa.array(self.offsets.astype(np.int32)), texts)
         return pc.binary_join(lists, separator)
 
     def decide_weights(self, config: FormatConfig) -> Float32s:
-        """Loss weight of each message, decided before any rendering; 0: not trained.
+        """Return the loss weight of each message, before any rendering; 0: not trained.
 
-        What a row says of a message (`weight`, `loss_weight`, `train`) goes before `train_on`,
-        whatever the message's role and the template; but roles of `never_train` weigh 0, and tool
-        results weigh more than that only under `train_on: all`.
+        A weight in the data (`weight`, `loss_weight`, `train`) overrides `train_on`, for any role
+        and template. However, roles in `never_train` always get 0, and so do tool results unless
+        `train_on` is `all`.
 
         Args:
-            config: `train_on`, `never_train` and `template` are read.
+            config: format settings; reads `train_on`, `never_train` and `template`.
 
         Example:
             >>> turns = [("user", None), ("assistant", 0.5), ("user", 1.0), ("assistant", None)]
@@ -198,8 +197,8 @@ class FlatMessages:
         else:
             is_trained = roles == ASSISTANT
             if config.train_on == "last_assistant":
-                # Answers [0 1 0 1 | 0 1], offsets [0 4 6]: the 1st, 2nd and 3rd of all; the last
-                # ones of their rows are the 2nd and the 3rd.
+                # Answers [0 1 0 1 | 0 1] at offsets [0 4 6] have running counts [0 1 1 2 | 2 3].
+                # The last answers of their rows are those with counts 2 and 3.
                 through = np.cumsum(is_trained)
                 total = np.append(0, through)[self.offsets]
                 is_trained &= through == np.repeat(total[1:], self.counts)
@@ -216,7 +215,7 @@ class FlatMessages:
 
 
 def num_bytes(texts: pa.Array) -> Int64s:
-    """Return the bytes of each text; 0 where it is null."""
+    """Return the byte length of each text; 0 for null."""
     return np.asarray(pc.fill_null(pc.binary_length(texts), 0)).astype(np.int64)
 
 
@@ -228,23 +227,23 @@ def role_violations(
     answers: Answers = "required",
     max_chars: int | None = None,
 ) -> dict[int, tuple[str, str]]:
-    """Find conversations that break a rule or hold nothing to train.
+    """Find conversations that break a rule or have nothing to train.
 
-    An assistant turn with tool calls is followed by tool results or ends the conversation. Other
-    orders are the template's business, but for those in `refused_orders`. Texts of white space
-    only count as empty. An empty assistant turn of weight 0 is allowed: it is never trained.
+    An assistant turn with tool calls must be followed by tool results or end the conversation.
+    Other orders are up to the template, except those in `refused_orders`. White space counts as
+    empty. An empty assistant turn with weight 0 is allowed, because it is never trained.
 
     Args:
         messages: conversations, array of `list<MESSAGE>`.
-        allow_ends_on_user: keep conversations whose last turn is a user's.
-        refused_orders: reason codes of orders that are bad.
-        answers: `label`: the answer is a class label, so no assistant turn is due; `text`: the
-            rows are plain text in one assistant turn, so no user turn is due; `tokens`: the turns
-            are runs of tokens, in any order, and one must be trained.
-        max_chars: characters a message may have.
+        allow_ends_on_user: accept conversations that end with a user turn.
+        refused_orders: reason codes of orders to reject.
+        answers: `label`: the answer is a class label, so no assistant turn is required; `text`:
+            rows are plain text in one assistant turn, so no user turn is required; `tokens`: turns
+            are runs of tokens in any order, and at least one must be trained.
+        max_chars: maximum characters of a message.
 
     Returns:
-        Index of each bad conversation -> (reason code of `REASONS`, sentence), in rising order.
+        Index of each bad conversation -> (reason code in `REASONS`, sentence), in ascending order.
 
     Example:
         >>> messages = [{"role": "user", "content": text} for text in ("Hi", "Hi?")]
@@ -266,7 +265,7 @@ def role_violations(
 
 
 class _Worst:
-    """Per conversation, the first reason (in the order of REASONS) and the first message of it."""
+    """Collects, per conversation, the first reason in the order of REASONS, and its message."""
 
     def __init__(self, offsets: Int64s) -> None:
         self.offsets = offsets
@@ -277,7 +276,7 @@ class _Worst:
         self._add(reason, np.flatnonzero(bad), None)
 
     def add_messages(self, reason: str, bad: Bools) -> None:
-        # Bad messages [1 2 5] of conversations at [0 3 6]: rows [0 0 1], the first of each [1 5].
+        # Bad messages [1 2 5], conversations at offsets [0 3 6]: rows [0 0 1], first of each [1 5].
         places = np.flatnonzero(bad)
         if not len(places):
             return
@@ -309,7 +308,7 @@ def _check_order(
     is_first = np.zeros(len(codes) + 1, np.bool_)
     is_first[flat.offsets[:-1]] = True
     is_first = is_first[:-1]
-    # Role of the message before: system user | user -> -1 system | -1; -1: there is none.
+    # Role of the previous message, or -1 for the first: system user | user -> -1 system | -1.
     before = np.where(is_first, -1, np.roll(codes, 1))
     call_before = ~is_first & np.roll(flat.has("tool_calls"), 1)
     opens = (before == -1) | (before == _SYSTEM)
@@ -351,7 +350,7 @@ def _check_texts(
     for column in map(flat.__getitem__, TEXT_FIELDS):
         if column.null_count == len(column):
             continue
-        # RE2 takes 50 ns a text, Arrow's own search for a NUL 210 ns.
+        # RE2 takes 50 ns per text, Arrow's own search for NUL 210 ns.
         has_nul = pc.match_substring_regex(column, r"\x00")
         worst.add_messages("control", np.asarray(pc.fill_null(has_nul, False)))
         if max_chars is not None:

@@ -1,13 +1,14 @@
-"""Preferences as records: a pair is one record of two sequences, and an answer's prompt is proven.
+"""Store a preference pair as one record of two sequences, and check that they share a prompt.
 
-Up to its texts a pair is a row of two tables, `validated.arrow` and `rejected.arrow`, which have
-the same names and places row by row. Its tokens are one record: the chosen sequence, then the
-rejected one, each a prompt and an answer. A sequence ends where its answer ends and has one trained
-range, so the ranges alone say where the rejected one begins, and how long the prompt is:
+Until tokenization, a pair is one row in two tables, `validated.arrow` and `rejected.arrow`, which
+have the same ids and rows in the same order. Its tokens form one record: the chosen sequence, then
+the rejected one, each a prompt and an answer. A sequence ends with its answer and has one trained
+range, so the ranges alone give the start of the rejected sequence and the length of the prompt:
 
     prompt 5 6, chosen 7 8, rejected 9 -> input_ids 5 6 7 8 5 6 9, trained_ranges [2, 4) [6, 7)
 
-So a pair is counted, packed, split and dropped like any record: whole. All is done on flat arrays.
+So a pair is counted, packed, split and dropped as a whole, like any record. All functions work on
+flat arrays.
 """
 
 from collections.abc import Iterable
@@ -32,24 +33,24 @@ from packhouse.records.tables import PACKED, QUARANTINED, TOKENIZED, VALIDATED
 from packhouse.system.arrays import Bools
 
 REJECTED = "rejected.arrow"
-"""The other sides of `validated.arrow` or of `formatted.arrow`, row by row."""
+"""File with the rejected side of each row of `validated.arrow` or `formatted.arrow`."""
 
 Faults = dict[int, tuple[str, str]]
 """Row of a table -> reason code and a sentence."""
 
-_NOT_ONE = ("not_one_answer", "what is trained is not one run of tokens at the end")
+_NOT_ONE = ("not_one_answer", "the trained tokens are not one contiguous run at the end")
 _OTHER_PROMPT = ("prompt_differs", "the tokens before the chosen and the rejected answer differ")
 _SAME = ("same_answers", "the chosen and the rejected answer have the same tokens")
 
 
 def both_sides(chosen: pa.Table, rejected: pa.Table) -> pa.Table:
-    """Return pairs as conversations that hold the messages of both sides, the chosen ones first.
+    """Return pairs as conversations with the messages of both sides, the chosen ones first.
 
-    For what compares texts: equal pairs have equal messages, and no others.
+    For comparing texts: two pairs are equal if and only if these messages are equal.
 
     Args:
-        chosen: schema `tables.VALIDATED`.
-        rejected: the other sides, row by row.
+        chosen: chosen sides, schema `tables.VALIDATED`.
+        rejected: rejected sides, in the same order.
     """
     sides = [one_chunk(table["messages"]) for table in (chosen, rejected)]
     joined = _interleaved(pa.concat_arrays(sides))
@@ -60,7 +61,7 @@ def both_sides(chosen: pa.Table, rejected: pa.Table) -> pa.Table:
 
 
 def _interleaved(sides: pa.Array) -> pa.Array:
-    """Chosen rows, then rejected ones -> chosen, rejected, chosen, rejected, ...
+    """Reorder all chosen rows, then all rejected ones, to chosen, rejected, chosen, rejected.
 
     Example:
         >>> _interleaved(pa.array(["a", "b", "not a", "not b"])).to_pylist()
@@ -72,15 +73,16 @@ def _interleaved(sides: pa.Array) -> pa.Array:
 def keep_both(
     chosen: pa.Table, rejected: pa.Table, refused: Iterable[pa.Table]
 ) -> tuple[pa.Table, pa.Table, pa.Table]:
-    """Return the pairs of which neither side was refused, and each refused one once.
+    """Keep the pairs whose sides both passed, and list each bad pair once.
 
     Args:
-        chosen: rows that passed; `row` tells which they are.
-        rejected: the other sides that passed.
-        refused: schema `tables.QUARANTINED`, those of the chosen sides, then of the rejected ones.
+        chosen: chosen sides that passed, identified by `row`.
+        rejected: rejected sides that passed.
+        refused: bad rows of the chosen sides, then of the rejected sides, schema
+            `tables.QUARANTINED`.
 
     Returns:
-        Chosen sides and rejected sides, row by row, and bad rows by their place.
+        Chosen and rejected sides in the same order, and bad rows in order of `row`.
     """
     first, second = refused
     of_rejected = pc.binary_join_element_wise("rejected", second["detail"], ": ")
@@ -96,13 +98,13 @@ def keep_both(
 
 
 def cut_behind_answers(formatted: pa.Table) -> pa.Table:
-    r"""Return texts that end where what is trained ends: `...<|im_end|>\n` loses its `\n`.
+    r"""Cut texts after their last trained byte: `...<|im_end|>\n` loses its `\n`.
 
-    TRL trains whatever follows a prompt, so nothing untrained may. A text with content behind is
-    left as it is; `check_answers` refuses it.
+    TRL trains everything after a prompt, so nothing untrained may follow the answer. A text with
+    content after its answer is left unchanged; `check_answers` rejects it later.
 
     Args:
-        formatted: schema `tables.FORMATTED`.
+        formatted: texts, schema `tables.FORMATTED`.
     """
     texts, bounds = string_bytes(formatted["text"])
     ends = np.diff(bounds).astype(np.int64)
@@ -123,10 +125,10 @@ def cut_behind_answers(formatted: pa.Table) -> pa.Table:
 
 
 def check_answers(tokenized: pa.Table) -> Faults:
-    """Return the rows that are not a prompt and, up to their end, one trained answer.
+    """Return the rows that are not a prompt followed by one trained answer up to the end.
 
     Args:
-        tokenized: schema `tables.TOKENIZED`, one sequence a row.
+        tokenized: sequences, schema `tables.TOKENIZED`, one per row.
     """
     ranges = read_ranges(tokenized["trained_ranges"])
     counts, rows = ranges.counts(), ranges.row_of_each()
@@ -137,17 +139,17 @@ def check_answers(tokenized: pa.Table) -> Faults:
 
 
 def join_sides(chosen: pa.Table, rejected: pa.Table) -> tuple[pa.Table, Faults]:
-    """Join the tokens of both sides of each pair to one record, and prove that they are a pair.
+    """Join the tokens of both sides of each pair into one record, and check that they are a pair.
 
-    Both sides have one answer that is trained up to their end, the same tokens before it, and not
-    the same ones in it.
+    Each side must end with one trained answer, the tokens before it must be the same on both sides,
+    and the answers must differ.
 
     Args:
-        chosen: schema `tables.TOKENIZED`, one sequence a row.
-        rejected: the other sides, row by row.
+        chosen: chosen sequences, schema `tables.TOKENIZED`, one per row.
+        rejected: rejected sequences, in the same order.
 
     Returns:
-        The pairs that hold, schema `tables.TOKENIZED`, and what is wrong with the other rows.
+        Valid pairs, schema `tables.TOKENIZED`, and the faults of the other rows.
     """
     of_rejected = {
         row: (reason, f"rejected: {detail}")
@@ -175,7 +177,7 @@ class _Side:
 
 
 def _are_equal(sides: list[_Side], lengths: list[npt.NDArray[np.integer]]) -> Bools:
-    """Which rows of two sides begin with as many tokens, and with the same ones."""
+    """Return a mask of rows whose first `lengths` tokens are the same on both sides."""
     is_equal = np.asarray(lengths[0] == lengths[1], np.bool_)
     counts = np.where(is_equal, lengths[0], 0)
     rows, within = np.repeat(np.arange(len(counts)), counts), count_up(counts)
@@ -189,7 +191,8 @@ def _joined(chosen: pa.Table, rejected: pa.Table) -> pa.Table:
     values, offsets = zero_based(*flat_list(_interleaved(ids)))
     num_tokens = [table["num_tokens"].to_numpy() for table in (chosen, rejected)]
     ranges = [read_ranges(table["trained_ranges"]) for table in (chosen, rejected)]
-    # Chosen answer [2, 4) of 4 tokens, rejected one [2, 3): [2, 4) and [6, 7) of the record.
+    # The chosen answer is [2, 4) of 4 tokens, the rejected one [2, 3): in the record, these are
+    # [2, 4) and [6, 7).
     spans = [
         np.stack([getattr(ranges[0], name), getattr(ranges[1], name) + num_tokens[0]], axis=1)
         for name in ("starts", "ends")
@@ -207,10 +210,10 @@ def _joined(chosen: pa.Table, rejected: pa.Table) -> pa.Table:
 
 
 def split_sides(tokenized: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Return the two sequences of each pair as rows of their own, as they were before `join_sides`.
+    """Undo `join_sides`: return a table of the chosen and one of the rejected sequences.
 
     Args:
-        tokenized: schema `tables.TOKENIZED`, of pairs.
+        tokenized: pairs, schema `tables.TOKENIZED`.
     """
     ids, offsets = zero_based(*flat_list(tokenized["input_ids"]))
     ranges = read_ranges(tokenized["trained_ranges"])
@@ -234,10 +237,10 @@ def split_sides(tokenized: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 def as_sequences(packs: pa.RecordBatch) -> pa.RecordBatch:
-    """Return packs of pairs with the bounds of both sides: two sequences of each record.
+    """Return packs of pairs in which each side is a sequence, so that each record has two.
 
     Args:
-        packs: schema `tables.PACKED`, a length for each pair.
+        packs: packs, schema `tables.PACKED`, with one length per pair.
 
     Example:
         >>> packs = pa.RecordBatch.from_pylist([{

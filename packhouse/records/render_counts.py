@@ -1,11 +1,11 @@
-"""How rows became records: in counts, in words, and how much text the records hold.
+"""Count how rows became records and how much text the records hold, and describe it in words.
 
-`plan`, the report and the end of a run print the same lines, from the same counts.
+`plan`, the report and the end of a run print the same lines from the same counts.
 
-A template that drops earlier reasoning from history, or moves tools to the last question, makes a
-record per answer, and each repeats the turns before it: long agent runs cost several times their
-text. `plan`, `init` and `prepare` print the factor once it is over 1.1, with the settings that cost
-less. The format step notes bytes only for rows that were split.
+If a template drops earlier reasoning from the history, or moves tools to the last question, each
+answer needs its own record that repeats the turns before it. Long agent runs then take several
+times their text. `plan`, `init` and `prepare` print the factor if it is over 1.1, together with
+settings that cost less. The format step counts bytes only for rows that were split.
 """
 
 from collections import Counter
@@ -28,10 +28,10 @@ class RenderCounts:
     """Rows that gave at least one record."""
     records: int = 0
     stop_tokens: Mapping[str, str] = field(default_factory=dict)
-    """Tokens at which generation stops -> where each is from: a file of the model, a setting,
+    """Token at which generation stops -> its origin: a file of the model, a setting or
     `template`."""
     notes: Mapping[str, int] = field(default_factory=dict)
-    """How often something was seen that a reader should know; see `NOTES`."""
+    """Counts of observations that users should know about; see `NOTES`."""
 
     @classmethod
     def total(cls, parts: Iterable["RenderCounts"]) -> "RenderCounts":
@@ -51,7 +51,7 @@ class RenderCounts:
         return cls(rows=rows, records=records, stop_tokens=stops, notes=dict(sorted(notes.items())))
 
     def scaled(self, share: float) -> "RenderCounts":
-        """Return the counts of `share` times as many rows, about."""
+        """Return estimated counts for `share` times as many rows."""
         return RenderCounts(
             rows=round(self.rows * share),
             records=round(self.records * share),
@@ -60,7 +60,7 @@ class RenderCounts:
         )
 
     def record_lines(self) -> list[str]:
-        """Say how many records the rows gave, if not one each.
+        """Return a line with the number of records, unless each row gave one.
 
         Example:
             >>> RenderCounts(rows=10, records=14).record_lines()
@@ -73,7 +73,7 @@ class RenderCounts:
         return [f"{counted(self.rows, 'row')} gave {counted(self.records, 'record')}"]
 
     def lines(self) -> list[str]:
-        """Say at which tokens generation stops, and what was noted.
+        """Return a line for the stop tokens and one for each note.
 
         Example:
             >>> RenderCounts(stop_tokens={"</s>": "tokenizer"}, notes={"bom": 1}).lines()
@@ -180,7 +180,7 @@ NOTES: Mapping[str, tuple[str, str]] = {
         "files end in the middle of a row",
     ),
 }
-"""What a reader should know although no row was lost by it: of one, and of several."""
+"""Note -> its text in the singular and in the plural. No row is lost by any of these."""
 
 
 _WORTH_SAYING = 1.1
@@ -193,14 +193,14 @@ _CAUSE = {
 
 @dataclass(frozen=True, slots=True)
 class SplitText:
-    """Bytes of text that was rendered."""
+    """Bytes of rendered text."""
 
     all: float = 0
-    """Of all records."""
+    """Bytes of all records."""
     split: float = 0
-    """Of the records of rows that were split, and what joined records hold beyond one rendering."""
+    """Bytes of the records of split rows, and extra bytes of joined records."""
     whole: float = 0
-    """Of one rendering for each of these rows."""
+    """Bytes of one rendering for each split row."""
 
     @classmethod
     def of(cls, formatted: Iterable[pa.Table], notes: Mapping[str, int]) -> "SplitText":
@@ -221,7 +221,7 @@ class SplitText:
 
     @property
     def factor(self) -> float:
-        """Text of all records by that of one rendering per row.
+        """Text of all records relative to one rendering per row.
 
         Example:
             >>> round(SplitText(all=1000, split=600, whole=200).factor, 2)
@@ -230,15 +230,15 @@ class SplitText:
         return self.all / max(self.all - self.split + self.whole, 1)
 
     def scaled(self, share: float) -> "SplitText":
-        """Return as many times the text."""
+        """Return the sizes multiplied by `share`."""
         return SplitText(self.all * share, self.split * share, self.whole * share)
 
 
 def split_bytes(part: pa.Table, formatted: pa.Table) -> dict[str, int]:
-    """Bytes of the records of rows that were split, and of one rendering for each such row.
+    """Return the bytes of the records of split rows, and of one rendering for each of these rows.
 
-    The record of a row's last answer holds the conversation up to there, so it stands for that
-    rendering. Message trees, whose paths share a row, are left out.
+    The longest record of a row, that of its last answer, counts as that rendering. Message trees,
+    whose paths share a row, are not counted.
     """
     rows, counts = np.unique(part["row"].to_numpy(), return_counts=True)
     texts = pa.table({"row": formatted["row"], "size": pc.binary_length(formatted["text"])})
@@ -259,7 +259,7 @@ def total(parts: Iterable[SplitText]) -> SplitText:
 
 
 def factor_note(text: SplitText, config: FormatConfig) -> str | None:
-    """Return a line that names the factor and the alternatives; None if it is at most 1.1.
+    """Return a line with the factor and cheaper settings; None if the factor is at most 1.1.
 
     Example:
         >>> factor_note(SplitText(all=147, split=97, whole=50), FormatConfig(turns="alone"))

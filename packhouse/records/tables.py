@@ -1,14 +1,14 @@
-"""The Arrow schema of every artefact on the data's way; one row of each is said in its comment.
+"""Define the Arrow schema of the tables that pass between steps, and check tables against it.
 
-A table moves from step to step as an Arrow IPC file with exactly these columns, in this order.
-Spans and ranges are half-open `[start, end)`. Text spans count **UTF-8 bytes** of `text`, not
-characters: byte offsets add up without decoding, and Arrow strings are UTF-8 already.
+A table is stored as an Arrow IPC file with exactly these columns, in this order. Spans and ranges
+are half-open `[start, end)`. Text spans count **UTF-8 bytes** of `text`, not characters, because
+byte offsets add up without decoding and Arrow strings are UTF-8.
 
-`check` compares a table with the contract of its artefact, in every run, before a step counts as
-done: names, order, types and nulls of columns, then rules for values. Packs are checked token by
-token by `packhouse.pack.layout`. In the flows Pandera checks these very rules (`schemas/`); it
-comes with `packhouse[flows]`, 178 MB with polars. Numpy and Arrow take 62 ms for the tables of
-52,002 rows, as long as Pandera, and no import.
+In every run `check` compares a table with its contract before a step counts as done: names, order,
+types and nulls of columns, then rules for values. `packhouse.pack.layout` checks packs token by
+token. In flows, Pandera checks the same rules (`schemas/`), but it is only installed with
+`packhouse[flows]` (178 MB with polars). The checks here need only numpy and Arrow and are as fast:
+62 ms for the tables of 52,002 rows.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 from packhouse.errors import ContractError
 from packhouse.system.arrays import Bools, Int64s
 
-# One turn. `context` is Alpaca's `input` or Dolly's `context`: text that belongs to a user turn but
-# that templates place by themselves. `tool_calls` is canonical JSON text, never an Arrow union:
-# null-filled keys of other rows would leak into the prompt.
+# One message. `context` is Alpaca's `input` or Dolly's `context`: text of a user turn that the
+# template places separately. `tool_calls` is canonical JSON text rather than an Arrow struct, which
+# would fill in null keys from other rows and leak them into the prompt.
 MESSAGE = pa.struct(
     [
         pa.field("role", pa.string(), nullable=False),  # system | user | assistant | tool
@@ -33,9 +33,9 @@ MESSAGE = pa.struct(
         pa.field("tool_calls", pa.string()),
         pa.field("tool_call_id", pa.string()),
         pa.field("name", pa.string()),
-        pa.field("weight", pa.float32()),  # loss weight of this message; null: as `train_on` says
-        # JSON list of [characters, factor of the weight or null] for each part of the content, or
-        # of the reasoning and the content behind it
+        pa.field("weight", pa.float32()),  # loss weight of this message; null: `train_on` decides
+        # JSON list of [number of characters, weight factor or null] for each part of the content,
+        # or of the reasoning followed by the content
         pa.field("part_weights", pa.string()),
     ]
 )
@@ -48,12 +48,12 @@ SPAN = pa.struct(
 )
 _SPANS = pa.list_(pa.field("item", SPAN, nullable=False))
 
-# Loss weight of each trained span or range beside it; null: each is 1. None is 0.
+# Loss weight of each trained span or range, never 0; null if all are 1.
 WEIGHTS = pa.list_(pa.field("item", pa.float32(), nullable=False))
 _INT32S = pa.list_(pa.field("item", pa.int32(), nullable=False))
 _STRINGS = pa.list_(pa.field("item", pa.string(), nullable=False))
 
-# Whence a record comes, carried to the end: a published record can be traced to its raw row.
+# Origin of a record, kept in every table, so that a published record can be traced to its raw row.
 _ORIGIN = [
     pa.field("record_id", pa.string(), nullable=False),  # 20 hex digits: 80 bits of content hash
     pa.field("source", pa.dictionary(pa.int32(), pa.string()), nullable=False),  # source/file
@@ -68,31 +68,31 @@ VALIDATED = pa.schema(
         *_ORIGIN,
         pa.field("messages", CONVERSATION, nullable=False),
         pa.field("tools", pa.string()),  # canonical JSON list of tool definitions
-        # JSON object: what else the row gives a chat template, {"enable_thinking": false}
+        # JSON object of the row's other template arguments: {"enable_thinking": false}
         pa.field("arguments", pa.string()),
-        pa.field("weight", pa.float32()),  # of the row: a factor of its messages'; null: 1
+        pa.field("weight", pa.float32()),  # factor for the weights of its messages; null: 1
         _LABEL,
         _GROUP,
     ]
 )
 
-# A row that did not pass, at whichever step. `raw` holds its first 64 KiB, so that it can be
-# repaired and driven in again.
+# A row that some step rejected. `raw` holds its first 64 KiB, so that it can be fixed and read
+# again.
 QUARANTINED = pa.schema(
     [
         pa.field("source", pa.string(), nullable=False),
         pa.field("row", pa.int64(), nullable=False),
-        pa.field("byte_offset", pa.int64()),  # in the uncompressed file; null: no such notion
+        pa.field("byte_offset", pa.int64()),  # in the uncompressed file; null for Parquet etc.
         pa.field("step", pa.string(), nullable=False),
         pa.field("reason", pa.string(), nullable=False),  # a code: json, encoding, type, roles, ...
-        pa.field("detail", pa.string(), nullable=False),  # a sentence for people
+        pa.field("detail", pa.string(), nullable=False),  # a sentence that explains it
         pa.field("raw", pa.binary(), nullable=False),
         pa.field("raw_size", pa.int64(), nullable=False),
         pa.field("raw_sha256", pa.string(), nullable=False),
     ]
 )
 
-# A row that the recipe leaves out before it is a record, with what left it out.
+# A row that the recipe drops before it becomes a record, with the reason.
 DROPPED = pa.schema(
     [
         pa.field("source", pa.string(), nullable=False),
@@ -102,8 +102,8 @@ DROPPED = pa.schema(
     ]
 )
 
-# A rendered conversation. Bytes outside `content_spans` come from the template, so a control
-# token found inside one was forged by data. `text` includes BOS and EOS where they are due.
+# A rendered conversation. Bytes outside `content_spans` come from the template, so a control token
+# inside a content span was forged by the data. `text` includes BOS and EOS where they apply.
 FORMATTED = pa.schema(
     [
         *_ORIGIN,
@@ -116,8 +116,8 @@ FORMATTED = pa.schema(
     ]
 )
 
-# Token ids, and the token ranges that are trained. A trained range ends at the end of its turn,
-# end token included, so that a cut at a range's end never leaves an answer unterminated.
+# Token ids and trained token ranges. A trained range includes the end token of its turn, so a cut
+# at the end of a range never leaves an answer without its end token.
 TOKENIZED = pa.schema(
     [
         *_ORIGIN,
@@ -131,9 +131,9 @@ TOKENIZED = pa.schema(
     ]
 )
 
-# One training row of at most `seq_len` tokens: whole records behind one another, no padding.
-# Layout `labels` publishes `labels` in place of `trained_ranges`; weights, where some are not 1,
-# are published a token each, as `loss_weights`.
+# One training row of at most `seq_len` tokens: whole records, one after another, without padding.
+# Layout `labels` publishes `labels` instead of `trained_ranges`. If some weights are not 1, they
+# are published per token as `loss_weights`.
 PACKED = pa.schema(
     [
         pa.field("input_ids", _INT32S, nullable=False),
@@ -141,44 +141,44 @@ PACKED = pa.schema(
         pa.field("range_weights", WEIGHTS),
         pa.field("seq_lengths", _INT32S, nullable=False),
         pa.field("record_ids", _STRINGS, nullable=False),
-        _LABEL,  # only with strategy `none`: a pack of several records has no one label
+        _LABEL,  # only with strategy `none`: a pack of several records has no single label
     ]
 )
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write a table as an uncompressed Arrow IPC file, which readers map instead of loading."""
+    """Write a table as an uncompressed Arrow IPC file, which can be mapped instead of loaded."""
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table.unify_dictionaries())  # a file holds one dictionary per column
+        writer.write_table(table.unify_dictionaries())  # the format allows one per column
 
 
 def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write batches as such a file, one after another."""
+    """Write batches as an uncompressed Arrow IPC file."""
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
 
 
 def read_table(path: Path) -> pa.Table:
-    """Map an Arrow IPC file: its pages are read when they are touched, and can be dropped again."""
+    """Map an Arrow IPC file: the kernel reads pages on access and can drop them again."""
     with pa.memory_map(str(path)) as source:
-        # One buffer for all columns: for each one read by itself the kernel walks its pages.
+        # Read all columns as one buffer; for every separate buffer the kernel walks its pages.
         return pa.ipc.open_file(source.read_buffer()).read_all()
 
 
 REFUSED = "refused.arrow"
-"""Rows that a template or tokenizer refused; their raw bytes are in the source, not here."""
+"""Rows that a template or tokenizer rejected, without their raw bytes."""
 
 
 def refused_rows(table: pa.Table, faults: Mapping[int, tuple[str, str]], step: str) -> pa.Table:
-    """Return the faulty rows of a table for quarantine, schema QUARANTINED, in its order.
+    """Return the bad rows of a table for quarantine, schema QUARANTINED, in table order.
 
-    Their raw bytes are in the source: `packhouse.read.with_raw_rows` puts them in.
+    `packhouse.read.with_raw_rows` adds their raw bytes, which only the source has.
 
     Args:
-        table: with columns `source` and `row`.
+        table: table with columns `source` and `row`.
         faults: row of the table -> reason code and a sentence.
-        step: that refuses them.
+        step: name of the step that rejects them.
     """
     if not faults:
         return QUARANTINED.empty_table()
@@ -193,7 +193,7 @@ def refused_rows(table: pa.Table, faults: Mapping[int, tuple[str, str]], step: s
 
 
 Rules = Iterator[tuple[str, Bools]]
-"""What is wrong with the rows of a mask, and the mask."""
+"""Problem, and mask of the rows that have it."""
 
 _HEX20, _HEX64, _CODE = r"^[0-9a-f]{20}$", r"^[0-9a-f]{64}$", r"^[a-z][a-z0-9_]*$"
 _ROLES = pa.array(["system", "user", "assistant", "tool"])
@@ -201,11 +201,11 @@ _BAD_ROW_STEPS = pa.array(["validate", "format", "tokenize"])
 
 
 def check(artefact: str, table: pa.Table) -> None:
-    """Check a table against the contract of its artefact: `validated`, `formatted` and so on.
+    """Check a table against a contract: `validated`, `formatted` and so on.
 
     Raises:
-        ContractError: names the artefact, and the column that differs, or what is wrong with which
-            rows.
+        ContractError: a column differs, or a value breaks a rule; names the column, or the rule and
+            its first row.
 
     Example:
         >>> check("quarantined", QUARANTINED.empty_table())
@@ -228,10 +228,10 @@ def check(artefact: str, table: pa.Table) -> None:
 
 
 def check_columns(artefact: str, table: pa.Table, schema: pa.Schema) -> None:
-    """Check names, order and types of the columns, and that required ones hold no null.
+    """Check names, order and types of the columns, and that required ones have no nulls.
 
     Raises:
-        ContractError: the first column that differs.
+        ContractError: a column differs; names the first one.
     """
     if not table.schema.equals(schema):
         for expected in schema:
@@ -244,7 +244,7 @@ def check_columns(artefact: str, table: pa.Table, schema: pa.Schema) -> None:
         raise ContractError(f"{artefact}: columns must be {schema.names}, got {table.schema.names}")
     for field in schema:
         if not field.nullable and table[field.name].null_count:
-            raise ContractError(f"{artefact}: column '{field.name}' holds nulls")
+            raise ContractError(f"{artefact}: column '{field.name}' has nulls")
 
 
 def _type(field: pa.Field) -> str:
@@ -252,18 +252,18 @@ def _type(field: pa.Field) -> str:
 
 
 def spans_in_order(spans: pa.ChunkedArray, sizes: pa.ChunkedArray) -> Bools:
-    """Return, for each row, if its spans are inside [0, size), not empty, sorted and disjoint.
+    """Return a mask of rows whose spans are inside [0, size), not empty, sorted and disjoint.
 
     Args:
         spans: `list<struct<start, end>>`, without nulls.
-        sizes: of what each row's spans lie in.
+        sizes: size of each row's text or token list.
     """
     lists = spans.combine_chunks()
     counts = lists.value_lengths().to_numpy()
     flat = lists.flatten()
     starts, ends = flat.field("start").to_numpy(), flat.field("end").to_numpy()
-    # Spans (0, 4) and (3, 6) of row 0, (1, 2) of row 1: 3 is below 4, the end before it in the same
-    # row, so row 0 is bad; 1 is below 6, the end of another row's, so row 1 is not.
+    # Row 0 has spans (0, 4) and (3, 6), row 1 has (1, 2). Span 3 starts before 4, the previous end
+    # in the same row, so row 0 is bad. Span 1 starts before 6, but that end is in another row.
     rows = np.repeat(np.arange(len(counts)), counts)
     bad = (starts < 0) | (starts >= ends) | (ends > sizes.to_numpy()[rows])
     bad[1:] |= (rows[1:] == rows[:-1]) & (starts[1:] < ends[:-1])
@@ -271,7 +271,7 @@ def spans_in_order(spans: pa.ChunkedArray, sizes: pa.ChunkedArray) -> Bools:
 
 
 def _rows_with(bad: Bools, rows: Int64s, num_rows: int) -> Bools:
-    """Which rows hold a bad value, of values that lie in `rows`."""
+    """Return a mask of the rows that have a bad value; `rows` is the row of each value."""
     found = np.zeros(num_rows, np.bool_)
     found[rows[bad]] = True
     return found
@@ -287,7 +287,7 @@ def _validated(table: pa.Table) -> Rules:
     yield "messages is empty", counts == 0
     unknown = ~_mask(pc.is_in(messages.flatten().field("role"), value_set=_ROLES))
     rows = np.repeat(np.arange(len(counts)), counts)
-    yield "a role is none of those known", _rows_with(unknown, rows, len(counts))
+    yield "a role is unknown", _rows_with(unknown, rows, len(counts))
 
 
 def _formatted(table: pa.Table) -> Rules:
@@ -309,8 +309,8 @@ def _tokenized(table: pa.Table) -> Rules:
     ranges = table["trained_ranges"].combine_chunks()
     flat = ranges.flatten()
     sizes = flat.field("end").to_numpy().astype(np.int64) - flat.field("start").to_numpy()
-    # Ranges of [2 3 1] tokens, 2 of row 0 and 1 of row 1: sums [0 2 5 6] at [0 2 3] are [0 5 6], so
-    # 5 and 1 tokens are trained.
+    # Ranges of [2 3 1] tokens, two in row 0 and one in row 1: the running sums [0 2 5 6] at offsets
+    # [0 2 3] are [0 5 6], so 5 and 1 tokens are trained.
     ends = np.cumsum([0, *_lengths(ranges)])
     trained = np.diff(np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])[ends])
     yield "num_trained is not the sum of trained_ranges", num_trained != trained
@@ -323,20 +323,20 @@ def _tokenized(table: pa.Table) -> Rules:
 def _quarantined(table: pa.Table) -> Rules:
     for name in ("row", "byte_offset", "raw_size"):
         yield f"{name} is below 0", _below(table[name], 0)
-    yield "step finds no bad rows", ~_mask(pc.is_in(table["step"], value_set=_BAD_ROW_STEPS))
-    yield "reason is no code", _unlike(table["reason"], _CODE)
+    yield "step is unknown", ~_mask(pc.is_in(table["step"], value_set=_BAD_ROW_STEPS))
+    yield "reason is not a code", _unlike(table["reason"], _CODE)
     yield "detail is empty", _below(pc.binary_length(table["detail"]), 1)
     yield "raw_sha256 is not 64 hex digits", _unlike(table["raw_sha256"], _HEX64)
 
 
 def _dropped(table: pa.Table) -> Rules:
     yield "row is below 0", _below(table["row"], 0)
-    yield "reason is no code", _unlike(table["reason"], _CODE)
+    yield "reason is not a code", _unlike(table["reason"], _CODE)
     yield "detail is empty", _below(pc.binary_length(table["detail"]), 1)
 
 
 def _packed(table: pa.Table) -> Rules:
-    """Nothing: `packhouse.pack.layout` checks each value where packs are made."""
+    """Yield nothing: `packhouse.pack.layout` checks every value when packs are made."""
     yield from ()
 
 
@@ -356,7 +356,7 @@ def _keys(table: pa.Table) -> Rules:
 
 
 def _weights(table: pa.Table, spans: str, weights: str) -> Rules:
-    """A weight over 0 for each span, where a row has weights."""
+    """Check that a row with weights has a weight over 0 for each span."""
     given = table[weights].combine_chunks()
     has_weights = _mask(given.is_valid())
     counts = np.where(has_weights, pc.fill_null(given.value_lengths(), 0).to_numpy(), 0)

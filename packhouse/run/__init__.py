@@ -1,8 +1,8 @@
-"""A run: the chain, its steps and their cache, in this process or in several.
+"""Run the chain: its steps and their cache, in one process or several.
 
 chain.py       validate -> format -> tokenize -> pack -> split -> publish, top to bottom
-step.py        what a step is, and how a job of one is done
-steps/         a step in each file
-cache/         finished steps, found by their keys
+step.py        definition of steps and jobs, and how a job runs
+steps/         one file per step
+cache.py       finished steps by key
 local_pool.py  jobs in several processes
 """

@@ -1,20 +1,19 @@
-"""The cache of finished steps: a folder per key, with what the step wrote and a receipt.
+"""Cache finished steps: one folder per key with the step's output and a receipt.
 
-Losing it costs time, never data.
+Losing the cache costs time, never data.
 
 ```
-<root>/<step>/<key>/validated.arrow ...     what the step wrote
-<root>/<step>/<key>/receipt.json            names, sizes, sha256, counts; its presence is "done"
-<root>/tmp/<step>-<random>/                 a step at work; renamed as a whole when it is done
-<root>/tmp/<step>-<random>/.lock            locked by the process at work, with `flock`
+<root>/<step>/<key>/validated.arrow ...     output of the step
+<root>/<step>/<key>/receipt.json            names, sizes, sha256, counts; it marks the step done
+<root>/tmp/<step>-<random>/                 a running step; renamed as a whole when done
+<root>/tmp/<step>-<random>/.lock            held by the running process, with `flock`
 ```
 
-A hit is trusted only after the receipt's own digest, and every file's size and sha256, were
-compared with what is there: deleted or altered files mean the step is done again. A killed step
-leaves a folder under `tmp/` and nothing else; the next step removes it: the operating system frees
-the lock of a process that ends, and no clock is asked. Two processes that compute the same key both
-finish; one rename wins and the other process uses what won. Hashing runs at about 1.8 GB/s, so
-checking a hit of 100 MB costs 60 ms.
+A hit counts only if the receipt's own digest and the size and sha256 of every file match; if a file
+was deleted or altered, the step runs again. A killed step leaves only a folder under `tmp/`. The
+operating system frees its lock, so the next step can remove the folder without relying on clocks.
+If two processes compute the same key, both finish, the first rename wins, and the other process
+uses that result. Hashing runs at about 1.8 GB/s, so checking a hit of 100 MB takes 60 ms.
 """
 
 import fcntl
@@ -42,9 +41,10 @@ from packhouse.system.fingerprint import canonical_json, digest, file_sha256
 from packhouse.system.wording import first_line
 
 LOCK = ".lock"
-"""In a work folder; away as soon as the folder is a step."""
+"""Lock file in a work folder, deleted once the folder becomes a finished step."""
 
-# Names of files that steps write, such as `train-00000.parquet`: no folder, no dot in front.
+# Names of output files, such as `train-00000.parquet`: no folders and no leading dot, so a receipt
+# from a mirror cannot point outside its folder.
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
@@ -66,36 +66,36 @@ _FILES = TypeAdapter(dict[str, FileFact])
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Receipt(Generic[F]):
-    """What a step did: enough to find its files, to check them and to add up the ledger."""
+    """Record of a finished step: enough to find and check its files and to add up the ledger."""
 
     step: str
     key: str
     folder: str
     files: Mapping[str, FileFact]
     facts: F
-    """Counts of the step, part of what the files say: rows, tokens, reasons."""
+    """Counts of the step: rows, tokens, reasons."""
     seconds: float = 0.0
-    """Wall time it took to compute; not part of any key or published hash."""
+    """Wall time of the computation; not part of any key or published hash."""
     cached: bool = field(default=False, compare=False)
-    """True if this run found it done."""
+    """True if this run found it in the cache."""
 
     @property
     def ref(self) -> tuple[str, str]:
-        """Name of its step, and its key."""
+        """Step name and key."""
         return self.step, self.key
 
     def path(self, name: str) -> Path:
-        """Return where one of its files lies."""
+        """Return the path of one of its files."""
         return Path(self.folder) / name
 
 
 AnyReceipt = Receipt[Any]
 ReadFacts = Callable[[dict[str, Any]], Any]
-"""Makes facts of their JSON; raises ValueError if they are of another release."""
+"""Parse facts from JSON; raises ValueError if they come from another release."""
 
 
 class StepStore:
-    """Steps that are done, by key.
+    """Finished steps by key.
 
     Example:
         >>> import tempfile
@@ -111,20 +111,20 @@ class StepStore:
         self.root = root
 
     def find(self, step: str, key: str, read: ReadFacts = dict) -> AnyReceipt | None:
-        """Return the receipt if the step is done and every byte of it is as it was written.
+        """Return the receipt if the step is done and all of its files are unchanged.
 
-        A step whose facts `read` refuses counts as not done.
+        A step counts as not done if `read` rejects its facts.
         """
         receipt = self.peek(step, key, read)
         return receipt if receipt is not None and is_intact(receipt) else None
 
     def peek(self, step: str, key: str, read: ReadFacts = dict) -> AnyReceipt | None:
-        """Return the receipt if there is one, without reading the files it lists."""
+        """Return the receipt, if any, without reading the files it lists."""
         folder = self.root / step / key
         try:
             return parse_receipt((folder / "receipt.json").read_bytes(), step, key, folder, read)
         except (OSError, IntegrityError):
-            return None  # not there, or not as it was written
+            return None  # missing or altered
 
     def run(
         self,
@@ -133,18 +133,19 @@ class StepStore:
         compute: Callable[[Path], Mapping[str, Any]],
         read: ReadFacts = dict,
     ) -> AnyReceipt:
-        """Return the step's receipt, computing it first where it is not done.
+        """Return the step's receipt, computing the step first if it is not done.
 
-        `compute` writes files into the folder that it is given and returns its facts as JSON. If
-        it raises, nothing becomes visible. For `read` see `find`.
+        `compute` writes files into the given folder and returns the facts as JSON. If it raises,
+        nothing becomes visible. For `read`, see `find`.
 
         Raises:
-            DiskError: the cache cannot take the step.
+            DiskError: the cache cannot be written.
         """
         found = self.find(step, key, read)
         if found is not None:
-            with suppress(OSError):  # a cache that is only read, or a step that goes just now
-                os.utime(found.path("receipt.json"))  # `packhouse cache gc` takes the rest first
+            with suppress(OSError):  # a read-only cache, or the step is being deleted
+                # Mark it as used: `packhouse cache gc` deletes the least recently used first.
+                os.utime(found.path("receipt.json"))
             return found
         with self.work_folder(step) as work:
             self.sweep()
@@ -155,29 +156,31 @@ class StepStore:
 
     @contextmanager
     def work_folder(self, name: str) -> Iterator[Path]:
-        """A locked folder to work in, which is removed at the end if it is still there.
+        """Provide a locked work folder, and remove it at the end if it is still there.
 
         Raises:
-            DiskError: the cache cannot take it, or what the block writes.
+            DiskError: the cache cannot be written.
         """
         work = self.root / "tmp" / f"{name}-{uuid.uuid4().hex[:12]}"
         try:
             with disk_errors(self.root):
                 work.mkdir(parents=True)
                 lock = (work / ".new").open("xb")
-            with lock, disk_errors(self.root):  # looks at the disk before anything is removed
-                with suppress(OSError):  # no locks there: then nothing is ever swept
+            # `disk_errors` measures free space, so it must come before the folder is removed.
+            with lock, disk_errors(self.root):
+                with suppress(OSError):  # without file locks, nothing is ever swept
                     fcntl.flock(lock, fcntl.LOCK_EX)
-                (work / ".new").rename(work / LOCK)  # it is never seen unlocked
+                # Rename after locking: a sweep must never see the lock file unlocked.
+                (work / ".new").rename(work / LOCK)
                 yield work
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
     def sweep(self) -> int:
-        """Remove what killed processes left at work; returns how many folders."""
+        """Delete the work folders of killed processes and return their number."""
         tmp = self.root / "tmp"
         dead = [lock.parent for lock in tmp.glob(f"*/{LOCK}") if has_ended(lock)]
-        dead += tmp.glob("gone-*")  # steps that someone was removing
+        dead += tmp.glob("gone-*")  # left by an interrupted deletion
         for folder in dead:
             shutil.rmtree(folder, ignore_errors=True)
         return len(dead)
@@ -192,12 +195,13 @@ class StepStore:
                 winner = self.find(step, key, read)
                 if winner is not None:
                     return winner
-                # damaged, or of another release: take it out of the way
+                # It is damaged or from another release: delete it and try again.
                 shutil.rmtree(folder, ignore_errors=True)
                 continue
-            (folder / LOCK).unlink(missing_ok=True)  # till now, sweeps take what kills leave
+            # Only now: if the process had been killed before the rename, a sweep needs the lock.
+            (folder / LOCK).unlink(missing_ok=True)
             receipt = self.peek(step, key, read)
-            assert receipt is not None, f"facts of '{step}' cannot be read as they were written"
+            assert receipt is not None, f"facts of '{step}' do not survive a round trip"
             return replace(receipt, cached=False)
         raise OSError(f"could not move '{work}' to '{folder}'")
 
@@ -218,20 +222,20 @@ def _write_receipt(
 def parse_receipt(
     data: bytes, step: str, key: str, folder: Path, read: ReadFacts = dict
 ) -> AnyReceipt:
-    """Read a receipt that lies, or shall lie, in `folder`; its file names are safe to join to it.
+    """Parse a receipt stored in `folder`; its file names are safe to join to the folder.
 
     Raises:
-        IntegrityError: not the receipt of this step and key as it was written, it names a file
-            that no step writes, or `read` does not know its facts.
+        IntegrityError: the receipt was altered, belongs to another step or key, has an invalid file
+            name, or `read` rejects its facts.
     """
     try:
         raw = json.loads(data)
         if raw.pop("digest") != digest(raw) or (raw["step"], raw["key"]) != (step, key):
-            raise ValueError("the receipt of another step, or altered")
+            raise ValueError("it was altered or belongs to another step")
         files = _FILES.validate_json(canonical_json(raw["files"]), strict=True)
         for name in files:
             if not _FILE_NAME.fullmatch(name) or name == "receipt.json":
-                raise ValueError(f"no step writes a file {name[:80]!r}")
+                raise ValueError(f"file name {name[:80]!r} is not allowed")
         return Receipt(
             step=step,
             key=key,
@@ -243,23 +247,23 @@ def parse_receipt(
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = first_line(error)
-        raise IntegrityError(f"'{step}/{key}/receipt.json' is no receipt: {problem}") from None
+        raise IntegrityError(f"'{step}/{key}/receipt.json' is not valid: {problem}") from None
 
 
 def is_intact(receipt: AnyReceipt) -> bool:
-    """Return True if every file of a receipt is as it was written: reads all of them."""
+    """Read every file of a receipt and return True if all are unchanged."""
     try:
         return all(
             receipt.path(name).stat().st_size == fact.size
             and file_sha256(receipt.path(name)) == fact.sha256
             for name, fact in receipt.files.items()
         )
-    except OSError:  # gone, or no file any more
+    except OSError:  # deleted, or replaced by a folder
         return False
 
 
 def has_ended(path: Path) -> bool:
-    """Return True if the process that locked a file is gone; False where that cannot be told."""
+    """Return True if the process that locked a file is gone, False if it runs or may run."""
     try:
         with path.open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -269,24 +273,24 @@ def has_ended(path: Path) -> bool:
 
 
 class Mirror(Protocol):
-    """Shares finished steps with machines that have another cache: `packhouse.addons.mirrors`."""
+    """Shares finished steps with machines that use another cache: `packhouse.addons.mirrors`."""
 
     store: ObjectStore
     notes: list[str]
-    """What went wrong with it; each costs time only."""
+    """Problems with the mirror. They cost time only."""
 
     def sharing(self, names: Sequence[tuple[str, str]]) -> AbstractContextManager[None]:
-        """Fetch what is missing of some steps, as (step, key); write what the block computes."""
+        """Download the missing ones of these (step, key); upload those that the block computes."""
 
     def holding(self, steps: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Return which of the steps, as (step, key), it has."""
+        """Return those of these (step, key) that the mirror has."""
 
 
 def open_mirror(place: CachePlace) -> Mirror | None:
-    """Open the mirror of a cache; None where it has none.
+    """Open the mirror of a cache, or return None if it has none.
 
     Raises:
-        ConfigError: no such kind of store, no credentials.
+        ConfigError: the kind of store is unknown, or credentials are missing.
     """
     if place.mirror is None:
         return None
@@ -294,26 +298,26 @@ def open_mirror(place: CachePlace) -> Mirror | None:
 
 
 Check = Callable[[str, pa.Table], None]
-"""Called with an artefact's name and its table; raises ContractError."""
+"""Checks a table against the contract with the given name; raises ContractError."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """The folder of a run and its contract checks."""
+    """Cache folder and contract checks of a run."""
 
     cache: Path = field(default_factory=default_cache)
-    """Steps that are done lie under it; deleting it loses time, never data."""
+    """Folder of finished steps. Deleting it costs time, never data."""
     check: Check = tables.check
-    """Contract of every table, called before its step counts as done."""
+    """Contract check, called on every table before its step counts as done."""
     moved_by: str | None = None
-    """The run that a ref names as its mover; by default the person whose process this is."""
+    """Name recorded in the ref's history when it moves; by default the user of this process."""
 
     def __post_init__(self) -> None:
         check_cache(self.cache)
 
     @property
     def steps(self) -> StepStore:
-        """The step store of this workspace."""
+        """Step store of this workspace."""
         return StepStore(self.cache / "steps")
 
     @property

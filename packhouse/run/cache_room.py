@@ -1,26 +1,26 @@
-"""Room in the cache of steps: what runs hold, what may go, and the limits that runs keep.
+"""Manage the size of the step cache: pins of running jobs, deletion and limits.
 
-Every run removes, when it begins and when it has succeeded:
+Every run deletes steps when it begins and again after it succeeds:
 
-- steps of data that is no longer there (its file has grown or changed since the last run);
+- steps made from data that is gone (the file grew or changed since the last run);
 - steps that no run has used for PACKHOUSE_CACHE_MAX_DAYS (30);
-- the longest unused steps, until the cache is at most PACKHOUSE_CACHE_MAX_GB. Without that, half
-  of the room that the cache and the free part of its disk make together, and then only steps that
-  the last run of no dataset used.
+- the least recently used steps, until the cache is at most PACKHOUSE_CACHE_MAX_GB. If that is not
+  set, the limit is half of the cache plus free disk space, and steps used by the last run of any
+  dataset stay.
 
-A step that a run holds is never removed, whatever its age or size. Nothing here is needed for
-correctness: a step that is gone is done again, and gives the same bytes.
+A step that a run has pinned is never deleted, whatever its age or size. Nothing here affects
+correctness: a deleted step is computed again, with the same bytes.
 
 ```
-<cache>/runs/<dataset>.json              the jobs of a dataset's last run, for `explain` too
-<cache>/running/lock                     locked while a run says what it holds, and by removals
-<cache>/running/<version>-<random>.keys  keys of the steps of one run, a line each; locked by it
+<cache>/runs/<dataset>.json              jobs of a dataset's last run, also read by `explain`
+<cache>/running/lock                     held while a run pins steps and during deletions
+<cache>/running/<version>-<random>.keys  keys that one run has pinned, one per line; locked by it
 ```
 
-The locks are `flock`, which the operating system frees when a process ends, however it ends. A file
-that nobody has locked is of a run that failed or was killed: its steps are kept for a week more, so
-that the next run goes on there. A run that succeeds removes its file, and those of earlier tries;
-`packhouse cache gc --unfinished` removes those of all runs that ended without success.
+The locks use `flock`, which the operating system frees however a process ends. An unlocked file
+belongs to a run that failed or was killed: its steps are kept for another week, so that the next
+run can resume. A successful run deletes its own file and those of earlier attempts.
+`packhouse cache gc --unfinished` deletes the files of all unsuccessful runs.
 """
 
 import errno
@@ -49,22 +49,22 @@ log = logging.getLogger("packhouse.run.cache")
 
 _USUAL_DAYS = 30
 UNFINISHED_DAYS = 7
-"""How long the steps of a run that failed or was killed are held."""
+"""Days that the steps of a failed or killed run stay pinned."""
 
 Hold = Callable[[Iterable[str]], None]
-"""Holds more steps, by their keys."""
+"""Pins more steps by key."""
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
 def hold_steps(cache: Path, version_id: str, keys: Iterable[str]) -> Iterator[Hold]:
-    """Hold the steps of a run while the block runs, and for a week if it does not succeed.
+    """Pin the steps of a run while the block runs, and for another week if it fails.
 
     Args:
         cache: folder of finished steps.
-        version_id: 16 hex digits; runs of the same version are tries of the same work.
-        keys: of the steps that the run will read or write; call what is given with more.
+        version_id: 16 hex digits; runs of the same version are attempts at the same work.
+        keys: steps that the run reads or writes. Call the yielded function to pin more.
 
     Raises:
         DiskError: the cache cannot be written.
@@ -80,44 +80,46 @@ def hold_steps(cache: Path, version_id: str, keys: Iterable[str]) -> Iterator[Ho
     staged = path.with_suffix(".new")
     with disk_errors(cache):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = staged.open("xb", buffering=0)  # nothing is left to be written when it is closed
+        # Unbuffered: closing it must not fail on a full disk.
+        file = staged.open("xb", buffering=0)
     with file:
-        with suppress(OSError):  # no locks there: then nothing is ever removed
+        with suppress(OSError):  # without file locks, nothing is ever deleted
             fcntl.flock(file, fcntl.LOCK_EX)
         with disk_errors(cache):
-            staged.rename(path)  # it is never seen unlocked: another try would forget it
+            # Rename after locking: another attempt deletes files that are not locked.
+            staged.rename(path)
         try:
             hold(keys)
         except BaseException:
             path.unlink()
             raise
-        forget_tries(cache, version_id)  # the new file names all that theirs do
+        forget_tries(cache, version_id)  # the new file includes all of their keys
         yield hold
         path.unlink(missing_ok=True)
-    with suppress(FileNotFoundError):  # someone removed the cache while the run was on
+    with suppress(FileNotFoundError):  # someone deleted the cache during the run
         forget_tries(cache, version_id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HoldFile:
-    """What one run holds."""
+    """Steps that one run has pinned."""
 
     version_id: str
     keys: frozenset[str]
-    """Of its steps."""
+    """Keys of the steps."""
     until: float | None
-    """When they are free, seconds since 1970; None while the run goes on."""
+    """Time at which the pin expires, in seconds since 1970; None while the run is active."""
 
 
 def hold_files(cache: Path) -> list[HoldFile]:
-    """List what runs hold, and forget runs that ended without success over a week ago."""
+    """List the pins of all runs, deleting those of runs that failed over a week ago."""
     found = []
     now = time.time()
     for path in (cache / "running").glob("*.keys"):
         until = None
-        with suppress(OSError):  # its run has just ended
+        with suppress(OSError):  # the run may end at this moment
             if not has_ended(path):
-                os.utime(path)  # so that its week begins when it ends
+                os.utime(path)  # the week starts when the run ends
             else:
                 until = path.stat().st_mtime + UNFINISHED_DAYS * 86400
                 if now > until:
@@ -131,18 +133,18 @@ def hold_files(cache: Path) -> list[HoldFile]:
 
 
 def held_keys(cache: Path) -> set[str]:
-    """Return the keys of all steps that runs hold.
+    """Return the keys of all pinned steps.
 
-    Steps that are removed must be looked up here and renamed under one `cache_lock`.
+    Before deleting steps, call this and rename them away under one `cache_lock`.
     """
     return {key for file in hold_files(cache) for key in file.keys}
 
 
 @contextmanager
 def cache_lock(cache: Path) -> Iterator[bool]:
-    """Wait for the cache's own lock and hold it for the block: a matter of milliseconds.
+    """Hold the lock of the cache during the block, which should take milliseconds.
 
-    Gives False where the file system has no locks: runs go on, and nothing may be removed.
+    Yields False if the file system has no locks; then nothing may be deleted.
     """
     with (cache / "running" / "lock").open("a") as file:
         try:
@@ -156,7 +158,7 @@ def cache_lock(cache: Path) -> Iterator[bool]:
 
 
 def forget_tries(cache: Path, version_id: str = "*") -> None:
-    """Let go of what runs hold that ended without success: of one version, or of all."""
+    """Unpin the steps of unsuccessful runs, of one version or of all."""
     with cache_lock(cache):
         for path in (cache / "running").glob(f"{version_id}-*.keys"):
             if has_ended(path):
@@ -175,16 +177,16 @@ class LastJob:
     key: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     """Name of a folder in the cache."""
     parts: dict[str, Any]
-    """What the key was made of, as plain JSON."""
+    """Everything that went into the key, as plain JSON."""
     shard: dict[str, Any] | None = None
-    """A `SourceShard`, as plain JSON: where its rows lay, if it read some of a source."""
+    """The `SourceShard` that it read, as plain JSON; None if it read none."""
 
 
 _LAST_JOBS = TypeAdapter(list[LastJob])
 
 
 def save_last_run(cache: Path, dataset: str, executed: Iterable[AnyJob]) -> None:
-    """Remember every job's key and what it was made of; and where the rows of shards lay."""
+    """Save the key and key parts of every job, and the location of its source rows."""
     jobs = []
     for job in executed:
         shard = getattr(job.parameters, "shard", None)
@@ -200,7 +202,7 @@ def save_last_run(cache: Path, dataset: str, executed: Iterable[AnyJob]) -> None
 
 
 def load_last_run(cache: Path, dataset: str) -> dict[tuple[str, str], LastJob]:
-    """Return the jobs of the last run by (step, label); empty where there was none to be read."""
+    """Return the jobs of the last run by (step, label); empty if there is none or it is damaged."""
     try:
         jobs = _LAST_JOBS.validate_json(_path(cache, dataset).read_bytes())
     except (FileNotFoundError, ValueError):
@@ -209,27 +211,27 @@ def load_last_run(cache: Path, dataset: str) -> dict[tuple[str, str], LastJob]:
 
 
 def touch_last_run(cache: Path, dataset: str) -> None:
-    """Count the steps of the last run as used now, as a look that finds nothing changed does."""
-    with suppress(OSError):  # there was none, or the cache is only read
+    """Mark the steps of the last run as used now, because a refresh found nothing changed."""
+    with suppress(OSError):  # no last run, or a read-only cache
         os.utime(_path(cache, dataset))
 
 
 def obsolete_keys(before: Iterable[LastJob], now: Iterable[SourceShard]) -> set[str]:
-    """Return the keys of what was made from bytes that a source no longer holds.
+    """Return the keys of steps made from bytes that a source no longer contains.
 
-    A file that grew has another last shard: the former one, and all that was made from it, is
-    needed by no recipe. Steps of other settings are not obsolete: someone may go back to them.
+    When a file grows, its last shard changes: no recipe needs the old shard or anything made from
+    it. Steps with other settings are not obsolete, because someone may go back to them.
 
     Args:
-        before: jobs of the run before, as `load_last_run` gives them.
+        before: jobs of the previous run, from `load_last_run`.
         now: shards of this run.
     """
     shards = list(now)
     files, contents = {shard.file for shard in shards}, {shard.sha256 for shard in shards}
     gone: set[str] = set()
-    # a.jsonl had shards 1 and 2, and was appended to: it has 1 and 3 now. Gone is what was made of
-    # 2: its jobs of validate, format and tokenize, pack, and all behind it.
-    for job in before:  # each comes after those that it reads
+    # a.jsonl had shards 1 and 2; after an append it has 1 and 3. Everything made from shard 2 is
+    # obsolete: its validate, format and tokenize jobs, then pack and all later steps.
+    for job in before:  # a job comes after the jobs that it reads
         parts = job.parts
         shard = parts.get("shard", {})
         is_changed = shard.get("file") in files and shard["sha256"] not in contents
@@ -251,11 +253,11 @@ class Cached:
     key: str
     num_bytes: int
     used_at: float
-    """When it was made, or last found by a run: seconds since 1970."""
+    """Time at which a run last made or found it, in seconds since 1970."""
     is_used: bool
     """True if the last run of some dataset used it."""
     is_held: bool = False
-    """True if a run that goes on, or did not succeed, reads or writes it."""
+    """True if an active or unsuccessful run has pinned it."""
 
 
 def _limit(name: str) -> float | None:
@@ -263,29 +265,29 @@ def _limit(name: str) -> float | None:
     if not text:
         return None
     if not text.replace(".", "", 1).isdecimal():
-        raise ConfigError(f"{name} is '{text}'; it must be a number from 0 on")
+        raise ConfigError(f"{name} is '{text}'. Set it to a number, 0 or more.")
     return float(text)
 
 
 def max_cache_bytes() -> int | None:
-    """Return PACKHOUSE_CACHE_MAX_GB in bytes; None: half of the room there is.
+    """Return PACKHOUSE_CACHE_MAX_GB in bytes, or None if it is not set.
 
     Raises:
-        ConfigError: it is not a number from 0 on.
+        ConfigError: the value is negative or not a number.
     """
     max_gb = _limit("PACKHOUSE_CACHE_MAX_GB")
     return None if max_gb is None else int(max_gb * 10**9)
 
 
 def list_steps(cache: Path) -> list[Cached]:
-    """List the finished jobs of a cache, by step and key. Costs a look at each file's size."""
+    """List the finished jobs of a cache by step and key. Reads the size of every file."""
     last_used = _last_runs(cache)
     held = held_keys(cache)
     found = []
     for folder in sorted((cache / "steps").glob("*/*")):
         if folder.parent.name == "tmp":
             continue
-        with suppress(FileNotFoundError, NotADirectoryError):  # another process took it away
+        with suppress(FileNotFoundError, NotADirectoryError):  # another process deleted it
             sizes = [file.stat().st_size for file in folder.iterdir()]
             used_at = (folder / "receipt.json").stat().st_mtime
             found.append(
@@ -302,7 +304,7 @@ def list_steps(cache: Path) -> list[Cached]:
 
 
 def _last_runs(cache: Path) -> dict[str, float]:
-    """Key of each step that the last run of a dataset used -> when that was."""
+    """Return the steps that the last run of any dataset used: key -> time of that run."""
     keys: dict[str, float] = {}
     for path in (cache / "runs").glob("*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -319,13 +321,13 @@ def choose_steps(
     oldest: float = float("inf"),
     spare_used: bool = False,
 ) -> list[Cached]:
-    """Choose what may go: longest unused first, and nothing that a run holds.
+    """Choose steps to delete, least recently used first; pinned steps are never chosen.
 
     Args:
-        found: what lies there.
-        most_bytes: size to come down to, with steps in use if it must be; None: all out of use.
-        oldest: steps made or found at this time or later stay; seconds since 1970.
-        spare_used: leave steps in use alone whatever the size.
+        found: steps in the cache.
+        most_bytes: size to reach, deleting used steps if necessary; None: all unused steps.
+        oldest: keep steps used at or after this time, in seconds since 1970.
+        spare_used: never choose used steps, whatever the size.
 
     Example:
         >>> def step(key, used_at, is_used):
@@ -344,7 +346,7 @@ def choose_steps(
     )
     if most_bytes is None or spare_used:
         old = [each for each in old if not each.is_used]
-    # Steps of 10 bytes each, last used at 1 (in use), 3 and 2: to come to 20, the one of 2 goes.
+    # Three steps of 10 bytes, last used at 1 (in use), 3 and 2: to reach 20, delete the one at 2.
     chosen, size = [], sum(each.num_bytes for each in found)
     for each in old:
         if most_bytes is not None and size <= most_bytes:
@@ -356,26 +358,26 @@ def choose_steps(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheRoom:
-    """What finished steps take, what they may take, and what is left on their disk; in bytes."""
+    """Size and limit of the step cache and free space on its disk, in bytes."""
 
     num_bytes: int
     held_bytes: int
-    """Of steps that runs hold."""
+    """Size of pinned steps."""
     max_bytes: int
     free_bytes: int
     free_inodes: int | None
-    """New files that fit; None where the file system has no such limit."""
+    """Number of files that can still be created; None if the file system has no such limit."""
 
     def __str__(self) -> str:
         inodes = "" if self.free_inodes is None else f" and {self.free_inodes:,} files"
         return (
-            f"{in_mb(self.num_bytes)} in finished steps, {in_mb(self.held_bytes)} of them held by "
-            f"runs; limit {in_mb(self.max_bytes)}; {in_mb(self.free_bytes)}{inodes} free"
+            f"{in_mb(self.num_bytes)} in finished steps ({in_mb(self.held_bytes)} in use by runs), "
+            f"limit {in_mb(self.max_bytes)}, {in_mb(self.free_bytes)}{inodes} free"
         )
 
 
 def cache_room(cache: Path, found: Sequence[Cached] | None = None) -> CacheRoom:
-    """Return what the steps take, and how much more they may; `found` spares a listing."""
+    """Return the size and limits of the cache. Pass `found` to avoid listing it again."""
     found = list_steps(cache) if found is None else found
     size, free = sum(each.num_bytes for each in found), free_space(cache)
     limit = max_cache_bytes()
@@ -389,7 +391,7 @@ def cache_room(cache: Path, found: Sequence[Cached] | None = None) -> CacheRoom:
 
 
 def in_mb(num_bytes: int) -> str:
-    """Write a number of bytes for people.
+    """Format a number of bytes in megabytes.
 
     Example:
         >>> in_mb(404_100_000)
@@ -399,11 +401,11 @@ def in_mb(num_bytes: int) -> str:
 
 
 def keep_limits(cache: Path, obsolete: Collection[str] = ()) -> CacheRoom:
-    """Bring a cache within its limits; returns what there is then.
+    """Delete steps until the cache is within its limits, and return its size afterwards.
 
     Args:
         cache: folder of finished steps.
-        obsolete: keys of steps that go at once, but for those that some dataset's last run used.
+        obsolete: keys of steps to delete now, unless the last run of some dataset used them.
     """
     max_days = _limit("PACKHOUSE_CACHE_MAX_DAYS")
     oldest = time.time() - (_USUAL_DAYS if max_days is None else max_days) * 86400
@@ -421,14 +423,15 @@ def keep_limits(cache: Path, obsolete: Collection[str] = ()) -> CacheRoom:
     freed = remove_steps(cache, gone)
     if freed:
         log.info("cache '%s': %s freed", cache, in_mb(freed))
-    return cache_room(cache, None if gone else found)  # what a run took up meanwhile is still there
+    # List again after deleting: steps that a run has pinned in the meantime are still there.
+    return cache_room(cache, None if gone else found)
 
 
 def remove_steps(cache: Path, chosen: Sequence[Cached]) -> int:
-    """Remove steps, each as a whole, but for those that a run holds by now.
+    """Delete steps, except those that a run has pinned in the meantime.
 
     Returns:
-        Bytes that were freed: 0 on a file system without locks.
+        Freed bytes; 0 on a file system without locks.
 
     Raises:
         DiskError: the cache cannot be written.
@@ -446,7 +449,8 @@ def remove_steps(cache: Path, chosen: Sequence[Cached]) -> int:
                 gone = tmp / f"gone-{uuid.uuid4().hex[:12]}"
                 with suppress(FileNotFoundError):
                     if each.key not in held:
-                        (cache / "steps" / each.step / each.key).rename(gone)  # never seen half
+                        # Rename first: no reader ever sees a half-deleted step.
+                        (cache / "steps" / each.step / each.key).rename(gone)
                         moved.append((gone, each.num_bytes))
     for gone, _ in moved:
         shutil.rmtree(gone, ignore_errors=True)

@@ -1,11 +1,12 @@
-"""The chain, written once: validate -> format -> tokenize -> pack -> split -> publish.
+"""Run the chain: validate -> format -> tokenize -> pack -> split -> publish.
 
-Up to tokenize a job is a shard of input. Pack plans all of them at once, on lengths; then a job is
-a shard of output: gather brings its tokens together, files writes it. Publish commits them all.
+Through tokenize, a job processes one shard of input. Pack then plans the whole dataset from lengths
+alone. After that, a job produces one shard of output: gather collects its tokens and files writes
+it. Publish commits all of them.
 
-`run` does a step's jobs and returns their receipts: on this machine (`packhouse.run.local_pool`)
-or as Prefect's tasks (`tasks.runner`). Both call `packhouse.run.step.execute`, so the bytes are
-the same.
+`run` executes the jobs of a step and returns their receipts, either on this machine
+(`packhouse.run.local_pool`) or as Prefect tasks (`tasks.runner`). Both call
+`packhouse.run.step.execute`, so the output is the same.
 """
 
 import logging
@@ -49,24 +50,24 @@ log = logging.getLogger("packhouse.run.cache")
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What a run did: the version it published or found, and the account of every row."""
+    """Result of a run: the version it published or found, and a count of every row."""
 
     dataset: str
     store: str
     sources: tuple[str, ...] = ()
-    """Where the raw rows came from: paths and URIs of the recipe."""
+    """Paths and URIs of the raw rows, as in the recipe."""
     published: Published
-    """Facts of the publish step: which version, its statistics, audit and ref."""
+    """Facts of the publish step: the version, its statistics, audit and ref."""
     gates: tuple[GateResult, ...]
-    """What each gate found."""
+    """Result of each gate."""
     golden: int = 0
-    """Golden conversations that came out as pinned."""
+    """Golden conversations that match their pinned output."""
     ledger: list[LedgerLine]
     factor_note: str | None = None
-    """How many times the text of one rendering per row the records hold, if over 1.1; in words."""
+    """A sentence about how much splitting rows repeats their text, if by more than 1.1 times."""
     receipts: list[AnyReceipt] = field(repr=False)
     seconds: dict[str, float] = field(repr=False)
-    """Wall time of each step, all its jobs together."""
+    """Wall time of each step, over all its jobs."""
 
     @property
     def version(self) -> str:
@@ -75,7 +76,7 @@ class Prepared:
 
     @property
     def pinned(self) -> str:
-        """`<version>#<digest>`, which no other manifest answers to."""
+        """`<version>#<digest>`, which matches only this manifest."""
         return pinned(self.version, self.published.manifest_id)
 
     @property
@@ -90,7 +91,7 @@ class Prepared:
 
     @property
     def created(self) -> bool:
-        """False where the version was there already."""
+        """False if the version already existed."""
         return self.published.created
 
 
@@ -104,21 +105,21 @@ def prepare(
 ) -> Prepared:
     """Turn raw rows into a published version.
 
-    Nothing becomes visible in the store unless every step, contract and count held. No step of the
-    run is removed from the cache until it has succeeded (`cache.holds`); the cache is
-    brought within its limits before and after (`cache.limits`).
+    Nothing becomes visible in the store unless every step, contract and count checks out. The run's
+    steps stay in the cache until it succeeds (`hold_steps`). The cache is brought within its
+    limits before and after the run (`keep_limits`).
 
     Args:
-        recipe: what to do.
-        run: does the jobs of one step.
+        recipe: recipe to run.
+        run: executes the jobs of one step.
         cache: folder of finished steps.
-        plan: of the recipe, where it was made already; it costs a read of the sources.
-        gates: gets the result of each gate as soon as it is known. Those of an error are not in
-            it: they are the fact `gates` of the error.
-        mirror: shares the steps with machines that have another cache.
+        plan: plan of the recipe, if already made; making one reads the sources.
+        gates: receives the result of each gate as soon as it is known. An error carries its gate
+            results itself, as its fact `gates`.
+        mirror: shares steps with machines that use another cache.
 
     Raises:
-        PackhouseError: see `packhouse.errors`; each names file, place, limit and remedy.
+        PackhouseError: see `packhouse.errors`; each names the file, place, limit and fix.
     """
     gates = gates or GateLog()
     start_phase("planning" if plan is None else "checking the store")
@@ -133,17 +134,17 @@ def prepare(
         prepared = _do_steps(recipe, run, cache, plan, gates, mirror, hold)
     try:
         keep_limits(cache, obsolete_keys(before, plan.shards))
-    except DiskError as error:  # the version is published, and the next run tries again
-        log.warning("cache '%s' was not brought within its limits: %s", cache, error)
+    except DiskError as error:  # the version is published; the next run tries again
+        log.warning("cache '%s' is over its limits and could not be trimmed: %s", cache, error)
     return replace(prepared, golden=golden.total)
 
 
 def check_golden(recipe: Recipe, tokenizers: Path) -> GateResult:
-    """Check the conversations that the recipe pins, if it does.
+    """Check the recipe's golden conversations, if it has any.
 
     Raises:
-        AuditError: one came out otherwise.
-        ConfigError: their file cannot be read or holds something else.
+        AuditError: a conversation differs from its pinned output.
+        ConfigError: the golden file cannot be read or is not one.
     """
     if recipe.golden is None:
         detail = "the recipe pins no conversations"
@@ -157,7 +158,8 @@ def _say_room(cache: Path, plan: Plan) -> None:
     log.info("cache '%s': %s; this run adds about %s", cache, room, in_mb(needed))
     if needed > room.free_bytes:
         log.warning(
-            "cache '%s' has %s free, and this run needs about %s: it may end with a full disk",
+            "cache '%s' has %s free, but this run needs about %s. Free some space, "
+            "or the run may fail with a full disk.",
             cache,
             in_mb(room.free_bytes),
             in_mb(needed),
@@ -177,9 +179,9 @@ def _do_steps(
     seconds: dict[str, float] = {}
 
     def do(jobs: Sequence[AnyJob]) -> list[AnyReceipt]:
-        check_interrupted()  # a signal whose exception was lost in C code
+        check_interrupted()  # C code may have swallowed the exception of a signal
         start = time.perf_counter()
-        # The jobs of format do those beside them, too (`then` in `steps/format.py`).
+        # Format jobs also run the side jobs of their shard (`then` in `steps/format.py`).
         beside = plan.beside if jobs is plan.format else ()
         with mirror.sharing([job.ref for job in (*jobs, *beside)]) if mirror else nullcontext():
             receipts = run(jobs)
@@ -191,7 +193,7 @@ def _do_steps(
     workspace = Workspace(cache=cache)
 
     def say_factor() -> None:
-        """Say early what splitting rows costs: long before the last shard is rendered."""
+        """Warn about the cost of splitting rows after the first shards, not after the last."""
         found = [FORMAT.peek(job.key, workspace) for job in plan.format[:8]]
         if note := factor_note(split_text_of(filter(None, found)), recipe.format):
             logging.getLogger("packhouse.format").warning("so far, %s", note)

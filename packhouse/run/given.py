@@ -1,7 +1,7 @@
-"""What people give - a recipe, data, a tokenizer - as a run needs it: files, folders and names.
+"""Turn the arguments of `prepare` (a recipe, data, a tokenizer) into files, folders and names.
 
-Rows and tokenizers that are objects of this process are written to the cache, under names by their
-content: the same rows are the same version, wherever they came from.
+Rows and tokenizers in memory are written to the cache, in folders named by their content, so the
+same rows always give the same version.
 """
 
 import hashlib
@@ -42,38 +42,39 @@ _SPEAKER = {"role", "from"}
 def read_recipe(
     path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str, object] | None = None
 ) -> Recipe:
-    """Read a recipe, and pin the name of its tokenizer to the commit that it stands for now.
+    """Read a recipe and pin a tokenizer from the Hub to its current commit.
 
     Raises:
         ConfigError: see `load_recipe`.
-        TokenizerError: there is no such tokenizer.
+        TokenizerError: the tokenizer does not exist.
     """
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no torch: as it should be
+    # transformers warns if torch is missing, but packhouse works without it.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     return pinned(load_recipe(path, overrides, settings))
 
 
 def pinned(recipe: Recipe) -> Recipe:
-    """Return the recipe with `org/name@<commit>` where its tokenizer is `org/name`."""
+    """Return the recipe with tokenizer `org/name` replaced by `org/name@<commit>`."""
     return recipe.model_copy(update={"tokenizer": pin_tokenizer(recipe.tokenizer)})
 
 
 def data_uri(data: object, cache: Path) -> str:
-    """Return where data lies: a path or address as it is, a dataset's id, or a file in the cache.
+    """Return the path or URI of the data, after writing rows in memory to the cache.
 
     Args:
-        data: a file, folder, glob, address (`s3://`, ...); a dataset of the Hub (`org/name`,
-            if there is no folder `org` here); or rows: a `datasets.Dataset`, a pandas or polars
+        data: a file, folder, glob or URI (`s3://`, ...); a dataset on the Hub (`org/name`,
+            unless a folder `org` exists here); or rows: a `datasets.Dataset`, a pandas or polars
             frame, an Arrow table, a list of dicts or of conversations.
-        cache: rows are written below it.
+        cache: cache folder; rows are written under it.
 
     Raises:
-        ConfigError: none of these, or rows that JSON or Parquet cannot hold.
+        ConfigError: the type is not supported, or JSON or Parquet cannot hold the rows.
         DiskError: the rows cannot be written.
     """
     if isinstance(data, str | Path):
         uri = str(data)
         if not uri:
-            raise ConfigError("data is an empty path; give a file or a folder")
+            raise ConfigError("data is an empty path. Pass a file or a folder.")
         is_id = _DATASET_ID.fullmatch(uri) and not Path(uri).parent.exists()
         return f"hf://datasets/{uri}" if is_id else uri
     name = "rows.jsonl" if isinstance(data, list | tuple) else "rows.parquet"
@@ -93,7 +94,7 @@ def is_rows(data: object) -> bool:
 
 
 def is_settings(data: object) -> bool:
-    """Return True for the settings of a source: a dict with a path."""
+    """Return True if a dict holds the settings of a source, that is, a path and known options."""
     return isinstance(data, dict) and "path" in data and set(data) <= set(SourceConfig.model_fields)
 
 
@@ -105,7 +106,7 @@ def _is_row(row: Any) -> bool:
 
 
 def _write_rows(data: Any, path: str) -> None:
-    """Write rows to a file: a list as JSON Lines, all else as Parquet."""
+    """Write rows to a file: a list as JSON Lines, everything else as Parquet."""
     if is_rows(data):
         Path(path).write_bytes(b"".join(_json_line(row, n) for n, row in enumerate(data)))
         return
@@ -119,31 +120,32 @@ def _write_rows(data: Any, path: str) -> None:
             with _without_bars():
                 data.to_parquet(path)
         elif library == "pandas" and hasattr(data, "to_parquet"):
-            is_named = any(name is not None for name in data.index.names)  # else mere row numbers
+            # An unnamed index holds row numbers only.
+            is_named = any(name is not None for name in data.index.names)
             data.to_parquet(path, index=is_named)
         elif library and hasattr(data, "write_parquet"):  # polars
             data.write_parquet(path)
-        elif library and hasattr(data, "to_parquet"):  # whatever else can
+        elif library and hasattr(data, "to_parquet"):  # dask, geopandas, ...
             data.to_parquet(path)
         else:
             raise _no_rows(data)
     except (pa.ArrowException, TypeError, ValueError) as error:
         said = " ".join(map(str, error.args))[:200]
         raise ConfigError(
-            f"rows of the {type(data).__name__} cannot be written as Parquet ({said}); give "
-            "each column one type and a name of its own"
+            f"rows of the {type(data).__name__} cannot be written as Parquet ({said}). Give "
+            "each column a unique name and a single type."
         ) from None
 
 
 def _no_rows(data: Any) -> ConfigError:
     hint = ""
     if isinstance(data, dict) and any(hasattr(split, "to_parquet") for split in data.values()):
-        hint = f"; of a dict of splits give one: data[{next(iter(data))!r:.40}]"
+        hint = f" From a dict of splits, pass one split: data[{next(iter(data))!r:.40}]."
     elif hasattr(data, "collect"):
-        hint = "; of a lazy frame give `data.collect()`"
+        hint = " For a lazy frame, pass `data.collect()`."
     return ConfigError(
-        f"data of type {type(data).__name__} holds no rows; give a path, a list of dicts, a "
-        f"datasets.Dataset, a pandas or polars frame, or an Arrow table{hint}"
+        f"data of type {type(data).__name__} does not hold rows. Pass a path, a list of dicts, a "
+        f"datasets.Dataset, a pandas or polars frame, or an Arrow table.{hint}"
     )
 
 
@@ -152,14 +154,14 @@ def _json_line(row: object, number: int) -> bytes:
         return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
         raise ConfigError(
-            f"row {number} of the list cannot be written as JSON ({error}); give text, numbers, "
-            "true, false, None, lists and dicts with keys of text"
+            f"row {number} of the list cannot be written as JSON ({error}). Use only strings, "
+            "numbers, True, False, None, lists, and dicts with string keys."
         ) from None
 
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Let `datasets` show no bars: the run has one of its own."""
+    """Hide the progress bars of `datasets`, because the run shows its own."""
     from datasets import utils
 
     is_shown = not utils.are_progress_bars_disabled()
@@ -172,25 +174,25 @@ def _without_bars() -> Iterator[None]:
 
 
 def tokenizer_name(tokenizer: object, cache: Path) -> str:
-    """Return a folder or a pinned name; a tokenizer object is saved to the cache first.
+    """Return a tokenizer folder or pinned name, after saving a tokenizer object to the cache.
 
     Raises:
-        TokenizerError: no such folder and no such name, or an object that is no tokenizer.
+        TokenizerError: the folder or name does not exist, or the object is not a tokenizer.
         DiskError: the object cannot be saved.
     """
     if isinstance(tokenizer, str | Path):
         return pin_tokenizer(os.path.expanduser(tokenizer))  # noqa: PTH111 - `org/name` stays text
     if isinstance(tokenizer, type) or not hasattr(tokenizer, "save_pretrained"):
         raise TokenizerError(
-            f"an object of type {type(tokenizer).__name__} is no tokenizer; give a folder, a "
-            "name of the Hub (`org/name`) or a tokenizer of transformers; "
-            "`PreTrainedTokenizerFast(tokenizer_object=...)` makes one of a tokenizers.Tokenizer"
+            f"an object of type {type(tokenizer).__name__} is not a tokenizer. Pass a folder, a "
+            "Hub name (`org/name`) or a transformers tokenizer; wrap a tokenizers.Tokenizer in "
+            "`PreTrainedTokenizerFast(tokenizer_object=...)`."
         )
     return str(_kept(cache, tokenizer.save_pretrained, fingerprint_tokenizer))
 
 
 def write_content(cache: Path, name: str, write: Callable[[str], Any]) -> str:
-    """Write a file to a folder named by its content, and return its path."""
+    """Write a file into a folder named by its content and return its path."""
 
     def digest(folder: str) -> str:
         with (Path(folder) / name).open("rb") as file:
@@ -200,9 +202,9 @@ def write_content(cache: Path, name: str, write: Callable[[str], Any]) -> str:
 
 
 def _kept(cache: Path, write: Callable[[str], Any], content_of: Callable[[str], str]) -> Path:
-    """Fill a folder and move it to where its content belongs.
+    """Fill a folder, then move it to the path derived from its content.
 
-    One that lies there already, maybe from another process, stays if it still has that content.
+    A folder that is already there, perhaps from another process, is kept if its content is intact.
     """
     staged = cache / "given" / f".{uuid.uuid4().hex}"
     with disk_errors(cache):
@@ -215,7 +217,7 @@ def _kept(cache: Path, write: Callable[[str], Any], content_of: Callable[[str], 
                 try:
                     staged.rename(place)
                 except OSError:
-                    if not _has_content(place, content_of):  # else another process was quicker
+                    if not _has_content(place, content_of):  # otherwise another process was faster
                         raise
         finally:
             shutil.rmtree(staged, ignore_errors=True)
@@ -240,18 +242,18 @@ def recipe_for(
     settings: Mapping[str, object],
     overrides: Sequence[str] = (),
 ) -> Recipe:
-    """Return the recipe of what was given to `prepare`; rows in memory are written to the cache.
+    """Return the recipe for the arguments of `prepare`; rows in memory are written to the cache.
 
-    Arguments are those of `prepare`; `overrides` (`section.key=value`) go over `settings`. Where
-    they change what a given recipe makes, `publish.move_ref` is false unless they say it, too.
+    `overrides` (`section.key=value`) take precedence over `settings`. If they change the data that
+    a recipe produces, `publish.move_ref` becomes false unless it is set explicitly.
 
     Raises:
-        ConfigError: a setting that no recipe has, or no tokenizer.
-        TokenizerError: there is no such tokenizer.
+        ConfigError: a setting is unknown, or the tokenizer is missing.
+        TokenizerError: the tokenizer does not exist.
     """
     for key, section, given_too in (("seq_len", "pack", seq_len), ("store", "publish", store)):
         if given_too is not None and key in _keys_of(settings.get(section)):
-            raise ConfigError(f"{key} is given twice, as {key}= and in {section}=; give it once")
+            raise ConfigError(f"{key} is set twice, as {key}= and in {section}=. Remove one.")
     over: dict[str, Any] = {
         "dataset": dataset,
         "tokenizer": None if tokenizer is None else tokenizer_name(tokenizer, cache),
@@ -259,7 +261,8 @@ def recipe_for(
         "publish": {} if store is None else {"store": str(store)},
     }
     if os.path.isdir(over["tokenizer"] or ""):  # noqa: PTH112 - a Path raises on long names
-        over["tokenizer"] = str(Path(over["tokenizer"]).absolute())  # not of the recipe's folder
+        # Paths in a recipe are relative to its folder, arguments to the current one.
+        over["tokenizer"] = str(Path(over["tokenizer"]).absolute())
     is_recipe = isinstance(data, Recipe) or is_recipe_path(data)
     put = [*merge_settings({}, over), *merge_settings({}, settings), *overrides]
     if is_recipe and changes_data(put):
@@ -272,36 +275,36 @@ def recipe_for(
     for override in overrides:
         apply_override(raw, override)
     if not raw.get("tokenizer"):
-        raise ConfigError("no tokenizer; give a name of the Hub (`org/name`) or a folder")
+        raise ConfigError("no tokenizer. Pass a Hub name (`org/name`) or a folder.")
     return pinned(parse_recipe(raw, where="prepare"))
 
 
 def _raw_recipe(data: Any, cache: Path, settings: Mapping[str, object]) -> dict[str, object]:
-    """A recipe's mapping of what was given, before settings go over it."""
+    """Return the recipe as a mapping, before settings are applied."""
     if isinstance(data, Recipe):
         return data.model_dump(mode="json", by_alias=True, exclude_unset=True)
     if "sources" in settings:
-        raise ConfigError("data and sources= both name rows; give all of them as data: a list")
+        raise ConfigError("data and sources= both name rows. Pass all of them as a list in data.")
     several = isinstance(data, list | tuple) and not is_rows(data)
     given = list(data) if several else [data]
     if not given:
-        raise ConfigError("data is an empty list; give rows, or at least one file")
+        raise ConfigError("data is an empty list. Pass rows, or at least one file.")
     if several and any(map(_is_row, given)):
         number = next(number for number, each in enumerate(given) if not _is_row(each))
         raise ConfigError(
-            f"item {number} of the list is {type(given[number]).__name__}, no row as others are; "
-            "give rows alone, or files and their settings alone"
+            f"item {number} of the list is of type {type(given[number]).__name__}, but others are "
+            "rows. Pass only rows, or only files and their settings."
         )
     sources = [_source(each, cache) for each in given]
     in_memory = [s for s in sources if Path(s["path"]).is_relative_to(cache / "given")]
-    if len(in_memory) > 1:  # their files in the cache are all called `rows`
+    if len(in_memory) > 1:  # their files in the cache are all called `rows`, which must be unique
         for number, source in enumerate(in_memory, 1):
             source.setdefault("name", f"rows-{number}")
     return {"dataset": name_of(given[0]), "sources": sources}
 
 
 def _keys_of(section: object) -> Mapping[str, object]:
-    """What a section sets, given as a mapping or as one of the recipe's models."""
+    """Return what a section sets; it may be a mapping or one of the recipe's models."""
     if isinstance(section, BaseModel):
         return section.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return section if isinstance(section, Mapping) else {}
@@ -316,7 +319,7 @@ def _source(data: Any, cache: Path) -> dict[str, Any]:
 
 
 def name_of(data: object) -> str:
-    """A dataset's name from its first file: `My Data.v2.jsonl.gz` -> `my-data`."""
+    """Return a dataset name for a file: `My Data.v2.jsonl.gz` -> `my-data`."""
     if isinstance(data, SourceConfig | dict):
         data = data.path if isinstance(data, SourceConfig) else data.get("path")
     if not isinstance(data, str | Path):

@@ -1,9 +1,8 @@
-"""Jobs on several processes of this machine, without any server: `packhouse prepare --workers N`.
+"""Run jobs in several processes on this machine, without a server: `packhouse prepare --workers N`.
 
-Processes are started anew (spawned), which takes them a second or two; they live as long as the
-runner, and get jobs in groups (`group_jobs`). Only jobs and receipts travel. A process that
-is killed breaks the pool: another one is started, and does what was not finished. If the runner
-itself is killed, its processes end with it.
+Processes are spawned, which takes a second or two, live as long as the runner and receive jobs in
+groups (`group_jobs`). Only jobs and receipts are sent between processes. If a process is killed, a
+new pool finishes the remaining work. If the runner itself is killed, its processes exit too.
 """
 
 import multiprocessing
@@ -24,16 +23,15 @@ from packhouse.run.step import AnyJob, execute
 from packhouse.system.progress import job_done, step_progress
 
 _OVERHEAD_BYTES = 2**15
-"""What opening, checking and writing the files of a job costs, in bytes that it could have read."""
+"""Fixed cost of a job (opening, checking and writing files), in bytes read in the same time."""
 _TASKS_PER_WORKER = 4
-"""Tasks of a step for each worker: the last ones to end leave the others idle for less."""
+"""Tasks per worker and step. More than one, so that workers finish at about the same time."""
 
 
 class JobGroup:
-    """Neighbouring jobs of one step.
+    """Consecutive jobs of one step.
 
-    No list or dataclass on purpose: engines that look for futures in all parts of what a task is
-    given leave it alone.
+    Deliberately not a list or dataclass: Prefect would search every part of those for futures.
     """
 
     __slots__ = ("jobs",)
@@ -46,26 +44,26 @@ class JobGroup:
 
     @property
     def step(self) -> str:
-        """Name of the step of all its jobs."""
+        """Step name of its jobs."""
         return self.jobs[0].step.name
 
     @property
     def label(self) -> str:
-        """For people: `chats/a.jsonl and 7 more`."""
+        """Name shown to users: `chats/a.jsonl and 7 more`."""
         more = f" and {len(self) - 1:,} more" if len(self) > 1 else ""
         return f"{self.jobs[0].label}{more}"
 
 
 def group_jobs(jobs: Sequence[AnyJob], workers: int, least_bytes: int) -> list[JobGroup]:
-    """Group neighbouring jobs of one step.
+    """Group consecutive jobs of one step.
 
     Args:
-        jobs: of one step, in order.
-        workers: how many work at the same time.
-        least_bytes: bytes that a task should work on at least, if there are that many.
+        jobs: jobs of one step, in order.
+        workers: number of workers.
+        least_bytes: smallest input of a group in bytes, if there is that much.
 
     Returns:
-        The same jobs in the same order, none left out, in groups of about equal size.
+        All jobs in the same order, in groups of about equal size.
 
     Example:
         >>> from types import SimpleNamespace as Job
@@ -80,7 +78,8 @@ def group_jobs(jobs: Sequence[AnyJob], workers: int, least_bytes: int) -> list[J
     groups: list[list[AnyJob]] = []
     filled = target
     for job, size in zip(jobs, sizes, strict=True):
-        if filled >= target or filled + size // 2 > target:  # at least half of a job must fit
+        # Start a new group unless at least half of the job fits into this one.
+        if filled >= target or filled + size // 2 > target:
             groups.append([])
             filled = 0
         groups[-1].append(job)
@@ -89,18 +88,18 @@ def group_jobs(jobs: Sequence[AnyJob], workers: int, least_bytes: int) -> list[J
 
 
 Run = Callable[[Sequence[AnyJob]], list[AnyReceipt]]
-"""Does the jobs of one step, in any order, and returns their receipts in the order of the jobs."""
+"""Runs the jobs of one step in any order and returns their receipts in the order of the jobs."""
 
-_LEAST_BYTES = 2**22  # a task takes a millisecond to hand out
+_LEAST_BYTES = 2**22  # handing out a task takes a millisecond, so smaller ones do not pay off
 _MOST_RESTARTS = 3
 
 
 @contextmanager
 def local_runner(recipe: Recipe, workspace: Workspace, workers: int) -> Iterator[Run]:
-    """Give what does jobs on this machine: in this process, or in as many processes.
+    """Yield a function that runs jobs in this process, or in `workers` processes if over 1.
 
     Raises:
-        ConfigError: several processes, and a plug-in that was given as a function.
+        ConfigError: `workers` is over 1 and a plug-in is registered only in this process.
     """
     if workers == 1:
         yield LocalRunner(recipe=recipe, workspace=workspace)
@@ -108,8 +107,8 @@ def local_runner(recipe: Recipe, workspace: Workspace, workers: int) -> Iterator
     unshared = [plugin for plugin in plugins_of(recipe) if not plugin.distribution]
     if unshared:
         raise ConfigError(
-            f"{unshared[0]} is known to this process alone; leave `workers` at 1, or offer it by "
-            "entry point, which every process finds"
+            f"{unshared[0]} is registered only in this process. Set workers=1, or register it as "
+            "an entry point so that worker processes can load it."
         )
     with PoolRunner(recipe=recipe, workspace=workspace, workers=workers) as run:
         yield run
@@ -117,13 +116,13 @@ def local_runner(recipe: Recipe, workspace: Workspace, workers: int) -> Iterator
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRunner:
-    """Does jobs in this process, one after another; parallel work happens inside a step."""
+    """Runs jobs in this process, one after another; a step may still use several threads."""
 
     recipe: Recipe
     workspace: Workspace
 
     def __call__(self, jobs: Sequence[AnyJob]) -> list[AnyReceipt]:
-        """Do the jobs in order."""
+        """Run the jobs in order."""
         receipts = []
         with step_progress(jobs[0].step.name if jobs else "", len(jobs)):
             for job in jobs:
@@ -134,7 +133,7 @@ class LocalRunner:
 
 @dataclass(kw_only=True)
 class PoolRunner:
-    """Does jobs in processes; close it, or use it as a context manager."""
+    """Runs jobs in a pool of processes. Close it, or use it as a context manager."""
 
     recipe: Recipe
     workspace: Workspace
@@ -147,21 +146,22 @@ class PoolRunner:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         is_interrupted = kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit)
         if is_interrupted and self._pool is not None:
-            for process in list(self._pool._processes.values()):  # a job may take minutes
+            # Do not wait for running jobs, which may take minutes.
+            for process in list(self._pool._processes.values()):
                 process.terminate()
         self.close()
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
 
     def __call__(self, jobs: Sequence[AnyJob]) -> list[AnyReceipt]:
-        """Do the jobs of one step.
+        """Run the jobs of one step.
 
         Raises:
-            TransientError: processes were killed again and again.
+            TransientError: processes were killed repeatedly.
         """
         groups = group_jobs(jobs, self.workers, _LEAST_BYTES)
         receipts: dict[int, list[AnyReceipt]] = {}
@@ -174,9 +174,9 @@ class PoolRunner:
                     continue
                 return [receipt for number in range(len(groups)) for receipt in receipts[number]]
         raise TransientError(
-            f"processes of step '{jobs[0].step.name}' were killed {1 + _MOST_RESTARTS} times; is "
-            f"there enough memory for {self.workers} shards at a time? What was done is cached: "
-            "run again, with fewer --workers"
+            f"processes of step '{jobs[0].step.name}' were killed {1 + _MOST_RESTARTS} times, "
+            f"perhaps because {self.workers} shards at a time need too much memory. Run again with "
+            "fewer --workers; finished work is cached."
         )
 
     def _do(self, groups: list[JobGroup], receipts: dict[int, list[AnyReceipt]]) -> None:
@@ -188,8 +188,8 @@ class PoolRunner:
             self._pool = ProcessPoolExecutor(
                 self.workers, mp_context=context, initializer=end_with_parent
             )
-        # Processes inherit which signals are blocked. A terminal sends Ctrl-C, and its own end, to
-        # all of them; they would each print a traceback. `__exit__` ends them.
+        # Processes inherit blocked signals. A terminal sends Ctrl-C and its hang-up to all of them,
+        # and each would print a traceback. `__exit__` stops them instead.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         try:
             futures = {
@@ -205,17 +205,18 @@ class PoolRunner:
 
 
 def end_with_parent() -> None:
-    """End this process when the one that started it dies, even by SIGKILL; for pools' processes.
+    """Exit this pool process when its parent dies, even by SIGKILL.
 
-    They wait for work on a pipe that they hold open themselves, so its end never comes: each would
-    stay, with its memory, and so would the open output by which a worker sees that a run is alive.
+    Pool processes hold open the pipe on which they wait for work, so they never see it close.
+    Orphans would keep their memory, and also the open output by which a Prefect worker sees that
+    a run is alive.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
-        raise RuntimeError("end_with_parent is for processes that multiprocessing started")
+        raise RuntimeError("end_with_parent needs a process started by multiprocessing")
 
     def wait() -> None:
-        parent.join()  # by a pipe that only the parent holds, so it ends however the parent ends
+        parent.join()  # waits on a pipe held only by the parent, so it returns however that dies
         os._exit(1)
 
     Thread(target=wait, name="end-with-parent", daemon=True).start()

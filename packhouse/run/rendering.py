@@ -1,8 +1,8 @@
-"""Render shards in a worker process (`packhouse.system.worker`), and try a few rows there.
+"""Render shards, or a few sample rows, in a worker process (`packhouse.system.worker`).
 
-`run_template` does a call in a worker. The other functions are such calls: they take paths and
+`run_template` runs a call in a worker. The other functions are such calls: they take paths and
 settings, write tables to a folder and return plain JSON. A worker imports this module when it
-starts (0.5 s of CPU), so it imports no step, no source and no store (0.3 s more).
+starts (0.5 s of CPU). Importing steps, sources or the store here would add 0.3 s.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ from packhouse.tokenize.tokenizing import cuts_prompts
 
 
 def run_template(call: Callable[[], Any], recipe: Recipe, num_bytes: int = 0) -> Any:
-    """Do a call in a worker that renders, and may tokenize, `num_bytes` of rows."""
+    """Run a call that renders, and may tokenize, `num_bytes` of rows in a worker process."""
     num_bytes += tokenizer_bytes(recipe.tokenizer)
     return run_in_worker(
         call,
@@ -44,18 +44,19 @@ def run_template(call: Callable[[], Any], recipe: Recipe, num_bytes: int = 0) ->
 
 
 def cuts_windows(recipe: Recipe) -> bool:
-    """Return True if over-long conversations are split to windows."""
+    """Return True if over-long conversations are split into windows."""
     return recipe.pack.over_length == "window" and recipe.pack.strategy != "concat"
 
 
 def make_window_rule(
     recipe: Recipe, snapshot: TokenizerSnapshot, cache: Path | None = None
 ) -> WindowRule | None:
-    """What fits into a window, by the recipe's own tokens; None where there are no windows."""
+    """Return the rule that fits conversations into windows, or None if the recipe has none."""
     if not cuts_windows(recipe):
         return None
 
     def measure(formatted: pa.Table) -> Int64s:
+        # Several records may share a row, so number them: refused ones are missing below.
         numbered = formatted.set_column(
             formatted.schema.get_field_index("row"),
             FORMATTED.field("row"),
@@ -72,7 +73,7 @@ def make_window_rule(
 
 
 def render_row(validated: Path, row: int, recipe: Recipe, cache: Path | None) -> None:
-    """Render one row of a shard: a template that cannot write it, whatever the row, raises."""
+    """Render one row of a shard, to fail early if the template cannot render such rows at all."""
     snapshot = load_snapshot(recipe.tokenizer, cache, recipe.tokenize.pipeline)
     renderer = make_renderer(recipe.format, snapshot, folder=tokenizer_folder(recipe.tokenizer))
     renderer.render(read_table(validated).slice(row, 1))
@@ -81,10 +82,10 @@ def render_row(validated: Path, row: int, recipe: Recipe, cache: Path | None) ->
 def render_shard(
     validated: Path, recipe: Recipe, label_names: list[str] | None, cache: Path | None, folder: Path
 ) -> dict[str, Any]:
-    """Write `formatted.arrow`, `refused.arrow` and, if a record is not its row, `examples.arrow`.
+    """Write `formatted.arrow`, `refused.arrow` and, if records differ from rows, `examples.arrow`.
 
-    Of pairs, `rejected.arrow` beside `validated` has the other sides, and so has the one that is
-    written beside `formatted.arrow`.
+    For pairs, the rejected answers are read from `rejected.arrow` next to `validated` and written
+    to `rejected.arrow` next to `formatted.arrow`.
     """
     snapshot = load_snapshot(recipe.tokenizer, cache, recipe.tokenize.pipeline)
     window = make_window_rule(recipe, snapshot, cache)
@@ -94,7 +95,7 @@ def render_shard(
     rendered = renderer.render(table)
     formatted, refused, notes = rendered.formatted, rendered.quarantined, Counter(rendered.notes)
     if recipe.preferences:
-        assert not rendered.added, "one answer of a side is trained, so a side is one record"
+        assert not rendered.added, "each side of a pair has one trained answer, so is one record"
         formatted = cut_behind_answers(formatted)
     if recipe.preferences == "pairs":
         other = renderer.render(read_table(validated.with_name(REJECTED)))
@@ -115,7 +116,7 @@ def render_shard(
 
 
 def _are_same(records: pa.Table, rows: pa.Table) -> bool:
-    """Return True if each row is one record, as it came: ids and groups tell."""
+    """Return True if every record is an unchanged row, judging by ids and groups."""
     return records.num_rows == rows.num_rows and all(
         one_chunk(records[name]).equals(one_chunk(rows[name]))
         for name in ("record_id", "group_key")
@@ -132,7 +133,7 @@ def try_rows(
     """Render and tokenize `validated.arrow`; write `tokenized.arrow` and `refused.arrow`.
 
     Returns:
-        `text`, the fields of `SplitText`, and `counts`, those of `RenderCounts`.
+        `text` with the fields of `SplitText` and `counts` with those of `RenderCounts`.
     """
     if row_format == "tokenized":
         given = read_given(
@@ -163,11 +164,11 @@ def try_rows(
 
 
 def usual_template(tokenizer: str, cache: Path, *, has_labels: bool) -> str:
-    """Return the template for labels or for answers that fits the tokenizer.
+    """Return the default template that fits the tokenizer, for labels or for answers.
 
-    BERT's has no EOS, which `classification` trains.
+    `classification` trains the EOS token, which BERT's tokenizer lacks.
     """
-    snapshot = load_snapshot(tokenizer, cache, "class")  # no ids are asked for
+    snapshot = load_snapshot(tokenizer, cache, "class")  # the pipeline affects ids only
     if has_labels:
         has_end = snapshot.special_tokens.get("eos_token")
         return "classification" if has_end else "sequence_classification"

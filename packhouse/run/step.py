@@ -1,4 +1,4 @@
-"""A step is one object: its name, version and libraries, its parameters, its facts, what it does.
+"""Define steps and jobs: one `Step` object holds a step's name, version, libraries and function.
 
     TOKENIZE = Step(
         name="tokenize",
@@ -12,11 +12,11 @@
     execute(job, recipe, workspace).facts.tokens_out
 
 The planner, the cache, `packhouse explain`, the ledger and the Prefect tasks all read this object,
-so another parameter or another step is a change in one file.
+so adding a parameter or a step changes one file.
 
-The key of a job is the sha256 of what decides the bytes it writes: the keys of its inputs, its
-parameters, the version of the step and of its libraries. Hence a changed `seq_len` changes the keys
-of pack and of the steps after it, and no key before it.
+The key of a job is the sha256 of everything that determines its output: the keys of its inputs, its
+parameters, and the versions of the step and its libraries. A changed `seq_len` changes the keys
+of pack and of later steps, but none before it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,12 +41,12 @@ Ref = tuple[str, str]
 
 
 class Parameters(Protocol):
-    """What one job of a step is told: a frozen dataclass."""
+    """Parameters of one job, a frozen dataclass."""
 
     def to_json(self) -> dict[str, object]:
-        """Return what of it decides the bytes of the step, as plain JSON; it goes into the key.
+        """Return the parameters that determine the output, as plain JSON for the key.
 
-        Paths, the encoder and the number of workers decide no byte, so they stay out.
+        Paths, the encoder and the number of workers do not change the output, so they are left out.
         """
 
 
@@ -58,23 +58,23 @@ G = TypeVar("G")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Step(Generic[P, F]):
-    """One step of the chain; see its file in `packhouse.run.steps`."""
+    """One step of the chain. Each is defined in its own file in `packhouse.run.steps`."""
 
     name: str
     title: str
-    """One sentence for people, shown in the Prefect UI."""
+    """One sentence that the Prefect UI shows."""
     version: str
-    """Raised when the step writes other bytes for the same input; a part of every key."""
+    """Raise it when the step writes different bytes for the same input. Part of every key."""
     libraries: tuple[str, ...]
-    """Packages whose version may change the bytes that the step writes; a part of every key."""
+    """Packages whose version may change the step's output. Part of every key."""
     facts: type[F]
-    """Dataclass of what a job counts and finds; kept in the receipt, checked when it is read."""
+    """Dataclass of a job's counts and findings; stored in the receipt, validated when read."""
     compute: "Callable[[Work[P], Path], F]"
-    """Does a job: reads what earlier steps wrote, writes files into the folder, returns facts."""
+    """Runs a job: reads the output of earlier steps, writes files to the folder, returns facts."""
     contracts: Mapping[str, str] = field(default_factory=dict)
-    """File that the step writes -> name of the contract that it is checked against."""
+    """Output file -> name of the contract that it must satisfy."""
     then: "Callable[[Work[P], Receipt[F]], Receipt[F]] | None" = None
-    """Runs after a job was done or found done: what must happen at every run."""
+    """Called after each job, cached or not, for work that every run must repeat."""
 
     def job(
         self,
@@ -88,11 +88,11 @@ class Step(Generic[P, F]):
         """Return a job with its key.
 
         Args:
-            parameters: what else decides its bytes.
-            inputs: jobs whose output it reads, and whose keys decide its own.
-            label: for people: which shard.
-            also_reads: jobs whose output it reads; the keys of `inputs` decide theirs.
-            size: bytes that it works on, about.
+            parameters: parameters of the job.
+            inputs: jobs whose output it reads; their keys go into its key.
+            label: name shown to users, such as the shard.
+            also_reads: other jobs whose output it reads; the keys of `inputs` already cover them.
+            size: approximate input size in bytes.
         """
         parts = {
             "step": self.name,
@@ -112,22 +112,23 @@ class Step(Generic[P, F]):
         )
 
     def peek(self, key: str, workspace: Workspace) -> Receipt[F] | None:
-        """Return the receipt of a job that is done, without a look at the files it lists."""
+        """Return the receipt of a finished job without reading the files it lists."""
         return workspace.steps.peek(self.name, key, self.read_facts)
 
     def read_facts(self, facts: Mapping[str, object]) -> F:
         """Parse the facts of a receipt.
 
         Raises:
-            ValueError: a field is missing or has another type, as in a receipt of another release.
+            ValueError: a field is missing or has the wrong type, as in a receipt from another
+                release.
         """
-        # Strict JSON: "5" is no number, and a list is fine where the class has a tuple.
+        # Strict JSON rejects "5" for 5, but still accepts a list for a tuple.
         adapter = _adapter(cast("Any", self.facts))
         parsed: F = adapter.validate_json(canonical_json(facts), strict=True)
         return parsed
 
     def write_facts(self, facts: F) -> dict[str, object]:
-        """Return facts as plain JSON, as receipts hold them."""
+        """Return facts as plain JSON for the receipt."""
         adapter = _adapter(cast("Any", self.facts))
         written: dict[str, object] = adapter.dump_python(facts, mode="json", by_alias=True)
         return written
@@ -140,22 +141,22 @@ def _adapter(facts: Any) -> TypeAdapter[Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job(Generic[P_co]):
-    """One step of one shard, or of the whole dataset: what a worker is told to do."""
+    """One step applied to one shard or to the whole dataset: the unit of work."""
 
     step: "AnyStep"
     key: str
     parameters: P_co
     parts: Mapping[str, object]
-    """What the key was made of, as plain JSON: for `packhouse explain` alone."""
+    """Everything that went into the key, as plain JSON. Only `packhouse explain` reads it."""
     inputs: tuple[Ref, ...]
     """The jobs whose output it reads."""
     label: str
     size: int = 0
-    """Bytes that it works on, about: by this, jobs are put together into tasks."""
+    """Approximate input size in bytes, used to group jobs into tasks."""
 
     @property
     def ref(self) -> Ref:
-        """Name of its step, and its key."""
+        """Step name and key."""
         return self.step.name, self.key
 
 
@@ -165,20 +166,20 @@ AnyStep = Step[Any, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work(Generic[P_co]):
-    """What `compute` is given: the job, and how to find what earlier steps wrote."""
+    """Context passed to `compute`: the job and access to the output of earlier steps."""
 
     job: Job[P_co]
     recipe: Recipe
-    """For settings outside the key: paths, the encoder, limits. The rest is in `parameters`."""
+    """Read it only for settings outside the key: paths, the encoder, limits."""
     workspace: Workspace
 
     @property
     def parameters(self) -> P_co:
-        """Those of the job."""
+        """Parameters of the job."""
         return self.job.parameters
 
     def inputs(self, step: Step[Any, G]) -> list[Receipt[G]]:
-        """Return the receipts of the jobs of `step` that this job reads, in its order."""
+        """Return the receipts of this job's inputs from `step`, in the order of its inputs."""
         receipts = []
         for name, key in self.job.inputs:
             if name == step.name:
@@ -188,24 +189,24 @@ class Work(Generic[P_co]):
         return receipts
 
     def input(self, step: Step[Any, G]) -> Receipt[G]:
-        """Return the receipt of the one job of `step` that this job reads."""
+        """Return the receipt of this job's only input from `step`."""
         (receipt,) = self.inputs(step)
         return receipt
 
     def load_tokenizer(self) -> TokenizerSnapshot:
-        """Load the tokenizer of the recipe."""
+        """Load the recipe's tokenizer."""
         recipe = self.recipe
         return load_snapshot(recipe.tokenizer, self.workspace.tokenizers, recipe.tokenize.pipeline)
 
 
 def execute(job: AnyJob, recipe: Recipe, workspace: Workspace) -> AnyReceipt:
-    """Do a job, or find it done; its result is durable when this returns.
+    """Run a job unless the cache has it; its output is on disk when this returns.
 
-    The local runners and the Prefect tasks call it, so the bytes are the same either way.
+    The local runners and the Prefect tasks both call this, so they write the same bytes.
 
     Raises:
-        PackhouseError: nothing of a failed job remains.
-        Interrupted: a signal came before it began.
+        PackhouseError: the job failed; none of its files remain.
+        Interrupted: a signal arrived before the job began.
     """
     check_interrupted()
     keep_freed_memory()
@@ -214,7 +215,7 @@ def execute(job: AnyJob, recipe: Recipe, workspace: Workspace) -> AnyReceipt:
     def compute(folder: Path) -> dict[str, object]:
         facts = step.compute(work, folder)
         for name, contract in step.contracts.items():
-            if (folder / name).exists():  # no bad rows, no file of them
+            if (folder / name).exists():  # a quarantine file exists only if there are bad rows
                 workspace.check(contract, read_table(folder / name))
         return step.write_facts(facts)
 

@@ -217,9 +217,10 @@ def test_a_breach_names_the_rows_and_publishes_nothing(repeating):
     with pytest.raises(AuditError) as caught:
         repeating.prepare()
     assert str(caught.value) == (
-        "the audit stops publication: source 'repeats': 8 of 48 (16.67%, over 10.00%) rows repeat "
-        "an earlier row, worst: repeats/repeats.jsonl row 0 (2), repeats/repeats.jsonl row 1 (2), "
-        "repeats/repeats.jsonl row 2 (2). Mend the rows or the template, or change "
+        "the audit stopped publication: source 'repeats': 8 of 48 (16.67%, over 10.00%) rows "
+        "repeat an earlier row, worst: repeats/repeats.jsonl row 0 (2), repeats/repeats.jsonl row "
+        "1 (2), "
+        "repeats/repeats.jsonl row 2 (2). Fix the rows or the template, or change "
         "audit.max_duplicates"
     )
     assert caught.value.exit_code == 4
@@ -268,9 +269,9 @@ def test_a_misplaced_mask_stops_the_run_whatever_the_limits():
         "packs": {},
         "worst": {"misplaced_rows": rows},
     }
-    with pytest.raises(AuditError, match="other tokens than those of their trained text") as caught:
+    with pytest.raises(AuditError, match="tokens other than those of the trained text") as caught:
         check_audit(audit, AuditConfig())
-    assert str(caught.value).endswith("a/a.jsonl row 7 (1). Mend the rows or the template")
+    assert str(caught.value).endswith("a/a.jsonl row 7 (1). Fix the rows or the template")
 
 
 def test_a_source_listed_twice_is_stopped(project):

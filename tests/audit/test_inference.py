@@ -138,7 +138,9 @@ def test_one_rendering_of_a_row_is_not_and_is_printed_only(qwen3):
     # A question follows the first two answers, so the template drops their reasoning.
     assert numbers(found) == (3, 1, 3)
     assert [row["value"] for row in found["worst"]] == [1, 3]
-    assert checked(found).endswith("not what the model generates: format.turns: joined or exact")
+    assert checked(found).endswith(
+        "would not generate the others; set format.turns to joined or exact"
+    )
 
 
 @pytest.mark.parametrize("how", ["joined", "exact", "alone"])
@@ -148,8 +150,8 @@ def test_a_wrong_answer_stops_publication(how, qwen3):
         checked(found)
     said = str(error.value)
     assert "chats/chats.jsonl row 0, message 1: its thought is not trained" in said
-    assert "and not 'Must look.'" in said
-    remedies = "format.reasoning, format.thought_end, format.turns (whole publishes all the same)"
+    assert "instead of 'Must look.'" in said
+    remedies = "format.reasoning, format.thought_end, format.turns (whole publishes anyway)"
     assert said.endswith(f"or change {remedies}")
 
 

@@ -31,7 +31,7 @@ def test_shards_add_up_and_steps_join():
 
 
 def test_rows_lost_between_two_steps_are_noticed():
-    with pytest.raises(ContractError, match="'validate' put out 5 rows but 'format' took in 4"):
+    with pytest.raises(ContractError, match="'validate' returned 5 rows, but 'format' received 4"):
         ledger_of([receipt("validate", 5, 5), receipt("format", 4, 4)])
 
 
@@ -74,7 +74,7 @@ def test_one_bad_row_does_not_fail_a_small_file():
 
 
 def test_nothing_left_is_an_error_of_its_own():
-    with pytest.raises(EmptyDatasetError, match="hold no rows"):
+    with pytest.raises(EmptyDatasetError, match="have no rows"):
         check_quarantine([], 1.0)
     bad = LedgerLine(step="validate", rows_in=2, rows_out=0, quarantined={"json": 2})
     with pytest.raises(EmptyDatasetError, match="all 2 rows are bad"):

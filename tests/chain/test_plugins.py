@@ -132,10 +132,10 @@ def test_the_version_of_a_plug_in_is_part_of_the_id_and_nothing_else_of_it_is(ac
 @pytest.mark.parametrize(
     ("new", "message"),
     [
-        ("return packs[1:]", "packed sequence 0 0 times, not once"),
-        ("return [*packs, [0]]", "packed sequence 0 2 times, not once"),
-        ("return [*packs, [40]]", "packed sequence 40, which is not there"),
-        ("return [*packs, []]", "of no sequence"),
+        ("return packs[1:]", "packed sequence 0 0 times; expected once"),
+        ("return [*packs, [0]]", "packed sequence 0 2 times; expected once"),
+        ("return [*packs, [40]]", "packed sequence 40, but there are only 40"),
+        ("return [*packs, []]", "without any sequence"),
         ("return [list(range(40))]", "over seq_len 512"),
         ("return [['a']]", "failed on 40 lengths: ValueError"),
         ("return 1 / 0", "failed on 40 lengths: ZeroDivisionError: division by zero"),
@@ -187,8 +187,8 @@ def test_a_check_that_finds_fault_stops_publication(acme, prepare):
 @pytest.mark.parametrize(
     ("new", "message"),
     [
-        ("return [1]", "returned no dict of row numbers and texts"),
-        ("return {40: 'bad'}", "named row 40 of 40 conversations"),
+        ("return [1]", "did not return a dict of row number -> text"),
+        ("return {40: 'bad'}", "returned row 40, but the table has 40"),
         ("return found.missing", "failed on 40 conversations: AttributeError"),
     ],
 )
@@ -248,7 +248,7 @@ def test_the_call_of_the_page_runs_with_functions_in_place_of_names(
 
     exec(CODE + CALL.replace('in_order, version="1"', 'in_order, version="2"'), names)
     assert names["version"].id != version.id
-    with pytest.raises(ConfigError, match="known to this process alone"):
+    with pytest.raises(ConfigError, match="registered only in this process"):
         exec(CALL.replace("audit=", "workers=2, audit="), names)
 
 

@@ -150,13 +150,16 @@ def test_odd_data_is_refused_with_a_suggestion(prepare, tmp_path, monkeypatch):
     for data, said in (
         ([], "data is an empty list"),
         ("", "data is an empty path"),
-        (ROWS[0], "type dict holds no rows"),
-        ((row for row in ROWS), "type generator holds no rows"),
-        (pd.DataFrame, "type type holds no rows"),
-        (datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS)), r"one: data\['train'\]"),
+        (ROWS[0], "type dict does not hold rows"),
+        ((row for row in ROWS), "type generator does not hold rows"),
+        (pd.DataFrame, "type type does not hold rows"),
+        (
+            datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS)),
+            r"pass one split: data\['train'\]",
+        ),
         ([*ROWS, {"output": b"x"}], "row 60 of the list cannot be written as JSON"),
         ([{1: "x"}], "Dict key must be str"),
-        ([*ROWS, None], "item 60 of the list is NoneType, no row as others are"),
+        ([*ROWS, None], "item 60 of the list is of type NoneType, but others are rows"),
     ):
         with pytest.raises(ConfigError, match=said):
             prepare(data)
@@ -169,8 +172,8 @@ def test_odd_data_is_refused_with_a_suggestion(prepare, tmp_path, monkeypatch):
 
 def test_settings_that_collide_are_refused(prepare, file, tmp_path, monkeypatch):
     for options, said in (
-        ({"seq_len": 64, "pack": {"seq_len": 128}}, "seq_len is given twice"),
-        ({"publish": {"store": "other"}}, "store is given twice"),
+        ({"seq_len": 64, "pack": {"seq_len": 128}}, "seq_len is set twice"),
+        ({"publish": {"store": "other"}}, "store is set twice"),
         ({"sources": [{"path": str(file)}]}, "data and sources= both name rows"),
         ({"workers": 0}, "workers must be"),
         ({"workers": None}, "workers must be"),
@@ -202,7 +205,7 @@ def test_an_invalid_tokenizer_is_refused(prepare):
     backend = Tokenizer.from_file(f"{TOKENIZER}/tokenizer.json")
     for tokenizer, said in (
         (backend, r"PreTrainedTokenizerFast\(tokenizer_object"),
-        (5, "type int is no tokenizer"),
+        (5, "type int is not a tokenizer"),
         ("a" * 5000, "no tokenizer folder at 'a"),
     ):
         with pytest.raises(TokenizerError, match=said):

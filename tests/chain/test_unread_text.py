@@ -25,7 +25,7 @@ def test_the_option_works_as_printed(project):
     assert plan(project.recipe(given), cache=project.cache).refusals == (message,)
     assert message.startswith(
         "source 'rows': nothing reads the text in 'it's so' (40 of 40 rows, as in rows/rows.jsonl "
-        "line 1). Read it with `fields` or `select`, or leave it out: --set "
+        "line 1). Read it with `fields` or `select`, or ignore it: --set "
     )
     assert not (project.root / "store" / "sums").exists()
     option = shlex.split(message.partition("--set ")[2].partition(" (in Python")[0])[0]

@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             HEAD + ROWS + "format: {template: mime.jinja}\n",
-            "no file at 'mime.jinja'; did you mean 'mine.jinja'? Built in are chat, ",
+            "no file at 'mime.jinja'; did you mean 'mine.jinja'? Built-in templates are chat, ",
         ),
         (
             HEAD + "sources: [{path: talk.jsonl}]\n",

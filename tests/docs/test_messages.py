@@ -51,15 +51,15 @@ DETAILS = {
     "loss_weight": "w is '-1', not a weight from 1e-06 to 1e+06",
     "tools": "tools is not a list of objects",
     "tool_calls": "message 1: a tool call names no function",
-    "empty_conversation": "it holds no message",
+    "empty_conversation": "the conversation has no messages",
     "unknown_role": "message 0 has a role outside system, user, assistant, tool",
     "system_not_first": "message 1 is a system turn but not the first message",
-    "starts_with_assistant": "message 0, the first turn, is an assistant's",
+    "starts_with_assistant": "message 0, the first turn, is an assistant turn",
     "tool_result_without_call": "message 1 is a tool result, but no tool call precedes it",
     "consecutive_user": "message 1 is a user turn right after a user turn",
     "consecutive_assistant": "message 2 is an assistant turn right after an assistant turn",
     "call_without_result": "message 2 follows a tool call that has no result",
-    "no_assistant": "no message is an assistant's, so there is nothing to train",
+    "no_assistant": "there is no assistant turn, so there is nothing to train",
     "expression": (
         "where `cast(text as integer) > 1`: Conversion error: Could not convert string 'a' "
         "to INT32 when casting from source column text"
@@ -84,11 +84,11 @@ MESSAGES = {
     "ConfigError": "prepare: unknown key 'pack.seqlen'; did you mean 'seq_len'?",
     "SourceError": "source file 'TMP/rows.jsonl' does not exist; correct its path",
     "EmptyDatasetError": (
-        "no record fits into seq_len 16: nothing to publish. Raise pack.seq_len, or set "
-        "pack.over_length to truncate_turns"
+        "no record fits into seq_len 16, so there is nothing to publish. Raise "
+        "pack.seq_len, or set pack.over_length to truncate_turns."
     ),
     "QuarantineLimitError": (
-        "2 of 32 rows (6.25%) are bad, over the limit of 1.00%: type 2. Mend the rows, or "
+        "2 of 32 rows (6.25%) are bad, over the limit of 1.00%: type 2. Fix the rows, or "
         "raise validate.max_quarantined; first 'type': rows/rows.jsonl line 31, instruction "
         "is a number, not text; to make it text, use `select: {instruction: "
         "'\"instruction\"::VARCHAR', output: '\"output\"::VARCHAR'}` instead of `fields`; "
@@ -97,8 +97,8 @@ MESSAGES = {
         "TMP/cache/steps/validate/KEY/quarantined.arrow`"
     ),
     "AuditError": (
-        "the audit stops publication: source 'rows': 29 of 30 (96.67%, over 0.00%) rows "
-        "repeat an earlier row, worst: rows/rows.jsonl row 0 (30). Mend the rows or the "
+        "the audit stopped publication: source 'rows': 29 of 30 (96.67%, over 0.00%) rows "
+        "repeat an earlier row, worst: rows/rows.jsonl row 0 (30). Fix the rows or the "
         "template, or change audit.max_duplicates"
     ),
     "TokenizerError": (

@@ -81,10 +81,22 @@ def spans(*pairs):
         ("labels", {"position_ids": [0, 1, 2, 0]}, "position_ids are 4, but it has 5 tokens"),
         ("compact", {"trained_ranges": spans((1, 3), (3, 5))}, "seq_lengths[1] = 2 tokens long, h"),
         ("compact", {"trained_ranges": spans((1, 3))}, "seq_lengths[1] = 2 tokens long, has no"),
-        ("compact", {"trained_ranges": spans((1, 3), (2, 5))}, "trained_ranges[1] = 2 begins befo"),
-        ("compact", {"trained_ranges": spans((-1, 3), (4, 5))}, "trained_ranges[0] = -1 begins be"),
-        ("compact", {"trained_ranges": spans((1, 1), (4, 5))}, "trained_ranges[0] = 1 begins a ra"),
-        ("compact", {"trained_ranges": spans((1, 3), (4, 6))}, "trained_ranges[1] = 4 begins a ra"),
+        (
+            "compact",
+            {"trained_ranges": spans((1, 3), (2, 5))},
+            "trained_ranges[1] = 2 is before the",
+        ),
+        ("compact", {"trained_ranges": spans((-1, 3), (4, 5))}, "trained_ranges[0] = -1 is before"),
+        (
+            "compact",
+            {"trained_ranges": spans((1, 1), (4, 5))},
+            "trained_ranges[0] = 1 starts an empty",
+        ),
+        (
+            "compact",
+            {"trained_ranges": spans((1, 3), (4, 6))},
+            "trained_ranges[1] = 4 starts a range",
+        ),
         (
             "compact",
             {"input_ids": [], "trained_ranges": [], "seq_lengths": [], "record_ids": []},

@@ -143,7 +143,7 @@ def test_one_shared_key_is_found_wherever_it_is(shared):
     keys = [key_of(number) for number in range(100)]
     train = [pa.array(keys[:50]), pa.array([*keys[50:99], keys[shared]])]
 
-    with pytest.raises(ContractError, match=f"record_id that is in eval too.*{keys[shared]}"):
+    with pytest.raises(ContractError, match=f"record_id that is also in eval.*{keys[shared]}"):
         prove_disjoint(train, [pa.array([key_of(1000), keys[shared]])], "record_id")
 
 

@@ -344,7 +344,7 @@ def test_an_unknown_renderer_is_an_error_that_names_those_installed(toys, recipe
     known = load_recipe(recipe("chat"))  # a name in a run form, which is checked when the form runs
     form = known.model_copy(update={"format": known.format.model_copy(update={"template": "tooy"})})
     workspace = Workspace(cache=tmp_path / "cache")
-    with pytest.raises(ConfigError, match="there is no 'tooy'; did you mean 'toy'"):
+    with pytest.raises(ConfigError, match="'tooy' does not exist; did you mean 'toy'"):
         prepare(form, LocalRunner(recipe=form, workspace=workspace), cache=workspace.cache)
 
 

@@ -1,7 +1,7 @@
-"""The steps of the chain, in the order in which data passes through them: one object in one file.
+"""List the steps of the chain in order; each is one object in its own file.
 
-`packhouse.run.step` says what a step is. Up to tokenize a job is a shard of input, and for
-gather and files a part of the output; pack and split look at the whole dataset.
+`packhouse.run.step` defines what a step is. A job processes one shard of input through tokenize,
+one part of the output in gather and files, and the whole dataset in pack and split.
 """
 
 from packhouse.run.step import AnyStep

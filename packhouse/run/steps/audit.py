@@ -1,9 +1,9 @@
-"""audit: what the tokens of a shard, of gathered packs, of all records would teach.
+"""audit: measure what the tokens of shards, gathered packs and all records would teach a model.
 
-One job looks at one thing: a shard from its row to its tokens, the prompts of its answers, the
-texts of its rows, the packs of one output shard, or repetition among all records. An appended file
-costs its own shard here, too, and a better audit does not tokenize anything again. Publish adds
-them up.
+One job checks one aspect: a shard from its rows to its tokens, the prompts of its answers, the
+quality of its texts, a plug-in's check, the packs of one output shard, or repetition among all
+records. After an append only the new shard is audited, and a new version of the audit does not
+tokenize anything again. Publish adds up the results.
 """
 
 from collections import Counter
@@ -48,27 +48,27 @@ Of = Literal["shard", "inference", "quality", "packs", "records", "check"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditParameters:
-    """What one job looks at."""
+    """Parameters of one audit job."""
 
     of: Of
     label_names: list[str] | None = None
-    """Of the shard's source; the key of format covers them."""
+    """Label names of the shard's source. Not in the key, because format's key covers them."""
     check: str | None = None
-    """Name of the plug-in that looks at the rows of a shard."""
+    """Name of the plug-in that checks the rows of a shard."""
     languages: Sequence[str] = ()
-    """Of the recipe: where it names some, the languages of answers are counted."""
+    """Languages that the recipe names; if there are any, the languages of answers are counted."""
     date: str | None = None
-    """The day that texts were made at, if the template prints it; the key of format covers it."""
+    """Date printed by the template, if any. Not in the key, because format's key covers it."""
 
     def to_json(self) -> dict[str, object]:
-        """Return what decides the findings."""
+        """Return the JSON that goes into the key."""
         plugin = {} if self.check is None else plugin_key("checks", self.check, ())
         return {"of": self.of, **plugin, **_language_key(self.languages)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditFacts:
-    """What was found, and in what."""
+    """Findings of one audit job."""
 
     of: Of
     found: dict[str, object]
@@ -76,7 +76,7 @@ class AuditFacts:
 
 
 def checks_of(recipe: Recipe) -> dict[str, object]:
-    """Return what names the checks of plug-ins, and quality counters; empty without any."""
+    """Return the JSON of plug-in checks and quality counters for keys; empty if there are none."""
     names = sorted(set(recipe.audit.checks))
     checks = {"checks": [plugin_key("checks", name, ()) for name in names]} if names else {}
     quality = recipe.audit.quality
@@ -84,7 +84,7 @@ def checks_of(recipe: Recipe) -> dict[str, object]:
 
 
 def _language_key(languages: Sequence[str]) -> dict[str, object]:
-    """Return what decides how languages of answers are counted; empty where none are."""
+    """Return the JSON of the language counter for keys; empty if languages are not counted."""
     key: dict[str, object] = function_of_addon("language_key")(languages) if languages else {}
     return key
 
@@ -96,7 +96,7 @@ def jobs(
     pack: Job[PackParameters],
     recipe: Recipe,
 ) -> Iterator[Job[AuditParameters]]:
-    """Yield the jobs that look at shards, and at all records."""
+    """Yield the jobs that audit shards and all records."""
     for validated, formatted, tokenized in zip(validate, format_, tokenize, strict=True):
         yield AUDIT.job(
             AuditParameters(of="shard", label_names=validated.parameters.source.label_names),
@@ -127,7 +127,7 @@ def jobs(
 
 
 def pack_jobs(gathered: Sequence[Job[PackRange]]) -> tuple[Job[AuditParameters], ...]:
-    """Return the jobs that look at gathered packs."""
+    """Return the jobs that audit gathered packs."""
     parameters = AuditParameters(of="packs")
     return tuple(
         AUDIT.job(parameters, [job.ref], label=job.label, size=job.size) for job in gathered
@@ -135,7 +135,7 @@ def pack_jobs(gathered: Sequence[Job[PackRange]]) -> tuple[Job[AuditParameters],
 
 
 def compute(work: Work[AuditParameters], folder: Path) -> AuditFacts:
-    """Return what was found; no file is written."""
+    """Return the findings; no file is written."""
     of = work.parameters.of
     return AuditFacts(of=of, found=_KINDS[of](work))
 
@@ -143,7 +143,7 @@ def compute(work: Work[AuditParameters], folder: Path) -> AuditFacts:
 def _shard(work: Work[AuditParameters]) -> dict[str, object]:
     validated, formatted = work.input(VALIDATE), work.input(FORMAT)
     snapshot = work.load_tokenizer()
-    if "tokens.arrow" in validated.files:  # ids were given
+    if "tokens.arrow" in validated.files:  # the rows came with ids
         tokenized = read_table(work.input(TOKENIZE).path("tokenized.arrow"))
         audit_given = function_of_addon("audit_given")
         found: dict[str, object] = audit_given(
@@ -158,7 +158,7 @@ def _shard(work: Work[AuditParameters]) -> dict[str, object]:
 
 
 def _paths(work: Work[AuditParameters]) -> tuple[Path, Path, Path]:
-    """Conversations as they were rendered, their texts and their tokens."""
+    """Return the files of the rendered conversations, their texts and their tokens."""
     validated, formatted = work.input(VALIDATE), work.input(FORMAT)
     is_rewritten = "examples.arrow" in formatted.files
     return (
@@ -171,7 +171,7 @@ def _paths(work: Work[AuditParameters]) -> tuple[Path, Path, Path]:
 def _inference(work: Work[AuditParameters]) -> dict[str, object]:
     validated, formatted = work.input(VALIDATE), work.input(FORMAT)
     rejected = None
-    # Where rows were rewritten, what the rejected sides were rendered from is not kept.
+    # If rows were rewritten, the conversations of the rejected answers are not stored.
     if REJECTED in formatted.files and work.recipe.format.reasoning != "strip":
         rejected = validated.path(REJECTED), formatted.path(REJECTED)
     call = partial(
@@ -235,7 +235,7 @@ _KINDS: dict[Of, Callable[[Work[AuditParameters]], dict[str, Any]]] = {
 
 AUDIT = Step(
     name="audit",
-    title="What would the tokens of a shard, of packs, of all records teach?",
+    title="Measure what the tokens would teach a model.",
     version=f"1.{auditing.VERSION}",
     libraries=("numpy", "pyarrow"),
     facts=AuditFacts,
@@ -244,7 +244,7 @@ AUDIT = Step(
 
 
 def combine_audits(work: Work[Any]) -> dict[str, object]:
-    """Add up all audits that the publish job reads.
+    """Add up the audits that the publish job reads.
 
     Returns:
         Plain JSON: `dataset` and `sources` (counts), `packs`, `worst` (rows by finding).
@@ -260,9 +260,10 @@ def combine_audits(work: Work[Any]) -> dict[str, object]:
     for counts in found["packs"]:
         packs.update(counts)
     if work.recipe.pack.strategy == "concat" or work.recipe.format.train_on == "all":
-        packs["cut_sequences"] = 0  # it cuts on purpose; or trains what stands behind end tokens
+        # `concat` cuts on purpose, and `train_on: all` trains the text after end tokens.
+        packs["cut_sequences"] = 0
     combined["packs"] = dict(packs)
-    (repetition,) = found["records"]  # one job looks at the records of all shards
+    (repetition,) = found["records"]  # a single job covers the records of all shards
     for name in ("duplicates", "prompt_groups", "prompt_group_records", "both_sides"):
         combined["dataset"][name] = repetition[name]
     if "near_duplicates" in repetition:

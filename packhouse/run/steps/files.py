@@ -1,16 +1,16 @@
-"""files: one file of a version, as it will lie in the store.
+"""files: write the files of a version, one job per file.
 
-Data files are cut at packs of their split and read from the gathered shards that hold these;
-records and quarantine are read from the shards. A job writes one file, so that files of a version
-are written side by side, and one that is there already is not written again.
+Data files end at pack boundaries and are read from the gathered shards that contain their packs;
+records and quarantine files are read from the input shards. With one job per file, the files of a
+version are written in parallel, and a file that is already in the cache is not written again.
 
-Same packs, same bytes: files and row groups are cut at row numbers computed from totals, never by
-how the rows happened to arrive. Parquet of packs is zstd-1 without dictionaries (token ids do not
-repeat enough to pay for one: 2.56 bytes per token with labels against 2.63 with pyarrow's defaults,
-and twice as fast to write); all has page checksums, which catch a flipped bit that readers pass on.
+The same packs give the same bytes: files and row groups end at row numbers computed from totals,
+never where a batch happened to end. Parquet of packs is zstd-1 without dictionaries (token ids
+repeat too little: 2.56 bytes per token with labels instead of 2.63 with pyarrow's defaults, at
+twice the speed). All Parquet has page checksums, because readers would not notice a flipped bit.
 
-Exports (files in the formats of other trainers) are made from the written data files, not from the
-packs: so they have the very bytes that `packhouse export` writes.
+Exports (files for other trainers) are made from the written data files, not from the packs, so they
+have the same bytes that `packhouse export` writes.
 """
 
 import hashlib
@@ -50,41 +50,41 @@ from packhouse.system.fingerprint import digest
 from packhouse.system.progress import advance
 
 FILE_SETTINGS = ("file_format", "layout", "max_file_mb", "position_ids")
-"""Publish settings that affect file contents; the others say where the files go."""
+"""Publish settings that affect file contents; the others affect only where files go."""
 
 _FORMAT_KEYS = {"megatron": "megatron.2", "msgpack": "msgpack.2"}
-"""Name in the keys of a run of an export format whose bytes changed."""
+"""Name used in keys for an export format whose bytes have changed since its first version."""
 
 _TOKENS_PER_GROUP = 2**21
 _BYTES_PER_TOKEN = {"labels": 8, "compact": 4}
-_RECORDS_PER_FILE = 2**23  # at 64 bytes a record, 512 MiB are read for a file
-_ROWS_PER_GROUP = 2**20  # of records; pyarrow's own
-_BAD_ROWS_PER_GROUP = 2**14  # each holds up to 64 KiB of raw bytes
+_RECORDS_PER_FILE = 2**23  # at 64 bytes per record, writing a file reads 512 MiB
+_ROWS_PER_GROUP = 2**20  # row group of records; pyarrow's default
+_BAD_ROWS_PER_GROUP = 2**14  # small, because a bad row has up to 64 KiB of raw bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileCut:
-    """Which packs of a split one file holds."""
+    """Packs of a split that go into one file."""
 
     split: str
     number: int
-    """Of the file in its split."""
+    """Number of the file within its split."""
     first: int
     last: int
     """Packs [first, last) of the split."""
     rows_per_group: int
-    """Packs of a row group."""
+    """Packs per row group."""
     source: str | None = None
-    """The source of all its rows, where eval is published by source."""
+    """Source of all rows, if eval is published by source."""
 
     def to_json(self) -> dict[str, object]:
-        """Return it as plain JSON; without a source that it has not."""
+        """Return it as plain JSON, leaving out `source` if it is None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataParameters:
-    """A file of packs."""
+    """Parameters of a data file."""
 
     cut: FileCut
     publish: PublishConfig
@@ -93,10 +93,11 @@ class DataParameters:
     with_weights: bool = False
     """True if a record of the version has a loss weight other than 0 and 1."""
     of_preferences: bool = False
-    """True if some answers are bad, and columns have names by which none is trained."""
+    """True for preference data, whose columns have names that no SFT trainer reads: a bad answer
+    must not be trained by accident."""
 
     def to_json(self) -> dict[str, object]:
-        """Return the JSON that goes into the key; the cut has the size of the file."""
+        """Return the JSON that goes into the key; `cut` already reflects `max_file_mb`."""
         settings = set(FILE_SETTINGS) - {"max_file_mb"}
         key = {
             "of": "data",
@@ -110,13 +111,13 @@ class DataParameters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportParameters:
-    """All data in the format of another trainer."""
+    """Parameters of an export: all data in the format of another trainer."""
 
     format: str
     by_source: bool
-    """True if a side has sets by source."""
+    """True if eval has a separate set per source."""
     shards: int = 1
-    """Files of each set."""
+    """Number of files per set."""
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key."""
@@ -130,7 +131,7 @@ class ExportParameters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordsParameters:
-    """A file of lineage: the records [first, last)."""
+    """Parameters of a records file: lineage of the records [first, last)."""
 
     number: int
     first: int
@@ -144,11 +145,11 @@ class RecordsParameters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeftOutParameters:
-    """The file of all bad rows, or of all that the recipe leaves out before they are records."""
+    """Parameters of the quarantine file, or of the file of rows dropped before they are records."""
 
     of: Literal["quarantine", "dropped"]
     shards: str
-    """Digest of the keys of all tokenized shards; of all validated ones."""
+    """Digest of the keys of all tokenized shards (quarantine) or validated shards (dropped)."""
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key."""
@@ -160,27 +161,27 @@ FilesParameters = DataParameters | ExportParameters | RecordsParameters | LeftOu
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenFile:
-    """What the manifest will say of one file."""
+    """Entry of one file for the manifest."""
 
     name: str
-    """In the folder of the step."""
+    """File name in the folder of the step."""
     kind: FileKind
     rows: int
     split: str = "all"
     tokens: int = 0
     path: str | None = None
-    """Of an export, under `exports/`."""
+    """Path under `exports/`, for an export."""
     source: str | None = None
-    """Of a data file, where eval is published by source."""
+    """Source of a data file, if eval is published by source."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilesFacts:
-    """The files that a job wrote."""
+    """Files that a job wrote."""
 
     files: tuple[WrittenFile, ...]
     content: str | None = None
-    """Of a data file: sha256 of what its rows say."""
+    """sha256 of the logical rows, for a data file."""
 
 
 def jobs(
@@ -190,14 +191,14 @@ def jobs(
     packed: PackFacts,
     gathered: Mapping[Side, Sequence[Job[PackRange]]],
 ) -> tuple[Job[FilesParameters], ...]:
-    """Return a job for each file, in the order of the manifest.
+    """Return one job per file, in the order of the manifest.
 
     Args:
-        recipe: `publish` is read.
-        shards: the jobs of validate, format and tokenize.
-        pack: the job that planned the packs.
-        packed: its facts.
-        gathered: the jobs of gather, by side.
+        recipe: recipe; reads `publish`.
+        shards: jobs of validate, format and tokenize, by step.
+        pack: pack job.
+        packed: facts of the pack job.
+        gathered: gather jobs by side.
 
     Raises:
         ConfigError: an export has more shards than a set has packs.
@@ -248,7 +249,8 @@ def _data_jobs(
 ) -> Iterator[Job[FilesParameters]]:
     planned = packed.sides[side]
     publish = recipe.publish
-    if recipe.pack.strategy == "none":  # a row is a record: padding collators know no such column
+    # With strategy `none` a row is one record, for padding collators, which expect no position_ids.
+    if recipe.pack.strategy == "none":
         publish = publish.model_copy(update={"position_ids": False})
     for cut in _cuts(side, planned, publish):
         parameters = DataParameters(
@@ -268,7 +270,7 @@ def _data_jobs(
 
 
 def cut_files(split: str, num_packs: int, num_tokens: int, config: PublishConfig) -> list[FileCut]:
-    """Cut a split into files of at most `config.max_file_mb` MiB of token data each, about.
+    """Cut a split into files of about `config.max_file_mb` MiB of token data at most.
 
     Example:
         >>> cuts = cut_files("train", 10, 2**19, PublishConfig(max_file_mb=1))
@@ -277,7 +279,8 @@ def cut_files(split: str, num_packs: int, num_tokens: int, config: PublishConfig
     """
     if not num_packs:
         return []
-    # 1 MiB at 8 bytes a token: 131,072 tokens a file. 2**19 in 10 packs take 4: 3, 3, 3 and 1.
+    # 1 MiB at 8 bytes a token is 131,072 tokens per file, so 2**19 tokens take 4 files. With 10
+    # packs, that is 3 packs per file: 3, 3, 3 and 1.
     limit = config.max_file_mb * 2**20 // _BYTES_PER_TOKEN[config.layout]
     rows_per_file = -(-num_packs // max(1, -(-num_tokens // limit)))
     rows_per_group = max(1, num_packs * _TOKENS_PER_GROUP // num_tokens)
@@ -294,9 +297,9 @@ def cut_files(split: str, num_packs: int, num_tokens: int, config: PublishConfig
 
 
 def _cuts(side: Side, planned: PlannedSide, publish: PublishConfig) -> Iterator[FileCut]:
-    """Yield the files of a side, numbered through; those of a source hold no other."""
-    # Sources a of 10 packs and b of 4, files of 3 each: a in files 0 to 3, packs [0, 3) to [9, 10),
-    # b in files 4 and 5, packs [10, 13) and [13, 14).
+    """Yield the files of a side, numbered consecutively; by source, no file mixes two sources."""
+    # Source a has 10 packs, b has 4, files hold 3: a is in files 0 to 3 (packs [0, 3) to [9, 10)),
+    # b in files 4 and 5 (packs [10, 13) and [13, 14)).
     parts: list[tuple[str | None, Mapping[str, int]]] = [*planned.by_source.items()]
     whole = {"packs": planned.num_packs, "tokens": planned.num_tokens}
     first = number = 0
@@ -327,7 +330,7 @@ def local_files(receipts: Iterable[Receipt[FilesFacts]]) -> list[LocalFile]:
 
 
 def export_key(export: ExportConfig) -> object:
-    """Return the JSON of an export in the keys of a run: its name, where it has no other setting.
+    """Return the JSON of an export for keys: just its name if it has no other setting.
 
     Example:
         >>> [export_key(ExportConfig(format="megatron", shards=n)) for n in (1, 2)]
@@ -338,7 +341,7 @@ def export_key(export: ExportConfig) -> object:
 
 
 def compute(work: Work[FilesParameters], folder: Path) -> FilesFacts:
-    """Write the file that the job says; of an export, all files of one format."""
+    """Write the file of the job, or all files of one export format."""
     match work.parameters:
         case DataParameters() as parameters:
             return _write_data(work, parameters, folder)
@@ -369,10 +372,10 @@ def write_data_file(rows: pa.Table, parameters: DataParameters, folder: Path) ->
     """Write one file of a split, `<split>-<number>.<ending>`.
 
     Args:
-        rows: the packs of its cut, schema `tables.PACKED`; mapped from disk, and read a row group
-            at a time.
-        parameters: which file it is, its layout and format.
-        folder: where to write it.
+        rows: packs of the file, schema `tables.PACKED`; mapped from disk and read one row group at
+            a time.
+        parameters: the file, its layout and format.
+        folder: output folder.
     """
     cut, config = parameters.cut, parameters.publish
     described = config.layout, config.position_ids, parameters.with_label, parameters.with_weights
@@ -416,7 +419,7 @@ def write_data_file(rows: pa.Table, parameters: DataParameters, folder: Path) ->
 
 
 def _flat(column: pa.Array) -> Iterator[bytes]:
-    """Logical content of a column as bytes: lengths of lists, then values, without padding.
+    """Yield the logical content of a column as bytes: list lengths, then values, no padding.
 
     Example:
         >>> lists = pa.array([[7], [8, 9]], pa.list_(pa.int32()))
@@ -440,7 +443,7 @@ def _flat(column: pa.Array) -> Iterator[bytes]:
 def _write_records(
     work: Work[FilesParameters], parameters: RecordsParameters, folder: Path
 ) -> FilesFacts:
-    """Write lineage: a row for each record, with its raw row, its outcome and its place."""
+    """Write lineage: one row per record with its raw row, outcome and place in the packs."""
     packed, rows = work.input(PACK), (parameters.first, parameters.last)
     name = f"records-{parameters.number:05d}.parquet"
     batches = read_placed(packed, work.workspace, rows, _ROWS_PER_GROUP)
@@ -453,7 +456,7 @@ def _write_records(
 def _write_left_out(
     work: Work[FilesParameters], of: Literal["quarantine", "dropped"], folder: Path
 ) -> FilesFacts:
-    """Write bad rows with their raw bytes, or what the recipe leaves out; none: no file."""
+    """Write quarantined rows with their raw bytes, or dropped rows; no file if there are none."""
     receipts = [*work.inputs(VALIDATE), *work.inputs(FORMAT), *work.inputs(TOKENIZE)]
     name, rows_per_group = {
         "quarantine": ("quarantined.arrow", _BAD_ROWS_PER_GROUP),
@@ -472,7 +475,7 @@ def _write_left_out(
 def _write_parquet(
     path: Path, schema: pa.Schema, groups: Iterable[pa.RecordBatch], **options: Any
 ) -> None:
-    """Write a row group per batch: bytes do not depend on how its rows lay in shards."""
+    """Write one row group per batch, so that the bytes do not depend on shard boundaries."""
     with pq.ParquetWriter(
         path, schema, compression="zstd", compression_level=1, write_page_checksum=True, **options
     ) as writer:
@@ -482,7 +485,7 @@ def _write_parquet(
 
 FILES = Step(
     name="files",
-    title="Write files of the version, as they will lie in the store.",
+    title="Write the files of the version.",
     version="1",
     libraries=("orjson", "pyarrow"),
     facts=FilesFacts,

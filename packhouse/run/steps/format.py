@@ -1,8 +1,8 @@
-"""format: conversations -> text with its trained spans.
+"""format: render conversations to text with trained spans.
 
-Beside it, shard by shard, `FINGERPRINTS` describes the conversations by what makes them equal or
-alike, where the recipe asks for it: pack compares these. They have a key of their own, so they are
-made once for all tokenizers and pack sizes, and an appended file costs its own shard.
+If the recipe deduplicates, the side step `FINGERPRINTS` computes fingerprints of each shard's
+conversations, and pack compares them. It has its own key, so fingerprints are shared by all
+tokenizers and pack sizes, and appending to a file recomputes only the new shard.
 """
 
 import hashlib
@@ -46,24 +46,24 @@ from packhouse.tokenize.loading import check_unchanged, tokenizer_folder
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FormatParameters:
-    """How a shard of conversations becomes text."""
+    """Parameters for rendering one shard."""
 
     shard: SourceShard
-    """Where the raw bytes of a refused row are read again; the key of validate covers it."""
+    """Source of the raw bytes of rejected rows; not in the key, since validate's key covers it."""
     format: FormatConfig
     template: str
-    """Its name, or the sha256 of its file."""
+    """Name of the template, or the sha256 of its file."""
     date: str | None
-    """The day that the template may print, if it can: the text of another day is another text."""
+    """Date that the template may print, or None if it prints none. Text changes with the date."""
     label_names: list[str] | None
     tokenizer: str
-    """Fingerprint: of its chat template and control tokens."""
+    """Fingerprint of the tokenizer, including its chat template and control tokens."""
     seq_len: int | None
-    """Tokens of a window; None where conversations are not cut."""
+    """Window size in tokens; None if conversations are not cut into windows."""
     tokenize: TokenizeConfig
-    """How the tokens of windows are counted. Its `pipeline` may decide whether BOS is added."""
+    """Used to count the tokens of windows. Its `pipeline` may decide whether BOS is added."""
     benchmarks: Mapping[str, object]
-    """As `benchmarks_of` says; they are looked for beside this step, and decide no byte of it."""
+    """Result of `benchmarks_of`. A side step searches for them, so they are not in the key."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that goes into the key."""
@@ -129,30 +129,30 @@ def _template_identity(template: str) -> str:
         if template not in TEMPLATES and not is_renderer(template):
             known = (*TEMPLATES, *plugin_names("renderers"))
             raise ConfigError(
-                f"format.template: there is no '{template}'{near_name(template, known)}; it is "
-                f"one of {', '.join(known)}, or a .jinja or .j2 file"
+                f"format.template '{template}' does not exist{near_name(template, known) or '.'} "
+                f"Use {', '.join(known)}, or a .jinja or .j2 file."
             )
         return template
     path = Path(template)
     if not path.is_file():
         near = near_files(template, ".jinja", ".j2")
         raise ConfigError(
-            f"format.template: no file at '{template}'{near or ';'} "
-            f"{'Built' if near else 'built'} in are {', '.join(TEMPLATES)}"
+            f"format.template: no file at '{template}'{near}{'' if near[-1:] == '?' else '.'} "
+            f"Built-in templates are {', '.join(TEMPLATES)}."
         )
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def check_reasoning(recipe: Recipe, done: Iterable[AnyReceipt], tokenizers: Path) -> None:
-    """Stop before any shard is rendered if rows have reasoning that the template never writes.
+    """Fail before rendering if rows have reasoning that the template never writes.
 
     Args:
-        recipe: of the run.
+        recipe: recipe of the run.
         done: receipts of validate.
         tokenizers: folder of tokenizer snapshots.
 
     Raises:
-        TemplateError: it names the first such row, and what to set.
+        TemplateError: the template never writes reasoning; names the first row and the settings.
     """
     if not is_chat(recipe.format.template) or recipe.format.reasoning == "strip":
         return
@@ -162,27 +162,26 @@ def check_reasoning(recipe: Recipe, done: Iterable[AnyReceipt], tokenizers: Path
         is_written = (messages.num_bytes("reasoning") > 0) & (
             messages.decide_weights(recipe.format) > 0
         )
-        if is_written.any():  # the template decides, so one row tells of all
+        if is_written.any():  # this depends on the template, so checking one row is enough
             row = int(messages.rows[is_written.argmax()])
             run_template(partial(render_row, path, row, recipe, tokenizers), recipe)
             return
 
 
 def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:
-    """Write `formatted.arrow`, and `quarantined.arrow` where a template refuses a row.
+    """Write `formatted.arrow`, and `quarantined.arrow` if the template rejects a row.
 
-    Of pairs, `rejected.arrow` has the texts of the other sides, row by row; a pair of which one
-    side is refused is refused whole.
+    For pairs, `rejected.arrow` holds the texts of the rejected answers, row by row. If either side
+    is bad, the whole pair is quarantined.
 
-    Where records are not the rows that came in (rows are split, or reasoning is stripped),
-    `examples.arrow` has the conversation of each record: the audit and deduplication compare the
-    text with these.
+    If records differ from the validated rows (rows were split, or reasoning was stripped),
+    `examples.arrow` holds the conversation of each record for the audit and deduplication.
     """
     parameters, recipe = work.parameters, work.recipe
     validated = work.input(VALIDATE)
     path = validated.path("validated.arrow")
     rows_in = validated.facts.rows_out
-    if parameters.shard.row_format == "tokenized":  # no template writes what is there
+    if parameters.shard.row_format == "tokenized":  # the rows came with ids, so no template is used
         write_table(folder / "formatted.arrow", text_of_given(read_table(path)))
         return ShardCounts(rows_in=rows_in, rows_out=rows_in, notes={})
     tokenizers = work.workspace.tokenizers
@@ -191,15 +190,15 @@ def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:
     check_unchanged(recipe.tokenizer, parameters.tokenizer)
     if _template_identity(recipe.format.template) != parameters.template:
         raise ConfigError(
-            f"format.template '{recipe.format.template}' changed while the run worked with it; "
-            "what was made since is not kept. Run again"
+            f"format.template '{recipe.format.template}' changed during the run, so its output "
+            "was discarded. Run again."
         )
     formatted = read_table(folder / "formatted.arrow")
     rows_out = formatted.num_rows
     bad = take_refused(folder, parameters.shard, recipe.validate_, [validated])
     put_out = rows_out + sum(bad["quarantined"].values())
     if put_out != rows_in + sum(reply["added"].values()):
-        raise ContractError(f"format took {rows_in:,} rows, put out {put_out:,}")
+        raise ContractError(f"format received {rows_in:,} rows but returned {put_out:,}")
     return ShardCounts(
         rows_in=rows_in,
         rows_out=rows_out,
@@ -212,7 +211,7 @@ def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:
 
 
 def _beside(work: Work[FormatParameters], formatted: Receipt[ShardCounts]) -> Receipt[ShardCounts]:
-    """Look for repeats and benchmarks here, where shards are parallel, if the recipe does."""
+    """Run a shard's side jobs (benchmarks, fingerprints) here, where shards run in parallel."""
     (validated,) = work.job.inputs
     if work.parameters.benchmarks:
         search = function_of_addon("benchmark_job")
@@ -229,7 +228,7 @@ def _beside(work: Work[FormatParameters], formatted: Receipt[ShardCounts]) -> Re
 
 FORMAT = Step(
     name="format",
-    title="Conversations in, text with its trained spans out.",
+    title="Render conversations to text with trained spans.",
     version=f"1.{render.VERSION}",
     libraries=("jinja2", "pyarrow"),
     facts=ShardCounts,
@@ -247,11 +246,11 @@ FORMAT = Step(
 def split_text_of(
     formatted: Iterable[Receipt[ShardCounts]], *, is_split: bool = False
 ) -> SplitText:
-    """Return the sum over shards; reads the lengths of texts if a row of any of them was split.
+    """Add up the text sizes of all shards; zero if no row was split.
 
     Args:
-        formatted: of the format step.
-        is_split: whether rows of other shards were split.
+        formatted: receipts of the format step.
+        is_split: True if rows of other shards were split, so the sizes are needed anyway.
     """
     receipts = list(formatted)
     noted = {name for each in receipts for name in each.facts.notes}
@@ -272,9 +271,9 @@ def conversations(
     *,
     whole_pairs: bool = False,
 ) -> pa.Table:
-    """Return the conversations that the texts of a shard are renderings of.
+    """Return the conversations that a shard's texts were rendered from.
 
-    Of pairs these are the chosen ones; with `whole_pairs`, each has the messages of both sides.
+    For pairs, these are the chosen ones; with `whole_pairs`, each has the messages of both sides.
     """
     if "examples.arrow" in formatted.files:
         return read_table(formatted.path("examples.arrow"))
@@ -286,7 +285,7 @@ def conversations(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FingerprintParameters:
-    """What makes conversations equal or alike."""
+    """Parameters for fingerprinting conversations."""
 
     dedup: DedupConfig
 
@@ -300,7 +299,7 @@ class FingerprintParameters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FingerprintFacts:
-    """How many conversations were described."""
+    """Number of fingerprinted conversations."""
 
     rows: int
 
@@ -308,8 +307,10 @@ class FingerprintFacts:
 def fingerprint_job(
     recipe: Recipe, validated: Ref, formatted: Ref, label: str = ""
 ) -> Job[FingerprintParameters]:
-    """Return the job that describes the conversations of a shard, as they were rendered."""
-    is_rewritten = cuts_windows(recipe) or rewrites(recipe.format)  # `examples.arrow` may have them
+    """Return the job that fingerprints the conversations of a shard, as they were rendered."""
+    # Rewritten conversations are in `examples.arrow` of format, so its key must decide; otherwise
+    # validate's key does, and fingerprints are shared by all templates.
+    is_rewritten = cuts_windows(recipe) or rewrites(recipe.format)
     decides, other = (formatted, validated) if is_rewritten else (validated, formatted)
     return FINGERPRINTS.job(
         FingerprintParameters(dedup=recipe.dedup),
@@ -320,9 +321,9 @@ def fingerprint_job(
 
 
 def _describe(work: Work[FingerprintParameters], folder: Path) -> FingerprintFacts:
-    """Write `fingerprints.arrow`, a row for each conversation, or for each pair of them."""
+    """Write `fingerprints.arrow`, one row per conversation or pair."""
     rows = conversations(work.input(VALIDATE), work.input(FORMAT), whole_pairs=True)
-    sources = rows["source"].unique().to_pylist()  # one, whose settings are in validate's key
+    sources = rows["source"].unique().to_pylist()  # one; its settings are in validate's key
     names = {source_name(source): source.label_names for source in work.recipe.sources}
     label_names = names.get(sources[0].partition("/")[0]) if sources else None
     table = dedup.fingerprint_table(rows, work.parameters.dedup, label_names)
@@ -332,7 +333,7 @@ def _describe(work: Work[FingerprintParameters], folder: Path) -> FingerprintFac
 
 FINGERPRINTS = Step(
     name="fingerprints",
-    title="Conversations in, what makes them equal or alike out.",
+    title="Fingerprint conversations for deduplication.",
     version=f"1.{dedup.VERSION}",
     libraries=("numpy", "pyarrow"),
     facts=FingerprintFacts,

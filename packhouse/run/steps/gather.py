@@ -1,8 +1,9 @@
-"""gather: the tokens of some planned packs, brought together from all shards.
+"""gather: collect the tokens of planned packs from all input shards.
 
-One job gathers one shard of output. It maps the shards that hold its records one by one, takes
-what it needs where that is less than half of a shard, and joins. Memory is its own tokens (64 MiB
-of ids, up to 512 in very large datasets) and their names, whatever the size of the dataset.
+One job gathers one shard of output. It maps the input shards that hold its records one by one,
+copies only the needed rows if they are less than half of a shard, and joins them. Memory is the
+job's own tokens (64 MiB of ids, up to 512 MiB in very large datasets) and their record ids,
+whatever the size of the dataset.
 """
 
 from collections.abc import Iterator
@@ -26,9 +27,9 @@ from packhouse.system.arrays import Int64s
 from packhouse.system.progress import advance
 
 _SHARD_TOKENS = 2**24
-"""Tokens of a gathered shard, about: 64 MiB of ids. What a worker holds while it gathers."""
+"""Approximate tokens of a gathered shard: 64 MiB of ids, which a worker holds in memory."""
 _MOST_SHARDS = 1024
-"""From here on shards grow instead: each one looks into all shards of input."""
+"""Above this number shards grow instead, because every job reads from all input shards."""
 _MOST_TOKENS = 2**27
 
 _NOT_PACKED = ["source", "row", "group_key"]
@@ -36,7 +37,7 @@ _NOT_PACKED = ["source", "row", "group_key"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackRange:
-    """The packs [first, last) of one side."""
+    """Parameters of one job: the packs [first, last) of one side."""
 
     side: Side
     first: int
@@ -49,19 +50,19 @@ class PackRange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatherFacts:
-    """What was gathered."""
+    """The gathered packs and their counts."""
 
     packs: PackRange
     tally: GatherTally
 
 
 def jobs(pack: Job[PackParameters], side: Side, planned: PlannedSide) -> tuple[Job[PackRange], ...]:
-    """Return the jobs that bring the tokens of one side together; none for an empty side.
+    """Return the jobs that gather the tokens of one side; none for an empty side.
 
-    Where they cut decides no published byte: a published file is cut at rows of its side.
+    Shard boundaries do not affect published bytes: a published file is cut at rows of its side.
     """
     num_packs, num_tokens = planned.num_packs, planned.num_tokens
-    # 40 million tokens in 20,000 packs: 3 shards of 16.8 million, so of 6,667 packs.
+    # 40 million tokens in 20,000 packs, at 16.8 million a shard: 3 shards of 6,667 packs.
     size = min(max(_SHARD_TOKENS, num_tokens // _MOST_SHARDS), _MOST_TOKENS)
     step = max(1, -(-num_packs // max(1, -(-num_tokens // size))))
     pack_bytes = 4 * num_tokens // max(1, num_packs)
@@ -86,7 +87,7 @@ def compute(work: Work[PackRange], folder: Path) -> GatherFacts:
     plan, records = _read_plan(packed, work.recipe.pack, work.parameters)
     shards, rows = _shards_of(ShardIndex(packed, work.workspace), records)
     tally = GatherTally()
-    ends = np.zeros(0, np.int32)  # the plan has starts and ends of its own
+    ends = np.zeros(0, np.int32)  # unused, because the plan has its own starts and ends
     batches = gather(shards, plan, ends, rows, tally=tally)
     if work.recipe.preferences == "pairs":
         batches = map(as_sequences, batches)
@@ -107,7 +108,7 @@ def compute(work: Work[PackRange], folder: Path) -> GatherFacts:
 def _read_plan(
     packed: Receipt[PackFacts], config: PackConfig, packs: PackRange
 ) -> tuple[PackPlan, Int64s]:
-    """The packs [first, last) as a plan of their own, and the record of each sequence."""
+    """Return a plan of only the packs [first, last), and the record of each sequence."""
     # Packs [1, 3) of offsets [0 2 3 5]: bounds [2 3 5], so sequences [2, 5), cut at [0 1 3].
     offsets = read_table(packed.path(f"{packs.side}-offsets.arrow"))["offset"]
     bounds = offsets.slice(packs.first, packs.last - packs.first + 1).to_numpy()
@@ -127,9 +128,10 @@ def _read_plan(
 
 
 def _shards_of(index: ShardIndex, records: Int64s) -> tuple[list[pa.Table], Int64s]:
-    """Tables that hold the records, and the number of each sequence's record in them.
+    """Return tables that hold the records, and the row of each sequence's record in them.
 
-    Records 3 and 900 of shards of 500: tables [row 3 of shard 0, row 400 of shard 1], rows [0, 1].
+    With shards of 500 rows, records 3 and 900 are row 3 of shard 0 and row 400 of shard 1: two
+    tables of one row each, and rows [0, 1].
     """
     wanted, sequence = np.unique(records, return_inverse=True)
     shard_of = np.searchsorted(index.bounds, wanted, side="right") - 1
@@ -148,7 +150,7 @@ def _shards_of(index: ShardIndex, records: Int64s) -> tuple[list[pa.Table], Int6
 
 GATHER = Step(
     name="gather",
-    title="Gather the packs of one output shard: rows of seq_len out.",
+    title="Gather the tokens of the packs of one output shard.",
     version=f"1.{pack.VERSION}",
     libraries=("numpy", "pyarrow"),
     facts=GatherFacts,

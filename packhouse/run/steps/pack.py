@@ -1,17 +1,19 @@
-"""pack: which tokens of which record become which training row; each side planned by itself.
+"""pack: plan which tokens of which record go into which training row, for each side separately.
 
-Works on lengths alone, over all shards at once: a plan per group of shards would leave packs half
-empty. No token is read here; `packhouse.run.steps.gather` brings them together, an output shard at
-a time. Order follows (file, row) and the seed, never how rows lie in shards. Which records are
-packed is decided in `selection.py`.
+The plan uses lengths only and covers all shards at once, because planning groups of shards
+separately would leave more packs half empty. No tokens are read here;
+`packhouse.run.steps.gather` collects them later, one output shard at a time. The order depends on
+(file, row) and the seed, never on shard boundaries. `selection.py` decides which records are
+packed.
 
-A record's side is a pure function of its group key, so no pack can mix the two, and the split step
-only has to prove it. Memory: about 30 bytes a record while packs are planned (docs/performance.md).
+A record's side is a pure function of its group key, so no pack can mix the sides, and the split
+step only verifies it. Memory: about 30 bytes per record while packs are planned
+(docs/performance.md).
 
-The step writes 14 bytes a record: which shard holds each, which split it is in, where it was
-packed. Names and keys stay in the shards, and `read_records` reads them next to these, a block of
-rows at a time. So lineage of any number of records costs the memory of one block, and 12 bytes for
-each record of a published file, whose places come from the plan.
+The step writes 14 bytes per record: its shard, its split and its place in the packs. Ids and keys
+stay in the shards, and `read_records` joins both one block of rows at a time. So reading the
+lineage of any number of records takes the memory of one block, plus 12 bytes for each record of a
+published file, whose places come from the plan.
 """
 
 import json
@@ -55,7 +57,7 @@ from packhouse.run.steps.validate import VALIDATE, ValidateParameters
 from packhouse.system.arrays import Bools, Int32s, Int64s
 from packhouse.system.plugins import plugin_key
 
-# Which shards there are, in order: key of the tokenize step, number of its first record, records.
+# The shards in order: key of the tokenize step, number of the first record, number of records.
 PLACES = pa.schema(
     [
         pa.field("key", pa.string(), nullable=False),
@@ -68,15 +70,15 @@ OUTCOMES = pa.schema(
     [
         pa.field("split", pa.dictionary(pa.int8(), pa.string()), nullable=False),
         pa.field("outcome", pa.dictionary(pa.int8(), pa.string()), nullable=False),
-        # Of one copy, as far as it is packed; of a dropped record, before anything was cut.
+        # Packed tokens of one copy; for a dropped record, its full length.
         pa.field("num_tokens", pa.int32(), nullable=False),
-        pa.field("times", pa.int32(), nullable=False),  # copies of it in packs; 0: dropped
-        # What it was dropped for: id of a record, row of a benchmark.
+        pa.field("times", pa.int32(), nullable=False),  # copies in packs; 0: dropped
+        # What a dropped record matches: id of another record, or row of a benchmark.
         pa.field("repeats", pa.string()),
     ]
 )
 
-# Lineage, a row per record: its raw row, its side, and what became of it.
+# Lineage, one row per record: its raw row, its side and its outcome.
 LINEAGE = pa.schema(
     [
         *(TOKENIZED.field(name) for name in ("record_id", "source", "row", "group_key")),
@@ -84,39 +86,39 @@ LINEAGE = pa.schema(
     ]
 )
 
-# Lineage as it is published, with the place of the first copy in the packs: null for what is in
-# none. So most questions to a version read no pack.
+# Lineage as published, with the place of the record's first copy in the packs (null if it is in
+# none), so that most queries on a version read no packs.
 RECORDS = pa.schema(
     [
         *LINEAGE,
-        pa.field("num_trained", pa.int32()),  # of this copy
-        pa.field("total_weight", pa.float64()),  # loss weights of these tokens, added up
+        pa.field("num_trained", pa.int32()),  # trained tokens of this copy
+        pa.field("total_weight", pa.float64()),  # sum of the loss weights of these tokens
         TOKENIZED.field("label"),
-        pa.field("pack", pa.int64()),  # number in its split
-        pa.field("position", pa.int32()),  # of its first token in the pack
+        pa.field("pack", pa.int64()),  # number of the pack in its split
+        pa.field("position", pa.int32()),  # place of its first token in the pack
     ]
 )
 _TRAINED = ["trained_ranges", "range_weights", "label"]
 
 
 class ShardIndex:
-    """Where the records of a pack step lie."""
+    """Index of the shards that hold the records of a pack step."""
 
     def __init__(self, packed: Receipt[RowCounts], workspace: Workspace) -> None:
         table = read_table(packed.path("places.arrow"))
         self.keys = table["key"]
         self.bounds = np.append(table["first"].to_numpy(), packed.facts.rows_in)
-        """Number of each shard's first record, and of all records."""
+        """Number of each shard's first record, then the number of all records."""
         self._workspace = workspace
 
     def shard(self, number: int) -> pa.Table:
         """Map the tokenized records of a shard."""
         receipt = TOKENIZE.peek(self.keys[number].as_py(), self._workspace)
-        assert receipt is not None, f"pack was done before tokenize {self.keys[number]} was"
+        assert receipt is not None, f"pack ran before tokenize {self.keys[number]}"
         return read_table(receipt.path("tokenized.arrow"))
 
     def between(self, first: int, last: int) -> Iterator[tuple[pa.Table, int, int]]:
-        """Yield each shard that holds some of the records [first, last), and which of its rows."""
+        """Yield each shard that holds records in [first, last), with the range of its rows."""
         # Bounds [0 500 900], records [450, 600): rows [450, 500) of shard 0, [0, 100) of shard 1.
         low = int(np.searchsorted(self.bounds, first, side="right")) - 1
         for number in range(max(low, 0), len(self.keys)):
@@ -134,14 +136,14 @@ def read_records(
     block: int = 2**18,
     columns: Sequence[str] = tuple(LINEAGE.names),
 ) -> Iterator[pa.RecordBatch]:
-    """Yield lineage, schema `LINEAGE`, in batches of `block` rows whatever the shards are.
+    """Yield lineage, schema `LINEAGE`, in batches of `block` rows, independent of shard sizes.
 
     Args:
         packed: receipt of the pack step.
-        workspace: where its shards lie.
+        workspace: workspace with its shards.
         rows: records [first, last); all by default.
-        block: rows of a batch; the last one may be smaller.
-        columns: which ones to read, in the order of the schema.
+        block: rows per batch; the last batch may be smaller.
+        columns: columns to read, in the order of the schema.
     """
     schema = pa.schema([LINEAGE.field(name) for name in columns])
     index = ShardIndex(packed, workspace)
@@ -163,9 +165,9 @@ def read_records(
 
 
 def _named(shard: pa.Table, sources: pa.Array, columns: Sequence[str]) -> pa.Table:
-    """Those of the columns that shards have, with one dictionary of files for all of them."""
+    """Return the wanted columns that the shard has, with one `source` dictionary for all shards."""
     named = {name: shard[name] for name in columns if name in shard.column_names}
-    named.pop("num_tokens", None)  # before anything was cut; the outcome's counts
+    named.pop("num_tokens", None)  # the length before any cut; outcomes have the packed length
     if "source" in named:
         indices = pc.index_in(named["source"].cast(pa.string()), sources).combine_chunks()
         named["source"] = pa.DictionaryArray.from_arrays(indices, sources)
@@ -175,7 +177,7 @@ def _named(shard: pa.Table, sources: pa.Array, columns: Sequence[str]) -> pa.Tab
 def read_placed(
     packed: "Receipt[PackFacts]", workspace: Workspace, rows: tuple[int, int], block: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records [first, last) as they are published, schema `RECORDS`, in such batches."""
+    """Yield the records [first, last) as published, schema `RECORDS`, `block` rows at a time."""
     index, places = ShardIndex(packed, workspace), _Places(packed, rows)
     start = rows[0]
     for batch in read_records(packed, workspace, rows, block):
@@ -190,7 +192,7 @@ def read_placed(
 
 
 class _Places:
-    """Where the first copy of each of the records [first, last) lies, by the plan of the packs."""
+    """Place of the first copy of each of the records [first, last), from the plan of the packs."""
 
     def __init__(self, packed: "Receipt[PackFacts]", rows: tuple[int, int]) -> None:
         self._first, self._last = rows
@@ -201,14 +203,14 @@ class _Places:
             offsets = read_table(packed.path(f"{side}-offsets.arrow"))["offset"].to_numpy()
             sequences = read_table(packed.path(f"{side}-sequences.arrow"))
             self._add(offsets, sequences)
-        # Record << 32 | token: first tokens of the pieces of a record that `concat` cut, but for
-        # the first one. No token before them is in their pack, so none predicts them.
+        # First tokens of the later pieces of records that `concat` cut, as record << 32 | token.
+        # They do not count as trained: no earlier token in their pack predicts them.
         self.cuts = np.unique(np.concatenate([np.zeros(0, np.int64), *self._cuts]))
 
     def _add(self, offsets: Int64s, sequences: pa.Table) -> None:
         number = tokens = 0  # sequences and tokens before the batch
-        pack_start = 0  # tokens before the pack that goes on in the batch
-        is_first = np.zeros(1, np.bool_)  # of the last head before it: a first copy
+        pack_start = 0  # tokens before the pack that continues into the batch
+        is_first = np.zeros(1, np.bool_)  # whether the last head so far is of a first copy
         head_record = np.full(1, -1, np.int64)
         for batch in sequences.to_batches():
             record, start, end = (column.to_numpy() for column in batch.columns)
@@ -225,7 +227,8 @@ class _Places:
             chosen = chosen[self.pack[record[chosen] - self._first] < 0]
             self.pack[record[chosen] - self._first] = pack[chosen]
             self.position[record[chosen] - self._first] = (before[:-1] - pack_starts)[chosen]
-            # Pieces behind a head go on with its copy; packs may have been put in another order.
+            # A head is a piece that starts at token 0; the pieces after it belong to its copy.
+            # Packs may have been reordered, so a piece may also follow a head of another record.
             firsts = np.zeros(len(record), np.bool_)
             firsts[chosen] = True
             is_first = np.concatenate([is_first[-1:], firsts[heads]])
@@ -237,11 +240,11 @@ class _Places:
             number, tokens, pack_start = number + len(record), before[-1], pack_starts[-1]
 
     def columns(self, start: int, shards: pa.Table, lineage: pa.RecordBatch) -> list[pa.Array]:
-        """Return the columns that `RECORDS` adds, of the rows of a batch, `start` being its first.
+        """Return the columns that `RECORDS` adds to a batch of lineage.
 
         Args:
-            start: counted from the first of these records.
-            shards: what the batch's records have of `_TRAINED`.
+            start: first row of the batch, counted from the first of these records.
+            shards: columns `_TRAINED` of the batch's records.
             lineage: the batch.
         """
         rows = slice(start, start + lineage.num_rows)
@@ -250,8 +253,8 @@ class _Places:
         weights = flat_weights(shards["range_weights"], ranges.counts())
         weights = np.ones(len(ranges.starts), np.float32) if weights is None else weights
         row = ranges.row_of_each()
-        # Of 8 tokens, ranges [0, 3) and [6, 9): tokens 1, 2, 6 and 7 are trained. The first one of
-        # a pack's sequence never is.
+        # 8 packed tokens, ranges [0, 3) and [6, 9): tokens 1, 2, 6 and 7 are trained. Token 0 never
+        # is, because no token before it in its sequence predicts it.
         ends = np.minimum(ranges.ends, lineage["num_tokens"].to_numpy()[row])
         sizes = np.maximum(ends - np.maximum(ranges.starts, 1), 0)
         num_trained = np.bincount(row, sizes, lineage.num_rows).astype(np.int32)
@@ -274,8 +277,8 @@ class _Places:
 Side = Literal["train", "eval"]
 SIDES: tuple[Side, ...] = ("train", "eval")
 
-# What lies in the packs of a side, one behind another: tokens [start, end) of a record, which is
-# numbered through all shards. A pack's own are those between two of `OFFSETS`.
+# The sequences in the packs of a side, in order: tokens [start, end) of a record, numbered across
+# all shards. `OFFSETS` holds the first sequence of each pack.
 SEQUENCES = pa.schema(
     [
         pa.field("record", pa.int64(), nullable=False),
@@ -286,20 +289,20 @@ SEQUENCES = pa.schema(
 OFFSETS = pa.schema([pa.field("offset", pa.int64(), nullable=False)])
 
 _CONTAMINATED = REASONS.index("contaminated")
-_BLOCK = 2**20  # sequences written at a time
+_BLOCK = 2**20  # sequences per written batch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackParameters:
-    """Which records are packed, how, and on which side."""
+    """Settings that decide which records are packed, how, and on which side."""
 
     mix: Mapping[str, object]
-    """As `mix_of` says."""
+    """Result of `mix_of`."""
     pack: PackConfig
     dedup: DedupConfig
     split: SplitConfig
     benchmarks: Mapping[str, object]
-    """As `benchmarks_of` says, where `audit.on_match` is not `stop`; else empty."""
+    """Result of `benchmarks_of`; empty if `audit.on_match` is `stop`."""
     on_match: OnMatch
 
     def to_json(self) -> dict[str, object]:
@@ -321,18 +324,18 @@ class PackParameters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedSide:
-    """The packs of one side, before their tokens are brought together."""
+    """The packs of one side, before their tokens are gathered."""
 
     num_packs: int
     num_tokens: int
     statistics: PackStatistics
-    """As planned; what gather counts is 0."""
+    """Statistics of the plan; the fields that gather counts are 0."""
     with_label: bool
-    """True if a record has a class."""
+    """True if a record has a class label."""
     with_weights: bool
     """True if a record of any side has a loss weight other than 0 and 1."""
     by_source: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """`packs` and `tokens` of each source, in order, where sources have packs of their own."""
+    """`packs` and `tokens` of each source, in order, if each source has its own packs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -341,18 +344,18 @@ class PackFacts(RowCounts):
 
     sides: Mapping[Side, PlannedSide]
     sources: Mapping[str, Mapping[str, int]]
-    """Records and tokens by source; see `mixing.source_counts`."""
+    """Records and tokens by source; see `selection.source_counts`."""
     dedup: DedupFacts | None = None
-    """None where the recipe does not look for repeats."""
+    """None if the recipe does not deduplicate."""
     split: SplitCounts | None = None
-    """None where nothing goes to eval."""
+    """None if nothing goes to eval."""
     vocab_size: int
     allow_untrained: bool
-    """True if a pack may have nothing to train: of `concat`, or with a class."""
+    """True if a pack may have no trained token: with `concat`, or with class labels."""
 
 
 def mix_of(recipe: Recipe) -> dict[str, object]:
-    """Return what sources say of which of their records are packed: {"chats.weight": 2.0}."""
+    """Return the sampling settings of all sources: {"chats.weight": 2.0}."""
     return {
         f"{source_name(source)}.{name}": value
         for source in recipe.sources
@@ -385,16 +388,16 @@ def job(
 
 
 def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
-    """Write the plan of each side, what happened to each record, and which shard holds it.
+    """Write the plan of each side, the outcome of each record, and the shard that holds it.
 
-    Records 0 to 4 of [5, 3, 2, 6, 9] tokens, seq_len 8, record 2 for eval: record 4 is dropped,
-    train plans [5, 3, 6] -> packs [[0, 1], [3]] of records, eval plans [2] -> [[2]].
+    Records 0 to 4 have [5, 3, 2, 6, 9] tokens, seq_len is 8 and record 2 is for eval. Record 4 is
+    dropped, train plans [5, 3, 6] -> packs of records [[0, 1], [3]], eval plans [2] -> [[2]].
 
     Raises:
-        SequenceTooLongError: a record is over `seq_len` and the policy is `error`.
+        SequenceTooLongError: a record is over `seq_len` and `pack.over_length` is `error`.
     """
     parameters = work.parameters
-    # Shard by shard: which records can be packed, and how many of their tokens.
+    # Shard by shard: find the records that can be packed and how many of their tokens.
     receipts = work.inputs(TOKENIZE)
     shards = MappedTables([receipt.path("tokenized.arrow") for receipt in receipts])
     admitted = join_admitted([apply_over_length(shard, parameters.pack) for shard in shards])
@@ -406,20 +409,20 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
         matches = match_shards(work, parameters.benchmarks, work.inputs(VALIDATE), shards)
         if parameters.on_match == "drop":
             admitted = admitted.without(np.asarray(matches.is_valid(), np.bool_), "contaminated")
-    # All shards together: which records are taken, how often, and which must share a side.
+    # All shards together: select records, how often each is packed, and which must share a side.
     fingerprints: list[Path] = []
-    if dedup.needs_fingerprints(parameters.dedup):  # made beside format; what is gone, again
+    if dedup.needs_fingerprints(parameters.dedup):  # cached by format's side job, unless deleted
         jobs = [fingerprint_job(work.recipe, old.ref, new.ref) for old, new in formatted]
         described = [execute(job, work.recipe, work.workspace) for job in jobs]
         fingerprints = [receipt.path("fingerprints.arrow") for receipt in described]
     selection = select(shards, formatted, admitted, bounds, work.recipe, fingerprints)
-    # The side of each record.
+    # Decide the side of each record.
     names = [receipt.facts.origin.source for receipt in work.inputs(VALIDATE)]
     eval_only = {source_name(source) for source in work.recipe.sources if source.eval_only}
     only = np.repeat(np.array([name in eval_only for name in names], np.bool_), np.diff(bounds))
     is_eval = is_for_eval(shards, selection, parameters.split, only)
     if matches is not None and parameters.on_match == "same_side":
-        keys = selection.groups_of(shards)  # all records of a group that holds a match go along
+        keys = selection.groups_of(shards)  # a match moves all records of its group to eval
         matched = pc.unique(keys.filter(matches.is_valid()))
         is_eval |= np.asarray(pc.is_in(keys, value_set=matched), np.bool_)
     has_label = np.asarray(column_of(shards, "label").is_valid(), np.bool_)
@@ -433,7 +436,8 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
         found = replace(found, near=replace(found.near, on_both_sides=on_both_sides))
     is_split = bool(parameters.split.eval_fraction or parameters.split.eval_count or only.any())
     split = split_counts(shards, selection, is_eval, parameters.split, only) if is_split else None
-    # The packs of each side by itself; arrays of a few bytes a record go as soon as they are used.
+    # Plan the packs of each side. Free arrays as soon as possible: at a few bytes per record they
+    # dominate memory in large datasets.
     rows, lengths = selection.kept()
     del admitted, selection
     is_eval = is_eval[rows]
@@ -456,7 +460,7 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
             with_weights=with_weights,
             by_source=by_source,
         )
-        del plan, own, lengths, offsets  # before the next side is planned
+        del plan, own, lengths, offsets  # free memory before planning the next side
     return PackFacts(
         **counts,
         sides=planned,
@@ -476,7 +480,7 @@ def _plan(
     rows: IndexArray,
     lengths: Int32s,
 ) -> tuple[PackPlan, dict[str, dict[str, int]]]:
-    """Plan the packs of a side; with `eval_by_source`, those of each source one behind another."""
+    """Plan the packs of a side; with `eval_by_source`, plan each source separately, in order."""
     config = parameters.pack
     plan = partial(
         plan_packs,
@@ -488,8 +492,8 @@ def _plan(
     )
     if side == "train" or not parameters.split.eval_by_source or not len(rows):
         return plan(lengths), {}
-    # Shards of sources a, a, b with 2, 2 and 3 rows: first rows [0 2 4 7], so row 3 is of a and
-    # row 4 of b.
+    # Three shards of sources a, a, b with 2, 2 and 3 rows: bounds [0 2 4 7], so row 3 belongs to a
+    # and row 4 to b.
     sources = list(dict.fromkeys(names))
     number_of_shard = np.array([sources.index(name) for name in names])
     number = number_of_shard[np.searchsorted(bounds, rows, side="right") - 1]
@@ -523,7 +527,7 @@ def _write_places(
     shards: Sequence[pa.Table],
     bounds: Int64s,
 ) -> None:
-    """Write where records lie: the first one of each shard; and the names of all files."""
+    """Write the number of each shard's first record, and the names of all source files."""
     keys = pa.array([receipt.key for receipt in receipts])
     columns = [keys, pa.array(bounds[:-1]), pa.array(np.diff(bounds))]
     write_table(folder / "places.arrow", pa.table(columns, schema=PLACES))
@@ -534,9 +538,9 @@ def _write_places(
 def _outcomes(
     selection: Selection, is_eval: Bools, matches: pa.Array | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield `OUTCOMES` of all records, a block at a time."""
+    """Yield `OUTCOMES` of all records in blocks."""
     admitted, times = selection.admitted, selection.times
-    num_tokens = admitted.num_tokens.copy()  # of a dropped record, before the policy
+    num_tokens = admitted.num_tokens.copy()  # dropped records keep their full length
     num_tokens[admitted.rows] = admitted.lengths
     names = list(REASONS if matches is not None else REASONS[:_CONTAMINATED])
     for first in range(0, len(times), _BLOCK):
@@ -558,7 +562,7 @@ def _outcomes(
 
 
 def _counts(selection: Selection) -> dict[str, Any]:
-    """Fields of `RowCounts`."""
+    """Return the fields of `RowCounts`."""
     admitted = selection.admitted
     counts = admitted.counts()
     rows, tokens = counts["rows"], counts["tokens"]
@@ -578,7 +582,7 @@ def _counts(selection: Selection) -> dict[str, Any]:
 
 PACK = Step(
     name="pack",
-    title="Plan the packs of the whole dataset: lengths in, places out.",
+    title="Plan the packs of the whole dataset.",
     version=f"1.{pack.VERSION}.{splitting.VERSION}.{dedup.VERSION}",
     libraries=("numpy", "pyarrow"),
     facts=PackFacts,

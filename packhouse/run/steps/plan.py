@@ -1,19 +1,19 @@
-"""The plan of a run: its jobs with their keys. Those up to pack are known before any work is done.
+"""Plan a run: its jobs and their keys. Jobs up to pack are planned before any work is done.
 
 ```
 validate -> format -> tokenize -> pack -> gather -> audit of packs, files -> publish
-   (by shard of input)       (of all)  (by shard of output)
+   (per shard of input)      (whole dataset)  (per shard of output)
                audit of shards    split, audit of records
 ```
 
-Each step lays out its own jobs in its own file; here they are put in order. How many packs there
-are is known once pack is done: `output_jobs` then lays out gather, the audit of packs and files,
-with keys made from the key of pack. They read parts of the output by number, so all jobs of a step
-run at the same time, on any number of workers.
+Each step creates its jobs in its own file; this module puts them in order. The number of packs is
+known only after pack. `output_jobs` then plans gather, the audit of packs, and files, with keys
+derived from the key of pack. They read parts of the output by number, so all jobs of a step can run
+at the same time, on any number of workers.
 
-- Changing `seq_len` changes the keys of pack and of what follows, and no key before it;
-- appending rows to a file changes the keys of its last shards only, up to tokenize;
-- the key of publish is the id of the version, known before the first byte is written.
+- Changing `seq_len` changes the keys of pack and later steps, but no earlier key.
+- Appending rows to a file changes only the keys of its last shards, up to tokenize.
+- The key of publish is the version id, so the id is known before the first byte is written.
 """
 
 from collections import Counter
@@ -55,66 +55,66 @@ from packhouse.tokenize import fingerprint_tokenizer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """All jobs that are known before any work; the rest come from `output_jobs`."""
+    """Jobs known before any work is done. `output_jobs` returns the rest."""
 
     validate: tuple[Job[ValidateParameters], ...]
     format: tuple[Job[FormatParameters], ...]
     beside: tuple[AnyJob, ...]
-    """Done beside the jobs of format: fingerprints, if the recipe looks for repeats, and a search
-    for benchmarks, if it names some."""
+    """Side jobs that run with the format jobs: fingerprints if the recipe deduplicates, and
+    searches for benchmarks if it names any."""
     tokenize: tuple[Job[TokenizeParameters], ...]
     pack: Job[PackParameters]
     split: Job[SplitParameters]
     audit: tuple[Job[AuditParameters], ...]
-    """Of shards and of records; what it says of packs comes with the output's jobs."""
+    """Audits of shards and records; audits of packs are among the output jobs."""
     publish: Job[PublishParameters]
-    """Its key is final; what it reads beside the split is added when the packs are planned."""
+    """Its key is final. Its inputs other than the split are added by `output_jobs`."""
 
     @property
     def version_id(self) -> str:
-        """First 16 hex digits of the key of publish: 64 bits of input address."""
+        """First 16 hex digits (64 bits) of the key of publish."""
         return self.publish.key[:16]
 
     @property
     def shards(self) -> list[SourceShard]:
-        """What is read of the sources, in order."""
+        """Shards of the sources, in order."""
         return [job.parameters.shard for job in self.validate]
 
     def __iter__(self) -> Iterator[AnyJob]:
-        """Iterate over the jobs, but for those beside format, each after those that it reads."""
+        """Iterate over all jobs except side jobs; each comes after the jobs that it reads."""
         yield from (*self.validate, *self.format, *self.tokenize)
         yield from (self.pack, self.split, *self.audit, self.publish)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputJobs:
-    """The jobs that follow from a plan of packs, step by step."""
+    """Jobs that can be planned only after pack, by step."""
 
     gather: tuple[Job[PackRange], ...]
     audit: tuple[Job[AuditParameters], ...]
-    """Of the gathered packs."""
+    """Audits of the gathered packs."""
     files: tuple[Job[FilesParameters], ...]
-    """Data files of train and eval, exports, records, quarantine: in the order of the manifest."""
+    """Data files of train and eval, exports, records, quarantine, in the order of the manifest."""
     publish: Job[PublishParameters]
-    """The job of the plan, and all it reads."""
+    """The publish job of the plan with all its inputs."""
 
     def __iter__(self) -> Iterator[AnyJob]:
-        """Iterate over the jobs, each after those that it reads."""
+        """Iterate over the jobs; each comes after the jobs that it reads."""
         yield from (*self.gather, *self.audit, *self.files, self.publish)
 
 
 def plan_jobs(recipe: Recipe) -> Plan:
-    """Scan the sources and lay out every job with its key.
+    """Scan the sources and create every job with its key.
 
-    Costs one read of the sources (for their sha256) and of the tokenizer's files.
+    Reads the sources (for their sha256) and the tokenizer's files once.
 
     Raises:
         ConfigError: a package that an export needs is not installed.
-        SourceError: a source does not exist or cannot be what it says.
-        TokenizerError: the tokenizer folder is not one.
+        SourceError: a source does not exist or is not in the stated format.
+        TokenizerError: the tokenizer folder is not valid.
     """
     if "msgpack" in (export.format for export in recipe.publish.exports):
-        # Now, and not when all other work is done.
+        # Fail now rather than after all other work is done.
         import_extra("msgpack", "msgpack", "export format 'msgpack'")
     tokenizer = fingerprint_tokenizer(recipe.tokenizer)
     validated = tuple(validate.jobs(recipe, tokenizer))
@@ -147,15 +147,15 @@ def plan_jobs(recipe: Recipe) -> Plan:
 
 
 def output_jobs(plan: Plan, recipe: Recipe, packed: PackFacts) -> OutputJobs:
-    """Lay out the jobs behind pack.
+    """Create the jobs after pack.
 
     Raises:
         EmptyDatasetError: no record was packed.
     """
     if not any(side.num_packs for side in packed.sides.values()):
         raise EmptyDatasetError(
-            f"no record fits into seq_len {recipe.pack.seq_len:,}: nothing to publish. "
-            "Raise pack.seq_len, or set pack.over_length to truncate_turns"
+            f"no record fits into seq_len {recipe.pack.seq_len:,}, so there is nothing to publish. "
+            "Raise pack.seq_len, or set pack.over_length to truncate_turns."
         )
     by_side = {side: gather.jobs(plan.pack, side, packed.sides[side]) for side in SIDES}
     gathered = tuple(chain(*by_side.values()))
@@ -171,19 +171,19 @@ def output_jobs(plan: Plan, recipe: Recipe, packed: PackFacts) -> OutputJobs:
 
 
 _WRITTEN = {"validate": 1.3, "format": 1.6, "tokenize": 1.3}
-"""Bytes written by raw byte of Alpaca; docs/performance.md, "What a shard costs"."""
+"""Bytes written per raw byte, measured on Alpaca (docs/performance.md)."""
 _WRITTEN_BEHIND_PACK = 2.0
 _COLUMNAR = 4.0
-"""Raw bytes of a Parquet or Arrow file by byte of it, about."""
+"""Approximate raw bytes per byte of a Parquet or Arrow file."""
 
 
 def bytes_needed(plan: Plan, workspace: Workspace) -> int:
-    """Return about how many bytes a run will add to the cache, by what Alpaca took."""
+    """Estimate how many bytes a run will add to the cache, from measurements on Alpaca."""
     num_shards = Counter(shard.file for shard in plan.shards)
     raw = needed = 0.0
     for jobs in zip(plan.validate, plan.format, plan.tokenize, strict=True):
         shard, size = jobs[0].parameters.shard, float(jobs[0].size)
-        if shard.file_format in TABULAR:  # each shard is given the file's whole size
+        if shard.file_format in TABULAR:  # each shard has the size of its whole file
             size *= _COLUMNAR / num_shards[shard.file]
         raw += size
         todo = (job.step.name for job in jobs if job.step.peek(job.key, workspace) is None)

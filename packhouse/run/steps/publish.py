@@ -1,8 +1,8 @@
-"""publish: written files -> an immutable version in the store.
+"""publish: turn the written files into an immutable version in the store.
 
-The files are there already, one job each (`packhouse.run.steps.files`); this step adds up what they
-and the steps before say of the version. Committing is repeated at every run, so that a version
-deleted from the store or published to another one is published again without work.
+The files already exist, one job each (`packhouse.run.steps.files`). This step adds up the facts of
+all steps. Every run commits again, so that a version that was deleted from the store, or is
+published to another store, is published without repeating any work.
 """
 
 from collections import Counter
@@ -51,30 +51,31 @@ STEPS_BEFORE: tuple[AnyStep, ...] = (
     *(VALIDATE, FORMAT, TOKENIZE, PACK),
     *(GATHER, SPLIT, AUDIT, FILES),
 )
-"""The steps whose work is published."""
+"""All steps before publish."""
 
 _REPORT = "report.html"
 _VERSION = "1"
 ENGINE_VERSIONS = {step.name: step.version for step in STEPS_BEFORE} | {"publish": _VERSION}
-"""Version of each step; the manifest lists them, and they are part of a version's id."""
+"""Version of each step. The manifest lists them, and they are part of the version id."""
 
 ALL_LIBRARIES = sorted(
     {name for step in STEPS_BEFORE for name in step.libraries} | {"tokenizers", "transformers"}
 )
-"""Every library whose version is part of a version's id; the manifest lists them."""
+"""Libraries whose versions are part of the version id and listed in the manifest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishParameters:
-    """What decides a version beside the keys of the steps before."""
+    """Parameters of a version other than the keys of earlier steps."""
 
     dataset: str
     publish: PublishConfig
     benchmarks: Mapping[str, object]
-    """As `audit.benchmarks_of` and `checks_of` say: what is found of them is published."""
+    """Results of `benchmarks_of` and `checks_of`. They are in the key, because their findings are
+    published."""
 
     def to_json(self) -> dict[str, object]:
-        """Return the JSON that goes into the key: how files are made, not where they go."""
+        """Return the JSON that goes into the key: how files are written, not where they go."""
         files = self.publish.model_dump(mode="json", include=set(FILE_SETTINGS))
         if self.publish.exports:
             files["exports"] = [export_key(each) for each in self.publish.exports]
@@ -88,51 +89,51 @@ class PublishParameters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishFacts:
-    """What a version holds."""
+    """Contents of a version."""
 
     content_id: str
-    """Hash of the logical rows: of the content of each data file, in order."""
+    """Hash of the logical rows, from the content hash of each data file in order."""
     ledger: tuple[LedgerLine, ...]
     statistics: Mapping[Side, PackStatistics]
     sides: Mapping[Side, SideCounts]
     rendering: RenderCounts
-    """How rows became records."""
+    """Counts of how rows became records."""
     mixed: Mapping[str, Mapping[str, int]]
-    """Records and tokens by source; see `mixing.source_counts`."""
+    """Records and tokens by source; see `selection.source_counts`."""
     dedup: DedupFacts | None
     split: SplitCounts | None
     sources: tuple[dict[str, Any], ...]
-    """Where the rows of each shard came from, as plain JSON."""
+    """Origin of the rows of each shard, as plain JSON."""
     tokenizer: TokenizerFacts
     encoders: tuple[dict[str, object], ...]
-    """Each different report of a tokenize job once, in order of first use."""
+    """Distinct encoder reports of the tokenize jobs, in order of first use."""
     audit: dict[str, Any]
-    """All audits added up, as plain JSON; see `audit.combine_audits`."""
+    """Sum of all audits, as plain JSON; see `audit.combine_audits`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published(PublishFacts):
-    """What a version holds, and what came of publishing it in this run."""
+    """Contents of a version, and the result of publishing it in this run."""
 
     version: str
     manifest_id: str
     created: bool
-    """False where the version was there already."""
+    """False if the version already existed."""
     ref: str
     ref_version: str | None
-    """The version that the ref points to now."""
+    """Version that the ref points to now."""
     ref_before: str | None
-    """The version that the ref pointed to before this run."""
+    """Version that the ref pointed to before this run."""
     held_back: tuple[str, ...]
-    """Why the ref did not move to this version; empty if it did, or need not."""
+    """Reasons why the ref did not move to this version; empty if it points to it."""
     is_ref_left: bool
-    """True where the ref stays at another version because of `publish.move_ref`."""
+    """True if the ref stays at another version because of `publish.move_ref`."""
     gates: tuple[GateResult, ...]
     """Results of the gates `audit`, `schema` and `drift`."""
     mirrors: Mapping[str, str]
-    """Where else it was brought -> what it is called there."""
+    """URI of each store in `publish.also` -> name of the version there."""
     quarantine: str | None
-    """URI of the file of bad rows."""
+    """URI of the quarantine file; None if there are no bad rows."""
 
     @property
     def is_ref_moved(self) -> bool:
@@ -143,9 +144,9 @@ class Published(PublishFacts):
 def job(
     recipe: Recipe, split: Job[SplitParameters], benchmarks: Mapping[str, object]
 ) -> Job[PublishParameters]:
-    """Return the job that publishes; what it reads is added when the packs are planned.
+    """Return the publish job; its inputs are added once the packs are planned.
 
-    Its key is final: the id of the version is known before any work is done.
+    Its key is final, so the version id is known before any work is done.
     """
     parameters = PublishParameters(
         dataset=recipe.dataset, publish=recipe.publish, benchmarks=benchmarks
@@ -154,10 +155,10 @@ def job(
 
 
 def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:
-    """Say what the version holds; nothing is visible yet.
+    """Collect the contents of the version; nothing becomes visible yet.
 
     Raises:
-        ContractError: the ledger of the steps before does not add up.
+        ContractError: the ledger of the earlier steps does not add up.
     """
     packed, split = work.input(PACK), work.input(SPLIT)
     validated, tokenized = work.inputs(VALIDATE), work.inputs(TOKENIZE)
@@ -174,7 +175,7 @@ def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:
         content_id=digest([[each.files[0].split, each.content] for each in data]),
         ledger=tuple(ledger_of(receipts)),
         statistics={
-            # What the plan knew, and what all gathers counted: the `num_` fields.
+            # Statistics of the plan, with the `num_` fields that the gather jobs counted.
             side: PackStatistics(**{**asdict(packed.facts.sides[side].statistics), **tallies[side]})
             for side in SIDES
         },
@@ -201,16 +202,16 @@ def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:
 
 
 def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Receipt[PublishFacts]:
-    """Publish the written files, or find that they are; then move the ref.
+    """Publish the files unless the store has them, then move the ref.
 
-    Runs every time, cached or not, so that a version deleted from the store or published to another
-    one is published again without work, and the audit is checked against today's limits. The facts
-    of the receipt are `Published` then. An error has the results of its gates as its fact `gates`.
+    Runs every time, cached or not, so that a version that was deleted from the store is published
+    again without repeating work, and the audit is checked against the current limits. The returned
+    receipt has facts of type `Published`. An error carries the gate results as its fact `gates`.
 
     Raises:
-        AuditError: a limit is passed; nothing was written to the store.
-        ConflictError: the store holds other bytes under the same inputs.
-        StoreRefusedError: the store cannot guard a publication.
+        AuditError: the audit exceeds a limit; nothing was written to the store.
+        ConflictError: the store has different bytes for the same inputs.
+        StoreRefusedError: the store cannot guarantee a safe publish.
     """
     recipe, config, facts = work.recipe, work.recipe.publish, receipt.facts
     audited = check_audit(facts.audit, recipe.audit)
@@ -219,7 +220,7 @@ def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Rec
         sha256 = receipt.files[_REPORT].sha256
         files.append(LocalFile(receipt.path(_REPORT), "all", sha256=sha256, kind="report"))
     store = open_store(config.store)
-    # Where the ref is to stay; None: it moves, or there is none yet.
+    # Current ref if it must stay where it is; None if it may move or does not exist yet.
     at = None if config.move_ref else load_ref(store, recipe.dataset, config.ref)
     try:
         published = publish_version(
@@ -265,7 +266,7 @@ def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Rec
 
 
 def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, object]:
-    """Return what the manifest says beside its files, as plain JSON."""
+    """Return the manifest's contents other than its files, as plain JSON."""
     counts: dict[str, object] = {
         "rendering": asdict(facts.rendering),
         "ledger": [line.to_json() for line in facts.ledger],
@@ -280,7 +281,7 @@ def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, object]:
     tokenizer = asdict(facts.tokenizer)
     tokenizer["class"] = tokenizer.pop("class_name")
     sql = {name for source in recipe.sources for name in expression_libraries(source)}
-    # A name is no part of what the version is: the same files from a folder are the same version.
+    # The name is not part of the version: the same tokenizer files from a folder give the same one.
     name = {"tokenizer": recipe.tokenizer} if HUB_NAME.fullmatch(recipe.tokenizer) else {}
     limits = recipe.audit.model_dump(
         mode="json", exclude_defaults=True, exclude={"benchmarks", "benchmark_ngram", "checks"}
@@ -303,10 +304,10 @@ def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, object]:
 
 
 def _tokenizer_bytes(tokenizer: str, fingerprint: str) -> bytes:
-    """Return what the store keeps of a tokenizer.
+    """Return the tokenizer files that the store keeps, as one archive.
 
     Raises:
-        TokenizerError: it is another one now than the version was made with.
+        TokenizerError: the tokenizer has changed since the version was made.
     """
     check_unchanged(tokenizer, fingerprint)
     return fingerprinted_bytes(tokenizer)
@@ -330,12 +331,12 @@ def _schema_gate(changes: Sequence[str], detail: str) -> GateResult:
 def ref_gates(
     limits: PublishConfig, ref: str, drift: Drift | None, breaking: Sequence[str]
 ) -> list[GateResult]:
-    """Check what a version must keep to before readers of a ref get it.
+    """Return the results of the gates that a version must pass before the ref moves to it.
 
     Args:
-        limits: of the recipe.
+        limits: publish settings of the recipe.
         ref: name of the ref.
-        drift: distance from the version that the ref points to; None if it points to no other.
+        drift: distance from the version that the ref points to; None if there is no other version.
         breaking: changes that would break readers of that version.
     """
     if drift is None:
@@ -353,7 +354,7 @@ def ref_gates(
 
 
 def configuration_of(recipe: Recipe) -> dict[str, object]:
-    """Return the recipe without what differs by machine: paths, store, ref, encoder."""
+    """Return the recipe without machine-specific settings: paths, store, ref, encoder."""
     decides = {*FILE_SETTINGS, *(["exports"] if recipe.publish.exports else [])}
     mix = mix_of(recipe)
     audit = {name: getattr(recipe.audit, name) for name in ("on_match", "benchmark_ngram")}
@@ -363,7 +364,7 @@ def configuration_of(recipe: Recipe) -> dict[str, object]:
         by_alias=True,
         exclude={
             "shard_mb": True,
-            "sources": True,  # lineage has them by file, whatever order and grouping
+            "sources": True,  # lineage lists them by file, independent of order and grouping
             "tokenizer": True,
             "tokenize": {"encoder"},
             "publish": set(PublishConfig.model_fields) - decides,

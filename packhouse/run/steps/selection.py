@@ -1,13 +1,13 @@
-"""Which records are packed, how often, and on which side: mixing, then repeats, then eval.
+"""Select which records are packed, how often, and in which split: mix, deduplicate, then split.
 
-Rows of sources are sampled first, so that a row which is not taken cannot displace an equal one
-elsewhere; then repeats are dropped or joined, by the fingerprints made next to the format step.
-A record is for evaluation by hash of its group, or because its source is. A group is on one side
-whole: where a source is for evaluation only, records of other sources with the same prompt go with
-it, or a trained answer would be evaluated.
+Sources are sampled first, so that a row that is sampled out cannot displace an equal row elsewhere.
+Then duplicates are dropped or joined, by the fingerprints made with the format step. A record goes
+to eval by the hash of its group, or because its source is for eval only. A group is never divided:
+if a source is for eval only, records of other sources with the same prompt go to eval too, because
+otherwise the model would be evaluated on an answer that it was trained on.
 
-Records are numbered through all shards; `bounds` has the number of each shard's first record, and
-of all records.
+Records are numbered across all shards. `bounds` holds the number of each shard's first record, and
+at its end the number of all records.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ _KEPT = REASONS.index("kept")
 
 
 class MappedTables(Sequence[pa.Table]):
-    """Tables of files, mapped when they are looked at: no number of shards is too large."""
+    """Sequence of tables that maps each file only when it is accessed, for any number of shards."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
@@ -52,21 +52,21 @@ class MappedTables(Sequence[pa.Table]):
         return read_table(self._paths[index])
 
 
-# Mix weighted sources: how often each row is trained, by `weight` and `max_records`.
+# Mix weighted sources: `weight` and `max_records` decide how often each row is trained.
 #
-# A row is taken, repeated or left out with all its records, see `packhouse.records.identity`. Each
+# A row is taken, repeated or left out with all its records (see `packhouse.records.identity`). Each
 # choice is a pure function of the row's key and the source's seed, so it does not depend on order,
-# shards or other sources, and appended rows change nothing for those before (but that they may
-# push rows over `max_records` out). A row that is taken twice makes each of its sequences twice;
-# all have one group key, so they are on one side. Costs 100 ns a record.
+# shards or other sources. Appended rows do not change the choice for earlier ones, except that they
+# may push rows out over `max_records`. If a row is taken twice, each of its sequences is packed
+# twice; all share one group key and so one split. Costs 100 ns per record.
 
 
 def times_of(keys: pa.Array, config: SourceConfig) -> Int32s:
     """Return how often each row of a source is trained.
 
     Args:
-        keys: `row_keys` of all rows of the source of which a record could be packed, in order.
-        config: `weight`, `max_records` and `mix_seed` are read.
+        keys: `row_keys` of all rows of the source with a record that could be packed, in order.
+        config: settings of the source; reads `weight`, `max_records` and `mix_seed`.
 
     Example:
         >>> keys = pa.array([f"{n:016x}0000" for n in range(1000)])
@@ -76,7 +76,8 @@ def times_of(keys: pa.Array, config: SourceConfig) -> Int32s:
         >>> int(times_of(keys, SourceConfig(path="", max_records=10)).sum())
         10
     """
-    # Weight 2.25: twice each, and three times those whose key is in the lowest quarter of 64 bits.
+    # Weight 2.25: every row twice, and rows whose hash is in the lowest quarter of 64 bits a third
+    # time.
     whole, part = divmod(config.weight, 1.0)
     times = np.full(len(keys), int(whole), np.int32)
     if part:
@@ -90,18 +91,20 @@ def times_of(keys: pa.Array, config: SourceConfig) -> Int32s:
 def row_keys(shard: pa.Table, validated: pa.Table, *, is_stripped: bool) -> pa.Array:
     """Return the key of each record's row: 20 hex digits, the same for all records of a row.
 
-    The key is the id of the conversation as it was validated, so the same rows are taken whatever
-    `format.turns` and windows make of them. Rendered whole, a record has this very id, with two
-    exceptions, where the id of a row's only record is the key: conversations that share a line of
-    the file (questions of a SQuAD article), and `reasoning: strip`, which names conversations after
-    what is left. So among rows that had reasoning, `strip` with `turns: alone` takes others than
-    `strip` with `turns: whole`.
+    The key is the id of the validated conversation, so `format.turns` and windows do not change
+    which rows are taken. A record that is rendered whole has the same id. There are two exceptions,
+    where the key is the id of the row's only record: conversations that share a line of the file
+    (questions of a SQuAD article), and `reasoning: strip`, which derives ids from the remaining
+    text. So for rows with reasoning, `strip` with `turns: alone` takes different rows than `strip`
+    with `turns: whole`.
 
     Args:
-        shard: with `record_id`, `row` and `group_key`.
-        validated: the conversations of the shard, with `record_id` and `row`.
-        is_stripped: reasoning was taken out.
+        shard: records, with `record_id`, `row` and `group_key`.
+        validated: validated conversations of the shard, with `record_id` and `row`.
+        is_stripped: True if reasoning was removed.
     """
+    # A row gets its conversation's id if it made several records, or if it is the only conversation
+    # on its line and was not stripped. Otherwise it keeps its record's id.
     number = number_rows(shard)
     num_records = np.bincount(number)[number]
     lines, first, num_conversations = np.unique(
@@ -121,21 +124,21 @@ def mix(
     names: Sequence[str],
     recipe: Recipe,
 ) -> tuple[Admitted, Int32s]:
-    """Take the rows that their sources' settings choose; the records of others are `sampled_out`.
+    """Sample rows by their sources' settings; records of other rows become `sampled_out`.
 
-    A row counts once if any of its records could be packed: of a row with one record over `seq_len`
-    the others are taken or left out together.
+    A row counts once if any of its records can be packed. If one of its records is over `seq_len`,
+    the remaining ones are still taken or left out together.
 
     Args:
-        admitted: what would be packed.
+        admitted: records that can be packed.
         bounds: number of each shard's first record.
-        shards: schema `tables.TOKENIZED`, looked at only where a source asks for it.
-        validated: the conversations of each shard, likewise.
-        names: of each shard's source.
-        recipe: `sources` and `format.reasoning` are read.
+        shards: schema `tables.TOKENIZED`; read only if a source is sampled.
+        validated: validated conversations of each shard; read only if a source is sampled.
+        names: source name of each shard.
+        recipe: recipe; reads `sources` and `format.reasoning`.
 
     Returns:
-        What is packed, and how often each record is (0: not).
+        Records to pack, and how often each record is packed (0: not at all).
     """
     times = (admitted.reasons == _KEPT).astype(np.int32)
     is_stripped = recipe.format.reasoning == "strip"
@@ -165,7 +168,7 @@ def mix(
 def source_counts(
     admitted: Admitted, times: Int32s, bounds: Int64s, names: Sequence[str]
 ) -> dict[str, dict[str, int]]:
-    """For each source: records, how many of them are dropped, by reason, and packed; tokens.
+    """Count records, packed and dropped records (by reason) and tokens of each source.
 
     Example:
         >>> each = Admitted(rows=np.array([0, 2], np.int32), lengths=np.array([5, 3], np.int32),
@@ -194,7 +197,7 @@ ShardReceipts = tuple[Receipt[ValidateFacts], Receipt[ShardCounts]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
-    """What of all shards is packed."""
+    """Records of all shards that are packed."""
 
     admitted: Admitted
     times: Int32s
@@ -202,28 +205,29 @@ class Selection:
     sources: Mapping[str, Mapping[str, int]]
     """Counts by source."""
     group_keys: pa.Array | pa.ChunkedArray | None = None
-    """Of all records: what must stay on one side; None: their own keys say it."""
+    """Group key of every record; records of a group share a split. None: unchanged from the
+    shards."""
     repeats: pa.Array | None = None
-    """Of all records: id of the record that one was dropped for; null: none."""
+    """For every record, the id of the record that it duplicates if it was dropped, else null."""
     near: Int64s = field(default_factory=lambda: np.zeros((0, 2), np.int64))
-    """Pairs of near records, see `dedup.policy.Pairs`."""
+    """Pairs of near-duplicate records, shape [num_pairs, 2]."""
     dedup: DedupFacts | None = None
-    """What repeats, with samples; None where nobody looked."""
+    """Duplicates found, with samples; None if the recipe does not deduplicate."""
 
     def groups_of(self, shards: Sequence[pa.Table]) -> pa.Array | pa.ChunkedArray:
-        """Return what must stay on one side, of the records of all shards."""
+        """Return the group key of every record of all shards."""
         return column_of(shards, "group_key") if self.group_keys is None else self.group_keys
 
     def kept(self) -> tuple[IndexArray, Int32s]:
-        """Records that are packed, each as often as it is; and their tokens.
+        """Return the packed records, each as often as it is packed, and their tokens.
 
-        Records 0 (twice), 2 and 4: [0 0 2 4].
+        Records 0 (twice), 2 and 4 -> [0 0 2 4].
         """
         often = self.times[self.admitted.rows]
         return self.admitted.rows.repeat(often), self.admitted.lengths.repeat(often)
 
     def num_near_on_both_sides(self, is_eval: Bools) -> int:
-        """Pairs of near records, both packed, of which one is in train and one in eval."""
+        """Count pairs of packed near-duplicates with one record in train and one in eval."""
         first, second = self.near.T
         is_packed = (self.times[first] > 0) & (self.times[second] > 0)
         return int(((is_eval[first] != is_eval[second]) & is_packed).sum())
@@ -242,10 +246,10 @@ def select(
     Args:
         shards: schema `tables.TOKENIZED`.
         formatted: receipts of the validate and format steps of the same shards.
-        admitted: what can be packed.
+        admitted: records that can be packed.
         bounds: number of each shard's first record.
-        recipe: `sources`, `dedup` and `split.seed` are read.
-        fingerprints: those of each shard's conversations; empty where the recipe needs none.
+        recipe: recipe; reads `sources`, `dedup` and `split.seed`.
+        fingerprints: fingerprint files of the shards; empty if the recipe does not deduplicate.
     """
     names = [receipt.facts.origin.source for receipt, _ in formatted]
     validated = MappedTables([receipt.path("validated.arrow") for receipt, _ in formatted])
@@ -282,9 +286,9 @@ def select(
 
 
 def _may_be_of_one_text(formatted: Sequence[ShardReceipts], recipe: Recipe) -> bool:
-    """Return True if different records may be one to the model: templates leave thinking out.
+    """Return True if different records may render to the same text, because reasoning is left out.
 
-    Records of one prompt are together anyhow, so this matters only where groups are records.
+    With `group_by: prompt` such records share a group anyway, so only `record` needs the check.
     """
     is_left_out = any(each.facts.notes.get("reasoning_not_rendered") for _, each in formatted)
     has_eval = any(source.eval_only for source in recipe.sources)
@@ -293,7 +297,7 @@ def _may_be_of_one_text(formatted: Sequence[ShardReceipts], recipe: Recipe) -> b
 
 
 def _ids_of_tokens(shards: Sequence[pa.Table]) -> pa.ChunkedArray:
-    """A name for each record that equal tokens share."""
+    """Return an id for each record that depends only on its tokens."""
     chunks = []
     for shard in shards:
         values, offsets = flat_list(shard["input_ids"])
@@ -308,7 +312,7 @@ def _ids_of_tokens(shards: Sequence[pa.Table]) -> pa.ChunkedArray:
 
 
 def _aligned(table: pa.Table, receipts: ShardReceipts, shard: pa.Table) -> pa.Table:
-    """The fingerprints of the records that are still there, in their order."""
+    """Return the fingerprints of the remaining records, in their order."""
     record_ids = one_chunk(shard["record_id"])
     before = one_chunk(conversations(*receipts)["record_id"])
     if before.equals(record_ids):
@@ -319,7 +323,7 @@ def _aligned(table: pa.Table, receipts: ShardReceipts, shard: pa.Table) -> pa.Ta
 
 
 def column_of(shards: Sequence[pa.Table], name: str) -> pa.ChunkedArray:
-    """Return a column of all shards, which stays in their files until it is read."""
+    """Return a column of all shards without loading it; the data stays mapped from the files."""
     chunks = [chunk for shard in shards for chunk in shard[name].chunks]
     table = pa.chunked_array(chunks, TOKENIZED.field(name).type)
     return table.unify_dictionaries() if name == "source" else table
@@ -327,14 +331,14 @@ def column_of(shards: Sequence[pa.Table], name: str) -> pa.ChunkedArray:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitCounts:
-    """Rows that were asked for eval, and are there; each counted once, whatever its records."""
+    """Rows requested for eval and rows in eval; a row counts once however many records it has."""
 
     rows: int
-    """Of both sides."""
+    """Rows in train and eval together."""
     eval: int
     asked: int
     joined: int
-    """Rows whose group was joined to that of others."""
+    """Rows whose group was merged with another one."""
 
 
 def is_for_eval(
@@ -343,10 +347,11 @@ def is_for_eval(
     config: SplitConfig,
     only: Bools,
 ) -> Bools:
-    """Which records are for evaluation; a count needs all keys at once, a share does not.
+    """Return a mask of the records that go to eval.
 
-    The groups of `only` are, whole, and those of rows that stay for an equal one of `only`;
-    `config` divides the others.
+    Every group with a record in `only` goes to eval as a whole, and so does the group of a record
+    that was kept instead of a duplicate in `only`. `config` divides the rest. An eval count needs
+    all keys at once; a fraction works one shard at a time.
     """
     is_first = None
     if config.eval_count:
@@ -355,8 +360,8 @@ def is_for_eval(
         if selection.repeats is not None:
             ids = column_of(shards, "record_id")
             only = only | np.asarray(pc.is_in(ids, selection.repeats.filter(pa.array(only))))
-        # Groups a b a c, record 0 of a source for evaluation: a is held, so records 0 and 2 are in
-        # eval; b and c go by their hash.
+        # Groups a b a c, record 0 from an eval-only source: all of a goes to eval (records 0 and
+        # 2), while b and c are divided by their hash.
         keys = selection.groups_of(shards)
         held = pc.unique(keys.filter(pa.array(only)))
         is_eval = pc.is_in(keys, value_set=held).to_numpy(zero_copy_only=False).copy()
@@ -376,7 +381,7 @@ def split_counts(
     config: SplitConfig,
     only: Bools,
 ) -> SplitCounts:
-    """Count what the sides hold, and what was asked for."""
+    """Count rows in train and eval, and rows requested for eval."""
     is_packed = selection.times > 0
     row = number_all_rows(list(map(number_rows, shards)))
 

@@ -1,7 +1,7 @@
-"""split: prove that train and eval share no record and no group, and count both.
+"""split: check that train and eval share no record and no group, and count both.
 
-A record's side follows from its group key, so pack keeps the sides apart already; what is left is
-the proof, over the records that were really packed.
+A record's side follows from its group key, so pack already keeps the sides apart. This step
+verifies the result on the records that were actually packed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from packhouse.system.fingerprint import canonical_json
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitParameters:
-    """By what the sides were made."""
+    """Settings that divided the records."""
 
     split: SplitConfig
 
@@ -35,21 +35,21 @@ class SplitParameters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitFacts(RowCounts):
-    """What both sides hold."""
+    """Counts of both sides."""
 
     sides: Mapping[Side, SideCounts]
 
 
 def job(recipe: Recipe, pack: Job[PackParameters]) -> Job[SplitParameters]:
-    """Return the job that looks at both sides."""
+    """Return the job that checks both sides."""
     return SPLIT.job(SplitParameters(split=recipe.split), inputs=[pack.ref])
 
 
 def compute(work: Work[SplitParameters], folder: Path) -> SplitFacts:
     """Write `sides.json`: records, groups and tokens of each side.
 
-    Reads the records of a side once, a block at a time. Memory: 9 bytes a record of train, 46 of
-    eval.
+    Reads the records of each side one block at a time. Memory: 9 bytes per train record and 46 per
+    eval record.
 
     Raises:
         ContractError: a group or a record is on both sides.
@@ -60,7 +60,7 @@ def compute(work: Work[SplitParameters], folder: Path) -> SplitFacts:
     eval_first: list[tuple[Side, Callable[[LeakCheck, pa.Array], None]]]
     eval_first = [("eval", LeakCheck.add_eval), ("train", LeakCheck.check_train)]
     for side, take_in in eval_first:
-        records = tokens = 0  # as often as they stand in packs
+        records = tokens = 0  # a record that is packed twice counts twice
         for batch in _of_side(packed, work.workspace, side, ["num_tokens"]):
             times = batch["times"].cast(pa.int64())
             records += pc.sum(times).as_py() or 0
@@ -87,7 +87,7 @@ def _groups(
     checks: Sequence[LeakCheck],
     take_in: Callable[[LeakCheck, pa.Array], None],
 ) -> Iterator[pa.Array]:
-    """Give each check its keys, and yield those of groups."""
+    """Pass the keys of each batch to the checks, and yield the group keys for counting."""
     for batch in batches:
         for check in checks:
             take_in(check, batch[check.what])
@@ -97,7 +97,7 @@ def _groups(
 def _of_side(
     packed: Receipt[RowCounts], workspace: Workspace, side: str, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Records of a side that were really packed."""
+    """Yield the packed records of a side."""
     needed = [*columns, "split", "times"]
     for batch in read_records(packed, workspace, columns=needed):
         is_side = pc.equal(batch["split"], side)
@@ -106,7 +106,7 @@ def _of_side(
 
 SPLIT = Step(
     name="split",
-    title="Prove that train and eval share nothing, and count both.",
+    title="Check that train and eval share nothing, and count both.",
     version="1",
     libraries=("pyarrow",),
     facts=SplitFacts,

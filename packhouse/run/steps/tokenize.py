@@ -1,4 +1,4 @@
-"""tokenize: text -> token ids with their trained ranges."""
+"""tokenize: convert text to token ids with trained ranges."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -21,16 +21,16 @@ from packhouse.tokenize.loading import check_unchanged, tokenizer_bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizeParameters:
-    """How a shard of texts becomes ids."""
+    """Parameters for tokenizing one shard."""
 
     shard: SourceShard
-    """Where the raw bytes of a refused row are read again; the key of validate covers it."""
+    """Source of the raw bytes of rejected rows; not in the key, since validate's key covers it."""
     tokenize: TokenizeConfig
     tokenizer: str
-    """Its fingerprint."""
+    """Fingerprint of the tokenizer."""
 
     def to_json(self) -> dict[str, object]:
-        """Return the JSON that goes into the key; both encoders give the same ids."""
+        """Return the JSON that goes into the key, without `encoder`: both give the same ids."""
         return {
             "tokenize": self.tokenize.model_dump(mode="json", exclude={"encoder"}),
             "tokenizer": self.tokenizer,
@@ -39,11 +39,11 @@ class TokenizeParameters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizeFacts(ShardCounts):
-    """What came of a shard of texts."""
+    """Counts of a tokenized shard."""
 
     trained_tokens: int
     encoder: dict[str, object]
-    """Which encoder was used and why, as plain JSON."""
+    """The encoder that was used, and why, as plain JSON."""
     tokenizer: TokenizerFacts
 
 
@@ -55,16 +55,16 @@ def job(
     return TOKENIZE.job(
         TokenizeParameters(shard=parameters.shard, tokenize=recipe.tokenize, tokenizer=tokenizer),
         inputs=[formatted.ref],
-        also_reads=formatted.inputs,  # validate: its bad rows, and ids that came with the rows
+        also_reads=formatted.inputs,  # validate: its bad rows, and ids of tokenized rows
         label=formatted.label,
         size=formatted.size,
     )
 
 
 def compute(work: Work[TokenizeParameters], folder: Path) -> TokenizeFacts:
-    """Write `tokenized.arrow`, and `quarantined.arrow` where nothing of a row is trained.
+    """Write `tokenized.arrow`, and `quarantined.arrow` if nothing of a row is trained.
 
-    Rows that were tokenized before keep their ids.
+    Rows that came with ids keep them.
     """
     parameters, tokenizer = work.parameters, work.recipe.tokenizer
     validated, formatted = work.input(VALIDATE), work.input(FORMAT)
@@ -79,7 +79,7 @@ def compute(work: Work[TokenizeParameters], folder: Path) -> TokenizeFacts:
     bad = take_refused(folder, parameters.shard, work.recipe.validate_, [validated, formatted])
     put_out = table.num_rows + sum(bad["quarantined"].values())
     if put_out != rows_in:
-        raise ContractError(f"tokenize took {rows_in:,} rows, put out {put_out:,}")
+        raise ContractError(f"tokenize received {rows_in:,} rows but returned {put_out:,}")
     return TokenizeFacts(
         rows_in=rows_in,
         rows_out=table.num_rows,
@@ -98,7 +98,7 @@ def compute(work: Work[TokenizeParameters], folder: Path) -> TokenizeFacts:
 
 TOKENIZE = Step(
     name="tokenize",
-    title="Text in, ids with their trained ranges out.",
+    title="Convert text to token ids with trained ranges.",
     version=f"1.{tokenize.VERSION}",
     libraries=("numpy", "pyarrow"),
     facts=TokenizeFacts,

@@ -1,4 +1,4 @@
-"""validate: one shard of raw rows -> conversations, and rows that are not."""
+"""validate: read raw rows and separate conversations from bad rows."""
 
 import json
 import shlex
@@ -37,23 +37,23 @@ from packhouse.tokenize.given import GIVEN_VERSION, read_given
 from packhouse.tokenize.loading import check_unchanged
 
 QUARANTINE = "quarantined.arrow"
-"""Bad rows of a shard, in the folder of the step that refused them."""
+"""Bad rows of a shard, in the folder of the step that rejected them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardCounts(RowCounts):
-    """What came of the rows of a shard."""
+    """Row counts and notes of a shard."""
 
     notes: Mapping[str, int]
-    """How often something was seen that a reader should know, though no row was lost by it."""
+    """Counts of observations that users should know about, although no row was lost."""
     stop_tokens: Mapping[str, str] = field(default_factory=dict)
-    """Of the format step: tokens that end answers, and where each is from."""
+    """Tokens that end answers -> where each comes from. Format step only."""
     rows_rendered: int | None = None
-    """Of the format step: rows that gave a record."""
+    """Rows that gave a record. Format step only."""
 
 
 def render_counts(receipts: Iterable[Receipt[ShardCounts]]) -> RenderCounts:
-    """Return what the format step says of all shards, and the notes of whatever steps are given."""
+    """Add up the counts of the format step and the notes of all given steps."""
     return RenderCounts.total(
         RenderCounts(
             rows=(facts.rows_rendered or facts.rows_out) * (receipt.step == "format"),
@@ -68,16 +68,16 @@ def render_counts(receipts: Iterable[Receipt[ShardCounts]]) -> RenderCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidateParameters:
-    """Which rows to read, and how."""
+    """Parameters for reading one shard."""
 
     shard: SourceShard
     source: SourceConfig
     rules: ValidateConfig
     group_by: GroupBy
     tokenizer: str | None = None
-    """Fingerprint of the tokenizer that the rows' ids are of, where rows are tokenized."""
+    """Fingerprint of the tokenizer of the rows' ids, if rows are already tokenized."""
     pipeline: PipelineChoice | None = None
-    """`tokenize.pipeline`, where rows are tokenized."""
+    """`tokenize.pipeline`, if rows are already tokenized."""
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key: the rows of the shard, not their path."""
@@ -88,7 +88,8 @@ class ValidateParameters:
             "group_by": self.group_by,
             **expression_key(self.source),
             **plugin_key("row_formats", self.source.format, get_args(RowFormatName)),
-            "python": list(sys.version_info[:2]),  # its Unicode tables normalise group keys
+            # Group keys depend on Python's Unicode tables.
+            "python": list(sys.version_info[:2]),
             **({"given": [self.tokenizer, GIVEN_VERSION]} if self.tokenizer else {}),
             **({"pipeline": self.pipeline} if self.pipeline else {}),
         }
@@ -96,16 +97,16 @@ class ValidateParameters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Where the rows of a shard come from."""
+    """Origin of the rows of a shard."""
 
     file: str
     """`source/name`."""
     row_start: int
     sha256: str
     settings: dict[str, object]
-    """Of the source, as plain JSON."""
+    """Settings of the source, as plain JSON."""
     is_tokenized: bool = False
-    """True if its rows came with their ids."""
+    """True if its rows came with token ids."""
 
     @property
     def source(self) -> str:
@@ -115,30 +116,30 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidateFacts(ShardCounts):
-    """What came of a shard of raw rows."""
+    """Counts of a validated shard."""
 
     extra_fields: Mapping[str, int]
-    """Rows by name of a field that no format reads."""
+    """Field that no format reads -> rows that have it."""
     origin: Origin
     filtered: Mapping[str, int] = field(default_factory=dict)
-    """Rows by the expression that left them out, where `where` is a list of several."""
+    """Expression of `where` -> rows that it left out, if there are several expressions."""
     unread_text: Mapping[str, UnreadText] = field(default_factory=dict)
-    """Fields with text that nobody reads and that the source does not ignore."""
+    """Text fields that nothing reads and that `ignored_fields` does not list."""
 
     def lineage(self) -> dict[str, object]:
-        """Return what the manifest says of the shard."""
+        """Return the shard's entry for the manifest."""
         facts = {**asdict(self.origin), "rows": self.rows_in}
         if self.dropped:
             facts["dropped"] = dict(self.dropped)
         if self.filtered:
             facts["filtered"] = dict(self.filtered)
-        if not self.origin.is_tokenized:  # manifests of other sources stay as they were
+        if not self.origin.is_tokenized:  # only manifests of tokenized sources have this key
             del facts["is_tokenized"]
         return facts | ({"unused_fields": self.extra_fields} if self.extra_fields else {})
 
 
 def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
-    """Scan the sources; yield a job for each shard, in the order of files, not of the recipe.
+    """Scan the sources and yield a job per shard, ordered by file name rather than by recipe.
 
     `tokenizer` is a fingerprint.
     """
@@ -167,18 +168,18 @@ def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
 
 
 def shard_bytes(recipe: Recipe) -> int:
-    """Return how many raw bytes a shard has at most: `shard_mb` of the recipe, or the usual."""
+    """Return the maximum raw bytes of a shard: the recipe's `shard_mb`, or the default."""
     return MAX_SHARD_BYTES if recipe.shard_mb is None else recipe.shard_mb * 2**20
 
 
 def filters_of_run(receipts: Iterable[AnyReceipt]) -> list[Filter]:
-    """Return what each expression of `where` left out, by source; of receipts of any steps."""
+    """Return how many rows each `where` expression left out; ignores receipts of other steps."""
     facts = (receipt.facts for receipt in receipts)
     return filters_of(each.lineage() for each in facts if isinstance(each, ValidateFacts))
 
 
 def may_drop(parameters: ValidateParameters) -> bool:
-    """Return True if rows of a shard may be left out before they are records."""
+    """Return True if rows of a shard may be dropped before they become records."""
     source = parameters.source
     is_tree = parameters.shard.row_format == "oasst_flat"
     return bool(source.filters) or source.media == "drop_rows" or is_tree
@@ -186,22 +187,22 @@ def may_drop(parameters: ValidateParameters) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TextOfShard:
-    """Text that nothing reads in the rows of a shard, or of a part of it."""
+    """Text fields that nothing reads in a shard or a part of it."""
 
     source: SourceConfig
     shard: SourceShard
     rows: int
-    """Rows that gave a conversation."""
+    """Rows that became conversations."""
     unread: Mapping[str, UnreadText]
 
 
 def check_all_text_is_read(
     recipe: Recipe, jobs: Sequence[Job[ValidateParameters]], receipts: Sequence[AnyReceipt]
 ) -> None:
-    """Refuse sources with text that nothing reads and that `ignored_fields` does not list.
+    """Reject sources with text fields that nothing reads and `ignored_fields` does not list.
 
     Raises:
-        SourceError: names each such field, with the option that leaves it out.
+        SourceError: names each such field, and the option that ignores it.
     """
     shards = []
     for job, receipt in zip(jobs, receipts, strict=True):
@@ -215,7 +216,7 @@ def check_all_text_is_read(
 
 
 def unread_texts(recipe: Recipe, shards: Sequence[TextOfShard]) -> list[str]:
-    """Return what `check_all_text_is_read` says of each source, of those that it refuses."""
+    """Return a message for each source that `check_all_text_is_read` rejects."""
     said = []
     for number, source in enumerate(recipe.sources):
         own = [each for each in shards if each.source == source]
@@ -227,7 +228,7 @@ def unread_texts(recipe: Recipe, shards: Sequence[TextOfShard]) -> list[str]:
         least = max(MIN_ROWS, MIN_SHARE * rows)
         counts = {name: sum(unread.rows for _, unread in found[name]) for name in found}
         names = [name for name in counts if counts[name] >= least]
-        # Of a field and one inside of it, the inner one says more.
+        # Report the nested field rather than the field that contains it.
         names = [n for n in names if not any(other.startswith(f"{n}.") for other in names)]
         if not names:
             continue
@@ -240,15 +241,15 @@ def unread_texts(recipe: Recipe, shards: Sequence[TextOfShard]) -> list[str]:
         option = shlex.quote(f"sources.{number}.ignored_fields={ignored}")
         said.append(
             f"source '{source_name(source)}': nothing reads the text in {', '.join(shown)}"
-            f"{', ...' if len(names) > 20 else ''}. Read it with `fields` or `select`, or leave it "
-            f"out: --set {option} (in Python, give the data as "
+            f"{', ...' if len(names) > 20 else ''}. Read it with `fields` or `select`, or ignore "
+            f"it: --set {option} (in Python, pass the data as "
             f'{{"path": ..., "ignored_fields": {ignored}}})'
         )
     return said
 
 
 def _refuse_same_names(scanned: list[tuple[SourceConfig, list[SourceShard]]]) -> None:
-    """Lineage says `source/file`; two files of one name would make it ambiguous."""
+    """Reject files with the same name, because lineage names them `source/file`."""
     owner: dict[str, tuple[int, str]] = {}
     for number, (_, shards) in enumerate(scanned):
         for file, uri in sorted({(shard.file, shard.uri) for shard in shards}):
@@ -257,24 +258,24 @@ def _refuse_same_names(scanned: list[tuple[SourceConfig, list[SourceShard]]]) ->
                 continue
             if first[1] == uri:
                 raise ConfigError(
-                    f"'{uri}' is in two sources: its rows would count twice; if that is meant, or "
-                    "`where` gives each other rows, give each source a `name` of its own",
+                    f"'{uri}' is in two sources, so its rows would count twice. If that is "
+                    "intended, or `where` selects different rows, give each source its own `name`.",
                     uri=uri,
                 )
             raise ConfigError(
-                f"'{uri}' and '{first[1]}' are both called '{file}' in lineage; "
-                "give each source a `name` of its own",
+                f"'{uri}' and '{first[1]}' are both named '{file}' in lineage. "
+                "Give each source its own `name`.",
                 file=file,
             )
 
 
 def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
-    """Write `validated.arrow`; `quarantined.arrow` and `dropped.arrow` where rows are.
+    """Write `validated.arrow`, and `quarantined.arrow` and `dropped.arrow` if they have rows.
 
-    Of pairs, `rejected.arrow` has the other sides; where the rows are tokenized, `tokens.arrow` has
-    what tokenize passes on.
+    For pairs, `rejected.arrow` holds the rejected conversations. For rows that are already
+    tokenized, `tokens.arrow` holds the tokens that the tokenize step passes on.
     """
-    start_early("packhouse.run.rendering")  # format comes next
+    start_early("packhouse.run.rendering")  # format runs next, and its worker takes time to start
     parameters = work.parameters
     rows = read_shard(parameters.shard, parameters.source, parameters.rules, parameters.group_by)
     if parameters.tokenizer is not None:
@@ -287,7 +288,8 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
     rows.write(folder)
     by_expression = Counter(rows.dropped["detail"].to_pylist())
     return ValidateFacts(
-        rows_in=rows.num_records,  # what was read, not what came out: the ledger compares
+        # Count what was read, not what came out, so that the ledger can compare both.
+        rows_in=rows.num_records,
         rows_out=rows.validated.num_rows,
         added={"extra_paths": rows.extra_paths} if rows.extra_paths else {},
         **write_quarantined(folder, rows.quarantined),
@@ -313,13 +315,13 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
 def take_refused(
     folder: Path, shard: SourceShard, rules: ValidateConfig, before: Sequence[Receipt[ShardCounts]]
 ) -> dict[str, Any]:
-    """Give the rows that a worker refused their raw bytes; write and count them.
+    """Add the raw bytes to rows that a worker rejected, and write and count the rows.
 
     Args:
-        folder: of the step.
-        shard: where the raw bytes are.
-        rules: how many of them are kept.
-        before: receipts of the steps before, of the same shard.
+        folder: folder of the step.
+        shard: source of the raw bytes.
+        rules: limits for reading them.
+        before: receipts of earlier steps for the same shard.
 
     Returns:
         `quarantined` and `quarantined_again` of `RowCounts`.
@@ -335,7 +337,7 @@ def take_refused(
 def write_quarantined(
     folder: Path, rows: pa.Table, before: Sequence[pa.ChunkedArray] = ()
 ) -> dict[str, Any]:
-    """Write bad rows, if any; `before` are the numbers of those that earlier steps found.
+    """Write bad rows, if any. `before` holds the numbers of bad rows from earlier steps.
 
     Returns:
         `quarantined` and `quarantined_again` of `RowCounts`.
@@ -349,7 +351,7 @@ def write_quarantined(
 
 
 def write_with_reasons(path: Path, rows: pa.Table) -> dict[str, int]:
-    """Write bad rows, or those that the recipe leaves out, if any; count them by reason."""
+    """Write bad or dropped rows, if any, and count them by reason."""
     if rows.num_rows:
         write_table(path, rows)
     return dict(sorted(Counter(rows["reason"].to_pylist()).items()))
@@ -357,7 +359,7 @@ def write_with_reasons(path: Path, rows: pa.Table) -> dict[str, int]:
 
 VALIDATE = Step(
     name="validate",
-    title="Raw rows in, conversations and quarantined rows out.",
+    title="Read raw rows and separate conversations from bad rows.",
     version=f"1.{read.VERSION}.{messages.VERSION}",
     libraries=("numpy", "orjson", "pyarrow"),
     facts=ValidateFacts,

@@ -64,17 +64,28 @@ def doctor() -> None:
     """Check a store, or the free space of the cache, before a run.
 
     \b
-    packhouse doctor storage s3://bucket/store
-    packhouse doctor cache recipe.yaml
+    Example:
+      $ packhouse doctor storage ./store
+      check                   detail
+      create races      pass  50 races of 16 writers, one winner each
+      ...
     """
 
 
 @doctor.command("storage")
 @click.argument("root")
-@click.option("--races", default=50, show_default=True, help="Races for one key.")
+@click.option("--races", default=50, show_default=True, help="Number of races for one key.")
 @json_option()
 def storage(root: str, races: int, as_json: bool) -> None:
-    """Try everything that publishing relies on, in a temporary folder under ROOT."""
+    """Test everything that publishing relies on, in a temporary folder under ROOT.
+
+    \b
+    Example:
+      $ packhouse doctor storage s3://bucket/store
+      check                   detail
+      create races      pass  50 races of 16 writers, one winner each
+      ...
+    """
     store = open_store(root)
     checks = examine(store, num_races=races)
     _print(checks, as_json)
@@ -89,10 +100,18 @@ def storage(root: str, races: int, as_json: bool) -> None:
 
 @doctor.command("cache")
 @click.argument("recipe_path", metavar="[RECIPE]", type=click.Path(), required=False)
-@click.option("--cache", "setting", metavar="PLACE", help="Folder of finished steps, or a mirror.")
+@click.option("--cache", "setting", metavar="PLACE", help="Folder of cached steps, or a mirror.")
 @json_option()
 def cache(recipe_path: str | None, setting: str | None, as_json: bool) -> None:
-    """Show the cache location, its free space and how much a run of RECIPE needs."""
+    """Show the cache location, its free space and how much a run of RECIPE needs.
+
+    \b
+    Example:
+      $ packhouse doctor cache recipe.yaml
+      check         detail
+      folder  pass  '/home/ann/.cache/packhouse' can be written
+      run     pass  a run of recipe.yaml adds about 812.4 MB to the cache
+    """
     place = find_cache(setting)
     folder = check_cache(place.folder)
     checks = [

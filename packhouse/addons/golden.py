@@ -309,16 +309,24 @@ def golden() -> None:
     """Pin the text, ids and trained tokens that a recipe must produce for chosen conversations.
 
     \b
-    packhouse golden write RECIPE --count 5      # then review the file, and add to the recipe:
-                                                 # golden: golden.yaml
-    packhouse golden check RECIPE
+    Example:
+      $ packhouse golden write recipe.yaml --count 5
+      5 golden conversations in golden.yaml; look at what is trained:
+      ...                       review them, set `golden: golden.yaml`, then:
+      $ packhouse golden check recipe.yaml
     """
 
 
 @golden.command()
 @recipe_options
 def check(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bool) -> None:
-    """Check the golden conversations of RECIPE, as every build does."""
+    """Check the golden conversations of RECIPE, as every run does.
+
+    \b
+    Example:
+      $ packhouse golden check recipe.yaml
+      golden: 5 conversations came out as pinned
+    """
     recipe = read_recipe(recipe_path, overrides)
     if recipe.golden is None:
         raise ConfigError(f"recipe '{recipe_path}' has no `golden: FILE`")
@@ -336,10 +344,16 @@ def check(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bo
     "rows",
     multiple=True,
     metavar="SOURCE/FILE:ROW",
-    help="Pin this row, as lineage names it. May be repeated.",
+    help="Pin this row, such as chats/chats.jsonl:12. May be repeated.",
 )
-@click.option("--count", type=int, help="Pin so many rows, of different shapes first.")
-@click.option("--out", type=click.Path(path_type=Path), help="File. [default: the recipe's]")
+@click.option(
+    "--count", type=int, help="Number of rows to pin, starting with rows of different shapes."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Golden file to write. [default: the one in the recipe, or golden.yaml next to it]",
+)
 def write(
     recipe_path: str,
     overrides: tuple[str, ...],
@@ -352,6 +366,12 @@ def write(
     """Pin the output of RECIPE for the selected rows and for rows already in the file.
 
     Review the file before you rely on it: it pins the current output, right or wrong.
+
+    \b
+    Example:
+      $ packhouse golden write recipe.yaml --row chats/chats.jsonl:12
+      1 golden conversation in golden.yaml; look at what is trained:
+        chats/chats.jsonl:12: ['You need 730 boxes.<|im_end|>']
     """
     recipe = read_recipe(recipe_path, overrides)
     path = out or (Path(recipe.golden) if recipe.golden else None)

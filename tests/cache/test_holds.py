@@ -105,7 +105,7 @@ def test_gc_says_what_a_refused_run_holds_and_until_when_and_frees_it_if_asked(p
     )
     text = CliRunner().invoke(cli, ["cache", "gc", "--cache", str(project.cache)]).output
     assert f"{held['bytes']:,} bytes in {len(refused)} jobs: held for 1 unfinished run" in text
-    assert f"until {held['until']} at the latest; --unfinished frees them" in text
+    assert f"at most until {held['until']}. To delete them too, add --unfinished." in text
 
     arguments = ["cache", "gc", "--cache", str(project.cache), "--unfinished", "--json"]
     freed = json.loads(CliRunner().invoke(cli, [*arguments, "--delete"]).output)

@@ -327,17 +327,21 @@ Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]
 @click.command()
 @click.argument("old", metavar="OLD")
 @click.argument("new", metavar="NEW")
-@click.option("--no-records", is_flag=True, help="Compare manifests only; read no data.")
-@cache_option("Folder of tokenizers and finished steps.")
+@click.option("--no-records", is_flag=True, help="Compare only the manifests; read no data.")
+@cache_option("Folder of tokenizers and cached steps.")
 @json_option()
 def diff(old: str, new: str, no_records: bool, cache: Path, as_json: bool) -> None:
-    """Compare two versions: settings, counts, schema; rows, tokens, masks, copies and splits.
+    """Compare two versions: settings, counts, schema, rows, tokens, masks, copies and splits.
 
-    Shows examples with their text where the tokenizer is known. NEW may be a bare NAME of the same
-    dataset.
+    NEW may be a ref or version of the same dataset, without the store. If the tokenizer is known,
+    examples are shown as text.
 
     \b
-    packhouse diff ./store/alpaca@prod latest
+    Example:
+      $ packhouse diff ./store/demo@prod latest
+      configuration        old  new
+      split.eval_fraction  0.1  0.2
+      ...                                  counts, then changed rows with examples
     """
     left = open_address(old)
     right = open_beside(left, new)

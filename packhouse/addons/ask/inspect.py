@@ -80,30 +80,38 @@ class _Wanted:
 
 @click.command()
 @click.argument("target", metavar="VERSION|RECIPE")
-@click.option("--split", help="Which split. [default: train, else the first there is]")
+@click.option("--split", help="Split to read. [default: train, or the first one]")
 @click.option(
-    "--packs", default=1, show_default=True, type=click.IntRange(min=1), help="How many packs."
+    "--packs",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Number of packs to print.",
 )
 @click.option(
-    "--skip", default=0, show_default=True, type=click.IntRange(min=0), help="Packs to skip first."
+    "--skip",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Number of packs to skip first.",
 )
-@click.option("--pack", type=click.IntRange(min=0), help="The pack of this number, from 0.")
+@click.option("--pack", type=click.IntRange(min=0), help="Print the pack with this number, from 0.")
 @click.option(
     "--records",
     type=click.IntRange(min=1),
-    help="So many records, each by itself. [default: 5]",
+    help="Print this many individual records instead of packs. [default: 5]",
 )
-@click.option("--source", help="Records of this source, or of this `source/file`.")
+@click.option("--source", help="Print records of this source or `source/file`.")
 @click.option(
-    "--row", type=click.IntRange(min=0), help="Records of this row of their file, from 0."
+    "--row", type=click.IntRange(min=0), help="Print records of this row of a file, from 0."
 )
-@click.option("--record", help="The record with this id.")
-@click.option("--grep", metavar="TEXT", help="Records whose text holds this.")
-@click.option("--quarantined", is_flag=True, help="Bad rows, and why.")
-@click.option("--dropped", is_flag=True, help="Rows that were left out, and why.")
-@click.option("--tokenizer", help="Tokenizer folder, if the store does not keep it.")
-@cache_option("Folder of tokenizers and finished steps.")
-@json_option("Print JSON, a line a pack or record.")
+@click.option("--record", help="Print the record with this ID.")
+@click.option("--grep", metavar="TEXT", help="Print records that contain this text.")
+@click.option("--quarantined", is_flag=True, help="Print bad rows with their reasons.")
+@click.option("--dropped", is_flag=True, help="Print dropped rows with their reasons.")
+@click.option("--tokenizer", help="Tokenizer folder, if the store does not have it.")
+@cache_option("Folder of tokenizers and cached steps.")
+@json_option("Print one line of JSON per pack or record.")
 def inspect(
     target: str,
     split: str | None,
@@ -120,16 +128,17 @@ def inspect(
     """Print packs or records of a version with trained tokens in green (in a pipe: {+ and +}).
 
     With a RECIPE, print the first rows as they would be trained, without preparing anything.
-    Output on a terminal goes to a pager.
+    Output on a terminal goes to a pager. VERSION is STORE/DATASET[@NAME], where NAME is a ref or a
+    version (default: latest).
 
     \b
-    VERSION is STORE/DATASET, or with @REF or @VERSION (by default @latest):
-    ./store/demo, s3://bucket/store/demo@prod, ./store/demo@0a1b2c3d4e5f6071.g0
-
-    \b
-    packhouse inspect ./store/demo --grep "I cannot" --records 20
-    packhouse inspect ./store/demo --source instructions --row 18
-    packhouse inspect recipe.yaml
+    Example:
+      $ packhouse inspect ./store/demo --source chats --row 0
+      ------------ chats/chats.jsonl row 0: 132 tokens, 64 trained ------------
+      <|im_start|>user
+      Can you show me how to work out 61 * 6 in my head?<|im_end|>
+      <|im_start|>assistant
+      {+Split 61 into 60 and 1. ...<|im_end|>+}
     """
     chosen = _Wanted(**wanted)
     if quarantined or dropped:

@@ -53,12 +53,12 @@ _RULES = {
 
 @click.command()
 @click.argument("target", metavar="VERSION")
-@click.option("--split", help="Which split. [default: train, else the first there is]")
+@click.option("--split", help="Split to read. [default: train, or the first one]")
 @click.option("--pack", type=click.IntRange(min=0), help="Number of the pack in its split, from 0.")
 @click.option(
     "--token", type=click.IntRange(min=0), help="Number of the token in the pack, from 0."
 )
-@click.option("--file", help="A file of a source: faq.jsonl, source/faq.jsonl, or its path.")
+@click.option("--file", help="Source file: faq.jsonl, source/faq.jsonl, or its path.")
 @click.option("--line", type=click.IntRange(min=1), help="Line of a JSON Lines file, from 1.")
 @click.option("--row", type=click.IntRange(min=0), help="Row of a file of any format, from 0.")
 @json_option()
@@ -75,11 +75,16 @@ def trace(
     """Find the source row of a token and why it is trained, or what happened to a row.
 
     Rows, packs and tokens count from 0. A LINE counts from 1, as in an editor, and needs the file
-    on this machine: without blank lines, line 18 is row 17.
+    on this machine. If the file has no blank lines, line 18 is row 17.
 
     \b
-    packhouse trace ./store/demo --pack 12 --token 345
-    packhouse trace ./store/demo --file instructions.jsonl --line 18
+    Example:
+      $ packhouse trace ./store/demo --pack 12 --token 345
+      file          chats/chats.jsonl
+      row (from 0)  16
+      turn          trained answer 3 of 3
+      trained       yes
+      $ packhouse trace ./store/demo --file data/instructions.jsonl --line 18
     """
     opened = open_address(target)
     if pack is not None and token is not None:
@@ -243,18 +248,20 @@ Rows = list[dict[str, Any]]
 
 @click.command()
 @click.argument("target", metavar="VERSION")
-@click.option("--reason", help="Only those of this reason.")
-@click.option("--source", help="Only those of this source, or of this `source/file`.")
+@click.option("--reason", help="List only rows with this reason.")
+@click.option("--source", help="List only rows of this source or `source/file`.")
 @click.option(
     "--limit",
     default=5,
     show_default=True,
     type=click.IntRange(min=0),
-    help="How many to print of each reason; 0: all.",
+    help="Number of rows to print per reason; 0 prints all.",
 )
-@click.option("--recipe", type=click.Path(), help="Says where the source files lie now.")
-@cache_option("Folder of tokenizers and finished steps.")
-@json_option("Print JSON, a line for each.")
+@click.option(
+    "--recipe", type=click.Path(), help="Recipe with the current paths of the source files."
+)
+@cache_option("Folder of tokenizers and cached steps.")
+@json_option("Print one line of JSON per row.")
 def dropped(
     target: str,
     reason: str | None,
@@ -264,16 +271,18 @@ def dropped(
     cache: Path,
     as_json: bool,
 ) -> None:
-    """List the rows and records that a filter or policy left out of VERSION, and why.
+    """List the rows and records that a filter or policy dropped from VERSION, and why.
 
     Over-length records show their token count, duplicates the row they repeat, and filtered rows
-    the expression. Row numbers start at 0. Texts and token counts come from the cache if it still
-    has the run that made the version. Other rows are read from the source files, where the last run
-    on this machine found them or where --recipe says they are, provided the files are unchanged.
+    the expression. Texts come from the cache if it still has the run that made the version, or else
+    from unchanged source files (see --recipe).
 
     \b
-    packhouse dropped ./store/alpaca --reason over_seq_len
-    packhouse dropped ./store/alpaca --recipe recipe.yaml --json
+    Example:
+      $ packhouse dropped ./store/demo --reason over_seq_len
+      over_seq_len: 1 record
+        chats/chats.jsonl row 65, 759 tokens: more than seq_len 512 tokens
+          <|im_start|>user Hello, I am Hana ...
     """
     opened, workspace = open_address(target), Workspace(cache=cache)
     rows = _dropped_rows(opened, reason, source)

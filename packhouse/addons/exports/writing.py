@@ -425,8 +425,8 @@ def write_published_export(
     metavar="FORMAT",  # no `Choice`: `export_version` says why there is no such format
     help=f"One of {', '.join(FORMATS)}.",
 )
-@click.option("--split", "splits", multiple=True, help="Only this split; may be repeated.")
-@click.option("--shards", default=1, type=click.IntRange(1), help="Files of each split.")
+@click.option("--split", "splits", multiple=True, help="Export only this split. May be repeated.")
+@click.option("--shards", default=1, type=click.IntRange(1), help="Number of files per split.")
 @cache_option("Folder of verified copies.")
 @json_option()
 def export(
@@ -440,22 +440,29 @@ def export(
 ) -> None:
     """Write a version in the format of a trainer, with the label shift its reader expects.
 
-    Of several versions, each gets a folder of its dataset's name in DEST.
+    If you name several versions, each gets its own folder in DEST, named after its dataset.
 
     \b
-    packhouse export ./store/alpaca out --to trl
-    packhouse export s3://bucket/store/alpaca@prod out --to megatron --split train --shards 8
-    packhouse export ./store/alpaca ./store/chats out --to trl   # out/alpaca, out/chats
+    Example:
+      $ packhouse export ./store/demo out --to trl
+      demo 0bc8b616aa87002e.g0 as trl:
+        out/eval.parquet
+        out/train.parquet
 
-    trl: TRL and transformers. axolotl: pre-tokenized records. megatron: Megatron-Bridge packed
-    Parquet. mds: MosaicML Streaming. msgpack, jsonl: small collate tools. arrow:
-    Dataset.from_file.
+    \b
+    Formats:
+      trl             TRL and transformers
+      axolotl         pre-tokenized records
+      megatron        packed Parquet for Megatron-Bridge
+      mds             MosaicML Streaming
+      msgpack, jsonl  small collate tools
+      arrow           Dataset.from_file
     """
     opened = [open_address(address) for address in addresses]
     folders = [dest / each.dataset if len(opened) > 1 else dest for each in opened]
     for number, folder in enumerate(folders):
         if folder in folders[:number]:
-            raise ConfigError(f"'{folder}' would hold two versions. Export them in two calls")
+            raise ConfigError(f"'{folder}' would hold two versions. Export them in separate calls.")
     exports = [
         export_version(each, export_format, folder, splits=splits, num_shards=shards, cache=cache)
         for each, folder in zip(opened, folders, strict=True)

@@ -59,7 +59,9 @@ _UNDECIDED = 7
 
 @click.command()
 @click.argument("data", metavar="DATA...", nargs=-1, required=True)
-@click.option("--tokenizer", required=True, help="Folder, or name on the Hub: org/name[@revision].")
+@click.option(
+    "--tokenizer", required=True, help="Tokenizer folder, or Hub name: org/name[@revision]."
+)
 @click.option(
     "-o",
     "--out",
@@ -73,11 +75,11 @@ _UNDECIDED = 7
     "overrides",
     metavar="KEY=VALUE",
     multiple=True,
-    help="A setting of the sources, such as format=chat: how their rows are read.",
+    help="Set how rows are read, such as format=chat.",
 )
-@click.option("--yes", is_flag=True, help="Write it without a question. Chooses nothing.")
+@click.option("--yes", is_flag=True, help="Write the recipe without asking for confirmation.")
 @click.option("--cache", type=click.Path(path_type=Path), default=default_cache, hidden=True)
-@json_option("Print what was found as JSON; ask nothing.")
+@json_option("Print the findings as JSON, without questions.")
 def init(
     data: tuple[str, ...],
     tokenizer: str,
@@ -87,17 +89,18 @@ def init(
     cache: Path,
     as_json: bool,
 ) -> None:
-    """Look at DATA, and write a recipe that reads it, with comments.
+    """Detect the format of DATA and write a commented recipe for it.
 
-    DATA are files, folders, globs, addresses (s3://, gs://, az://, hf://). All rows are read for
-    their fields and shapes; where that is too much, the output says what was read. Two rows are
-    shown as they would be trained, trained tokens in green, and you are asked whether that is
-    right. Where rows can be read in several ways, or would lose text, nothing is written: each way
-    is shown with the command that takes it, and the exit code is 7.
+    DATA is files, folders, globs or addresses (s3://, gs://, az://, hf://). Shows two rows with
+    trained tokens in green and asks for confirmation. If rows can be read in several ways, or would
+    lose text, no recipe is written: each way is shown with the command to choose it, and the exit
+    code is 7.
 
     \b
-    packhouse init talks.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
-    packhouse init faq.xlsx chats/ --tokenizer ./llama -o support.yaml --yes
+    Example:
+      $ packhouse init chats.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
+      ...                                  fields, formats and two rows as trained
+      wrote recipe.yaml
     """
     if out.exists():
         raise ConfigError(f"'{out}' is there already; name another file with -o, or remove it")

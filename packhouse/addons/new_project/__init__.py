@@ -40,16 +40,17 @@ _FILLED = {
 @click.argument("folder", type=click.Path(path_type=Path))
 @json_option()
 def new(folder: Path, as_json: bool) -> None:
-    """Write a new project to FOLDER: flows, schedules, an image, a recipe with a sample.
+    """Create a project in FOLDER: flows, schedules, a container image and a sample recipe.
 
-    FOLDER is made, or is empty. `make setup` installs this packhouse and what flows need, from
-    where packhouse was installed from.
+    FOLDER must be empty or not exist.
 
     \b
-    packhouse new my-data && cd my-data
-    make setup     # once
-    make demo      # the whole chain on the sample
-    make serve     # Prefect's UI with schedules and forms, on this machine
+    Example:
+      $ packhouse new my-data
+      wrote a project to my-data; next:
+        cd my-data
+        make setup     # once: .venv with packhouse and Prefect
+        make demo      # run the whole chain on the sample
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"'{folder}' is not an empty folder; give a new one")

@@ -28,11 +28,19 @@ from packhouse.system.wording import counted, cut_pair
 @click.command()
 @recipe_options
 def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bool) -> None:
-    """Estimate what RECIPE would give, without running it: rows, records, tokens, packs, bytes.
+    """Estimate the rows, records, tokens, packs and bytes of RECIPE without running it.
 
-    Shows how rows become records, what would be quarantined, which steps are cached, and how much
-    cache space the run needs and has. Reads a sample of each source, and counts exactly what is
-    already tokenized.
+    Also shows likely quarantined rows, cached steps and the cache space that a run needs. Reads a
+    sample of each source; counts of tokenized shards are exact.
+
+    \b
+    Example:
+      $ packhouse plan recipe.yaml
+      demo 0bc8b616aa87002e
+        294 rows, 29,487 tokens, 58 packs, 0.1 MiB
+      pack.seq_len  packs   fill  padding  records too long
+               512     58  99.3%      209                 1
+      ...
     """
     recipe = read_recipe(recipe_path, overrides)
     workspace = Workspace(cache=cache)
@@ -111,7 +119,15 @@ def _print_estimate(
 def explain(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bool) -> None:
     """Show which steps of RECIPE would run now, which are cached, and what changed since last time.
 
-    Computes no step: it hashes sources and tokenizer, and checks cached files.
+    Runs no steps: it hashes the sources and the tokenizer and checks cached files.
+
+    \b
+    Example:
+      $ packhouse explain recipe.yaml
+       validate  cached (2 of 2 jobs)
+           pack  runs (1 of 1 jobs)
+                 pack.seq_len: 512 -> 1024
+      ...
     """
     recipe = read_recipe(recipe_path, overrides)
     plan = plan_jobs(recipe)

@@ -213,15 +213,14 @@ def _read_again(
 
 
 _TARGET_HELP = (
-    "TARGET is a version (STORE/DATASET, with @REF or @VERSION), a quarantine file (.parquet or "
-    ".arrow, as an error names it), or a RECIPE: then the rows that its last run on this machine "
-    "found bad, whether or not it published."
+    "TARGET is a version (STORE/DATASET[@NAME]), a quarantine file (.parquet or .arrow), or a "
+    "RECIPE for the bad rows of its last run on this machine."
 )
 
 _MENDED = "_mended.jsonl"
 """Lists which bad rows the fixed rows replace. Folder sources skip names that start with `_`."""
 
-_cache = cache_option("Folder of finished steps, for a RECIPE.")
+_cache = cache_option("Folder of cached steps, for a RECIPE.")
 _target = click.argument("target", metavar="TARGET")
 
 
@@ -230,21 +229,31 @@ def quarantine() -> None:
     """List and show rows that did not pass, and check them again after you fix them.
 
     \b
-    packhouse quarantine ls ./store/demo
-    packhouse quarantine show ./store/demo --reason json
-    packhouse quarantine retry RECIPE --edit bad.jsonl       # then fix bad.jsonl
-    packhouse quarantine retry RECIPE --from bad.jsonl --out mended/
+    Example:
+      $ packhouse quarantine ls ./store/demo
+      $ packhouse quarantine retry recipe.yaml --edit bad.jsonl
+      9 rows in bad.jsonl ...              fix `raw` in bad.jsonl, then:
+      $ packhouse quarantine retry recipe.yaml --from bad.jsonl --out fixed
+      9 rows passed, 0 still bad
     """
 
 
-@quarantine.command(help=f"Count bad rows by reason, with samples.\n\n{_TARGET_HELP}")
+@quarantine.command(
+    help=f"Count bad rows by reason, with samples and remedies.\n\n{_TARGET_HELP}\n\n"
+    "\b\n"
+    "Example:\n"
+    "  $ packhouse quarantine ls ./store/demo\n"
+    "  validate / json: 1 row\n"
+    "    instructions/instructions.jsonl row 17: not JSON: unexpected end of data\n"
+    "    remedy: ..."
+)
 @_target
 @click.option(
     "--samples",
     default=3,
     show_default=True,
     type=click.IntRange(min=0),
-    help="Rows to name for each reason.",
+    help="Number of sample rows per reason.",
 )
 @_cache
 @json_option()
@@ -267,17 +276,29 @@ def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
             print_text(f"remedy: {known.remedy}", 2)
 
 
-@quarantine.command(help=f"Print bad rows with their place and raw bytes.\n\n{_TARGET_HELP}")
+@quarantine.command(
+    help=f"Print bad rows with their location and raw bytes.\n\n{_TARGET_HELP}\n\n"
+    "\b\n"
+    "Example:\n"
+    "  $ packhouse quarantine show ./store/demo --reason json\n"
+    "  instructions/instructions.jsonl row 17, byte 3,536: validate / json\n"
+    "    not JSON: unexpected end of data\n"
+    '    {"instruction": "Name three primes ...'
+)
 @_target
-@click.option("--reason", help="Only rows of this reason.")
-@click.option("--source", help="Only rows of this source, or of this `source/file`.")
+@click.option("--reason", help="Print only rows with this reason.")
+@click.option("--source", help="Print only rows of this source or `source/file`.")
 @click.option(
     "--row",
     type=click.IntRange(min=0),
-    help="Only the row of this number in its file, from 0 (not its line).",
+    help="Print only the row with this number in its file, from 0 (not the line number).",
 )
 @click.option(
-    "--limit", default=5, show_default=True, type=click.IntRange(min=0), help="Rows to print."
+    "--limit",
+    default=5,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Number of rows to print.",
 )
 @click.option(
     "--bytes",
@@ -285,7 +306,7 @@ def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
     default=2000,
     show_default=True,
     type=click.IntRange(min=0),
-    help="Raw bytes of each.",
+    help="Number of raw bytes to print per row.",
 )
 @_cache
 @json_option()
@@ -299,7 +320,7 @@ def show(
     cache: Path,
     as_json: bool,
 ) -> None:
-    """Print bad rows with their place and raw bytes."""
+    """Print bad rows with their location and raw bytes."""
     table = _chosen(read_quarantine(target, cache), reason, source, row)
     if not table.num_rows:
         raise ConfigError(f"no quarantined row of '{target}' is like that; see `quarantine ls`")
@@ -322,22 +343,26 @@ def show(
 
 
 @quarantine.command(
-    help="Mend bad rows and check them again.\n\n"
-    "--edit FILE writes them as JSON Lines to be mended (`raw` is what to change; delete the lines "
-    "of rows you give up). --from FILE checks mended rows by the recipe's rules; those that pass "
-    "are written to the folder --out, a source file for each source, ready to be added to the "
-    "recipe. Without --from, the rows are checked as they are: after a change of the rules. "
-    "Rows that are still bad are written to OUT/_still-bad.jsonl, no source file where OUT "
-    "is a source, and the exit code is 4. Once the recipe has the files of OUT, rows that pass are "
-    "no longer shown for the RECIPE.\n\n"
-    f"{_TARGET_HELP}"
+    help="Fix bad rows and check them again.\n\n"
+    "--edit FILE writes the bad rows as JSON Lines: fix `raw`, and delete rows you give up. "
+    "--from FILE checks the fixed rows; those that pass are written to the folder --out, one file "
+    "per source, to add to the recipe. Without --from, the original rows are checked, for example "
+    "after you changed the recipe. Rows that are still bad are in OUT/_still-bad.jsonl, and the "
+    "exit code is 4.\n\n"
+    f"{_TARGET_HELP}\n\n"
+    "\b\n"
+    "Example:\n"
+    "  $ packhouse quarantine retry recipe.yaml --from bad.jsonl --out fixed\n"
+    "  8 rows passed, 1 still bad\n"
+    "    chats/chats.jsonl row 79: NaN is not JSON\n"
+    "    all of them: fixed/_still-bad.jsonl"
 )
 @_target
-@click.option("--edit", type=click.Path(path_type=Path), help="Write the bad rows here.")
-@click.option("--from", "mended", type=click.Path(path_type=Path), help="Mended rows.")
+@click.option("--edit", type=click.Path(path_type=Path), help="File to write the bad rows to.")
+@click.option("--from", "mended", type=click.Path(path_type=Path), help="File of fixed rows.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for rows that pass.")
-@click.option("--recipe", "recipe_path", help="Recipe of the rows, where TARGET is not one.")
-@click.option("--reason", help="Only rows of this reason.")
+@click.option("--recipe", "recipe_path", help="Recipe of the rows, if TARGET is not a recipe.")
+@click.option("--reason", help="Check only rows with this reason.")
 @_cache
 @json_option()
 def retry(

@@ -58,8 +58,8 @@ from packhouse.tokenize.encoders import Pipeline
     show_default=True,
     help="The file to write.",
 )
-@click.option("--open", "is_opened", is_flag=True, help="Open it in the browser.")
-@cache_option("Folder of tokenizers and finished steps.")
+@click.option("--open", "is_opened", is_flag=True, help="Open the report in the browser.")
+@cache_option("Folder of tokenizers and cached steps.")
 @json_option()
 def report(
     targets: tuple[str, ...],
@@ -69,16 +69,16 @@ def report(
     cache: Path,
     as_json: bool,
 ) -> None:
-    """Write a report of a version: one HTML file with charts and samples, for any browser.
+    """Write a report of a version: one HTML file with charts and samples.
 
-    Of a RECIPE (a .yaml file) that ran, the report of its version; else what a run would make.
+    For a RECIPE, report on the version it published; if it has not run yet, on what a run would
+    produce. With --diff, NEW may be a ref or version of the same dataset, without the store.
 
     \b
-    packhouse report ./store/alpaca
-    packhouse report s3://bucket/store/alpaca@prod -o alpaca.html --open
-    packhouse report --diff ./store/alpaca@prod latest
-
-    With --diff, NEW may be a bare NAME of the same dataset.
+    Example:
+      $ packhouse report ./store/demo -o demo.html
+      demo.html: 1.3 MB
+      $ packhouse report --diff ./store/demo@prod latest
     """
     if len(targets) != 1 + is_diff:
         raise click.UsageError("give one VERSION or RECIPE, or --diff and two of them")

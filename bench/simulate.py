@@ -27,7 +27,7 @@ MOST_GATHERED = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """CPU seconds and bytes, measured on Alpaca by bench.shard_costs (docs/scale.md)."""
+    """CPU seconds and bytes, measured on Alpaca by bench.shard_costs (docs/performance.md)."""
 
     shard_s_per_mb: dict[str, float]
     """CPU seconds of a step for a megabyte of raw rows."""

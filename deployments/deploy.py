@@ -167,9 +167,15 @@ def make_block() -> UUID | None:
                 url=SecretStr(url)
             )  # takes any address of Apprise, such as mailtos://
         )
-        block.save(BLOCK, overwrite=True)
+        saved = block.save(BLOCK, overwrite=True)
     with get_client(sync_client=True) as client:
-        return next((each.id for each in client.read_block_documents() if each.name == BLOCK), None)
+        found = [each for each in client.read_block_documents() if each.name == BLOCK]
+        if url:  # blocks of other types may have the name too, with an address from before
+            for each in found:
+                if each.id != saved:
+                    client.delete_block_document(each.id)
+            return saved
+        return found[0].id if found else None
 
 
 def make_automations(block: UUID | None) -> None:

@@ -216,9 +216,8 @@ class Filling:
         starts = np.append(0, np.cumsum(counts))
         bounds = offsets[starts]
         assert bounds[-1] < 2**31, "parts are of bounded size"
-        text = pa.StringArray.from_buffers(
-            len(counts), pa.py_buffer(bounds.astype(np.int32)), pieces.buffers()[2]
-        )
+        edges = pa.py_buffer(bounds.astype(np.int32))
+        text = pa.StringArray.from_buffers(len(counts), edges, pieces.buffers()[2])
 
         def spans(begin: int, end: int) -> list[Int64s]:
             """Bytes of their row from and to which marked items reach, and how many a row has."""
@@ -230,14 +229,9 @@ class Filling:
         begins, ends, own = spans(_BEGINS, _ENDS)
         trained = span_lists(begins, ends, own)
         weights = self._weights(order)
-        if weights is not None:
-            weights = weights[ends > begins]
-        columns = [
-            text,
-            span_lists(*spans(_CONTENT, _CONTENT)),
-            trained,
-            weights_column(weights, trained.value_lengths().to_numpy()),
-        ]
+        weights = None if weights is None else weights[ends > begins]
+        scaled = weights_column(weights, trained.value_lengths().to_numpy())
+        columns = [text, span_lists(*spans(_CONTENT, _CONTENT)), trained, scaled]
         extents = np.fromiter((each.extent for each, _ in self._compiled), np.object_)
         extents = np.repeat(extents, [len(rows) for _, rows in self._compiled])[order]
         return Filled(rows[order], extents, pa.table(columns, schema=TEXTS))

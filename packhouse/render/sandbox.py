@@ -296,22 +296,13 @@ def arguments_of(tree: nodes.Template) -> frozenset[str]:
         >>> sorted(arguments_of(jinja2.Environment().parse(source)))
         ['thinking', 'tools']
     """
-    read = set[str]()
-    set_before = set[str]()
-
-    def visit(node: nodes.Node) -> None:
-        if isinstance(node, nodes.Name):
-            if node.ctx == "load" and node.name not in set_before:
-                read.add(node.name)
-            elif node.ctx != "load":
-                set_before.add(node.name)
-        children = list(node.iter_child_nodes())
-        # A loop or an assignment reads its source before it sets its target.
-        for child in sorted(children, key=lambda child: child is getattr(node, "target", None)):
-            visit(child)
-
-    visit(tree)
-    return frozenset(read & find_undeclared_variables(tree))
+    first = dict[str, str]()
+    found: Iterable[Any] = tree.find_all((nodes.Assign, nodes.Name))
+    for node in found:
+        # An assignment reads its source before it sets its target.
+        for name in [node] if isinstance(node, nodes.Name) else node.node.find_all(nodes.Name):
+            first.setdefault(name.name, name.ctx)
+    return frozenset(n for n in find_undeclared_variables(tree) if first.get(n) == "load")
 
 
 def values_to_try(tree: nodes.Template) -> dict[str, tuple[object, ...]]:

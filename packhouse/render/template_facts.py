@@ -212,13 +212,13 @@ def _find_switch(tried: _Tried, arguments: Mapping[str, Sequence[object]]) -> Sw
     its argument `controls` into the header of prompts alone.
     """
     for name, messages in product(sorted(arguments), (QUESTION, [*QUESTION, *_CALL])):
-        values = [value for value in arguments[name] if _leads_to_answer(tried, {name: value})]
-        done = {value: tried(messages, {name: value}, True) for value in values}
+        fitting = (value for value in arguments[name] if _leads_to_answer(tried, {name: value}))
+        done = {value: tried(messages, {name: value}, True) for value in fitting}
         prompts = {value: prompt for value, prompt in done.items() if prompt}
         if len({prompt.tail for prompt in prompts.values()}) < 2:
             continue
-        fitting = (value for value in prompts if _thinks_with(tried, {name: value}))
-        header = prompts[next(fitting, next(iter(prompts)))].tail
+        thinks = (value for value in prompts if _thinks_with(tried, {name: value}))
+        header = prompts[next(thinks, next(iter(prompts)))].tail
         # Of words that give the same header, the one that the template takes by itself.
         default = tried(messages, {}, True)
         usual = sorted(prompts, key=lambda v: not default or prompts[v].text != default.text)
@@ -232,13 +232,9 @@ def _leads_to_answer(tried: _Tried, arguments: Arguments) -> bool:
     prompt = tried(QUESTION, arguments, True)
     if prompt is None or b"think>" in prompt.tail:
         return prompt is not None
-    for answer in (ANSWER, _THOUGHT):
-        if whole := tried([*QUESTION, *answer], arguments):
-            own = whole.own(1)
-            header = whole.text[prompt.end : own[0].start if own else None]
-            if header.startswith(prompt.tail) or prompt.tail.startswith(header):
-                return True
-    return False
+    wholes = (tried([*QUESTION, *answer], arguments) for answer in (ANSWER, _THOUGHT))
+    headers = [w.text[prompt.end : w.own(1)[0].start] for w in wholes if w and w.own(1)]
+    return any(h.startswith(prompt.tail) or prompt.tail.startswith(h) for h in headers)
 
 
 def _thinks_with(tried: _Tried, arguments: Arguments) -> bool:

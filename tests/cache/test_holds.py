@@ -104,7 +104,7 @@ def test_gc_says_what_a_refused_run_holds_and_until_when_and_frees_it_if_asked(p
         each.num_bytes for each in list_steps(project.cache) if (each.step, each.key) in refused
     )
     text = CliRunner().invoke(cli, ["cache", "gc", "--cache", str(project.cache)]).output
-    assert f"{held['bytes']:,} bytes in {len(refused)} jobs: held for 1 unfinished run" in text
+    assert f"{held['bytes']:,} bytes in {len(refused)} jobs: kept for 1 unfinished run" in text
     assert f"at most until {held['until']}. To delete them too, add --unfinished." in text
 
     arguments = ["cache", "gc", "--cache", str(project.cache), "--unfinished", "--json"]

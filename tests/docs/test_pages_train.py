@@ -1,4 +1,4 @@
-"""What the pages of trainers show trains each record as if alone."""
+"""Trainers set up as on the pages train each record as if it were alone."""
 
 import re
 import runpy
@@ -40,7 +40,7 @@ def test_the_trainers_of_the_page_train_each_record_as_if_alone(tmp_path, monkey
     plain = Trainer.training_step
 
     def step(trainer, model, inputs, *args):
-        """What is fed to the model is looked up in the version, whose bounds and labels count."""
+        """Look up the batch in the version, whose bounds and labels count."""
         row = packs[tuple(inputs["input_ids"][0].tolist())]
         ids, labels = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])
         losses, start = [], 0

@@ -44,7 +44,7 @@ ROWS = 40
 
 
 MOST_GROWTH_MIB = 0.25
-"""Of a process, for each run after a quarter of them; measured: docs/scale.md."""
+"""Of a process, for each run after a quarter of them; measured: docs/performance.md."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -239,3 +239,18 @@ def _without(secret, value):
     if isinstance(value, list):
         return [_without(secret, each) for each in value]
     return "s3://bucket/prefix:a@b" if value == secret else value
+
+
+def test_a_new_address_for_notifications_replaces_the_old_one(monkeypatch):
+    from prefect.client.orchestration import get_client
+
+    from deployments.deploy import BLOCK, make_block
+
+    for url in ("http://127.0.0.1:1/a", "mailto://127.0.0.1:1?to=a@b.org", "http://127.0.0.1:1/b"):
+        monkeypatch.setenv("PACKHOUSE_NOTIFY", url)
+        made = make_block()
+        with get_client(sync_client=True) as client:
+            found = [each.id for each in client.read_block_documents() if each.name == BLOCK]
+        assert found == [made]
+    monkeypatch.delenv("PACKHOUSE_NOTIFY")
+    assert make_block() == made

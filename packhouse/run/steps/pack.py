@@ -6,7 +6,7 @@ a time. Order follows (file, row) and the seed, never how rows lie in shards. Wh
 packed is decided in `selection.py`.
 
 A record's side is a pure function of its group key, so no pack can mix the two, and the split step
-only has to prove it. Memory: about 30 bytes a record while packs are planned (docs/scale.md).
+only has to prove it. Memory: about 30 bytes a record while packs are planned (docs/performance.md).
 
 The step writes 14 bytes a record: which shard holds each, which split it is in, where it was
 packed. Names and keys stay in the shards, and `read_records` reads them next to these, a block of

@@ -171,7 +171,7 @@ def output_jobs(plan: Plan, recipe: Recipe, packed: PackFacts) -> OutputJobs:
 
 
 _WRITTEN = {"validate": 1.3, "format": 1.6, "tokenize": 1.3}
-"""Bytes written by raw byte of Alpaca; docs/scale.md, "What a shard costs"."""
+"""Bytes written by raw byte of Alpaca; docs/performance.md, "What a shard costs"."""
 _WRITTEN_BEHIND_PACK = 2.0
 _COLUMNAR = 4.0
 """Raw bytes of a Parquet or Arrow file by byte of it, about."""

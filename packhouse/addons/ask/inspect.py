@@ -75,7 +75,9 @@ class _Wanted:
     def note_more(self, number: int, of: str = "") -> None:
         """Print a note if `number` exceeds the default limit and --records was not given."""
         if self.records is None and number > self.limit:
-            print_note(f"note: more records match{of} than the first {self.limit}; see --records")
+            print_note(
+                f"note: more than {self.limit} records match{of}. Raise --records to see more."
+            )
 
 
 @click.command()
@@ -146,7 +148,7 @@ def inspect(
     elif is_recipe_path(target):
         rows, pipeline = _of_recipe(target, chosen, cache)
         if not rows:
-            print_note("looked at the first rows of each source, but for those `where` leaves out")
+            print_note("checked the first rows of each source, except those that `where` drops")
         _show_records(rows, pipeline, as_json=as_json)
     elif chosen.is_any:
         opened = open_address(target)
@@ -288,7 +290,9 @@ def _of_version(
         about += [weights_text(row.pop("loss_weights"))]
         row["about"] = ", ".join(part for part in about if part)
     if not rows and wanted.row is not None:
-        print_note("no pack holds that row; `packhouse trace VERSION --file F --row N` says why")
+        print_note(
+            "no pack contains this row. `packhouse trace VERSION --file F --row N` shows why."
+        )
     is_paired = opened.manifest.preferences == "pairs"
     return [side for row in rows for side in _sides_of(row)] if is_paired else rows
 
@@ -380,13 +384,13 @@ def _pipeline(opened: OpenVersion, folder: str | None, cache: Path) -> Pipeline 
     tokenizers = Workspace(cache=cache).tokenizers
     if folder:
         if fingerprint_tokenizer(folder) != opened.manifest.tokenizer_fingerprint:
-            print_note("warning: this is not the tokenizer the version was made with")
+            print_note("warning: this tokenizer differs from the one the version was made with")
         load = partial(load_snapshot, folder, tokenizers, pipeline_of_version(opened))
         return pipeline_of(load)
     pipeline = pipeline_of(tokenizer_of(opened, tokenizers))
     if pipeline is None:
         print_note(
-            "printing ids: neither the cache nor the store has the tokenizer; give --tokenizer "
-            "FOLDER for text",
+            "printing token IDs, because neither the cache nor the store has the tokenizer. "
+            "Pass --tokenizer FOLDER to see text.",
         )
     return pipeline

@@ -55,10 +55,10 @@ def sql(target: str, query: str, as_json: bool, as_csv: bool, limit: int, cache:
 
     \b
     Example:
-      $ packhouse sql ./store/demo "select split, count(*) n from packs group by 1"
-      split   n
-      train  51
-      eval    8
+      $ packhouse sql ./store/demo "select split, count(*) from packs group by 1"
+      split  count_star()
+      train            51
+      eval              8
     """
     tokenizers = Workspace(cache=cache).tokenizers
     table = ask(open_address(target), query, tokenizers, is_printed=True)

@@ -101,7 +101,7 @@ class CiJob:
 
     def all_gates(self) -> list[GateResult]:
         """Return a result for every gate, reached or not. Call it once, after the job has ended."""
-        why_not = "only a plan was asked for"
+        why_not = "skipped because of --plan-only"
         if isinstance(self.error, Interrupted):
             why_not = str(self.error)
         elif self.error is not None:
@@ -345,10 +345,10 @@ def ci(
 def _check_folder(path: Path | None) -> None:
     if path is not None and not path.absolute().parent.is_dir():
         raise ConfigError(
-            f"'{path}' cannot be written: '{path.parent}' is no folder; make it first"
+            f"cannot write '{path}': '{path.parent}' is not a folder. Create it first."
         )
     if path is not None and path.is_dir():
-        raise ConfigError(f"'{path}' cannot be written: it is a folder; name a file in it")
+        raise ConfigError(f"cannot write '{path}': it is a folder. Pass a file name.")
 
 
 def _write(job: CiJob, path: Path | None, text: str) -> None:
@@ -358,7 +358,7 @@ def _write(job: CiJob, path: Path | None, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        job.unwritten.append(disk_error(error, path, "the summary", "name another file"))
+        job.unwritten.append(disk_error(error, path, "the summary", "Choose another file."))
 
 
 def _print_outcome(job: CiJob, facts: dict[str, object], as_json: bool) -> None:

@@ -103,7 +103,7 @@ def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
             yield batch.select(QUARANTINED.names).cast(QUARANTINED)
     # Not `pa.ArrowException`, which includes running out of memory: that is not the file's fault.
     except (pa.ArrowNotImplementedError, IntegrityError, KeyError, ValueError) as error:
-        raise ConfigError(f"'{path}' is no quarantine file: {error}") from None
+        raise ConfigError(f"'{path}' is not a quarantine file: {error}") from None
 
 
 def editable(row: Mapping[str, Any]) -> dict[str, object]:
@@ -162,12 +162,12 @@ def likely_causes(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> list[str
     causes = []
     for name, counts in sorted(shapes.items()):
         if reasons[name].most_common(1)[0][0] == "encoding" and sources[name].encoding == "utf-8":
-            causes.append(f"the text of '{name}' is not UTF-8: `packhouse init` finds its encoding")
+            causes.append(f"'{name}' is not UTF-8. `packhouse init` detects its encoding.")
         if (found := counts.most_common(1)[0][0]) is not None:
             causes.append(
-                f"rows of '{name}' look like `{found}`, and the recipe reads them as "
-                f"`{sources[name].format}`: try `format: {found}` if all rows do, or `format: "
-                "mixed` if rows have several shapes"
+                f"rows of '{name}' look like `{found}`, but the recipe reads them as "
+                f"`{sources[name].format}`. Try `format: {found}`, or `format: mixed` if rows "
+                "have several shapes"
             )
     return causes
 
@@ -226,6 +226,6 @@ def explain_bad_rows(
     more = f"first '{line['reason']}': {place}, {detail}{helps}"
     gates = tuple(replace(gate, detail=f"{gate.detail}; {more}") for gate in error.gates)
     return type(error)(
-        f"{error}; {more}; to see them: `packhouse quarantine show {target}`",
+        f"{error}; {more}; to see them, run `packhouse quarantine show {target}`",
         **error.facts | {"gates": gates, "places": [str(file) for file in files]},
     )

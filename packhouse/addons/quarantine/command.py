@@ -132,14 +132,15 @@ def _prepare(
     missing = {n for n, kind in kinds.items() if n not in line or not isinstance(line[n], kind)}
     if missing:
         raise ConfigError(
-            f"line {number + 1} of the mended rows has no sound {', '.join(sorted(missing))}"
+            f"line {number + 1} of the edited rows: {', '.join(sorted(missing))} missing or "
+            "of the wrong type. Restore from the file that --edit wrote."
         )
     name = line["source"].split("/")[0]
     if name not in origins:
         known = ", ".join(sorted(origins))
         raise ConfigError(
-            f"line {number + 1} of the mended rows is of source '{name}', which the recipe lacks "
-            f"(it has {known})"
+            f"line {number + 1} of the edited rows has source '{name}', which is not in the "
+            f"recipe (known: {known}). Restore the name that --edit wrote."
         )
     raw = line["raw"]
     why = _why_unusable(raw, bool(line.get("is_cut")))
@@ -159,10 +160,10 @@ def _prepare(
 
 def _why_unusable(raw: object, is_cut: bool) -> str | None:
     if is_cut:
-        return "only its first 64 KiB are kept; put in the whole row and take out is_cut"
+        return "only the first 64 KiB were kept. Insert the whole row and remove is_cut."
     text = raw if isinstance(raw, str) else orjson.dumps(raw).decode()
     if _REPLACEMENT in text:
-        return "it still holds U+FFFD where its bytes were no UTF-8; put in what was meant"
+        return "it still contains U+FFFD in place of invalid UTF-8. Insert the intended text."
     return None
 
 
@@ -323,7 +324,9 @@ def show(
     """Print bad rows with their location and raw bytes."""
     table = _chosen(read_quarantine(target, cache), reason, source, row)
     if not table.num_rows:
-        raise ConfigError(f"no quarantined row of '{target}' is like that; see `quarantine ls`")
+        raise ConfigError(
+            f"no quarantined row of '{target}' matches. List them with `packhouse quarantine ls`."
+        )
     shown = table.slice(0, limit).to_pylist()
     lines = {} if as_json else _lines_of(shown, target)
     for bad in shown:
@@ -339,7 +342,7 @@ def show(
         echo(f"  {bad['raw_size']:,} bytes, sha256 {bad['raw_sha256'][:16]}")
         echo(f"  {raw}\n")
     if table.num_rows > limit and not as_json:
-        echo(f"... and {table.num_rows - limit:,} more; see --limit, --reason, --row")
+        echo(f"... and {table.num_rows - limit:,} more; use --limit, --reason or --row")
 
 
 @quarantine.command(
@@ -378,18 +381,21 @@ def retry(
     """Check bad rows again after fixing them."""
     if edit is not None:
         if mended or out:
-            raise ConfigError("give --edit alone, mend the file, then give it as --from with --out")
+            raise ConfigError(
+                "--edit cannot be combined with --from or --out. Write the file with --edit, "
+                "fix it, then pass it as --from with --out."
+            )
         rows = _rows_to_mend(target, cache, reason)
         edit.write_bytes(b"".join(orjson.dumps(editable(row)) + b"\n" for row in rows))
         if as_json:
             echo(json.dumps({"rows": len(rows), "file": str(edit)}))
         else:
-            echo(f"{counted(len(rows), 'row')} in {edit}: mend `raw`, then give it as --from")
+            echo(f"{counted(len(rows), 'row')} in {edit}. Fix `raw`, then pass the file as --from.")
         return
     if out is None:
-        raise ConfigError("say what to do: --edit FILE, or --out FOLDER (with --from FILE)")
+        raise ConfigError("Pass --edit FILE, or --out FOLDER (with --from FILE).")
     if recipe_path is None and not is_recipe_path(target):
-        raise ConfigError("say --recipe RECIPE: its rules decide which rows pass")
+        raise ConfigError("Pass --recipe RECIPE: its rules decide which rows pass.")
     recipe = read_recipe(recipe_path or target)
     lines = (
         _read_lines(mended)
@@ -401,8 +407,8 @@ def retry(
     # Other records of these rows may be published already, and would then be in the data twice.
     if {line["step"] for line in passed} & _steps_of_parts(recipe):
         print_note(
-            "note: if other records of these rows passed before, the mended rows have them, too; "
-            "`dedup.exact: drop` leaves one of both out"
+            "note: if other records of these rows were published before, the fixed rows "
+            "contain them again. `dedup.exact: drop` removes the duplicates."
         )
     if retried.still_bad:
         raise click.exceptions.Exit(QuarantineLimitError.exit_code)
@@ -460,8 +466,8 @@ def _of_recipe(recipe: Recipe, workspace: Workspace) -> pa.Table:
     found = [receipt for receipt in receipts if receipt is not None]
     if not found:
         raise ConfigError(
-            f"no run of this recipe, as it is now, in cache '{workspace.cache}'; run it first, or "
-            "say --cache"
+            f"cache '{workspace.cache}' has no run of this recipe in its current form. Run it "
+            "first, or pass --cache."
         )
     paths = [r.path("quarantined.arrow") for r in found if "quarantined.arrow" in r.files]
     table = pa.concat_tables([QUARANTINED.empty_table(), *map(read_table, paths)])
@@ -482,7 +488,7 @@ def _of_recipe(recipe: Recipe, workspace: Workspace) -> pa.Table:
     is_left = [place not in mended for place in places]
     if num_mended := len(is_left) - sum(is_left):
         are = counted(num_mended, "row is", "rows are")
-        print_note(f"{are} not shown: sources of the recipe hold what was mended")
+        print_note(f"{are} not shown, because sources of the recipe contain the fixed rows")
     return table.filter(pa.array(is_left, pa.bool_()))
 
 

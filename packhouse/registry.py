@@ -221,7 +221,10 @@ def decoder(file_format: str) -> Any:
 def _load(module: str, name: str) -> Any:
     if not is_there(module):
         addon = ".".join(module.split(".")[:3])
-        raise ConfigError(f"this install of packhouse lacks {addon}, which is needed here")
+        raise ConfigError(
+            f"this installation of packhouse lacks {addon}, which is needed here. "
+            "Install the complete package."
+        )
     return getattr(import_module(module), name)
 
 

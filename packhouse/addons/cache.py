@@ -143,7 +143,7 @@ def gc_command(
             ("step", "key", "bytes", "in use"),
             [(e.step, e.key[:12], e.num_bytes, "yes" if e.is_used else "") for e in chosen],
         )
-    verb = f"{counted(freed, 'byte')} freed" if delete else "nothing deleted; add --delete"
+    verb = f"{counted(freed, 'byte')} freed" if delete else "nothing deleted (add --delete)"
     echo(f"{counted(num_bytes, 'byte')} in {counted(len(chosen), 'job')}: {verb}")
     if kept.steps and not unfinished:
         runs = counted(kept.num_runs, "unfinished run")

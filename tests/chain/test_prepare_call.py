@@ -153,7 +153,10 @@ def test_odd_data_is_refused_with_what_to_give(prepare, tmp_path, monkeypatch):
         (ROWS[0], "type dict holds no rows"),
         ((row for row in ROWS), "type generator holds no rows"),
         (pd.DataFrame, "type type holds no rows"),
-        (datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS)), r"one: data\['train'\]"),
+        (
+            datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS)),
+            r"one of them: data\['train'\]",
+        ),
         ([*ROWS, {"output": b"x"}], "row 60 of the list cannot be written as JSON"),
         ([{1: "x"}], "Dict key must be str"),
         ([*ROWS, None], "item 60 of the list is NoneType, no row as others are"),

@@ -159,7 +159,7 @@ def test_a_file_that_changed_gives_no_text(filtered, tmp_path):
     assert "changed since it was scanned" in said
     rows, said = raw_of(version, *other)
     assert not any("raw" in row for row in rows)
-    assert "is not the file that the version was made of: its sha256 differs" in said
+    assert "changed since the version was made (its sha256 differs)" in said
     path.unlink()
     for options in (cache, other):
         rows, said = raw_of(version, *options)

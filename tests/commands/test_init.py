@@ -906,7 +906,7 @@ def test_a_file_in_another_encoding_that_is_prepared_without_a_look_leads_to_ini
     code, said = project.call("prepare", file, "--tokenizer", str(TOKENIZER), *settings)
 
     assert code != 0
-    assert "`packhouse init` finds its encoding" in said
+    assert "`packhouse init` detects its encoding" in said
 
 
 def test_what_is_no_text_is_named_as_what_it_is(project):

@@ -179,9 +179,9 @@ def test_an_export_says_what_it_is_and_nothing_is_left_of_a_failed_one(publish, 
     assert facts["version"] == "0a1b.g0"
     assert set(facts["files"]) == {"train.parquet", "eval.parquet"}
 
-    with pytest.raises(ConfigError, match="is not empty; export to a new folder"):
+    with pytest.raises(ConfigError, match=r"is not empty\. Export to a new folder"):
         export_version(opened, "trl", tmp_path / "out", cache=cache)
-    with pytest.raises(ConfigError, match="no export format 'tfrecord'; known: trl, axolotl"):
+    with pytest.raises(ConfigError, match="unknown export format 'tfrecord'; known: trl, axolotl"):
         export_version(opened, "tfrecord", tmp_path / "new", cache=cache)
     with pytest.raises(VersionNotFoundError, match="no split 'test'; it has train, eval"):
         export_version(opened, "trl", tmp_path / "new", splits=["test"], cache=cache)
@@ -228,8 +228,8 @@ def test_several_versions_are_written_in_one_call(cache, tmp_path):
     ("name", "message"),
     [
         ("npy", "are pickles, which run code when they are read.* export to 'megatron'"),
-        ("megatorn", "no export format 'megatorn'; did you mean 'megatron'"),
-        ("csv", "no export format 'csv'; known: trl, axolotl, megatron, mds, msgpack, jsonl"),
+        ("megatorn", "unknown export format 'megatorn'; did you mean 'megatron'"),
+        ("csv", "unknown export format 'csv'; known: trl, axolotl, megatron, mds, msgpack, jsonl"),
     ],
 )
 def test_the_command_says_why_a_format_is_none_and_what_to_take(opened, tmp_path, name, message):
@@ -256,7 +256,7 @@ def test_places_that_cannot_take_an_export_are_refused_in_a_sentence(
         ("sub/..", "cannot be replaced"),
         (tmp_path / "link", "is a symbolic link"),
         (tmp_path / "file" / "out", "cannot write in"),
-        (Path(opened.store.uri) / "out", "lies in the store"),
+        (Path(opened.store.uri) / "out", "is inside the store"),
     ):
         with pytest.raises(ConfigError, match=message):
             export(dest)

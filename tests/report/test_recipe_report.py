@@ -43,7 +43,7 @@ def test_a_recipe_is_shown_before_it_ran_and_its_version_afterwards(
 
     assert "An estimate from a sample; this recipe has no version yet." in before
     size = (tmp_path / "rows.jsonl").stat().st_size / 1e6
-    said = f"an estimate from 200 rows, the first {size:.2f} MB of 1 file with {size:.2f} MB"
+    said = f"estimated from 200 rows: the first {size:.2f} MB of 1 file with {size:.2f} MB"
     assert said in before
     assert "The run would be refused" not in before
     assert front["packs"][0]["records"][0]["texts"]

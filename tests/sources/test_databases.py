@@ -221,7 +221,7 @@ def test_what_would_run_is_no_table(statement, says, sqlite):
 def test_the_table_is_named_where_there_are_several(sqlite):
     path = sqlite(*ROWS, "CREATE TABLE other (x)")
 
-    with pytest.raises(SourceError, match=r"several tables; name one.*tables: other, rows"):
+    with pytest.raises(SourceError, match=r"several tables. Name one.*tables: other, rows"):
         scan_source(SourceConfig(path=str(path)))
     with pytest.raises(SourceError, match="no table 'row'; did you mean 'rows'"):
         scan_source(SourceConfig(path=str(path), table="row"))

@@ -39,8 +39,8 @@ ODS_COMPUTED = Cell(
     [
         (DIVIDED, "the error #DIV/0!; mend its formula, or take the row or the column out"),
         (PASTED, "the error #N/A; "),
-        (NOT_COMPUTED, "a formula that nobody computed; open the workbook in a spreadsheet and"),
-        (NO_VALUE, "a formula that nobody computed; "),
+        (NOT_COMPUTED, "a formula without a computed value. To fix it, open the workbook in a"),
+        (NO_VALUE, "a formula without a computed value. "),
     ],
 )
 def test_a_cell_without_a_value_quarantines_its_row(cell, held, read_bytes):
@@ -61,7 +61,7 @@ def test_a_cell_without_a_value_quarantines_its_row(cell, held, read_bytes):
     [
         (ODS_ERROR, "the error #DIV/0!"),
         (ODS_OLD_ERROR, "the error Err:502"),
-        (ODS_NO_VALUE, "a formula that nobody computed"),
+        (ODS_NO_VALUE, "a formula without a computed value"),
     ],
 )
 def test_a_cell_of_ods_without_a_value_quarantines_its_row(cell, held, read_bytes):

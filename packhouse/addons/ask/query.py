@@ -625,8 +625,8 @@ class _Copy:
 
     def _damaged(self, problem: str) -> IntegrityError:
         return IntegrityError(
-            f"'{self.opened.uri(self.entry)}' differs from the published file: {problem}. "
-            "Restore the file, or publish the version to another store.",
+            f"'{self.opened.uri(self.entry)}' does not hold the published bytes: {problem}. "
+            "Restore it, or publish the version again elsewhere.",
             key=self.entry.key,
         )
 

@@ -286,7 +286,7 @@ def finish_refresh(
             why = "someone moved it back"
         said = (
             f"the sources still give {prepared.version}, which is published, but '{ref}' "
-            f"points to {at} ({why}). A refresh does not change that."
+            f"points to {at} ({why}). A refresh does not change that"
         )
     elif reasons:
         outcome = "held"

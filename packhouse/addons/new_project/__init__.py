@@ -53,14 +53,14 @@ def new(folder: Path, as_json: bool) -> None:
         make demo      # run the whole chain on the sample
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"'{folder}' is not an empty folder; give a new one")
-    with disk_errors(folder, "the project", "give another folder"):
+        raise ConfigError(f"'{folder}' is not an empty folder. Pass a new one.")
+    with disk_errors(folder, "the project", "Pass another folder."):
         _write(folder)
     if as_json:
         files = sorted(str(file.relative_to(folder)) for file in folder.rglob("*"))
         echo(json.dumps({"folder": str(folder), "files": files}))
         return
-    echo(f"wrote a project to {folder}; next:")
+    echo(f"created a project in {folder}. Next:")
     echo(f"  cd {folder}")
     echo("  make setup     # once: .venv with packhouse and Prefect")
     echo("  make demo      # the whole chain on the sample; `make` alone lists the rest")
@@ -97,7 +97,9 @@ def carried(name: str) -> Path:
         is_ours = root == _OWN or (root / "hatch_build.py").is_file()
         if is_ours and (root / name).exists():
             return root / name
-    raise PackhouseError(f"this install of packhouse lacks '{name}'; install its wheel")
+    raise PackhouseError(
+        f"this installation of packhouse lacks '{name}'. Install the packhouse wheel."
+    )
 
 
 def _filled(text: str, folder: Path) -> str:

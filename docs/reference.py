@@ -392,7 +392,11 @@ def functions_page() -> str:
         given = ", ".join(inspect.signature(text_function(name)).parameters)
         lines.append(f"| `{name}({given})` | {kind} |")
     lines += [
-        "\n## Of DuckDB\n",
+        "\n## Objects as text\n",
+        "`json(field)`, in `select` and with nothing around it, gives a field's value as JSON "
+        "with the keys and the order of the file; text stays as it is. `json(tool, args)` gives "
+        "an object of several fields.\n",
+        "## Of DuckDB\n",
         "[DuckDB's pages](https://duckdb.org/docs/stable/sql/functions/overview) define them.\n",
     ]
     for group, names in FUNCTION_GROUPS.items():

@@ -149,7 +149,7 @@ def _try_folder(folder: Path) -> str:
         locks = (
             ""
             if is_locked
-            else ("; file locks do not work there, so nothing is ever deleted from it")
+            else "; file locks do not work there, so nothing is ever deleted from it"
         )
     return f"'{folder}' can be written{locks}"
 

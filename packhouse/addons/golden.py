@@ -312,7 +312,7 @@ def golden() -> None:
     \b
     Example:
       $ packhouse golden write recipe.yaml --count 5
-      5 golden conversations in golden.yaml; look at what is trained:
+      5 golden conversations in golden.yaml. Check what is trained:
       ...                       review them, set `golden: golden.yaml`, then:
       $ packhouse golden check recipe.yaml
     """
@@ -326,7 +326,7 @@ def check(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bo
     \b
     Example:
       $ packhouse golden check recipe.yaml
-      golden: 5 conversations came out as pinned
+      golden: 5 conversations match
     """
     recipe = read_recipe(recipe_path, overrides)
     if recipe.golden is None:
@@ -374,7 +374,7 @@ def write(
     \b
     Example:
       $ packhouse golden write recipe.yaml --row chats/chats.jsonl:12
-      1 golden conversation in golden.yaml; look at what is trained:
+      1 golden conversation in golden.yaml. Check what is trained:
         chats/chats.jsonl:12: ['You need 730 boxes.<|im_end|>']
     """
     recipe = read_recipe(recipe_path, overrides)

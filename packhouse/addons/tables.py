@@ -132,14 +132,12 @@ def _read_sheet(book: Any, name: str, faults: Faults, uri: str) -> tuple[str, pa
     for (row, column), error in sorted(faults.items(), reverse=True):  # the first cell is named
         held = f"the error {error}" if error else "a formula without a computed value"
         helps = (
-            "fix its formula"
-            if error
-            else ("open the workbook in a spreadsheet program and save it")
+            "Fix its formula" if error else "Open the workbook in a spreadsheet program and save it"
         )
         wrong_rows[numbers[row]] = (
             "cell",
             f"cell {_cell(row, column)} of sheet '{name}', column '{header[column].strip()}', "
-            f"holds {held}. To fix it, {helps}, or remove the row or column.",
+            f"holds {held}. {helps}, or remove the row or column.",
         )
     return name, table.append_column(fault_field, fault_column(wrong_rows, table.num_rows))
 

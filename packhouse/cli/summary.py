@@ -265,7 +265,7 @@ def print_report(prepared: Prepared) -> None:
     for block in audit_blocks(published.audit):
         print_block(block)
     if prepared.golden:
-        out.print(f"golden: {counted(prepared.golden, 'conversation')} came out as pinned")
+        out.print(f"golden: {counted(prepared.golden, 'conversation')} match")
     for target, name in published.mirrors.items():
         out.print(f"also in {target} ({name})")
     print_text("steps: " + _steps_line(prepared))

@@ -116,6 +116,11 @@ class CommaFile(TextFile):
                 "be read. Remove the columns that are not needed"
             )
         twice = sorted(name for name, times in Counter(names).items() if times > 1)
+        if twice == [""]:
+            raise SourceError(
+                f"source file '{self.uri}': {names.count('')} of its columns have no name. Name "
+                "them, or remove them and write values that hold commas in quotes"
+            )
         if twice:
             raise SourceError(
                 f"source file '{self.uri}' has two columns named {twice[0]!r}. Rename one of them"

@@ -185,7 +185,7 @@ MIN_SHARE = 0.05
 """Smallest share of rows, among those that gave a conversation."""
 _MIN_WORDS = 4
 _MIN_LETTERS = 10
-_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 """Letters of scripts without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
 _WORD = re.compile(r"[^\W\d_]\S*")
 """A word, from its first letter."""
@@ -203,7 +203,7 @@ def is_text(value: str) -> bool:
     """
     if len(list(islice(_WORD.finditer(value), _MIN_WORDS))) == _MIN_WORDS:
         return True
-    return not value.isascii() and len(_UNSPACED.findall(value)) >= _MIN_LETTERS
+    return not value.isascii() and len(UNSPACED.findall(value)) >= _MIN_LETTERS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -383,7 +383,7 @@ def _texts_by_name(name: str, value: object, ignored: set[str]) -> Iterator[tupl
 
 def _joined(texts: Iterable[str]) -> str:
     """Join texts, without single words, which are roles, tags and names."""
-    return " ".join(t for t in texts if len(t.split(None, 1)) > 1 or _UNSPACED.search(t))
+    return " ".join(t for t in texts if len(t.split(None, 1)) > 1 or UNSPACED.search(t))
 
 
 def _plain(text: str) -> str:

@@ -226,6 +226,13 @@ class Parsed:
     """Functions that it calls beyond `FUNCTIONS`."""
     bare: str | None
     """The column, if the expression is only a column name."""
+    as_json: tuple[str, ...]
+    """The columns of `json(column, ...)`, which gives them with the file's keys and order."""
+
+    @property
+    def is_evaluated(self) -> bool:
+        """False where values are taken as they were read."""
+        return self.bare is None and not self.as_json
 
 
 class Expression(NamedTuple):
@@ -286,7 +293,7 @@ def columns_of(config: SourceConfig, kinds: Mapping[str, Kind]) -> dict[str, Kin
                     f"{', ...' if len(kinds) > _SHOWN else ''}{near_name(wanted, kinds)}"
                 )
             (name,) = alike
-            is_renamed = parsed.bare is not None and place != _WHERE
+            is_renamed = not parsed.is_evaluated and place != _WHERE
             found[name] = found.get(name, _RENAMED) if is_renamed else kinds[name]
     return dict(sorted(found.items()))
 
@@ -365,11 +372,15 @@ def reshape(rows: Sequence[Any], config: SourceConfig, columns: Mapping[str, Kin
         spelled = {name.lower(): name for name in columns}
         values = []
         for place, _, parsed in _expressions(config)[len(config.filters) :]:
-            if parsed.bare is None:
+            if parsed.is_evaluated:
                 column = selected.column(place.removeprefix("select."))
                 values.append(list(map(without_fill, column.to_pylist())))
-            else:
+            elif parsed.bare is not None:
                 values.append([row.get(spelled[parsed.bare.lower()]) for row in of_kept])
+            else:
+                first, *rest = names = [spelled[name.lower()] for name in parsed.as_json]
+                objects_of = ({name: row.get(name) for name in names} for row in of_kept)
+                values.append([_conform(o if rest else o[first], "text") for o in objects_of])
         of_kept = [dict(zip(config.select, row, strict=True)) for row in zip(*values, strict=True)]
     # Example: of rows 0 to 3, row 1 is not an object, so objects is [0, 2, 3]. `where` keeps the
     # first and last of these: kept is [0, 2], which are rows [0, 3].
@@ -401,7 +412,7 @@ def _evaluated(config: SourceConfig) -> tuple[list[str], dict[str, str]]:
     select = {
         place.removeprefix("select."): text
         for place, text, parsed in _expressions(config)
-        if place != _WHERE and parsed.bare is None
+        if place != _WHERE and parsed.is_evaluated
     }
     return config.filters, select
 
@@ -580,7 +591,14 @@ def parse_expression(connection: Any, text: str, functions: frozenset[str]) -> P
     if selected[0].get("function_name") == "row":  # `()` or `(a, b)`
         raise ConfigError("it is empty or more than one expression. Write one expression")
     called = []
-    for item in _nodes(selected[0]):
+    inside = []
+    path = selected[0].get("qualified_name", {}).get("path")
+    if path == ["json"] and not selected[0].get("distinct") and not selected[0].get("filter"):
+        inside = [
+            each["expression"].get("column_names", ()) for each in selected[0].get("arguments", ())
+        ]
+    as_json = [names[0] for names in inside] if {*map(len, inside)} == {1} else []
+    for item in _nodes(selected[0]["arguments"] if as_json else selected[0]):
         _check(item, functions)
         if (name := str(item.get("function_name")).lower()) in functions:
             called.append(name)
@@ -591,6 +609,7 @@ def parse_expression(connection: Any, text: str, functions: frozenset[str]) -> P
         paths=tuple(map(".".join, paths)),
         functions=tuple(dict.fromkeys(called)),
         bare=bare[0] if len(bare) == 1 else None,
+        as_json=tuple(as_json),
     )
 
 

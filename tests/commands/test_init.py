@@ -231,6 +231,21 @@ RIGHT: dict[str, tuple[str, bytes, list[Talk]]] = {
         table([{"0": f"### Human: {q}### Assistant: {a}"} for q, a in TALKS], ","),
         TALKS,
     ),
+    "Google's messages": (
+        "a.jsonl",
+        lines(
+            [
+                {
+                    "contents": [
+                        {"role": role, "parts": [{"text": text}]}
+                        for role, text in zip(("user", "model"), t, strict=True)
+                    ]
+                }
+                for t in TALKS
+            ]
+        ),
+        TALKS,
+    ),
     "ShareGPT with a bot": (
         "a.json",
         json.dumps(
@@ -405,6 +420,50 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         2,
         TALKS,
     ),
+    "answers that are objects": (
+        lambda n, t: {
+            "input": t[0],
+            "output": {"z": t[1], "items": [n]} | ({"odd": n} if n % 2 else {}),
+        },
+        1,
+        [
+            Talk(
+                t[0],
+                json.dumps(
+                    {"z": t[1], "items": [n]} | ({"odd": n} if n % 2 else {}), separators=(",", ":")
+                ),
+            )
+            for n, t in enumerate(TALKS)
+        ],
+    ),
+    "a tool and its arguments": (
+        lambda n, t: {"id": n, "prompt": t[0], "tool": "say", "args": {"what": t[1], "again": n}},
+        1,
+        [
+            Talk(t[0], f'{{"tool":"say","args":{{"what":"{t[1]}","again":{n}}}}}')
+            for n, t in enumerate(TALKS)
+        ],
+    ),
+    "prompts that name their speakers": (
+        lambda n, t: {"prompt": f"User: {t[0]}\nAda:", "completion": t[1]},
+        1,
+        TALKS,
+    ),
+    "rows for training and for tests": (
+        lambda n, t: {"question": t[0], "answer": t[1], "split": "train" if n % 2 else "test"},
+        1,
+        TALKS[1::2],
+    ),
+    "two texts and a label": (
+        lambda n, t: {"premise": t[0], "hypothesis": t[1], "label": n, "label_str": f"no {n}"},
+        3,
+        [Talk(f'{{"premise":"{t[0]}"', f"no {n}") for n, t in enumerate(TALKS)],
+    ),
+    "q and a without spaces": (
+        lambda n, t: {"q": t[0].replace(" ", ""), "a": t[1]},
+        1,
+        [Talk(t[0].replace(" ", ""), t[1]) for t in CHINESE],
+    ),
     "instructions beside a skill": (
         lambda n, t: {"skill": t.question, "instructions": t.answer},
         1,
@@ -455,7 +514,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "".join(f"film {n}\t{('bad', 'good')[n % 2]}\n" for n in range(9)).encode(),
         "does not name the columns",
     ),
-    "a zip archive": ("a.zip", zipped(), "unpack it"),
+    "a zip archive": ("a.zip", zipped(), "Unpack it"),
     "rows of Python": ("a.jsonl", b"{'question': 'Why?'}\n", "no row of it can be read as jsonl"),
     "turns with marks": (
         "a.jsonl",
@@ -481,6 +540,47 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "a.jsonl",
         each(lambda t: {"turn": 0, "role": "user", "content": t.question}),
         "each row is one message",
+    ),
+    "conversations without a last answer": (
+        "a.jsonl",
+        each(lambda t: {"text": f"### Human: {t[0]}### Assistant: {t[1]}### Human: Thanks."}),
+        "Add --set validate.allow_ends_on_user=true",
+    ),
+    "a shape that is asked about and one that is not": (
+        "a.jsonl",
+        lines([{"text": t[0], "type": "ab"[n % 2]} for n, t in enumerate(TALKS)])
+        + each(lambda t: {"messages": chats_of(t)}),
+        "its rows have 2 shapes",
+    ),
+    "labels of words": (
+        "a.jsonl",
+        each(lambda t: {"tokens": t.question.split(), "tags": ["O"] * len(t.question.split())}),
+        "labels of words",
+    ),
+    "texts by intent in one object": (
+        "a.json",
+        json.dumps({"intents": {"sum": [t.question for t in TALKS]}}).encode(),
+        "Write a row for each text",
+    ),
+    "columns that have no name": (
+        "a.csv",
+        b"question,answer,,\nWhy?,For no reason,,\n",
+        "2 of its columns have no name",
+    ),
+    "questions without answers": (
+        "a.jsonl",
+        each(lambda t: {"question": t.question}),
+        "Add a field with the answer",
+    ),
+    "texts of an intent": (
+        "a.jsonl",
+        each(lambda t: {"intent": "sum", "examples": [t.question, f"Please: {t.question}"]}),
+        "Write a row for each text",
+    ),
+    "how alike two texts are": (
+        "a.jsonl",
+        each(lambda t: {"text1": t.question, "text2": t.answer, "similarity": 0.5}),
+        "nothing tells question",
     ),
     "a question alone": (
         "a.jsonl",
@@ -564,7 +664,8 @@ def test_init_and_prepare_read_a_file_as_it_was_meant(name, project):
 @pytest.mark.parametrize("name", ASKED)
 def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project):
     row, number, expected = ASKED[name]
-    Path("a.jsonl").write_bytes(lines([row(n, talk) for n, talk in enumerate(TALKS)]))
+    of = CHINESE if "without spaces" in name else TALKS
+    Path("a.jsonl").write_bytes(lines([row(n, talk) for n, talk in enumerate(of)]))
 
     code, said = project.init("a.jsonl")
 
@@ -583,12 +684,11 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
     [
         (lambda n, t: {"text": t.question, "intent": "ab"[n % 2]}, "format=classification"),
         (lambda n, t: {"text": t.question, "entities": [{"start": n, "label": "a"}]}, "text"),
+        (lambda n, t: {"text": t.question, "category": "ab"[n % 2]}, "format=classification"),
+        (lambda n, t: {"content": t.question, "keep": n % 2 == 0}, '["false", "true"]'),
         (
-            lambda n, t: {
-                "prompt": f"Human: {t.question}\n\nAssistant:",
-                "completion": t.answer,
-            },
-            "format=prompt_completion",
+            lambda n, t: {"prompt": f"### Ask:\n{t[0]}\n### Response:", "completion": t[1]},
+            "template=completion",
         ),
     ],
 )
@@ -609,6 +709,16 @@ def test_what_cannot_be_read_is_said(name, project):
 
     assert (code, says in said) == (3, True), said
     assert not Path("recipe.yaml").exists()
+
+
+def test_conversations_that_end_on_the_user_are_read_as_the_refusal_says(project):
+    rows = [{"messages": [*chats_of(t), {"role": "user", "content": "Thanks."}]} for t in TALKS]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl", "--set", "validate.allow_ends_on_user=true")
+
+    assert code == 0, said
+    assert sorted(t.answer for t in project.prepare()) == sorted(t.answer for t in TALKS)
 
 
 def test_fields_that_no_name_tells_may_be_named(project):

@@ -224,7 +224,7 @@ def test_what_cannot_be_shown_is_said(version, call, publish):
     number, mistake = said("--split", "evil", "--row", "3")
     assert (number, "no split 'evil'" in mistake) == (2, True)
     number, mistake = said("--skip", "99")
-    assert (number, "split 'train' has no pack 99. Its last pack is " in mistake) == (2, True)
+    assert (number, "train has no pack 99. Its last pack is " in mistake) == (2, True)
     for words in (("--records", "0"), ("--packs", "0"), ("--skip", "-1"), ("--row", "-1")):
         assert said(*words)[0] == 2
     assert "more than 5 records match. Raise --records to see more." in said("--grep", "Say")[1]
@@ -238,7 +238,7 @@ def test_a_pack_that_is_not_there_is_a_mistake(version):
     for words in (["inspect", "--pack", "99"], ["trace", "--pack", "99", "--token", "0"]):
         done = CliRunner().invoke(cli, [words[0], version.uri, *words[1:]])
         assert done.exit_code == 2
-        assert "split 'train' has no pack 99. Its last pack is " in done.output
+        assert "train has no pack 99. Its last pack is " in done.output
 
 
 @pytest.fixture(scope="module")

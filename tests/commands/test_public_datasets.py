@@ -13,7 +13,7 @@ from packhouse.addons.init.survey import survey
 from packhouse.api import open_version, prepare
 from packhouse.errors import SourceError
 from packhouse.read.files import find_files
-from packhouse.recipe import SourceConfig
+from packhouse.recipe import SourceConfig, ValidateConfig
 from tests.commands.public_datasets import ROWS, SYSTEM, THOUGHT, TOOL, chat
 from tests.commands.test_init import PUBLIC, TALKS
 
@@ -35,7 +35,7 @@ UNKNOWN = {"simplescaling/s1K", "facebook/natural_reasoning"}
 
 def look(path: Path, folder: Path) -> Proposal:
     (file,) = find_files(SourceConfig(path=str(path)))
-    return propose(survey(file, {}), {}, folder)
+    return propose(survey(file, {}), {}, ValidateConfig(), folder)
 
 
 def settings_of(name: str, path: Path, folder: Path) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def test_plan_estimates_before_any_work_and_counts_after_it(call, tmp_path, opti
 
 def test_plan_says_that_a_run_would_fail(call):
     printed = call("plan", str(DEMO), "--set", "pack.over_length=error")
-    assert "would be refused: 1 record has more tokens than pack.seq_len 512, and" in printed
+    assert "would fail: 1 record has more tokens than pack.seq_len 512, and" in printed
     limit = ("--set", "validate.max_quarantined=0.01")
     refused = json.loads(call("plan", str(DEMO), *limit, "--json"))["refusals"]
     assert refused[0].startswith("9 of 304 rows (2.96%) are bad; validate.max_quarantined")
@@ -171,7 +171,7 @@ def test_inspect_prints_text_by_trained_or_not(call, prepared):
 def test_inspect_of_a_split_that_is_not_there_names_the_others(prepared):
     result = CliRunner().invoke(cli, ["inspect", f"{prepared.store}/demo", "--split", "test"])
     assert result.exit_code == 2
-    assert "it has train, eval" in result.stderr
+    assert "Use one of: train, eval" in result.stderr
 
 
 def test_a_version_that_is_not_there_is_one_sentence(tmp_path):

@@ -136,7 +136,7 @@ def test_every_packhouse_command_of_a_page_exists_with_its_options(page):
         command.make_context(command.name, words, resilient_parsing=False)
 
 
-GUIDES = ("run", "rerun", "approve", "ask", "look", "export", "axolotl", "megatron")
+GUIDES = ("init", "run", "rerun", "approve", "ask", "look", "export", "axolotl", "megatron")
 RUNS = {f"how-to/{name}.md" for name in GUIDES}
 RUN = [page for page in PAGES if name_of(page) in RUNS]
 

@@ -183,7 +183,7 @@ def test_an_export_says_what_it_is_and_nothing_is_left_of_a_failed_one(publish, 
         export_version(opened, "trl", tmp_path / "out", cache=cache)
     with pytest.raises(ConfigError, match="unknown export format 'tfrecord'; known: trl, axolotl"):
         export_version(opened, "tfrecord", tmp_path / "new", cache=cache)
-    with pytest.raises(VersionNotFoundError, match="no split 'test'; it has train, eval"):
+    with pytest.raises(VersionNotFoundError, match=r"no split 'test'[.] Use one of: train, eval"):
         export_version(opened, "trl", tmp_path / "new", splits=["test"], cache=cache)
 
     entry = opened.files(split="eval")[0]
@@ -221,7 +221,7 @@ def test_several_versions_are_written_in_one_call(cache, tmp_path):
     alone = CliRunner().invoke(export_command, [stores[0], str(tmp_path / "alone"), *arguments[1:]])
     assert json.loads(alone.output)["files"] == json.loads(done.output)[0]["files"]
     twice = CliRunner().invoke(export_command, [stores[0], stores[0], *arguments])
-    assert "would hold two versions. Export them in two calls" in str(twice.exception)
+    assert "would hold two versions. Export them in separate calls" in str(twice.exception)
 
 
 @pytest.mark.parametrize(

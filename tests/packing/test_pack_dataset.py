@@ -177,7 +177,7 @@ def test_an_iterable_dataset_is_packed_batch_by_batch_and_counted_while_it_is_re
             "unknown strategy 'worst'; known: best_fit, .*, bfd, bfd_sp",
         ),
         ((ROWS, 0), ConfigError, "seq_length must be positive, got 0"),
-        (("rows", 4), ConfigError, "a str is no iterable of rows"),
+        (("rows", 4), ConfigError, "a str is not an iterable of rows"),
         (([{"input_ids": [1], "text": "a"}], 4), ContractError, "column 'text' holds"),
         (([{"input_ids": [1], "labels": [1, 2]}], 4), ContractError, "row 0 has 2 values in"),
         (([{"input_ids": [1]}, {"input_ids": None}], 4), ContractError, "row 1 has no list"),

@@ -350,8 +350,8 @@ def test_a_refresh_after_a_rollback_says_what_happened_and_leaves_the_ref(place,
     nightly = refresh(place, cache).result()
     assert (nightly.outcome, ref(place)) == ("held", first)
     assert nightly.message == (
-        f"the sources still give {second}, which is published, but 'latest' points to {first} (someone "
-        f"moved it back). A refresh does not change that. To move it: packhouse ref set "
+        f"the sources still give {second}, which is published, but 'latest' points to {first} "
+        f"(someone moved it back). A refresh does not change that. To move it: packhouse ref set "
         f"{place}/store/demo latest {second}"
     )
 
@@ -408,9 +408,9 @@ def test_a_refusal_shows_the_first_bad_rows_their_cause_and_what_to_type(place, 
     state = refresh(place, cache)
     assert state.is_failed()
     said = (
-        "instructions/instructions.jsonl line 1, .*[.] Rows of 'instructions' look like `chat`, but "
-        "the recipe reads them as `alpaca`. Try `format: chat`, or `format: mixed` if rows have "
-        "several shapes. To see them, run `packhouse quarantine show RECIPE`"
+        "instructions/instructions.jsonl line 1, .*[.] Rows of 'instructions' look like `chat`, "
+        "but the recipe reads them as `alpaca`. Try `format: chat`, or `format: mixed` if rows "
+        "have several shapes. To see them, run `packhouse quarantine show RECIPE`"
     )
     assert re.search(said, state.message)
     assert str(cache) not in state.message

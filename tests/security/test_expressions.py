@@ -170,7 +170,7 @@ def test_text_that_grows_without_end_is_stopped_by_the_limit_on_memory(evaluate)
 def test_a_result_that_is_much_larger_than_the_rows_is_refused(evaluate):
     text = GROWS.format(GROWS.format(GROWS.format("text")))  # 6.4 MB a row
 
-    with pytest.raises(SourceError, match=r"bytes of .*, over 16 times as many"):
+    with pytest.raises(SourceError, match=r"bytes into .*, more than 16 times as many"):
         evaluate(select={"text": " || ".join([text] * 5)})
 
 

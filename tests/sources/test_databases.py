@@ -74,7 +74,7 @@ def test_a_value_that_is_not_utf8_quarantines_its_row(value, sqlite, read):
     assert found.validated["row"].to_pylist() == [*range(1500), 1501]
     (bad,) = found.quarantined.to_pylist()
     assert (bad["row"], bad["reason"]) == (1500, "encoding")
-    assert bad["detail"].startswith("column 'answer': byte 0xff is not UTF-8, in b'a\\xff'; mend")
+    assert bad["detail"].startswith("column 'answer': byte 0xff is not UTF-8, in b'a\\xff'. Fix")
     assert bad["raw"] == b'{"question":"q","answer":null}'
 
 
@@ -193,7 +193,7 @@ def test_changes_that_are_not_in_the_file_yet_are_refused(sqlite, tmp_path):
     writer.execute("INSERT INTO rows VALUES ('q2', 'a2', 3)")
     writer.commit()
 
-    with pytest.raises(SourceError, match=r"rows\.sqlite-wal' holds changes that are not in it"):
+    with pytest.raises(SourceError, match=r"rows\.sqlite-wal' contains changes that are not in"):
         scan_source(SourceConfig(path=str(path)))
     writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     assert scan_source(SourceConfig(path=str(path)))[0].num_rows == 3

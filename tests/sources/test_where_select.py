@@ -77,6 +77,24 @@ def test_rows_are_kept_by_where_and_get_the_fields_of_select(name, data, read_by
     assert found.extra_fields == {}  # what select does not name is no field
 
 
+def test_json_gives_values_with_the_keys_and_the_order_of_the_file(read_bytes):
+    rows = [
+        {"q": "1", "tool": "add", "args": {"z": 1, "a": [2]}},
+        {"q": "2", "tool": None, "args": "as it is"},
+    ]
+    select = {"prompt": "json(tool, args)", "completion": "json(args)"}
+
+    found = read_bytes(lines(rows), select=select)
+
+    assert found.texts == [
+        [("user", '{"tool":"add","args":{"z":1,"a":[2]}}'), ("assistant", '{"z":1,"a":[2]}')],
+        [("user", '{"tool":null,"args":"as it is"}'), ("assistant", "as it is")],
+    ]
+    for text in ("json(lower(q))", "json()", "json(DISTINCT q)", "main.json(q)", "1 + json(q)"):
+        with pytest.raises(ConfigError, match="function 'json'"):
+            read_bytes(lines(rows), select={"prompt": text, "completion": "q"})
+
+
 def test_columns_of_csv_are_text(read_bytes):
     data = delimited([{"q": "1+1", "a": "2", "votes": "10"}, {"q": "2+2", "a": "4", "votes": "9"}])
     select = {"prompt": "q", "completion": "a"}

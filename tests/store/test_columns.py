@@ -215,7 +215,7 @@ def test_a_store_that_gives_less_than_it_was_asked_for_is_named(publish, content
         return replace(get_range(self, key, start, length), data=b"PAR1")
 
     monkeypatch.setattr(LocalStore, "get_range", short)
-    with pytest.raises(IntegrityError, match="returned 4 of 65,536 requested bytes"):
+    with pytest.raises(IntegrityError, match="returned 4 of the 65,536 requested bytes"):
         read(opened, "SELECT num_tokens FROM records")
 
 

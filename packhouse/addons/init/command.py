@@ -30,7 +30,7 @@ from packhouse.cli.options import json_option
 from packhouse.cli.tokens import coloured, pipeline_of, plain, rows_with_masks, runs_of
 from packhouse.errors import ConfigError, PackhouseError, SourceError, TemplateError
 from packhouse.read.files import find_files, source_name
-from packhouse.recipe import Recipe, SourceConfig, parse_recipe
+from packhouse.recipe import Recipe, SourceConfig, ValidateConfig, parse_recipe
 from packhouse.recipe.reading import apply_override
 from packhouse.records.ledger import LedgerLine, check_quarantine
 from packhouse.records.render_counts import factor_note, total
@@ -75,7 +75,7 @@ _UNDECIDED = 7
     "overrides",
     metavar="KEY=VALUE",
     multiple=True,
-    help="Set how rows are read, such as format=chat.",
+    help="Set how rows are read: format=chat, template=NAME or validate.KEY=VALUE.",
 )
 @click.option("--yes", is_flag=True, help="Write the recipe without asking for confirmation.")
 @click.option("--cache", type=click.Path(path_type=Path), default=default_cache, hidden=True)
@@ -109,21 +109,29 @@ def init(
     given: dict[str, Any] = {}
     for override in overrides:
         apply_override(given, override)
+    validate: dict[str, Any] = given.pop("validate", {})
+    template = given.pop("template", "")
+    rules = ValidateConfig.model_validate(validate)
     SourceConfig(path="", **given)
     with show_progress(), temporary_folder("init") as folder:
         proposals = [
-            found for item in data for found in _look_at(data_uri(item, cache), given, folder)
+            found
+            for item in data
+            for found in _look_at(data_uri(item, cache), given, rules, folder)
         ]
         undecided = [each for each in proposals if each.reading is None]
         if undecided:
-            _show_candidates(undecided, tokenizer, out, cache, as_json=as_json)
+            said_so = given | {f"validate.{key}": value for key, value in validate.items()}
+            said_so |= {"template": template} if template else {}
+            _show_candidates(undecided, said_so, tokenizer, out, cache, as_json=as_json)
             raise click.exceptions.Exit(_UNDECIDED)
         raw: dict[str, Any] = {
             "dataset": name_of(data[0]),
             "sources": _sources(proposals),
+            **({"validate": validate} if validate else {}),
             "tokenizer": tokenizer_name(tokenizer, cache),
         }
-        raw |= _template(raw["sources"], raw["tokenizer"], cache)
+        raw |= _template(raw["sources"], template, raw["tokenizer"], cache)
         recipe = pinned(parse_recipe(raw, where="init"))
         with step_progress("check", len(proposals)):
             trials = [
@@ -177,7 +185,9 @@ def init(
         print_text(f"written to {out}{unasked}; next: packhouse prepare {shlex.quote(str(out))}")
 
 
-def _look_at(path: str, given: Mapping[str, Any], folder: Path) -> list[Proposal]:
+def _look_at(
+    path: str, given: Mapping[str, Any], rules: ValidateConfig, folder: Path
+) -> list[Proposal]:
     """Propose how the files of a path are read: together if they are alike, else each by itself."""
     files = find_files(SourceConfig(path=path))
     proposals = []
@@ -185,7 +195,7 @@ def _look_at(path: str, given: Mapping[str, Any], folder: Path) -> list[Proposal
         for file in files[:_MAX_FILES]:
             found = survey(file, given)
             _check_header(found)
-            proposals.append(propose(found, given, folder))
+            proposals.append(propose(found, given, rules, folder))
     first = proposals[0]
     are_alike = all(
         each.reading is not None
@@ -247,8 +257,10 @@ def _sources(proposals: Sequence[Proposal]) -> list[dict[str, Any]]:
     return sources
 
 
-def _template(sources: Sequence[Mapping[str, Any]], tokenizer: str, cache: Path) -> dict[str, Any]:
-    """The sections `format` and `pack` for rows of these formats."""
+def _template(
+    sources: Sequence[Mapping[str, Any]], given: str, tokenizer: str, cache: Path
+) -> dict[str, Any]:
+    """The sections `format` and `pack` for rows of these formats. `given`: a template, or ""."""
     formats = {source["format"] for source in sources} - {"tokenized"}  # no template writes it
     for alone in ("text", "classification", "kto"):
         if alone in formats and len(formats) > 1:
@@ -262,7 +274,7 @@ def _template(sources: Sequence[Mapping[str, Any]], tokenizer: str, cache: Path)
         return {"format": {"template": "text"}, "pack": pack}
     tokenizers, has_labels = Workspace(cache=cache).tokenizers, formats == {"classification"}
     call = partial(usual_template, tokenizer, tokenizers, has_labels=has_labels)
-    template = str(run_tokenizer(call, tokenizer))
+    template = given or str(run_tokenizer(call, tokenizer))
     if template == "sequence_classification" or formats == {"kto"}:
         pack["strategy"] = "none"
     return {"format": {"template": template}, "pack": pack}
@@ -326,7 +338,13 @@ def _refusals(
 
 
 def _show_candidates(
-    proposals: Sequence[Proposal], tokenizer: str, out: Path, cache: Path, *, as_json: bool
+    proposals: Sequence[Proposal],
+    given: Mapping[str, Any],
+    tokenizer: str,
+    out: Path,
+    cache: Path,
+    *,
+    as_json: bool,
 ) -> None:
     """Print the ways to read each file, with rows of each, and the command that takes it."""
     found = []
@@ -337,17 +355,24 @@ def _show_candidates(
         if not as_json:
             _show_file(proposal, None)
             print_text(
-                f"These rows can be read in {counted(len(usable), 'way', 'ways')}, and none is "
-                "certain. Nothing is written; run the command of the right one."
+                f"There are {len(usable):,} ways to read these rows. Nothing was written; run the "
+                "command of the right one."
+                if len(usable) > 1
+                else "Only one way to read these rows was found, and it may not be what you mean. "
+                "Nothing was written; run its command if it is right."
             )
         for number, each in enumerate(usable, 1):
             reading, unread = each.candidate.reading, each.candidate.trial.unread
-            settings = {**reading.settings} | ({"ignored_fields": [*unread]} if unread else {})
+            ignored = dict.fromkeys([*given.get("ignored_fields", ()), *unread])
+            settings = {**given, **reading.settings}
+            settings |= {"template": reading.template} if reading.template else {}
+            settings |= {"ignored_fields": list(ignored)} if ignored else {}
             command = _command(path_in_recipe(proposal.path, Path.cwd()), tokenizer, out, settings)
             found.append({"settings": settings, "leaves_out": dict(unread), "command": command})
             if as_json:
                 continue
             reads = ", ".join(f"{name} ({ours})" for name, ours in reading.reads.items())
+            reads += f", template {reading.template}" if reading.template else ""
             console().print(f"\n{number}. {reads}", style="bold")
             if unread:
                 left = ", ".join(f"{n} (text in {rows:,} examples)" for n, rows in unread.items())
@@ -360,8 +385,8 @@ def _show_candidates(
                 print_text(f"note: {reads} cannot be trained together: {each.why_not}")
         if not as_json:
             print_text(
-                "If none is right, name the fields with --set format=question_answer --set "
-                'fields=\'{"question": "FIELD", "answer": "FIELD"}\'.'
+                "If none is right, and two fields hold question and answer, name them with --set "
+                'format=question_answer --set fields=\'{"question": "FIELD", "answer": "FIELD"}\'.'
             )
     if as_json:
         echo(json.dumps({"candidates": found}))
@@ -385,7 +410,8 @@ def _example(candidate: Candidate, tokenizer: str, cache: Path) -> _Example:
         "sources": [source.model_dump(mode="json", exclude_unset=True)],
         "tokenizer": tokenizer_name(tokenizer, cache),
     }
-    raw |= _template([{"format": source.format}], raw["tokenizer"], cache)
+    template = candidate.reading.template
+    raw |= _template([{"format": source.format}], template, raw["tokenizer"], cache)
     recipe = pinned(parse_recipe(raw, where="init"))
     tokenizers = Workspace(cache=cache).tokenizers
     rows, why_not = pa.table({}), None
@@ -558,6 +584,7 @@ def recipe_text(
     why = {"chat": "the tokenizer's own"}.get(raw["format"]["template"], "")
     strategy = [raw["pack"]["strategy"]] if "strategy" in raw["pack"] else []
     lines += [
+        *([_line("validate", raw["validate"])] if "validate" in raw else []),
         _line("tokenizer", raw["tokenizer"]),
         "format:",
         f"  {_line('template', raw['format']['template'], why)}",

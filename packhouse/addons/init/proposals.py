@@ -152,6 +152,11 @@ class Candidate:
     """Numbers of the examples in the file."""
 
     @property
+    def is_usable(self) -> bool:
+        """True if most rows give a conversation."""
+        return self.trial.num_good * 2 > self.trial.num_rows - self.trial.num_dropped
+
+    @property
     def is_complete(self) -> bool:
         """True if it leaves out no text."""
         return not self.trial.unread
@@ -193,12 +198,15 @@ def explained(survey: Survey) -> dict[str, str]:
     return {name: why for name, why in found.items() if why is not None}
 
 
-def propose(survey: Survey, given: Mapping[str, Any], folder: Path) -> Proposal:
+def propose(
+    survey: Survey, given: Mapping[str, Any], rules: ValidateConfig, folder: Path
+) -> Proposal:
     """Find the readings of a file, and take one if it is the only one.
 
     Args:
         survey: of the file.
         given: settings of its source that a person gave; with `format` they are the reading.
+        rules: for its rows.
         folder: examples are written there.
 
     Raises:
@@ -210,21 +218,27 @@ def propose(survey: Survey, given: Mapping[str, Any], folder: Path) -> Proposal:
         return replace(proposal, reading=_given(survey, given))
     layouts = sorted(survey.layouts.values(), key=lambda layout: -layout.num_rows)
     chosen: list[Reading] = []
-    unknown = 0
+    undecided: list[Candidate] = []
+    unknown = num_chosen = 0
     for layout in layouts:
-        candidates = _candidates(survey, layout, given, folder)
+        tried = _candidates(survey, layout, given, rules, folder)
+        candidates = [each for each in tried if each.is_usable]
         is_rare = layout.num_rows <= _RARE * survey.num_rows
         if (only := _only_one(candidates, survey)) is not None:
             chosen.append(only.reading)
+            num_chosen += layout.num_rows
         elif is_rare and not any(each.reading.is_sure for each in candidates):
             unknown += layout.num_rows
         elif candidates:
-            return replace(proposal, candidates=candidates[:_MAX_CANDIDATES])
+            undecided = undecided or candidates
         else:
             unknown += layout.num_rows
-            if not is_rare:
-                raise refusal(survey.file, _unknown(survey, layout))
-    joined = _join(chosen)
+            if not is_rare and not undecided:
+                failed = next((each for each in tried if each.reading.is_sure), None)
+                raise refusal(survey.file, _unknown(survey, layout, failed))
+    if undecided and num_chosen <= _RARE * survey.num_rows:
+        return replace(proposal, candidates=undecided[:_MAX_CANDIDATES])
+    joined = None if undecided else _join(chosen)
     if joined is None or unknown > _RARE * survey.num_rows:
         raise refusal(
             survey.file,
@@ -254,8 +268,13 @@ def _given(survey: Survey, given: Mapping[str, Any]) -> Reading:
 
 
 def _candidates(
-    survey: Survey, layout: Layout, given: Mapping[str, Any], folder: Path
+    survey: Survey,
+    layout: Layout,
+    given: Mapping[str, Any],
+    rules: ValidateConfig,
+    folder: Path,
 ) -> list[Candidate]:
+    """Every reading of a layout with what it gives on the examples, the best first."""
     found: list[Candidate] = []
     ignored = given.get("ignored_fields", ())
     for reading in readings_of(layout, survey.fields):
@@ -265,24 +284,43 @@ def _candidates(
         ):
             continue
         try:
-            candidate = _try(survey, layout, reading, given, folder)
+            candidate = _try(survey, layout, reading, given, rules, folder)
         except PackhouseError:
             continue
         is_new = all(
-            (each.trial.ids, each.trial.unread) != (candidate.trial.ids, candidate.trial.unread)
+            (each.trial.ids, each.trial.unread, each.reading.template)
+            != (candidate.trial.ids, candidate.trial.unread, reading.template)
             for each in found
         )
-        if (
-            is_new
-            and candidate.trial.num_good * 2
-            > candidate.trial.num_rows - candidate.trial.num_dropped
-        ):
+        if is_new or not candidate.is_usable:
             found.append(candidate)
     return sorted(found, key=lambda each: (len(each.trial.unread), not each.reading.is_sure))
 
 
+def _bad_rows(failed: Candidate) -> str:
+    """Say why the rows of a reading are bad, and what helps."""
+    trial = failed.trial
+    ((reason, number),) = trial.bad.most_common(1)
+    helps = "Fix the rows"
+    if reason == "ends_on_user":
+        helps = (
+            "Add --set validate.allow_ends_on_user=true to train their answers; what the user says "
+            "last is not trained"
+        )
+    return (
+        f"read as {failed.reading.settings['format']}, {number:,} of "
+        f"{counted(trial.num_rows, 'example')} are bad rows ({reason}: "
+        f"{trial.first_bad[reason]}). {helps}"
+    )
+
+
 def _try(
-    survey: Survey, layout: Layout, reading: Reading, given: Mapping[str, Any], folder: Path
+    survey: Survey,
+    layout: Layout,
+    reading: Reading,
+    given: Mapping[str, Any],
+    rules: ValidateConfig,
+    folder: Path,
 ) -> Candidate:
     """Read the examples of a layout."""
     rows = b"".join(map(as_line, layout.rows))
@@ -299,7 +337,7 @@ def _try(
     source = SourceConfig(path=str(path), **settings)
     return Candidate(
         reading=reading,
-        trial=try_source(source, ValidateConfig()),
+        trial=try_source(source, rules),
         source=source,
         numbers=[number for number, _ in layout.examples],
     )
@@ -352,8 +390,8 @@ def _join(readings: Sequence[Reading]) -> Reading | None:
     return Reading(settings={k: v for k, v in settings.items() if v}, reads=reads)
 
 
-def _unknown(survey: Survey, layout: Layout) -> str:
-    """Say that nothing tells how rows are read, and what would."""
+def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
+    """Say why no reading of a layout can be taken, and what helps. `failed`: a likely one."""
     row = layout.rows[0]
     if isinstance(row, dict) and {"role", "content"} <= row.keys():
         return (
@@ -362,7 +400,19 @@ def _unknown(survey: Survey, layout: Layout) -> str:
         )
     names = row if isinstance(row, dict) else {}
     if survey.num_rows == 1 and names and all(isinstance(each, dict) for each in names.values()):
+        inside = [value for each in names.values() for value in each.values()]
+        if any(isinstance(value, list) and value and isinstance(value[0], str) for value in inside):
+            return (
+                "it is one object with lists of texts. Write a row for each text, with its answer "
+                "or its label"
+            )
         return "its rows are the values of one object. Write them as a list"
+    lists = [value for value in names.values() if isinstance(value, list)]
+    if survey.num_rows > 1 and len(lists) > 1 and len({len(value) for value in lists}) == 1:
+        return (
+            f"its rows hold {_kinds_of(row)} of the same length: labels of words, for which there "
+            "is no format. Write each row as a text with its answer"
+        )
     for name in names:
         if survey.fields[name].has_media:
             return (
@@ -370,11 +420,21 @@ def _unknown(survey: Survey, layout: Layout) -> str:
                 f"videos in {name!r}. Add --set media=drop_parts to train their text without them, "
                 "or --set media=drop_rows to leave the rows out"
             )
+    if failed is not None:
+        return _bad_rows(failed)
+    for name, value in names.items():
+        if isinstance(value, list) and value and isinstance(value[0], str):
+            return (
+                f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} hold a list of texts in "
+                f"{name!r}. Write a row for each text, with its answer or its label"
+            )
         if what := marks_in(layout.rows, [name]):
             return (
                 f"the text in '{name}' is a whole conversation, with {what} in it, which packhouse "
                 "cannot read. Write rows with messages ([{role, content}])"
             )
+    if len(names) == 1 and isinstance(row[next(iter(names))], str):
+        return f"its rows hold {_kinds_of(row)} alone. Add a field with the answer to each"
     return (
         f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} hold {_kinds_of(row)}, in which "
         "nothing tells question and answer. If two fields hold them, say so with --set "

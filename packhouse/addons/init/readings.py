@@ -10,12 +10,13 @@ one that fields of known names have, and leaves no text over; else a person choo
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from packhouse.addons.init.survey import Field, Layout
 from packhouse.read.chat_messages import SPEAKERS
 from packhouse.read.conversation_formats import is_transcript
+from packhouse.read.extra_fields import UNSPACED
 from packhouse.read.records import parse_text
 from packhouse.read.row_formats import MESSAGE_FIELDS, row_format_of, row_formats
 from packhouse.read.text_formats import TextFields
@@ -25,11 +26,12 @@ from packhouse.system.wording import counted
 
 _QUESTION = (
     "question instruction prompt query ask user human problem request input inputs 问题 提问 问 "
-    "指令 質問 질문 frage pregunta pergunta вопрос soal"
+    "指令 質問 질문 vraag domanda soru pytanie fråga spørgsmål frage pregunta pergunta вопрос soal"
 ).split()
 _ANSWER = (
     "solution answer output response completion assistant reply bot gpt chosen target targets 答案 "
-    "回答 答 输出 回复 答え 답변 antwort respuesta resposta réponse ответ jawaban"
+    "回答 答 输出 回复 답변 答え antwoord risposta cevap odpowiedź svar antwort respuesta resposta "
+    "réponse ответ jawaban"
 ).split()
 _LIKELY_QUESTION = (
     "q patient customer utterance task title source src document article text passage"
@@ -55,8 +57,16 @@ _LABEL_WORDS = frozenset(
     "difficulty level score len length count num name file path".split()
 )
 """Words of names of ids, sources, categories and the like."""
+_ORIGIN_WORDS = _LABEL_WORDS - frozenset(
+    "type kind category categories topic subject domain tag tags level difficulty score".split()
+)
+"""Those of names that tell where a text is from, not what it is."""
+_SCORES = ("similarity", "similarity_score", "score", "label", "is_duplicate")
+"""Names of how alike two texts are."""
+_DIALOG = frozenset("dialog dialogue dialogs conversation conversations turns chat talk".split())
+"""Words of names of lists of texts that are turns."""
 
-_CLASSES = ("label", "class", "intent", "sentiment", "emotion", "target")
+_CLASSES = frozenset(("label", "class", "intent", "sentiment", "emotion", "target"))
 _SPEAKER_KEYS = ("role", "from", "speaker", "sender", "author", "who", "name", "user")
 _CONTENT_KEYS = ("content", "value", "text", "message", "utterance", "body", "msg")
 _USERS = frozenset(
@@ -84,6 +94,8 @@ class Reading:
     """Field of the file -> what it is read as."""
     is_sure: bool = True
     """False where nothing but the order of fields, or a likely name, tells what they are."""
+    template: str = ""
+    """The recipe's template, if it is not the usual one."""
 
     @property
     def trained(self) -> set[str]:
@@ -123,6 +135,7 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         *_made_of_lists(rows),
         *_choices(rows, fields),
         *_pairs(rows, fields),
+        *_as_json(rows),
     ]
     found = found or list(_plain(rows, fields))
     different: list[Reading] = []
@@ -130,13 +143,17 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         # One that reads less than another and trains the same is no reading of its own.
         is_less = any(
             each.reads.keys() < {n for n, ours in other.reads.items() if ours != "reasoning"}
+            and "answer, as JSON" not in other.reads.values()
             and each.trained <= other.trained
             and (other.is_sure or not each.is_sure)
+            and each.settings["format"] != "text"  # a model that writes such texts, or sorts them
             for other in found
         )
         if not is_less and not any(dict(each.reads) == dict(d.reads) for d in different):
             different.append(each)
     different = [made for each in different for made in _with_verdicts(each, rows, fields)]
+    different = [made for each in different for made in _with_speakers(each, rows)]
+    different = [made for each in different for made in _with_splits(each, fields)]
     return sorted(different, key=lambda each: not each.is_sure)
 
 
@@ -177,29 +194,44 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
             settings["fields"] = dict(more)
         reads = {theirs: ours for ours, theirs in (names | more).items()}
         rest = [each for each in rows[0] if each not in reads]
-        label = _best(rest, _CLASSES) if name == "text" else None
-        # Beside annotations, or with speakers in a prompt, a reading trains what nobody meant.
+        # Next to annotations, a reading trains what nobody meant.
         is_marked = name == "text" and any(
             isinstance(value, list) and value and isinstance(value[0], dict)
             for row in rows
             for value in row.values()
         )
-        is_talk = "prompt" in names and all(
-            isinstance(text := row.get(names["prompt"]), str) and _SPOKEN.match(text)
-            for row in rows
-        )
-        is_sure = label is None and not is_marked and not is_talk
-        yield Reading(settings=settings, reads=reads, is_sure=is_sure)
-        if label is not None:  # a model that writes such texts, or one that sorts them
-            classes: dict[str, Any] = {"format": "classification", "fields": {"label": label}}
-            if _add_classes(classes, fields.get(label)):
-                yield Reading(settings=classes, reads=reads | {label: "label"}, is_sure=False)
+        classes = list(_classes(names["text"], rest, fields)) if name == "text" else []
+        yield Reading(settings=settings, reads=reads, is_sure=not classes and not is_marked)
+        yield from classes
         if "reasoning" in more:
             del more["reasoning"]
             kept = {theirs: ours for theirs, ours in reads.items() if ours != "reasoning"}
             yield Reading(
                 settings={"format": name} | ({"fields": more} if more else {}), reads=kept
             )
+
+
+def _classes(text: str, names: Sequence[str], fields: Mapping[str, Field]) -> Iterator[Reading]:
+    """Readings that sort a text: by each field of few values that is no source, language or id."""
+    for name in names:
+        held = fields.get(name)
+        if held is None or not held.has_few_values or set(_words(name)) & _ORIGIN_WORDS:
+            continue
+        num_rows = held.kinds.total() - held.kinds["nothing"]
+        if not 1 < len(held.values) <= max(2, num_rows / 2) and name not in _CLASSES:
+            continue
+        settings: dict[str, Any] = {"format": "classification"}
+        if held.values.keys() == {False, True} and held.kind == "true or false":
+            settings["select"] = {"text": _sql(text), "label": f"CAST({_sql(name)} AS INTEGER)"}
+            settings["label_names"] = ["false", "true"]
+        else:
+            ours = {"text": text, "label": name}
+            usual = row_formats()["classification"].names([text, name], {})
+            if renamed := {key: theirs for key, theirs in ours.items() if usual.get(key) != theirs}:
+                settings["fields"] = renamed
+            if not _add_classes(settings, held):
+                continue
+        yield Reading(settings=settings, reads={text: "text", name: "label"}, is_sure=False)
 
 
 def _add_classes(settings: dict[str, Any], label: Field | None) -> bool:
@@ -328,7 +360,12 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         for name in _texts_of(rows[0], rows)
         if sum(isinstance(row[name], str) for row in rows) > (1 - _MAX_EMPTY) * len(rows)
     ]
+    if any(name.lower() in _SCORES for name in rows[0]):
+        # Of `text1` and `text2` with a score, neither answers the other.
+        stems = Counter(re.sub(r"[\W_]*\d$", "", name) for name in texts)
+        texts = [name for name in texts if stems[re.sub(r"[\W_]*\d$", "", name)] == 1]
     free = [n for n in texts if not _words_of_label(n) and _rank(n, _SYSTEM) is None]
+    free = [name for name in free if not _is_class(name)]
     asking, answering = _called(free, _QUESTION), _called(free, _ANSWER)
     is_sure = bool(asking and answering)
     others = [name for name in free if _has_text(name, fields) and name not in asking + answering]
@@ -350,7 +387,10 @@ def _has_text(name: str, fields: Mapping[str, Field]) -> bool:
     """Return True if a field holds text, or short values of several words."""
     if name not in fields or fields[name].num_texts:
         return True
-    return any(isinstance(value, str) and " " in value.strip() for value in fields[name].values)
+    return any(
+        isinstance(value, str) and (" " in value.strip() or UNSPACED.search(value))
+        for value in fields[name].values
+    )
 
 
 def _pair(
@@ -382,14 +422,16 @@ def _pair(
 def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Iterator[Reading]:
     """A text that is trained whole, where a row has one alone."""
     texts = [name for name in _texts_of(rows[0], rows) if _has_text(name, fields)]
-    if len(texts) == 1 and texts[0] != "text":
+    if len(texts) == 1 and texts[0] != "text" and _rank(texts[0], _QUESTION) is None:
         is_named = texts[0].lower() in _PLAIN
         has_lists = any(isinstance(value, list | dict) and value for value in rows[0].values())
+        classes = list(_classes(texts[0], [n for n in rows[0] if n != texts[0]], fields))
         yield Reading(
             settings={"format": "text", "fields": {"text": texts[0]}},
             reads={texts[0]: "text"},
-            is_sure=is_named and not has_lists,
+            is_sure=is_named and not has_lists and not classes,
         )
+        yield from classes if is_named else ()
 
 
 # A good and a bad answer.
@@ -414,6 +456,48 @@ def _preferences(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     if {*pairs[0]} != {"chosen", "rejected"}:
         reads = {name: ours for ours, name in fields.items()}
         yield Reading(settings={"format": "preference", "fields": fields}, reads=reads)
+
+
+_SPLITS = frozenset("train training test testing val valid validation dev eval".split())
+
+
+def _with_splits(reading: Reading, fields: Mapping[str, Field]) -> list[Reading]:
+    """A reading; two where a field says which rows are for training and which for tests."""
+    for name, held in fields.items():
+        values = {str(value).lower(): value for value in held.values}
+        train = values.get("train") or values.get("training")
+        if train and len(values) > 1 and values.keys() <= _SPLITS and name not in reading.reads:
+            settings = {**reading.settings, "where": f"{_sql(name)} = '{train}'"}
+            reads = {**reading.reads, name: f"split: {train} alone"}
+            unsure = replace(reading, is_sure=False)
+            return [replace(unsure, settings=settings, reads=reads), unsure]
+    return [reading]
+
+
+def _with_speakers(reading: Reading, rows: Sequence[dict[str, Any]]) -> list[Reading]:
+    r"""A reading; several where prompts name their speakers, which a chat template does as well.
+
+    Example:
+        >>> rows = [{"prompt": "User: Hi\nBot:", "completion": " Hello"}]
+        >>> found = readings_of(Layout(0, 1, list(enumerate(rows))), {})
+        >>> [(each.template, "select" in each.settings) for each in found]
+        [('', True), ('completion', False), ('', False)]
+    """
+    by_role = {ours: name for name, ours in reading.reads.items()}
+    prompt = by_role.get("prompt") or by_role.get("question") or by_role.get("instruction")
+    texts = [text for row in rows if isinstance(text := row.get(prompt), str)] if prompt else []
+    if sum(_SPOKEN.match(text) is not None for text in texts) <= _MAX_EMPTY * len(texts):
+        return [reading]
+    unsure = replace(reading, is_sure=False)
+    made = [replace(unsure, template="completion"), unsure]
+    answer = by_role.get("completion") or by_role.get("answer")
+    if prompt and answer and len(reading.reads) == 2 and all(map(_ONE_TURN.fullmatch, texts)):
+        asked = f"regexp_extract({_sql(prompt)}, '{_ONE_TURN.pattern}', 1)"
+        select = {"prompt": asked, "completion": f"ltrim({_sql(answer)})"}
+        settings = {"format": "prompt_completion", "select": select}
+        reads = {prompt: "prompt, without names", answer: "completion"}
+        made.insert(0, replace(unsure, settings=settings, reads=reads))
+    return made
 
 
 def _with_verdicts(
@@ -463,6 +547,7 @@ def _made_of_lists(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
                 reads={name: name for name in beside} | reads,
                 is_sure=is_sure,
             )
+    yield from _parts_of_gemini(rows)
     yield from _lists_of_texts(rows)
     yield from _with_tools(rows)
 
@@ -486,6 +571,27 @@ def _nested(rows: Sequence[Mapping[str, Any]], row_format: str) -> Iterator[Made
                 path = f"{_sql(outer)}.{_sql(inner)}"
                 select = {n: f"{_sql(outer)}.{_sql(n)}" for n in names} | {"messages": path}
                 yield select, {outer: "messages"}, True
+
+
+def _parts_of_gemini(rows: Sequence[Mapping[str, Any]]) -> Iterator[Reading]:
+    """Messages as Google's API has them: roles `user` and `model`, texts in `parts`."""
+    said = [message for row in rows for message in row.get("contents") or ()]
+    if not said or not all(
+        isinstance(message, dict)
+        and message.keys() == {"role", "parts"}
+        and message["role"] in ("user", "model")
+        and isinstance(message["parts"], list)
+        and all(isinstance(part, dict) and part.keys() == {"text"} for part in message["parts"])
+        for message in said
+    ):
+        return
+    messages = (
+        "list_transform(contents, lambda m: {'role': CASE m.role WHEN 'model' THEN 'assistant' "
+        "ELSE m.role END, 'content': array_to_string(list_transform(m.parts, lambda p: p.text), "
+        "'')})"
+    )
+    select = {"messages": messages}
+    yield Reading(settings={"format": "chat", "select": select}, reads={"contents": "messages"})
 
 
 def _in_two_lists(rows: Sequence[Mapping[str, Any]], row_format: str) -> Iterator[Made]:
@@ -563,7 +669,7 @@ def _lists_of_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
                     reads={asks: "question", name: "answer: its first item"},
                     is_sure=False,
                 )
-            elif all(len(value) % 2 == 0 for value in lists):
+            elif _DIALOG & {*_words(name)} and all(len(value) % 2 == 0 for value in lists):
                 said = f"{{'role': {role}, 'content': text}}"
                 messages = f"list_transform({_sql(name)}, lambda text, i: {said})"
                 yield Reading(
@@ -614,6 +720,69 @@ def _with_tools(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         reads={asks: "question", says: "calls" if are_calls else "answer", tools: "tools"},
         is_sure=False,
     )
+
+
+def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    """A question and an answer of which one or both are objects or lists, read as JSON.
+
+    Where no field is named for an answer, all that say something are one object; a label is the
+    answer to all of them.
+
+    Example:
+        >>> [reading] = _as_json([{"text": "Ann is 7.", "output": {"name": "Ann", "age": 7}}])
+        >>> reading.settings["select"]
+        {'question': '"text"', 'answer': 'json("output")'}
+    """
+    texts = [
+        name
+        for name in _texts_of(rows[0], rows)
+        if not _words_of_label(name) and name != "source" and not _is_class(name)
+    ]
+    objects = [
+        name
+        for name in rows[0]
+        if all(isinstance(row[name], dict | list) for row in rows)
+        and any(row[name] for row in rows)
+        and not _words_of_label(name)
+        and name not in (*MESSAGE_FIELDS, *_TOOLS)
+        and not any(_are_messages([row[name] for row in rows], known) for known in _KEYS)
+    ]
+    names = [*texts, *objects]
+    asking = _called(names, _QUESTION) or _called(texts, _PLAIN)
+    answering = _called(names, _ANSWER)
+    pairs: list[tuple[list[str], list[str]]] = []
+    if answering:
+        asking = asking or _called(texts, _LIKELY_QUESTION)
+    else:
+        answering = objects
+        short = [n for n in texts if n not in asking and _rank(n, _SYSTEM) is None]
+        if len(asking) == 1 and len(objects) == 1 and short:
+            pairs.append((asking, [name for name in rows[0] if name in (*short, *objects)]))
+        labels = [n for n in rows[0] if _CLASSES & {*_words(n)} and type(rows[0][n]) in (str, int)]
+        labels.sort(key=lambda name: type(rows[0][name]) is int)  # its name says more
+        if labels and len(names) > 1:
+            pairs.append(([name for name in rows[0] if name in names], labels[:1]))
+    pairs += [
+        ([asks], [says])
+        for asks in asking
+        for says in answering
+        if asks != says and (asks in objects or says in objects)
+    ]
+    for asked, said in pairs[:_SHOWN]:
+        read = {"question": asked, "answer": said}
+        if system := _best([name for name in texts if name not in asked + said], _SYSTEM):
+            read["system"] = [system]
+        select: dict[str, str] = {}
+        reads: dict[str, str] = {}
+        for ours, of in read.items():
+            is_json = len(of) > 1 or of[0] in objects
+            select[ours] = f"json({', '.join(map(_sql, of))})" if is_json else _sql(of[0])
+            reads |= dict.fromkeys(of, f"{ours}, as JSON" if is_json else ours)
+        if type(rows[0][said[0]]) is int:
+            select["answer"] = f"CAST({select['answer']} AS VARCHAR)"
+        yield Reading(
+            settings={"format": "question_answer", "select": select}, reads=reads, is_sure=False
+        )
 
 
 # Questions with choices.
@@ -698,8 +867,14 @@ def _number_of(name: str, values: Iterable[Any], most: int) -> str | None:
 
 # Texts that hold a whole conversation already.
 
-_SPOKEN = re.compile(r"\s*(?:Human|User|USER): .*\n\s*(?:Assistant|ASSISTANT):\s*\Z", re.DOTALL)
-"""A prompt that names its speakers: with a chat template, they would be named twice."""
+_ONE_TURN = re.compile(r"^\s*[^\n:]{1,30}: ?([^\n]+)\n\s*[^\n:]{1,30}:\s*$")
+"""A prompt of one speaker and one line, and the name of who answers."""
+_SPOKEN = re.compile(
+    r"\s*(?:human|user|customer|client|patient|student|you|me|question|q) ?:"
+    r".*\n\s*\w[\w '-]{0,29}:\s*\Z|.*\n#+ ?\w[\w ]{0,29}:\s*\Z",
+    re.DOTALL | re.IGNORECASE,
+)
+r"""A prompt that names its speakers and ends on the one who answers: `User: Hi\nBot:`."""
 
 _MARKS = {
     "marks of speakers": re.compile(
@@ -742,6 +917,11 @@ def _texts_of(names: Iterable[str], rows: Sequence[Any]) -> list[str]:
         if all(isinstance(row.get(name), str | None) for row in rows)
         and any(str(row.get(name) or "").strip() for row in rows)
     ]
+
+
+def _is_class(name: str) -> bool:
+    """Return True for `label` and `label_str`; a target may be a translation."""
+    return bool((_CLASSES - {"target"}) & {*_words(name)})
 
 
 def _words_of_label(name: str) -> set[str]:

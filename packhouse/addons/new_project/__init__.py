@@ -54,7 +54,7 @@ def new(folder: Path, as_json: bool) -> None:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"'{folder}' is not an empty folder. Pass a new one.")
-    with disk_errors(folder, "the project", "Pass another folder."):
+    with disk_errors(folder, "the project", "pass another folder"):
         _write(folder)
     if as_json:
         files = sorted(str(file.relative_to(folder)) for file in folder.rglob("*"))

@@ -184,7 +184,7 @@ class RankReport:
     def __str__(self) -> str:
         verdict = "records are kept apart" if self.is_safe else "RECORDS SEE EACH OTHER"
         if self.num_records < 2 or not math.isfinite(self.max_leak):
-            verdict = "NOTHING WAS PROVEN"
+            verdict = "INCONCLUSIVE"
         elif _is_blind(self):
             verdict = _BLIND
         return (

@@ -1,20 +1,19 @@
-"""Mirrors of versions (Hugging Face Hub, Weights & Biases) and of finished steps.
+"""Copy versions to the Hugging Face Hub or Weights & Biases, and share cached steps in a store.
 
-The version in the store stays the one that counts; `copy_version` makes the copies that
-`publish.also` names.
+The version in the store remains the original; `copy_version` makes the copies listed in
+`publish.also`.
 
-A mirror on the Hub is one commit that adds the version's data files, card and manifest and deletes
-the data files of the version before, with the commit we looked at as its condition
-(`parent_commit`): either a reader of the repository sees all of it or nothing, and two mirrors at
-once cannot mix. Quarantined raw rows and lineage records stay in the store. Token and endpoint come
-from the usual HF environment.
+On the Hub, a version is one commit that adds its data files, card and manifest and deletes the data
+files of the previous version. The commit names its parent (`parent_commit`), so readers see all of
+it or nothing, and concurrent copies cannot mix. Quarantined rows and lineage records stay in the
+store. Token and endpoint come from the HF environment.
 
-W&B gets an artifact of type `dataset`: the first records of each split as readable text, the
-manifest, and the address of the version in its store; the data stay where they are, or are in it
-too, where that is asked for: `artifact.download()` is then what `packhouse pull` writes. Works
-offline (`WANDB_MODE=offline`, sync later), as W&B's own environment says.
+On W&B, a version is an artifact of type `dataset` with the manifest, the address of the version and
+the first records of each split as text. The data files are included only on request:
+`artifact.download()` then writes what `packhouse pull` writes. `WANDB_MODE=offline` works.
 
-`StepMirror` shares finished steps between machines that have no disk in common.
+`StepMirror` shares cached steps between machines without a common disk. Do not use it if they have
+one: point them to the same cache folder instead.
 """
 
 import itertools

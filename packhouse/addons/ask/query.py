@@ -1,8 +1,9 @@
-"""A version as a DuckDB database: views in SQL (`views.sql`) over tables of its files.
+"""Query a version with SQL: DuckDB views (`views.sql`) over the tables of its files.
 
-A question is asked twice, in a worker process without files and network, for versions and questions
-come from anywhere. First of tables without rows: the plan names the columns that it takes. These
-alone are fetched, and the same plan runs over them.
+Each query runs twice, in a worker process without access to files or network, because versions and
+queries may be untrusted. The first run uses empty tables: its plan names the columns it reads. Only
+these columns are fetched, and the query then runs on them. To read whole packs for training, use
+`packhouse.load_packed` instead.
 
     ask "select avg(num_trained) from packs" -> packs:num_trained -> labels, seq_lengths of `data`
 

@@ -1,7 +1,8 @@
-"""Rows of a version: `packhouse trace VERSION` and `packhouse dropped VERSION`.
+"""Find rows of a version: `packhouse trace VERSION` and `packhouse dropped VERSION`.
 
-`trace` goes from a token to its row, and from a row to its place in the packs; `dropped` prints the
-rows and records that a policy or a filter left out.
+`trace` finds the source row of a token, or the packs that contain a row. `dropped` lists the rows
+and records that a policy or a filter dropped. Both query only the columns they need. Texts of
+dropped rows are not in a version: they come from the cache or from unchanged source files.
 """
 
 import json

@@ -1,11 +1,12 @@
-"""Prepare data inside the trainer's process: raw rows in, a torch dataset out, in one call.
+"""Prepare data inside the training process: raw rows in, a torch dataset out, in one call.
 
-Runs the steps of a flow (`packhouse.run.steps`) with the same keys and cache. Ids, labels and packs
-are those of a published version of the same recipe, and finished steps are reused. Ranks that start
-together do the work once, using a file lock that the kernel releases if its owner is killed.
-Without a shared cache, each host does the work once.
+Runs the steps of `packhouse.run.steps` with the same keys and cache as `prepare`, so ids, labels
+and packs equal those of a published version of the same recipe. Ranks that start together do the
+work once, using a file lock that the kernel releases if its owner is killed. Without a shared
+cache, each host does the work once.
 
-`TokenizedDataset` holds one record a row; views of it shuffle, join and pad them.
+`TokenizedDataset` holds one record per row; its views shuffle, concatenate and pad records. Nothing
+is published or audited: use `packhouse.prepare` for data that others read.
 """
 
 import atexit

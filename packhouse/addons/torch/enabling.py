@@ -1,29 +1,29 @@
-"""Keep packed records apart: a guard for transformers' models, and masks for models of your own.
+"""Separate packed records: a guard for transformers models, and masks for your own models.
 
-transformers 5 cuts attention where `position_ids` do not rise by one, but only if the model gets
-no `attention_mask` and makes no cache, and by default it makes one. A tiny Llama's logits are
-then off by 9 where the right way is off by 1e-5, silently. `enable_packing` puts a guard before
-the decoder's forward pass. For packed batches the guard
+transformers 5 separates records where `position_ids` do not rise by one, but only if the model gets
+no `attention_mask` and builds no cache, and by default it builds one. The logits of a tiny Llama
+are then silently wrong by up to 9, compared with 1e-5 if records are separated. `enable_packing`
+adds a guard before the decoder's forward pass. For packed batches, the guard
 
-- turns the cache off and drops a mask that says nothing (all ones, right padding);
+- turns off the cache and drops a mask without information (all ones, right padding);
 - reads a mask of record numbers as boundaries: [1, 1, 2, 2, 0] -> positions [0, 1, 0, 1, 0];
-- refuses what cannot be right: boundaries that contradict each other, padding between records, a
-  cache, `loss_weights`, and RoPE that the longest record of a pack would change for all.
+- rejects batches that cannot be right: contradicting boundaries, padding between records, a
+  cache, `loss_weights`, and RoPE that the longest record of a pack would change for all records.
 
-Generation and unpacked batches pass through untouched. The guard costs a few comparisons of T
-positions a step. `check_packing` proves the result. Boundaries that a collator or trainer lost are
-noticed for packs that this process loaded (`packhouse.load.rows`).
+Generation and unpacked batches pass through unchanged. Cost: a few comparisons of T positions per
+step. `check_packing` proves the result. If a collator or trainer loses the boundaries, this is
+detected only for packs that this process loaded (`packhouse.load.rows`).
 
-For attention that does not read `position_ids` itself there are masks. A record is a run in which
+Use a mask for attention that does not read `position_ids`. A record is a run in which
 `position_ids` rise by one.
 
 | form | memory at T tokens | for |
 |---|---|---|
-| `cu_seqlens` | 4 bytes a record | flash-attention's varlen functions |
+| `cu_seqlens` | 4 bytes per record | flash-attention's varlen functions |
 | `block_mask` | T^2 / 128^2 blocks | flex attention |
-| `block_causal_mask` | 4 T^2 bytes (float32) | eager and sdpa; never a boolean: eager adds masks |
+| `block_causal_mask` | 4 T^2 bytes (float32) | eager and sdpa; not boolean, because eager adds it |
 
-A mask given to a transformers model **replaces** its own, so it must hold the sliding window too.
+A mask passed to a transformers model **replaces** its own, so it must include the sliding window.
 """
 
 import functools

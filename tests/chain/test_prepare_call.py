@@ -255,7 +255,7 @@ def test_what_a_run_says_to_load_is_what_it_made(file, tmp_path):
 def test_a_recipe_stands_alone_on_the_command_line(file):
     done = CliRunner().invoke(cli, ["prepare", "recipe.yaml", str(file), "--tokenizer", TOKENIZER])
     assert done.exit_code == 2
-    assert "is a recipe; give it alone" in done.stderr
+    assert "is a recipe and cannot be combined" in done.stderr
 
 
 def test_importing_packhouse_imports_nothing_heavy():

@@ -11,54 +11,93 @@ from typing import Any
 from packhouse.errors import ConfigError
 
 COMMANDS = {
-    "prepare": ("packhouse.cli.prepare", "Prepare data: a recipe, or files and a tokenizer."),
-    "init": ("packhouse.addons.init.command", "Look at data, and write a recipe that reads it."),
+    "init": (
+        "packhouse.addons.init.command",
+        "Detect the format of your data and write a recipe for it.",
+    ),
+    "plan": (
+        "packhouse.addons.plan.command",
+        "Estimate rows, tokens and packs of a recipe without running it.",
+    ),
+    "explain": (
+        "packhouse.addons.plan.command",
+        "Show which steps of a recipe would run, and why.",
+    ),
+    "prepare": (
+        "packhouse.cli.prepare",
+        "Prepare a dataset from a recipe, or from files and a tokenizer.",
+    ),
     "new": (
         "packhouse.addons.new_project",
-        "Write a new project: flows, schedules, an image.",
+        "Create a project with flows, schedules and a container image.",
     ),
-    "audit": (
-        "packhouse.addons.audit_any.command",
-        "Audit anyone's data: what its tokens would teach.",
+    "show": (
+        "packhouse.cli.versions",
+        "Show the files, counts, lineage and settings of a version.",
     ),
-    "ls": ("packhouse.cli.versions", "List datasets, versions and refs of a store."),
-    "show": ("packhouse.cli.versions", "Show a version: files, ledger, lineage, settings."),
     "stats": (
         "packhouse.addons.ask.sql",
         "Count records, tokens and lengths by source and split.",
     ),
+    "inspect": ("packhouse.addons.ask.inspect", "Print packs with trained tokens highlighted."),
     "report": (
         "packhouse.addons.report.command",
-        "Write a page with charts and samples of a version.",
+        "Write an HTML report with charts and samples of a version.",
     ),
-    "inspect": ("packhouse.addons.ask.inspect", "Print packs, tokens coloured by trained or not."),
-    "sql": ("packhouse.addons.ask.sql", "Ask a version in SQL: its records, packs and counts."),
+    "sql": (
+        "packhouse.addons.ask.sql",
+        "Query the records, packs and counts of a version with SQL.",
+    ),
+    "diff": (
+        "packhouse.addons.ask.diff",
+        "Compare rows, tokens and settings of two versions.",
+    ),
+    "audit": ("packhouse.addons.audit_any.command", "Audit prepared data from any tool."),
+    "verify": ("packhouse.cli.versions", "Check every byte and value of a version."),
     "trace": (
         "packhouse.addons.ask.trace",
-        "Say from which row a token comes, or where a row went.",
+        "Find the source row of a token, or what happened to a row.",
     ),
-    "dropped": ("packhouse.addons.ask.trace", "Print what was left out, row or record, and why."),
-    "verify": ("packhouse.cli.versions", "Check every byte and value of a version."),
-    "pull": ("packhouse.cli.versions", "Copy a version to a folder, verified, resumable."),
-    "diff": ("packhouse.addons.ask.diff", "Compare two versions: rows, tokens, settings."),
-    "ref": ("packhouse.cli.versions", "List, set or roll back refs such as `latest`."),
-    "gc": ("packhouse.cli.versions", "Reclaim what dead publishers left; shows what first."),
-    "cache": ("packhouse.addons.cache", "Look at finished steps on this machine; make room."),
-    "doctor": ("packhouse.addons.doctor", "Check a store, or room in the cache, before a run."),
-    "explain": ("packhouse.addons.plan.command", "Say which steps of a recipe would run, and why."),
-    "plan": ("packhouse.addons.plan.command", "Estimate a recipe: rows, records, tokens, packs."),
-    "ci": (
-        "packhouse.addons.ci.command",
-        "Refresh a dataset as a job of a pipeline; gates, summaries.",
+    "dropped": (
+        "packhouse.addons.ask.trace",
+        "List dropped rows with the reason for each.",
     ),
     "quarantine": ("packhouse.addons.quarantine.command", "List, show and fix bad rows."),
     "golden": (
         "packhouse.addons.golden",
-        "Pin how conversations are rendered, and check it.",
+        "Pin conversations and check their tokens and masks.",
     ),
-    "export": ("packhouse.addons.exports.writing", "Write a version in the format of a trainer."),
+    "ls": ("packhouse.cli.versions", "List the datasets, versions and refs of a store."),
+    "ref": ("packhouse.cli.versions", "List, move or roll back refs such as `latest`."),
+    "pull": ("packhouse.cli.versions", "Download a version and verify it."),
+    "export": (
+        "packhouse.addons.exports.writing",
+        "Write a version in the format of a trainer.",
+    ),
+    "ci": (
+        "packhouse.addons.ci.command",
+        "Refresh a dataset in a CI job and check its gates.",
+    ),
+    "cache": ("packhouse.addons.cache", "List cached steps, or delete those no longer needed."),
+    "gc": (
+        "packhouse.cli.versions",
+        "Delete files left by interrupted publishes (dry run by default).",
+    ),
+    "doctor": (
+        "packhouse.addons.doctor",
+        "Check that a store works and the cache has room.",
+    ),
 }
 """Commands by name: the module with the `click` command of that name, and its line in `--help`."""
+
+COMMAND_GROUPS = {
+    "Prepare": ("init", "plan", "explain", "prepare", "new"),
+    "Look": ("show", "stats", "inspect", "report", "sql", "diff"),
+    "Check": ("audit", "verify", "trace", "dropped", "quarantine", "golden"),
+    "Publish": ("ls", "ref", "pull", "export", "ci"),
+    "Maintain": ("cache", "gc", "doctor"),
+}
+"""Sections of `packhouse --help`. Each command is in one of them."""
 
 PUBLIC = {
     "audit": "packhouse.addons.audit_any.audit",

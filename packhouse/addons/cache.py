@@ -29,19 +29,18 @@ _folder = click.option(
     "--cache",
     "folder",
     type=click.Path(path_type=Path),
-    help="Folder of finished steps. [default: PACKHOUSE_CACHE, else the user's]",
+    help="Folder of cached steps. [default: PACKHOUSE_CACHE, or the user's cache]",
 )
 
 
 @click.group()
 def cache() -> None:
-    """List the finished steps on this machine, and free space.
+    """List the cached steps on this machine, or delete those no longer needed.
 
     \b
-    packhouse cache ls
-    packhouse cache gc --max-gb 50
-    packhouse cache gc --max-gb 50 --delete
-    packhouse cache gc --unfinished --delete
+    Example:
+      $ packhouse cache gc --max-gb 50     # add --delete to delete what it lists
+      0 bytes in 0 jobs: nothing deleted; add --delete
     """
 
 
@@ -49,7 +48,16 @@ def cache() -> None:
 @_folder
 @json_option()
 def list_command(folder: Path | None, as_json: bool) -> None:
-    """List cached steps: number and size of jobs, and which are in use or held by runs."""
+    """List cached steps: number and size of jobs, and which are in use or held by runs.
+
+    \b
+    Example:
+      $ packhouse cache ls
+      step   jobs   bytes  in use  bytes in use  held  bytes held
+      audit    12   6,341       9         5,167     0           0
+      ...
+      3,634,645 bytes in 35 jobs
+    """
     place = check_cache(folder or default_cache())
     found = list_steps(place)
     steps: dict[str, list[Cached]] = defaultdict(list)
@@ -67,19 +75,23 @@ def list_command(folder: Path | None, as_json: bool) -> None:
 
 @cache.command("gc")
 @_folder
-@click.option("--max-gb", type=click.FloatRange(min=0), help="Make it this small if need be.")
+@click.option(
+    "--max-gb",
+    type=click.FloatRange(min=0),
+    help="Delete only what is needed to reach this size, least recently used first.",
+)
 @click.option(
     "--grace-hours",
     default=1.0,
     show_default=True,
-    help="Leave steps alone that were made or used in the last hours.",
+    help="Keep steps made or used in the last N hours.",
 )
 @click.option(
     "--unfinished",
     is_flag=True,
-    help="Remove what runs hold that ended without success, whatever the grace.",
+    help="Also delete steps kept for failed or killed runs, regardless of --grace-hours.",
 )
-@click.option("--delete", is_flag=True, help="Delete what is shown; without it, only show.")
+@click.option("--delete", is_flag=True, help="Delete the listed steps. [default: only list them]")
 @json_option()
 def gc_command(
     folder: Path | None,
@@ -95,6 +107,13 @@ def gc_command(
     that is not enough, also steps in use. Steps of a running run are never deleted. Steps of a
     failed or killed run are kept for a week, so that its next attempt can continue, unless you pass
     --unfinished. Deleted steps are computed again when a run needs them.
+
+    \b
+    Example:
+      $ packhouse cache gc --max-gb 50 --delete
+      step    key             bytes  in use
+      format  0bc8b616aa87  158,409
+      158,409 bytes in 1 job: 158,409 bytes freed
     """
     place = check_cache(folder or default_cache())
     if not all(map(math.isfinite, (max_gb or 0, grace_hours))):
@@ -124,13 +143,13 @@ def gc_command(
             ("step", "key", "bytes", "in use"),
             [(e.step, e.key[:12], e.num_bytes, "yes" if e.is_used else "") for e in chosen],
         )
-    verb = f"{counted(freed, 'byte')} freed" if delete else "nothing deleted; add --delete"
+    verb = f"{counted(freed, 'byte')} freed" if delete else "nothing deleted (add --delete)"
     echo(f"{counted(num_bytes, 'byte')} in {counted(len(chosen), 'job')}: {verb}")
     if kept.steps and not unfinished:
         runs = counted(kept.num_runs, "unfinished run")
         echo(
-            f"{counted(kept_bytes, 'byte')} in {counted(len(kept.steps), 'job')}: held for {runs} "
-            f"to go on from, until {until} at the latest; --unfinished frees them"
+            f"{counted(kept_bytes, 'byte')} in {counted(len(kept.steps), 'job')}: kept for {runs} "
+            f"to continue, at most until {until}. To delete them too, add --unfinished."
         )
 
 

@@ -1,16 +1,15 @@
-"""Contamination: rows that share a run of words with a benchmark, counted and shown.
+"""Find rows that share a run of words with a benchmark.
 
-All that turns say is looked at: contents, contexts, reasoning, and the names and arguments of tool
-calls, nested ones included.
+Searches everything in a conversation: contents, contexts, reasoning, and the names and arguments of
+tool calls. Two texts match if n consecutive words (see `packhouse.pack.dedup`) are equal. GPT-3
+used 13 words, which rarely match by chance. Paraphrases are not found.
 
-Two texts share an n-gram if n words in a row (see `packhouse.pack.dedup`) are equal; 13 words
-is what GPT-3 used, and few such runs are alike by chance. Words are numbered by the benchmarks' own
-vocabulary, so a run that holds any other word is out at once; runs are compared as 64-bit hashes,
-sorted. Nothing is done per row: 52,000 Alpaca rows against GSM8K's test set take about 2 s.
-Benchmarks are held in memory, 8 bytes a word.
+Words are numbered by the vocabulary of the benchmarks, so a run with any other word is skipped at
+once; runs are compared as sorted 64-bit hashes. Cost: about 2 s for 52,000 Alpaca rows against the
+GSM8K test set, and 8 bytes of memory per benchmark word.
 
-Shards are matched next to the format step, where a recipe names benchmarks. Pack leaves out the
-matching rows, or sends them to eval, as `audit.on_match` says; the audit counts them.
+If a recipe names benchmarks, each shard is matched next to its format job. Pack then drops the
+matching rows or moves them to eval, depending on `audit.on_match`, and the audit counts them.
 
 Source: Brown et al. 2020, Language Models are Few-Shot Learners, appendix C.
 """
@@ -98,8 +97,8 @@ def read_benchmarks(sources: Sequence[SourceConfig], ngram: int) -> Benchmarks:
         names = ", ".join(source.path for source in sources)
         raise ConfigError(
             f"audit.benchmarks ({names}): no text of {ngram} words in "
-            f"{counted(table.num_rows, 'row')} that could be read ({num_unread:,} could not); "
-            "state `format` and `fields`, or lower audit.benchmark_ngram"
+            f"{counted(table.num_rows, 'row')} could be read ({num_unread:,} could not be "
+            "read). Set `format` and `fields`, or lower audit.benchmark_ngram."
         )
     unique, first = np.unique(hashes, return_index=True)
     return Benchmarks(

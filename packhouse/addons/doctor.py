@@ -64,24 +64,36 @@ def doctor() -> None:
     """Check a store, or the free space of the cache, before a run.
 
     \b
-    packhouse doctor storage s3://bucket/store
-    packhouse doctor cache recipe.yaml
+    Example:
+      $ packhouse doctor storage ./store
+      check                   detail
+      create races      pass  50 races of 16 writers, one winner each
+      ...
     """
 
 
 @doctor.command("storage")
 @click.argument("root")
-@click.option("--races", default=50, show_default=True, help="Races for one key.")
+@click.option("--races", default=50, show_default=True, help="Number of races for one key.")
 @json_option()
 def storage(root: str, races: int, as_json: bool) -> None:
-    """Try everything that publishing relies on, in a temporary folder under ROOT."""
+    """Test everything that publishing relies on, in a temporary folder under ROOT.
+
+    \b
+    Example:
+      $ packhouse doctor storage s3://bucket/store
+      check                   detail
+      create races      pass  50 races of 16 writers, one winner each
+      ...
+    """
     store = open_store(root)
     checks = examine(store, num_races=races)
     _print(checks, as_json)
     failed = [check.name for check in checks if check.status == "fail"]
     if failed and not as_json:
         raise StoreRefusedError(
-            f"{store.uri} cannot guard a publication: {', '.join(failed)}", failed=failed
+            f"{store.uri} cannot be used as a store. Failed checks: {', '.join(failed)}.",
+            failed=failed,
         )
     if failed:
         raise click.exceptions.Exit(StoreRefusedError.exit_code)
@@ -89,10 +101,18 @@ def storage(root: str, races: int, as_json: bool) -> None:
 
 @doctor.command("cache")
 @click.argument("recipe_path", metavar="[RECIPE]", type=click.Path(), required=False)
-@click.option("--cache", "setting", metavar="PLACE", help="Folder of finished steps, or a mirror.")
+@click.option("--cache", "setting", metavar="PLACE", help="Folder of cached steps, or a mirror.")
 @json_option()
 def cache(recipe_path: str | None, setting: str | None, as_json: bool) -> None:
-    """Show the cache location, its free space and how much a run of RECIPE needs."""
+    """Show the cache location, its free space and how much a run of RECIPE needs.
+
+    \b
+    Example:
+      $ packhouse doctor cache recipe.yaml
+      check         detail
+      folder  pass  '/home/ann/.cache/packhouse' can be written
+      run     pass  a run of recipe.yaml adds about 812.4 MB to the cache
+    """
     place = find_cache(setting)
     folder = check_cache(place.folder)
     checks = [
@@ -126,7 +146,11 @@ def _check(name: str, trial: Callable[[], str]) -> Check:
 
 def _try_folder(folder: Path) -> str:
     with hold_steps(folder, "doctor", [""]), cache_lock(folder) as is_locked:
-        locks = "" if is_locked else "; no file locks there, so nothing is ever removed from it"
+        locks = (
+            ""
+            if is_locked
+            else "; file locks do not work there, so nothing is ever deleted from it"
+        )
     return f"'{folder}' can be written{locks}"
 
 
@@ -205,7 +229,7 @@ def _create_races(store: ObjectStore, key: str, num_races: int, num_racers: int)
                 time.sleep(0.02)  # lets the other writers go first
             else:
                 return True
-        raise FailedCheckError("a race was not decided in 100 tries")
+        raise FailedCheckError("a race had no winner after 100 attempts")
 
     counts = []
     with ThreadPoolExecutor(num_racers) as pool:
@@ -215,7 +239,7 @@ def _create_races(store: ObjectStore, key: str, num_races: int, num_racers: int)
             won = list(pool.map(partial(wins, place, start=start), bodies))
             counts.append(sum(won))
             is_winners = sum(won) != 1 or store.get(place).data == bodies[won.index(True)]
-            expect(is_winners, f"race {race}: the loser's bytes are in the store")
+            expect(is_winners, f"race {race}: the store contains the loser's bytes")
     wrong = [count for count in counts if count != 1]
     expect(not wrong, f"{len(wrong)} of {num_races} races had {max(wrong, default=1)} winners")
     return f"{num_races} races of {num_racers} writers, one winner each"
@@ -247,7 +271,7 @@ def _swap_races(store: ObjectStore, key: str, num_swaps: int, num_racers: int) -
             future.result()
     total = int(store.get(key).data.split()[0])
     accepted = each * num_racers
-    expect(total == accepted, f"{accepted} swaps were accepted and {total} took place")
+    expect(total == accepted, f"{accepted} swaps were accepted, but {total} took effect")
     return f"{total} swaps by {num_racers} writers, none lost"
 
 
@@ -257,11 +281,11 @@ def _read_after_write(store: ObjectStore, key: str, times: int = 50) -> str:
         body = str(number).encode()
         tag = write(store, key, body, tag)
         is_new = stored(store, key) == body
-        expect(is_new, f"write {number} was acknowledged and an older one was read")
+        expect(is_new, f"write {number} was acknowledged, but a read returned an older one")
     run(store, read(f"{key}-new"))  # some stores cache for a while that it is missing
     write(store, f"{key}-new", b"here")
     is_there = stored(store, f"{key}-new") == b"here"
-    expect(is_there, "an object that was absent is still absent after its write")
+    expect(is_there, "a new object is still missing after it was written")
     return f"{times} writes, each read at once"
 
 
@@ -269,7 +293,7 @@ def _list_after_write(store: ObjectStore, key: str, times: int = 20) -> str:
     for number in range(times):
         write(store, f"{key}/{number:03d}", b"x")
         is_listed = len(store.list(f"{key}/")) == number + 1
-        expect(is_listed, f"object {number} was acknowledged and is not listed")
+        expect(is_listed, f"object {number} was acknowledged, but is not listed")
     for number in range(times):
         store.delete(f"{key}/{number:03d}")
     expect(not store.list(f"{key}/"), "deleted objects are listed")
@@ -282,8 +306,8 @@ def _ranges(store: ObjectStore, key: str) -> str:
         path = folder / "part"
         path.write_bytes(bytes(range(100)))
         store.download(key, path, offset=100)
-        expect(path.read_bytes() == bytes(range(200)), "a download does not resume")
-    return "a range is that range, and downloads resume"
+        expect(path.read_bytes() == bytes(range(200)), "downloads do not resume")
+    return "ranges are exact, and downloads resume"
 
 
 def _damaged_upload(store: ObjectStore, key: str) -> str:
@@ -297,8 +321,8 @@ def _damaged_upload(store: ObjectStore, key: str) -> str:
         try:
             store.put_create(key, body)
         except (IntegrityError, TransientError):
-            return "bytes that differ from their checksum are refused"
-    raise _WarningError("damaged uploads are accepted; publishing compares ETags instead")
+            return "uploads that do not match their checksum are refused"
+    raise _WarningError("damaged uploads are accepted, so publishing compares ETags instead")
 
 
 def _aborted_upload(store: ObjectStore, key: str) -> str:
@@ -308,8 +332,8 @@ def _aborted_upload(store: ObjectStore, key: str) -> str:
     with store._request(key):
         upload = store._client.create_multipart_upload(**where)["UploadId"]
         store._client.upload_part(**where, UploadId=upload, PartNumber=1, Body=b"x" * 5 * 2**20)
-    expect(not store.list(key), "an upload that is not complete is listed")
-    expect(run(store, read(key)) is None, "an upload that is not complete can be read")
+    expect(not store.list(key), "an incomplete upload is listed")
+    expect(run(store, read(key)) is None, "an incomplete upload can be read")
     with store._request(key):
         store._client.abort_multipart_upload(**where, UploadId=upload)
     return "unfinished and aborted uploads are invisible"
@@ -317,8 +341,8 @@ def _aborted_upload(store: ObjectStore, key: str) -> str:
 
 def _clock(store: ObjectStore, _: str) -> str:
     skew = run(store, ask(ObjectStore.clock)) - time.time()
-    text = f"its clock is {skew:+,.0f} s from ours"
+    text = f"its clock differs from this machine's by {skew:+,.0f} s"
     expect(abs(skew) <= _MAX_SKEW_S, f"{text}, over {_MAX_SKEW_S:.0f} s")
     if abs(skew) > 60:
         raise _WarningError(text)
-    return f"{skew:+.1f} s from ours"
+    return f"{skew:+.1f} s from this machine's clock"

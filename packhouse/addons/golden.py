@@ -77,15 +77,16 @@ def check_pinned(recipe: Recipe, tokenizers: Path | None = None) -> GateResult:
     ]
     total = len(golden)
     if not faults:
-        detail = f"{counted(total, 'conversation')} came out as pinned"
+        detail = f"{counted(total, 'conversation')} match"
         return GateResult(
             name="golden", outcome="passed", value=0, limit=0, total=total, detail=detail
         )
     more = f"\n  ... and {len(faults) - 3} more" if len(faults) > 3 else ""
     text = (
-        f"{len(faults)} of {total} golden conversations in '{recipe.golden}' came out "
-        "otherwise:\n  " + "\n  ".join(faults[:3]) + f"{more}\nIf that is meant, look at them "
-        "and accept them with `packhouse golden write RECIPE`"
+        f"{len(faults)} of {total} golden conversations in '{recipe.golden}' do not match:\n  "
+        + "\n  ".join(faults[:3])
+        + f"{more}\nIf this is intended, review and accept them with `packhouse golden "
+        "write RECIPE`"
     )
     result = GateResult(
         name="golden", outcome="failed", value=len(faults), limit=0, total=total, detail=text
@@ -109,9 +110,9 @@ def read_golden(path: str | Path) -> list[dict[str, object]]:
     except OSError as error:
         raise ConfigError(f"golden file '{path}' cannot be read: {error}") from None
     except (yaml.YAMLError, orjson.JSONDecodeError) as error:
-        raise ConfigError(f"golden file '{path}' does not parse: {error}") from None
+        raise ConfigError(f"golden file '{path}' cannot be parsed: {error}") from None
     if not isinstance(items, list) or not items:
-        raise ConfigError(f"golden file '{path}' holds no list of conversations")
+        raise ConfigError(f"golden file '{path}' is not a list of conversations")
     for number, item in enumerate(items):
         _check_form(item, f"golden file '{path}', conversation {number}")
     return items
@@ -222,7 +223,7 @@ def _check_form(item: object, where: str) -> None:
         unknown = sorted(message.keys() - {f.name for f in MESSAGE}) if is_object else ["?"]
         if unknown:
             names = ", ".join(f.name for f in MESSAGE)
-            raise ConfigError(f"{where}, message {at}: '{unknown[0]}' is none of {names}")
+            raise ConfigError(f"{where}, message {at}: unknown key '{unknown[0]}'; known: {names}")
     try:
         messages = pa.array([item["messages"]], CONVERSATION)
         messages.validate(full=True)
@@ -271,13 +272,13 @@ def _difference(item: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
         was, now = item.get("refused", "accepted"), new.get("refused", "accepted")
         return None if was == now else f"was {was}, now {now}"
     if all(name not in item for name in _PINNED):
-        return "nothing is pinned: no text, input_ids or trained"
+        return "nothing is pinned: add text, input_ids or trained"
     return next(_differences(item, new), None)
 
 
 def _difference_of_examples(items: object, made: Sequence[Mapping[str, object]]) -> str | None:
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        return f"`{_EXAMPLES}` is no list of what must come out"
+        return f"`{_EXAMPLES}` is not a list of expected results"
     if len(items) != len(made):
         return f"was {counted(len(items), 'example')}, now {len(made)}"
     for number, (item, new) in enumerate(zip(items, made, strict=True)):
@@ -309,19 +310,30 @@ def golden() -> None:
     """Pin the text, ids and trained tokens that a recipe must produce for chosen conversations.
 
     \b
-    packhouse golden write RECIPE --count 5      # then review the file, and add to the recipe:
-                                                 # golden: golden.yaml
-    packhouse golden check RECIPE
+    Example:
+      $ packhouse golden write recipe.yaml --count 5
+      5 golden conversations in golden.yaml. Check what is trained:
+      ...                       review them, set `golden: golden.yaml`, then:
+      $ packhouse golden check recipe.yaml
     """
 
 
 @golden.command()
 @recipe_options
 def check(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bool) -> None:
-    """Check the golden conversations of RECIPE, as every build does."""
+    """Check the golden conversations of RECIPE, as every run does.
+
+    \b
+    Example:
+      $ packhouse golden check recipe.yaml
+      golden: 5 conversations match
+    """
     recipe = read_recipe(recipe_path, overrides)
     if recipe.golden is None:
-        raise ConfigError(f"recipe '{recipe_path}' has no `golden: FILE`")
+        raise ConfigError(
+            f"recipe '{recipe_path}' has no `golden: FILE`. Create one with `packhouse golden "
+            "write`."
+        )
     result = check_pinned(recipe, Workspace(cache=cache).tokenizers)
     if as_json:
         echo(json.dumps({"golden": result.total}))
@@ -336,10 +348,16 @@ def check(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bo
     "rows",
     multiple=True,
     metavar="SOURCE/FILE:ROW",
-    help="Pin this row, as lineage names it. May be repeated.",
+    help="Pin this row, such as chats/chats.jsonl:12. May be repeated.",
 )
-@click.option("--count", type=int, help="Pin so many rows, of different shapes first.")
-@click.option("--out", type=click.Path(path_type=Path), help="File. [default: the recipe's]")
+@click.option(
+    "--count", type=int, help="Number of rows to pin, starting with rows of different shapes."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Golden file to write. [default: the one in the recipe, or golden.yaml next to it]",
+)
 def write(
     recipe_path: str,
     overrides: tuple[str, ...],
@@ -352,6 +370,12 @@ def write(
     """Pin the output of RECIPE for the selected rows and for rows already in the file.
 
     Review the file before you rely on it: it pins the current output, right or wrong.
+
+    \b
+    Example:
+      $ packhouse golden write recipe.yaml --row chats/chats.jsonl:12
+      1 golden conversation in golden.yaml. Check what is trained:
+        chats/chats.jsonl:12: ['You need 730 boxes.<|im_end|>']
     """
     recipe = read_recipe(recipe_path, overrides)
     path = out or (Path(recipe.golden) if recipe.golden else None)
@@ -368,7 +392,7 @@ def write(
     if as_json:
         echo(json.dumps({"golden": len(pinned), "file": str(path)}))
         return
-    echo(f"{len(pinned)} golden conversations in {path}; look at what is trained:")
+    echo(f"{len(pinned)} golden conversations in {path}. Check what is trained:")
     for item in pinned:
         for example in item.get("examples", [item]):
             shown = example.get("trained_text") or example.get("refused")
@@ -397,7 +421,9 @@ def _chosen(
             others.append(item)
     missing = wanted - found.keys()
     if missing:
-        raise ConfigError(f"no row '{sorted(missing)[0]}' passed validation; names look like a/b:0")
+        raise ConfigError(
+            f"no row '{sorted(missing)[0]}' passed validation. Names look like SOURCE/FILE:0."
+        )
     more = [item for item in (*shapes.values(), *others) if item["name"] not in wanted]
     return [*(found[row] for row in dict.fromkeys(rows)), *more[: count or 0]]
 

@@ -1,20 +1,19 @@
-"""Mirrors of versions (Hugging Face Hub, Weights & Biases) and of finished steps.
+"""Copy versions to the Hugging Face Hub or Weights & Biases, and share cached steps in a store.
 
-The version in the store stays the one that counts; `copy_version` makes the copies that
-`publish.also` names.
+The version in the store remains the original; `copy_version` makes the copies listed in
+`publish.also`.
 
-A mirror on the Hub is one commit that adds the version's data files, card and manifest and deletes
-the data files of the version before, with the commit we looked at as its condition
-(`parent_commit`): either a reader of the repository sees all of it or nothing, and two mirrors at
-once cannot mix. Quarantined raw rows and lineage records stay in the store. Token and endpoint come
-from the usual HF environment.
+On the Hub, a version is one commit that adds its data files, card and manifest and deletes the data
+files of the previous version. The commit names its parent (`parent_commit`), so readers see all of
+it or nothing, and concurrent copies cannot mix. Quarantined rows and lineage records stay in the
+store. Token and endpoint come from the HF environment.
 
-W&B gets an artifact of type `dataset`: the first records of each split as readable text, the
-manifest, and the address of the version in its store; the data stay where they are, or are in it
-too, where that is asked for: `artifact.download()` is then what `packhouse pull` writes. Works
-offline (`WANDB_MODE=offline`, sync later), as W&B's own environment says.
+On W&B, a version is an artifact of type `dataset` with the manifest, the address of the version and
+the first records of each split as text. The data files are included only on request:
+`artifact.download()` then writes what `packhouse pull` writes. `WANDB_MODE=offline` works.
 
-`StepMirror` shares finished steps between machines that have no disk in common.
+`StepMirror` shares cached steps between machines without a common disk. Do not use it if they have
+one: point them to the same cache folder instead.
 """
 
 import itertools
@@ -80,7 +79,7 @@ def parse_hub_uri(uri: str) -> str:
     """
     match = _REPO.fullmatch(uri)
     if match is None:
-        raise ConfigError(f"'{uri}' is no dataset repository; expected hf://datasets/ORG/NAME")
+        raise ConfigError(f"'{uri}' is not a dataset repository. Expected hf://datasets/ORG/NAME.")
     return match[1]
 
 
@@ -126,7 +125,9 @@ def mirror_to_hub(opened: OpenVersion, uri: str) -> str:
                     raise
                 continue  # someone committed in the meantime
             return str(committed.oid)
-    raise ConflictError(f"others committed to {uri} during {_MAX_TRIES} tries; try again later")
+    raise ConflictError(
+        f"other commits to {uri} got in the way {_MAX_TRIES} times. Try again later."
+    )
 
 
 def _operations(
@@ -164,18 +165,18 @@ def _translated(uri: str) -> Iterator[None]:
         if isinstance(error, HfHubHTTPError):
             status = error.response.status_code if error.response is not None else 0
             if status == 429 or status >= 500:
-                raise TransientError(f"{uri}: the Hub answers {status}") from error
+                raise TransientError(f"{uri}: the Hub returned status {status}") from error
             raise StoreError(
-                f"{uri}: the Hub refuses ({status}); check HF_TOKEN and its rights"
+                f"{uri}: the Hub denied access ({status}). Check HF_TOKEN and its permissions."
             ) from error
         if isinstance(error, LocalTokenNotFoundError):
-            raise ConfigError(f"{uri}: no token; set HF_TOKEN or log in") from error
+            raise ConfigError(f"{uri}: no Hub token. Set HF_TOKEN or log in.") from error
         if type(error).__module__.partition(".")[0] in _CLIENTS:
             raise TransientError(f"{uri}: {error}") from error
         if isinstance(error, ConnectionError):  # hf_xet raises it for everything
             raise TransientError(
-                f"{uri}: {error}. Where a Hub or a proxy before it has no Xet storage, set "
-                "HF_HUB_DISABLE_XET=1"
+                f"{uri}: {error}. If the Hub or a proxy does not support Xet storage, set "
+                "HF_HUB_DISABLE_XET=1."
             ) from error
         raise
 
@@ -346,7 +347,7 @@ class StepMirror:
             with self.steps.work_folder("mirror") as work:
                 return self._fetch(step, key, work)
         except (IntegrityError, ObjectNotFoundError) as error:  # affects this step only
-            self.notes.append(f"{step}/{key[:12]} was not taken from the mirror: {error}")
+            self.notes.append(f"{step}/{key[:12]} was not read from the mirror: {error}")
         except _FAILURES as error:
             self._stop_using(error)
         return False
@@ -382,8 +383,8 @@ class StepMirror:
                 if self.is_written and self.is_used:
                     self.is_written = False
                     self.notes.append(
-                        f"nothing more is written to the step mirror in this run: {error}. "
-                        "Where this run should share its steps, give it a key that may write"
+                        f"this run no longer writes to the step mirror: {error}. To share its "
+                        "steps, use credentials with write access."
                     )
         except _FAILURES as error:
             self._stop_using(error)
@@ -394,10 +395,9 @@ class StepMirror:
             if self.is_used:
                 self.is_used = False
                 self.notes.append(
-                    f"the step mirror failed, and the rest of this run does not use it: {error}. "
-                    "Its steps are computed here instead. `packhouse doctor cache` checks the "
-                    "mirror; unset PACKHOUSE_CACHE_MIRROR, or give --cache a folder, to run "
-                    "without one"
+                    "the step mirror failed, so the rest of this run computes its steps "
+                    f"here: {error}. Check the mirror with `packhouse doctor cache`. To run "
+                    "without it, unset PACKHOUSE_CACHE_MIRROR or pass a folder to --cache."
                 )
 
     @contextmanager
@@ -427,12 +427,12 @@ class StepMirror:
         receipt = parse_receipt(raw, step, key, work)
         names = sorted(receipt.files)
         if other := [name for name in names if not name.endswith(_SUFFIXES)]:
-            raise IntegrityError(f"'{folder}' lists '{other[0]}', which no step writes")
+            raise IntegrityError(f"'{folder}' contains '{other[0]}', which no step writes")
         for name in names:
             steps = download(f"{folder}/{name}", work / name, receipt.files[name].size)
             run(self.store, steps, retry=_RETRY)
         if not is_intact(receipt):  # checked before other processes can see it
-            raise IntegrityError("its files are not those of its receipt")
+            raise IntegrityError("its files differ from its receipt")
         (work / _RECEIPT).write_bytes(raw)
         place = self.steps.root / step / key
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -180,7 +180,9 @@ def _from_rows(rows: Iterable[Any]) -> "datasets.Dataset":
     from datasets import Dataset
 
     if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
-        raise ConfigError(f"a {type(rows).__name__} is no iterable of rows; give a list of them")
+        raise ConfigError(
+            f"a {type(rows).__name__} is not an iterable of rows. Pass a list of rows."
+        )
     return Dataset.from_list(
         [{name: np.asarray(values).tolist() for name, values in row.items()} for row in rows]
     )
@@ -211,7 +213,7 @@ class _Settings:
             row = int(rows[np.argmax(over)])
             raise SequenceTooLongError(
                 f"row {row} has {lengths[row]:,} tokens, over seq_length {self.seq_length:,}. "
-                "Raise seq_length, set over_length='drop', or cut it: 'truncate' or 'split'",
+                "Raise seq_length, or set over_length to 'drop', 'truncate' or 'split'.",
                 index=row,
                 num_tokens=int(lengths[row]),
                 seq_len=self.seq_length,
@@ -250,8 +252,8 @@ class _Settings:
             setattr(tally, each.name, getattr(tally, each.name) + getattr(found, each.name))
         if found.num_cut:
             warnings.warn(
-                f"{self.name} cuts records, so that answers are trained without their end or "
-                f"without their question: {found}. best_fit with over_length='drop' cuts none",
+                f"{self.name} cuts records, so some answers are trained without their end or "
+                f"their question: {found}. Use best_fit with over_length='drop' to avoid cuts.",
                 stacklevel=3,
             )
 
@@ -260,13 +262,16 @@ def _settings(
     seq_length: int, name: str, over_length: OverLength | None, seed: int | None, balance: int
 ) -> _Settings:
     if name not in _KNOWN:
-        raise ConfigError(f"no strategy '{name}'; known: {', '.join(_KNOWN)}")
+        raise ConfigError(f"unknown strategy '{name}'; known: {', '.join(_KNOWN)}")
     if over_length not in (None, "error", "drop", "truncate", "split"):
         raise ConfigError(
-            f"over_length '{over_length}' is not known; use error, drop, truncate or split"
+            f"over_length '{over_length}' is unknown. Use error, drop, truncate or split."
         )
     if over_length and name in ("concat", *_OF_TRL):
-        raise ConfigError(f"strategy '{name}' says by itself what is cut: no over_length")
+        raise ConfigError(
+            f"over_length cannot be used with strategy '{name}', which has its own rule for "
+            "cutting. Remove over_length."
+        )
     if seq_length < 1:
         raise ConfigError(f"seq_length must be positive, got {seq_length}")
     strategy, policy = _OF_TRL.get(name, (name, over_length or "error"))
@@ -333,8 +338,8 @@ def _lengths(table: pa.Table) -> Int64s:
         column = one_chunk(table[name])
         if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
             raise ContractError(
-                f"column '{name}' holds {column.type} and no lists; leave it out with "
-                "select_columns(['input_ids', 'labels'])"
+                f"column '{name}' holds {column.type} instead of lists. Leave it out with "
+                "select_columns(['input_ids', 'labels'])."
             )
         if column.null_count:
             row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
@@ -343,10 +348,10 @@ def _lengths(table: pa.Table) -> Int64s:
         if lengths is not None and not np.array_equal(own, lengths):
             row = int(np.argmax(own != lengths))
             raise ContractError(
-                f"row {row} has {own[row]:,} values in column '{name}' and {lengths[row]:,} in "
-                f"'{table.column_names[0]}'; every column must have as many"
+                f"row {row} has {own[row]:,} values in column '{name}' and {lengths[row]:,} "
+                f"in '{table.column_names[0]}'. All columns of a row need the same length."
             )
         lengths = own.astype(np.int64)
     if lengths is None:
-        raise ContractError("there is no column to pack")
+        raise ContractError("there are no columns to pack")
     return lengths

@@ -455,7 +455,9 @@ def language_key(languages: Sequence[str]) -> dict[str, object]:
     for name in languages:
         if name not in _LANGUAGES:
             raise ConfigError(
-                f"audit.quality.languages: '{name}' is none of {', '.join(_LANGUAGES)}", name=name
+                f"audit.quality.languages: '{name}' is not available. Use one of "
+                f"{', '.join(_LANGUAGES)}.",
+                name=name,
             )
     _import()
     detector = ["py3langid", version("py3langid")]

@@ -80,8 +80,8 @@ def make_rows(
     unknown = sorted({*template.stop_tokens} - {*snapshot.added_tokens})
     if unknown:
         raise TemplateError(
-            f"{plugin} stops at {unknown[0]!r}, which is no control token of the tokenizer: give "
-            "the tokenizer of the model that it writes for"
+            f"{plugin} stops at {unknown[0]!r}, which is not a control token of the "
+            "tokenizer. Use the tokenizer of the model that the renderer is for."
         )
     stops = dict.fromkeys(template.stop_tokens, str(plugin))
     rows = RowRenderer(config, replace(snapshot, stop_tokens=stops), "", template.where)
@@ -123,8 +123,8 @@ class PythonRenderer:
         write, stops = getattr(made, "render", None), getattr(made, "stop_tokens", None)
         if not callable(write) or isinstance(stops, str | None) or not stops:
             raise PluginError(
-                f"{plugin} is no renderer: it needs a function `render` and `stop_tokens`, a list "
-                "of control tokens",
+                f"{plugin} is not a renderer. It needs a function `render` and `stop_tokens`, "
+                "a list of control tokens.",
                 plugin=plugin.name,
             )
         self._write_text: Callable[..., object] = write
@@ -136,8 +136,8 @@ class PythonRenderer:
         if unread:
             known = ", ".join(sorted(self.names)) or "no argument"
             raise TemplateError(
-                f"{plugin} does not read {unread[0][:60]!r} of format.chat_template_kwargs; it "
-                f"reads {known}. Fix the name, or remove it"
+                f"{plugin} does not support {unread[0][:60]!r} in format.chat_template_kwargs "
+                f"(known: {known}). Fix the name, or remove it."
             )
 
     def render(
@@ -169,7 +169,9 @@ class PythonRenderer:
         # A prefix that does not occur in the text, so that placeholder words are unambiguous.
         prefix = next((each for each in _PREFIXES if each not in direct), None)
         if prefix is None:
-            raise RefusedError("template", f"the row has too many words such as {_PREFIXES[0]}")
+            raise RefusedError(
+                "template", f"the row contains too many words such as {_PREFIXES[0]}"
+            )
         results = {
             field
             for message in messages
@@ -188,9 +190,9 @@ class PythonRenderer:
         if parts is None:
             raise RefusedError(
                 "template",
-                f"{self.where} writes other text, or the same in several ways, when the row's texts"
-                " are replaced by words: no spans can be proven. Put reasoning into a field of its"
-                " own (reasoning_content), or take the row out",
+                f"{self.where} changes its output when the row's texts are replaced by marker "
+                "words, so spans cannot be determined. Move reasoning to reasoning_content, "
+                "or remove the row.",
             )
         for part in parts:
             if isinstance(part, Piece) and part.form is None:
@@ -209,11 +211,11 @@ class PythonRenderer:
         except Exception as error:  # third-party code may raise anything
             detail = f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
             raise RefusedError(
-                "template", f"{self.where} refuses the row: {detail[:300]}"
+                "template", f"{self.where} rejected the row: {detail[:300]}"
             ) from None
         if not isinstance(text, str):
             raise PluginError(
-                f"{self._plugin} returned a {type(text).__name__}, not a text",
+                f"{self._plugin} returned a {type(text).__name__} instead of a string",
                 plugin=self._plugin.name,
             )
         return text
@@ -371,8 +373,8 @@ class Harmony:
                 self._encoding = openai_harmony.load_harmony_encoding("HarmonyGptOss")
             except openai_harmony.HarmonyError:  # another hash of the vocabulary
                 raise TemplateError(
-                    f"format.template harmony: '{folder}' is not the tokenizer of gpt-oss. Give "
-                    "that one, or set format.template: chat"
+                    f"format.template harmony: '{folder}' is not the gpt-oss tokenizer. Use "
+                    "that one, or set format.template: chat."
                 ) from None
             finally:
                 del os.environ["TIKTOKEN_ENCODINGS_BASE"]
@@ -523,8 +525,8 @@ class Mistral:
 
         if not (folder / "tekken.json").is_file():
             raise TemplateError(
-                f"format.template mistral: '{folder}' has no tekken.json. Give the tokenizer of a "
-                "Mistral model that has one, or set format.template: chat"
+                f"format.template mistral: '{folder}' has no tekken.json. Use the tokenizer "
+                "of a Mistral model that has one, or set format.template: chat."
             )
         self._request, self._keep = ChatCompletionRequest, SpecialTokenPolicy.KEEP
         modes = {"prompt": ValidationMode.test, "answer": ValidationMode.finetuning}

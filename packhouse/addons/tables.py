@@ -78,13 +78,15 @@ def read_workbook(file: IO[bytes], uri: str) -> pa.Table:
         names = book.sheet_names
         tables = [_read_sheet(book, name, faults.get(name, {}), uri) for name in names]
     except (calamine.CalamineError, ValueError) as error:
-        raise SourceError(f"source file '{uri}' is no sound workbook: {error}", uri=uri) from None
+        raise SourceError(
+            f"source file '{uri}' is not a valid workbook: {error}", uri=uri
+        ) from None
     named = [(name, table) for name, table in tables if table.num_columns]
     for name, table in named[1:]:
         if table.schema != named[0][1].schema:
             raise SourceError(
-                f"source file '{uri}': sheets '{named[0][0]}' and '{name}' have different columns; "
-                "save the one that holds rows as CSV, or as a workbook of its own",
+                f"source file '{uri}': sheets '{named[0][0]}' and '{name}' have different "
+                "columns. Save the sheet with the rows as CSV or in a separate workbook.",
                 uri=uri,
             )
     if not named:
@@ -98,8 +100,8 @@ def _read_sheet(book: Any, name: str, faults: Faults, uri: str) -> tuple[str, pa
     last_row, last_column = sheet.end or (0, 0)
     if (last_row + 1) * (last_column + 1) > MAX_CELLS:
         raise SourceError(
-            f"source file '{uri}', sheet '{name}': {last_row + 1:,} rows of {last_column + 1:,} "
-            f"columns, over {MAX_CELLS:,} cells; save it as CSV",
+            f"source file '{uri}', sheet '{name}': {last_row + 1:,} rows of "
+            f"{last_column + 1:,} columns, more than {MAX_CELLS:,} cells. Save it as CSV.",
             uri=uri,
         )
     rows = _rows(sheet, faults)
@@ -113,10 +115,11 @@ def _read_sheet(book: Any, name: str, faults: Faults, uri: str) -> tuple[str, pa
     names = Counter(header[n].strip() for n in columns)
     bad = [(row, column) for row, column in faults if row == first]
     if bad or "" in names or max(names.values()) > 1:
-        wrong = "two columns of one name" if "" not in names else "a column without a name"
+        wrong = "two columns with the same name" if "" not in names else "a column without a name"
         wrong = f"cell {_cell(*bad[0])}, which holds {header[bad[0][1]]}," if bad else wrong
         raise SourceError(
-            f"source file '{uri}', sheet '{name}': {wrong} in its first row; name each column",
+            f"source file '{uri}', sheet '{name}': {wrong} in its first row. Give each column "
+            "its own name.",
             uri=uri,
         )
     texts = {
@@ -127,12 +130,14 @@ def _read_sheet(book: Any, name: str, faults: Faults, uri: str) -> tuple[str, pa
     wrong_rows: dict[int, tuple[str, str]] = {}
     numbers = {place: number for number, place in enumerate(places)}
     for (row, column), error in sorted(faults.items(), reverse=True):  # the first cell is named
-        held = f"the error {error}" if error else "a formula that nobody computed"
-        helps = "mend its formula" if error else "open the workbook in a spreadsheet and save it"
+        held = f"the error {error}" if error else "a formula without a computed value"
+        helps = (
+            "Fix its formula" if error else "Open the workbook in a spreadsheet program and save it"
+        )
         wrong_rows[numbers[row]] = (
             "cell",
             f"cell {_cell(row, column)} of sheet '{name}', column '{header[column].strip()}', "
-            f"holds {held}; {helps}, or take the row or the column out",
+            f"holds {held}. {helps}, or remove the row or column.",
         )
     return name, table.append_column(fault_field, fault_column(wrong_rows, table.num_rows))
 
@@ -338,7 +343,9 @@ class _OdsTables:
 
 def _check_place(row: int, column: int, max_cells: int) -> None:
     if row < 0 or column < 0 or (row + 1) * (column + 1) > max_cells:
-        raise ValueError(f"row {row + 1:,}, column {column + 1:,} is over {max_cells:,} cells")
+        raise ValueError(
+            f"row {row + 1:,}, column {column + 1:,} exceeds the limit of {max_cells:,} cells"
+        )
 
 
 def _attribute(attributes: dict[str, str], name: str) -> str:
@@ -446,7 +453,8 @@ def _spool(batches: Iterator[pa.RecordBatch], uri: str, size: int) -> IO[bytes]:
             if num_rows > size or num_bytes > max(_FREE_BYTES, _MAX_RATIO * size):
                 raise SourceError(
                     f"source file '{uri}': its table has over {num_rows:,} rows of "
-                    f"{num_bytes:,} bytes, too many for a file of {size:,} bytes; it is damaged",
+                    f"{num_bytes:,} bytes, too many for a file of {size:,} bytes, so it is "
+                    "damaged. Restore the file.",
                     uri=uri,
                 )
     spool.seek(0)
@@ -548,8 +556,8 @@ def _value_text(value: Any, name: str, row: int, faults: dict[int, tuple[str, st
     except UnicodeDecodeError as error:
         around = value[max(error.start - 20, 0) : error.start + 20]
         detail = (
-            f"column '{name}': byte 0x{value[error.start]:02x} is not UTF-8, in {around!r}; mend "
-            "the value, or take the row out"
+            f"column '{name}': byte 0x{value[error.start]:02x} is not UTF-8, in {around!r}. "
+            "Fix the value, or remove the row."
         )
         faults.setdefault(row, ("encoding", detail))
         return None
@@ -599,9 +607,12 @@ def _chosen(tables: Sequence[str], others: set[str], table: str | None, uri: str
         return str(table)
     shown = ", ".join(sorted(tables)[:20]) or "none"
     if table in others:
-        why = f"'{table}' is a view or a virtual table, which would run what it says; make a table"
+        why = (
+            f"'{table}' is a view or a virtual table, whose SQL packhouse does not run. Copy "
+            "it into a plain table."
+        )
     elif table is None:
-        why = "it has several tables; name one with `table`" if tables else "it has no table"
+        why = "it has several tables. Name one with `table`" if tables else "it has no table"
     else:
         why = f"it has no table '{table}'{near_name(table, tables)}"
     raise SourceError(f"source file '{uri}': {why}; tables: {shown}", uri=uri)
@@ -626,8 +637,8 @@ def refuse_unsaved(uri: str, path: str) -> None:
         log = path + ending
         if os.path.isfile(log) and os.path.getsize(log):  # noqa: PTH113, PTH202
             raise SourceError(
-                f"source file '{uri}': '{log}' holds changes that are not in it yet; end the "
-                "program that writes them, or run `PRAGMA wal_checkpoint(TRUNCATE)` (SQLite) or "
-                "CHECKPOINT (DuckDB) in it",
+                f"source file '{uri}': '{log}' contains changes that are not in the database "
+                "file yet. Stop the program that writes them, or run `PRAGMA "
+                "wal_checkpoint(TRUNCATE)` (SQLite) or CHECKPOINT (DuckDB).",
                 uri=uri,
             )

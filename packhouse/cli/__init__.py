@@ -17,7 +17,7 @@ from typing import NoReturn
 import click
 
 from packhouse.errors import PackhouseError
-from packhouse.registry import COMMANDS, is_there
+from packhouse.registry import COMMAND_GROUPS, COMMANDS, is_there
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import Interrupted, echo, handle_signals, print_note
 
@@ -34,8 +34,13 @@ class _LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+        installed = self.list_commands(ctx)
+        width = max(map(len, installed))  # pads the names, so that all sections line up
+        for title, names in COMMAND_GROUPS.items():
+            rows = [(name.ljust(width), COMMANDS[name][1]) for name in names if name in installed]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -49,20 +54,31 @@ class _LazyGroup(click.Group):
             raise click.UsageError(for_terminal(error.format_message()), of) from None
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="packhouse")
-def cli() -> None:
-    """Prepare instruction data as versions of packed tokens; look at, check and fetch them.
+_FIRST_STEPS = """\
+packhouse turns instruction data into versions of packed tokens. To start:
 
-    \b
-    packhouse init rows.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
-    packhouse prepare recipe.yaml
-    packhouse show ./store/stanford-alpaca
-    packhouse inspect s3://bucket/store/stanford-alpaca --packs 2
+  packhouse init rows.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct   # write recipe.yaml
+  packhouse prepare recipe.yaml                                      # publish a version
+  packhouse inspect ./store/rows                                     # see what is trained
+
+`packhouse --help` lists all commands; `packhouse COMMAND --help` explains one."""
+
+
+@click.group(
+    cls=_LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(package_name="packhouse")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Turn instruction data into versions of packed tokens.
 
     Every command takes --json. S3 endpoint and credentials come from the usual AWS environment
-    variables and profile.
+    variables or profile.
     """
+    if ctx.invoked_subcommand is None:
+        echo(_FIRST_STEPS)
 
 
 def exit_with(error: PackhouseError, *, as_json: bool) -> NoReturn:

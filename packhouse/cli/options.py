@@ -10,18 +10,18 @@ from packhouse.system.disks import default_cache
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 
 
-def set_option(what: str = "Put a value over the recipe's: --set pack.seq_len=4096.") -> Decorator:
+def set_option(what: str = "Override a recipe value: --set pack.seq_len=4096.") -> Decorator:
     """Return --set, which may be given several times."""
     return click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=what)
 
 
-def cache_option(what: str = "Folder of finished steps.") -> Decorator:
+def cache_option(what: str = "Folder of cached steps.") -> Decorator:
     """Return --cache, a folder of this machine."""
     return click.option(
         "--cache",
         type=click.Path(path_type=Path),
         default=default_cache,
-        help=f"{what} [default: PACKHOUSE_CACHE, else the user's]",
+        help=f"{what} [default: PACKHOUSE_CACHE, or the user's cache]",
     )
 
 
@@ -50,12 +50,12 @@ def run_options(command: Callable[..., object]) -> Callable[..., object]:
             type=click.IntRange(min=1),
             default=1,
             show_default=True,
-            help="Processes of this machine that do the work; the bytes are the same.",
+            help="Number of worker processes. Does not affect the output.",
         ),
         click.option(
             "--cache",
             metavar="PLACE",
-            help="Folder of finished steps, or s3://bucket/prefix to share them between machines.",
+            help="Folder of cached steps, or s3://bucket/prefix to share them between machines.",
         ),
     ):
         command = decorate(command)

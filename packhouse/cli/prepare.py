@@ -11,15 +11,23 @@ from packhouse.system.terminal import Interrupted, print_note
 
 @click.command()
 @click.argument("data", metavar="RECIPE | DATA...", nargs=-1, required=True)
-@click.option("--tokenizer", help="Folder, or name on the Hub: org/name[@revision].")
-@click.option("--seq-len", type=click.IntRange(min=1), help="Tokens of a pack. [default: 2048]")
-@click.option("--store", metavar="PLACE", help="Folder or s3://bucket/prefix. [default: ./store]")
-@click.option("--dataset", metavar="NAME", help="Name in the store. [default: the first file's]")
-@set_option("Any key of a recipe: --set split.eval_fraction=0.02. May be repeated.")
+@click.option("--tokenizer", help="Tokenizer folder, or Hub name: org/name[@revision].")
+@click.option("--seq-len", type=click.IntRange(min=1), help="Pack size in tokens. [default: 2048]")
+@click.option(
+    "--store",
+    metavar="PLACE",
+    help="Store to publish to: folder or s3://bucket/prefix. [default: ./store]",
+)
+@click.option(
+    "--dataset",
+    metavar="NAME",
+    help="Dataset name in the store. [default: name of the first file]",
+)
+@set_option("Set a recipe value: --set split.eval_fraction=0.02. May be repeated.")
 @click.option(
     "--move-ref",
     is_flag=True,
-    help="Move `latest` although --set, --tokenizer or --seq-len changed the RECIPE.",
+    help="Move `latest` even if --set, --tokenizer or --seq-len changed the RECIPE.",
 )
 @run_options
 @json_option("Print the result as one line of JSON.")
@@ -35,34 +43,29 @@ def prepare(
     workers: int,
     as_json: bool,
 ) -> None:
-    """Prepare raw instruction data, and publish it as a version of packed token data.
+    """Prepare instruction data and publish it as a version of packed tokens.
 
-    DATA are files, folders, globs, addresses (s3://, gs://, az://, hf://); or a RECIPE (.yaml).
+    Pass a RECIPE (.yaml), or DATA: files, folders, globs or addresses (s3://, gs://, az://, hf://).
+    Finished steps come from the cache, and nothing is published unless every step succeeds.
+    If --set, --tokenizer or --seq-len changes a RECIPE, `latest` does not move without --move-ref.
 
     \b
-    validate -> format -> tokenize -> pack -> split -> publish
-
-    Steps that are done already are found in the cache and not done again. Nothing becomes visible
-    in the store unless every step succeeded.
-
-    A RECIPE that is changed by --set, --tokenizer or --seq-len is published, and `latest` stays at
-    its version, for others may read it; --move-ref moves it.
+    Example:
+      $ packhouse prepare chats.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
+      published chats 0bc8b616aa87002e.g0
+        in ./store/chats@0bc8b616aa87002e.g0#f676..., ref 'latest'
+      ...                                  rows and tokens of each step, the audit
 
     \b
     Exit codes:
-    0   published or unchanged
-    2   the recipe or an option is wrong
-    3   a source or the tokenizer cannot be read, or nothing is left
-    4   refused: too many bad rows, a contract or an audit limit broken
-    5   the store or a disk
-    6   network or storage hiccups
-    7   published, but the ref was held back by drift
-    130 stopped by Ctrl-C; 143 by SIGTERM
-
-    \b
-    packhouse prepare talks.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
-    packhouse prepare alpaca.json --tokenizer ./llama --set format.template=alpaca
-    packhouse prepare recipe.yaml --set pack.seq_len=8192
+      0    published or unchanged
+      2    invalid recipe or option
+      3    a source or the tokenizer cannot be read, or no rows are left
+      4    refused: too many bad rows, or a contract or audit limit is violated
+      5    a store or disk error
+      6    a temporary network or storage error
+      7    published, but the ref did not move because of drift
+      130  stopped by Ctrl-C (143: by SIGTERM)
     """
     try:
         with show_progress():
@@ -73,7 +76,10 @@ def prepare(
 
             is_recipe = data[0].endswith((".yaml", ".yml"))
             if is_recipe and len(data) > 1:
-                raise ConfigError(f"'{data[0]}' is a recipe; give it alone, or DATA without it")
+                raise ConfigError(
+                    f"'{data[0]}' is a recipe and cannot be combined with other arguments. "
+                    "Pass only the recipe, or only DATA."
+                )
             if move_ref:
                 overrides = (*overrides, "publish.move_ref=true")
             place = find_cache(cache)

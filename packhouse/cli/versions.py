@@ -66,11 +66,13 @@ def warning_of(damaged: Sequence[IntegrityError]) -> Iterator[None]:
 def ls(place: str, as_json: bool) -> None:
     """List the datasets of a store, or the versions and refs of a dataset.
 
-    What is damaged is named, the others are listed, and the exit code is 5.
+    If one is damaged, it is named, the others are listed, and the exit code is 5.
 
     \b
-    packhouse ls ./store
-    packhouse ls s3://bucket/store/alpaca
+    Example:
+      $ packhouse ls ./store
+      dataset  refs
+      demo     latest -> 0bc8b616aa87002e.g0 2026-11-27
     """
     store = open_store(place)
     folders = set(store.list_folders(""))
@@ -162,7 +164,18 @@ def _summary(manifest: Manifest) -> dict[str, object]:
 @click.argument("address", metavar="ROOT/DATASET[@NAME]")
 @json_option()
 def show(address: str, as_json: bool) -> None:
-    """Show a version: its files, counts, lineage and settings. NAME is a ref or a version."""
+    """Show the files, counts, lineage and settings of a version.
+
+    NAME is a ref or a version.
+
+    \b
+    Example:
+      $ packhouse show ./store/demo@latest
+      demo 0bc8b616aa87002e.g0
+      splits       train, eval
+      tokens       29,487
+      ...                                  ledger, sources, settings, files
+    """
     opened = open_address(address)
     if as_json:
         echo_json(json.loads(opened.manifest.to_bytes()))
@@ -218,7 +231,15 @@ def _flat(value: object, prefix: str = "") -> list[tuple[str, object]]:
 @click.argument("address", metavar="ROOT/DATASET[@NAME]")
 @json_option()
 def verify(address: str, as_json: bool) -> None:
-    """Check every byte, schema, count and value of a version, from its store alone."""
+    """Check every byte, schema, count and value of a version.
+
+    Needs only the store. The exit code is 5 if anything is damaged.
+
+    \b
+    Example:
+      $ packhouse verify ./store/demo
+      0bc8b616aa87002e.g0: 6 files, 1,385,921 bytes, 59 packs, ...: intact
+    """
     report = verify_version(open_address(address))
     if as_json:
         echo_json(
@@ -248,12 +269,24 @@ def verify(address: str, as_json: bool) -> None:
 @click.argument("address", metavar="ROOT/DATASET[@NAME]")
 @click.argument("dest", type=click.Path(file_okay=False))
 @click.option(
-    "--threads", default=8, show_default=True, type=click.IntRange(min=1), help="Files in flight."
+    "--threads",
+    default=8,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Number of files to copy at the same time.",
 )
-@click.option("--data-only", is_flag=True, help="Leave out records and quarantine.")
+@click.option("--data-only", is_flag=True, help="Skip the records and quarantine files.")
 @json_option()
 def pull(address: str, dest: str, threads: int, data_only: bool, as_json: bool) -> None:
-    """Copy a version to folder DEST, in parallel and verified; run again to resume."""
+    """Copy a version to folder DEST and verify it.
+
+    If the copy is interrupted, run the command again to resume.
+
+    \b
+    Example:
+      $ packhouse pull ./store/demo demo-copy
+      demo 0bc8b616aa87002e.g0 -> demo-copy
+    """
     opened = open_address(address)
     kinds = ("data", "card") if data_only else ()
     folder = pull_version(opened, dest, num_threads=threads, kinds=kinds)
@@ -265,10 +298,19 @@ def pull(address: str, dest: str, threads: int, data_only: bool, as_json: bool) 
 
 @click.group()
 def ref() -> None:
-    """List, set or roll back refs such as `latest` and `prod`."""
+    """List, move or roll back refs such as `latest` and `prod`.
+
+    \b
+    Example:
+      $ packhouse ref set ./store/demo prod latest
+      prod -> 0bc8b616aa87002e.g0 (move 1, before: None)
+      $ packhouse ref rollback ./store/demo latest
+    """
 
 
-_reason_option = click.option("--reason", default="", help="Why; `packhouse ref log` shows it.")
+_reason_option = click.option(
+    "--reason", default="", help="Reason for the move, shown by `packhouse ref log`."
+)
 
 
 def _ref_json(found: Ref) -> dict[str, object]:
@@ -282,7 +324,14 @@ def _ref_json(found: Ref) -> dict[str, object]:
 @click.argument("dataset", metavar="ROOT/DATASET")
 @json_option()
 def list_refs(dataset: str, as_json: bool) -> None:
-    """List the refs of a dataset."""
+    """List the refs of a dataset.
+
+    \b
+    Example:
+      $ packhouse ref ls ./store/demo
+      ref     version              moved                 moves  before
+      latest  eb8b8745c6423e4b.g0  2026-11-27T17:01:52Z      2  0bc8b616aa87...
+    """
     found, damaged = scan_refs(*open_dataset(dataset))
     rows = [
         (item.name, item.version, item.note.time, item.seq, item.parent or "") for item in found
@@ -299,9 +348,14 @@ def list_refs(dataset: str, as_json: bool) -> None:
 @click.argument("name")
 @json_option()
 def show_moves(dataset: str, name: str, as_json: bool) -> None:
-    """Show where a ref pointed, newest first: when, by whom and why it was moved.
+    """Show the moves of a ref, newest first: version, time, user and reason.
 
-    Moves from before packhouse kept notes have none.
+    \b
+    Example:
+      $ packhouse ref log ./store/demo latest
+      move  version              time                  by       reason
+         2  eb8b8745c6423e4b.g0  2026-11-27T17:01:52Z  ann@gpu  published
+         1  0bc8b616aa87002e.g0  2026-11-27T17:01:34Z  ann@gpu  published
     """
     store, dataset_name = open_dataset(dataset)
     found = load_ref(store, dataset_name, name)
@@ -320,8 +374,8 @@ def show_moves(dataset: str, name: str, as_json: bool) -> None:
 @click.argument("dataset", metavar="ROOT/DATASET")
 @click.argument("name")
 @click.argument("version")
-@click.option("--expected", help="Move only if the ref points to this version now.")
-@click.option("--force", is_flag=True, help="Replace a damaged ref too; its past is lost.")
+@click.option("--expected", help="Move the ref only if it points to this version now.")
+@click.option("--force", is_flag=True, help="Also replace a damaged ref; its history is lost.")
 @_reason_option
 @json_option()
 def set_version(
@@ -333,7 +387,13 @@ def set_version(
     reason: str,
     as_json: bool,
 ) -> None:
-    """Point ref NAME to VERSION, which may itself be a ref: `set ./store/alpaca prod latest`."""
+    """Point ref NAME to VERSION, which may also be a ref.
+
+    \b
+    Example:
+      $ packhouse ref set ./store/demo prod latest
+      prod -> 0bc8b616aa87002e.g0 (move 1, before: None)
+    """
     store, dataset_name = open_dataset(dataset)
     target = open_version(store, dataset_name, version).version
     reason = reason or f"set to {version}"
@@ -347,12 +407,22 @@ def set_version(
 @click.argument("dataset", metavar="ROOT/DATASET")
 @click.argument("name")
 @click.option(
-    "--steps", default=1, show_default=True, type=click.IntRange(min=1), help="How many moves back."
+    "--steps",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Number of moves to go back.",
 )
 @_reason_option
 @json_option()
 def roll_back(dataset: str, name: str, steps: int, reason: str, as_json: bool) -> None:
-    """Point ref NAME to where it pointed before."""
+    """Point ref NAME to an earlier version from its history.
+
+    \b
+    Example:
+      $ packhouse ref rollback ./store/demo latest --reason "eval regressed"
+      latest -> 0bc8b616aa87002e.g0 (move 3, before: eb8b8745c6423e4b.g0)
+    """
     _say_moved(rollback_ref(*open_dataset(dataset), name, steps, reason), as_json)
 
 
@@ -365,18 +435,26 @@ def _say_moved(moved: Ref, as_json: bool) -> None:
 
 @click.command()
 @click.argument("dataset", metavar="ROOT/DATASET")
-@click.option("--delete", is_flag=True, help="Delete what is shown; without it, only show.")
+@click.option("--delete", is_flag=True, help="Delete the listed files. [default: only list them]")
 @click.option(
     "--grace-hours",
     default=24.0,
     show_default=True,
-    help="Leave uncommitted attempts alone that were written to in the last hours.",
+    help="Keep uncommitted attempts modified in the last N hours.",
 )
 @json_option()
 def gc(dataset: str, delete: bool, grace_hours: float, as_json: bool) -> None:
-    """Reclaim what dead publishers left. Shows what first; committed versions are never touched.
+    """Delete files left by interrupted publishes (dry run by default).
 
-    A version whose manifest is damaged is named and left as it is; the exit code is then 5.
+    Committed versions are never touched. If a manifest is damaged, its version is named and kept,
+    and the exit code is 5.
+
+    \b
+    Example:
+      $ packhouse gc ./store/demo
+      version              why        objects      bytes
+      4d2e13b71eff8f7c.g0  abandoned        3  1,385,921
+      ...
     """
     store, name = open_dataset(dataset)
     report = collect_garbage(store, name, grace_s=grace_hours * 3600, dry_run=not delete)

@@ -612,9 +612,9 @@ def test_a_report_escapes_text_of_rows(
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"input_ids": [True, False]}, "'input_ids' holds true and false"),
-        ({"input_ids": [5, 6], "labels": [True, False]}, "'labels' holds true and false"),
-        ({"input_ids": [5, 6], "position_ids": [False, True]}, "'position_ids' holds true"),
+        ({"input_ids": [True, False]}, "'input_ids' contains booleans"),
+        ({"input_ids": [5, 6], "labels": [True, False]}, "'labels' contains booleans"),
+        ({"input_ids": [5, 6], "position_ids": [False, True]}, "'position_ids' contains booleans"),
         ({"input_ids": [5, 6.5], "labels": [5, 6]}, "row 1: column 'input_ids' holds 6.5"),
         ({"input_ids": ["5", "6"]}, "'input_ids' holds list<item: string>"),
         ({"input_ids": [[5, 6]]}, "'input_ids' holds list<item: list<item: int64>>"),

@@ -114,7 +114,7 @@ def test_a_plan_and_the_doctor_show_needed_and_free_space(project, caplog):
     assert "this run adds about" in caplog.text  # Prefect's log of a deployment's run has it too
     planned = json.loads(call("plan", recipe, "--json"))["cache"]
     assert (planned["needed_bytes"], planned["num_bytes"]) == (0, size(project))
-    assert "cache:  this run adds about 0.0 MB" in call("plan", recipe)
+    assert "cache: this run adds about 0.0 MB" in call("plan", recipe)
     checks = {line["name"]: line for line in json.loads(call("doctor", "cache", recipe, "--json"))}
     assert {line["status"] for line in checks.values()} == {"pass"}
     assert "limit" in checks["room"]["detail"]

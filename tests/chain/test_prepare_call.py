@@ -255,7 +255,7 @@ def test_the_printed_load_command_loads_the_new_version(file, tmp_path):
 def test_a_recipe_cannot_be_combined_with_files(file):
     done = CliRunner().invoke(cli, ["prepare", "recipe.yaml", str(file), "--tokenizer", TOKENIZER])
     assert done.exit_code == 2
-    assert "is a recipe; give it alone" in done.stderr
+    assert "is a recipe and cannot be combined" in done.stderr
 
 
 def test_importing_packhouse_imports_nothing_heavy():

@@ -120,7 +120,7 @@ def test_without_weights_nothing_changes_and_with_them_the_version_does(project)
 def test_exports_hold_the_weights_or_refuse(project, tmp_path):
     prepared = publish(project, **WEIGHTED, split={"eval_fraction": 0})
     opened = open_version(str(project.root / "store"), "sums", prepared.version)
-    with pytest.raises(ConfigError, match="'axolotl' has no place for loss weights"):
+    with pytest.raises(ConfigError, match="'axolotl' cannot store loss weights"):
         export_version(opened, "axolotl", tmp_path / "axolotl", cache=tmp_path / "copies")
     export_version(opened, "jsonl", tmp_path / "jsonl", cache=tmp_path / "copies")
     (first, *_) = (tmp_path / "jsonl" / "train.jsonl").read_text().splitlines()

@@ -52,14 +52,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             HEAD + ROWS + "    format: alpaca\n",
             "all 30 rows are bad (fields 30): nothing to publish; first 'fields': "
-            "talks/talks.jsonl line 1, no field 'instruction'; the row has 'messages'; rows of "
-            "'talks' look like `chat`, and the recipe reads them as `alpaca`: try `format: chat` "
-            "if all rows do, or `format: mixed` if rows have several shapes; to see them: "
+            "talks/talks.jsonl line 1, no field 'instruction'; the row has 'messages'. Rows of "
+            "'talks' look like `chat`, but the recipe reads them as `alpaca`. Try `format: chat`, "
+            "or `format: mixed` if rows have several shapes. To see them, run "
             "`packhouse quarantine show ",
         ),
         (  # a row that fits the recipe's format is not sent to another one
             HEAD + "sources: [{path: pairs.jsonl, format: pairs}]\n",
-            "no_prompt': pairs/pairs.jsonl line 1, chosen has no prompt before it; remedy: ",
+            "no_prompt': pairs/pairs.jsonl line 1, chosen has no prompt before it. Remedy: ",
         ),
         (
             HEAD + ROWS + "    fields: {messags: talk}\n",

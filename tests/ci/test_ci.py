@@ -149,8 +149,9 @@ def test_small_steps_of_a_candidate_add_up_to_its_distance_from_latest(place):
     assert cases(place)["drift"] == "failure"
     command = f"packhouse ref set {place}/store/demo latest {second}"
     assert facts(place)["message"] == (
-        f"{second} is published, 'latest' stays: drift of sources is 0.0334, over 0.0200; "
-        f"to move it: {command}"
+        f"{second} is published, "
+        "but 'latest' did not move: drift of sources is 0.0334, over 0.0200. "
+        f"To move it: {command}"
     )
 
     assert refresh_with(176) == (7, "held", 0.033)  # nothing changed, and it still waits
@@ -222,7 +223,7 @@ def test_a_published_version_is_checked_against_the_current_limits(
     done = run(place, cache, "--set", override)
     assert done.exit_code == code, done.output
     assert [name for name, state in cases(place).items() if state == "failure"] == [gate]
-    assert "is published already, and stays" in done.output
+    assert "is already published and remains" in done.output
     assert published(place) == before
     page = (place / "s.md").read_text()
     assert "**Nothing changed**: only the gates are checked." in page
@@ -327,7 +328,7 @@ def test_who_waits_for_a_store_is_told_of_each_try(place, monkeypatch):
         done.stderr,
     )
     assert [int(number) for number in told] == list(range(2, 2 + len(told))) != []
-    assert done.stderr.index("looking at the store ...") < done.stderr.index("does not answer")
+    assert done.stderr.index("checking the store ...") < done.stderr.index("does not answer")
 
 
 def test_a_table_that_breaks_its_contract_is_refused_by_that_gate(place, monkeypatch):
@@ -345,7 +346,7 @@ def test_a_table_that_breaks_its_contract_is_refused_by_that_gate(place, monkeyp
 def test_an_unwritable_summary_is_reported_before_any_work(place):
     done = run(place, place / "cache", "--summary", str(place / "no" / "s.md"))
     assert done.exit_code == 2
-    assert "make it first" in done.output
+    assert "Create it first" in done.output
 
 
 @pytest.mark.parametrize(
@@ -447,7 +448,7 @@ def test_a_key_that_may_only_read_the_mirror_costs_the_writing_and_not_the_run(p
     assert done.exit_code == 0, done.output
     assert ref(place)
     (note,) = facts(place)["notes"]
-    assert "nothing more is written to the step mirror" in note
+    assert "this run no longer writes to the step mirror" in note
 
 
 def refuse(*arguments):

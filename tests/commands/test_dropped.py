@@ -81,7 +81,7 @@ def test_each_window_of_a_row_has_its_own_text(tmp_path):
 def test_another_machine_reports_that_it_has_no_texts(version, tmp_path):
     done = call(version, tmp_path / "elsewhere")
     assert "rows/rows.jsonl row 20: repeats rows/rows.jsonl row 3" in done.stdout
-    assert "no text of 2 rows of rows/rows.jsonl: no run on this machine says" in done.stdout
+    assert "the text of 2 rows of rows/rows.jsonl: its path is unknown" in done.stdout
     assert call(version, tmp_path / "cache", "--reason", "json").exit_code == 2
 
 
@@ -155,11 +155,11 @@ def test_a_file_that_changed_gives_no_text(filtered, tmp_path):
     rows, said = raw_of(version, *cache)
     assert not any("raw" in row for row in rows)
     assert said.count("\n") == 1
-    assert "no text of 10 rows of talk/talk." in said
+    assert "the text of 10 rows of talk/talk." in said
     assert "changed since it was scanned" in said
     rows, said = raw_of(version, *other)
     assert not any("raw" in row for row in rows)
-    assert "is not the file that the version was made of: its sha256 differs" in said
+    assert "changed since the version was made (its sha256 differs)" in said
     path.unlink()
     for options in (cache, other):
         rows, said = raw_of(version, *options)

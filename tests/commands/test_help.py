@@ -1,12 +1,15 @@
 import re
+import shlex
 import subprocess
 import sys
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from flows.command import command as prepare
 from packhouse.cli import cli
+from packhouse.registry import COMMAND_GROUPS, COMMANDS
 
 
 def commands(command, name):
@@ -35,12 +38,28 @@ def test_no_help_text_shows_its_markup(name):
     assert "\b" not in shown
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in ALL if "    packhouse" in (ALL[name].help or "")]
-)
-def test_each_example_of_a_help_text_is_a_line(name):
+@pytest.mark.parametrize("name", [name for name in ALL if name.startswith("packhouse ")])
+def test_each_help_text_has_an_example_that_parses_and_shows_output(name):
     command = ALL[name]
-    shown = command.get_help(click.Context(command, info_name=name))
-    examples = re.findall(r"^ *(packhouse .*)", command.help, flags=re.M)
-    assert examples
-    assert {line.strip() for line in shown.splitlines()} >= {line.strip() for line in examples}
+    shown = command.get_help(click.Context(command, info_name=name)).splitlines()
+    examples = re.findall(r"^ *\$ (packhouse .*?)(?:  +#.*)?$", command.help, flags=re.M)
+    assert any(example.startswith(name) for example in examples)
+    for example in examples:
+        at = next(number for number, line in enumerate(shown) if f"$ {example}" in line)
+        assert len(shown) > at + 1
+        words = shlex.split(example)
+        named = max((each for each in ALL if words[: each.count(" ") + 1] == each.split()), key=len)
+        ALL[named].make_context(named, words[named.count(" ") + 1 :])
+    assert max(map(len, shown)) <= 80
+
+
+def test_each_command_is_in_one_group():
+    assert [name for names in COMMAND_GROUPS.values() for name in names] == list(COMMANDS)
+
+
+def test_packhouse_alone_shows_the_first_three_commands():
+    done = CliRunner().invoke(cli, [])
+    assert done.exit_code == 0
+    commands_shown = re.findall(r"^  packhouse (\w+) ", done.stdout, flags=re.M)
+    assert commands_shown == ["init", "prepare", "inspect"]
+    assert "packhouse --help" in done.stdout

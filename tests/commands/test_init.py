@@ -539,7 +539,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "rows of one message": (
         "a.jsonl",
         each(lambda t: {"turn": 0, "role": "user", "content": t.question}),
-        "each row is one message",
+        "each row is a single message",
     ),
     "conversations without a last answer": (
         "a.jsonl",
@@ -560,7 +560,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "texts by intent in one object": (
         "a.json",
         json.dumps({"intents": {"sum": [t.question for t in TALKS]}}).encode(),
-        "Write a row for each text",
+        "Write one row per text",
     ),
     "columns that have no name": (
         "a.csv",
@@ -575,17 +575,17 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "texts of an intent": (
         "a.jsonl",
         each(lambda t: {"intent": "sum", "examples": [t.question, f"Please: {t.question}"]}),
-        "Write a row for each text",
+        "Write one row per text",
     ),
     "how alike two texts are": (
         "a.jsonl",
         each(lambda t: {"text1": t.question, "text2": t.answer, "similarity": 0.5}),
-        "nothing tells question",
+        "question and answer cannot be identified",
     ),
     "a question alone": (
         "a.jsonl",
         each(lambda t: {"body": {"messages": messages_of("user", t.question)}}),
-        "nothing tells question",
+        "question and answer cannot be identified",
     ),
 }
 
@@ -835,7 +835,7 @@ def test_only_parts_of_a_large_file_are_read_with_a_note(name, project, monkeypa
 
     assert code == 0, said
     assert "rows read, " in said
-    assert ("from all over the file" in " ".join(said.split())) == (name != "a.jsonl.gz")
+    assert ("spread over the file" in " ".join(said.split())) == (name != "a.jsonl.gz")
     code, said = project.call("prepare", "recipe.yaml")
     assert code == 0, said
 
@@ -850,7 +850,7 @@ def test_the_checks_of_prepare_say_which_limit_would_stop_it(project):
     code, said = project.init("a.jsonl")
 
     assert code == 0, said
-    assert "`packhouse prepare` would refuse this: " in said
+    assert "`packhouse prepare` would reject this: " in said
     assert "max_quarantined" in said
     assert "max_quarantined" not in Path("recipe.yaml").read_text()
 
@@ -913,7 +913,7 @@ def test_without_a_terminal_the_recipe_is_written_with_a_note(project):
     code, said = project.call("init", "a.jsonl", "--tokenizer", str(TOKENIZER))
 
     assert code == 0
-    assert "written to recipe.yaml (there is no terminal to ask at)" in said
+    assert "wrote recipe.yaml (not confirmed: no terminal)" in said
     assert "packhouse prepare recipe.yaml" in Path("recipe.yaml").read_text()
 
 
@@ -943,7 +943,7 @@ def test_a_recipe_that_is_there_is_never_written_over(project):
     code, said = project.init("a.jsonl")
 
     assert (code, Path("recipe.yaml").read_text()) == (2, "mine")
-    assert "name another file with -o" in said
+    assert "Choose another file with -o" in said
 
 
 def test_names_of_a_file_and_its_fields_cannot_write_into_the_recipe_or_the_terminal(project):
@@ -1016,7 +1016,7 @@ def test_a_file_in_another_encoding_that_is_prepared_without_a_look_leads_to_ini
     code, said = project.call("prepare", file, "--tokenizer", str(TOKENIZER), *settings)
 
     assert code != 0
-    assert "`packhouse init` finds its encoding" in said
+    assert "`packhouse init` detects its encoding" in said
 
 
 def test_a_file_that_is_not_text_is_recognized(project):

@@ -63,7 +63,7 @@ def test_a_recipe_is_looked_at_before_anything_is_prepared(version, call, tmp_pa
     assert "Say 9." in call("inspect", recipe, "--grep", "is 9!", *elsewhere)
     assert not (tmp_path / "cache" / "steps").exists()
     done = CliRunner().invoke(cli, ["inspect", recipe, "--grep", "no such text", *elsewhere])
-    assert "looked at the first rows of each source" in done.stderr
+    assert "checked the first rows of each source" in done.stderr
 
 
 def test_rows_outside_the_packs_are_shown_too(version, call):
@@ -168,7 +168,7 @@ def test_equal_windows_of_a_row_are_no_rows_of_equal_content(publish, call):
     more = "pack: {seq_len: 128, over_length: window}\naudit: {max_duplicates: 1}\n"
     made = publish([{"messages": talk(1)["messages"] * 20}], more)
     found = json.loads(call("trace", made.uri, "--pack", "0", "--token", "3", "--json"))
-    assert found["rows of equal content"] == 0
+    assert found["rows with equal content"] == 0
 
 
 def test_rows_of_a_recipe_have_their_labels_and_bad_rows_their_source(tmp_path, call):
@@ -202,7 +202,7 @@ def test_a_token_of_a_classifier_is_traced_to_its_label(publish, call):
     found = json.loads(call("trace", made.uri, "--pack", "0", "--token", "0", "--json"))
     assert found["label"] == ["negative", "positive"][found["row"]]
     assert found["turn"] == "no token is trained"
-    assert found["rule"].startswith("a classifier learns the label")
+    assert found["rule"].startswith("classification: only the label")
 
 
 def test_rows_that_went_elsewhere_are_traced(version, call):
@@ -224,21 +224,21 @@ def test_rows_that_cannot_be_shown_are_reported(version, call, publish):
     number, mistake = said("--split", "evil", "--row", "3")
     assert (number, "no split 'evil'" in mistake) == (2, True)
     number, mistake = said("--skip", "99")
-    assert (number, "train has no pack 99: its last pack is " in mistake) == (2, True)
+    assert (number, "train has no pack 99. Its last pack is " in mistake) == (2, True)
     for words in (("--records", "0"), ("--packs", "0"), ("--skip", "-1"), ("--row", "-1")):
         assert said(*words)[0] == 2
-    assert "more records match than the first 5; see --records" in said("--grep", "Say")[1]
+    assert "more than 5 records match. Raise --records to see more." in said("--grep", "Say")[1]
     assert said("--grep", "Say", "--records", "2") == (0, "")
     recipe = str(Path(version._cache).parent / "recipe.yaml")
     done = CliRunner().invoke(cli, ["inspect", recipe, "--grep", "Say"])
-    assert "talks.jsonl' than the first 5; see --records" in done.stderr
+    assert "talks.jsonl'. Raise --records to see more." in done.stderr
 
 
 def test_a_pack_that_is_not_there_is_a_mistake(version):
     for words in (["inspect", "--pack", "99"], ["trace", "--pack", "99", "--token", "0"]):
         done = CliRunner().invoke(cli, [words[0], version.uri, *words[1:]])
         assert done.exit_code == 2
-        assert "train has no pack 99: its last pack is " in done.output
+        assert "train has no pack 99. Its last pack is " in done.output
 
 
 @pytest.fixture(scope="module")

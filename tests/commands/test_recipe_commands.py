@@ -43,7 +43,7 @@ def test_explain_before_the_first_run(call):
     output = call("explain", str(DEMO), "--json")
     assert list(whys(output)) == [step.name for step in STEPS]
     assert whys(output)["pack"] == ["never done"]
-    assert whys(output)["gather"] == ["how many jobs there are is known when pack is done"]
+    assert whys(output)["gather"] == ["the number of jobs is known once pack is done"]
 
 
 def test_explain_after_a_run_finds_everything_cached(call, prepared):
@@ -52,7 +52,7 @@ def test_explain_after_a_run_finds_everything_cached(call, prepared):
 
 def test_explain_names_the_component_that_changed(call, prepared):
     output = call("explain", str(DEMO), "--json", "--set", "pack.seq_len=128")
-    unplanned = ["how many jobs there are is known when pack is done"]
+    unplanned = ["the number of jobs is known once pack is done"]
     assert whys(output) == {
         "pack": ["pack.seq_len: 512 -> 128"],
         "gather": unplanned,
@@ -73,7 +73,7 @@ def test_explain_notices_a_file_that_is_gone(call, prepared):
     (receipt,) = [receipt for receipt in prepared.receipts if receipt.step == "pack"]
     receipt.path("train-offsets.arrow").unlink()
     output = call("explain", str(DEMO), "--json")
-    assert whys(output) == {"pack": ["its files are gone or were altered"]}
+    assert whys(output) == {"pack": ["its files are missing or changed"]}
     assert "pack  runs" in call("explain", str(DEMO))
 
 
@@ -124,10 +124,10 @@ def test_plan_estimates_before_any_work_and_counts_after_it(call, tmp_path, opti
 
 def test_plan_shows_that_a_run_would_fail(call):
     printed = call("plan", str(DEMO), "--set", "pack.over_length=error")
-    assert "would be refused: 1 record has more tokens than pack.seq_len 512, and" in printed
+    assert "would fail: 1 record has more tokens than pack.seq_len 512, and" in printed
     limit = ("--set", "validate.max_quarantined=0.01")
     refused = json.loads(call("plan", str(DEMO), *limit, "--json"))["refusals"]
-    assert refused[0].startswith("9 of 304 rows (2.96%) are bad, over validate.max_quarantined")
+    assert refused[0].startswith("9 of 304 rows (2.96%) are bad; validate.max_quarantined")
     assert json.loads(call("plan", str(DEMO), "--json"))["refusals"] == []
 
 
@@ -152,7 +152,7 @@ def test_plan_shows_the_results_of_other_pack_sizes(call):
 def test_plan_notes_that_contaminated_rows_are_not_subtracted(call):
     benchmarks = f"audit.benchmarks=[{{path: {DEMO.parent / 'chats.jsonl'}}}]"
     settings = ("--set", benchmarks, "--set", "audit.on_match=drop")
-    said = "contaminated rows are not subtracted, though audit.on_match will drop them"
+    said = "contaminated rows are still counted here, but audit.on_match will drop them"
     assert said in json.loads(call("plan", str(DEMO), *settings, "--json"))["notes"]
 
 
@@ -171,7 +171,7 @@ def test_inspect_prints_text_by_trained_or_not(call, prepared):
 def test_inspect_of_a_split_that_is_not_there_names_the_others(prepared):
     result = CliRunner().invoke(cli, ["inspect", f"{prepared.store}/demo", "--split", "test"])
     assert result.exit_code == 2
-    assert "it has train, eval" in result.stderr
+    assert "Use one of: train, eval" in result.stderr
 
 
 def test_a_version_that_is_not_there_is_one_sentence(tmp_path):

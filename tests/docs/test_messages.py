@@ -91,10 +91,10 @@ MESSAGES = {
         "2 of 32 rows (6.25%) are bad, over the limit of 1.00%: type 2. Fix the rows, or "
         "raise validate.max_quarantined; first 'type': rows/rows.jsonl line 31, instruction "
         "is a number, not text; to make it text, use `select: {instruction: "
-        "'\"instruction\"::VARCHAR', output: '\"output\"::VARCHAR'}` instead of `fields`; "
-        "remedy: write text for texts (in `select`: `cast(... as varchar)`) and integers for "
-        "ids and labels; to see them: `packhouse quarantine show "
-        "TMP/cache/steps/validate/KEY/quarantined.arrow`"
+        "'\"instruction\"::VARCHAR', output: '\"output\"::VARCHAR'}` instead of `fields`. "
+        "Remedy: write text for texts (in `select`: `cast(... as varchar)`) and integers for "
+        "ids and labels. To see them, run `packhouse quarantine show "
+        "TMP/cache/steps/validate/KEY/quarantined.arrow`."
     ),
     "AuditError": (
         "the audit stopped publication: source 'rows': 29 of 30 (96.67%, over 0.00%) rows "

@@ -179,11 +179,11 @@ def test_an_export_describes_itself_and_a_failed_one_leaves_nothing(publish, cac
     assert facts["version"] == "0a1b.g0"
     assert set(facts["files"]) == {"train.parquet", "eval.parquet"}
 
-    with pytest.raises(ConfigError, match="is not empty; export to a new folder"):
+    with pytest.raises(ConfigError, match=r"is not empty\. Export to a new folder"):
         export_version(opened, "trl", tmp_path / "out", cache=cache)
-    with pytest.raises(ConfigError, match="no export format 'tfrecord'; known: trl, axolotl"):
+    with pytest.raises(ConfigError, match="unknown export format 'tfrecord'; known: trl, axolotl"):
         export_version(opened, "tfrecord", tmp_path / "new", cache=cache)
-    with pytest.raises(VersionNotFoundError, match="no split 'test'; it has train, eval"):
+    with pytest.raises(VersionNotFoundError, match=r"no split 'test'[.] Use one of: train, eval"):
         export_version(opened, "trl", tmp_path / "new", splits=["test"], cache=cache)
 
     entry = opened.files(split="eval")[0]
@@ -221,15 +221,15 @@ def test_several_versions_are_written_in_one_call(cache, tmp_path):
     alone = CliRunner().invoke(export_command, [stores[0], str(tmp_path / "alone"), *arguments[1:]])
     assert json.loads(alone.output)["files"] == json.loads(done.output)[0]["files"]
     twice = CliRunner().invoke(export_command, [stores[0], stores[0], *arguments])
-    assert "would hold two versions. Export them in two calls" in str(twice.exception)
+    assert "would hold two versions. Export them in separate calls" in str(twice.exception)
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("npy", "are pickles, which can run code when loaded.* Export to 'megatron'"),
-        ("megatorn", "no export format 'megatorn'; did you mean 'megatron'"),
-        ("csv", "no export format 'csv'; known: trl, axolotl, megatron, mds, msgpack, jsonl"),
+        ("megatorn", "unknown export format 'megatorn'; did you mean 'megatron'"),
+        ("csv", "unknown export format 'csv'; known: trl, axolotl, megatron, mds, msgpack, jsonl"),
     ],
 )
 def test_the_command_explains_why_a_format_is_unavailable(opened, tmp_path, name, message):
@@ -256,7 +256,7 @@ def test_places_that_cannot_take_an_export_are_refused_in_a_sentence(
         ("sub/..", "cannot be replaced"),
         (tmp_path / "link", "is a symbolic link"),
         (tmp_path / "file" / "out", "cannot write in"),
-        (Path(opened.store.uri) / "out", "lies in the store"),
+        (Path(opened.store.uri) / "out", "is inside the store"),
     ):
         with pytest.raises(ConfigError, match=message):
             export(dest)

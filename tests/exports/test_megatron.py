@@ -84,7 +84,7 @@ def test_loss_weights_are_refused_since_the_reader_would_cut_them_to_0(tmp_path)
     batch = pack([[5, 6, EOS]])
     weights = pa.array([[0.0, 0.5, 1.0]], pa.list_(pa.float32()))
 
-    with pytest.raises(ConfigError, match=r"whole numbers, so that 0[.]5 would be 0"):
+    with pytest.raises(ConfigError, match=r"integers, so 0[.]5 would become 0"):
         write_export(
             iter([batch.append_column("loss_weights", weights)]), "megatron", "train", tmp_path
         )
@@ -133,7 +133,7 @@ def test_a_glob_of_shards_reads_what_one_file_reads(opened, cache, tmp_path):
 @pytest.mark.parametrize(
     ("name", "num_shards", "message"),
     [
-        ("megatron", 99, "rows, which make at most as many shards, not 99"),
+        ("megatron", 99, "rows, too few for 99 shards"),
         ("megatron", 0, "num_shards is 0"),
         ("mds", 2, "1 for mds"),
         ("npy", 1, "are pickles.* export to 'megatron'"),

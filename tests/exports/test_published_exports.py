@@ -124,7 +124,7 @@ def test_more_shards_than_packs_stop_a_run_before_its_files_are_made(tmp_path):
     recipe = recipe_of(
         f"publish.store={tmp_path / 'store'}", "publish.exports=[{format: trl, shards: 999}]"
     )
-    with pytest.raises(ConfigError, match=r"'eval' has 8 rows, .* not 999; take fewer"):
+    with pytest.raises(ConfigError, match=r"'eval' has 8 rows, too few for 999 shards"):
         run(recipe, tmp_path)
     assert not list((tmp_path / "cache").rglob("packs.arrow"))
 
@@ -172,6 +172,6 @@ def test_classes_are_refused_by_formats_without_a_place_for_them(tmp_path):
         }
         return run(parse_recipe(recipe), tmp_path)
 
-    with pytest.raises(ConfigError, match="'trl' has no place for the class"):
+    with pytest.raises(ConfigError, match="'trl' cannot store the class"):
         publish("trl")
     assert publish("arrow").files("exports")

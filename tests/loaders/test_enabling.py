@@ -25,7 +25,7 @@ def model():
     [
         (
             {"position_ids": ARANGE, "attention_mask": torch.tensor([[1, 1, 1, 2, 2]])},
-            "numbers records that position_ids do not cut",
+            "numbers records that position_ids do not separate",
         ),
         (
             {
@@ -65,7 +65,7 @@ def test_a_packed_batch_with_a_cache_is_refused(model, marks):
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
-    with enable_packing(model), pytest.raises(ContractError, match="came with past_key_values"):
+    with enable_packing(model), pytest.raises(ContractError, match="has past_key_values"):
         model(input_ids=IDS, past_key_values=cache, **marks)
 
 

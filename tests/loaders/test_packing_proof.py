@@ -138,9 +138,11 @@ def test_padding_on_the_right_is_dropped_and_on_the_left_refused(rows):
         check_packing(model, batch | {"attention_mask": mask}).require_safe()
         with pytest.raises(ContractError, match="padded on the left"):
             model(**batch | {"attention_mask": mask.flip(-1)})
-        with pytest.raises(ContractError, match="a mask of its own"):
+        with pytest.raises(ContractError, match="its own attention_mask"):
             model(**batch | {"attention_mask": torch.ones(1, 1, 64, 64)})
-        with pytest.raises(ContractError, match="numbers records that position_ids do not cut"):
+        with pytest.raises(
+            ContractError, match="numbers records that position_ids do not separate"
+        ):
             model(**batch | {"attention_mask": torch.arange(64)[None]})
 
 
@@ -189,7 +191,7 @@ def test_models_that_cannot_separate_records_are_refused(batch):
     with enable_packing(model):
         model.config._attn_implementation = "flash_attention_2"
         two = {key: batch[key].expand(2, -1) for key in ("input_ids", "position_ids")}
-        with pytest.raises(ContractError, match="in one row only, got 2 rows"):
+        with pytest.raises(ContractError, match="a batch of one row, got 2 rows"):
             model(**two)
     with pytest.raises(ContractError, match="needs position_ids"):
         check_packing(model, {"input_ids": batch["input_ids"]})

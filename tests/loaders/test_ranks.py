@@ -39,6 +39,6 @@ def test_a_record_of_any_rank_moves_no_logit_of_another(tmp_path, world_size, nu
     }
     assert first["enabled"][2] == 0.0
     assert first["plain"][2] > 1.0
-    assert "NOTHING WAS PROVEN, no token moves" in first["zeros"][0]
+    assert "INCONCLUSIVE, no token affects" in first["zeros"][0]
     assert f"{num_records} records on {world_size} ranks" in first["enabled"][0]
     assert f"{3 * world_size // 2} records on {world_size} ranks" in first["apart"][0]

@@ -179,7 +179,7 @@ def test_packs_in_memory_train_as_a_packed_dataset(kind, tmp_path):
                 )
             )
 
-    with pytest.raises(ContractError, match="given seq_lengths and no position_ids"):
+    with pytest.raises(ContractError, match="got seq_lengths without position_ids"):
         run(data[kind], remove_unused_columns=False)
     assert run(PackedDataset(packs)) == pytest.approx(unpacked_losses(packs, tmp_path), abs=1e-4)
 
@@ -271,7 +271,7 @@ def test_weights_are_never_lost_without_a_word(uri, tmp_path):
         run(PackedCollator(loss_weights="column"))
     with pytest.raises(ContractError, match="which nobody would apply"):
         run(PackedCollator(), remove_unused_columns=False)
-    with pytest.raises(ContractError, match="model was given loss_weights"):
+    with pytest.raises(ContractError, match="model got loss_weights"):
         run(PackedCollator(loss_weights="column"), remove_unused_columns=False)
     plain = run(PackedCollator(loss_weights="ignore"))
     weighted = run(PackedCollator(loss_weights="column"), Weighted, remove_unused_columns=False)

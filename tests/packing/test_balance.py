@@ -96,7 +96,7 @@ def test_a_recipe_publishes_balanced_packs_and_plan_says_what_it_gains(tmp_path)
     notes = estimate(recipe, plan_jobs(recipe), Workspace(cache=project.cache)).notes
     said = [note for note in notes if note.startswith("pack.balance: in steps of 4 packs")]
     assert len(said) == 1
-    assert f"{step_imbalance(costs[1], 4):.2f} times the attention" in said[0]
+    assert f"{step_imbalance(costs[1], 4):.2f} times the mean attention" in said[0]
 
 
 def test_a_stream_that_shuffles_warns_that_it_undoes_the_balance(tmp_path):

@@ -171,9 +171,13 @@ def test_an_iterable_dataset_is_packed_batch_by_batch_and_counted_while_it_is_re
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((ROWS, 4, "worst"), ConfigError, "no strategy 'worst'; known: best_fit, .*, bfd, bfd_sp"),
+        (
+            (ROWS, 4, "worst"),
+            ConfigError,
+            "unknown strategy 'worst'; known: best_fit, .*, bfd, bfd_sp",
+        ),
         ((ROWS, 0), ConfigError, "seq_length must be positive, got 0"),
-        (("rows", 4), ConfigError, "a str is no iterable of rows"),
+        (("rows", 4), ConfigError, "a str is not an iterable of rows"),
         (([{"input_ids": [1], "text": "a"}], 4), ContractError, "column 'text' holds"),
         (([{"input_ids": [1], "labels": [1, 2]}], 4), ContractError, "row 0 has 2 values in"),
         (([{"input_ids": [1]}, {"input_ids": None}], 4), ContractError, "row 1 has no list"),
@@ -186,7 +190,7 @@ def test_invalid_arguments_are_refused(arguments, error, message):
 
 
 def test_a_strategy_with_a_cutting_rule_takes_no_other_policy():
-    with pytest.raises(ConfigError, match="'bfd' says by itself what is cut"):
+    with pytest.raises(ConfigError, match="cannot be used with strategy 'bfd'"):
         pack_dataset(ROWS, 4, "bfd", over_length="drop")
     with pytest.raises(ConfigError, match="over_length 'cut' is not known"):
         pack_dataset(ROWS, 4, over_length="cut")

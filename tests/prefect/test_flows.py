@@ -337,8 +337,8 @@ def test_sources_that_went_back_leave_the_ref_and_say_how_to_move_it(place, cach
     back = refresh(place, cache).result()
     assert back.outcome == "held"
     assert back.message.startswith(
-        f"the sources give {first}, which is published, but 'latest' points to {second} "
-        "(which was published later), and a refresh leaves that alone"
+        f"the sources still give {first}, which is published, but 'latest' points to {second} "
+        "(which was published later). A refresh does not change that"
     )
 
 
@@ -350,8 +350,8 @@ def test_a_refresh_after_a_rollback_says_what_happened_and_leaves_the_ref(place,
     nightly = refresh(place, cache).result()
     assert (nightly.outcome, ref(place)) == ("held", first)
     assert nightly.message == (
-        f"the sources give {second}, which is published, but 'latest' points to {first} (someone "
-        f"moved it back there), and a refresh leaves that alone; to move it: packhouse ref set "
+        f"the sources still give {second}, which is published, but 'latest' points to {first} "
+        f"(someone moved it back). A refresh does not change that. To move it: packhouse ref set "
         f"{place}/store/demo latest {second}"
     )
 
@@ -408,9 +408,9 @@ def test_a_refusal_shows_the_first_bad_rows_their_cause_and_what_to_type(place, 
     state = refresh(place, cache)
     assert state.is_failed()
     said = (
-        "instructions/instructions.jsonl line 1, .*; rows of 'instructions' look like `chat`, and "
-        "the recipe reads them as `alpaca`: try `format: chat` if all rows do, or `format: "
-        "mixed` if rows have several shapes; to see them: `packhouse quarantine show RECIPE`"
+        "instructions/instructions.jsonl line 1, .*[.] Rows of 'instructions' look like `chat`, "
+        "but the recipe reads them as `alpaca`. Try `format: chat`, or `format: mixed` if rows "
+        "have several shapes. To see them, run `packhouse quarantine show RECIPE`"
     )
     assert re.search(said, state.message)
     assert str(cache) not in state.message

@@ -50,5 +50,5 @@ def test_the_same_version_twice_differs_in_nothing(tmp_path: Path) -> None:
     html = diff_report(opened, opened, tmp_path)
 
     assert "All settings are the same." in html
-    assert "The rows of both versions are the same." in html
+    assert "Both versions contain the same rows." in html
     assert "class=gain>" not in html.replace("<i class=gain>", "")

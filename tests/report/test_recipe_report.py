@@ -41,11 +41,11 @@ def test_a_recipe_is_shown_before_it_ran_and_its_version_afterwards(
     before = report(recipe, "-o", page, "--cache", cache)
     (front,) = island(before, "samples-data")
 
-    assert "An estimate from a sample; this recipe has no version yet." in before
+    assert "Estimated from a sample. This recipe has no version yet." in before
     size = (tmp_path / "rows.jsonl").stat().st_size / 1e6
-    said = f"an estimate from 200 rows, the first {size:.2f} MB of 1 file with {size:.2f} MB"
+    said = f"estimated from 200 rows: the first {size:.2f} MB of 1 file with {size:.2f} MB"
     assert said in before
-    assert "The run would be refused" not in before
+    assert "The run would fail" not in before
     assert front["packs"][0]["records"][0]["texts"]
     assert "Other seq_len" in before
     assert not (tmp_path / "store").exists()
@@ -53,7 +53,7 @@ def test_a_recipe_is_shown_before_it_ran_and_its_version_afterwards(
     version = packhouse.prepare(recipe, cache=cache, progress=False)
     after = report(recipe, "-o", page, "--cache", cache)
     assert version.id in after
-    assert "An estimate from a sample" not in after
+    assert "Estimated from a sample" not in after
     assert after == report(version.uri, "-o", page, "--cache", cache) == version.report()
 
 
@@ -85,7 +85,7 @@ def test_a_recipe_that_would_be_refused_says_so(recipe: Path, tmp_path: Path) ->
         file.write("not json\n")
     html = report(recipe, "-o", tmp_path / "page.html", "--cache", tmp_path / "cache")
 
-    assert "The run would be refused: 1 of 201 rows (0.50%) are bad" in html
+    assert "The run would fail: 1 of 201 rows (0.50%) are bad" in html
 
 
 def test_a_notebook_shows_the_report_in_a_frame_of_its_own(hostile: Made) -> None:
@@ -102,6 +102,6 @@ def test_diff_takes_two_versions(hostile: Made, tmp_path: Path) -> None:
     html = report("--diff", hostile.version.uri, "latest", "-o", page)
     refused = CliRunner().invoke(cli, ["report", "--diff", hostile.version.uri])
 
-    assert "The rows of both versions are the same." in html
+    assert "Both versions contain the same rows." in html
     assert refused.exit_code == 2
-    assert "--diff and two of them" in refused.output
+    assert "--diff with two versions" in refused.output

@@ -94,7 +94,7 @@ def test_without_vega_a_report_shows_numbers_and_says_so(
     monkeypatch.setattr("packhouse.addons.report.html.vega_bundle", lambda: None)
     html = version_report(open_address(hostile.version.uri), hostile.tokenizers)
 
-    assert "Charts need the JavaScript that packhouse's wheel carries" in html
+    assert "Charts need JavaScript from the packhouse wheel" in html
     assert 'class="spec"' not in html
     assert html.count("<table><caption") == hostile.html.count("<table><caption") > 10
 
@@ -278,7 +278,7 @@ def test_a_record_that_concat_cuts_is_one_record_everywhere(tmp_path: Path) -> N
     version = _prepared(tmp_path, rows, "alpaca", pack={"seq_len": 64, "strategy": "concat"})
     assert version.statistics["train"]["num_sequences"] > 3
     assert "<dt>Records packed</dt><dd>3</dd>" in version.report()
-    assert "Charts count each part of a record that is cut" in version.report()
+    assert "charts count each part separately" in version.report()
     assert "; 3 records, " in version._repr_html_()
     done = CliRunner().invoke(cli, ["stats", version.uri, "--json"])
     assert json.loads(done.stdout)["splits"][0]["records"] == 3

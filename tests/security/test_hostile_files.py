@@ -154,4 +154,4 @@ def test_an_edited_line_with_other_types_is_refused(line: dict[str, Any], tmp_pa
     words += ["--from", str(tmp_path / "bad.jsonl"), "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 2
-    assert "line 1 of the mended rows has no sound" in done.output
+    assert "line 1 of the edited rows: " in done.output

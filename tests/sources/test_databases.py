@@ -74,7 +74,7 @@ def test_a_value_that_is_not_utf8_quarantines_its_row(value, sqlite, read):
     assert found.validated["row"].to_pylist() == [*range(1500), 1501]
     (bad,) = found.quarantined.to_pylist()
     assert (bad["row"], bad["reason"]) == (1500, "encoding")
-    assert bad["detail"].startswith("column 'answer': byte 0xff is not UTF-8, in b'a\\xff'; mend")
+    assert bad["detail"].startswith("column 'answer': byte 0xff is not UTF-8, in b'a\\xff'. Fix")
     assert bad["raw"] == b'{"question":"q","answer":null}'
 
 
@@ -193,7 +193,7 @@ def test_changes_that_are_not_in_the_file_yet_are_refused(sqlite, tmp_path):
     writer.execute("INSERT INTO rows VALUES ('q2', 'a2', 3)")
     writer.commit()
 
-    with pytest.raises(SourceError, match=r"rows\.sqlite-wal' holds changes that are not in it"):
+    with pytest.raises(SourceError, match=r"rows\.sqlite-wal' contains changes that are not in"):
         scan_source(SourceConfig(path=str(path)))
     writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     assert scan_source(SourceConfig(path=str(path)))[0].num_rows == 3
@@ -221,7 +221,7 @@ def test_objects_that_would_run_code_are_not_tables(statement, says, sqlite):
 def test_the_table_is_named_where_there_are_several(sqlite):
     path = sqlite(*ROWS, "CREATE TABLE other (x)")
 
-    with pytest.raises(SourceError, match=r"several tables; name one.*tables: other, rows"):
+    with pytest.raises(SourceError, match=r"several tables. Name one.*tables: other, rows"):
         scan_source(SourceConfig(path=str(path)))
     with pytest.raises(SourceError, match="no table 'row'; did you mean 'rows'"):
         scan_source(SourceConfig(path=str(path), table="row"))

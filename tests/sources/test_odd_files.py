@@ -257,7 +257,7 @@ def test_an_ods_workbook_is_read_as_well(read_bytes):
     [
         ([[["a", "b"], ["1", "2"]], [["c"], ["3"]]], "'Sheet1' and 'Sheet2' have different"),
         ([[["a", None], ["1", "2"]]], "a column without a name"),
-        ([[["a", "a"], ["1", "2"]]], "two columns of one name"),
+        ([[["a", "a"], ["1", "2"]]], "two columns with the same name"),
     ],
 )
 def test_a_workbook_whose_rows_are_not_clear_is_refused(sheets, match, read_bytes):
@@ -274,7 +274,7 @@ def test_a_workbook_with_another_extension_is_recognized(read_bytes):
     with pytest.raises(SourceError, match="is not XLSX or ODS: it is text"):
         read_bytes(b"text\na\n", "rows.xlsx")
     pytest.importorskip("python_calamine")
-    with pytest.raises(SourceError, match="no sound workbook"):
+    with pytest.raises(SourceError, match="is not a valid workbook"):
         read_bytes(data[:300], "rows.xlsx")
 
 

@@ -37,10 +37,10 @@ ODS_COMPUTED = Cell(
 @pytest.mark.parametrize(
     ("cell", "held"),
     [
-        (DIVIDED, "the error #DIV/0!; mend its formula, or take the row or the column out"),
-        (PASTED, "the error #N/A; "),
-        (NOT_COMPUTED, "a formula that nobody computed; open the workbook in a spreadsheet and"),
-        (NO_VALUE, "a formula that nobody computed; "),
+        (DIVIDED, "the error #DIV/0!. Fix its formula, or remove the row or column"),
+        (PASTED, "the error #N/A. "),
+        (NOT_COMPUTED, "a formula without a computed value. Open the workbook in a"),
+        (NO_VALUE, "a formula without a computed value. "),
     ],
 )
 def test_a_cell_without_a_value_quarantines_its_row(cell, held, read_bytes):
@@ -61,7 +61,7 @@ def test_a_cell_without_a_value_quarantines_its_row(cell, held, read_bytes):
     [
         (ODS_ERROR, "the error #DIV/0!"),
         (ODS_OLD_ERROR, "the error Err:502"),
-        (ODS_NO_VALUE, "a formula that nobody computed"),
+        (ODS_NO_VALUE, "a formula without a computed value"),
     ],
 )
 def test_a_cell_of_ods_without_a_value_quarantines_its_row(cell, held, read_bytes):
@@ -158,7 +158,7 @@ def test_bad_cells_do_not_depend_on_where_or_on_shards(read_bytes):
 def test_a_bad_cell_far_out_takes_no_memory(read_bytes):
     far = Cell('<c r="XFD1048576"><f>A1</f></c>')
 
-    with pytest.raises(SourceError, match="column 16,384 is over 16,777,216 cells"):
+    with pytest.raises(SourceError, match="column 16,384 exceeds the limit of 16,777,216 cells"):
         read_bytes(workbook([HEADER, ["q", "a"], [far]]), "rows.xlsx")
 
 

@@ -188,7 +188,7 @@ def test_no_damaged_bit_gives_another_answer(publish, content):
 
 @pytest.mark.parametrize(
     ("before", "size", "message"),
-    [(0, 40_000, "has 40,000 bytes"), (1, 40_000, "has 40,000"), (1, 2**30, "written anew")],
+    [(0, 40_000, "has 40,000 bytes"), (1, 40_000, "has 40,000"), (1, 2**30, "was replaced")],
 )
 def test_an_object_that_changes_while_it_is_read_is_an_error(
     publish, content, monkeypatch, before, size, message
@@ -215,7 +215,7 @@ def test_a_store_that_gives_less_than_it_was_asked_for_is_named(publish, content
         return replace(get_range(self, key, start, length), data=b"PAR1")
 
     monkeypatch.setattr(LocalStore, "get_range", short)
-    with pytest.raises(IntegrityError, match="gave 4 of the 65,536 bytes it was asked for"):
+    with pytest.raises(IntegrityError, match="returned 4 of the 65,536 requested bytes"):
         read(opened, "SELECT num_tokens FROM records")
 
 
@@ -246,14 +246,14 @@ def test_an_object_that_is_gone_is_named(publish, content):
 
 def test_footers_of_other_rows_are_refused(publish, content):
     opened = publish(content, ROWS - 1)
-    with pytest.raises(IntegrityError, match="40,000 rows, and the manifest says 39,999"):
+    with pytest.raises(IntegrityError, match="40,000 rows; the manifest says 39,999"):
         read(opened, "SELECT num_tokens FROM records")
 
 
 @pytest.mark.parametrize("end", [b"\xff\xff\xff\xffPAR1", b"\xff\xff\xff\x7fPAR1", b"\0\0\0\0PARE"])
 def test_an_end_that_is_no_footer_is_refused(publish, asked, content, end):
     opened = publish(content[:-8] + end)
-    with pytest.raises(IntegrityError, match="does not end with a footer of Parquet"):
+    with pytest.raises(IntegrityError, match="has no Parquet footer"):
         read(opened, "SELECT num_tokens FROM records")
     assert asked == [(len(content) - TAIL, TAIL)]
 

@@ -114,7 +114,7 @@ def test_another_commit_in_between_is_seen_and_kept(hub, store):
     assert json.loads(last["manifest.json"])["vid"] == "bbbb"
 
 
-@pytest.mark.parametrize(("status", "message"), [(403, "check HF_TOKEN"), (401, "check HF_TOKEN")])
+@pytest.mark.parametrize(("status", "message"), [(403, "Check HF_TOKEN"), (401, "Check HF_TOKEN")])
 def test_a_refusal_names_the_token(hub, store, status, message):
     hub.refuse_with = status
     assert message in mirror(hub, store, "aaaa", code=1)

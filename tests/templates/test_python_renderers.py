@@ -200,7 +200,7 @@ def test_a_row_is_refused_if_words_are_written_otherwise(toys, old, new):
     rendered = render(name, talk, [("user", "Unlike"), ("assistant", "Others")])
 
     assert rendered.formatted["row"].to_pylist() == [1]
-    assert "no spans can be proven" in refusals(rendered)[0]
+    assert "spans cannot be determined" in refusals(rendered)[0]
 
 
 def test_a_row_is_refused_if_its_texts_fit_in_two_ways(toys):
@@ -223,8 +223,8 @@ def test_a_row_is_refused_if_its_texts_fit_in_two_ways(toys):
     name = toys.install(code)
 
     rendered = render(name, [("user", "a "), ("user", " b"), ("assistant", "c")])
-    assert "or the same in several ways" in refusals(rendered)[0]
-    assert "no spans can be proven" in refusals(rendered)[0]
+    assert "changes its output" in refusals(rendered)[0]
+    assert "spans cannot be determined" in refusals(rendered)[0]
     assert render(name, [("user", "a"), ("user", " b"), ("assistant", "c")]).formatted.num_rows == 1
 
 
@@ -272,10 +272,20 @@ def test_a_row_has_only_the_arguments_that_the_renderer_reads(toys):
 @pytest.mark.parametrize(
     ("old", "new", "error", "said"),
     [
-        ("stop_tokens =", "stops =", PluginError, "is no renderer: it needs a function `render`"),
+        (
+            "stop_tokens =",
+            "stops =",
+            PluginError,
+            "is not a renderer. It needs a function `render`",
+        ),
         ('["<|im_end|>"]', '"<|im_end|>"', PluginError, "`stop_tokens`, a list of control tokens"),
-        ('["<|im_end|>"]', '["<|eot|>"]', TemplateError, "stops at '<|eot|>', which is no control"),
-        ("return text +", "return b'' and", PluginError, "returned a bytes, not a text"),
+        (
+            '["<|im_end|>"]',
+            '["<|eot|>"]',
+            TemplateError,
+            "stops at '<|eot|>', which is not a control",
+        ),
+        ("return text +", "return b'' and", PluginError, "returned a bytes instead of a string"),
         ("self.folder = folder", "open(folder)", PluginError, "on tokenizer folder 'tokenizer'"),
     ],
 )
@@ -450,7 +460,7 @@ def test_harmony_refuses_the_tokenizer_of_another_model(shared):
     pytest.importorskip("openai_harmony", reason="openai-harmony is not installed")
     folder = shared / "tokenizers" / "qwen3"
     config = FormatConfig(template="harmony")
-    with pytest.raises(TemplateError, match=r"is not the tokenizer of gpt-oss\. Give that one"):
+    with pytest.raises(TemplateError, match=r"is not the gpt-oss tokenizer\. Use that one"):
         make_renderer(config, load_snapshot(folder), folder=folder)
 
 
@@ -458,7 +468,7 @@ def test_mistral_needs_tekken_json(shared):
     pytest.importorskip("mistral_common", reason="mistral-common is not installed")
     folder = shared / "tokenizers" / "qwen3"
     config = FormatConfig(template="mistral")
-    with pytest.raises(TemplateError, match=r"has no tekken\.json\. Give the tokenizer of a"):
+    with pytest.raises(TemplateError, match=r"has no tekken\.json\. Use the tokenizer of a"):
         make_renderer(config, load_snapshot(folder), folder=folder)
 
 

@@ -270,7 +270,7 @@ def _change(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Change
         if old["ids_digest"] == new["ids_digest new"] and is_trained_otherwise:
             changes.append(f"{old['num_trained']} -> {new['num_trained new']} trained")
         if not changes:
-            changes.append(f"other text of {counted(old['num_tokens'], 'token')}")
+            changes.append(f"different text of {counted(old['num_tokens'], 'token')}")
     tokens = f"{old['num_tokens']} -> {counted(new['num_tokens new'] or 0, 'token')}"
     details = {
         "added": f"was {old['outcome']}" if old["outcome"] else "",
@@ -306,15 +306,15 @@ _VALUE = 30
 _SHOWN_KINDS = {
     "added": "added",
     "removed": "removed",
-    "edited": "edited (the row's content changed)",
+    "edited": "edited (the row changed)",
     "changed_tokens": "",
-    "changed_masks": "same text, another part trained",
-    "changed_weights": "same text, other loss weights",
-    "copies": "another number of copies",
-    "moved": "in another split",
+    "changed_masks": "same text, different tokens trained",
+    "changed_weights": "same text, different loss weights",
+    "copies": "different number of copies",
+    "moved": "moved to another split",
 }
 
-_READ_OTHERWISE = "edited (the same row, read or split otherwise)"
+_READ_OTHERWISE = "edited (same row, read or split differently)"
 """Where the files of both versions are the same."""
 
 # Keys of counts that other counts say better.
@@ -327,17 +327,21 @@ Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]
 @click.command()
 @click.argument("old", metavar="OLD")
 @click.argument("new", metavar="NEW")
-@click.option("--no-records", is_flag=True, help="Compare manifests only; read no data.")
-@cache_option("Folder of tokenizers and finished steps.")
+@click.option("--no-records", is_flag=True, help="Compare only the manifests; read no data.")
+@cache_option("Folder of tokenizers and cached steps.")
 @json_option()
 def diff(old: str, new: str, no_records: bool, cache: Path, as_json: bool) -> None:
-    """Compare two versions: settings, counts, schema; rows, tokens, masks, copies and splits.
+    """Compare two versions: settings, counts, schema, rows, tokens, masks, copies and splits.
 
-    Shows examples with their text where the tokenizer is known. NEW may be a bare NAME of the same
-    dataset.
+    NEW may be a ref or version of the same dataset, without the store. If the tokenizer is known,
+    examples are shown as text.
 
     \b
-    packhouse diff ./store/alpaca@prod latest
+    Example:
+      $ packhouse diff ./store/demo@prod latest
+      configuration        old  new
+      split.eval_fraction  0.1  0.2
+      ...                                  counts, then changed rows with examples
     """
     left = open_address(old)
     right = open_beside(left, new)
@@ -355,7 +359,7 @@ def diff(old: str, new: str, no_records: bool, cache: Path, as_json: bool) -> No
 def _print_facts(found: Diff) -> None:
     echo(f"{found.old} -> {found.new}")
     if found.is_same_content:
-        echo("the rows are the same (content_id)")
+        echo("the rows are identical (same content_id)")
     for name in ("configuration", "counts", "lineage", "engines", "libraries", "schema"):
         changed = {
             key: pair
@@ -406,7 +410,7 @@ def _print_records(
 ) -> None:
     echo(f"\nrecords: {found.num_same:,} are the same")
     is_one = old.manifest.tokenizer_fingerprint == new.manifest.tokenizer_fingerprint
-    names = {**kinds, "changed_tokens": "other text" if is_one else "other token ids"}
+    names = {**kinds, "changed_tokens": "other text" if is_one else "different token IDs"}
     show = _Texts(found, old, new, tokenizers)
     for kind, name in names.items():
         if number := getattr(found, f"num_{kind}"):

@@ -1,14 +1,14 @@
-"""Files of a version as tables that DuckDB scans: each scan is a stream, a batch in memory.
+"""Present the files of a version as tables that DuckDB scans, one batch in memory at a time.
 
-Files are read by `read_batches`, not by DuckDB: Arrow checks the CRC32 of each page, DuckDB does
-not (of 30 flipped bits, 18 gave another answer), and Arrow and JSON Lines files are read as well.
-Lists whose lengths do not fit are an error.
+`read_batches` reads the files instead of DuckDB, because Arrow checks the CRC32 of each page and
+DuckDB does not (18 of 30 flipped bits changed an answer). Arrow and JSON Lines files work, too.
+Lists whose lengths do not add up are an error.
 
-Of `data` files there are two tables, both made of one batch without copying a token:
+`data` files become two tables. Both use the same batch, and no token is copied:
 
     batch       seq_lengths [3 2] [4], input_ids [a a a b b] [c c c c]
-    packs       a row a pack:      num_tokens 5, 4
-    sequences   a row a sequence:  pack 0 0 1, position 0 3 0, num_tokens 3 2 4
+    packs       one row per pack:      num_tokens 5, 4
+    sequences   one row per sequence:  pack 0 0 1, position 0 3 0, num_tokens 3 2 4
 """
 
 from collections.abc import Collection, Iterator, Mapping

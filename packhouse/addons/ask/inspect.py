@@ -75,35 +75,45 @@ class _Wanted:
     def note_more(self, number: int, of: str = "") -> None:
         """Print a note if `number` exceeds the default limit and --records was not given."""
         if self.records is None and number > self.limit:
-            print_note(f"note: more records match{of} than the first {self.limit}; see --records")
+            print_note(
+                f"note: more than {self.limit} records match{of}. Raise --records to see more."
+            )
 
 
 @click.command()
 @click.argument("target", metavar="VERSION|RECIPE")
-@click.option("--split", help="Which split. [default: train, else the first there is]")
+@click.option("--split", help="Split to read. [default: train, or the first one]")
 @click.option(
-    "--packs", default=1, show_default=True, type=click.IntRange(min=1), help="How many packs."
+    "--packs",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Number of packs to print.",
 )
 @click.option(
-    "--skip", default=0, show_default=True, type=click.IntRange(min=0), help="Packs to skip first."
+    "--skip",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Number of packs to skip first.",
 )
-@click.option("--pack", type=click.IntRange(min=0), help="The pack of this number, from 0.")
+@click.option("--pack", type=click.IntRange(min=0), help="Print the pack with this number, from 0.")
 @click.option(
     "--records",
     type=click.IntRange(min=1),
-    help="So many records, each by itself. [default: 5]",
+    help="Print this many individual records instead of packs. [default: 5]",
 )
-@click.option("--source", help="Records of this source, or of this `source/file`.")
+@click.option("--source", help="Print records of this source or `source/file`.")
 @click.option(
-    "--row", type=click.IntRange(min=0), help="Records of this row of their file, from 0."
+    "--row", type=click.IntRange(min=0), help="Print records of this row of a file, from 0."
 )
-@click.option("--record", help="The record with this id.")
-@click.option("--grep", metavar="TEXT", help="Records whose text holds this.")
-@click.option("--quarantined", is_flag=True, help="Bad rows, and why.")
-@click.option("--dropped", is_flag=True, help="Rows that were left out, and why.")
-@click.option("--tokenizer", help="Tokenizer folder, if the store does not keep it.")
-@cache_option("Folder of tokenizers and finished steps.")
-@json_option("Print JSON, a line a pack or record.")
+@click.option("--record", help="Print the record with this ID.")
+@click.option("--grep", metavar="TEXT", help="Print records that contain this text.")
+@click.option("--quarantined", is_flag=True, help="Print bad rows with their reasons.")
+@click.option("--dropped", is_flag=True, help="Print dropped rows with their reasons.")
+@click.option("--tokenizer", help="Tokenizer folder, if the store does not have it.")
+@cache_option("Folder of tokenizers and cached steps.")
+@json_option("Print one line of JSON per pack or record.")
 def inspect(
     target: str,
     split: str | None,
@@ -120,16 +130,17 @@ def inspect(
     """Print packs or records of a version with trained tokens in green (in a pipe: {+ and +}).
 
     With a RECIPE, print the first rows as they would be trained, without preparing anything.
-    Output on a terminal goes to a pager.
+    Output on a terminal goes to a pager. VERSION is STORE/DATASET[@NAME], where NAME is a ref or a
+    version (default: latest).
 
     \b
-    VERSION is STORE/DATASET, or with @REF or @VERSION (by default @latest):
-    ./store/demo, s3://bucket/store/demo@prod, ./store/demo@0a1b2c3d4e5f6071.g0
-
-    \b
-    packhouse inspect ./store/demo --grep "I cannot" --records 20
-    packhouse inspect ./store/demo --source instructions --row 18
-    packhouse inspect recipe.yaml
+    Example:
+      $ packhouse inspect ./store/demo --source chats --row 0
+      ------------ chats/chats.jsonl row 0: 132 tokens, 64 trained ------------
+      <|im_start|>user
+      Can you show me how to work out 61 * 6 in my head?<|im_end|>
+      <|im_start|>assistant
+      {+Split 61 into 60 and 1. ...<|im_end|>+}
     """
     chosen = _Wanted(**wanted)
     if quarantined or dropped:
@@ -137,7 +148,7 @@ def inspect(
     elif is_recipe_path(target):
         rows, pipeline = _of_recipe(target, chosen, cache)
         if not rows:
-            print_note("looked at the first rows of each source, but for those `where` leaves out")
+            print_note("checked the first rows of each source, except those that `where` drops")
         _show_records(rows, pipeline, as_json=as_json)
     elif chosen.is_any:
         opened = open_address(target)
@@ -279,7 +290,9 @@ def _of_version(
         about += [weights_text(row.pop("loss_weights"))]
         row["about"] = ", ".join(part for part in about if part)
     if not rows and wanted.row is not None:
-        print_note("no pack holds that row; `packhouse trace VERSION --file F --row N` says why")
+        print_note(
+            "no pack contains this row. `packhouse trace VERSION --file F --row N` shows why."
+        )
     is_paired = opened.manifest.preferences == "pairs"
     return [side for row in rows for side in _sides_of(row)] if is_paired else rows
 
@@ -371,13 +384,13 @@ def _pipeline(opened: OpenVersion, folder: str | None, cache: Path) -> Pipeline 
     tokenizers = Workspace(cache=cache).tokenizers
     if folder:
         if fingerprint_tokenizer(folder) != opened.manifest.tokenizer_fingerprint:
-            print_note("warning: this is not the tokenizer the version was made with")
+            print_note("warning: this tokenizer differs from the one the version was made with")
         load = partial(load_snapshot, folder, tokenizers, pipeline_of_version(opened))
         return pipeline_of(load)
     pipeline = pipeline_of(tokenizer_of(opened, tokenizers))
     if pipeline is None:
         print_note(
-            "printing ids: neither the cache nor the store has the tokenizer; give --tokenizer "
-            "FOLDER for text",
+            "printing token IDs, because neither the cache nor the store has the tokenizer. "
+            "Pass --tokenizer FOLDER to see text.",
         )
     return pipeline

@@ -1,8 +1,9 @@
-"""A version as a DuckDB database: views in SQL (`views.sql`) over tables of its files.
+"""Query a version with SQL: DuckDB views (`views.sql`) over the tables of its files.
 
-A question is asked twice, in a worker process without files and network, for versions and questions
-come from anywhere. First of tables without rows: the plan names the columns that it takes. These
-alone are fetched, and the same plan runs over them.
+Each query runs twice, in a worker process without access to files or network, because versions and
+queries may be untrusted. The first run uses empty tables: its plan names the columns it reads. Only
+these columns are fetched, and the query then runs on them. To read whole packs for training, use
+`packhouse.load_packed` instead.
 
     ask "select avg(num_trained) from packs" -> packs:num_trained -> labels, seq_lengths of `data`
 
@@ -197,7 +198,7 @@ def _run_question(opened: OpenVersion, question: Question, tokenizers: Path | No
             partial(_answer, question, files, memory),
             what=f"the files of {opened.dataset}" if question.is_ours else "the query",
             blames=question.blames,
-            remedy="Ask for less: fewer rows, no text",
+            remedy="Query fewer rows, or leave out the text.",
             num_bytes=num_bytes,
             more_memory=memory,
         )
@@ -315,7 +316,7 @@ class Views:
             IntegrityError: the content of a file is invalid, or packhouse's own query fails.
         """
         taken = self.columns_taken(query, values)
-        assert self.files.taken in (None, taken), f"{taken} is read, not all of it was fetched"
+        assert self.files.taken in (None, taken), f"{taken} was not fetched completely"
         for name, table in self.tables.items():
             table.columns = taken.get(name, ())
         with self._errors_named():
@@ -333,11 +334,11 @@ class Views:
         try:
             kinds = [each.type for each in self.database.extract_statements(query)]
         except duckdb.Error as error:
-            raise ConfigError(f"the query is no SQL: {_first_line(error)}") from None
+            raise ConfigError(f"invalid SQL: {_first_line(error)}") from None
         if kinds != [duckdb.StatementType.SELECT]:
             raise ConfigError(
-                "a question is one SELECT: a version never changes. Give a single statement that "
-                "begins with SELECT, WITH or FROM"
+                "only one read-only query can be run. Pass a single statement that begins "
+                "with SELECT, WITH or FROM."
             )
         with self._errors_named():
             explain = f"EXPLAIN (FORMAT json) {query}", [*values] or None
@@ -368,10 +369,10 @@ class Views:
     def _explain(self, error: Exception) -> str:
         """Describe the error in a line or two: DuckDB's first line, and the names that exist."""
         first, *rest = str(error).split("\n")
-        message = f"the query does not run: {_first_line(error)}"
+        message = f"the query failed: {_first_line(error)}"
         if first.startswith("Catalog Error: Table"):
             names = ", ".join(VIEWS)
-            return f"{message}\nThere are {names}; `packhouse sql --help` says what they hold."
+            return f"{message}\nTables: {names}. See `packhouse sql --help`."
         if "Referenced" in first or "does not have a column" in first:
             named = [view for view in VIEWS if view in _words(self.question.query)]
             there = (f"{view} has {', '.join(self._columns(view))}" for view in named)
@@ -381,7 +382,7 @@ class Views:
         if takes:
             more = ", ..." * (len(takes) > _CANDIDATES)
             shown = ", ".join(takes[:_CANDIDATES]).replace('"', "").replace(", /)", ")")
-            meant = [f"It is called as {shown}{more}"]
+            meant = [f"Signature: {shown}{more}"]
         return "\n".join([message, *meant[:1]])
 
     def _columns(self, view: str) -> list[str]:
@@ -392,8 +393,8 @@ class Views:
             snapshot = self.question.load() if self.question.load else None
             if snapshot is None:
                 raise ConfigError(
-                    "text needs the version's tokenizer, which neither the cache nor the store "
-                    "has; ask for input_ids instead"
+                    "column 'text' needs the version's tokenizer, but neither the cache nor "
+                    "the store has it. Query input_ids instead."
                 )
             lists = one_chunk(ids).cast(pa.large_list(pa.int32()))
             return decode_lists(lists, snapshot).cast(pa.string())
@@ -591,7 +592,7 @@ class _Copy:
         end = self.read(self.tail, size)[-_FOOTER_END:]
         footer = size - _FOOTER_END - int.from_bytes(end[:4], "little")
         if end[4:] != b"PAR1" or footer < 0:
-            raise self._damaged("it does not end with a footer of Parquet")
+            raise self._damaged("it has no Parquet footer")
         if footer < self.tail:
             for start, stop in _parts([(footer, self.tail)], size):
                 self.read(start, stop)
@@ -610,14 +611,14 @@ class _Copy:
         except ObjectNotFoundError:
             raise self.opened.gone(self.entry) from None
         if part.size != self.entry.size:
-            raise self._damaged(f"it has {part.size:,} bytes, and was {self.entry.size:,}")
+            raise self._damaged(f"it has {part.size:,} bytes instead of {self.entry.size:,}")
         if len(part.data) != end - start:
             raise self._damaged(
-                f"the store gave {len(part.data):,} of the {end - start:,} bytes it was asked for"
+                f"the store returned {len(part.data):,} of the {end - start:,} requested bytes"
             )
         self.tag = self.tag or part.tag
         if part.tag != self.tag:
-            raise self._damaged("it was written anew while it was read")
+            raise self._damaged("it was replaced while it was being read")
         with self.path.open("r+b") as file:
             file.seek(start)
             file.write(part.data)
@@ -626,7 +627,7 @@ class _Copy:
     def _damaged(self, problem: str) -> IntegrityError:
         return IntegrityError(
             f"'{self.opened.uri(self.entry)}' does not hold the published bytes: {problem}. "
-            "Restore it, or publish the version again elsewhere",
+            "Restore it, or publish the version again elsewhere.",
             key=self.entry.key,
         )
 
@@ -674,7 +675,7 @@ def _pieces(
 ) -> list[tuple[int, int]]:
     """Return the byte ranges of the requested columns, checked against the size of the file."""
     if footer.num_rows != rows:
-        raise ValueError(f"it has {footer.num_rows:,} rows, and the manifest says {rows:,}")
+        raise ValueError(f"it has {footer.num_rows:,} rows; the manifest says {rows:,}")
     names = [footer.schema.column(number).path for number in range(footer.num_columns)]
     wanted = [number for number, name in enumerate(names) if name.partition(".")[0] in columns]
     # Names of nested columns are paths: `input_ids.list.element` belongs to `input_ids`.
@@ -687,6 +688,9 @@ def _pieces(
             start = min(chunk.data_page_offset, chunk.dictionary_page_offset or size)
             end = start + chunk.total_compressed_size
             if not 0 <= start <= end <= size:
-                raise ValueError(f"column '{chunk.path_in_schema}' lies at {start:,} to {end:,}")
+                raise ValueError(
+                    f"column '{chunk.path_in_schema}' has the invalid byte range {start:,} to "
+                    f"{end:,}"
+                )
             pieces.append((start, end))
     return pieces

@@ -40,7 +40,7 @@ def check_split(opened: OpenVersion, split: str) -> None:
     if not opened.files("data", split):
         splits = ", ".join(opened.manifest.splits())
         raise ConfigError(
-            f"no split '{split}' in {opened.dataset} {opened.version}; it has {splits}"
+            f"{opened.dataset} {opened.version} has no split '{split}'. Use one of: {splits}."
         )
 
 
@@ -78,7 +78,7 @@ def read_packs(
             yield from zip(range(low, high), rows, strict=True)
         first += entry.rows
     if skip >= first:
-        raise ConfigError(f"{split} has no pack {skip:,}: its last pack is {first - 1:,}")
+        raise ConfigError(f"{split} has no pack {skip:,}. Its last pack is {first - 1:,}")
 
 
 def read_pack(opened: OpenVersion, split: str, number: int) -> dict[str, Any]:

@@ -27,35 +27,38 @@ _CELL = 400
 @click.command()
 @click.argument("target", metavar="VERSION")
 @click.argument("query", metavar="QUERY")
-@json_option("Print JSON, a line a row.")
+@json_option("Print one line of JSON per row.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @click.option(
     "--limit",
     default=50,
     show_default=True,
     type=click.IntRange(min=0),
-    help="Rows of the table; 0: all.",
+    help="Number of rows to print; 0 prints all.",
 )
-@cache_option("Folder of tokenizers and finished steps.")
+@cache_option("Folder of tokenizers and cached steps.")
 def sql(target: str, query: str, as_json: bool, as_csv: bool, limit: int, cache: Path) -> None:
     """Query a VERSION with SQL (DuckDB).
 
     \b
-    records     one record: its source and row, split, outcome, num_tokens, ...
-    packs       one pack: split, pack, num_records, num_tokens, num_trained, fill
-    quarantine  one bad row or record: source, row, step, reason, detail
-    dropped     one row or record that was left out: source, row, reason, detail
-    ledger      one count of a step: step, event, reason, number, unit (rows or records), tokens
-    audit       one count of the audit: source, name, value
-    versions    one version of the dataset: version, refs, packs, tokens, bytes
+    Tables and their main columns:
+      records     source, row, split, outcome, num_tokens, ...
+      packs       split, pack, num_records, num_tokens, num_trained, fill
+      quarantine  source, row, step, reason, detail
+      dropped     source, row, reason, detail
+      ledger      step, event, reason, number, unit, tokens
+      audit       source, name, value
+      versions    version, refs, packs, tokens, bytes
 
     The columns text, input_ids, trained, loss_weights and raw (of quarantine) are read only if
-    QUERY names them. `select * from records limit 1` shows the others; docs/how-to/ask.md describes
-    all.
+    QUERY names them. `select * from records limit 1` shows the others.
 
     \b
-    packhouse sql ./store/demo "select outcome, count(*) from records group by 1"
-    packhouse sql ./store/demo "select row, text from records where row < 3"
+    Example:
+      $ packhouse sql ./store/demo "select split, count(*) from packs group by 1"
+      split  count_star()
+      train            51
+      eval              8
     """
     tokenizers = Workspace(cache=cache).tokenizers
     table = ask(open_address(target), query, tokenizers, is_printed=True)
@@ -157,11 +160,16 @@ def _cell(value: object) -> str:
 def stats(target: str, as_json: bool) -> None:
     """Print records, tokens, trained share and lengths by source, and packs and fill by split.
 
-    Per source, each record counts once. Per split, records count as often as they are packed, and
-    so do tokens and lengths.
+    By source, each record counts once. By split, a record counts as often as it is packed.
 
     \b
-    packhouse stats ./store/demo
+    Example:
+      $ packhouse stats ./store/demo
+      source  split  records  tokens  trained  median  p90  p99  longest
+      chats   train       78  11,216   0.3844     131  247  270      271
+      ...
+      split  packs    fill  records  tokens  trained
+      train     43  0.9981      216  21,975   0.4905
     """
     opened = open_address(target)
     sources, splits = read(opened, _BY_SOURCE), read(opened, _BY_SPLIT)

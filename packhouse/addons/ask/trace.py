@@ -1,7 +1,8 @@
-"""Rows of a version: `packhouse trace VERSION` and `packhouse dropped VERSION`.
+"""Find rows of a version: `packhouse trace VERSION` and `packhouse dropped VERSION`.
 
-`trace` goes from a token to its row, and from a row to its place in the packs; `dropped` prints the
-rows and records that a policy or a filter left out.
+`trace` finds the source row of a token, or the packs that contain a row. `dropped` lists the rows
+and records that a policy or a filter dropped. Both query only the columns they need. Texts of
+dropped rows are not in a version: they come from the cache or from unchanged source files.
 """
 
 import json
@@ -53,12 +54,12 @@ _RULES = {
 
 @click.command()
 @click.argument("target", metavar="VERSION")
-@click.option("--split", help="Which split. [default: train, else the first there is]")
+@click.option("--split", help="Split to read. [default: train, or the first one]")
 @click.option("--pack", type=click.IntRange(min=0), help="Number of the pack in its split, from 0.")
 @click.option(
     "--token", type=click.IntRange(min=0), help="Number of the token in the pack, from 0."
 )
-@click.option("--file", help="A file of a source: faq.jsonl, source/faq.jsonl, or its path.")
+@click.option("--file", help="Source file: faq.jsonl, source/faq.jsonl, or its path.")
 @click.option("--line", type=click.IntRange(min=1), help="Line of a JSON Lines file, from 1.")
 @click.option("--row", type=click.IntRange(min=0), help="Row of a file of any format, from 0.")
 @json_option()
@@ -75,11 +76,16 @@ def trace(
     """Find the source row of a token and why it is trained, or what happened to a row.
 
     Rows, packs and tokens count from 0. A LINE counts from 1, as in an editor, and needs the file
-    on this machine: without blank lines, line 18 is row 17.
+    on this machine. If the file has no blank lines, line 18 is row 17.
 
     \b
-    packhouse trace ./store/demo --pack 12 --token 345
-    packhouse trace ./store/demo --file instructions.jsonl --line 18
+    Example:
+      $ packhouse trace ./store/demo --pack 12 --token 345
+      file          chats/chats.jsonl
+      row (from 0)  16
+      turn          trained answer 3 of 3
+      trained       yes
+      $ packhouse trace ./store/demo --file data/instructions.jsonl --line 18
     """
     opened = open_address(target)
     if pack is not None and token is not None:
@@ -87,7 +93,7 @@ def trace(
     elif file is not None and (line is not None or row is not None):
         found = _of_row(opened, file, row if row is not None else _row_at(file, line or 1))
     else:
-        raise click.UsageError("give --pack and --token, or --file and --line (or --row)")
+        raise click.UsageError("Pass --pack and --token, or --file and --line (or --row).")
     for number, each in enumerate(found):
         if as_json:
             echo(json.dumps(each))
@@ -105,8 +111,8 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
     """Return the source row of a token, and why it is trained or not."""
     row = read_pack(opened, split, pack)
     if token >= len(row["input_ids"]):
-        has = f"it has {len(row['input_ids']):,} tokens, from 0"
-        raise ConfigError(f"no token {token:,} in {split} pack {pack:,}: {has}")
+        has = f"the pack has {len(row['input_ids']):,} tokens, counted from 0."
+        raise ConfigError(f"{split} pack {pack:,} has no token {token:,}: {has}")
     preferences = opened.manifest.preferences
     record_id, start, end, side = next(
         each
@@ -133,9 +139,9 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
     rule = f"format.train_on: {train_on} ({_RULES.get(train_on, 'see docs/masks.md')})"
     tokenized = {shard.file for shard in facts.lineage.sources if shard.is_tokenized}
     if kept and kept[0]["source"] in tokenized:
-        rule = "the mask that the row came with (format: tokenized)"
+        rule = "the mask of the input row (format: tokenized)"
     if is_of_classes(opened.manifest):
-        rule = "a classifier learns the label of the record, and no token"
+        rule = "classification: only the label of the record is trained"
     # For the mask 0 0 1 1 0 1 0, answers are [2, 4) and [5, 6). Token 4 is before answer 2 of 2,
     # token 5 is in it, and token 6 is after the last.
     answers = trained_ranges(mask)
@@ -148,13 +154,13 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
     elif not answers:
         turn = "no token is trained"
     elif answer > len(answers):
-        turn = f"behind the last of {len(answers)} trained answers"
+        turn = f"after the last of {len(answers)} trained answers"
     if is_part:
         turn += f" (of the record's {counted(size, 'token')} in this pack)"
     return {
         "file": kept[0]["source"] if kept else None,
         "row": kept[0]["row"] if kept else None,
-        "rows of equal content": max(len({(p["source"], p["row"]) for p in kept}) - 1, 0),
+        "rows with equal content": max(len({(p["source"], p["row"]) for p in kept}) - 1, 0),
         "record": record_id,
         **({"side" if is_paired else "label": side} if side else {}),
         f"token of the {'side' if is_paired else 'record'}": before + inner,
@@ -183,13 +189,13 @@ def _row_at(file: str, line: int) -> int:
     """
     if not file.endswith(".jsonl") or not Path(file).is_file():
         raise ConfigError(
-            f"lines are counted in a .jsonl file on this machine, and '{file}' is none. Give its "
-            "path, or --row instead"
+            f"'{file}' is not a .jsonl file on this machine, so --line cannot be used. Pass "
+            "the path of the file, or use --row."
         )
     with Path(file).open("rb") as opened:
         is_row = [bool(each.strip()) for each in islice(opened, line)]
     if len(is_row) < line or not is_row[-1]:
-        raise ConfigError(f"'{file}' has no row in line {line:,}. Give the line of a row, or --row")
+        raise ConfigError(f"'{file}' has no row on line {line:,}. Pass another line, or use --row.")
     return sum(is_row) - 1
 
 
@@ -228,8 +234,8 @@ def _of_row(opened: OpenVersion, file: str, row: int) -> list[dict[str, Any]]:
         found.append({**bad, "outcome": "quarantined"})
     if not found:
         raise ConfigError(
-            f"no row {row:,} (from 0) of '{file}' in {opened.dataset} {opened.version}; its files: "
-            f"{', '.join(sorted(files)[:5])}"
+            f"no row {row:,} (counted from 0) of '{file}' in {opened.dataset} "
+            f"{opened.version}; its files: {', '.join(sorted(files)[:5])}"
         )
     return found
 
@@ -243,18 +249,20 @@ Rows = list[dict[str, Any]]
 
 @click.command()
 @click.argument("target", metavar="VERSION")
-@click.option("--reason", help="Only those of this reason.")
-@click.option("--source", help="Only those of this source, or of this `source/file`.")
+@click.option("--reason", help="List only rows with this reason.")
+@click.option("--source", help="List only rows of this source or `source/file`.")
 @click.option(
     "--limit",
     default=5,
     show_default=True,
     type=click.IntRange(min=0),
-    help="How many to print of each reason; 0: all.",
+    help="Number of rows to print per reason; 0 prints all.",
 )
-@click.option("--recipe", type=click.Path(), help="Says where the source files lie now.")
-@cache_option("Folder of tokenizers and finished steps.")
-@json_option("Print JSON, a line for each.")
+@click.option(
+    "--recipe", type=click.Path(), help="Recipe with the current paths of the source files."
+)
+@cache_option("Folder of tokenizers and cached steps.")
+@json_option("Print one line of JSON per row.")
 def dropped(
     target: str,
     reason: str | None,
@@ -264,16 +272,18 @@ def dropped(
     cache: Path,
     as_json: bool,
 ) -> None:
-    """List the rows and records that a filter or policy left out of VERSION, and why.
+    """List the rows and records that a filter or policy dropped from VERSION, and why.
 
     Over-length records show their token count, duplicates the row they repeat, and filtered rows
-    the expression. Row numbers start at 0. Texts and token counts come from the cache if it still
-    has the run that made the version. Other rows are read from the source files, where the last run
-    on this machine found them or where --recipe says they are, provided the files are unchanged.
+    the expression. Texts come from the cache if it still has the run that made the version, or else
+    from unchanged source files (see --recipe).
 
     \b
-    packhouse dropped ./store/alpaca --reason over_seq_len
-    packhouse dropped ./store/alpaca --recipe recipe.yaml --json
+    Example:
+      $ packhouse dropped ./store/demo --reason over_seq_len
+      over_seq_len: 1 record
+        chats/chats.jsonl row 65, 759 tokens: more than seq_len 512 tokens
+          <|im_start|>user Hello, I am Hana ...
     """
     opened, workspace = open_address(target), Workspace(cache=cache)
     rows = _dropped_rows(opened, reason, source)
@@ -298,9 +308,13 @@ def dropped(
         for row in of_this:
             _print(row)
         if number > len(of_this):
-            echo(f"  ... and {number - len(of_this):,} more; see --limit")
+            echo(f"  ... and {number - len(of_this):,} more (raise --limit to see them)")
     if not rows:
-        echo("nothing was dropped" if not (reason or source) else "nothing was dropped for that")
+        echo(
+            "nothing was dropped"
+            if not (reason or source)
+            else "nothing matches --reason and --source"
+        )
     for note in notes:
         print_text(note)
 
@@ -326,8 +340,8 @@ def _dropped_rows(opened: OpenVersion, reason: str | None, source: str | None) -
         found = read(opened, "SELECT reason, count(*) FROM dropped GROUP BY reason").to_pylist()
         reasons = [row["reason"] for row in found]
         if reason not in reasons:
-            others = f", but for {', '.join(reasons)}" if reasons else ""
-            raise ConfigError(f"nothing was dropped for '{reason}'{others}")
+            others = f"(found: {', '.join(reasons)})" if reasons else ""
+            raise ConfigError(f"nothing was dropped for reason '{reason}'{others}")
     return rows
 
 
@@ -377,10 +391,10 @@ def _add_raw(
     if recipe is None:
         # Without a recipe, look where the last run on this machine read the files.
         shards, notes = _shards_of_run(opened, workspace), dict[str, str]()
-        missing = "no run on this machine says where it lies; --recipe RECIPE does"
+        missing = "its path is unknown on this machine; pass --recipe RECIPE"
     else:
         shards, notes = _shards_of_recipe(recipe, {name.partition("/")[0] for name in wanted})
-        missing = "no source of the recipe has it"
+        missing = "no source of the recipe contains it"
     of_version = {
         (each.file, each.row_start, each.sha256): each.rows
         for each in opened.manifest.facts.lineage.sources
@@ -400,10 +414,12 @@ def _add_raw(
     for name, left in wanted.items():
         why = notes.get(name.partition("/")[0], missing)
         if name in uris:
-            why = f"'{uris[name]}' is not the file that the version was made of: its sha256 differs"
+            why = f"'{uris[name]}' changed since the version was made (its sha256 differs)"
         if left:
             num_rows_left = counted(len(left), "row")
-            lines.append(f"no text of {num_rows_left} of {name}: {notes.get(name) or why}")
+            lines.append(
+                f"cannot show the text of {num_rows_left} of {name}: {notes.get(name) or why}"
+            )
     return lines
 
 

@@ -44,15 +44,15 @@ from packhouse.tokenize.encoders import Pipeline, read_pipeline
 
 # Finding -> (what is wrong, what to do).
 MEANINGS = {
-    "untrained": ("no trained token", "drop them, or mend their mask: their loss is 0 or NaN"),
-    "empty": ("no token, or padding alone", "drop them"),
+    "untrained": ("no trained token", "drop them or fix their mask: their loss is 0 or NaN"),
+    "empty": ("no tokens, or only padding", "drop them"),
     "hidden": (
-        "attention_mask is 0 at tokens that are no padding",
-        "write 1 there, or cut these tokens off: the model would not see them",
+        "attention_mask is 0 at tokens other than padding",
+        "set it to 1 there, or remove these tokens: the model would not see them",
     ),
     "unmasked": (
-        "nothing says which tokens are trained, as in other rows",
-        "write labels of -100 where a token is not; or drop them",
+        "unlike other rows, they do not say which tokens are trained",
+        "set the label to -100 for tokens that are not trained, or drop the rows",
     ),
     "untrained_ends": (
         "the end token of an answer is not trained",
@@ -60,66 +60,78 @@ MEANINGS = {
     ),
     "past_stops": (
         "trained spans go past the stop token",
-        "write labels of -100 after it: the model stops there and generates nothing more",
+        "set labels to -100 after it: the model stops generating there",
     ),
     "other_ends": (
-        "trained spans end with a token at which generation does not stop",
-        "train the stop token in its place, or configure inference to stop there",
+        "trained spans end with a token that does not stop generation",
+        "train the stop token instead, or configure inference to stop there",
     ),
     "unended": (
         "an answer has no end token",
-        "end answers as the template does: the model would not learn to stop",
+        "add the end token of the template: the model would not learn to stop",
     ),
     "truncated": (
-        "cut in the middle of an answer; the row is as long as the longest",
-        "drop them or raise the limit of tokens: the model would not learn to stop",
+        "cut in the middle of an answer, at the length of the longest row",
+        "drop them or raise the length limit: the model would not learn to stop",
     ),
     "padding": (
-        "pad tokens, or end tokens behind the end, are trained, or in front and not masked",
-        "write labels of -100 and an attention_mask of 0 there",
+        "pad tokens are trained or not masked, or end tokens after the end are trained",
+        "set labels to -100 and attention_mask to 0 there",
     ),
     "untrained_starts": (
         "the first tokens of an answer are not trained",
-        "begin the mask right behind the header",
+        "start the trained span right after the header",
     ),
-    "untrained_answers": ("bytes of answers are not trained", "look at the template"),
-    "trained_prompts": ("tokens of prompts are trained", "mask what the assistant does not say"),
-    "trained_headers": ("the header of an answer is trained", "begin the mask behind the header"),
+    "untrained_answers": ("bytes of answers are not trained", "check the template"),
+    "trained_prompts": (
+        "tokens of prompts are trained",
+        "mask everything except the assistant's answers",
+    ),
+    "trained_headers": (
+        "the header of an answer is trained",
+        "start the trained span after the header",
+    ),
     "missing_headers": (
-        "the record does not begin as the template does, or no header stands before the answer",
-        "the prompt was cut: drop them or raise the limit; or a boundary lies beside its place",
+        "the record does not begin like the template, or has no header before the answer",
+        "the prompt was cut (drop them or raise the limit), or a record boundary is wrong",
     ),
     "double_bos": ("two BOS", "tokenize rendered text with add_special_tokens=False"),
-    "missing_bos": ("no BOS, and the tokenizer puts one", "add it: the model expects it"),
+    "missing_bos": (
+        "the BOS token that the tokenizer adds is missing",
+        "add it: the model expects it",
+    ),
     "double_ends": (
-        "an end token stands twice in a row",
-        "let the tokenizer or the template write it",
+        "two end tokens in a row",
+        "add it in the tokenizer or the template, not in both",
     ),
     "positions": (
-        "position_ids do not restart where a record begins",
+        "position_ids do not restart at each record",
         "count from 0 in each record",
     ),
     "boundaries": (
         "seq_lengths or cu_seqlens do not add up to the tokens",
-        "write the boundaries again",
+        "recompute the boundaries",
     ),
     "leaks": (
-        "several records that attention does not keep apart",
-        "write seq_lengths, or position_ids that restart and no attention_mask of ones",
+        "several records in a row, and attention does not separate them",
+        "add seq_lengths, or position_ids that restart, and remove the all-ones attention_mask",
     ),
     "crossing": (
         "the first token of a later record is trained: it is predicted from the record before",
-        "give it the label -100",
+        "set its label to -100",
     ),
     "mislabeled": (
         "a label is neither its token nor -100",
-        "do not shift labels, trainers do; or the ids are of another row",
+        "do not shift labels (trainers do), or check that ids and labels are from the same row",
     ),
-    "uneven": ("columns differ in length, ids are below 0, or a value is null", "write them again"),
-    "foreign_ids": ("ids that the tokenizer does not have", "is it the right tokenizer?"),
+    "uneven": (
+        "columns differ in length, ids are negative, or a value is null",
+        "write the rows again",
+    ),
+    "foreign_ids": ("ids outside the tokenizer's vocabulary", "is it the right tokenizer?"),
     "unknown_tokens": ("tokens are unknown to the tokenizer", "is it the right tokenizer?"),
     "duplicates": ("repeat an earlier record", "drop them"),
-    "quarantined": ("`prepare` would refuse them", "mend them; below is why"),
+    "quarantined": ("`prepare` would reject them", "fix them; the reasons are below"),
 }
 _OF_ROWS = {
     "positions",
@@ -363,7 +375,7 @@ def audit(
     place = find_cache(None if cache is None else str(cache))
     folder = check_cache(place.folder)
     with show_progress() if progress else nullcontext():
-        start_phase("looking at what was given")
+        start_phase("reading input")
         data = _open_if_version(data)
         batches = _version_batches(data) if isinstance(data, Version) else token_batches(data)
         name = tokenizer_name(tokenizer, folder)
@@ -390,8 +402,8 @@ def audit(
     # The template's headers occur nowhere, so it is probably not the one of these rows.
     if turns.answer_opens and not found.has_turns and found.counts["records"]:
         notes.append(
-            "no row holds what the template writes before an answer, so prompts and headers were "
-            "not looked at: is it the template that the rows were made with?"
+            "no row contains the header that the template writes before an answer, so "
+            "prompts and headers were not checked. Is this the template of the rows?"
         )
     return _report_tokens(found, name, pipeline, tuple(notes))
 
@@ -412,7 +424,7 @@ def _token_settings(
         apply_override(given, override)
         keys.append(override.partition("=")[0])
     if others := [key for key in keys if key != "tokenize.pipeline"]:
-        raise ConfigError(f"{others[0]}= is for raw rows, and these are tokenized already")
+        raise ConfigError(f"{others[0]}= applies to raw rows, but these are tokenized. Remove it.")
     return given
 
 

@@ -19,10 +19,12 @@ FOUND = 4
 
 @click.command()
 @click.argument("data", metavar="DATA...", nargs=-1, required=True)
-@click.option("--tokenizer", required=True, help="Folder, or name on the Hub: org/name[@revision].")
+@click.option(
+    "--tokenizer", required=True, help="Tokenizer folder, or Hub name: org/name[@revision]."
+)
 @click.option("--template", help="Template of the rows. [default: the tokenizer's chat template]")
-@set_option("Any key of a recipe, for raw rows: --set pack.seq_len=4096. May be repeated.")
-@click.option("--cache", metavar="PLACE", help="Folder of finished steps.")
+@set_option("Set a recipe value for raw rows: --set pack.seq_len=4096. May be repeated.")
+@click.option("--cache", metavar="PLACE", help="Folder of cached steps.")
 @json_option("Print the report as one line of JSON.")
 def audit(
     data: tuple[str, ...],
@@ -32,24 +34,26 @@ def audit(
     cache: str | None,
     as_json: bool,
 ) -> None:
-    """Audit rows that any tool prepared, or raw ones; nothing is published.
+    """Audit tokenized rows from any tool, or raw rows, without publishing anything.
 
-    DATA are files or folders of rows with `input_ids` and `labels` or a mask (Parquet, Arrow, JSON,
-    JSON Lines, or what `save_to_disk` wrote), a version (STORE/DATASET@REF), or raw rows as
-    `packhouse prepare` takes them.
+    DATA is files or folders of rows with `input_ids` and `labels` or a mask (Parquet, Arrow, JSON,
+    JSON Lines or `save_to_disk` output), a version (STORE/DATASET@REF), or raw rows as for
+    `packhouse prepare`.
+
+    \b
+    Example:
+      $ packhouse audit chats.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
+      100 raw rows, 97 records, 15,166 tokens, 39.1% of them trained
+      ...                                  then each finding with example rows
 
     \b
     Exit codes:
-    0   nothing found
-    2   an option is wrong
-    3   a file or the tokenizer cannot be read, or no row is left
-    4   something found
-    5   a disk
-    130 stopped by Ctrl-C; 143 by SIGTERM
-
-    \b
-    packhouse audit prepared/ --tokenizer Qwen/Qwen2.5-0.5B-Instruct
-    packhouse audit packed.parquet --tokenizer ./llama --template alpaca --json
+      0    no findings
+      2    invalid option
+      3    a file or the tokenizer cannot be read, or no rows are left
+      4    findings
+      5    a disk error
+      130  stopped by Ctrl-C (143: by SIGTERM)
     """
     from packhouse.cli import exit_interrupted
 

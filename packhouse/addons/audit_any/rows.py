@@ -79,7 +79,10 @@ def _with_ids(batch: pa.RecordBatch) -> pa.RecordBatch:
     if "input_ids" not in batch.schema.names:
         metadata = batch.schema.metadata or {}
         where = f"'{metadata[_PATH].decode()}' has" if _PATH in metadata else "some rows have"
-        raise SourceError(f"{where} no `input_ids`, which others have; audit each kind by itself")
+        raise SourceError(
+            f"{where} no `input_ids`, but other data has them. Audit tokenized and raw rows "
+            "separately."
+        )
     return batch
 
 
@@ -96,7 +99,7 @@ def _read(data: Any) -> Iterable[pa.RecordBatch]:
         names = data.column_names
         if isinstance(names, dict):
             raise ConfigError(
-                f"data is a dict of splits; give one: data[{next(iter(names))!r:.40}]"
+                f"data is a dict of splits. Pass one of them: data[{next(iter(names))!r:.40}]"
             )
         known = data.select_columns([name for name in names if name in _KNOWN])
         tables = known.with_format("arrow").iter(_BATCH_ROWS) if known.column_names else ()
@@ -123,7 +126,10 @@ def _of_rows(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
     while taken := list(islice(rows, _BATCH_ROWS)):
         if not all(isinstance(row, dict) and "input_ids" in row for row in taken):
             if number:
-                raise SourceError(f"a row behind row {number:,} is no dict with `input_ids`")
+                raise SourceError(
+                    f"a row after row {number:,} is not a dict with `input_ids`. Audit "
+                    "tokenized and raw rows separately."
+                )
             return
         names = [name for name in _KNOWN if any(name in row for row in taken)]
         plain = [{name: _plain(row.get(name)) for name in names} for row in taken]
@@ -132,7 +138,7 @@ def _of_rows(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             problem = " ".join(map(str, error.args))[:200]
             bad = _describe_bad_value(plain, number)
-            where = f"rows {number:,} to {number + len(taken) - 1:,} are no lists of numbers"
+            where = f"rows {number:,} to {number + len(taken) - 1:,} are not lists of numbers"
             raise SourceError(bad or f"{where} ({problem})") from None
         number += len(taken)
 
@@ -408,18 +414,18 @@ def _check_numbers(
     """Reject a column that would be ignored, or read as numbers that it does not contain."""
     if read is None and name in ("input_ids", *MASKS):
         held = str(column.type)[:80]
-        hint = "; a class of the whole row goes by `label`" if name == "labels" else ""
+        hint = "; for the class of a whole row, use column `label`" if name == "labels" else ""
         raise SourceError(f"column '{name}' holds {held}, not a list of numbers in each row{hint}")
     if read is None or name not in _WHOLE or column.null_count == len(column):
         return
     if pa.types.is_boolean(column.type.value_type):
-        raise SourceError(f"column '{name}' holds true and false, not whole numbers")
+        raise SourceError(f"column '{name}' contains booleans, not integers")
     values, offsets = read
     broken = np.flatnonzero(np.isfinite(values) & (values % 1 != 0))
     if len(broken):
         row = first_row + int(np.searchsorted(offsets, broken[0], "right")) - 1
         value = float(values[broken[0]])
-        raise SourceError(f"row {row:,}: column '{name}' holds {value}, which is no whole number")
+        raise SourceError(f"row {row:,}: column '{name}' holds {value}, which is not an integer")
 
 
 def _numbers(column: pa.Array) -> tuple[Values, Int64s] | None:

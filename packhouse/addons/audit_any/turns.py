@@ -140,10 +140,14 @@ def learn_turns(
     ids = [snapshot.added_tokens.get(named.get(f"{kind}_token", "")) for kind in ("eos", "bos")]
     table = TokenBytes.of(pipeline)
     if recipe is None:
-        note = "no template, so prompts and headers were not looked at: give the one of the rows"
+        note = (
+            "no template, so prompts and headers were not checked. Pass the template of the rows."
+        )
         return _learn([], table, *ids), [note]
     if pipeline.token_bytes is None:
-        note = "the tokenizer's ids do not spell text, so prompts and headers were not looked at"
+        note = (
+            "the tokenizer cannot decode its ids to text, so prompts and headers were not checked"
+        )
         return _learn([], table, *ids), [note]
     rendered, notes = [], []
     try:
@@ -156,7 +160,7 @@ def learn_turns(
         made = function_of_addon("pin")(_PROBES, whole, tokenizers)
         rendered = [item["input_ids"] for item in made if "input_ids" in item]
     except TemplateError as error:
-        notes.append(f"prompts and headers were not looked at: {error}")
+        notes.append(f"prompts and headers were not checked: {error}")
     turns = _learn(rendered, table, *ids)
     if rendered and has_prompts(recipe.format):
         edges = run_template(partial(_answer_edges, recipe, tokenizers), recipe)

@@ -101,7 +101,7 @@ class CiJob:
 
     def all_gates(self) -> list[GateResult]:
         """Return a result for every gate, reached or not. Call it once, after the job has ended."""
-        why_not = "only a plan was asked for"
+        why_not = "skipped because of --plan-only"
         if isinstance(self.error, Interrupted):
             why_not = str(self.error)
         elif self.error is not None:
@@ -272,9 +272,15 @@ def _short(value: object) -> str:
 @click.argument("recipe_path", metavar="RECIPE", type=click.Path())
 @set_option()
 @run_options
-@click.option("--plan-only", is_flag=True, help="Say what would come; run and publish nothing.")
-@click.option("--approval", is_flag=True, help="Publish, and leave it to someone to move the ref.")
-@click.option("--summary", type=click.Path(path_type=Path), help="Write markdown for a comment.")
+@click.option("--plan-only", is_flag=True, help="Show what would change; run and publish nothing.")
+@click.option(
+    "--approval",
+    is_flag=True,
+    help="Publish without moving the ref; the version waits for approval.",
+)
+@click.option(
+    "--summary", type=click.Path(path_type=Path), help="Write Markdown for a pull request comment."
+)
 @click.option("--junit", type=click.Path(path_type=Path), help="Write the gates as JUnit XML.")
 @click.option("--json-file", type=click.Path(path_type=Path), help="Write the summary as JSON.")
 @json_option("Print the summary as JSON.")
@@ -292,22 +298,26 @@ def ci(
 ) -> None:
     """Refresh a dataset in a CI job: check its gates and write summaries.
 
-    If nothing changed, only the gates are checked. Needs no server. Summaries are written however
-    the job ends, including by SIGTERM and Ctrl-C. If one cannot be written, the others still are,
-    and the exit code becomes 5 if it would have been 0.
+    If nothing changed, only the gates are checked. Summaries are written even if the job fails or
+    is stopped. If one cannot be written, the others still are, and the exit code becomes 5 if it
+    would have been 0.
 
     \b
-    Exit codes: 0 published or unchanged (or planned),
-    2, 3  bad input: the recipe; a source or the tokenizer,
-    4     refused by a gate: nothing published,
-    7     held back by drift: published, but the ref did not move,
-    5, 6  infrastructure: the store or a disk; network or storage hiccups,
-    130, 143, 129  stopped by Ctrl-C (SIGINT); by SIGTERM; by SIGHUP,
-    1     a bug.
+    Example:
+      $ packhouse ci recipe.yaml --plan-only --summary plan.md
+      ### packhouse plan: demo
+      294 rows, 29,487 tokens, 58 packs, 0.1 MiB
+      ...                                  tables of sources, steps and gates
 
     \b
-    packhouse ci recipe.yaml --plan-only --summary plan.md
-    packhouse ci recipe.yaml --cache s3://ci/cache --junit gates.xml
+    Exit codes:
+      0     published, unchanged or planned
+      1     a bug
+      2, 3  bad input: the recipe; a source or the tokenizer
+      4     refused by a gate: nothing published
+      5, 6  the store or a disk; a temporary network or storage error
+      7     published, but the ref did not move because of drift
+      130   stopped by Ctrl-C (143: by SIGTERM, 129: by SIGHUP)
     """
     job = CiJob(dataset=Path(recipe_path).stem, only_plan=plan_only)
     try:
@@ -335,10 +345,10 @@ def ci(
 def _check_folder(path: Path | None) -> None:
     if path is not None and not path.absolute().parent.is_dir():
         raise ConfigError(
-            f"'{path}' cannot be written: '{path.parent}' is no folder; make it first"
+            f"cannot write '{path}': '{path.parent}' is not a folder. Create it first."
         )
     if path is not None and path.is_dir():
-        raise ConfigError(f"'{path}' cannot be written: it is a folder; name a file in it")
+        raise ConfigError(f"cannot write '{path}': it is a folder. Pass a file name.")
 
 
 def _write(job: CiJob, path: Path | None, text: str) -> None:
@@ -348,7 +358,7 @@ def _write(job: CiJob, path: Path | None, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        job.unwritten.append(disk_error(error, path, "the summary", "name another file"))
+        job.unwritten.append(disk_error(error, path, "the summary", "Choose another file."))
 
 
 def _print_outcome(job: CiJob, facts: dict[str, object], as_json: bool) -> None:

@@ -63,7 +63,7 @@ def run_job(
     start_phase("planning")
     touch_last_run(folder, recipe.dataset)
     plan = plan_jobs(recipe)
-    start_phase("looking at the store")
+    start_phase("checking the store")
     found = look(recipe, Planned(plan.version_id, plan))
     mirror = open_mirror(place)
     if mirror is not None:

@@ -117,7 +117,7 @@ class Refreshed:
     @property
     def message(self) -> str:
         """One sentence on what happened, with the command to run, for people at a shell."""
-        return f"{self.said}; to move it: {self.command}" if self.command else self.said
+        return f"{self.said}. To move it: {self.command}" if self.command else self.said
 
 
 def candidate_of(ref: str) -> str:
@@ -216,12 +216,12 @@ def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
         change = compare(recipe, found, version)
     except PackhouseError as error:
         known = error.facts | {"gates": (*gates, *error.facts.get("gates", ()))}
-        text = f"{error} ({version} is published already, and stays)"
+        text = f"{error} ({version} is already published and remains)"
         raise type(error)(text, **known) from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise IntegrityError(
-            f"the manifest of '{found.dataset}' {version} does not say what its gates look at "
-            f"({type(error).__name__}: {error}); look at it with `packhouse verify`"
+            f"the manifest of '{found.dataset}' {version} has invalid gate settings "
+            f"({type(error).__name__}: {error}). Check it with `packhouse verify`."
         ) from None
     with suppress(OSError):  # the cache is unused or read-only
         forget_tries(cache, found.version_id)
@@ -230,7 +230,7 @@ def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
     said = f"nothing changed: {version} still waits for approval"
     if found.is_unchanged:
         outcome = "unchanged"
-        said = f"nothing changed: '{found.ref}' is at {version} already"
+        said = f"nothing changed: '{found.ref}' already points to {version}"
     elif reasons:
         outcome = "held"
         said = f"nothing changed: {_held_message(found, version, reasons)}"
@@ -283,10 +283,10 @@ def finish_refresh(
         if prepared.published.is_ref_left:
             why = "publish.move_ref is false"
         elif found.is_moved_back and not is_candidate:
-            why = "someone moved it back there"
+            why = "someone moved it back"
         said = (
-            f"the sources give {prepared.version}, which is published, but '{ref}' points to "
-            f"{at} ({why}), and a refresh leaves that alone"
+            f"the sources still give {prepared.version}, which is published, but '{ref}' "
+            f"points to {at} ({why}). A refresh does not change that"
         )
     elif reasons:
         outcome = "held"
@@ -333,7 +333,7 @@ def _limits(
 
 
 def _held_message(found: Look, version: str, reasons: Sequence[str]) -> str:
-    return f"{version} is published, '{found.ref}' stays: {'; '.join(reasons)}"
+    return f"{version} is published, but '{found.ref}' did not move: {'; '.join(reasons)}"
 
 
 def _command(recipe: Recipe, ref: str, version: str) -> str:

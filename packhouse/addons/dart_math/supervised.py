@@ -1,11 +1,12 @@
-"""Prepare data inside the trainer's process: raw rows in, a torch dataset out, in one call.
+"""Prepare data inside the training process: raw rows in, a torch dataset out, in one call.
 
-Runs the steps of a flow (`packhouse.run.steps`) with the same keys and cache. Ids, labels and packs
-are those of a published version of the same recipe, and finished steps are reused. Ranks that start
-together do the work once, using a file lock that the kernel releases if its owner is killed.
-Without a shared cache, each host does the work once.
+Runs the steps of `packhouse.run.steps` with the same keys and cache as `prepare`, so ids, labels
+and packs equal those of a published version of the same recipe. Ranks that start together do the
+work once, using a file lock that the kernel releases if its owner is killed. Without a shared
+cache, each host does the work once.
 
-`TokenizedDataset` holds one record a row; views of it shuffle, join and pad them.
+`TokenizedDataset` holds one record per row; its views shuffle, concatenate and pad records. Nothing
+is published or audited: use `packhouse.prepare` for data that others read.
 """
 
 import atexit
@@ -154,7 +155,8 @@ def make_supervised_dataset(
         planned = receipts[-1].facts.sides["train"]
         if not planned.num_packs:
             raise EmptyDatasetError(
-                f"no record fits into pack_len {pack_len:,} ({num_dropped:,} dropped)"
+                f"no record fits into pack_len {pack_len:,} ({num_dropped:,} dropped). Raise "
+                "pack_len."
             )
         jobs = gather.jobs(plan.pack, "train", planned)
         hold(job.key for job in jobs)
@@ -220,7 +222,7 @@ def _sources(
 ) -> list[SourceConfig]:
     paths = list(data) if isinstance(data, list | tuple) else [data]
     if not paths:
-        raise ConfigError("data_path is an empty list; give at least one source")
+        raise ConfigError("data_path is an empty list. Pass at least one source.")
     queries = _for_each("query_field", query, len(paths))
     answers = _for_each("resp_field", resp, len(paths))
     return [
@@ -242,7 +244,7 @@ def _source(
 ) -> SourceConfig:
     """Return the settings of one source."""
     if (query is None) != (resp is None):
-        raise ConfigError("give query_field and resp_field both, or neither")
+        raise ConfigError("query_field and resp_field go together. Pass both, or neither.")
     uri = data_uri(path, cache)
     if query is None or resp is None:
         if given := [name for name, column in others.items() if column is not None]:
@@ -271,8 +273,9 @@ def _format(template: object, tokenizer: str, cache: Path) -> FormatConfig:
     if not isinstance(template, str | Path | Mapping):
         if not (hasattr(template, "query_prompt") and hasattr(template, "resp_prompt")):
             raise ConfigError(
-                f"prompt_template is a {type(template).__name__:.60}; it takes a name, a file, a "
-                "Jinja text, texts by name, or an object with query_prompt and resp_prompt"
+                f"prompt_template is a {type(template).__name__:.60}. Pass a name, a file, a "
+                "Jinja template, texts by name, or an object with query_prompt and "
+                "resp_prompt."
             )
         template = {name: getattr(template, name) for name in TEXTS if hasattr(template, name)}
     if str(template).endswith(".json") and Path(str(template)).is_file():
@@ -294,9 +297,9 @@ def _read_texts(path: Path) -> Mapping[str, object]:
     try:
         texts = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"'{path}' is not JSON ({error}). Give a JSON object of texts") from None
+        raise ConfigError(f"'{path}' is not JSON ({error}). Pass a JSON object of texts.") from None
     if not isinstance(texts, dict):
-        raise ConfigError(f"'{path}' holds a {type(texts).__name__}. Give a JSON object of texts")
+        raise ConfigError(f"'{path}' holds a {type(texts).__name__}. Pass a JSON object of texts.")
     return texts
 
 
@@ -393,12 +396,14 @@ class TokenizedDataset(torch.utils.data.Dataset):
             if not isinstance(other, TokenizedDataset):
                 raise ConfigError(
                     f"concat takes TokenizedDataset, and argument {number} is a "
-                    f"{type(other).__name__}; make it with make_supervised_dataset, or join rows "
-                    "of other kinds with torch.utils.data.ConcatDataset"
+                    f"{type(other).__name__}. Create it with make_supervised_dataset, or "
+                    "combine other datasets with torch.utils.data.ConcatDataset."
                 )
             parts.append(other)
         if len({part._padding for part in parts}) > 1:
-            raise ConfigError("these records are padded differently; concat first, then pad")
+            raise ConfigError(
+                "these records are padded differently. Concatenate them first, then pad."
+            )
         made = TokenizedDataset(
             [path for part in parts for path in part._paths],
             ledger=list(chain.from_iterable(part.ledger for part in parts)),
@@ -434,11 +439,13 @@ class TokenizedDataset(torch.utils.data.Dataset):
             ConfigError: a record is longer than `length`, or the side is unknown.
         """
         if side not in ("left", "right"):
-            raise ConfigError(f"side '{side}' is not known; use left or right")
+            raise ConfigError(f"side '{side}' is unknown. Use left or right.")
         longest = int(self.num_tokens.max(initial=0))
         width = longest if length == "longest" else length
         if width < longest:
-            raise ConfigError(f"a record has {longest:,} tokens, more than length {width:,}")
+            raise ConfigError(
+                f"a record has {longest:,} tokens; length is {width:,}. Raise length."
+            )
         made = copy.copy(self)
         pad_token_id = self._pad_token_id if pad_token_id is None else pad_token_id
         made._padding = _Padding(pad_token_id=pad_token_id, length=width, side=side)

@@ -1,8 +1,8 @@
-"""Write rows in the formats of trainers: tables, and rows one behind another.
+"""Write rows in the formats of trainers: tables, or one row after another.
 
-Every writer takes batches with `input_ids`, `labels` (unshifted), `position_ids` and `seq_lengths`,
-as `packhouse.load.versions.read_rows` gives them, and writes one split into a folder. Arrays are
-handled whole, a batch of packs at a time.
+Each writer takes batches with `input_ids`, `labels` (unshifted), `position_ids` and `seq_lengths`
+from `packhouse.load.versions.read_rows` and writes one split to a folder. Holds one batch of packs
+in memory. Labels are shifted only in formats whose readers expect it.
 """
 
 import json

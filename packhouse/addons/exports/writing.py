@@ -125,15 +125,16 @@ def export_version(
         raise ConfigError(NO_NPY)
     if export_format not in FORMATS:
         near = near_name(export_format, FORMATS) or f"; known: {', '.join(FORMATS)}"
-        raise ConfigError(f"no export format '{export_format}'{near}")
+        raise ConfigError(f"unknown export format '{export_format}'{near}")
     if num_shards < 1 or (num_shards > 1 and export_format == "mds"):
         raise ConfigError(
-            f"num_shards is {num_shards}: at least 1, and 1 for mds, which has its own"
+            f"num_shards is {num_shards}, but must be at least 1, and exactly 1 for mds, "
+            "which makes its own shards."
         )
     dest = Path(os.path.abspath(dest))  # noqa: PTH100 - Path.resolve would follow links
     _check_place(opened, dest)
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
-        raise ConfigError(f"'{dest}' is not empty; export to a new folder, or remove it first")
+        raise ConfigError(f"'{dest}' is not empty. Export to a new folder, or delete it first.")
     folder = cache_folder(cache)
     wanted = tuple(dict.fromkeys(splits)) or tuple(opened.manifest.splits())
     # In the same folder, so that the final move stays within one file system.
@@ -162,8 +163,8 @@ def export_version(
         os.replace(staged, dest)
     except OSError as error:
         raise ConfigError(
-            f"cannot write the export to '{dest}': {error.strerror or error}; free or choose "
-            "another place"
+            f"cannot write the export to '{dest}': {error.strerror or error}. Free space, or "
+            "choose another folder."
         ) from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)
@@ -198,8 +199,8 @@ def _write_split(
     entries = opened.files(split=split)
     if not entries:
         raise VersionNotFoundError(
-            f"{opened.dataset} {opened.version} has no split '{split}'; it has "
-            f"{', '.join(opened.manifest.splits())}"
+            f"{opened.dataset} {opened.version} has no split '{split}'. Use one of: "
+            f"{', '.join(opened.manifest.splits())}."
         )
     pack = configuration.pack
     for source, group in groupby(entries, key=lambda entry: entry.source):
@@ -229,9 +230,8 @@ def check_shards(name: str, num_rows: int, num_shards: int) -> None:
     """
     if num_shards > max(num_rows, 1):
         raise ConfigError(
-            f"'{name}' has {num_rows:,} rows, which make at most as many shards, not "
-            f"{num_shards:,}; take fewer, or cut one split alone: `packhouse export --split train "
-            "--shards N`"
+            f"'{name}' has {num_rows:,} rows, too few for {num_shards:,} shards. Use fewer "
+            "shards, or shard one split: `packhouse export --split train --shards N`"
         )
 
 
@@ -303,8 +303,8 @@ def write_export(
     check_shards(split, num_rows, num_shards)
     if preferences and export_format not in ("arrow", "trl"):
         raise ConfigError(
-            f"format '{export_format}' would train the bad answers of `format: {preferences}` like "
-            "good ones; export to 'trl'"
+            f"format '{export_format}' would train the rejected answers of `format: "
+            f"{preferences}` like chosen ones. Export to 'trl'."
         )
     before = set(folder.rglob("*"))
     write = getattr(formats, f"write_{export_format}")
@@ -334,18 +334,20 @@ def shard_names(name: str, num_shards: int) -> list[str]:
 def _check_place(opened: OpenVersion, dest: Path) -> None:
     """Reject a destination that an export must not replace."""
     if dest.is_symlink():
-        raise ConfigError(f"'{dest}' is a symbolic link; export to a new folder")
+        raise ConfigError(f"'{dest}' is a symbolic link. Export to a new folder.")
     if dest == Path.cwd() or dest.parent == dest:
-        raise ConfigError(f"'{dest}' cannot be replaced; export to a new folder in it")
+        raise ConfigError(f"'{dest}' cannot be replaced. Export to a new folder inside it.")
     if "://" not in opened.store.uri:
         store = Path(opened.store.uri).resolve()
         if dest.resolve().is_relative_to(store):
-            raise ConfigError(f"'{dest}' lies in the store '{store}'; export outside of it")
+            raise ConfigError(
+                f"'{dest}' is inside the store '{store}'. Export to a folder outside of it."
+            )
 
 
 _WITHOUT_WEIGHTS = {
-    "axolotl": "every trained token would weigh the same",
-    "megatron": "Megatron-Bridge reads its loss_mask as whole numbers, so that 0.5 would be 0",
+    "axolotl": "all trained tokens would have equal weight",
+    "megatron": "Megatron-Bridge reads loss_mask as integers, so 0.5 would become 0",
 }
 
 
@@ -354,13 +356,14 @@ def _refuse_lossy(rows: Iterator[pa.RecordBatch], export_format: str) -> Iterato
     for batch in rows:
         if export_format != "arrow" and "label" in batch.schema.names:
             raise ConfigError(
-                f"format '{export_format}' has no place for the class of classification rows; "
-                "export to 'arrow'"
+                f"format '{export_format}' cannot store the class of classification rows. "
+                "Export to 'arrow'."
             )
         if export_format in _WITHOUT_WEIGHTS and "loss_weights" in batch.schema.names:
             raise ConfigError(
-                f"format '{export_format}' has no place for loss weights: "
-                f"{_WITHOUT_WEIGHTS[export_format]}; export to 'trl', 'arrow', 'mds' or 'jsonl'"
+                f"format '{export_format}' cannot store loss weights: "
+                f"{_WITHOUT_WEIGHTS[export_format]}. Export to 'trl', 'arrow', 'mds' or "
+                "'jsonl'."
             )
         yield batch
 
@@ -425,8 +428,8 @@ def write_published_export(
     metavar="FORMAT",  # no `Choice`: `export_version` says why there is no such format
     help=f"One of {', '.join(FORMATS)}.",
 )
-@click.option("--split", "splits", multiple=True, help="Only this split; may be repeated.")
-@click.option("--shards", default=1, type=click.IntRange(1), help="Files of each split.")
+@click.option("--split", "splits", multiple=True, help="Export only this split. May be repeated.")
+@click.option("--shards", default=1, type=click.IntRange(1), help="Number of files per split.")
 @cache_option("Folder of verified copies.")
 @json_option()
 def export(
@@ -440,22 +443,29 @@ def export(
 ) -> None:
     """Write a version in the format of a trainer, with the label shift its reader expects.
 
-    Of several versions, each gets a folder of its dataset's name in DEST.
+    If you name several versions, each gets its own folder in DEST, named after its dataset.
 
     \b
-    packhouse export ./store/alpaca out --to trl
-    packhouse export s3://bucket/store/alpaca@prod out --to megatron --split train --shards 8
-    packhouse export ./store/alpaca ./store/chats out --to trl   # out/alpaca, out/chats
+    Example:
+      $ packhouse export ./store/demo out --to trl
+      demo 0bc8b616aa87002e.g0 as trl:
+        out/eval.parquet
+        out/train.parquet
 
-    trl: TRL and transformers. axolotl: pre-tokenized records. megatron: Megatron-Bridge packed
-    Parquet. mds: MosaicML Streaming. msgpack, jsonl: small collate tools. arrow:
-    Dataset.from_file.
+    \b
+    Formats:
+      trl             TRL and transformers
+      axolotl         pre-tokenized records
+      megatron        packed Parquet for Megatron-Bridge
+      mds             MosaicML Streaming
+      msgpack, jsonl  small collate tools
+      arrow           Dataset.from_file
     """
     opened = [open_address(address) for address in addresses]
     folders = [dest / each.dataset if len(opened) > 1 else dest for each in opened]
     for number, folder in enumerate(folders):
         if folder in folders[:number]:
-            raise ConfigError(f"'{folder}' would hold two versions. Export them in two calls")
+            raise ConfigError(f"'{folder}' would hold two versions. Export them in separate calls.")
     exports = [
         export_version(each, export_format, folder, splits=splits, num_shards=shards, cache=cache)
         for each, folder in zip(opened, folders, strict=True)

@@ -1,4 +1,4 @@
-"""`packhouse init DATA...`: look at files, show rows as they are trained, write a recipe."""
+"""Detect the format of files, show rows as trained, and write a recipe: `packhouse init`."""
 
 import json
 import os
@@ -52,14 +52,16 @@ _SHOWN_FIELDS = 60
 _LEAST_SEQ_LEN, _MOST_SEQ_LEN = 2048, 32_768
 _MAX_FILES = 200
 """Files of one path that are looked at."""
-_REPEATS = "its text stands in other fields, too"
+_REPEATS = "its text also appears in other fields"
 _UNDECIDED = 7
 """Exit code where a person has to choose."""
 
 
 @click.command()
 @click.argument("data", metavar="DATA...", nargs=-1, required=True)
-@click.option("--tokenizer", required=True, help="Folder, or name on the Hub: org/name[@revision].")
+@click.option(
+    "--tokenizer", required=True, help="Tokenizer folder, or Hub name: org/name[@revision]."
+)
 @click.option(
     "-o",
     "--out",
@@ -73,11 +75,11 @@ _UNDECIDED = 7
     "overrides",
     metavar="KEY=VALUE",
     multiple=True,
-    help="A setting of the sources, such as format=chat; template=NAME; validate.KEY=VALUE.",
+    help="Set how rows are read: format=chat, template=NAME or validate.KEY=VALUE.",
 )
-@click.option("--yes", is_flag=True, help="Write it without a question. Chooses nothing.")
+@click.option("--yes", is_flag=True, help="Write the recipe without asking for confirmation.")
 @click.option("--cache", type=click.Path(path_type=Path), default=default_cache, hidden=True)
-@json_option("Print what was found as JSON; ask nothing.")
+@json_option("Print the findings as JSON, without questions.")
 def init(
     data: tuple[str, ...],
     tokenizer: str,
@@ -87,22 +89,26 @@ def init(
     cache: Path,
     as_json: bool,
 ) -> None:
-    """Look at DATA, and write a recipe that reads it, with comments.
+    """Detect the format of DATA and write a commented recipe for it.
 
-    DATA are files, folders, globs, addresses (s3://, gs://, az://, hf://). All rows are read for
-    their fields and shapes; where that is too much, the output says what was read. Two rows are
-    shown as they would be trained, trained tokens in green, and you are asked whether that is
-    right. Where rows can be read in several ways, or would lose text, nothing is written: each way
-    is shown with the command that takes it, and the exit code is 7.
+    DATA is files, folders, globs or addresses (s3://, gs://, az://, hf://). Shows two rows with
+    trained tokens in green and asks for confirmation. If rows can be read in several ways, or would
+    lose text, no recipe is written: each way is shown with the command to choose it, and the exit
+    code is 7.
 
     \b
-    packhouse init talks.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
-    packhouse init faq.xlsx chats/ --tokenizer ./llama -o support.yaml --yes
+    Example:
+      $ packhouse init chats.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
+      ...                                  fields, formats and two rows as trained
+      wrote recipe.yaml
     """
     if out.exists():
-        raise ConfigError(f"'{out}' is there already; name another file with -o, or remove it")
+        raise ConfigError(f"'{out}' already exists. Choose another file with -o, or delete it.")
     if not out.absolute().parent.is_dir():
-        raise ConfigError(f"there is no folder '{out.absolute().parent}' to write '{out.name}' to")
+        raise ConfigError(
+            f"cannot write '{out.name}': folder '{out.absolute().parent}' does not exist. "
+            "Create it, or choose another file with -o."
+        )
     given: dict[str, Any] = {}
     for override in overrides:
         apply_override(given, override)
@@ -169,17 +175,19 @@ def init(
         if factor := factor_note(total([texts for *_, texts in rendered]), recipe.format):
             print_text(f"note: {factor}")
         for refusal in refusals:
-            print_note(f"`packhouse prepare` would refuse this: {refusal}")
+            print_note(f"`packhouse prepare` would reject this: {refusal}")
         repeats = [line for each in proposals for line in field_lines(each, each.reading)]
         left_out = "".join(f" Leave out {line}?" for line in repeats if _REPEATS in line)
         question = for_terminal(f"Right?{left_out} Write {out}?")
         if not yes and sys.stdin.isatty() and not click.confirm(question, default=True):
-            echo("Nothing is written. `--yes` writes the recipe as it is, to be changed by hand.")
+            echo(
+                "Nothing was written. `--yes` writes the recipe as it is, so that you can edit it."
+            )
             raise click.exceptions.Exit(1)
     out.write_text(text, encoding="utf-8")
     if not as_json:
-        unasked = "" if yes or sys.stdin.isatty() else " (there is no terminal to ask at)"
-        print_text(f"written to {out}{unasked}; next: packhouse prepare {shlex.quote(str(out))}")
+        unasked = "" if yes or sys.stdin.isatty() else " (not confirmed: no terminal)"
+        print_text(f"wrote {out}{unasked}. Next: packhouse prepare {shlex.quote(str(out))}")
 
 
 def _look_at(
@@ -210,8 +218,8 @@ def _look_at(
         return [replace(first, path=path, num_files=len(files), size=size)]
     if len(files) > _MAX_FILES:
         raise SourceError(
-            f"'{path}' names {len(files):,} files that are not alike. Give those that are, by "
-            "folder or glob",
+            f"'{path}' matches {len(files):,} files of different kinds. Select files of one "
+            "kind with a folder or glob.",
             path=path,
         )
     return proposals
@@ -238,8 +246,8 @@ def _check_header(found: Survey) -> None:
         )
         if is_sentence or is_number or (is_value and name in held.values):
             raise SourceError(
-                f"source file '{found.file.uri}': its first line ({name[:60]!r}) does not name the "
-                f"columns. Write a line above it that does, such as {names}",
+                f"source file '{found.file.uri}': its first line ({name[:60]!r}) does not "
+                f"name the columns. Insert a header line above it, such as {names}.",
                 uri=found.file.uri,
             )
 
@@ -263,8 +271,8 @@ def _template(
         if alone in formats and len(formats) > 1:
             others = ", ".join(sorted(formats - {alone}))
             raise ConfigError(
-                f"the files hold {alone} and {others}, which take a recipe each. Call `packhouse "
-                "init` for each kind, with -o"
+                f"the files contain {alone} and {others}, which need separate recipes. Run "
+                "`packhouse init` for each kind, with -o."
             )
     pack: dict[str, Any] = {"seq_len": _MOST_SEQ_LEN}
     if formats == {"text"}:
@@ -298,8 +306,8 @@ def _refusals(
     for proposal, trial in zip(proposals, trials, strict=True):
         said += [
             f"'{name}' of '{proposal.path}' holds text in {number:,} of "
-            f"{counted(trial.num_rows, 'row')}, which nobody reads. Add it to `ignored_fields` of "
-            "the source to leave it out"
+            f"{counted(trial.num_rows, 'row')}that the recipe would not read. To leave it "
+            "out, add it to `ignored_fields` of the source."
             for name, number in trial.unread.items()
         ]
     bad = sum(trial.bad.total() for trial in trials)
@@ -352,11 +360,11 @@ def _show_candidates(
         if not as_json:
             _show_file(proposal, None)
             print_text(
-                f"There are {len(usable):,} ways to read these rows. Nothing was written; run the "
-                "command of the right one."
+                f"These rows can be read in {len(usable):,} ways, so nothing was written. Run "
+                "the command of the right one."
                 if len(usable) > 1
-                else "Only one way to read these rows was found, and it may not be what you mean. "
-                "Nothing was written; run its command if it is right."
+                else "Only one way to read these rows was found, and it may be wrong, so "
+                "nothing was written. If it is right, run its command."
             )
         for number, each in enumerate(usable, 1):
             reading, unread = each.candidate.reading, each.candidate.trial.unread
@@ -382,8 +390,9 @@ def _show_candidates(
                 print_text(f"note: {reads} cannot be trained together: {each.why_not}")
         if not as_json:
             print_text(
-                "If none is right, and two fields hold question and answer, name them with --set "
-                'format=question_answer --set fields=\'{"question": "FIELD", "answer": "FIELD"}\'.'
+                "If none is right, and two fields contain question and answer, name them "
+                "with --set format=question_answer --set "
+                'fields=\'{"question": "FIELD", "answer": "FIELD"}\'.'
             )
     if as_json:
         echo(json.dumps({"candidates": found}))
@@ -498,7 +507,11 @@ def field_lines(proposal: Proposal, reading: Reading | None) -> list[str]:
             ways = {each.reading.reads.get(name) for each in proposal.candidates} - {None}
             use = f"may be read as {' or '.join(sorted(map(str, ways)))}"
             if not ways:
-                use = f"ignored ({why[name]})" if name in why else "read in none of the ways below"
+                use = (
+                    f"ignored ({why[name]})"
+                    if name in why
+                    else ("not read in any of the ways below")
+                )
         elif name in reading.reads:
             use = f"read as {reading.reads[name]}"
         elif name in ignored:
@@ -506,7 +519,7 @@ def field_lines(proposal: Proposal, reading: Reading | None) -> list[str]:
         elif name in why:
             use = f"ignored ({why[name]})"
         elif not reading.reads:
-            use = "read where the shape of the row has it"
+            use = "read from rows that have it"
         else:
             use = f"ignored ({_REPEATS})"
         lines.append(f"{name}: {held.kind}{some}; {use}")
@@ -515,9 +528,9 @@ def field_lines(proposal: Proposal, reading: Reading | None) -> list[str]:
 
 def _of_lengths(lengths: Any, num_good: int) -> str:
     if not len(lengths):
-        return "lengths are not known"
+        return "lengths are unknown"
     median, most = np.percentile(lengths, [50, 99])
-    of_all = f" of {num_good:,}, from all over the data and with the longest"
+    of_all = f" of {num_good:,}, spread over the data and including the longest"
     return (
         f"tokens of {counted(len(lengths), 'record')}{of_all if len(lengths) < num_good else ''}: "
         f"median {median:,.0f}, 99% have at most {most:,.0f}, the longest {lengths.max():,}"
@@ -528,17 +541,17 @@ def _of_lengths(lengths: Any, num_good: int) -> str:
 
 _WHY = {
     "encoding": "the file is not UTF-8",
-    "file_format": "what the file's name does not say",
-    "rows_at": "the rows are the list in this field of the file's one object",
-    "unwrap": "each row stands in a list of its own",
-    "select": "the fields of a row, made of the file's by SQL",
+    "file_format": "not clear from the file name",
+    "rows_at": "the rows are the list in this field of the file's object",
+    "unwrap": "each row is in its own list",
+    "select": "the fields of a row, computed from the file's fields with SQL",
     "fields": "our field: the file's field",
-    "roles": "who speaks: user or assistant",
+    "roles": "the speaker: user or assistant",
     "label_names": "the classes, in the order of their numbers",
     "ignored_fields": "not read",
 }
 _FORMATS = {
-    "mixed": "rows of several shapes, each read by its own",
+    "mixed": "rows of several shapes, each read in its own format",
     "text": "plain text; all of it is trained",
     "preference": "the chosen answers; `pairs` reads the rejected ones, too",
 }
@@ -588,10 +601,10 @@ def recipe_text(
         "pack:",
         *(_comment(line, 2) for line in lengths),
         "  "
-        + _line("seq_len", raw["pack"]["seq_len"], "tokens of a pack; longer rows are dropped"),
+        + _line("seq_len", raw["pack"]["seq_len"], "pack size in tokens; longer rows are dropped"),
         *(f"  {_line('strategy', each, 'a row each')}" for each in strategy),
         "# split:",
-        "#   eval_fraction: 0.01            # hold out a hundredth for evaluation",
+        "#   eval_fraction: 0.01            # hold out 1% for evaluation",
         "# publish:",
         "#   store: ./store                 # a folder, or s3://bucket/prefix",
     ]

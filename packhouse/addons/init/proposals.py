@@ -242,8 +242,8 @@ def propose(
     if joined is None or unknown > _RARE * survey.num_rows:
         raise refusal(
             survey.file,
-            f"its rows have {counted(len(layouts), 'shape')} that one source cannot read. Write "
-            "each shape to a file of its own",
+            f"its rows have {counted(len(layouts), 'shape')} that one source cannot read. "
+            "Write each shape to a separate file.",
         )
     settings = {**joined.settings, **given}
     return replace(proposal, reading=replace(joined, settings=settings))
@@ -304,8 +304,8 @@ def _bad_rows(failed: Candidate) -> str:
     helps = "Fix the rows"
     if reason == "ends_on_user":
         helps = (
-            "Add --set validate.allow_ends_on_user=true to train their answers; what the user says "
-            "last is not trained"
+            "Add --set validate.allow_ends_on_user=true to train their answers; the last "
+            "user turn is not trained"
         )
     return (
         f"read as {failed.reading.settings['format']}, {number:,} of "
@@ -395,51 +395,54 @@ def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
     row = layout.rows[0]
     if isinstance(row, dict) and {"role", "content"} <= row.keys():
         return (
-            "each row is one message. Write a row for each conversation, with all of its messages: "
-            '{"messages": [{"role": "user", "content": "..."}, ...]}'
+            "each row is a single message. Write one row per conversation with all its "
+            'messages: {"messages": [{"role": "user", "content": "..."}, ...]}'
         )
     names = row if isinstance(row, dict) else {}
     if survey.num_rows == 1 and names and all(isinstance(each, dict) for each in names.values()):
         inside = [value for each in names.values() for value in each.values()]
         if any(isinstance(value, list) and value and isinstance(value[0], str) for value in inside):
             return (
-                "it is one object with lists of texts. Write a row for each text, with its answer "
-                "or its label"
+                "it is one object with lists of texts. Write one row per text, with its "
+                "answer or label."
             )
-        return "its rows are the values of one object. Write them as a list"
+        return "its rows are the values of one object. Write them as a list."
     lists = [value for value in names.values() if isinstance(value, list)]
     if survey.num_rows > 1 and len(lists) > 1 and len({len(value) for value in lists}) == 1:
         return (
-            f"its rows hold {_kinds_of(row)} of the same length: labels of words, for which there "
-            "is no format. Write each row as a text with its answer"
+            f"its rows hold {_kinds_of(row)} of the same length, such as labels of words, "
+            "which packhouse does not support. Write each row as a text with its answer."
         )
     for name in names:
         if survey.fields[name].has_media:
             return (
-                f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} hold images, sounds or "
-                f"videos in {name!r}. Add --set media=drop_parts to train their text without them, "
-                "or --set media=drop_rows to leave the rows out"
+                f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} contain images, "
+                f"audio or video in {name!r}. Add --set media=drop_parts to train their text "
+                "without them, or --set media=drop_rows to leave out these rows."
             )
     if failed is not None:
         return _bad_rows(failed)
     for name, value in names.items():
         if isinstance(value, list) and value and isinstance(value[0], str):
             return (
-                f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} hold a list of texts in "
-                f"{name!r}. Write a row for each text, with its answer or its label"
+                f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} contain a list of "
+                f"texts in {name!r}. Write one row per text, with its answer or label."
             )
         if what := marks_in(layout.rows, [name]):
             return (
-                f"the text in '{name}' is a whole conversation, with {what} in it, which packhouse "
-                "cannot read. Write rows with messages ([{role, content}])"
+                f"the text in '{name}' is a whole conversation with {what}, which packhouse "
+                "cannot parse. Write rows with messages ([{role, content}])."
             )
     if len(names) == 1 and isinstance(row[next(iter(names))], str):
-        return f"its rows hold {_kinds_of(row)} alone. Add a field with the answer to each"
+        return (
+            f"its rows hold {_kinds_of(row)} but no answers. Add a field with the answer to "
+            "each row."
+        )
     return (
-        f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} hold {_kinds_of(row)}, in which "
-        "nothing tells question and answer. If two fields hold them, say so with --set "
-        'format=question_answer --set \'fields={"question": "FIELD", "answer": "FIELD"}\'; else '
-        "write rows with messages ([{role, content}])"
+        f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} hold {_kinds_of(row)}, but "
+        "question and answer cannot be identified. If two fields contain them, pass --set "
+        'format=question_answer --set \'fields={"question": "FIELD", "answer": '
+        '"FIELD"}\'; otherwise, write rows with messages ([{role, content}]).'
     )
 
 

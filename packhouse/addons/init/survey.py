@@ -253,9 +253,7 @@ def _find_rows(file: SourceFile, given: Mapping[str, Any]) -> Survey:
         encoding = settings.get("encoding") or guess_encoding(head)
         if encoding is None:
             format_of(head, file.name, "auto", file.uri)  # says what it is, if it is no text
-            raise refusal(
-                file, "its text is of no encoding that a source can have; save it as UTF-8"
-            )
+            raise refusal(file, "its encoding is not supported. Save it as UTF-8.")
         if encoding != "utf-8":
             settings["encoding"] = encoding
             decoder = codecs.getincrementaldecoder(encoding)("replace")
@@ -365,7 +363,7 @@ def _ranges_of_table(found: Survey) -> Iterator[Records]:
     file, table = found.file, found.settings.get("table")
     facts, *_ = decode_head(file.uri, found.file_format, 1, table)
     num_rows = sum(rows for rows, _ in facts["sizes"])
-    found.part = f"{_NUM_RANGES} ranges of {_RANGE_ROWS:,} rows from all over the file"
+    found.part = f"{_NUM_RANGES} ranges of {_RANGE_ROWS:,} rows spread over the file"
     for first in sorted({num_rows * n // _NUM_RANGES for n in range(_NUM_RANGES)}):
         size = min(_RANGE_ROWS, num_rows - first)
         yield from parse_tables(file.uri, found.file_format, first, size, table)
@@ -374,7 +372,7 @@ def _ranges_of_table(found: Survey) -> Iterator[Records]:
 
 def _ranges_of_text(found: Survey) -> Iterator[Records]:
     file = found.file
-    found.part = f"{_NUM_RANGES} ranges of {_RANGE_BYTES:,} bytes from all over the file"
+    found.part = f"{_NUM_RANGES} ranges of {_RANGE_BYTES:,} bytes spread over the file"
     text_file = TEXT_FILES[found.file_format](file.uri, _SHARD_BYTES)
     for number in range(_NUM_RANGES):
         start = file.size * number // _NUM_RANGES

@@ -40,26 +40,27 @@ _FILLED = {
 @click.argument("folder", type=click.Path(path_type=Path))
 @json_option()
 def new(folder: Path, as_json: bool) -> None:
-    """Write a new project to FOLDER: flows, schedules, an image, a recipe with a sample.
+    """Create a project in FOLDER: flows, schedules, a container image and a sample recipe.
 
-    FOLDER is made, or is empty. `make setup` installs this packhouse and what flows need, from
-    where packhouse was installed from.
+    FOLDER must be empty or not exist.
 
     \b
-    packhouse new my-data && cd my-data
-    make setup     # once
-    make demo      # the whole chain on the sample
-    make serve     # Prefect's UI with schedules and forms, on this machine
+    Example:
+      $ packhouse new my-data
+      wrote a project to my-data; next:
+        cd my-data
+        make setup     # once: .venv with packhouse and Prefect
+        make demo      # run the whole chain on the sample
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"'{folder}' is not an empty folder; give a new one")
-    with disk_errors(folder, "the project", "give another folder"):
+        raise ConfigError(f"'{folder}' is not an empty folder. Pass a new one.")
+    with disk_errors(folder, "the project", "pass another folder"):
         _write(folder)
     if as_json:
         files = sorted(str(file.relative_to(folder)) for file in folder.rglob("*"))
         echo(json.dumps({"folder": str(folder), "files": files}))
         return
-    echo(f"wrote a project to {folder}; next:")
+    echo(f"created a project in {folder}. Next:")
     echo(f"  cd {folder}")
     echo("  make setup     # once: .venv with packhouse and Prefect")
     echo("  make demo      # the whole chain on the sample; `make` alone lists the rest")
@@ -96,7 +97,9 @@ def carried(name: str) -> Path:
         is_ours = root == _OWN or (root / "hatch_build.py").is_file()
         if is_ours and (root / name).exists():
             return root / name
-    raise PackhouseError(f"this install of packhouse lacks '{name}'; install its wheel")
+    raise PackhouseError(
+        f"this installation of packhouse lacks '{name}'. Install the packhouse wheel."
+    )
 
 
 def _filled(text: str, folder: Path) -> str:

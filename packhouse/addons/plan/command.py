@@ -28,11 +28,19 @@ from packhouse.system.wording import counted, cut_pair
 @click.command()
 @recipe_options
 def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bool) -> None:
-    """Estimate what RECIPE would give, without running it: rows, records, tokens, packs, bytes.
+    """Estimate the rows, records, tokens, packs and bytes of RECIPE without running it.
 
-    Shows how rows become records, what would be quarantined, which steps are cached, and how much
-    cache space the run needs and has. Reads a sample of each source, and counts exactly what is
-    already tokenized.
+    Also shows likely quarantined rows, cached steps and the cache space that a run needs. Reads a
+    sample of each source; counts of tokenized shards are exact.
+
+    \b
+    Example:
+      $ packhouse plan recipe.yaml
+      demo 0bc8b616aa87002e
+        294 rows, 29,487 tokens, 58 packs, 0.1 MiB
+      pack.seq_len  packs   fill  padding  records too long
+               512     58  99.3%      209                 1
+      ...
     """
     recipe = read_recipe(recipe_path, overrides)
     workspace = Workspace(cache=cache)
@@ -55,13 +63,15 @@ def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: boo
         for each in estimated.filters:
             left_out = f"{each.filtered:,} of {counted(each.rows, 'row')}"
             about = "" if estimated.is_exact else "about "
-            print_text(f"where of {each.source} leaves out {about}{left_out}: {each.where}")
+            print_text(f"where of {each.source} drops {about}{left_out}: {each.where}")
         for source in recipe.sources:
             for field, expression in source.select.items():
                 print_text(f"select of {source_name(source)}: {field} = {expression}")
-        print_text(f"cache:  this run adds about {in_mb(needed)}; {room}")
+        print_text(f"cache: this run adds about {in_mb(needed)}; {room}")
         if needed > room.free_bytes:
-            echo("note: the run needs more room than is free; see `packhouse cache gc`")
+            echo(
+                "note: the run needs more space than is free. Free some with `packhouse cache gc`."
+            )
 
 
 def _print_estimate(
@@ -80,7 +90,7 @@ def _print_estimate(
     for note in facts.lines():
         print_text(f"note: {note}", 2)
     for refusal in facts.refusals:
-        print_text(f"the run would be refused: {refusal}", 2)
+        print_text(f"the run would fail: {refusal}", 2)
     table = Table(box=None, pad_edge=False)
     columns, lines = facts.by_source()
     for name in columns:
@@ -111,7 +121,15 @@ def _print_estimate(
 def explain(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bool) -> None:
     """Show which steps of RECIPE would run now, which are cached, and what changed since last time.
 
-    Computes no step: it hashes sources and tokenizer, and checks cached files.
+    Runs no steps: it hashes the sources and the tokenizer and checks cached files.
+
+    \b
+    Example:
+      $ packhouse explain recipe.yaml
+       validate  cached (2 of 2 jobs)
+           pack  runs (1 of 1 jobs)
+                 pack.seq_len: 512 -> 1024
+      ...
     """
     recipe = read_recipe(recipe_path, overrides)
     plan = plan_jobs(recipe)
@@ -131,7 +149,7 @@ def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[dict[
     packed = PACK.peek(plan.pack.key, workspace)
     if packed is None:
         rows = [_explain_job(job, workspace, last) for job in plan]
-        why = ["how many jobs there are is known when pack is done"]
+        why = ["the number of jobs is known once pack is done"]
         unknown = {"label": "output", "key": None, "cached": False, "why": why}
         rows += [{"step": step, **unknown} for step in ("gather", "audit", "files")]
     else:
@@ -143,7 +161,7 @@ def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[dict[
     gone = {label for step, label in last if step == "validate"} - {j.label for j in plan.validate}
     if gone:
         (pack,) = [row for row in rows if row["step"] == "pack"]
-        pack["why"] = [f"no longer there: {', '.join(sorted(gone)[:3])}", *pack["why"]]
+        pack["why"] = [f"missing: {', '.join(sorted(gone)[:3])}", *pack["why"]]
     return rows
 
 
@@ -158,7 +176,7 @@ def _explain_job(
     if before is None:
         why = ["new shard" if last and step in ROW_STEPS else "never done"]
     elif before.key == job.key:
-        why = ["its files are gone or were altered"]
+        why = ["its files are missing or changed"]
     else:
         why = changed_parts(before.parts, dict(job.parts))
         # Changed inputs come from an earlier step, which has its own row with the reason.

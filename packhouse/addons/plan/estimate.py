@@ -318,18 +318,19 @@ def _refusals(
     limit = recipe.validate_.max_quarantined
     if num_read and num_bad / num_read > share_allowed(limit, num_read):
         yield (
-            f"{num_bad:,} of {counted(num_read, 'row')} ({num_bad / num_read:.2%}) are bad, over "
-            f"validate.max_quarantined {limit:.2%}; `packhouse inspect RECIPE` names the first"
+            f"{num_bad:,} of {counted(num_read, 'row')} ({num_bad / num_read:.2%}) are bad; "
+            f"validate.max_quarantined is {limit:.2%}. `packhouse inspect RECIPE` shows the "
+            "first ones."
         )
     is_checked = recipe.pack.over_length == "error" and recipe.pack.strategy != "concat"
     if num_over and is_checked:
         yield (
             f"{counted(num_over, 'record has', 'records have')} more tokens than pack.seq_len "
-            f"{recipe.pack.seq_len:,}, and "
-            "pack.over_length is error"
+            f"{recipe.pack.seq_len:,}, but pack.over_length is error. Change it, or raise "
+            "pack.seq_len."
         )
     if not sum(len(each.lengths) for each in mixed):
-        yield "nothing is left to pack"
+        yield "no rows are left to pack"
 
 
 def _other_seq_lens(recipe: Recipe, every: Mapping[str, list[_Records]]) -> tuple[SeqLenTrial, ...]:
@@ -346,8 +347,8 @@ def _other_seq_lens(recipe: Recipe, every: Mapping[str, list[_Records]]) -> tupl
 
 _OVER_LENGTH = {
     "drop": "to be dropped",
-    "truncate_turns": "to be cut behind a turn, or dropped",
-    "window": "though split to windows, to be dropped",
+    "truncate_turns": "they will be cut after a turn or dropped",
+    "window": "even as windows, and will be dropped",
 }
 
 
@@ -365,9 +366,9 @@ def _notes(
     if samples:
         rows, read = (sum(getattr(s, name) for s in samples) for name in ("num_read", "num_bytes"))
         yield (
-            f"an estimate from {counted(rows, 'row')}, the first {read / 1e6:,.2f} MB of "
-            f"{counted(len(samples), 'file')} with "
-            f"{num_bytes / 1e6:,.2f} MB: the other rows are taken to be like them"
+            f"estimated from {counted(rows, 'row')}: the first {read / 1e6:,.2f} MB of "
+            f"{counted(len(samples), 'file')} with {num_bytes / 1e6:,.2f} MB: assuming that "
+            "the other rows are similar"
         )
     policy = recipe.pack.over_length
     if num_over and recipe.pack.strategy != "concat" and policy != "error":
@@ -378,10 +379,10 @@ def _notes(
         )
     policies = {"exact": recipe.dedup.exact, "near": recipe.dedup.near}
     if recipe.audit.benchmarks and recipe.audit.on_match == "drop":
-        yield "contaminated rows are not subtracted, though audit.on_match will drop them"
+        yield "contaminated rows are still counted here, but audit.on_match will drop them"
     dropped = [f"dedup.{name}" for name, policy in policies.items() if policy == "drop"]
     if dropped:
-        yield f"duplicates are not subtracted, though {' and '.join(dropped)} will drop them"
+        yield f"duplicates are still counted here, but {' and '.join(dropped)} will drop them"
 
 
 def _mixed(recipe: Recipe, records: Mapping[str, list[_Records]]) -> list[_Records]:
@@ -436,8 +437,8 @@ def _packs(recipe: Recipe, lengths: list[_Lengths]) -> tuple[int, list[str]]:
         step_imbalance(pack_costs(each, every), pack.balance) for each in (plan(), balanced)
     )
     return balanced.num_packs, [
-        f"pack.balance: in steps of {pack.balance} packs the costliest takes {with_:.2f} times the "
-        f"attention of the mean, and {without:.2f} times without"
+        f"pack.balance: in steps of {pack.balance} packs, the most expensive pack costs "
+        f"{with_:.2f} times the mean attention (without balancing: {without:.2f} times)"
     ]
 
 

@@ -1,1 +1,1 @@
-"""`packhouse quarantine`: bad rows listed, shown, mended and read again."""
+"""List, show and fix bad rows: `packhouse quarantine`."""

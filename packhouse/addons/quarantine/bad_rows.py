@@ -103,7 +103,7 @@ def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
             yield batch.select(QUARANTINED.names).cast(QUARANTINED)
     # Not `pa.ArrowException`, which includes running out of memory: that is not the file's fault.
     except (pa.ArrowNotImplementedError, IntegrityError, KeyError, ValueError) as error:
-        raise ConfigError(f"'{path}' is no quarantine file: {error}") from None
+        raise ConfigError(f"'{path}' is not a quarantine file: {error}") from None
 
 
 def editable(row: Mapping[str, Any]) -> dict[str, object]:
@@ -149,7 +149,7 @@ def likely_causes(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> list[str
         >>> row = {"source": "a/a.jsonl", "row": 0, "step": "validate", "reason": "fields",
         ...        "detail": "no field 'output'", "raw": b'{"question": "1+1?", "answer": "2"}'}
         >>> likely_causes([row | {"raw_size": len(row["raw"])}], recipe)
-        ["rows of 'a' look like `question_answer`, and the recipe reads them as `alpaca`: try ..."]
+        ["Rows of 'a' look like `question_answer`, but the recipe reads them as `alpaca`. Try ..."]
     """
     shapes: dict[str, Counter[str | None]] = defaultdict(Counter)
     reasons: dict[str, Counter[str]] = defaultdict(Counter)
@@ -162,12 +162,12 @@ def likely_causes(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> list[str
     causes = []
     for name, counts in sorted(shapes.items()):
         if reasons[name].most_common(1)[0][0] == "encoding" and sources[name].encoding == "utf-8":
-            causes.append(f"the text of '{name}' is not UTF-8: `packhouse init` finds its encoding")
+            causes.append(f"'{name}' is not UTF-8. `packhouse init` detects its encoding.")
         if (found := counts.most_common(1)[0][0]) is not None:
             causes.append(
-                f"rows of '{name}' look like `{found}`, and the recipe reads them as "
-                f"`{sources[name].format}`: try `format: {found}` if all rows do, or `format: "
-                "mixed` if rows have several shapes"
+                f"Rows of '{name}' look like `{found}`, but the recipe reads them as "
+                f"`{sources[name].format}`. Try `format: {found}`, or `format: mixed` if rows "
+                "have several shapes."
             )
     return causes
 
@@ -216,16 +216,16 @@ def explain_bad_rows(
     line = count_reasons(bad)[0]
     sample = line["samples"][0]
     place = place_of(sample, lines_of_rows([sample], recipe.sources))
-    causes = "".join(f"; {cause}" for cause in likely_causes(bad.to_pylist(), recipe))
+    causes = "".join(f" {cause}" for cause in likely_causes(bad.to_pylist(), recipe))
     has_remedy = line["reason"] in WITH_REMEDY
     # Details of some reasons include the remedy, which must not be cut off.
     most = 4 * _MOST_DETAIL if has_remedy else _MOST_DETAIL
     detail = shorten(sample["detail"], most, placeholder="...")
     known = None if has_remedy else QUARANTINE_REASONS[line["step"]].get(line["reason"])
-    helps = f"; remedy: {known.remedy}" if known and not causes else causes
-    more = f"first '{line['reason']}': {place}, {detail}{helps}"
+    helps = f" Remedy: {known.remedy}." if known and not causes else causes
+    more = f"first '{line['reason']}': {place}, {detail.rstrip('.')}.{helps}"
     gates = tuple(replace(gate, detail=f"{gate.detail}; {more}") for gate in error.gates)
     return type(error)(
-        f"{error}; {more}; to see them: `packhouse quarantine show {target}`",
+        f"{error}; {more} To see them, run `packhouse quarantine show {target}`.",
         **error.facts | {"gates": gates, "places": [str(file) for file in files]},
     )

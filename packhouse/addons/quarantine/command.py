@@ -132,14 +132,15 @@ def _prepare(
     missing = {n for n, kind in kinds.items() if n not in line or not isinstance(line[n], kind)}
     if missing:
         raise ConfigError(
-            f"line {number + 1} of the mended rows has no sound {', '.join(sorted(missing))}"
+            f"line {number + 1} of the edited rows: {', '.join(sorted(missing))} missing or "
+            "of the wrong type. Restore from the file that --edit wrote."
         )
     name = line["source"].split("/")[0]
     if name not in origins:
         known = ", ".join(sorted(origins))
         raise ConfigError(
-            f"line {number + 1} of the mended rows is of source '{name}', which the recipe lacks "
-            f"(it has {known})"
+            f"line {number + 1} of the edited rows has source '{name}', which is not in the "
+            f"recipe (known: {known}). Restore the name that --edit wrote."
         )
     raw = line["raw"]
     why = _why_unusable(raw, bool(line.get("is_cut")))
@@ -159,10 +160,10 @@ def _prepare(
 
 def _why_unusable(raw: object, is_cut: bool) -> str | None:
     if is_cut:
-        return "only its first 64 KiB are kept; put in the whole row and take out is_cut"
+        return "only the first 64 KiB were kept. Insert the whole row and remove is_cut."
     text = raw if isinstance(raw, str) else orjson.dumps(raw).decode()
     if _REPLACEMENT in text:
-        return "it still holds U+FFFD where its bytes were no UTF-8; put in what was meant"
+        return "it still contains U+FFFD in place of invalid UTF-8. Insert the intended text."
     return None
 
 
@@ -213,15 +214,14 @@ def _read_again(
 
 
 _TARGET_HELP = (
-    "TARGET is a version (STORE/DATASET, with @REF or @VERSION), a quarantine file (.parquet or "
-    ".arrow, as an error names it), or a RECIPE: then the rows that its last run on this machine "
-    "found bad, whether or not it published."
+    "TARGET is a version (STORE/DATASET[@NAME]), a quarantine file (.parquet or .arrow), or a "
+    "RECIPE for the bad rows of its last run on this machine."
 )
 
 _MENDED = "_mended.jsonl"
 """Lists which bad rows the fixed rows replace. Folder sources skip names that start with `_`."""
 
-_cache = cache_option("Folder of finished steps, for a RECIPE.")
+_cache = cache_option("Folder of cached steps, for a RECIPE.")
 _target = click.argument("target", metavar="TARGET")
 
 
@@ -230,21 +230,31 @@ def quarantine() -> None:
     """List and show rows that did not pass, and check them again after you fix them.
 
     \b
-    packhouse quarantine ls ./store/demo
-    packhouse quarantine show ./store/demo --reason json
-    packhouse quarantine retry RECIPE --edit bad.jsonl       # then fix bad.jsonl
-    packhouse quarantine retry RECIPE --from bad.jsonl --out mended/
+    Example:
+      $ packhouse quarantine ls ./store/demo
+      $ packhouse quarantine retry recipe.yaml --edit bad.jsonl
+      9 rows in bad.jsonl ...              fix `raw` in bad.jsonl, then:
+      $ packhouse quarantine retry recipe.yaml --from bad.jsonl --out fixed
+      9 rows passed, 0 still bad
     """
 
 
-@quarantine.command(help=f"Count bad rows by reason, with samples.\n\n{_TARGET_HELP}")
+@quarantine.command(
+    help=f"Count bad rows by reason, with samples and remedies.\n\n{_TARGET_HELP}\n\n"
+    "\b\n"
+    "Example:\n"
+    "  $ packhouse quarantine ls ./store/demo\n"
+    "  validate / json: 1 row\n"
+    "    instructions/instructions.jsonl row 17: not JSON: unexpected end of data\n"
+    "    remedy: ..."
+)
 @_target
 @click.option(
     "--samples",
     default=3,
     show_default=True,
     type=click.IntRange(min=0),
-    help="Rows to name for each reason.",
+    help="Number of sample rows per reason.",
 )
 @_cache
 @json_option()
@@ -267,17 +277,29 @@ def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
             print_text(f"remedy: {known.remedy}", 2)
 
 
-@quarantine.command(help=f"Print bad rows with their place and raw bytes.\n\n{_TARGET_HELP}")
+@quarantine.command(
+    help=f"Print bad rows with their location and raw bytes.\n\n{_TARGET_HELP}\n\n"
+    "\b\n"
+    "Example:\n"
+    "  $ packhouse quarantine show ./store/demo --reason json\n"
+    "  instructions/instructions.jsonl row 17, byte 3,536: validate / json\n"
+    "    not JSON: unexpected end of data\n"
+    '    {"instruction": "Name three primes ...'
+)
 @_target
-@click.option("--reason", help="Only rows of this reason.")
-@click.option("--source", help="Only rows of this source, or of this `source/file`.")
+@click.option("--reason", help="Print only rows with this reason.")
+@click.option("--source", help="Print only rows of this source or `source/file`.")
 @click.option(
     "--row",
     type=click.IntRange(min=0),
-    help="Only the row of this number in its file, from 0 (not its line).",
+    help="Print only the row with this number in its file, from 0 (not the line number).",
 )
 @click.option(
-    "--limit", default=5, show_default=True, type=click.IntRange(min=0), help="Rows to print."
+    "--limit",
+    default=5,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Number of rows to print.",
 )
 @click.option(
     "--bytes",
@@ -285,7 +307,7 @@ def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
     default=2000,
     show_default=True,
     type=click.IntRange(min=0),
-    help="Raw bytes of each.",
+    help="Number of raw bytes to print per row.",
 )
 @_cache
 @json_option()
@@ -299,10 +321,12 @@ def show(
     cache: Path,
     as_json: bool,
 ) -> None:
-    """Print bad rows with their place and raw bytes."""
+    """Print bad rows with their location and raw bytes."""
     table = _chosen(read_quarantine(target, cache), reason, source, row)
     if not table.num_rows:
-        raise ConfigError(f"no quarantined row of '{target}' is like that; see `quarantine ls`")
+        raise ConfigError(
+            f"no quarantined row of '{target}' matches. List them with `packhouse quarantine ls`."
+        )
     shown = table.slice(0, limit).to_pylist()
     lines = {} if as_json else _lines_of(shown, target)
     for bad in shown:
@@ -318,26 +342,30 @@ def show(
         echo(f"  {bad['raw_size']:,} bytes, sha256 {bad['raw_sha256'][:16]}")
         echo(f"  {raw}\n")
     if table.num_rows > limit and not as_json:
-        echo(f"... and {table.num_rows - limit:,} more; see --limit, --reason, --row")
+        echo(f"... and {table.num_rows - limit:,} more; use --limit, --reason or --row")
 
 
 @quarantine.command(
-    help="Mend bad rows and check them again.\n\n"
-    "--edit FILE writes them as JSON Lines to be mended (`raw` is what to change; delete the lines "
-    "of rows you give up). --from FILE checks mended rows by the recipe's rules; those that pass "
-    "are written to the folder --out, a source file for each source, ready to be added to the "
-    "recipe. Without --from, the rows are checked as they are: after a change of the rules. "
-    "Rows that are still bad are written to OUT/_still-bad.jsonl, no source file where OUT "
-    "is a source, and the exit code is 4. Once the recipe has the files of OUT, rows that pass are "
-    "no longer shown for the RECIPE.\n\n"
-    f"{_TARGET_HELP}"
+    help="Fix bad rows and check them again.\n\n"
+    "--edit FILE writes the bad rows as JSON Lines: fix `raw`, and delete rows you give up. "
+    "--from FILE checks the fixed rows; those that pass are written to the folder --out, one file "
+    "per source, to add to the recipe. Without --from, the original rows are checked, for example "
+    "after you changed the recipe. Rows that are still bad are in OUT/_still-bad.jsonl, and the "
+    "exit code is 4.\n\n"
+    f"{_TARGET_HELP}\n\n"
+    "\b\n"
+    "Example:\n"
+    "  $ packhouse quarantine retry recipe.yaml --from bad.jsonl --out fixed\n"
+    "  8 rows passed, 1 still bad\n"
+    "    chats/chats.jsonl row 79: NaN is not JSON\n"
+    "    all of them: fixed/_still-bad.jsonl"
 )
 @_target
-@click.option("--edit", type=click.Path(path_type=Path), help="Write the bad rows here.")
-@click.option("--from", "mended", type=click.Path(path_type=Path), help="Mended rows.")
+@click.option("--edit", type=click.Path(path_type=Path), help="File to write the bad rows to.")
+@click.option("--from", "mended", type=click.Path(path_type=Path), help="File of fixed rows.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for rows that pass.")
-@click.option("--recipe", "recipe_path", help="Recipe of the rows, where TARGET is not one.")
-@click.option("--reason", help="Only rows of this reason.")
+@click.option("--recipe", "recipe_path", help="Recipe of the rows, if TARGET is not a recipe.")
+@click.option("--reason", help="Check only rows with this reason.")
 @_cache
 @json_option()
 def retry(
@@ -353,18 +381,21 @@ def retry(
     """Check bad rows again after fixing them."""
     if edit is not None:
         if mended or out:
-            raise ConfigError("give --edit alone, mend the file, then give it as --from with --out")
+            raise ConfigError(
+                "--edit cannot be combined with --from or --out. Write the file with --edit, "
+                "fix it, then pass it as --from with --out."
+            )
         rows = _rows_to_mend(target, cache, reason)
         edit.write_bytes(b"".join(orjson.dumps(editable(row)) + b"\n" for row in rows))
         if as_json:
             echo(json.dumps({"rows": len(rows), "file": str(edit)}))
         else:
-            echo(f"{counted(len(rows), 'row')} in {edit}: mend `raw`, then give it as --from")
+            echo(f"{counted(len(rows), 'row')} in {edit}. Fix `raw`, then pass the file as --from.")
         return
     if out is None:
-        raise ConfigError("say what to do: --edit FILE, or --out FOLDER (with --from FILE)")
+        raise ConfigError("Pass --edit FILE, or --out FOLDER (with --from FILE).")
     if recipe_path is None and not is_recipe_path(target):
-        raise ConfigError("say --recipe RECIPE: its rules decide which rows pass")
+        raise ConfigError("Pass --recipe RECIPE: its rules decide which rows pass.")
     recipe = read_recipe(recipe_path or target)
     lines = (
         _read_lines(mended)
@@ -376,8 +407,8 @@ def retry(
     # Other records of these rows may be published already, and would then be in the data twice.
     if {line["step"] for line in passed} & _steps_of_parts(recipe):
         print_note(
-            "note: if other records of these rows passed before, the mended rows have them, too; "
-            "`dedup.exact: drop` leaves one of both out"
+            "note: if other records of these rows were published before, the fixed rows "
+            "contain them again. `dedup.exact: drop` removes the duplicates."
         )
     if retried.still_bad:
         raise click.exceptions.Exit(QuarantineLimitError.exit_code)
@@ -435,8 +466,8 @@ def _of_recipe(recipe: Recipe, workspace: Workspace) -> pa.Table:
     found = [receipt for receipt in receipts if receipt is not None]
     if not found:
         raise ConfigError(
-            f"no run of this recipe, as it is now, in cache '{workspace.cache}'; run it first, or "
-            "say --cache"
+            f"cache '{workspace.cache}' has no run of this recipe in its current form. Run it "
+            "first, or pass --cache."
         )
     paths = [r.path("quarantined.arrow") for r in found if "quarantined.arrow" in r.files]
     table = pa.concat_tables([QUARANTINED.empty_table(), *map(read_table, paths)])
@@ -457,7 +488,7 @@ def _of_recipe(recipe: Recipe, workspace: Workspace) -> pa.Table:
     is_left = [place not in mended for place in places]
     if num_mended := len(is_left) - sum(is_left):
         are = counted(num_mended, "row is", "rows are")
-        print_note(f"{are} not shown: sources of the recipe hold what was mended")
+        print_note(f"{are} not shown, because sources of the recipe contain the fixed rows")
     return table.filter(pa.array(is_left, pa.bool_()))
 
 

@@ -1,8 +1,8 @@
-"""`packhouse report VERSION|RECIPE`: one HTML file that shows what is trained.
+"""Write a report as one HTML file: `packhouse report VERSION|RECIPE`.
 
-With `--diff`, two versions: numbers, lengths, rows, masks token by token. Records are compared by
-id, as `packhouse diff` does. Of each kind of change some records are shown with their tokens: those
-that `packhouse diff` names, 1,500 tokens of each.
+With `--diff`, compare two versions: counts, lengths, rows, and masks token by token. Records are
+matched by ID. For each kind of change, the examples of `packhouse diff` are shown with up to 1,500
+tokens each. For numbers to process in scripts, use `packhouse diff --json`.
 """
 
 import json
@@ -58,8 +58,8 @@ from packhouse.tokenize.encoders import Pipeline
     show_default=True,
     help="The file to write.",
 )
-@click.option("--open", "is_opened", is_flag=True, help="Open it in the browser.")
-@cache_option("Folder of tokenizers and finished steps.")
+@click.option("--open", "is_opened", is_flag=True, help="Open the report in the browser.")
+@cache_option("Folder of tokenizers and cached steps.")
 @json_option()
 def report(
     targets: tuple[str, ...],
@@ -69,19 +69,19 @@ def report(
     cache: Path,
     as_json: bool,
 ) -> None:
-    """Write a report of a version: one HTML file with charts and samples, for any browser.
+    """Write a report of a version: one HTML file with charts and samples.
 
-    Of a RECIPE (a .yaml file) that ran, the report of its version; else what a run would make.
+    For a RECIPE, report on the version it published; if it has not run yet, on what a run would
+    produce. With --diff, NEW may be a ref or version of the same dataset, without the store.
 
     \b
-    packhouse report ./store/alpaca
-    packhouse report s3://bucket/store/alpaca@prod -o alpaca.html --open
-    packhouse report --diff ./store/alpaca@prod latest
-
-    With --diff, NEW may be a bare NAME of the same dataset.
+    Example:
+      $ packhouse report ./store/demo -o demo.html
+      demo.html: 1.3 MB
+      $ packhouse report --diff ./store/demo@prod latest
     """
     if len(targets) != 1 + is_diff:
-        raise click.UsageError("give one VERSION or RECIPE, or --diff and two of them")
+        raise click.UsageError("Pass one VERSION or RECIPE, or --diff with two versions.")
     tokenizers = Workspace(cache=cache).tokenizers
     if is_diff:
         opened = open_address(targets[0])
@@ -104,12 +104,12 @@ _TOKENS = 1500  # maximum number of tokens shown per record
 _MEANINGS = {
     "added": "only in the new version",
     "removed": "only in the old version",
-    "edited": "the same row, with other content",
-    "changed_tokens": "in both, with other tokens",
-    "changed_masks": "in both, with the same tokens and another mask",
-    "changed_weights": "in both, with the same tokens and mask and other loss weights",
-    "copies": "in both, more or less often",
-    "moved": "in both, on another side (train or eval)",
+    "edited": "same row, different content",
+    "changed_tokens": "in both, with different tokens",
+    "changed_masks": "in both, same tokens, different mask",
+    "changed_weights": "in both, same tokens and mask, different loss weights",
+    "copies": "in both, with a different number of copies",
+    "moved": "in both, in a different split",
     "same": "alike",
 }
 
@@ -142,7 +142,7 @@ def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
         f"<div class=quiet>{name}: <code>{html_text(f'{each.dataset}@{each.version}')}</code></div>"
         for name, each in zip(_NAMES, (old, new), strict=True)
     )
-    addresses += "<p>The rows of both versions are the same.</p>" if found.is_same_content else ""
+    addresses += "<p>Both versions contain the same rows.</p>" if found.is_same_content else ""
     title += ": two versions"
     return page(f"{title} - packhouse report", header(title, addresses), parts, {})
 
@@ -231,7 +231,7 @@ def _lengths_section(versions: Sequence[_Version]) -> str:
             trained[name].update(dict(split["trained"]))
     figures = []
     if any(lengths.values()):
-        says = "Shares of each version's own records; bins double in width every four."
+        says = "As a share of each version's records. Bins double in width every four."
         title = "Records by length"
         figures.append(compare_figure("lengths", title, says, "tokens in a record", lengths))
     if any(trained.values()):
@@ -244,7 +244,7 @@ def _lengths_section(versions: Sequence[_Version]) -> str:
 
 def _records_section(found: Diff, versions: Sequence[_Version]) -> str:
     if found.records is None:
-        caption = "<p>The data files hold no record ids, so records cannot be compared.</p>"
+        caption = "<p>The data files have no record IDs, so records cannot be compared.</p>"
         return section("records", "Records", caption)
     rows, parts = [], []
     for name, meaning in _MEANINGS.items():

@@ -248,7 +248,7 @@ def seq_len_figure(
     return Figure(
         name="seq-len",
         title="Other seq_len",
-        says=f"Packed anew with the planner of a run. The large marks are {shown}.",
+        says=f"Computed with the planner of a run. The large marks show {shown}.",
         spec=spec,
         columns=("seq_len", "packs", "fill", "padding tokens", "records too long", "their tokens"),
         rows=[
@@ -313,7 +313,7 @@ def fill_figure(splits: Mapping[str, Sequence[int]]) -> Figure:
 
 def share_figure(splits: Mapping[str, Sequence[int]]) -> Figure:
     """Return a chart of records by the share of their tokens that are trained."""
-    says = "Records at the left teach little for what they cost."
+    says = "Records at the left train few of their tokens."
     return _shares("trained-share", "Records by trained share", says, splits, "records")
 
 
@@ -422,8 +422,8 @@ def read_asset(name: str) -> str:
 
 _MOST_CODE = 100_000  # maximum number of characters of settings
 _WITHOUT_VEGA = (
-    "Charts need the JavaScript that packhouse's wheel carries, and this installation has none; "
-    "the tables show the same numbers."
+    "Charts need JavaScript from the packhouse wheel, which this installation lacks. The "
+    "tables show the same numbers."
 )
 
 

@@ -187,14 +187,13 @@ def _estimate_page(recipe: Recipe, plan: Plan, workspace: Workspace) -> str:
 def _head(recipe: Recipe, version_id: str, expected: "Estimate") -> str:
     about = "" if expected.is_exact else "about; "
     note = (
-        "Counted from what is tokenized already; this recipe has no version yet."
+        "Counted from tokenized shards. This recipe has no version yet."
         if expected.is_exact
-        else "An estimate from a sample; this recipe has no version yet."
+        else "Estimated from a sample. This recipe has no version yet."
     )
     top = header(recipe.dataset, f"<code class=quiet>{html_text(version_id)}</code><p>{note}</p>")
     refusals = "".join(
-        f"<p class=warning>The run would be refused: {html_text(each)}.</p>"
-        for each in expected.refusals
+        f"<p class=warning>The run would fail: {html_text(each)}.</p>" for each in expected.refusals
     )
     made = ""
     if expected.records != expected.rows:
@@ -212,9 +211,9 @@ def _head(recipe: Recipe, version_id: str, expected: "Estimate") -> str:
 
 
 def _filters_section(expected: "Estimate") -> str:
-    caption = "" if expected.is_exact else "<p class=quiet>About so many, by the sample.</p>"
+    caption = "" if expected.is_exact else "<p class=quiet>Estimated from the sample.</p>"
     inner = caption + filters_table(expected.filters)
-    return section("left-out", "Rows left out", inner) if expected.filters else ""
+    return section("left-out", "Dropped rows", inner) if expected.filters else ""
 
 
 def _as_pack(

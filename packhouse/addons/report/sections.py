@@ -156,8 +156,9 @@ def flow_figure(ledger: Sequence[LedgerLine]) -> Figure:
     ]
     return Figure(
         name="flow",
-        title="Where every row went",
-        says="Each step takes in what the one before put out; what it refuses falls out below.",
+        title="Rows in and out of each step",
+        says="Each step reads the output of the previous one. Quarantined and dropped rows "
+        "leave at the bottom.",
         spec=spec,
         columns=columns,
         rows=rows,
@@ -345,11 +346,13 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
         )
     note = ""
     if over[True]:
-        note = f"Counts the {counted(over[True], 'record')} that this version left out as too long."
+        note = (
+            f"Includes the {counted(over[True], 'record')} that this version dropped as too long."
+        )
     elif over[False]:
         note = (
-            f"Not counted are {counted(over[False], 'record')} over seq_len {seq_len:,}: this "
-            "version does not say how long."
+            f"Does not include {counted(over[False], 'record')} over seq_len {seq_len:,}, "
+            "whose length this version does not record."
         )
     note = f"<p class=quiet>{note}</p>" if note else ""
     other = figure(seq_len_figure(choices, seq_len)) + note if choices else ""
@@ -419,7 +422,7 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
             table(("loss weight", "trained tokens", "share"), weight_rows, "Loss weights")
         )
     caption = (
-        "<p class=quiet>A classifier learns the label of each record; no token is trained.</p>"
+        "<p class=quiet>Classification: the label of each record is trained, and no token.</p>"
     )
     figures: list[str] = []
     if not is_of_classes(manifest):
@@ -442,12 +445,12 @@ def _trained_by_source(manifest: Manifest, measured: Measured) -> str:
         ]
         for name, records, tokens, trained in measured["trained"]
     ]
-    columns = ("source", "records", "tokens", "trained", "share", "trained tokens a record")
+    columns = ("source", "records", "tokens", "trained", "share", "trained tokens per record")
     caption = ""
     if manifest.preferences == "pairs":
-        caption = "Charts count the chosen and the rejected answer of a pair each by itself."
+        caption = "Charts count the chosen and the rejected answer of a pair separately."
     if manifest.facts.configuration.pack.strategy == "concat":
-        caption = "Charts count each part of a record that is cut at the end of a pack by itself."
+        caption = "If a record is cut at the end of a pack, charts count each part separately."
     note = f"<p class=quiet>{caption}</p>" if caption else ""
     return (table(columns, rows, "Trained tokens by source") if rows else "") + note
 
@@ -478,7 +481,7 @@ def samples_section(
         "the splits."
     )
     if not has_text:
-        note += " The tokenizer is not at hand: ids are shown."
+        note += " The tokenizer is not available, so token IDs are shown."
     return section(
         "samples",
         "Samples",
@@ -522,7 +525,7 @@ def recipe_section(manifest: Manifest) -> str:
     return section(
         "recipe",
         "Recipe and digests",
-        table(("what", "value"), facts, "What identifies the version"),
+        table(("what", "value"), facts, "Identifiers of the version"),
         table(("source file", "rows", "sha256"), sources, "Sources"),
         details("Settings", preformatted(settings, "Settings"), is_open=True),
         details("Files", table(("file", "kind", "rows", "bytes", "sha256"), files, "Files")),
@@ -543,8 +546,8 @@ def left_out_section(manifest: Manifest, measured: Measured) -> str:
         return section("left-out", "Left out", nothing)
     drawn = reasons_figure(
         "reasons",
-        "Rows and records left out, by reason",
-        "What is quarantined is bad; what is dropped is left out by a rule of the recipe.",
+        "Dropped and quarantined rows, by reason",
+        "Quarantined rows are bad. Dropped rows are good rows that a rule of the recipe left out.",
         counts,
     )
     inner = "".join([*_quarantined(ledger, measured), *_dropped(manifest, measured)])
@@ -601,11 +604,11 @@ def filters_table(filters: Iterable[Filter]) -> str:
     """Return the number of rows that each `where` expression left out."""
     counts = [[each.source, each.where, each.filtered, each.rows] for each in filters]
     names = ("source", "where", "rows left out", "rows read")
-    return table(names, counts, "What `where` left out")
+    return table(names, counts, "Rows dropped by `where`")
 
 
 def _reason(reason: str, caption: str, known: Any) -> str:
-    text = f"{known.meaning}. What helps: {known.remedy}." if known else ""
+    text = f"{known.meaning}. Remedy: {known.remedy}." if known else ""
     marked = re.sub("`([^`]+)`", r"<code>\1</code>", html_text(text[:1].upper() + text[1:]))
     head = f"<h3>{html_text(reason)} <span class=quiet>{html_text(caption)}</span></h3>"
     return f"{head}<p>{marked}</p>"
@@ -631,7 +634,7 @@ def quality_section(manifest: Manifest) -> str:
     caption += f" Found in no row: {html_text(', '.join(none))}." if none else ""
     caption += "</p>"
     spoken = [[name, number] for name, number in found.languages.items()]
-    inner = table(columns, rows, "Counters of quality") if rows else ""
+    inner = table(columns, rows, "Text quality") if rows else ""
     inner += table(("language of answers", "rows"), spoken, "Languages") if spoken else ""
     return section("quality", "Quality", caption, inner)
 
@@ -653,7 +656,7 @@ def duplicates_section(manifest: Manifest) -> str:
         return ""
     rows: list[list[Any]] = [
         ["records that repeat an earlier one", audit.get("duplicates", 0)],
-        ["prompts that several records share", audit.get("prompt_groups", 0)],
+        ["prompts shared by several records", audit.get("prompt_groups", 0)],
         ["records with such a prompt", audit.get("prompt_group_records", 0)],
         ["records in train and in eval", audit.get("both_sides", 0)],
     ]
@@ -682,7 +685,7 @@ def audit_section(manifest: Manifest, limits: AuditConfig) -> str:
     except (KeyError, TypeError, ValueError):  # written by another program
         return ""
     body = "".join(_gate_row(each) for each in results)
-    head = "<th scope=col>".join(["", "check", "result", "found", "limit", "what was counted"])
+    head = "<th scope=col>".join(["", "check", "result", "found", "limit", "count"])
     inner = (
         '<div class=scroll role=group tabindex=0 aria-label="Audit"><table><caption class=hidden>'
         f"Audit</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"

@@ -407,8 +407,8 @@ def measured_of(manifest: Manifest, fetch: Fetch, samples: int = 0) -> dict[str,
     # Charts would be wrong without an error if the records counted more tokens than were published.
     if counted > published:
         raise IntegrityError(
-            f"the records of version '{manifest.version}' count {counted:,} tokens, its manifest "
-            f"{published:,}; `packhouse verify` says what else is wrong"
+            f"the records of version '{manifest.version}' count {counted:,} tokens, its "
+            f"manifest {published:,}. Run `packhouse verify` to check the version."
         )
     return measured
 
@@ -468,4 +468,6 @@ def _limits(manifest: Manifest) -> AuditConfig:
     try:
         return AuditConfig.model_validate(manifest.facts.provenance.limits)
     except ValueError:
-        raise ConfigError("the manifest names limits of the audit that there are not") from None
+        raise ConfigError(
+            "the manifest contains invalid audit limits. Check the version with `packhouse verify`."
+        ) from None

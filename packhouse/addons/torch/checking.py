@@ -28,10 +28,10 @@ _HALF_TOLERANCE = 3e-2
 
 _NOT_INPUTS = ("labels", "shift_labels", "loss_weights", "seq_lengths", "record_ids")
 
-_BLIND = "NOTHING WAS PROVEN, no token moves those behind it in its own record"
+_BLIND = "INCONCLUSIVE, no token affects later tokens of its own record"
 _WEIGHTS = (
-    "Weights that are zero (of attention's output, of the head) let nothing be seen: give them "
-    "other values for the check, or check a model that was trained"
+    "Weights of attention output or head that are zero hide every effect. Set them to other "
+    "values for the check, or check a trained model."
 )
 
 Record = tuple[int, int, int]
@@ -76,9 +76,9 @@ class PackingReport:
     def __str__(self) -> str:
         verdict = "records are kept apart" if self.is_safe else "RECORDS SEE EACH OTHER"
         if not self.has_neighbours:
-            verdict = "NOTHING WAS PROVEN, no row holds two records"
+            verdict = "INCONCLUSIVE, no row contains two records"
         elif not math.isfinite(self.max_difference + self.max_leak):
-            verdict = "NOTHING WAS PROVEN, logits are not finite"
+            verdict = "INCONCLUSIVE, logits are not finite"
         elif _is_blind(self):
             verdict = _BLIND
         return (
@@ -97,7 +97,7 @@ class PackingReport:
         if not self.is_safe:
             raise ContractError(
                 f"{self}. Call enable_packing(model), or leave out attention_mask and set "
-                "use_cache=False"
+                "use_cache=False."
             )
 
 
@@ -184,7 +184,7 @@ class RankReport:
     def __str__(self) -> str:
         verdict = "records are kept apart" if self.is_safe else "RECORDS SEE EACH OTHER"
         if self.num_records < 2 or not math.isfinite(self.max_leak):
-            verdict = "NOTHING WAS PROVEN"
+            verdict = "INCONCLUSIVE"
         elif _is_blind(self):
             verdict = _BLIND
         return (

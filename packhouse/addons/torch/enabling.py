@@ -1,29 +1,29 @@
-"""Keep packed records apart: a guard for transformers' models, and masks for models of your own.
+"""Separate packed records: a guard for transformers models, and masks for your own models.
 
-transformers 5 cuts attention where `position_ids` do not rise by one, but only if the model gets
-no `attention_mask` and makes no cache, and by default it makes one. A tiny Llama's logits are
-then off by 9 where the right way is off by 1e-5, silently. `enable_packing` puts a guard before
-the decoder's forward pass. For packed batches the guard
+transformers 5 separates records where `position_ids` do not rise by one, but only if the model gets
+no `attention_mask` and builds no cache, and by default it builds one. The logits of a tiny Llama
+are then silently wrong by up to 9, compared with 1e-5 if records are separated. `enable_packing`
+adds a guard before the decoder's forward pass. For packed batches, the guard
 
-- turns the cache off and drops a mask that says nothing (all ones, right padding);
+- turns off the cache and drops a mask without information (all ones, right padding);
 - reads a mask of record numbers as boundaries: [1, 1, 2, 2, 0] -> positions [0, 1, 0, 1, 0];
-- refuses what cannot be right: boundaries that contradict each other, padding between records, a
-  cache, `loss_weights`, and RoPE that the longest record of a pack would change for all.
+- rejects batches that cannot be right: contradicting boundaries, padding between records, a
+  cache, `loss_weights`, and RoPE that the longest record of a pack would change for all records.
 
-Generation and unpacked batches pass through untouched. The guard costs a few comparisons of T
-positions a step. `check_packing` proves the result. Boundaries that a collator or trainer lost are
-noticed for packs that this process loaded (`packhouse.load.rows`).
+Generation and unpacked batches pass through unchanged. Cost: a few comparisons of T positions per
+step. `check_packing` proves the result. If a collator or trainer loses the boundaries, this is
+detected only for packs that this process loaded (`packhouse.load.rows`).
 
-For attention that does not read `position_ids` itself there are masks. A record is a run in which
+Use a mask for attention that does not read `position_ids`. A record is a run in which
 `position_ids` rise by one.
 
 | form | memory at T tokens | for |
 |---|---|---|
-| `cu_seqlens` | 4 bytes a record | flash-attention's varlen functions |
+| `cu_seqlens` | 4 bytes per record | flash-attention's varlen functions |
 | `block_mask` | T^2 / 128^2 blocks | flex attention |
-| `block_causal_mask` | 4 T^2 bytes (float32) | eager and sdpa; never a boolean: eager adds masks |
+| `block_causal_mask` | 4 T^2 bytes (float32) | eager and sdpa; not boolean, because eager adds it |
 
-A mask given to a transformers model **replaces** its own, so it must hold the sliding window too.
+A mask passed to a transformers model **replaces** its own, so it must include the sliding window.
 """
 
 import functools
@@ -232,7 +232,7 @@ def enable_packing(target: "torch.nn.Module | type | PretrainedConfig | str") ->
         for config in [each.config for each in decoders] or [getattr(target, "config", None)]:
             _check_config(config)
         if not decoders:
-            raise ConfigError(f"{type(target).__name__} holds no decoder of its config's family")
+            raise ConfigError(f"{type(target).__name__} has no decoder of its config's family")
         for decoder in decoders:
             names = tuple(inspect.signature(decoder.forward).parameters)
             guard = functools.partial(_guard, names)  # not a lambda: a model may be pickled
@@ -243,7 +243,7 @@ def enable_packing(target: "torch.nn.Module | type | PretrainedConfig | str") ->
         config = _config_of(target)
         _check_config(config)
         decoder_class = _decoder_class(config)
-        assert decoder_class is not None, "a family that is known has one"
+        assert decoder_class is not None, "a known family has one"
         _guard_class(decoder_class, handle)
     _forget_compiled()
     GUARDS.add(handle)
@@ -275,8 +275,8 @@ def _config_of(target: "str | type | PretrainedConfig") -> "PretrainedConfig":
     config = getattr(target, "config_class", None)
     if config is None:
         raise ConfigError(
-            f"class {target.__name__} names no config; give a model class such as "
-            "LlamaForCausalLM, a model, or a model type such as 'llama'"
+            f"class {target.__name__} has no config. Pass a model class such as "
+            "LlamaForCausalLM, a model, or a model type such as 'llama'."
         )
     return config()
 
@@ -285,8 +285,9 @@ def _check_config(config: "PretrainedConfig") -> None:
     family = getattr(config, "model_type", None)
     if family not in FAMILIES:
         raise ConfigError(
-            f"enable_packing does not know model type '{family}'; known: {', '.join(FAMILIES)}. "
-            "If check_packing passes with use_cache=False and no attention_mask, it needs no help"
+            f"enable_packing does not know model type '{family}'; known: "
+            f"{', '.join(FAMILIES)}. If check_packing passes with use_cache=False and no "
+            "attention_mask, the model works without it."
         )
     unknown = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYERS)
     if unknown:
@@ -294,8 +295,8 @@ def _check_config(config: "PretrainedConfig") -> None:
     attention = config._attn_implementation
     if attention is not None and attention not in _ATTENTION:
         raise ConfigError(
-            f"attention '{attention}' is not known to keep packed records apart; use one of "
-            f"{', '.join(sorted(_ATTENTION))}"
+            f"attention '{attention}' is not known to separate packed records. Use one of "
+            f"{', '.join(sorted(_ATTENTION))}."
         )
 
 
@@ -342,14 +343,14 @@ def _guard(
     given: dict[str, Any] = kwargs | dict(zip(names, args, strict=False))
     if given.get("loss_weights") is not None:
         raise ContractError(
-            "the model was given loss_weights, which it does not apply: each token would be "
-            "trained alike. Take them out of the batch, for token_loss (docs/how-to/own-loop.md)"
+            "the model got loss_weights, which it ignores, so all tokens would have equal "
+            "weight. Remove them from the batch and use token_loss (docs/how-to/own-loop.md)."
         )
     mask, positions = given.get("attention_mask"), given.get("position_ids")
     if given.get("seq_lengths") is not None and positions is None:
         raise ContractError(
-            "the model was given seq_lengths and no position_ids: it looks at these alone, and "
-            "records would see each other; use PackedCollator (docs/how-to/keep-records-apart.md)"
+            "the model got seq_lengths without position_ids, so records would see each "
+            "other. Use PackedCollator (docs/how-to/keep-records-apart.md)."
         )
     is_flash = config._attn_implementation in _FLASH
     if given.get("past_key_values") is not None:
@@ -366,8 +367,8 @@ def _guard(
         return args, kwargs
     if is_flash and len(positions) > 1:
         raise ContractError(
-            f"flash attention keeps packed records apart in one row only, got {len(positions)} "
-            "rows; lay them behind one another with PackedCollator"
+            "flash attention separates packed records only in a batch of one row, got "
+            f"{len(positions)} rows. Use PackedCollator to concatenate them."
         )
     _refuse_long_rope(config, positions)
     if mask is not None:
@@ -416,8 +417,8 @@ def _refuse_packed_cache(positions: object, mask: object) -> None:
             is_packed = _is_packed(positions, mask[:, -length:])
     if is_packed:
         raise ContractError(
-            "a packed batch came with past_key_values, with which a model does not look at record "
-            "boundaries; leave them out, and set use_cache=False"
+            "a packed batch has past_key_values, which disable record boundaries. Leave them "
+            "out and set use_cache=False."
         )
 
 
@@ -429,8 +430,8 @@ def _refuse_holes(mask: object) -> None:
     num_runs = (torch.diff(real, dim=-1, prepend=torch.zeros_like(real[:, :1])) > 0).sum(-1)
     if bool((num_runs > 1).any()):  # [1, 1, 0, 1, 1] has two
         raise ContractError(
-            "attention_mask has padding between tokens, over which records would see each other; "
-            "number the records in it (1, 1, 0, 2, 2), or use PackedCollator"
+            "attention_mask has padding between tokens, so records would see each other. "
+            "Number the records in it (1, 1, 0, 2, 2), or use PackedCollator."
         )
 
 
@@ -444,8 +445,8 @@ def _refuse_other_bounds(given: Mapping[str, Any], positions: Any, is_flash: boo
     names = [n for n in ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx") if given.get(n) is not None]
     if names and not isinstance(positions, torch.Tensor):
         raise ContractError(
-            f"{names[0]} came without position_ids, and attention cuts records by these only; "
-            "use PackedCollator, which gives both"
+            f"{names[0]} came without position_ids, but attention separates records only by "
+            "position_ids. Use PackedCollator, which gives both."
         )
     for name in names:
         value = given[name].to(positions.device)
@@ -484,11 +485,11 @@ def _refuse_lost_bounds(ids: Any, positions: Any, mask: object, is_training: boo
     for row, starts in zip(ids.cpu().numpy(), is_start.cpu().numpy(), strict=True):
         data, bounds = as_bytes(row), [*(4 * starts.nonzero()[0]).tolist(), 4 * len(row)]
         if any(begins_with_packs(data[start:end]) for start, end in pairwise(bounds)):
-            raise ContractError(f"a batch holds several records of a pack as one. {advice}")
+            raise ContractError(f"a batch treats several records of a pack as one. {advice}")
     if is_training and positions is None:
         warnings.warn(
-            "the model was given no position_ids, so each row is trained as one record. If rows "
-            f"hold several, these see each other. {advice}",
+            "the model got no position_ids, so each row is trained as one record. If a row "
+            f"holds several, they see each other. {advice}",
             stacklevel=2,
         )
 
@@ -497,15 +498,17 @@ def _refuse_mask(positions: torch.Tensor, mask: object, has_numbers: bool) -> No
     """Reject a mask with information that the positions lack, because the model will not get it."""
     if not isinstance(mask, torch.Tensor) or mask.shape != positions.shape:
         raise ContractError(
-            "a packed batch came with a mask of its own; the model would use it in place of the "
-            "record boundaries and its sliding window. Leave attention_mask out"
+            "a packed batch has its own attention_mask, which would replace the record "
+            "boundaries and the sliding window. Leave attention_mask out."
         )
     changes = torch.diff(mask.int(), dim=-1)
     if has_numbers:
         if bool(((changes != 0) & ~record_starts(positions)[:, 1:]).any()):
-            raise ContractError("attention_mask numbers records that position_ids do not cut")
+            raise ContractError("attention_mask numbers records that position_ids do not separate")
     elif bool((changes > 0).any()):
-        raise ContractError("a packed batch is padded on the left; use PackedCollator, or no pads")
+        raise ContractError(
+            "a packed batch is padded on the left. Use PackedCollator, or remove the padding."
+        )
 
 
 def _refuse_long_rope(config: "PretrainedConfig", positions: torch.Tensor) -> None:
@@ -523,9 +526,9 @@ def _refuse_long_rope(config: "PretrainedConfig", positions: torch.Tensor) -> No
         longest = int(positions.max()) + 1
         if longest > limit:
             raise ContractError(
-                f"a packed record of {longest:,} tokens is over the original window of {limit:,}, "
-                f"and RoPE of type '{kind}' would then turn the short records of the pack as the "
-                "long one; prepare with a smaller seq_len, or train long records unpacked"
+                f"a packed record of {longest:,} tokens exceeds the original window of "
+                f"{limit:,}, so RoPE of type '{kind}' would also change the short records of "
+                "its pack. Prepare with a smaller seq_len, or train long records unpacked."
             )
 
 
@@ -583,8 +586,8 @@ def enable_preferences(trainer_class: _Trainer) -> _Trainer:
         if hasattr(trainer_class, name):
             return cast(_Trainer, type(trainer_class.__name__, (trainer_class,), {name: method}))
     raise ConfigError(
-        f"{trainer_class.__name__} prepares rows in no way that is known; give DPOTrainer, "
-        "KTOTrainer, ORPOTrainer or CPOTrainer of TRL"
+        f"{trainer_class.__name__} is not supported. Use TRL's DPOTrainer, KTOTrainer, "
+        "ORPOTrainer or CPOTrainer."
     )
 
 
@@ -622,9 +625,9 @@ def _check_max_length(dataset: "Dataset", max_length: int | None) -> None:
 
 def _too_short(max_length: int, longest: int, remedy: str) -> ConfigError:
     return ConfigError(
-        f"max_length {max_length:,} of the trainer would cut answers, of which one has {longest:,} "
-        f"tokens with its prompt; set max_length to {remedy}, or prepare with a smaller "
-        "pack.seq_len",
+        f"the trainer's max_length {max_length:,} would cut answers: the longest has "
+        f"{longest:,} tokens with its prompt. Set max_length to {remedy}, or prepare with a "
+        "smaller pack.seq_len.",
         longest=longest,
     )
 

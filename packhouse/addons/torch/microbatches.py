@@ -55,8 +55,8 @@ def split_batch_into_microbatches(
     size = len(tensors[0])
     if enforce_divisible and size % num_microbatches:
         raise MicrobatchError(
-            f"batch size {size} is not divisible by num_microbatches {num_microbatches}; change "
-            "one of them, or set enforce_divisible=False"
+            f"batch size {size} is not divisible by num_microbatches {num_microbatches}. "
+            "Change one of them, or set enforce_divisible=False."
         )
     parts: dict[str, Sequence[Any]] = {}
     for name, value in batch.items():
@@ -127,7 +127,10 @@ def balance_rows(num_tokens: Sequence[int], num_microbatches: int) -> list[list[
         [[2, 3], [0, 1]]
     """
     if not 1 <= num_microbatches <= len(num_tokens):
-        raise MicrobatchError(f"{len(num_tokens)} rows cannot fill {num_microbatches} microbatches")
+        raise MicrobatchError(
+            f"{len(num_tokens)} rows cannot fill {num_microbatches} microbatches. Use fewer "
+            "microbatches."
+        )
     # Heap entries are (tokens, rows, microbatch). For 5 3 2 6: row 3 (6) goes to microbatch 0, row
     # 0 (5) to 1, row 1 (3) to 1 because 5 < 6, row 2 (2) to 0 because 6 < 8. Ties go to the
     # microbatch with fewer rows, so that empty rows are spread too.
@@ -163,8 +166,8 @@ def count_targets(batches: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> f
         if targets is None:
             if batch.get("labels") is None:
                 raise MicrobatchError(
-                    "a batch has neither labels nor shift_labels to count; count before you pop "
-                    "them"
+                    "a batch has neither labels nor shift_labels. Count targets before you "
+                    "remove them from the batch."
                 )
             targets = shift_left(batch["labels"])
         is_target = targets != IGNORE_INDEX

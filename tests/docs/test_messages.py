@@ -78,14 +78,14 @@ DETAILS = {
     "empty_answer": "the answer (message 1) is empty: no text, reasoning or tool call",
     "too_many_chars": "message 1 is longer than max_chars",
 }
-"""Reason code of the validate step -> detail for the row in `ROWS`."""
+"""Reason code of the validate step -> detail of the row in `ROWS`."""
 
 MESSAGES = {
     "ConfigError": "prepare: unknown key 'pack.seqlen'; did you mean 'seq_len'?",
     "SourceError": "source file 'TMP/rows.jsonl' does not exist; correct its path",
     "EmptyDatasetError": (
-        "no record fits into seq_len 16, so there is nothing to publish. Raise "
-        "pack.seq_len, or set pack.over_length to truncate_turns."
+        "no record fits into seq_len 16, so there is nothing to publish. Raise pack.seq_len, "
+        "or set pack.over_length to truncate_turns."
     ),
     "QuarantineLimitError": (
         "2 of 32 rows (6.25%) are bad, over the limit of 1.00%: type 2. Fix the rows, or "
@@ -122,7 +122,7 @@ MESSAGES = {
         "match its content. Restore it from a pulled copy, or delete it and publish the "
         "version again"
     ),
-    "StoreError": ("store TMP/store: 'TMP/store' is a file. Move it away, or use another store"),
+    "StoreError": "store TMP/store: 'TMP/store' is a file. Move it away, or use another store",
 }
 """Error class -> message of the call in `CALLS`; TMP and KEY stand for a folder and a key."""
 

@@ -1,4 +1,4 @@
-"""What a trainer reads: versions as mapped datasets or streams, and collators of their rows.
+"""Load versions for training, as mapped datasets or streams, and collate their rows.
 
-Users import its names from `packhouse`. Needs no torch but for datasets of torch and collators.
+Import these names from `packhouse`. Only the torch datasets and the collators need torch.
 """

@@ -1,8 +1,8 @@
-"""Remember how packs begin, so that a guarded model sees where a collator lost their boundaries.
+"""Remember how packs begin, so that a guarded model notices if a collator lost record boundaries.
 
-A batch does not say how many records its rows held before a collator or trainer changed them. So
-the first packs that this process loads are remembered by their first record and the beginning of
-the second: a batch in which these are one record has lost the boundaries. A collator loses all
+A batch does not say how many records its rows had before a collator or trainer changed them. So
+this process remembers the first record, and the beginning of the second, of the first packs that it
+loads: if a batch has both in a single record, the boundaries are lost. A collator loses either all
 boundaries or none, so the first packs are enough.
 """
 
@@ -20,23 +20,24 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 MOST_PACKS = 1024
-"""Packs of a dataset that are remembered."""
+"""Number of packs of a dataset that are remembered."""
 
 _OF_SECOND = 16
-"""Tokens of the second record; TRL may cut a pack after them. Longer records do not begin so."""
+"""Remembered tokens of the second record. Few, because TRL may cut a pack after them, but enough
+that no other record begins like this."""
 
 GUARDS: set[object] = set()
-"""Handles of `enable_packing` that are active."""
+"""Active handles of `enable_packing`."""
 
 _BEGINNINGS: set[bytes] = set()
 _WARNED: set[bytes] = set()
 
 Packs = Iterable[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
-"""`input_ids` and `seq_lengths` of each."""
+"""`input_ids` and `seq_lengths` of each pack."""
 
 
 def watch_packs(packs: Packs, *, stacklevel: int = 2) -> None:
-    """Remember how packs of several records begin, and warn of them once if no model is guarded."""
+    """Remember how packs of several records begin, and warn once if no model is guarded."""
     found = {
         as_bytes(ids[: int(lengths[0] + min(lengths[1], _OF_SECOND))])
         for ids, lengths in islice(packs, MOST_PACKS)
@@ -49,7 +50,7 @@ def watch_packs(packs: Packs, *, stacklevel: int = 2) -> None:
 
 
 def first_packs(rows: "Dataset") -> Packs:
-    """Yield the packs of a dataset that are remembered."""
+    """Yield the first packs of a dataset."""
     table = rows.data.table.select(["input_ids", "seq_lengths"]).slice(0, MOST_PACKS)
     for batch in table.to_batches():
         (ids, at), (lengths, bounds) = (flat_list(column) for column in batch.columns)
@@ -58,18 +59,19 @@ def first_packs(rows: "Dataset") -> Packs:
 
 
 def warn_of_packs(stacklevel: int = 2) -> None:
-    """Warn of rows that hold several records each, if no model is guarded."""
+    """Warn about rows with several records, if no model is guarded."""
     if not GUARDS:
         warnings.warn(
-            "rows hold several records each, across which most models and collators train without "
-            "an error. Call enable_packing(model) before training, and use PackedCollator or "
-            "SFTConfig(padding_free=True, max_length=None) (docs/how-to/keep-records-apart.md)",
+            "rows hold several records each, and most models and collators attend across them "
+            "without an error. Call enable_packing(model) before training, and use PackedCollator "
+            "or SFTConfig(padding_free=True, max_length=None) "
+            "(docs/how-to/keep-records-apart.md)",
             stacklevel=stacklevel + 1,
         )
 
 
 def begins_with_packs(record: bytes) -> bool:
-    """Return True if what a batch calls one record begins as a known pack does."""
+    """Return True if a single record of a batch begins like a known pack."""
     return record.startswith(tuple(_BEGINNINGS))
 
 

@@ -1,15 +1,15 @@
-"""Turn rows into batches that a model cannot misread.
+"""Turn rows into batches for training, so that records never attend to each other.
 
 | rows are | use | attention between records |
 |---|---|---|
-| packs, or records to lay behind one another | `PackedCollator` | cut at every boundary |
-| one record each, padded to a rectangle | `PaddedCollator` | there is none |
-| one text and one class each | `ClassificationCollator` | there is none |
+| packs, or records to concatenate | `PackedCollator` | cut at every boundary |
+| one record each, padded to a rectangle | `PaddedCollator` | none, one record per row |
+| one text with a class each | `ClassificationCollator` | none, one record per row |
 
-A packed batch never holds an `attention_mask`: an all-ones one switches off the detection of
-boundaries in transformers 5 and every record sees those before it
-(`docs/how-to/keep-records-apart.md` measures it). Pads are found by length, never by id: where the
-pad token is EOS, an EOS stays trained.
+A packed batch never has an `attention_mask`: a mask of ones turns off the detection of boundaries
+in transformers 5, so that every record attends to earlier ones (measured in
+`docs/how-to/keep-records-apart.md`). Padding is found by length, never by id: if the pad token is
+EOS, real EOS tokens stay trained.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,17 +32,18 @@ Weights = Literal["column", "record", "ignore"]
 
 @dataclass(frozen=True, kw_only=True)
 class PackedCollator:
-    """Lay all records of a batch behind one another in one row, without padding.
+    """Concatenate all records of a batch in one row, without padding.
 
-    The batch holds, for T tokens in N records:
+    The batch has, for T tokens in N records:
 
     - `input_ids`, `labels`, `position_ids`: int64 [1, T]; positions restart at each record;
     - `cu_seq_lens_q`, `cu_seq_lens_k`: int32 [N + 1], `max_length_q`, `max_length_k`: int;
-    - with `seq_idx`: int32 [1, T], the record's number, for state-space layers;
-    - with `shift_labels`: int64 [1, T], the target of each position (transformers uses it as is);
-    - with `loss_weights`: float32 [1, T], unshifted as `labels` are;
-    - with `pad_record_to_multiple_of`: `cu_seqlens` and `cu_seqlens_padded`, int32 [N + 1], bounds
-      of the records without and with their pads. `position_ids` and all other bounds count pads.
+    - with `seq_idx`: int32 [1, T], the number of the record, for state-space layers;
+    - with `shift_labels`: int64 [1, T], the target of each position, which transformers uses
+      directly;
+    - with `loss_weights`: float32 [1, T], unshifted like `labels`;
+    - with `pad_record_to_multiple_of`: `cu_seqlens` and `cu_seqlens_padded`, int32 [N + 1], record
+      bounds without and with padding. `position_ids` and all other bounds include padding.
 
     Example:
         >>> batch = PackedCollator()([{"input_ids": [7, 8, 9, 5, 6], "seq_lengths": [3, 2]}])
@@ -53,17 +54,17 @@ class PackedCollator:
     """
 
     pad_to_multiple_of: int | None = None
-    """Fill T up to a multiple with a record of its own that is not trained (for fp8, compile)."""
+    """Pad T to a multiple with an extra record that is not trained (for FP8 or compiled models)."""
 
     pad_record_to_multiple_of: int = 1
-    """Pad each record to a multiple, behind its last token; pads are not trained and are seen by
-    nothing but themselves. Packs made with `pack.pad_record_to_multiple_of` have room for them."""
+    """Pad each record at its end to a multiple. Padding is not trained, and no other token attends
+    to it. Packs made with `pack.pad_record_to_multiple_of` have room for it."""
 
     pad_token_id: int = 0
-    """Id of pads; any id does, it is attended to by no token of a record."""
+    """Id of padding. Any id works, because no token of a record attends to it."""
 
     whole_rows: bool = False
-    """Rows without boundaries are one record each. Off, such rows are refused (see `read_row`)."""
+    """Treat rows without boundaries as one record each. By default they are an error."""
 
     seq_idx: bool = False
     """Add `seq_idx`."""
@@ -72,8 +73,8 @@ class PackedCollator:
     """Add `shift_labels`."""
 
     loss_weights: Weights | None = None
-    """`record`: the trained tokens of a record weigh 1 together; `column`: as the rows say;
-    `ignore`: each weighs 1, whatever the rows say. None refuses rows that bring weights."""
+    """`record`: the trained tokens of each record have a total weight of 1. `column`: use the
+    weights of the rows. `ignore`: every token has weight 1. None rejects rows with weights."""
 
     def __post_init__(self) -> None:
         _check_choices(self, loss_weights=(None, "column", "record", "ignore"))
@@ -82,7 +83,7 @@ class PackedCollator:
         """Make a batch.
 
         Raises:
-            ContractError: a row does not say where its records end, or its lengths do not fit.
+            ContractError: a row does not say where its records end, or its lengths do not match.
         """
         read = _read_rows(rows, self.whole_rows)
         ids = np.concatenate([row.input_ids for row in read])
@@ -101,7 +102,7 @@ class PackedCollator:
         if pad:
             ids = np.pad(ids, (0, pad), constant_values=self.pad_token_id)
             labels = np.pad(labels, (0, pad), constant_values=IGNORE_INDEX)
-            lengths = np.append(lengths, pad)  # a record of its own, whose tokens see no other
+            lengths = np.append(lengths, pad)  # an extra record, so that no other attends to it
         bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         longest = int(lengths.max())
         batch: Batch = {
@@ -123,7 +124,7 @@ class PackedCollator:
                 None
             ]
         if self.pad_record_to_multiple_of > 1:
-            # Both count the last record of pads: 0 3 5 5 beside 0 4 8 10, where T is 10.
+            # Both include the extra record of padding: 0 3 5 5 and 0 4 8 10 if T is 10.
             unpadded = np.concatenate([[0], np.cumsum(np.pad(real, (0, int(pad > 0))))])
             batch["cu_seqlens"] = torch.from_numpy(unpadded.astype(np.int32))
             batch["cu_seqlens_padded"] = batch["cu_seq_lens_q"].clone()
@@ -134,8 +135,8 @@ class PackedCollator:
 class PaddedCollator:
     """Pad rows of one record each to a rectangle of B rows and T columns.
 
-    The batch holds `input_ids`, `labels`, `attention_mask`: int64 [B, T], and on request
-    `shift_labels` and `loss_weights` as `PackedCollator` has them.
+    The batch has `input_ids`, `labels` and `attention_mask`, int64 [B, T], and optionally
+    `shift_labels` and `loss_weights`, as in `PackedCollator`.
 
     Example:
         >>> collate = PaddedCollator(pad_token_id=2, side="left")
@@ -145,25 +146,25 @@ class PaddedCollator:
     """
 
     pad_token_id: int
-    """Id of pads; may be the id of EOS."""
+    """Id of padding; may be the id of EOS."""
 
     padding: Literal["longest", "max_length"] = "longest"
-    """Pad to the longest row of the batch, or to `max_length` always (for compiled graphs)."""
+    """Pad to the longest row of the batch, or always to `max_length` (for compiled graphs)."""
 
     max_length: int | None = None
-    """Window of the model in tokens, prefix tokens included; None: no limit."""
+    """Window of the model in tokens, including prefix tokens; None: no limit."""
 
     side: Literal["left", "right"] = "right"
-    """Where pads go; left for generation."""
+    """Side of the padding; use left for generation."""
 
     pad_to_multiple_of: int | None = None
-    """Make what the model sees, prefix tokens included, a multiple of this."""
+    """Pad the length that the model sees, including prefix tokens, to a multiple of this."""
 
     prefix_tokens: int = 0
-    """Room for prompt-tuning's virtual tokens, which the model itself puts in front."""
+    """Reserve room for the virtual tokens that the model prepends in prompt tuning."""
 
     too_long: Literal["error", "truncate"] = "error"
-    """A row over the window: fail, or cut its end (which trains an answer that does not stop)."""
+    """Fail on rows over the window, or cut their end, which trains answers that do not stop."""
 
     shift_labels: bool = False
     """Add `shift_labels`."""
@@ -180,27 +181,28 @@ class PaddedCollator:
             loss_weights=(None, "column", "record", "ignore"),
         )
         if self.prefix_tokens < 0:
-            raise ConfigError(f"prefix_tokens is {self.prefix_tokens}; it must not be negative")
+            raise ConfigError(f"prefix_tokens is {self.prefix_tokens}. Set it to 0 or more.")
         if self.max_length is None:
             if self.padding == "max_length":
-                raise ConfigError("padding='max_length' needs max_length")
+                raise ConfigError("padding='max_length' requires max_length. Set it.")
             return
         if self.max_length <= self.prefix_tokens:
             raise ConfigError(
-                f"max_length {self.max_length} leaves no room beside {self.prefix_tokens} prefix"
+                f"max_length {self.max_length} leaves no room after {self.prefix_tokens} prefix "
+                "tokens. Raise it."
             )
         if self.max_length % (self.pad_to_multiple_of or 1):
             raise ConfigError(
-                f"max_length {self.max_length} is no multiple of pad_to_multiple_of "
-                f"{self.pad_to_multiple_of}, so batches would be padded over it; set max_length to "
-                "a multiple, or leave the other out"
+                f"max_length {self.max_length} is not a multiple of pad_to_multiple_of "
+                f"{self.pad_to_multiple_of}, so padding would exceed it. Set max_length to a "
+                "multiple, or remove pad_to_multiple_of."
             )
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         """Make a batch.
 
         Raises:
-            ContractError: a row holds several records; a mask of pads cannot keep them apart.
+            ContractError: a row holds several records, which padding cannot keep apart.
             SequenceTooLongError: a row does not fit, and `too_long` is `error`.
         """
         read = [self._fit(row, n) for n, row in enumerate(_read_rows(rows, whole_rows=True))]
@@ -233,8 +235,8 @@ class PaddedCollator:
     def _fit(self, row: Row, number: int) -> Row:
         if len(row.seq_lengths) > 1:
             raise ContractError(
-                f"row {number} holds {len(row.seq_lengths)} records; use PackedCollator for packs, "
-                "or strategy 'none' for rows to be padded",
+                f"row {number} holds {len(row.seq_lengths)} records. Use PackedCollator for packs, "
+                "or prepare rows with strategy 'none' for padding.",
                 row=number,
             )
         if self.max_length is None or len(row.input_ids) <= self.max_length - self.prefix_tokens:
@@ -244,8 +246,8 @@ class PaddedCollator:
             raise SequenceTooLongError(
                 f"row {number} has {counted(len(row.input_ids), 'token')}, over the window of "
                 f"{room:,} "
-                f"(max_length {self.max_length:,} less {self.prefix_tokens} prefix tokens). Set "
-                "too_long='truncate', raise max_length, or prepare with a smaller seq_len",
+                f"(max_length {self.max_length:,} minus {self.prefix_tokens} prefix tokens). Set "
+                "too_long='truncate', raise max_length, or prepare with a smaller seq_len.",
                 row=number,
             )
         return replace(
@@ -271,13 +273,15 @@ class ClassificationCollator(PaddedCollator):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.shift_labels or self.loss_weights is not None:
-            raise ConfigError("a class has no shift_labels and no loss_weights; leave them out")
+            raise ConfigError(
+                "class labels have no shift_labels or loss_weights. Remove these settings."
+            )
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         """Make a batch.
 
         Raises:
-            ContractError: a row has no `label`, or one that is no whole number.
+            ContractError: a row has no `label`, or its `label` is not an integer.
             SequenceTooLongError: a row does not fit, and `too_long` is `error`.
         """
         classes = [_read_class(row, number) for number, row in enumerate(rows)]
@@ -292,7 +296,7 @@ def _spread(
     padded: npt.NDArray[np.int64],
     fill: float,
 ) -> npt.NDArray[Any]:
-    """Lay records apart: 7 8 9 5 6 of lengths [3, 2] padded to [4, 4] -> 7 8 9 0 5 6 0 0."""
+    """Pad each record: 7 8 9 5 6 of lengths [3, 2], padded to [4, 4] -> 7 8 9 0 5 6 0 0."""
     out = np.full(int(padded.sum()), fill, dtype=values.dtype)
     shift = np.cumsum(padded - lengths) - (padded - lengths)
     out[np.arange(len(values)) + np.repeat(shift, lengths)] = values
@@ -300,7 +304,7 @@ def _spread(
 
 
 def shift_left(labels: torch.Tensor, fill: float = IGNORE_INDEX) -> torch.Tensor:
-    """Unshifted labels [..., T] to targets: position t gets the label of t + 1, the last `fill`.
+    """Shift labels [..., T] left: position t gets the label of t + 1, and the last gets `fill`.
 
     Example:
         >>> shift_left(torch.tensor([[-100, 8, 9, -100, 6]])).tolist()
@@ -311,19 +315,22 @@ def shift_left(labels: torch.Tensor, fill: float = IGNORE_INDEX) -> torch.Tensor
 
 def _read_rows(rows: Sequence[Mapping[str, Any]], whole_rows: bool) -> list[Row]:
     if not rows:
-        raise ContractError("a batch needs at least one row")
+        raise ContractError("a batch of 0 rows was passed. Pass at least one row.")
     return [read_row(row, whole_rows=whole_rows, where=f"row {n}") for n, row in enumerate(rows)]
 
 
 def _read_class(row: Mapping[str, Any], number: int) -> int:
     label = row.get("label")
     if label is None:
-        raise ContractError(f"row {number} has no label; is this classification data?", row=number)
+        raise ContractError(
+            f"row {number} has no label. Use another collator unless this is classification data.",
+            row=number,
+        )
     value = np.asarray(label)
     if value.ndim or value.dtype.kind not in "iub":
         raise ContractError(
-            f"row {number} has label {label!r}; a class is one whole number, so number the names "
-            "of classes first",
+            f"row {number} has a label of type {type(label).__name__}. Convert class names to one "
+            "integer per row.",
             row=number,
         )
     return int(value)
@@ -332,7 +339,7 @@ def _read_class(row: Mapping[str, Any], number: int) -> int:
 def _loss_weights(
     rows: Sequence[Row], kind: Weights | None
 ) -> list[npt.NDArray[np.float32]] | None:
-    """Return the weight of each token of each row; None where every trained token weighs 1.
+    """Return the weight of each token of each row; None if every trained token has weight 1.
 
     Example:
         >>> row = read_row({"input_ids": [7, 8, 9, 5, 6], "seq_lengths": [3, 2]})
@@ -342,9 +349,9 @@ def _loss_weights(
     weighted = [number for number, row in enumerate(rows) if row.loss_weights is not None]
     if kind is None and weighted:
         raise ContractError(
-            f"row {weighted[0]} brings loss_weights, which nobody would apply. Set "
-            "loss_weights='column' and use token_loss, or loss_weights='ignore' to train each "
-            "token alike",
+            f"row {weighted[0]} has loss_weights, but the collator has no setting for them. Set "
+            "loss_weights='column' and use token_loss, or set loss_weights='ignore' to weight all "
+            "tokens equally.",
             row=weighted[0],
         )
     if kind in (None, "ignore"):
@@ -354,7 +361,10 @@ def _loss_weights(
         trained = row.labels != IGNORE_INDEX
         if kind == "column":
             if row.loss_weights is None:
-                raise ContractError("loss_weights='column' needs rows with a loss_weights column")
+                raise ContractError(
+                    "loss_weights='column' requires rows with a loss_weights column. Add it, or "
+                    "remove the setting."
+                )
             weights: npt.NDArray[Any] = row.loss_weights
         else:
             record = np.repeat(np.arange(len(row.seq_lengths)), row.seq_lengths)
@@ -365,14 +375,14 @@ def _loss_weights(
 
 
 def _check_choices(collator: Any, **known: tuple[str | None, ...]) -> None:
-    """Refuse settings that are none of the known ones, and a multiple below 1."""
+    """Reject settings with unknown values, and multiples below 1."""
     for name, values in known.items():
         if getattr(collator, name) not in values:
             raise ConfigError(
-                f"{name} {getattr(collator, name)!r} is not known; use one of "
-                f"{', '.join(map(repr, values))}"
+                f"{name} {getattr(collator, name)!r} does not exist. Use one of "
+                f"{', '.join(map(repr, values))}."
             )
     for name in ("pad_to_multiple_of", "pad_record_to_multiple_of"):
         multiple = getattr(collator, name, None)
         if multiple is not None and multiple < 1:
-            raise ConfigError(f"{name} is {multiple}; it must be at least 1")
+            raise ConfigError(f"{name} is {multiple}. Set it to 1 or more.")

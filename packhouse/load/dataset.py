@@ -1,10 +1,9 @@
-"""A map-style torch dataset of packs, or of tokenized records to be packed.
+"""Provide a map-style torch dataset of packs, or of tokenized records to pack.
 
-Rows are read from mapped Arrow buffers, several times as fast as by `datasets` in torch format, one
-by one and in batches (docs/how-to/load.md has numbers): a batch of packs is checked once as a
-whole, so a row costs little more than its copy. Items of a `PackedDataset` carry `position_ids` and
-`seq_lengths` and never an `attention_mask`, so that `PackedCollator` and transformers both know
-where records end.
+Rows are read from mapped Arrow buffers, several times faster than with `datasets` in torch format
+(numbers in docs/how-to/load.md): a batch of packs is checked once as a whole, so reading a row
+costs little more than copying it. Items have `position_ids` and `seq_lengths` but never an
+`attention_mask`, so that `PackedCollator` and transformers both know where records end.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,18 +26,18 @@ from packhouse.system.wording import counted
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackStat:
-    """What `PackedDataset.stat` counts."""
+    """Counts returned by `PackedDataset.stat`."""
 
     num_rows: int
     num_records: int
     num_tokens: int
     num_trained: int
     num_dropped: int
-    """Records over `seq_len`, left out."""
+    """Records that were dropped because they exceed `seq_len`."""
     longest_row: int
-    """Tokens; of the longest row."""
+    """Tokens of the longest row."""
     seq_len: int
-    """Pack size in tokens; the longest row where none is known."""
+    """Pack size in tokens; the longest row if unknown."""
 
     @property
     def fill(self) -> float:
@@ -47,7 +46,7 @@ class PackStat:
 
     @property
     def padded_ratio(self) -> float:
-        """Tokens that padding every record to `seq_len` would take, against those of the rows."""
+        """Records per row: the size of padding every record to `seq_len`, relative to packing."""
         return self.num_records / max(1, self.num_rows)
 
     def __str__(self) -> str:
@@ -56,7 +55,7 @@ class PackStat:
             f"{self.seq_len:,} "
             f"tokens: {counted(self.num_tokens, 'token')}, {100 * self.fill:.2f}% full, "
             f"{self.num_trained:,} trained; {counted(self.num_dropped, 'record')} dropped; "
-            f"{self.padded_ratio:.1f}x fewer rows than one record a row"
+            f"{self.padded_ratio:.1f}x fewer rows than with one record per row"
         )
 
 
@@ -64,30 +63,31 @@ class PackedDataset(torch.utils.data.Dataset):
     """Rows as int64 tensors: `input_ids`, `labels`, `position_ids`, `seq_lengths`.
 
     Args:
-        rows: packs (a dataset of `load_packed`) as they are; or, with `seq_len`, tokenized records,
-            one a row, to be packed: a `datasets.Dataset`, an Arrow table, the path of an Arrow
-            file or a tuple of such paths, or a sequence or iterator of mappings with `input_ids`
-            and optionally `labels` or masks, `attention_mask`, `loss_weights`. What is marked as
-            padding is left out; so are rows without a token, which `num_empty` counts.
-        seq_len: pack size in tokens; None leaves rows as they are.
-        strategy: of `packhouse.pack.plan.STRATEGIES`, `concat` excepted.
-        seed: order of packs; None: longest records first, or records as given
-            (`packhouse.pack.plan`), in every epoch alike.
-        over_length: a record over `seq_len` is an error, or dropped and counted.
-        repack: with `seq_len`, take packs apart and pack their records anew: another `seq_len`,
+        rows: packs from `load_packed`; or, with `seq_len`, tokenized records to pack, one per row:
+            a `datasets.Dataset`, an Arrow table, the path of an Arrow file or a tuple of such
+            paths, or a sequence or iterator of mappings with `input_ids` and optionally `labels` or
+            masks, `attention_mask` and `loss_weights`. Padding is removed, and so are rows without
+            tokens, which `num_empty` counts.
+        seq_len: pack size in tokens; None keeps rows unchanged.
+        strategy: one of `packhouse.pack.plan.STRATEGIES`, except `concat`.
+        seed: seed of the order of packs; None: longest records first, or records in input order
+            (see `packhouse.pack.plan`), in every epoch.
+        over_length: raise an error for a record over `seq_len`, or drop and count it.
+        repack: with `seq_len`, pack the records of packs again, with a different `seq_len`,
             strategy, multiple or epoch over the same files. Reads a whole pack for each record
-            (40 us, packs of 2,048) and holds 24 bytes of it.
-        epoch: together with `seed`, which records lie together, and in what order; `set_epoch`
-            changes it.
+            (40 us for packs of 2,048) and holds 24 bytes per record.
+        epoch: together with `seed`, decides which records share a pack, and their order; see
+            `set_epoch`.
         pad_record_to_multiple_of: leave room for `PackedCollator` to pad each record to a multiple;
-            `seq_len` must be one.
-        balance: packs of a step over all ranks; each so many neighbours cost about the same
-            attention. Read them in order: a sampler that shuffles undoes it, `epoch` does not.
+            `seq_len` must be a multiple too.
+        balance: number of packs in a training step over all ranks; packs of a step get about the
+            same attention cost. Read packs in order: a shuffling sampler undoes it, `epoch` does
+            not.
 
     Raises:
         SequenceTooLongError: a record exceeds `seq_len`.
-        ContractError: a row is not as it must be.
-        ConfigError: `rows` is no sequence of rows, or another argument makes no sense.
+        ContractError: a row is not valid.
+        ConfigError: `rows` is not a sequence of rows, or another argument is not valid.
 
     Example:
         >>> records = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6, 7, 8]}]
@@ -112,13 +112,13 @@ class PackedDataset(torch.utils.data.Dataset):
         epoch: int = 0,
     ) -> None:
         if strategy == "concat":
-            raise ConfigError("PackedDataset does not cut records; prepare a version with concat")
+            raise ConfigError("PackedDataset cannot cut records. Prepare a version with concat.")
         if seq_len is not None and seq_len < 1:
-            raise ConfigError(f"seq_len is {seq_len}; it must be at least 1, or None for packs")
+            raise ConfigError(f"seq_len is {seq_len}. Set it to 1 or more, or to None for packs.")
         if over_length not in ("error", "drop"):
-            raise ConfigError(f"over_length '{over_length}' is not known; use error or drop")
+            raise ConfigError(f"over_length '{over_length}' does not exist. Use error or drop.")
         if seq_len is None and (repack or epoch):
-            raise ConfigError("repack and epoch decide how records are packed: give seq_len")
+            raise ConfigError("repack and epoch require packing. Set seq_len.")
         rows = list(rows) if seq_len is not None and isinstance(rows, Iterator) else rows
         self._source, self._repack, self.seq_len = rows, repack, seq_len
         self._rows = self._open()
@@ -127,9 +127,9 @@ class PackedDataset(torch.utils.data.Dataset):
         self.ledger: list[LedgerLine] = []
         self._plan: PackPlan | None = None
         self._settings: tuple[int, str, int | None, int, int] | None = None
-        """What plans follow from: None where the packs are given."""
+        """Arguments for planning; None if rows are already packs."""
         self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        """With a plan: row numbers, pack after pack."""
+        """Row numbers, pack after pack, if there is a plan."""
         if seq_len is not None:
             lengths = _record_lengths(self._rows)
             self.num_empty = int((lengths == 0).sum())
@@ -144,13 +144,13 @@ class PackedDataset(torch.utils.data.Dataset):
         watch_packs((row.input_ids, row.seq_lengths) for row in first)
 
     def set_epoch(self, epoch: int) -> None:
-        """Pack the records anew, as `epoch` and the seed decide; packs that are given stay.
+        """Pack the records again for an epoch; does nothing if rows are already packs.
 
-        `best_fit` and `first_fit` make as many packs in every epoch. Workers of a DataLoader that
-        are running go on with the packs that they have.
+        `best_fit` and `first_fit` make the same number of packs in every epoch. Running DataLoader
+        workers keep their current packs.
         """
         if epoch < 0:
-            raise ConfigError(f"epoch is {epoch}; it must not be negative")
+            raise ConfigError(f"epoch is {epoch}. Set it to 0 or more.")
         if self._settings is None:
             return
         seq_len, strategy, seed, multiple, balance = self._settings
@@ -170,11 +170,11 @@ class PackedDataset(torch.utils.data.Dataset):
         return self._row(index).to_tensors()
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
-        """Return the rows of a batch, as torch's DataLoader asks for them."""
+        """Return the rows of a batch; torch's DataLoader calls this."""
         return [self[index] for index in indices]
 
     def stat(self) -> PackStat:
-        """Count rows, records and tokens; one pass over all rows."""
+        """Count rows, records and tokens in one pass over all rows."""
         records = tokens = trained = longest = 0
         for index in range(len(self)):
             row = self._row(index)
@@ -194,7 +194,7 @@ class PackedDataset(torch.utils.data.Dataset):
 
     def _row(self, index: int) -> Row:
         if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
+            raise IndexError(f"row {index} of {len(self)} rows does not exist")
         index %= len(self)
         if self._plan is None:
             return self._rows[index]
@@ -215,7 +215,7 @@ class PackedDataset(torch.utils.data.Dataset):
         )
 
     def __getstate__(self) -> dict[str, object]:
-        # A mapped table would be copied into every worker; a datasets.Dataset is mapped again.
+        # Leave out mapped tables, which would be copied into every worker; they are mapped again.
         return {name: value for name, value in self.__dict__.items() if name != "_rows"}
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -224,15 +224,15 @@ class PackedDataset(torch.utils.data.Dataset):
 
 
 class RecordRows(Sequence[Row]):
-    """The records of packs, one a row; a record is a view of its pack."""
+    """The records of packs, one per row, as views of their packs."""
 
     def __init__(self, packs: Sequence[Row]) -> None:
         self._packs = packs
         of_packs = [packs[index].seq_lengths for index in range(len(packs))]
         self.lengths = np.concatenate([np.zeros(0, np.int64), *of_packs]).astype(np.int64)
         sizes = np.array([len(each) for each in of_packs], dtype=np.int64)
-        # Packs of lengths [3, 2] and [4]: pack 0 0 1; tokens before each record 0 3 5, less those
-        # before its pack 0 0 5, so records start at 0 3 0.
+        # Packs of lengths [3, 2] and [4]: the records are in packs 0 0 1, after 0 3 5 tokens. Minus
+        # the tokens before their pack, 0 0 5, they start at 0 3 0.
         self._pack = np.repeat(np.arange(len(packs)), sizes)
         first = np.cumsum(self.lengths) - self.lengths
         self._starts = first - np.repeat(first[np.cumsum(sizes) - sizes], sizes)
@@ -252,7 +252,7 @@ class RecordRows(Sequence[Row]):
 
 
 def _record_lengths(rows: Sequence[Row]) -> npt.NDArray[np.int64]:
-    """Return the tokens of each row, all of which must be single records; 0: an empty one."""
+    """Return the tokens of each row, which must be a single record; 0 for an empty row."""
     if isinstance(rows, RecordRows):
         return rows.lengths
     if isinstance(rows, ArrowRows) and rows.is_plain:
@@ -265,15 +265,15 @@ def _record_lengths(rows: Sequence[Row]) -> npt.NDArray[np.int64]:
             continue
         if len(row.seq_lengths) > 1:
             raise ContractError(
-                f"row {index} is a pack of {len(row.seq_lengths)} records; leave out seq_len, or "
-                "set repack=True to pack its records anew"
+                f"row {index} is a pack of {len(row.seq_lengths)} records. Remove seq_len, or set "
+                "repack=True to pack its records again."
             )
         lengths[index] = len(row.input_ids)
     return lengths
 
 
 def _refuse_shifted(rows: Sequence[Row], numbers: Sequence[int] | npt.NDArray[np.int64]) -> None:
-    """Refuse labels that name the next token already: the model would shift them once more."""
+    """Reject labels that are already shifted, because the model would shift them again."""
     num_trained = 0
     for index in numbers[:8]:
         row = rows[int(index)]
@@ -282,9 +282,9 @@ def _refuse_shifted(rows: Sequence[Row], numbers: Sequence[int] | npt.NDArray[np
         if (row.labels[trained] != row.input_ids[trained + 1]).any():
             return
         if (row.labels[trained] == row.input_ids[trained]).all():
-            return  # nothing, or the same token again and again
+            return  # nothing is trained, or the same token repeats, which looks the same shifted
     if num_trained:
         raise ContractError(
-            "labels are shifted already: each is the id of the next token, and the model would "
-            "shift them once more. Give unshifted labels, each the id of its own token or -100"
+            "labels are already shifted (each is the id of the next token), but the model shifts "
+            "them again. Pass unshifted labels: each is the id of its own token, or -100."
         )

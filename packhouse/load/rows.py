@@ -1,9 +1,9 @@
-"""Read one row of token data, whoever made it: what datasets and collators agree on.
+"""Read and check rows of token data from any source, for datasets and collators.
 
 Rows come from a published version (`labels` or `compact` layout), from `datasets.Dataset`, from
-torch or as plain lists. A row that does not say where its records end is refused, because reading
-it as one record is how packed attention leaks: `transformers.Trainer` drops the columns that a
-model's `forward` does not name, `seq_lengths` among them, and nothing else would notice.
+torch, or as plain lists. A row without record boundaries is rejected, because reading it as one
+record would let records attend to each other: `transformers.Trainer` drops columns that a model's
+`forward` does not name, including `seq_lengths`, and nothing else would notice.
 """
 
 from bisect import bisect_right
@@ -27,15 +27,15 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """One training row: whole records behind one another, without padding."""
+    """One training row: whole records, one after another, without padding."""
 
     input_ids: Ints
     labels: Ints
-    """Unshifted; the first token of each record and all that is not trained is -100."""
+    """Unshifted; -100 for the first token of each record and for tokens that are not trained."""
     seq_lengths: Ints
     """Tokens of each record; they add up to `len(input_ids)`."""
     loss_weights: npt.NDArray[np.float32] | None = None
-    """Weight of each token as a target, unshifted, where the row brings them."""
+    """Weight of each token as a target, unshifted; None if the row has no weights."""
     label: int | None = None
     """Class of a classification row."""
 
@@ -61,29 +61,28 @@ class Row:
 
 
 def _to_tensor(values: npt.NDArray[Any]) -> torch.Tensor:
-    """Return a tensor that may be written to; copies what is a view of a mapped file."""
+    """Return a writable tensor; copies views of mapped files, which are read-only."""
     return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
 def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "row") -> Row:
-    """Read one row of any layout and check it.
+    """Read and check one row of any layout.
 
-    Ids, labels and the like must be whole numbers in one flat list: floats are refused, not cut.
+    Ids, labels and masks must be flat lists of integers; floats are rejected, not truncated.
 
-    Records end where `seq_lengths` says, where `position_ids` restart, and where an
-    `attention_mask` of record numbers (1, 1, 2, 2, 0) changes; what is given must agree. Without
-    any of them and with `whole_rows`, they end at the end of the row. Labels come from `labels`,
-    else from `trained_ranges`, else every token is trained, but for those that `completion_mask`,
-    `assistant_masks` or `loss_mask` calls 0. Tokens with `attention_mask` 0 are padding, taken off.
+    Record boundaries come from `seq_lengths`, from restarts in `position_ids`, and from changes in
+    an `attention_mask` of record numbers (1, 1, 2, 2, 0); if several are present, they must agree.
+    If there are none, `whole_rows` treats the row as one record. Labels come from `labels`, else
+    from `trained_ranges`, else every token is trained, except those with 0 in `completion_mask`,
+    `assistant_masks` or `loss_mask`. Tokens with `attention_mask` 0 are padding and are removed.
 
     Args:
-        row: `input_ids` and the columns above: lists, numpy arrays or tensors.
-        whole_rows: take a row without boundaries for one record.
-        where: what errors call the row.
+        row: `input_ids` and the columns above, as lists, numpy arrays or tensors.
+        whole_rows: treat a row without boundaries as one record.
+        where: name of the row in errors.
 
     Raises:
-        ContractError: no boundaries, boundaries that contradict each other, or lengths that do
-            not fit.
+        ContractError: boundaries are missing or contradict each other, or lengths do not match.
 
     Example:
         >>> row = read_row({"input_ids": [7, 8, 9, 5, 6], "seq_lengths": [3, 2]})
@@ -96,7 +95,7 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
     mask = _read_column(row, "attention_mask", where, len(ids), kinds="iubf")
     keep = slice(None) if mask is None else mask != 0  # without a mask nothing is copied
     if not len(ids[keep]):
-        raise EmptyRowError(f"{where} has no token; leave empty rows out")
+        raise EmptyRowError(f"{where} has no tokens. Remove empty rows.")
     lengths = _record_lengths(row, len(ids), mask, whole_rows, where)
     spans = row.get("trained_ranges")
     ranges = None if spans is None else _range_bounds(spans)
@@ -105,8 +104,8 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
         labels = given.copy()
         if mask is not None and (labels[mask == 0] != IGNORE_INDEX).any():
             raise ContractError(
-                f"{where} trains tokens that attention_mask calls padding: an EOS that is the pad "
-                "token would be lost. Set their mask to 1, or their labels to -100"
+                f"{where} trains tokens that attention_mask marks as padding; an EOS that is also "
+                "the pad token would be lost. Set their mask to 1, or their labels to -100."
             )
     elif ranges is not None:
         labels = np.where(trained_mask(*ranges, len(ids)), ids, IGNORE_INDEX)
@@ -120,7 +119,7 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
     if weights is not None:
         weights = weights.astype(np.float32, copy=False)
         if not (np.isfinite(weights).all() and weights.min() >= 0):
-            raise ContractError(f"{where} has loss_weights that are negative or no numbers")
+            raise ContractError(f"{where} has loss_weights that are negative or not finite")
     elif ranges is not None and "range_weights" in row:
         weights = np.zeros(len(ids), dtype=np.float32)
         of_each = row["range_weights"]
@@ -132,7 +131,7 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
     if lengths.sum() != len(ids) or lengths.min() < 1:
         raise ContractError(
             f"{where} has {len(ids):,} input_ids and seq_lengths {lengths[:8].tolist()} that add "
-            f"up to {int(lengths.sum()):,}; each must be at least 1 and they must fit"
+            f"up to {int(lengths.sum()):,}. Each must be at least 1, and the sum must match."
         )
     labels[np.cumsum(lengths) - lengths] = IGNORE_INDEX
     label = row.get("label")
@@ -142,9 +141,9 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
 def _read_column(
     row: Mapping[str, Any], name: str, where: str, size: int | None = None, kinds: str = "iub"
 ) -> npt.NDArray[Any] | None:
-    """Return a column of a row as a flat array of `size` numbers; None if the row has none.
+    """Return a column of a row as a flat array of `size` numbers, or None if the row lacks it.
 
-    Whole numbers come as int64; `kinds` "iubf" lets other numbers through as they are.
+    Integers are returned as int64; with `kinds` "iubf", floats are allowed and types do not change.
     """
     values = row.get(name)
     if values is None:
@@ -154,11 +153,11 @@ def _read_column(
     except ValueError:  # lists of different lengths
         array = np.asarray(values, dtype=object)
     if array.ndim != 1:
-        raise ContractError(f"{where} has {name} of shape {array.shape}; it must be one flat list")
+        raise ContractError(f"{where} has {name} of shape {array.shape}. Pass one flat list.")
     if array.size and array.dtype.kind not in kinds:
         raise ContractError(
-            f"{where} has {name} that are no {'' if 'f' in kinds else 'whole '}numbers "
-            f"({array.dtype}, the first is {array[0]!r}); cast them"
+            f"{where} has {name} of type {array.dtype} instead of "
+            f"{'numbers' if 'f' in kinds else 'integers'}. Cast them."
         )
     if size is not None and len(array) != size:
         raise ContractError(f"{where} has {size:,} input_ids and {len(array):,} {name}")
@@ -172,10 +171,10 @@ def _record_lengths(
     whole_rows: bool,
     where: str,
 ) -> Ints:
-    """Return the tokens of each record without padding, on which all columns must agree.
+    """Return the tokens of each record without padding; all columns must agree.
 
-    Tokens 7 8 9 5 6 and a pad: seq_lengths [3, 2], position_ids [0, 1, 2, 0, 1, 0] and
-    attention_mask [1, 1, 1, 2, 2, 0] all say [3, 2].
+    For tokens 7 8 9 5 6 and a pad token, seq_lengths [3, 2], position_ids [0, 1, 2, 0, 1, 0] and
+    attention_mask [1, 1, 1, 2, 2, 0] all give [3, 2].
     """
     is_token = np.ones(num_tokens, dtype=np.bool_) if mask is None else mask != 0
     keep = slice(None) if mask is None else is_token
@@ -183,11 +182,11 @@ def _record_lengths(
     by_column: dict[str, Ints] = {}
     lengths = _read_column(row, "seq_lengths", where)
     if lengths is not None:
-        if num_kept < num_tokens and lengths.sum() != num_kept:  # they count the padding
+        if num_kept < num_tokens and lengths.sum() != num_kept:  # the lengths include padding
             if len(lengths) > 1:
                 raise ContractError(
-                    f"{where} is packed and padded, and its seq_lengths count the padding; packed "
-                    "rows carry no attention_mask"
+                    f"{where} is packed and padded, and its seq_lengths include the padding. "
+                    "Remove the padding and the attention_mask from packed rows."
                 )
             lengths = np.array([num_kept])
         by_column["seq_lengths"] = lengths
@@ -200,8 +199,8 @@ def _record_lengths(
         first, agreed = next(iter(by_column.items()))
         if not np.array_equal(lengths, agreed):
             raise ContractError(
-                f"{where}: {first} and {name} disagree where records end, {agreed[:8].tolist()} "
-                f"and {lengths[:8].tolist()} tokens; leave out the one that is wrong"
+                f"{where}: {first} and {name} give different record lengths, "
+                f"{agreed[:8].tolist()} and {lengths[:8].tolist()}. Remove the one that is wrong."
             )
     if by_column:
         return agreed
@@ -209,23 +208,23 @@ def _record_lengths(
         raise ContractError(
             f"{where} does not say where its records end: it has neither seq_lengths nor "
             "position_ids. If transformers.Trainer dropped them, set remove_unused_columns=False; "
-            "if each row is one record, set whole_rows=True"
+            "if each row is one record, set whole_rows=True."
         )
     if np.count_nonzero(np.diff(is_token.astype(np.int8), prepend=0) > 0) > 1:
         raise ContractError(
-            f"{where} has padding between its tokens; say with seq_lengths whether these are "
-            "several records"
+            f"{where} has padding between its tokens. If these are several records, add "
+            "seq_lengths."
         )
     return np.array([num_kept])
 
 
 def _run_lengths(is_cut: npt.NDArray[np.bool_]) -> Ints:
-    """Lengths of the runs between cuts: no, no, cut, no -> [3, 2]."""
+    """Return the lengths of the runs between cuts: no, no, cut, no -> [3, 2]."""
     return np.diff(np.flatnonzero(is_cut) + 1, prepend=0, append=len(is_cut) + 1)
 
 
 def _range_bounds(ranges: Any) -> tuple[Ints, Ints]:
-    """Starts and ends of trained ranges, given as such or as a list of both."""
+    """Return starts and ends of trained ranges, given as two arrays or as a list of dicts."""
     if isinstance(ranges, tuple):
         return ranges
     bounds = [(each["start"], each["end"]) for each in ranges]
@@ -234,7 +233,7 @@ def _range_bounds(ranges: Any) -> tuple[Ints, Ints]:
 
 
 def open_rows(rows: Any, *, whole_rows: bool = False) -> Sequence[Row]:
-    """Make rows of any kind readable by number; nothing is copied.
+    """Open rows of any kind for reading by number, without copying.
 
     Args:
         rows: a `datasets.Dataset`, an Arrow table, the path of an Arrow file or a tuple of such
@@ -242,7 +241,7 @@ def open_rows(rows: Any, *, whole_rows: bool = False) -> Sequence[Row]:
         whole_rows: as for `read_row`.
 
     Raises:
-        ConfigError: `rows` is no sequence of rows.
+        ConfigError: `rows` is not a sequence of rows.
     """
     if isinstance(rows, Path):
         rows = (rows,)
@@ -251,17 +250,17 @@ def open_rows(rows: Any, *, whole_rows: bool = False) -> Sequence[Row]:
     if isinstance(rows, pa.Table):
         return ArrowRows(rows, whole_rows=whole_rows)
     if isinstance(rows, str):
-        raise ConfigError(f"'{rows}' is a text and no rows; give load_packed('{rows}')")
+        raise ConfigError(f"'{rows}' is a string, not rows. Did you mean load_packed('{rows}')?")
     kind = type(rows)
     if isinstance(rows, Mapping):
         raise ConfigError(
-            f"a {kind.__name__} of {', '.join(map(str, rows))} is no sequence of rows; give one "
-            "split, or a list of rows"
+            f"a {kind.__name__} of {', '.join(map(str, rows))} is not a sequence of rows. Pass one "
+            "split, or a list of rows."
         )
     if not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
         raise ConfigError(
-            f"a {kind.__name__} has no length or no row by number; give a list of its rows, or "
-            "stream a version with StreamingPackedDataset"
+            f"a {kind.__name__} has no length or cannot be indexed. Pass a list of its rows, or "
+            "stream a version with StreamingPackedDataset."
         )
     is_dataset = kind.__name__ == "Dataset" and kind.__module__.startswith("datasets.")
     if is_dataset and rows.format["type"] != "custom":
@@ -272,7 +271,7 @@ def open_rows(rows: Any, *, whole_rows: bool = False) -> Sequence[Row]:
 
 @dataclass(frozen=True)
 class _MappingRows(Sequence[Row]):
-    """Rows of anything that gives mappings by number."""
+    """Rows of any sequence of mappings."""
 
     rows: Sequence[Mapping[str, Any]]
     whole_rows: bool
@@ -290,10 +289,10 @@ _OTHERS |= {"loss_weights", "label", *MASK_COLUMNS}
 
 
 class ArrowRows(Sequence[Row]):
-    """Rows of an Arrow table read in place: no Python list of ids, no copy but the one to int64.
+    """Rows of an Arrow table, read in place; the only copy is the conversion to int64.
 
     Args:
-        table: columns as published, in any number of chunks; kept mapped, never combined.
+        table: columns as published, in any number of chunks; it stays mapped.
         whole_rows: as for `read_row`.
         indices: rows of the table to read, in this order; by default all.
 
@@ -314,9 +313,10 @@ class ArrowRows(Sequence[Row]):
         if "range_weights" in names and table["range_weights"].null_count == len(table):
             names.remove("range_weights")  # all are 1
         self._batches = [b for b in table.select(names).to_batches() if b.num_rows]
-        # Batches of 100 and 50 rows begin at 0 100 150: row 120 is row 20 of the second.
+        # Batches of 100 and 50 rows: starts 0 100 150, so row 120 is row 20 of the second batch.
         self._starts = np.cumsum([0, *(b.num_rows for b in self._batches)]).tolist()
-        # How to read each column of a batch, and whether all of its rows are known to be sound.
+        # Per batch: functions that read its columns, and True if all of its rows are known to be
+        # valid.
         self._cells: dict[int, tuple[dict[str, Callable[[int], Any]], bool]] = {}
         self._whole_rows = whole_rows
         self._indices = indices
@@ -326,19 +326,19 @@ class ArrowRows(Sequence[Row]):
 
     @property
     def is_plain(self) -> bool:
-        """Return True if each row is one record without padding, for all that the columns say."""
+        """Return True if no column marks boundaries or padding, so that each row is one record."""
         marks = {"seq_lengths", "position_ids", "attention_mask"}
         return not self._batches or not marks & set(self._batches[0].schema.names)
 
     def num_tokens(self) -> Ints:
-        """Return the tokens of each row, from the offsets alone; padding counts."""
+        """Return the tokens of each row, including padding, from the offsets alone."""
         lengths = [np.diff(list_offsets(batch["input_ids"])) for batch in self._batches]
         of_all = np.concatenate([np.empty(0, np.int64), *lengths]).astype(np.int64)
         return of_all if self._indices is None else of_all[self._indices]
 
     def __getitem__(self, index: int) -> Row:  # type: ignore[override]  # one row: no slices
         if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
+            raise IndexError(f"row {index} of {len(self)} rows does not exist")
         index %= len(self)
         place = index if self._indices is None else int(self._indices[index])
         number = bisect_right(self._starts, place) - 1
@@ -355,11 +355,11 @@ class ArrowRows(Sequence[Row]):
 
 
 def _cells(name: str, column: pa.Array) -> Callable[[int], Any]:
-    """Return a function from a row's number to its cell, a view of the column."""
+    """Return a function that returns the cell of a row as a view of the column."""
     if name == "range_weights" or not pa.types.is_nested(column.type):
         return lambda row: column[row].as_py()
     if column.null_count or (hasattr(column, "values") and column.values.null_count):
-        raise ContractError(f"column '{name}' has nulls; every row needs its own list of numbers")
+        raise ContractError(f"column '{name}' has nulls. Every row needs a list of numbers.")
     if name == "trained_ranges":
         ranges = read_ranges(column)
         starts, ends, bounds = ranges.starts, ranges.ends, ranges.offsets
@@ -372,9 +372,9 @@ def _cells(name: str, column: pa.Array) -> Callable[[int], Any]:
 
 
 def _is_sound(batch: pa.RecordBatch) -> bool:
-    """Return True if a batch holds packs and nothing else, as `read_row` would find each row.
+    """Return True if a batch has only valid packs, which saves `read_row` the checks.
 
-    One pass over all tokens (about 5 ns each) that spares every row its own checks.
+    One pass over all tokens takes about 5 ns each and saves the checks of every row.
     """
     names = batch.schema.names
     if set(names) - {"position_ids"} != set(_PACK):
@@ -383,8 +383,8 @@ def _is_sound(batch: pa.RecordBatch) -> bool:
     if any(values.dtype.kind not in "iu" for values, _ in flat.values()):
         return False
     (_, offsets), (labels, label_offsets), (lengths, pack_offsets) = (flat[n] for n in _PACK)
-    # Packs [3 2] and [4]: records are bounded by 0 3 5 9, and packs by sequences 0 2 3. So packs
-    # have 5 and 4 tokens, which the offsets of ids must say too, and labels -100 at 0 3 5.
+    # Packs [3 2] and [4]: record bounds are 0 3 5 9, pack offsets 0 2 3. So packs must have 5 and 4
+    # tokens in the offsets of ids too, and labels must be -100 at 0 3 5.
     bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     num_tokens = np.diff(offsets)
     if min(lengths.min(initial=1), num_tokens.min(initial=1)) < 1:
@@ -393,7 +393,7 @@ def _is_sound(batch: pa.RecordBatch) -> bool:
     if "position_ids" in flat:
         positions, position_offsets = flat["position_ids"]
         due += [(position_offsets, offsets), (positions, position_ids(lengths))]
-    # Labels are looked up only where the lengths fit them.
+    # Check labels only if lengths match; otherwise the bounds may be out of range.
     return all(np.array_equal(*pair) for pair in due) and bool(
         (labels[bounds[:-1]] == IGNORE_INDEX).all()
     )

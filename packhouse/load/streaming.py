@@ -1,18 +1,18 @@
-"""Stream packs in a global order that does not depend on how many ranks and workers read it.
+"""Stream packs in a global order that does not depend on the number of ranks and workers.
 
-The files of an epoch, shuffled by seed and epoch, are one long row of packs, cut into `lanes` of
-equal length. Pack `i` of the global order is the next one of lane `i mod lanes`, and rank `r` of
-`W` reads packs `r`, `r + W`, `r + 2W`, ... So any world size sees each pack once, a run that
-stopped after `n` packs goes on with pack `n` whatever the new world size, and where `W` divides
-`lanes` (or the other way round) each rank reads only its own lanes' files.
+The files of an epoch, shuffled by seed and epoch, form one sequence of packs, which is cut into
+`lanes` of about equal length. Pack `i` of the global order is the next pack of lane `i mod lanes`,
+and rank `r` of `W` reads packs `r`, `r + W`, `r + 2W`, ... So each pack is read once with any world
+size, and a run that stopped after `n` packs resumes with pack `n`, even with a different world
+size. If `W` divides `lanes`, or the reverse, each rank reads only the files of its own lanes.
 
     10 packs, 3 lanes of 4 + 3 + 3:  lane 0: packs 0 1 2 3    lane 1: 4 5 6    lane 2: 7 8 9
     global order:                    0 4 7 1 5 8 2 6 9 3
     2 ranks:                         rank 0: 0 7 5 2 9        rank 1: 4 1 8 6 3
 
-Memory: a decoded row group (about 2 M tokens, 16 MB; 256 MB are the limit) and an open file for
-each lane that a rank reads, and `prefetch` rows. A file is fetched and its digest checked when a
-lane comes to it. Before the first epoch on a machine, a worker process decodes it once, to find out
+Memory: one decoded row group (about 2 M tokens or 16 MB; the limit is 256 MB) and an open file per
+lane that a rank reads, plus `prefetch` rows. A file is downloaded and its digest checked when a
+lane reaches it. Before the first epoch on a machine, a worker process decodes it once to measure
 how much memory its row groups take.
 """
 
@@ -46,46 +46,47 @@ from packhouse.load.versions import (
 from packhouse.pack.shuffle import permutation, splitmix64
 from packhouse.store import FileEntry, OpenVersion, open_store
 
-# Places in the state that processes share. From the last on: whether each reader of the pass (each
-# worker, or the process itself) came to the end of its part.
+# Indices into the state shared between processes. From `_ENDED` on: 1 for each reader of the pass
+# (each worker, or the process itself) that has reached the end of its part.
 _EPOCH, _START, _NUM_WORKERS, _ENDED = range(4)
 _MOST_WORKERS = 4096
 
 
 class StreamingPackedDataset(torch.utils.data.IterableDataset):
-    """Packs of a published version, dealt to ranks and workers, shuffled, resumable mid-epoch.
+    """Packs of a published version, shuffled, divided among ranks and workers, and resumable.
 
     Args:
-        uri: `<store>/<dataset>` as for `load_packed`.
+        uri: `<store>/<dataset>`, as for `load_packed`.
         version: a ref, a version or a version id.
         split: `train` or `eval`.
-        shuffle: by seed and epoch; off, the published order.
-        seed: another seed is another order.
-        rank: of this process; by default torch.distributed's, else RANK, else 0. Ranks that train
-            one replica together (context, tensor or pipeline parallel) share the number of theirs
-            among the replicas, and so the packs.
-        world_size: number of ranks, or of replicas; by default torch.distributed's, else
+        shuffle: shuffle by seed and epoch; False keeps the published order.
+        seed: seed of the order.
+        rank: rank of this process; by default from torch.distributed, else RANK, else 0. Ranks that
+            train one replica together (context, tensor or pipeline parallel) must pass the number
+            of their replica, so that they read the same packs.
+        world_size: number of ranks, or of replicas; by default from torch.distributed, else
             WORLD_SIZE, else 1.
-        batch_size: rows of a batch of the DataLoader, by default 1. Its workers take turns by so
-            many rows, so that batches come in the same order with any number of workers. Without
-            it several workers have no `state_dict`: the first batch of two may be rows 0 2 4 6.
-        lanes: parts of the global order that are read side by side; the same at every resume.
-        prefetch: most rows that a thread reads ahead; 0: no thread.
-        drop_uneven: leave out the last few packs of an epoch, so that every rank has as many.
+        batch_size: batch size of the DataLoader, by default 1. Workers take turns after this many
+            rows, so that batches have the same order with any number of workers. Without it,
+            `state_dict` does not work with several workers, because the first batch of two workers
+            may be rows 0 2 4 6.
+        lanes: parts of the global order that are read in parallel; keep it the same when resuming.
+        prefetch: maximum number of rows that a thread reads ahead; 0: no thread.
+        drop_uneven: skip the last few packs of an epoch, so that all ranks have the same number.
         cache: folder of local copies, as for `load_packed`.
         verify: compare each file's sha256 before a process first reads it, as for `load_packed`.
 
-    Call `set_epoch` before every epoch. After `load_state_dict` passes start where the state says
-    until one of them came to its end; the next one is a whole one. The state of a pass that came to
-    its end has nothing left in its epoch. Workers read ahead, so a pass that is left within its
-    last batches may have ended for them. Under `transformers.Trainer` or accelerate, which deal
-    out batches themselves, set `rank=0, world_size=1`; on several ranks also
+    Call `set_epoch` before every epoch. After `load_state_dict`, passes start at the loaded state
+    until one of them reaches its end; the next pass is a whole one. The state of a finished pass
+    has nothing left in its epoch. Workers read ahead, so if a pass is abandoned within its last
+    batches, it may be finished for them. With `transformers.Trainer` or accelerate, which
+    distribute batches themselves, set `rank=0, world_size=1`, and on several ranks also
     `accelerator_config={"dispatch_batches": False}`.
 
     Raises:
-        ConfigError: a rank, size or count that makes no sense; or `drop_uneven` with fewer packs
-            than ranks, which would leave nothing.
-        VersionNotFoundError: no such dataset, version or split.
+        ConfigError: a rank, size or count is not valid, or `drop_uneven` would leave nothing,
+            because there are fewer packs than ranks.
+        VersionNotFoundError: the dataset, version or split does not exist.
 
     Example:
         >>> from packhouse import prepare
@@ -126,13 +127,13 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         if batch_size < 1 or lanes < 1 or prefetch < 0:
             raise ConfigError(
                 f"batch_size {batch_size} and lanes {lanes} must be positive, and prefetch "
-                f"{prefetch} not negative"
+                f"{prefetch} must not be negative"
             )
         balance = self._opened.manifest.facts.configuration.pack.balance
         if shuffle and balance > 1:
             warnings.warn(
-                f"this version has pack.balance {balance}, which shuffle=True undoes: set "
-                "shuffle=False to keep packs of one cost in one step",
+                f"this version has pack.balance {balance}, which shuffle=True undoes. Set "
+                "shuffle=False to keep packs of equal cost in the same step.",
                 stacklevel=2,
             )
         self._cache = cache_folder(cache)
@@ -145,27 +146,27 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
             "seed": int(seed),
             "lanes": lanes if shuffle else 1,
         }
-        """All that decides the order, apart from the epoch; part of every state."""
+        """Everything that decides the order except the epoch; part of every state."""
         self.num_rows = sum(entry.rows for entry in self._entries)
         if drop_uneven and self.num_rows < self.world_size:
             raise ConfigError(
-                f"drop_uneven leaves nothing of {self.num_rows:,} packs for {self.world_size:,} "
-                "ranks; leave it out, take fewer ranks, or pack with a smaller seq_len"
+                f"drop_uneven leaves none of {self.num_rows:,} packs for {self.world_size:,} "
+                "ranks. Remove it, use fewer ranks, or pack with a smaller seq_len."
             )
-        # Shared with worker processes: epoch, packs done before this pass, workers that read it,
-        # and which of them came to the end.
+        # Shared with worker processes: epoch, packs done before this pass, number of workers that
+        # read it, and which of them have reached the end.
         self._shared = torch.zeros(_ENDED + _MOST_WORKERS, dtype=torch.int64)
         self._shared.share_memory_()
-        self._seen = 0  # rows that this process was given in this pass
-        self._skip = 0  # rows of a worker's own part that it was given before a resume
+        self._seen = 0  # rows that this process has returned in this pass
+        self._skip = 0  # rows of a worker's part that it had returned before a resume
 
     @property
     def opened(self) -> OpenVersion:
-        """The version that is read."""
+        """The version being read."""
         return self._opened
 
     def __len__(self) -> int:
-        """Return how many rows of this rank are left in this epoch."""
+        """Return the number of rows left for this rank in this epoch."""
         return self._num_left(0 if self._is_over() else int(self._shared[_START]))
 
     def _num_left(self, start: int) -> int:
@@ -176,16 +177,16 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next pass."""
+        """Epoch of the next pass."""
         return int(self._shared[_EPOCH])
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next pass; another epoch than before begins at its start.
+        """Set the epoch of the next pass; a different epoch starts at its beginning.
 
-        The same one goes on where the state says that was loaded, whatever was read since.
+        With the same epoch, the next pass starts at the loaded state, whatever was read since.
         """
         if epoch < 0:
-            raise ConfigError(f"epoch is {epoch}; it must not be negative")
+            raise ConfigError(f"epoch is {epoch}. Set it to 0 or more.")
         if epoch != self.epoch:
             self._start_at(epoch, 0)
         self._shared[_ENDED:] = 0
@@ -196,7 +197,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         self._seen, self._skip = 0, skip
 
     def _is_over(self) -> bool:
-        """Return True if all that read the last pass came to its end."""
+        """Return True if all readers of the last pass have reached the end."""
         num_readers = max(1, int(self._shared[_NUM_WORKERS]))
         return bool(self._shared[_ENDED : _ENDED + num_readers].all())
 
@@ -204,14 +205,15 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         worker = torch.utils.data.get_worker_info()
         number, num_workers = (0, 0) if worker is None else (worker.id, worker.num_workers)
         self._check_rank()
-        if self._process != os.getpid():  # forked: connections of the parent are not ours to use
+        if self._process != os.getpid():  # after a fork, the parent's connections must not be used
             store = open_store(self._opened.store.uri)
             self._opened, self._process = replace(self._opened, store=store), os.getpid()
-        if self._is_over():  # a further pass is a whole one; asked before its workers are counted
+        # After a finished pass, start a whole one. Check before setting the number of workers.
+        if self._is_over():
             self._shared[_START] = 0
             self._shared[_ENDED:] = 0
         self._shared[_NUM_WORKERS] = num_workers
-        self._shared[_ENDED + number] = 0  # of a pass that was left when this reader had ended
+        self._shared[_ENDED + number] = 0  # it may be set from an abandoned pass
         start = int(self._shared[_START])
         # Workers take turns by batches. Batches of 2, 3 workers, worker 1: rows 2 3, 8 9, ...
         places = (
@@ -221,7 +223,8 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         )
         self._seen, skip, self._skip = self._skip, self._skip, 0
         rows = map(Reader(self, self.epoch).row, islice(places, skip, None))
-        return self._pass(rows, number)  # no generator itself: all above is done when a pass begins
+        # Not a generator itself, so that everything above runs when the pass begins.
+        return self._pass(rows, number)
 
     def _pass(self, rows: Iterator[Row], number: int) -> Iterator[dict[str, torch.Tensor]]:
         for row in read_ahead(rows, self._prefetch):
@@ -232,57 +235,57 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         self._shared[_ENDED + number] = 1
 
     def _check_rank(self) -> None:
-        """Refuse a rank that was looked for before torch.distributed began."""
+        """Reject a rank that was determined before torch.distributed was initialized."""
         dist = torch.distributed
         if self._is_rank_given or not (dist.is_available() and dist.is_initialized()):
             return
         if (dist.get_rank(), dist.get_world_size()) != (self.rank, self.world_size):
             raise ConfigError(
-                f"this is rank {dist.get_rank()} of {dist.get_world_size()}, and the dataset was "
-                f"made for rank {self.rank} of {self.world_size}, before torch.distributed began: "
-                "ranks would read the same packs. Make it after init_process_group, or give rank "
-                "and world_size"
+                f"this is rank {dist.get_rank()} of {dist.get_world_size()}, but the dataset was "
+                f"created for rank {self.rank} of {self.world_size} before torch.distributed was "
+                "initialized, so ranks would read the same packs. Create it after "
+                "init_process_group, or pass rank and world_size."
             )
 
     def _dealing(self) -> dict[str, int]:
-        """What decides which rows are one worker's own."""
+        """Return the settings that decide which rows a worker reads."""
         worker = torch.utils.data.get_worker_info()
         num_workers = 0 if worker is None else worker.num_workers
         own = {"world_size": self.world_size, "num_workers": num_workers}
         return own | {"batch_size": self._batch_size}
 
     def state_dict(self, rows_seen: int | None = None) -> dict[str, Any]:
-        """Return where the pass stands; equal on every rank that has taken as many rows.
+        """Return the position of the pass, which is the same on all ranks after equally many rows.
 
-        At the end of an epoch the first ranks may take a row more than the others: keep the state
-        of rank 0, which is never behind.
+        At the end of an epoch the first ranks may read one row more than the others, so save the
+        state of rank 0, which has always read the most.
 
         Args:
-            rows_seen: rows that this rank's training loop took in this pass. Needed with worker
-                processes, which read ahead of it; without them the dataset counts itself. A worker
-                itself (torchdata's StatefulDataLoader asks each) counts its own part.
+            rows_seen: rows that this rank's training loop has received in this pass. Required with
+                worker processes, which read ahead; without workers the dataset counts itself. In a
+                worker (torchdata's StatefulDataLoader calls each one) it counts its own part.
 
         Raises:
-            ConfigError: workers read, and `rows_seen` is missing; several do, and the dataset was
-                given no `batch_size`; or `rows_seen` is negative.
+            ConfigError: there are workers and `rows_seen` is missing; there are several and the
+                dataset has no `batch_size`; or `rows_seen` is negative.
         """
         in_worker = torch.utils.data.get_worker_info() is not None
         if rows_seen is not None and rows_seen < 0:
-            raise ConfigError(f"rows_seen is {rows_seen}; it must not be negative")
+            raise ConfigError(f"rows_seen is {rows_seen}. Set it to 0 or more.")
         state = self._order | {"epoch": self.epoch}
         start = int(self._shared[_START])
         if in_worker:
             return state | {"packs": start, "worker_rows": self._seen} | self._dealing()
         if rows_seen is None and self._shared[_NUM_WORKERS]:
             raise ConfigError(
-                "worker processes read ahead of training; give state_dict(rows_seen=<batches taken "
-                "in this pass> * <batch size>)"
+                "worker processes read ahead of training. Call state_dict(rows_seen=<batches "
+                "received in this pass> * <batch size>)."
             )
         num_workers = int(self._shared[_NUM_WORKERS])
         if num_workers > 1 and not self._has_batch_size:
             raise ConfigError(
-                f"{num_workers} workers take turns by batches, so without batch_size nobody knows "
-                "which rows were taken; give StreamingPackedDataset its DataLoader's batch_size"
+                f"{num_workers} workers take turns by batches, so without batch_size it is unknown "
+                "which rows were read. Pass the DataLoader's batch_size to StreamingPackedDataset."
             )
         if rows_seen is None and self._is_over():
             left_out = (self.num_rows - start) % self.world_size if self._drop_uneven else 0
@@ -291,73 +294,75 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         return state | {"packs": min(done, self.num_rows)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, on this or another world size.
+        """Resume at a state, with the same or a different world size.
 
         Raises:
-            ConfigError: the state is of another version, order or split, or is no state.
+            ConfigError: the state is of another version, order or split, or is not a state.
         """
         epoch, packs, skip = self.check_state(state)
         self._start_at(epoch, min(packs, self.num_rows), skip)
 
     def check_state(self, state: Mapping[str, Any]) -> tuple[int, int, int]:
-        """Return epoch, packs and rows of a worker, of a state of this dataset.
+        """Check a state of this dataset, and return its epoch, packs and rows of a worker.
 
         Raises:
-            ConfigError: the state is of another version, order or split, or is no state.
+            ConfigError: the state is of another version, order or split, or is not a state.
         """
         for name in (*self._order, "epoch", "packs"):
             if not isinstance(state, Mapping) or name not in state:
-                raise ConfigError(f"the state has no '{name}'; give what state_dict() returned")
+                raise ConfigError(
+                    f"the loader state has no '{name}'. Pass the value that state_dict() returned."
+                )
         epoch, packs, skip = state["epoch"], state["packs"], state.get("worker_rows", 0)
         counts = (epoch, packs, skip)
         if any(not isinstance(count, int) or not 0 <= count < 2**63 for count in counts):
             raise ConfigError(
-                "the state counts less than 0 packs, or in no whole numbers; give what "
-                "state_dict() returned"
+                "the loader state has a negative or non-integer count. Pass the value that "
+                "state_dict() returned."
             )
         for name, own in self._order.items():
             if state[name] != own:
                 raise ConfigError(
-                    f"the state was taken with {name} {state[name]!r:.100}, this dataset has "
-                    f"{own!r}; give the same, or start a new epoch"
+                    f"the loader state was saved with {name} {state[name]!r:.100}, but this "
+                    f"dataset has {own!r}. Use the same, or start a new epoch."
                 )
         if "worker_rows" in state:
             self._check_worker_state(state)
         return epoch, packs, skip
 
     def _check_worker_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a worker's count of its own rows where other rows would be its own."""
+        """Reject a worker's state if the worker would now read other rows."""
         if torch.utils.data.get_worker_info() is None:
             raise ConfigError(
-                "the state is that of one DataLoader worker; give what "
-                "state_dict(rows_seen=...) returned outside of workers"
+                "the loader state is from a DataLoader worker. Pass the value that "
+                "state_dict(rows_seen=...) returned outside of workers."
             )
         for name, own in self._dealing().items():
             if state.get(name) != own:
                 raise ConfigError(
-                    f"the state of a worker was taken with {name} {state.get(name)!r:.100}, and "
-                    f"here it is {own}; give the same, or keep state_dict(rows_seen=...), which "
-                    "goes on with any"
+                    f"the state of a worker was saved with {name} {state.get(name)!r:.100}, but "
+                    f"here it is {own}. Use the same, or save state_dict(rows_seen=...), which "
+                    "works with any."
                 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """The row group that a lane reads from."""
+    """Row group that a lane reads from."""
 
     file: int
-    """Number of its file in the epoch's order."""
+    """Number of the file in the epoch's order."""
     first: int
-    """Row of the file, in the epoch's order of groups, that the group begins with."""
+    """First row of the group within the file, in the epoch's order of groups."""
     rows: Sequence[Any]
-    """In the epoch's order, as `Reader.view` gives them."""
+    """Rows in the epoch's order, from `Reader.view`."""
 
 
 class Reader:
-    """Reads the row at any place of the global order of one epoch."""
+    """Reads the row at any place in the global order of an epoch."""
 
     columns: ClassVar[list[str] | None] = None
-    """Those that are read; None: all."""
+    """Columns to read; None: all."""
 
     def __init__(self, data: StreamingPackedDataset, epoch: int) -> None:
         self._data = data
@@ -367,7 +372,7 @@ class Reader:
             order = permutation(len(self._entries), self._seed)
             self._entries = [self._entries[number] for number in order]
         self._file_starts = np.cumsum([0, *(entry.rows for entry in self._entries)])
-        # 10 packs in 3 lanes: 4 + 3 + 3, which begin at 0 4 7.
+        # 10 packs in 3 lanes: 4 + 3 + 3 packs, starting at 0 4 7.
         shorter, num_longer = divmod(data.num_rows, data._order["lanes"])
         lengths = [shorter + (lane < num_longer) for lane in range(data._order["lanes"])]
         self._lane_starts = np.cumsum([0, *lengths])
@@ -376,26 +381,26 @@ class Reader:
 
     @staticmethod
     def view(table: pa.Table, order: npt.NDArray[np.int64] | None) -> Sequence[Any]:
-        """Return the rows of a row group in this order."""
+        """Return the rows of a row group in the given order."""
         return ArrowRows(table, indices=order)
 
     def row(self, place: int) -> Any:
-        """Return the row at a place; neighbours of a lane come from one row group."""
-        # Place 5 of 3 lanes is the pack behind the first one of lane 2: 7 + 1 in the row of files.
+        """Return the row at a place; consecutive rows of a lane come from one row group."""
+        # With 3 lanes, place 5 is the second pack of lane 2, so position 7 + 1 in the files.
         offset, lane = divmod(place, len(self._lane_starts) - 1)
         position = int(self._lane_starts[lane]) + offset
         file = int(np.searchsorted(self._file_starts, position, side="right")) - 1
         within = position - int(self._file_starts[file])
         group = self._groups.get(lane)
         if group is None or group.file != file or not 0 <= within - group.first < len(group.rows):
-            self._groups.pop(lane, None)  # freed before the next one is decoded
+            self._groups.pop(lane, None)  # free its memory before decoding the next one
             group = self._groups[lane] = self._read_group(file, within)
             in_use = {each.file for each in self._groups.values()}
             self._files = {n: each for n, each in self._files.items() if n in in_use}
         return group.rows[within - group.first]
 
     def _read_group(self, number: int, within: int) -> _Group:
-        """Read the row group that holds row `within` of a file, in the epoch's order of groups."""
+        """Read the row group that has row `within` of a file, in the epoch's order of groups."""
         if number not in self._files:
             data = self._data
             self._files[number] = RowGroups(
@@ -423,16 +428,16 @@ def _mix(*parts: int) -> int:
 
 
 class RowGroups:
-    """The row groups of a published file; of an Arrow or JSON Lines file, its batches.
+    """Row groups of a published Parquet file, or batches of an Arrow or JSON Lines file.
 
     Args:
-        opened: the version.
+        opened: version.
         entry: one of its data files.
         cache: folder of local copies.
         verify: compare its sha256 once in this process.
 
     Raises:
-        IntegrityError: the store's bytes are not the published ones, or no file of a run.
+        IntegrityError: the store's bytes are not the published ones, or not a valid file.
     """
 
     def __init__(self, opened: OpenVersion, entry: FileEntry, cache: Path, verify: bool) -> None:
@@ -451,10 +456,10 @@ class RowGroups:
                 self._batches = pa.ipc.open_stream(source).read_all().to_batches()
             sizes = [batch.num_rows for batch in self._batches]
         self.sizes: npt.NDArray[np.int64] = np.array(sizes, dtype=np.int64)
-        """Rows of each group."""
+        """Number of rows of each group."""
 
     def read(self, group: int, columns: list[str] | None = None) -> pa.Table:
-        """Return the rows of a group, all of their columns or some.
+        """Return the rows of a group with all or some columns.
 
         Raises:
             IntegrityError: the file is damaged.
@@ -464,7 +469,7 @@ class RowGroups:
             return table if columns is None else table.select(columns)
         try:
             table = self._parquet.read_row_group(group, columns)
-        except MemoryError:  # of Arrow, too
+        except MemoryError:  # Arrow's is a subclass
             raise
         except (pa.ArrowException, OSError) as error:
             raise IntegrityError(f"'{self._uri}' cannot be read: {error}") from None
@@ -473,7 +478,7 @@ class RowGroups:
 
 def _find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if (rank is None) != (world_size is None):
-        raise ConfigError("give rank and world_size both, or neither")
+        raise ConfigError("only one of rank and world_size is set. Pass both, or neither.")
     if rank is None or world_size is None:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -483,28 +488,31 @@ def _find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
                 environment[name] = os.environ.get(name, environment[name])
                 if not environment[name].isdecimal():
                     raise ConfigError(
-                        f"environment variable {name} is '{environment[name]}', no whole number"
+                        f"environment variable {name} is '{environment[name]}'. Set it to an "
+                        "integer."
                     )
             rank, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     if not 0 <= rank < world_size:
-        raise ConfigError(f"rank {rank} is not one of {world_size} ranks")
+        raise ConfigError(f"rank {rank} must be at least 0 and below world_size {world_size}")
     return rank, world_size
 
 
 def read_ahead(rows: Iterator[Row], depth: int) -> Iterator[Row]:
-    """Yield the same rows, read up to `depth` ahead in a thread that ends with the iterator.
+    """Yield the same rows, reading up to `depth` ahead in a thread that ends with the iterator.
 
-    Rows change threads a few at a time: one by one, handing them over took longer than reading.
+    The thread hands over several rows at a time, because handing over a row takes longer than
+    reading it.
     """
     if depth < 1:
         yield from rows
         return
     step = max(1, depth // 4)
-    # 64 ahead, 16 at a time: three lists wait while a fourth is being given out.
+    # Reading 64 ahead, 16 at a time: three lists wait while a fourth is being consumed.
     num_waiting = max(1, (depth + 1) // step - 1)
     waiting: deque[Future[list[Row]]] = deque()
     thread = ThreadPoolExecutor(1, "packhouse-prefetch")
-    is_exiting = sys.is_finalizing  # a local: modules are emptied before a last iterator closes
+    # Keep a local reference: at exit, modules are cleared before the last iterator closes.
+    is_exiting = sys.is_finalizing
     try:
         while True:
             while len(waiting) <= num_waiting:
@@ -514,5 +522,5 @@ def read_ahead(rows: Iterator[Row], depth: int) -> Iterator[Row]:
             if len(some) < step:
                 return
     finally:
-        if not is_exiting():  # Python has ended the thread by then
+        if not is_exiting():  # at exit, Python has already stopped the thread
             thread.shutdown(cancel_futures=True)

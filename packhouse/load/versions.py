@@ -1,25 +1,25 @@
-"""Find a published version, and load a split of it as rows that are mapped, not read.
+"""Open a published version, and load a split of it as memory-mapped rows, without torch.
 
-Needs no torch. Files are copied to this machine, verified:
+Files are copied to this machine and verified:
 
-    s3://.../data/train-0000-<sha>.parquet    published; in a folder it is read where it lies
-      -> <cache>/loaded/<sha256>.parquet      the verified download, for streaming
-      -> <cache>/loaded/<sha256>-rows1.arrow  its rows with labels and position_ids, to be mapped
+    s3://.../data/train-0000-<sha>.parquet    published file; in a local store it is read in place
+      -> <cache>/loaded/<sha256>.parquet      verified download, for streaming
+      -> <cache>/loaded/<sha256>-rows1.arrow  rows with labels and position_ids, for mapping
 
-Every process compares the sha256 of a file, published or cached, before it first reads from it:
-disks change bits without touching size or time. What differs in the cache is made again; what
-differs in a store's folder is an error. With `verify=False`, a copy that was verified once is
-trusted while its size and time of change stay as its receipt says. The cache is keyed by content:
-versions share files, and ranks that start at once do the work once, behind a file lock that the
-kernel frees if its holder is killed.
+Every process compares the sha256 of a file, published or cached, before it first reads it, because
+disks flip bits without changing size or time. A damaged file in the cache is made again; in a local
+store it is an error. With `verify=False`, a copy that was verified once is trusted while its size
+and modification time match its receipt. The cache is keyed by content, so versions share files, and
+ranks that start together do the work once, using a file lock that the kernel frees if its holder is
+killed.
 
-Cost: hashing 1-2 GB/s, in each process; turning Parquet into Arrow about 60 M tokens/s, once; 12
-bytes a token of disk, of which 4 are `position_ids`.
+Cost: hashing at 1-2 GB/s in each process; converting Parquet to Arrow at about 60 M tokens/s, once;
+12 bytes of disk per token, 4 of which are `position_ids`.
 
-`load_preferences` gives preferences as TRL trains them: prompts and answers as ids, in columns that
-it pads and masks. TRL's collators train whatever follows `prompt_ids`, so a row has its prompt,
-which is not trained, and its answers, which are, to the last token. The published packs have the
-same tokens with labels and bounds, for trainers that take packs.
+`load_preferences` returns preferences as TRL trains them: ids of prompts and answers in columns
+that TRL pads and masks. TRL's collators train everything after `prompt_ids`, so a row has a prompt,
+which is not trained, and answers, which are trained to their last token. The published packs have
+the same tokens with labels and bounds, for trainers that take packs.
 """
 
 import fcntl
@@ -97,33 +97,32 @@ def load_packed(
 ) -> "Dataset | dict[str, Dataset]":
     """Load a split of a published version as a memory-mapped `datasets.Dataset`.
 
-    Rows have `input_ids`, `labels` (made from the ranges where the layout is `compact`),
-    `seq_lengths`, `record_ids`, `position_ids`, for classification `label`, and `loss_weights`
-    where some tokens weigh other than 1. They carry
-    `position_ids` even if the files do not: the one mark of record boundaries that
-    `transformers.Trainer` does not drop.
+    Rows have `input_ids`, `labels` (computed from the ranges for layout `compact`), `seq_lengths`,
+    `record_ids` and `position_ids`, as well as `label` for classification, and `loss_weights` if
+    some are not 1. They have `position_ids` even if the files do not, because that is the only mark
+    of record boundaries that `transformers.Trainer` does not drop.
 
     Args:
-        uri: `<store>/<dataset>`, a folder or `s3://bucket/prefix/<dataset>`, may end in `@<ref>` or
-            `@<version>#<digest>`; or a folder that `packhouse pull` wrote.
-        version: a ref, a version (`<vid>.g<N>`) or a version id; best `<version>#<digest>`.
+        uri: `<store>/<dataset>`, a folder or `s3://bucket/prefix/<dataset>`, optionally with
+            `@<ref>` or `@<version>#<digest>`; or a folder that `packhouse pull` wrote.
+        version: a ref, a version (`<vid>.g<N>`) or a version id; preferably `<version>#<digest>`.
         split: `train` or `eval`.
-        by_source: return a dict of one dataset for each source, as `Trainer(eval_dataset=...)`
-            takes it; of a version with `split.eval_by_source`.
+        by_source: return a dict with one dataset per source, as `Trainer(eval_dataset=...)` takes
+            it; requires a version with `split.eval_by_source`.
         cache: folder of local copies; by default that of `packhouse.prepare`.
         verify: compare each file's sha256 before this process first reads it (1-2 GB/s); if False,
-            trust copies that were verified before, while size and time of change stay the same.
+            trust copies that were verified before, while size and modification time match.
 
     Returns:
-        A `datasets.Dataset`, or a dict of such by source; its `info.version` is unset and
+        A `datasets.Dataset`, or a dict of datasets by source; its `info.version` is unset and
         `info.description` names the version.
 
     Raises:
-        ConfigError: `uri` ends in another name than `version`, a file is in the place of the
-            cache, or `by_source` of a split that has no files by source.
-        DiskError: the cache cannot be written: no room, no right.
-        VersionNotFoundError: no such dataset, version or split.
-        EmptyDatasetError: the split holds no row.
+        ConfigError: `uri` and `version` name different versions, a file is in the way of the
+            cache folder, or the split has no files for `by_source`.
+        DiskError: the cache cannot be written, because the disk is full or access is denied.
+        VersionNotFoundError: the dataset, version or split does not exist.
+        EmptyDatasetError: the split has no rows.
         IntegrityError: the store's bytes are not the published ones.
 
     Example:
@@ -143,8 +142,8 @@ def load_packed(
         source = entry.source if by_source else None
         if by_source and source is None:
             raise ConfigError(
-                f"split '{split}' of {opened.dataset} {opened.version} has no files by source; "
-                "prepare with split.eval_by_source: true, and load split='eval'"
+                f"split '{split}' of {opened.dataset} {opened.version} has no files by source. "
+                "Prepare with split.eval_by_source: true, and load split='eval'."
             )
         paths.setdefault(source, []).append(mapped_file(opened, entry, folder, verify))
     about = f"packhouse {opened.dataset} {opened.version} {split}"
@@ -155,15 +154,15 @@ def load_packed(
         "loss_weights" in each.column_names for each in rows.values()
     ):
         warnings.warn(
-            "rows have loss_weights, which transformers.Trainer drops and other collators leave "
-            "out. Set remove_unused_columns=False and apply them (docs/how-to/own-loop.md)",
+            "rows have loss_weights, but transformers.Trainer drops them and most collators ignore "
+            "them. Set remove_unused_columns=False and apply them (docs/how-to/own-loop.md).",
             stacklevel=2,
         )
     return {str(name): each for name, each in rows.items()} if by_source else rows[None]
 
 
 def map_rows(paths: Sequence[Path], description: str) -> "Dataset":
-    """Map files that `mapped_file` gave, one behind another, as a dataset."""
+    """Map files from `mapped_file` as one dataset, in order."""
     from datasets import Dataset, DatasetInfo, concatenate_datasets
 
     info = DatasetInfo(description=description)
@@ -171,10 +170,10 @@ def map_rows(paths: Sequence[Path], description: str) -> "Dataset":
 
 
 def cache_folder(cache: str | Path | None) -> Path:
-    """The folder of local copies: the one given, else as `find_cache` says.
+    """Return the folder of local copies: `cache`, or the default.
 
     Raises:
-        ConfigError: a file stands there or above it.
+        ConfigError: a file is in the way of the folder.
     """
     return check_cache(Path(cache) if cache is not None else default_cache())
 
@@ -185,9 +184,9 @@ def open_split(
     """Resolve a version and the data files of one of its splits, in published order.
 
     Raises:
-        ConfigError: `uri` ends in another name than `version`, or the version holds preferences
-            where others are wanted, whose rejected answers would be trained like any: or none.
-        VersionNotFoundError: no such dataset, version or split.
+        ConfigError: `uri` and `version` name different versions, or the version has preferences
+            and `preferences` is False (rejected answers would be trained), or the reverse.
+        VersionNotFoundError: the dataset, version or split does not exist.
     """
     uri = str(uri)
     opened = _open_pulled(uri, version)
@@ -195,27 +194,27 @@ def open_split(
         opened = open_address(uri, version)
     if preferences != (opened.manifest.preferences is not None):
         raise ConfigError(
-            f"{opened.dataset} {opened.version} holds no preferences: load it with load_packed"
+            f"{opened.dataset} {opened.version} has no preferences. Load it with load_packed."
             if preferences
-            else f"{opened.dataset} {opened.version} holds preferences, and its bad answers would "
-            "be trained like good ones: load it with load_preferences"
+            else f"{opened.dataset} {opened.version} has preferences, so its bad answers would be "
+            "trained like good ones. Load it with load_preferences."
         )
     entries = opened.files(split=split)
     if not entries:
         raise VersionNotFoundError(
-            f"{opened.dataset} {opened.version} has no split '{split}'; it has "
-            f"{', '.join(opened.manifest.splits()) or 'none'}"
+            f"{opened.dataset} {opened.version} has no split '{split}'. Its splits are: "
+            f"{', '.join(opened.manifest.splits()) or 'none'}."
         )
     filled = [entry for entry in entries if entry.rows]
     if not filled:
         raise EmptyDatasetError(
-            f"split '{split}' of {opened.dataset} {opened.version} holds no row; load another one"
+            f"split '{split}' of {opened.dataset} {opened.version} has no rows. Load another split."
         )
     return opened, filled
 
 
 class _Pulled(OpenVersion):
-    """A version whose files lie under their own names in one folder, as `packhouse pull` wrote."""
+    """A version in a folder that `packhouse pull` wrote, with files under their own names."""
 
     __slots__ = ()
 
@@ -225,18 +224,18 @@ class _Pulled(OpenVersion):
 
 
 def _open_pulled(uri: str, version: str) -> OpenVersion | None:
-    """Open a folder that `packhouse pull` wrote; None where `uri` is no such folder."""
+    """Open a folder that `packhouse pull` wrote, or return None if `uri` is not one."""
     folder = Path(uri).expanduser()
     if "://" in uri or not (folder / "manifest.json").is_file():
         return None
     manifest = parse_slot((folder / "manifest.json").read_bytes(), f"'{folder / 'manifest.json'}'")
     if not isinstance(manifest, Manifest):
-        raise VersionNotFoundError(f"'{folder}' holds a removed version; pull another one")
+        raise VersionNotFoundError(f"'{folder}' has a version that was removed. Pull another one.")
     version, recorded = split_pinned(version)
     if version not in ("latest", manifest.version, manifest.vid):
         raise VersionNotFoundError(
-            f"'{folder}' is a copy of {manifest.version}, not of '{version}'; leave `version` out "
-            "or load from the store"
+            f"'{folder}' is a copy of {manifest.version}, not of '{version}'. Remove `version`, or "
+            "load from the store."
         )
     if not manifest.manifest_id.startswith(recorded):
         raise changed_manifest(manifest, recorded, "the address")
@@ -249,7 +248,7 @@ def _open_pulled(uri: str, version: str) -> OpenVersion | None:
 
 
 def verified_file(opened: OpenVersion, entry: FileEntry, cache: Path, verify: bool = True) -> Path:
-    """Return a local path to the published bytes of a file: in place, or downloaded to the cache.
+    """Return a verified local path of a published file, in place or downloaded to the cache.
 
     Raises:
         IntegrityError: the store's bytes are not the published ones.
@@ -264,8 +263,8 @@ def verified_file(opened: OpenVersion, entry: FileEntry, cache: Path, verify: bo
     def fetch() -> None:
         if isinstance(opened.store, LocalStore):
             raise IntegrityError(
-                f"'{opened.uri(entry)}' does not hold the published bytes (sha256 {entry.sha256}); "
-                "restore it, or publish the version again elsewhere",
+                f"'{opened.uri(entry)}' does not hold the published bytes (sha256 {entry.sha256}). "
+                "Restore it, or publish the version again elsewhere.",
                 key=entry.key,
             )
         path.unlink(missing_ok=True)
@@ -275,9 +274,9 @@ def verified_file(opened: OpenVersion, entry: FileEntry, cache: Path, verify: bo
 
 
 _MAX_GROUP_BYTES = 2**28
-"""Of a decoded row group, of which a stream holds one for each lane; ours have about 2**24."""
+"""Maximum size of a decoded row group; a stream holds one per lane. Ours have about 2**24."""
 _FORM = 1
-"""Of the cached rows; part of their name, so that another form is another file."""
+"""Version of the cached rows; part of their file name. Raise it when the rows change."""
 
 
 def mapped_file(
@@ -287,14 +286,14 @@ def mapped_file(
     verify: bool = True,
     columns: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
 ) -> Path:
-    """Return a local Arrow stream file with the rows of a published file, to be mapped.
+    """Return a local Arrow stream file with the rows of a published file, for mapping.
 
     Args:
-        opened: the version.
+        opened: version.
         entry: one of its files.
         cache: folder of local copies.
         verify: compare its sha256 once in this process.
-        columns: makes other rows of those that `read_rows` gives; its name is part of the file's.
+        columns: converts batches from `read_rows`; its name is part of the file name.
 
     Raises:
         IntegrityError: the store's bytes are not the published ones.
@@ -304,7 +303,7 @@ def mapped_file(
 
     def convert() -> None:
         source = verified_file(opened, entry, cache, verify)
-        for left in path.parent.glob(f".{path.name}.*"):  # by a process that was killed: large
+        for left in path.parent.glob(f".{path.name}.*"):  # large files of killed processes
             left.unlink(missing_ok=True)
         staged = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
@@ -312,7 +311,7 @@ def mapped_file(
             os.replace(staged, path)
         finally:
             staged.unlink(missing_ok=True)
-        if not isinstance(opened.store, LocalStore):  # the mapped rows are kept in its place
+        if not isinstance(opened.store, LocalStore):  # the mapped rows replace the download
             source.unlink()
             source.with_suffix(".json").unlink(missing_ok=True)
 
@@ -332,15 +331,15 @@ def _write_rows(
             writer = writer or pa.ipc.new_stream(sink, rows.schema)
             writer.write_batch(rows)
         if writer is None:
-            raise IntegrityError(f"'{source}' holds no row, though its version counts some")
+            raise IntegrityError(f"'{source}' has no rows, but its manifest lists some")
         writer.close()
 
 
 def check_row_groups(path: Path, entry: FileEntry, cache: Path) -> None:
-    """Decode the row groups of a Parquet file in a worker, once, before a trainer does.
+    """Decode the row groups of a Parquet file once in a worker process, before a trainer does.
 
     Raises:
-        IntegrityError: one of them takes too much memory, or cannot be read.
+        IntegrityError: a row group takes too much memory, or cannot be read.
     """
     proof = cache / "loaded" / f"{entry.sha256}.bounded"
     with disk_errors(proof.parent), _locked(proof):
@@ -358,18 +357,19 @@ def _read_row_groups(path: Path, entry: FileEntry) -> None:
                 size = file.read_row_group(number).nbytes
                 if size > _MAX_GROUP_BYTES:
                     raise IntegrityError(
-                        f"row group {number} of '{entry.key}' decodes to {size:,} bytes; a stream "
-                        f"takes up to {_MAX_GROUP_BYTES:,}. Use load_packed, or publish it again",
+                        f"row group {number} of '{entry.key}' decodes to {size:,} bytes; the limit "
+                        f"of a stream is {_MAX_GROUP_BYTES:,}. Use load_packed, or publish it "
+                        "again.",
                         key=entry.key,
                     )
-    except MemoryError:  # of Arrow, too
+    except MemoryError:  # Arrow's is a subclass
         raise
     except (pa.ArrowException, OSError) as error:
         raise IntegrityError(f"'{entry.key}' cannot be read: {error}", key=entry.key) from None
 
 
 def _decode(call: Callable[[], None], path: Path, entry: FileEntry) -> None:
-    """Decode a file in a worker: some kilobytes of Parquet or Arrow may stand for gigabytes."""
+    """Decode a file in a worker, because a few kilobytes of Parquet may decode to gigabytes."""
     size = path.stat().st_size
     run_in_worker(call, what=f"'{entry.key}'", blames=IntegrityError, num_bytes=size)
 
@@ -377,18 +377,18 @@ def _decode(call: Callable[[], None], path: Path, entry: FileEntry) -> None:
 _State = tuple[int, int, int, int, int]
 
 _hashed: dict[tuple[str, str], _State] = {}
-"""Files whose sha256 this process has compared, as (path, sha256), and how they were then."""
+"""(path, sha256) of files that this process has verified -> their state at that time."""
 
 
 def _verified(
     path: Path, sha256: str | None, receipt: Path, verify: bool, make: Callable[[], None]
 ) -> Path:
-    """Return `path` once its bytes are verified, calling `make` where they are missing or bad.
+    """Return `path` after verifying its bytes; calls `make` if they are missing or damaged.
 
     Args:
-        path: the file.
-        sha256: what its bytes must have; None for a file made here: then the receipt says.
-        receipt: a JSON file with the sha256, size and time of change of the verified bytes.
+        path: file.
+        sha256: expected sha256; None for a file made here, whose receipt has it.
+        receipt: JSON file with sha256, size and modification time of the verified bytes.
         verify: compare the sha256 once in this process; if False, size and time are enough.
         make: makes the file.
     """
@@ -401,7 +401,7 @@ def _verified(
             make()
         before, found = _state(path), file_sha256(path)
         if before is None or before != _state(path) or found != (sha256 or found):
-            raise IntegrityError(f"'{path}' changed while it was read; load again")
+            raise IntegrityError(f"'{path}' changed while it was being read. Load it again.")
         verified = {"sha256": found, "size": before[2], "mtime_ns": before[3]}
         write_whole(receipt, json.dumps(verified, sort_keys=True).encode())
         _hashed[str(path), found] = before
@@ -428,7 +428,7 @@ def _is_trusted(path: Path, sha256: str | None, receipt: Path, verify: bool) -> 
 
 
 def _state(path: Path) -> _State | None:
-    """What changes when somebody writes to a file (a rotting disk does not); None: no file."""
+    """Return values that change when a file is written (unlike by bit rot), or None if missing."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -450,16 +450,16 @@ def read_rows(path: Path, entry: FileEntry | None = None) -> Iterator[pa.RecordB
     """Yield the rows of a published file of any format, with `labels` and `position_ids`.
 
     Args:
-        path: the file.
-        entry: its entry in the manifest; None: a run has just made it.
+        path: file.
+        entry: its entry in the manifest; None for a file that a run has just made.
 
     Raises:
-        IntegrityError: the file is damaged, or holds no tokens.
+        IntegrityError: the file is damaged, or has no tokens.
     """
     for batch in read_batches(path, entry=entry):
         names = batch.schema.names
         if "input_ids" not in names:
-            raise IntegrityError(f"'{path.name}' holds no input_ids: its columns are {names}")
+            raise IntegrityError(f"'{path.name}' has no input_ids. Its columns are {names}.")
         schema = published_schema("labels", True, "label" in names, "loss_weights" in names)
         yield to_layout(batch, schema)
 
@@ -478,29 +478,29 @@ def load_preferences(
 ) -> "Dataset":
     """Load a split of a version of preferences as a memory-mapped `datasets.Dataset`.
 
-    | `form` | of `format: pairs` | of `format: kto` |
+    | `form` | with `format: pairs` | with `format: kto` |
     |---|---|---|
     | `trl` | `prompt_ids`, `chosen_ids`, `rejected_ids` | `prompt_ids`, `completion_ids`, `label` |
-    | `reward` | `chosen_ids`, `rejected_ids`, each with its prompt | none |
-    | `packed` | packs, with the columns of the files | the same, one answer each |
+    | `reward` | `chosen_ids`, `rejected_ids`, each with its prompt | not available |
+    | `packed` | packs, with the columns of the files | packs of single answers |
 
-    `trl` and `reward` also have `record_id`, and a row for each pair or answer. Of a pair in a
-    pack, the chosen sequence stands before the rejected one, with the same record id. Answers are
-    trained to their last token, which ends the turn; prompts are not. Of a pair both sides have
-    the same `prompt_ids`.
+    `trl` and `reward` also have `record_id`, and one row per pair or answer. In packs, the chosen
+    sequence of a pair comes directly before the rejected one, with the same record id. Answers are
+    trained to their last token, which ends the turn; prompts are not trained. Both sides of a pair
+    have the same `prompt_ids`.
 
     Args:
-        uri: `<store>/<dataset>`, as `load_packed` takes it.
+        uri: `<store>/<dataset>`, as for `load_packed`.
         version: a ref, a version (`<vid>.g<N>`) or a version id.
         split: `train` or `eval`.
-        form: which columns.
+        form: set of columns, as in the table.
         cache: folder of local copies; by default that of `packhouse.prepare`.
         verify: as for `load_packed`.
 
     Raises:
-        ConfigError: the version holds no preferences, or none of that form.
-        VersionNotFoundError: no such dataset, version or split.
-        EmptyDatasetError: the split holds no row.
+        ConfigError: the version has no preferences, or not in this form.
+        VersionNotFoundError: the dataset, version or split does not exist.
+        EmptyDatasetError: the split has no rows.
         IntegrityError: the store's bytes are not the published ones.
 
     Example:
@@ -519,7 +519,8 @@ def load_preferences(
     opened, entries = open_split(uri, version, split, preferences=True)
     kind = str(opened.manifest.preferences)
     if form not in ("trl", "reward", "packed") or (kind, form) == ("kto", "reward"):
-        raise ConfigError(f"form {form!r:.40} is none of a version of `format: {kind}`")
+        usable = "'trl' or 'packed'" if kind == "kto" else "'trl', 'reward' or 'packed'"
+        raise ConfigError(f"form {form!r:.40} is not available for `format: {kind}`. Use {usable}.")
     folder = cache_folder(cache)
     convert = preference_names if form == "packed" else _CONVERT[kind, form]
     paths = [mapped_file(opened, entry, folder, verify, convert) for entry in entries]
@@ -527,13 +528,13 @@ def load_preferences(
 
 
 def preference_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of pairs or of answers, with the columns of TRL's DPOTrainer and KTOTrainer.
+    """Convert rows of pairs or answers to the columns of TRL's DPOTrainer and KTOTrainer.
 
     Args:
-        batch: published rows with `labels`; those with a `label` are single answers.
+        batch: published rows with `labels`; rows with a `label` are single answers.
 
     Raises:
-        ContractError: a row is neither.
+        ContractError: a row is neither a pair nor an answer.
 
     Example:
         >>> batch = pa.RecordBatch.from_pylist([{"input_ids": [5, 6, 7, 8, 5, 6, 9],
@@ -566,7 +567,7 @@ def preference_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def reward_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Pairs with the prompt in both sides, as TRL's RewardTrainer takes them.
+    """Convert pairs to the columns of TRL's RewardTrainer, with the prompt in both sides.
 
     Args:
         batch: published rows of pairs, with `labels`.
@@ -590,8 +591,8 @@ class _Sequences:
         labels, _ = zero_based(*flat_list(batch["labels"]))
         self.starts = np.cumsum(lengths, dtype=np.int64) - lengths
         is_prompt = labels == IGNORE_INDEX
-        # Sequences of 4 and 3 tokens with 2 of prompt each: what is not trained must be places 0 1
-        # of 0 1 2 3 and of 0 1 2, and something must follow it.
+        # Sequences of 4 and 3 tokens with 2 prompt tokens each: the untrained tokens must be the
+        # first two of each sequence, and at least one trained token must follow.
         self.num_prompt = np.add.reduceat(is_prompt, self.starts, dtype=np.int64)
         is_due = count_up(lengths) < np.repeat(self.num_prompt, lengths)
         is_whole = (0 < self.num_prompt) & (self.num_prompt < lengths)
@@ -601,7 +602,7 @@ class _Sequences:
             is_bad = not chosen.equals(rejected)
         if is_bad:
             raise ContractError(
-                "a row is not made of prompts and the answers to them: it holds no preferences"
+                "a row does not consist of prompts and answers, so it is not preference data"
             )
 
 

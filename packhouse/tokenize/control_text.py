@@ -1,11 +1,11 @@
-"""Control-token text that data forged: found in all rows at once, encoded as text where it occurs.
+"""Find control tokens forged by data, in all rows at once, and encode them as plain text.
 
 Any tokenizer turns `<|im_end|>` inside a user's message into the real control token. It is forged
-if it overlaps content; what lies in the template's own bytes is meant. A row that holds some is
-encoded by a second tokenizer, in which every control token has another name that no text can
-hold, with the template's own tokens written by these names. All else is HF's own semantics, and
-a row whose control tokens then are not exactly those the template placed is not let through.
-Rows without forged text (nearly all) cost one look at their control ids.
+if it overlaps content; in the template's own bytes it is intended. A row with forged tokens is
+encoded by a second tokenizer, in which every control token has a name that no text can contain, and
+the template's tokens are written with these names. Everything else is HF's semantics. A row whose
+control tokens are then not exactly those of the template is refused. Rows without forged text
+(nearly all) cost one look at their control ids.
 """
 
 import hashlib
@@ -40,8 +40,8 @@ def find_forged(encoded: EncodedRows, content: Spans, pipeline: Pipeline) -> dic
     added = {token.id: token for token in pipeline.added}
     own_width = np.zeros(len(pipeline.is_control), np.int64)
     own_width[list(added)] = [len(token.text.encode()) for token in pipeline.added]
-    # Nearly all cover just their own text. The others swallowed white space beside it, which is
-    # not theirs, or are the unknown token of a word that is not in the vocabulary.
+    # Nearly all cover exactly their text. The others include white space around it, or are the
+    # unknown token of a word that is not in the vocabulary.
     odd = (end - begin != own_width[ids]) | (ids == pipeline.unk_id)
     for place in np.flatnonzero(odd).tolist():
         token = added[int(ids[place])]
@@ -103,9 +103,9 @@ def _encode_chunk(
     texts: Sequence[str], contents: Sequence[Sequence[tuple[int, int]]], backend: str
 ) -> list[EncodedRow | None]:
     pipeline = read_pipeline(backend)
-    # Each control token gets a name with a hash of the texts, so that no text can hold it. Letters
-    # and digits pass every normaliser unchanged. `z` comes first and nowhere else: no name can
-    # begin within another, nor come about from a part of one and the text beside it.
+    # Each control token gets a name with a hash of the texts, so that no text can contain it.
+    # Letters and digits pass every normaliser unchanged. `z` occurs only at the start, so no name
+    # can begin inside another, or arise from a part of one and the text next to it.
     digest = hashlib.sha256()
     for text in texts:
         digest.update(f"{len(text)} {text}".encode())

@@ -74,7 +74,7 @@ class TokenizerSnapshot:
     """Jinja source of the default chat template, if any."""
 
     pipeline: PipelineChoice = "class"
-    """Whose pipeline `backend` is: the class's, or that of tokenizer.json alone."""
+    """Origin of the pipeline in `backend`: the tokenizer's class, or tokenizer.json alone."""
 
     difference: str | None = None
     """How ids of the class differ from those of tokenizer.json; None if they do not."""
@@ -119,7 +119,7 @@ class TokenTexts:
         return TokenTexts(tokens, widths, is_spaced)
 
     def edges(self, ids: Int32s) -> Int64s:
-        """Where each token begins when all are joined, and their end; shape [num_tokens + 1].
+        """Return the offset of each token when all are joined, and the end; [num_tokens + 1].
 
         Example:
             >>> TokenTexts.of(pa.array([b"a", b" to"])).edges(np.array([1, 0, 1])).tolist()
@@ -140,7 +140,7 @@ class TokenTexts:
         Args:
             ids: tokens.
             text: as many bytes as they have, joined.
-            shortened: numbers of tokens that stand there without their first byte, ascending.
+            shortened: numbers of tokens whose first byte is missing there, ascending.
 
         Returns:
             Their numbers, ascending.
@@ -180,7 +180,7 @@ class AddedToken:
     text: str
     is_special: bool
     strips: bool
-    """Swallows white space beside it, so that it covers more than its own text."""
+    """Includes white space around it, so that it covers more than its text."""
 
     @property
     def is_control(self) -> bool:
@@ -196,7 +196,7 @@ class AddedToken:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Pipeline:
-    """What a pipeline says about its tokens, without the means to encode."""
+    """Facts about a pipeline's tokens, without the means to encode."""
 
     added: tuple[AddedToken, ...]
     """Added tokens by id."""
@@ -261,8 +261,8 @@ def read_pipeline(backend: str) -> Pipeline:
     size = max(model_size, *(1 + token.id for token in added), 0)
     if size > MAX_IDS:
         raise TokenizerError(
-            f"tokenizer.json gives a token the id {size - 1:,}; ids must be under {MAX_IDS:,}, for "
-            "there is a table of all of them. Number the tokens from 0 on",
+            f"tokenizer.json gives a token the id {size - 1:,}; ids must be below {MAX_IDS:,}. "
+            "Number the tokens from 0",
             limit=MAX_IDS,
         )
     tokens = [""] * size
@@ -351,7 +351,7 @@ def _mask(ids: list[int], size: int) -> Bools:
 
 
 Ids = tuple[Int32s, Int64s]
-"""Ids of all texts behind one another, and where each text's begin: shape [num_texts + 1]."""
+"""Concatenated ids of all texts, and the index of each text's first id, shape [num_texts + 1]."""
 
 _MATRIX_CELLS = 2**20  # cells of 4 bytes; about a third of them are filled
 _CHUNK_BYTES = 2**20  # an HF `Encoding` takes about 100 bytes per token
@@ -372,7 +372,7 @@ class Encoder(Protocol):
     """Version of that package."""
 
     is_reference: bool
-    """True for HF itself, which needs no check."""
+    """True for HF itself, which does not have to be checked."""
 
     def encode(self, texts: pa.StringArray) -> Ids:
         """Encode texts; the ids are those of HF `tokenizers`."""
@@ -518,7 +518,7 @@ def keep(backend: str, tokenizer: "Tokenizer") -> "Tokenizer":
 
 
 def bare(tokenizer: "Tokenizer") -> "Tokenizer":
-    """Strip what is no part of the text's own ids, as `load_tokenizer` does."""
+    """Remove everything that adds ids to those of the text, as `load_tokenizer` does."""
     tokenizer.post_processor = None
     tokenizer.encode_special_tokens = False
     return tokenizer
@@ -545,7 +545,7 @@ def chunks_of(offsets: npt.NDArray[np.integer], max_bytes: int) -> list[tuple[in
 def decode_lists(ids: pa.LargeListArray, snapshot: TokenizerSnapshot) -> pa.LargeStringArray:
     """Return the text of each list of ids, control tokens included.
 
-    Bytes that are no UTF-8, such as those of a cut character, show as U+FFFD.
+    Invalid UTF-8, such as part of a character, becomes U+FFFD.
     """
     table = read_pipeline(snapshot.backend).token_bytes
     if table is None:

@@ -1,10 +1,10 @@
-"""Which encoder to use: the fast one if it gives HF's ids, else HF.
+"""Choose the encoder: the fast one if it gives the ids of HF, else HF.
 
-Fast encoders are young. One is used for a tokenizer only after it gave HF's ids, one by one, on a
-fixed corpus of known traps (verdict kept under tokenizer and version) and, each time, on a
-sample of the very data. One differing id, an error or a tokenizer that it cannot read: HF is used
-and the report says why. Text of up to 100 KB goes to HF at once.
-So ids never depend on the encoder, only the time does.
+Fast encoders are young. One is used for a tokenizer only if it gives exactly HF's ids on a fixed
+corpus of known traps (the verdict is cached per tokenizer and version) and, in every run, on a
+sample of the data. After one differing id, an error, or a tokenizer that it cannot read, HF is used
+and the report gives the reason. Text of up to 100 KB always goes to HF. So the ids never depend on
+the encoder, only the time does.
 """
 
 import threading
@@ -52,7 +52,7 @@ class Choice:
     """Texts of the data on which the fast encoder was compared."""
 
     def report(self) -> dict[str, object]:
-        """What a manifest records."""
+        """Return what a manifest records."""
         return {
             "name": self.encoder.name,
             "version": self.encoder.version,
@@ -243,31 +243,31 @@ def _is_unsettled(code: int) -> bool:
         return True
     character = chr(code)
     if unicodedata.category(character) == "Cn":
-        return code < 0xFFFE  # the two above are no characters and never will be
+        return code < 0xFFFE  # U+FFFE and U+FFFF will never be characters
     is_mark = unicodedata.combining(character) != 0
     return is_mark and unicodedata.ucd_3_2_0.category(character) == "Cn"
 
 
-# Texts on which tokenizers are known to part ways, and a sample of the data at hand.
+# Texts on which tokenizers are known to differ, and a sample of the data.
 #
-# The fixed part is made for a tokenizer: besides white space, scripts, emoji, marks, digits, code
-# and runs, it holds that tokenizer's own added tokens and vocabulary. About 300 KB; HF takes
-# 0.2 s, once per tokenizer where verdicts are kept.
+# The fixed part is built for each tokenizer: white space, scripts, emoji, marks, digits, code, long
+# runs, and the tokenizer's added tokens and vocabulary. It has about 300 KB and takes HF 0.2 s, once
+# per tokenizer if verdicts are cached.
 
 
 CORPUS_VERSION = 1
-"""Rises when the fixed texts change, so that kept verdicts are given anew."""
+"""Raised when the fixed texts change, so that cached verdicts are not used."""
 
 _SAMPLE_ROWS = 200
 _SAMPLE_BYTES = 100_000
 _MAX_TEXT_BYTES = 16_384
 
-# HF's BPE is near linear in one long word (128 KB of "a": 0.05 s), so a run can be long enough to
-# show a regular expression that backtracks; eight times as much shows no more and takes 0.5 s.
+# HF's BPE takes nearly linear time for one long word (128 KB of "a": 0.05 s), so a run can be long
+# enough to reveal a regex that backtracks; eight times as much reveals no more and takes 0.5 s.
 _LONG_RUN = 2**17
 _RUN = 2**13
 
-# Blocks of Unicode: the first character, and that behind the last one.
+# Unicode blocks: the first character, and the one after the last.
 _SCRIPTS = [
     (0xC0, 0x24F), (0x250, 0x2AF), (0x391, 0x3CE), (0x400, 0x45F),  # Latin, IPA, Greek, Cyrillic
     (0x531, 0x586), (0x5D0, 0x5EA), (0x620, 0x64A),  # Armenian, Hebrew, Arabic
@@ -374,9 +374,9 @@ def _spread(rows: np.ndarray, size: int) -> np.ndarray:
 
 
 def _script(first: int, last: int) -> str:
-    """All characters of a block in words of growing length."""
+    """Return all characters of a block in words of growing length."""
     characters = [chr(code) for code in range(first, last)]
-    # Letters a to j in words of 1, 2, 3 and 4: "a bc def ghij"; behind 7 comes 1 again.
+    # Letters a to j in words of 1, 2, 3 and 4: "a bc def ghij"; 7 is followed by 1.
     words, length = [], 1
     while characters:
         words.append("".join(characters[:length]))

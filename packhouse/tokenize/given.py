@@ -35,7 +35,7 @@ class GivenTokens:
     tokenized: pa.Table
     """`tables.TOKENIZED`: the same records, with their ids."""
     quarantined: pa.Table
-    """`tables.QUARANTINED` without raw bytes: ids that are none of the tokenizer's."""
+    """`tables.QUARANTINED` without raw bytes: ids that the tokenizer does not have."""
 
 
 def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
@@ -86,7 +86,7 @@ def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
 
 
 def text_of_given(conversations: pa.Table) -> pa.Table:
-    """Return the text of records whose ids are given: their messages behind one another.
+    """Return the text of records whose ids are given: their concatenated messages.
 
     Args:
         conversations: from `read_given`.

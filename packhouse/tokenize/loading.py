@@ -75,7 +75,7 @@ GENERATION_CONFIG = "generation_config.json"
 _SNAPSHOT_FORMAT = 2
 
 MEMORY_PER_BYTE = 32
-"""What a worker may take for each byte of the tokenizer's files and of the texts it works on."""
+"""Bytes of memory that a worker may use per byte of the tokenizer's files and of its texts."""
 
 
 # Shards are formatted by threads of one process, and a first `import transformers` in two threads
@@ -85,9 +85,9 @@ _IN_PROCESS: dict[tuple[str, Path | None, bool], TokenizerSnapshot] = {}
 
 
 def pin_tokenizer(tokenizer: str) -> str:
-    """Return a folder as it is, and a name with the commit that it stands for now.
+    """Return a folder unchanged, and a Hub name with its current commit.
 
-    A folder goes before a name; a name that the Hub client's cache knows is taken from there.
+    A folder takes precedence over a name; a name in the Hub client's cache is resolved there.
 
     Raises:
         TokenizerError: no such folder, and no such name, or the Hub cannot be reached.
@@ -169,7 +169,7 @@ def _cached_or_downloaded(repo: str, revision: str, name: str) -> Path:
         but = "--exclude '*.safetensors' --exclude '*.bin'"
         remedy = f"with network, run `hf download {wanted} {but}` first"
     raise TokenizerError(
-        f"tokenizer '{name}' is no folder here, and taken for a name: {reason}. Give a folder, or "
+        f"tokenizer '{name}' is not a folder here, and as a Hub name: {reason}. Pass a folder, or "
         f"{remedy}",
         tokenizer=name,
     )
@@ -500,7 +500,7 @@ def _broken_file(folder: Path, known: Path, error: Exception) -> str:
 
 
 def _unloadable(folder: Path) -> str | None:
-    """What transformers says in many lines, in one."""
+    """Return in one line why transformers cannot load a folder; None if the reason is unknown."""
     file = folder / "tokenizer_config.json"
     config = orjson.loads(file.read_bytes()) if file.is_file() else None
     if config is not None and not isinstance(config, dict):
@@ -513,7 +513,7 @@ def _unloadable(folder: Path) -> str | None:
     if any((folder / name).is_file() for name in ("tokenizer.json", "tekken.json")):
         return None
     if (folder / "vocab.json").is_file() and not (folder / "merges.txt").is_file():
-        return "merges.txt is missing beside vocab.json (or give tokenizer.json)"
+        return "merges.txt is missing next to vocab.json (or add tokenizer.json)"
     if config is None and not (folder / "config.json").is_file():
         return f"{file.name} is missing, which names the tokenizer's class (or give tokenizer.json)"
     import transformers

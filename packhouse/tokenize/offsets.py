@@ -1,13 +1,13 @@
-"""Where tokens lie in the text, and which of them are trained.
+"""Find the bytes of each token in the text, and the tokens that are trained.
 
-Each id stands for known bytes. They are joined and compared with the text, all rows at once: where
-they are equal, the round trip is *proven* and widths add up to exact offsets (5.4 M tokens in
-0.1 s, against 15 s for the offsets of HF encodings). Where they differ (text that a normaliser
-changes, WordPiece, lossy Unigram) only HF can tell; see `packhouse.tokenize.tokenizing`.
+Each id has known bytes. They are joined and compared with the text, all rows at once. If they are
+equal, the round trip is *proven*, and widths add up to exact offsets (5.4 M tokens in 0.1 s;
+offsets of HF encodings take 15 s). If they differ (a normaliser changes the text, WordPiece, lossy
+Unigram), only HF knows the offsets; see `packhouse.tokenize.tokenizing`.
 
-A token is trained if and only if it *begins* inside a trained span: the model predicts a token
-from what is before it, so a token that begins in the prompt is the prompt's to give. Two binary
-searches per span; nothing is done per token.
+A token is trained if and only if it *begins* inside a trained span: the model predicts a token from
+the text before it, so a token that begins in the prompt belongs to the prompt. This takes two
+binary searches per span and no work per token.
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from packhouse.system.arrays import Bools, Bytes, Int32s, Int64s
 from packhouse.tokenize.encoders import Pipeline
 
 _SPACE = ord(" ")
-_MAX_RANK = 1000  # segments of one row that are looked at one by one
+_MAX_RANK = 1000  # segments of one row that are examined separately
 _BLOCK = 512  # spans
 
 
 def flat_texts(texts: pa.ChunkedArray | pa.StringArray) -> tuple[Bytes, Int64s]:
-    r"""Bytes of texts, one after another (not copied), and where each text begins in them.
+    r"""Return the bytes of all texts (not copied), and the offset of each text in them.
 
     Example:
         >>> data, bases = flat_texts(pa.array(["a", "", "\u00e9"]))
@@ -44,12 +44,12 @@ def dummy_prefixes(
     bases: Int64s,
     is_added: Bools,
 ) -> Int64s:
-    """Find tokens whose first byte is a space that SentencePiece put there and the text has not.
+    """Find tokens whose first byte is a space that SentencePiece added and the text lacks.
 
-    Newer files do so before a whole text, older ones also behind every added token, some of them
-    only where there is no space already. None says so in the ids; how long a row's tokens are
-    compared to its text, and what the text holds at their place, does. A proposal: whether the
-    bytes without these spaces are the text is for the caller to see.
+    Newer tokenizers add one before the whole text; older ones also after every added token, some
+    only if there is no space already. The ids do not show this, but the length of a row's tokens
+    compared with its text does, together with the bytes at their place. The result is a proposal:
+    the caller has to compare the bytes without these spaces with the text.
 
     Args:
         is_spaced: which tokens begin with a space, shape [num_tokens].
@@ -134,13 +134,13 @@ class EncodedRows:
     """Ids of all rows, shape [num_tokens]."""
 
     offsets: Int64s
-    """Where each row's ids begin, shape [num_rows + 1]."""
+    """Index of each row's first id, shape [num_rows + 1]."""
 
     starts: Int64s
-    """First byte of each token, counted over the texts of all rows; never falls."""
+    """First byte of each token, counted over the texts of all rows; never decreases."""
 
     ends: Int64s
-    """Byte behind each token; a token may be zero bytes wide."""
+    """Byte after each token; a token may be zero bytes wide."""
 
     is_exact: Bools
     """Rows whose tokens' bytes, joined, are the text. Shape [num_rows]."""
@@ -262,10 +262,10 @@ class Spans:
     """First byte of each span."""
 
     ends: Int64s
-    """Byte behind each span."""
+    """Byte after each span."""
 
     offsets: Int64s
-    """Where each row's spans begin, shape [num_rows + 1]."""
+    """Index of each row's first span, shape [num_rows + 1]."""
 
     @staticmethod
     def of(column: pa.ListArray, bases: Int64s) -> "Spans":
@@ -299,10 +299,10 @@ class TrainedRanges:
     """First token of each range, counted from its row's first. Ranges are never empty."""
 
     ends: Int64s
-    """Token behind each range."""
+    """Token after each range."""
 
     offsets: Int64s
-    """Where each row's ranges begin, shape [num_rows + 1]."""
+    """Index of each row's first range, shape [num_rows + 1]."""
 
     num_trained: Int64s
     """Trained tokens per row."""
@@ -311,10 +311,10 @@ class TrainedRanges:
     """Which spans have a range: those in which a token begins."""
 
     straddles_start: int
-    """Spans whose first bytes lie in a token that begins before: that token is not trained."""
+    """Spans whose first bytes are in a token that begins before them: it is not trained."""
 
     straddles_end: int
-    """Spans whose last token, which is trained, ends behind them."""
+    """Spans whose last token, which is trained, ends after them."""
 
 
 def train_ranges(encoded: EncodedRows, spans: Spans) -> TrainedRanges:
@@ -392,7 +392,7 @@ def _is_crossed(places: Int64s, first: Int64s, lower: Int64s, encoded: EncodedRo
 def _tokens_before(places: Int64s, rows: Int64s, encoded: EncodedRows) -> Int64s:
     """Return the first token of each place's row that does not begin before it, or the row's end.
 
-    Looked for among the tokens of some hundred rows at a time, which fit the processor's cache.
+    Searches a few hundred rows at a time, so that their tokens fit the processor's cache.
     """
     found = np.empty(len(places), np.int64)
     for start in range(0, len(places), _BLOCK):

@@ -177,7 +177,7 @@ def tokenize_table(
         formatted: schema `packhouse.records.tables.FORMATTED`.
         snapshot: tokenizer to encode with.
         config: choice of encoder (never changes ids) and policy on control text.
-        cache: folder for verdicts on the fast encoder; None judges it anew in each process.
+        cache: folder for verdicts on the fast encoder; None checks it again in each process.
         cut_at_spans: encode a record in pieces where a token crosses the end of a prompt, as
             inference does. A prompt ends where a trained span follows text that is not trained;
             answers of which a part is not trained are not cut apart.
@@ -379,7 +379,7 @@ def split_prompts(
     cuts: dict[int, set[int]] = {}
     num_split = 0
     while is_due.any():
-        changed: dict[int, int] = {}  # row -> how many prompts are cut off anew
+        changed: dict[int, int] = {}  # row -> number of prompts that are newly cut off
         for row, place in zip(rows[is_due].tolist(), places[is_due].tolist(), strict=True):
             if place not in cuts.setdefault(row, set()):
                 cuts[row].add(place)

@@ -112,7 +112,7 @@ MESSAGES = {
         "pack.seq_len."
     ),
     "ContractError": "dropped: column 'source' must be string not null, got nothing",
-    "EmptyRowError": "row 0 has no token; leave empty rows out",
+    "EmptyRowError": "row 0 has no tokens. Remove empty rows.",
     "VersionNotFoundError": (
         "store 'TMP/store' has no datasets. Use ROOT/DATASET, where ROOT is publish.store of "
         "the recipe"

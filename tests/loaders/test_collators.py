@@ -100,7 +100,7 @@ def test_column_weights_come_from_the_rows_where_they_are_trained():
     assert PackedCollator(loss_weights="column")([row])["loss_weights"].tolist() == [
         [0, 0.25, 1, 0, 2]
     ]
-    with pytest.raises(ContractError, match="needs rows with a loss_weights column"):
+    with pytest.raises(ContractError, match="requires rows with a loss_weights column"):
         PackedCollator(loss_weights="column")([PACK])
 
 
@@ -170,13 +170,13 @@ def test_classification_batches_have_integer_classes():
 
 def test_a_class_takes_no_settings_of_tokens():
     for settings in ({"shift_labels": True}, {"loss_weights": "record"}):
-        with pytest.raises(ConfigError, match="a class has no shift_labels and no loss_weights"):
+        with pytest.raises(ConfigError, match="class labels have no shift_labels or loss_weights"):
             ClassificationCollator(pad_token_id=0, **settings)
 
 
 @pytest.mark.parametrize("label", [1.7, float("nan"), "1", [1]])
 def test_classes_that_are_no_whole_numbers_are_refused_and_not_cut(label):
-    with pytest.raises(ContractError, match=r"row 0 has label .* a class is one whole number"):
+    with pytest.raises(ContractError, match=r"row 0 has a label of type .*one integer per row"):
         ClassificationCollator(pad_token_id=0)([{"input_ids": [1], "label": label}])
     for whole in (np.int32(3), torch.tensor(3)):
         batch = ClassificationCollator(pad_token_id=0)([{"input_ids": [1], "label": whole}])
@@ -200,13 +200,13 @@ def test_every_record_has_the_same_targets_packed_and_padded(records, kind):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"side": "centre"}, "side 'centre' is not known"),
-        ({"padding": "max"}, "padding 'max' is not known"),
-        ({"too_long": "cut"}, "too_long 'cut' is not known"),
+        ({"side": "centre"}, "side 'centre' does not exist"),
+        ({"padding": "max"}, "padding 'max' does not exist"),
+        ({"too_long": "cut"}, "too_long 'cut' does not exist"),
         ({"pad_to_multiple_of": 0}, "pad_to_multiple_of is 0"),
         (
             {"max_length": 100, "pad_to_multiple_of": 64},
-            "max_length 100 is no multiple of pad_to_multiple_of 64",
+            "max_length 100 is not a multiple of pad_to_multiple_of 64",
         ),
     ],
 )
@@ -218,6 +218,8 @@ def test_settings_that_are_not_known_are_refused_when_given(collator, settings, 
 
 def test_weights_that_nobody_would_apply_are_refused_unless_that_is_meant():
     row = PACK | {"loss_weights": [0.0, 0.25, 1.0, 0.0, 2.0]}
-    with pytest.raises(ContractError, match="row 1 brings loss_weights, which nobody would apply"):
+    with pytest.raises(
+        ContractError, match="row 1 has loss_weights, but the collator has no setting"
+    ):
         PackedCollator()([PACK, row])
     assert "loss_weights" not in PackedCollator(loss_weights="ignore")([PACK, row])

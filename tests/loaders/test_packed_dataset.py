@@ -87,10 +87,10 @@ def test_records_over_seq_len_are_an_error_or_dropped_and_counted():
 
 
 def test_invalid_arguments_are_refused(make_version, tmp_path):
-    with pytest.raises(ConfigError, match="does not cut"):
+    with pytest.raises(ConfigError, match="cannot cut"):
         PackedDataset(RECORDS, seq_len=5, strategy="concat")
     data = load_packed(make_version(), cache=tmp_path)
-    with pytest.raises(ContractError, match="records; leave out seq_len"):
+    with pytest.raises(ContractError, match=r"records. Remove seq_len"):
         PackedDataset(data, seq_len=128)
     with pytest.raises(ContractError, match="does not say where its records end"):
         PackedDataset([{"input_ids": [1, 2]}])[0]
@@ -99,9 +99,9 @@ def test_invalid_arguments_are_refused(make_version, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("./store/demo", r"give load_packed\('./store/demo'\)"),
-        ({"train": RECORDS}, "a dict of train is no sequence of rows; give one split"),
-        ((row for row in RECORDS), "a generator has no length or no row by number"),
+        ("./store/demo", r"Did you mean load_packed\('./store/demo'\)"),
+        ({"train": RECORDS}, "a dict of train is not a sequence of rows"),
+        ((row for row in RECORDS), "a generator has no length or cannot be indexed"),
     ],
 )
 def test_an_object_that_is_not_a_sequence_of_rows_is_refused(rows, message):
@@ -159,7 +159,7 @@ def test_a_mask_that_hides_a_trained_end_token_is_refused():
     row = {"input_ids": ids, "labels": ids, "attention_mask": ids != 2}
 
     with pytest.raises(
-        ContractError, match="row 0 trains tokens that attention_mask calls padding"
+        ContractError, match="row 0 trains tokens that attention_mask marks as padding"
     ):
         PackedDataset([row], seq_len=8)
     row["attention_mask"] = torch.ones(3, dtype=torch.bool)

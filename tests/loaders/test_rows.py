@@ -43,7 +43,7 @@ def test_a_mask_of_record_numbers_without_padding_is_boundaries():
     ],
 )
 def test_columns_that_disagree_where_records_end_are_refused(marks):
-    with pytest.raises(ContractError, match="disagree where records end"):
+    with pytest.raises(ContractError, match="give different record lengths"):
         read_row({"input_ids": IDS, **marks})
 
 
@@ -61,15 +61,18 @@ def test_padding_alone_does_not_mark_boundaries():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"input_ids": [1.5, 2.0]}, r"input_ids that are no whole numbers \(float64, the first"),
-        ({"input_ids": [1, None]}, "input_ids that are no whole numbers"),
-        ({"input_ids": [1, 2], "labels": [1.0, 2.0]}, "labels that are no whole numbers"),
-        ({"input_ids": [1, 2], "seq_lengths": [2.0]}, "seq_lengths that are no whole numbers"),
-        ({"input_ids": [[1, 2]]}, r"input_ids of shape \(1, 2\); it must be one flat list"),
-        ({"input_ids": ["a", "b"]}, "input_ids that are no whole numbers"),
+        ({"input_ids": [1.5, 2.0]}, "input_ids of type float64 instead of integers"),
+        ({"input_ids": [1, None]}, r"input_ids of type \w+ instead of integers"),
+        ({"input_ids": [1, 2], "labels": [1.0, 2.0]}, r"labels of type \w+ instead of integers"),
+        (
+            {"input_ids": [1, 2], "seq_lengths": [2.0]},
+            r"seq_lengths of type \w+ instead of integers",
+        ),
+        ({"input_ids": [[1, 2]]}, r"input_ids of shape \(1, 2\). Pass one flat list"),
+        ({"input_ids": ["a", "b"]}, r"input_ids of type \w+ instead of integers"),
         ({"input_ids": [1, 2], "loss_weights": [1.0]}, "2 input_ids and 1 loss_weights"),
-        ({"input_ids": [1, 2], "loss_weights": [1.0, -1.0]}, "negative or no numbers"),
-        ({"input_ids": [1, 2], "loss_weights": [1.0, float("nan")]}, "negative or no numbers"),
+        ({"input_ids": [1, 2], "loss_weights": [1.0, -1.0]}, "negative or not finite"),
+        ({"input_ids": [1, 2], "loss_weights": [1.0, float("nan")]}, "negative or not finite"),
     ],
 )
 def test_values_other_than_integers_are_refused_and_not_rounded(row, message):
@@ -79,9 +82,9 @@ def test_values_other_than_integers_are_refused_and_not_rounded(row, message):
 
 def test_empty_rows_are_refused_in_batches():
     for collate in (PackedCollator(whole_rows=True), PaddedCollator(pad_token_id=0)):
-        with pytest.raises(ContractError, match="row 1 has no token"):
+        with pytest.raises(ContractError, match="row 1 has no tokens"):
             collate([{"input_ids": [1, 2]}, {"input_ids": []}])
-        with pytest.raises(ContractError, match="row 0 has no token"):
+        with pytest.raises(ContractError, match="row 0 has no tokens"):
             collate([{"input_ids": [5, 5], "attention_mask": [0, 0]}])
 
 
@@ -121,7 +124,7 @@ def test_sound_packs_are_checked_once_and_others_row_by_row():
         ({"seq_lengths": [[3, 3], [2]]}, "disagree|add up"),
         ({"position_ids": [[0, 1, 2, 3, 4], [0, 1]]}, "disagree where records end"),
         ({"labels": [[-100, 8], [-100, 3]]}, "5 input_ids and 2 labels"),
-        ({"labels": [[-100.0, 8.0, 9.0, -100.0, 6.0], [-100.0, 3.0]]}, "no whole numbers"),
+        ({"labels": [[-100.0, 8.0, 9.0, -100.0, 6.0], [-100.0, 3.0]]}, "not integers"),
         ({"labels": [None, [-100, 3]]}, "column 'labels' has nulls"),
         (
             {
@@ -140,9 +143,9 @@ def test_sound_packs_are_checked_once_and_others_row_by_row():
 
 def test_labels_that_are_shifted_already_are_refused():
     shifted = [{"input_ids": [5, 6, 7, 2], "labels": [6, 7, 2, -100], "seq_lengths": [4]}]
-    with pytest.raises(ContractError, match="labels are shifted already"):
+    with pytest.raises(ContractError, match="labels are already shifted"):
         PackedDataset(shifted)
-    with pytest.raises(ContractError, match="labels are shifted already"):
+    with pytest.raises(ContractError, match="labels are already shifted"):
         PackedDataset([{k: v for k, v in shifted[0].items() if k != "seq_lengths"}], seq_len=8)
     same = [{"input_ids": [5, 5, 5, 5], "labels": [-100, 5, 5, 5], "seq_lengths": [4]}]
     assert len(PackedDataset(same)) == 1
@@ -167,7 +170,7 @@ def test_masks_of_other_tools_keep_prompts_untrained(name):
     )
     row = {"input_ids": [7, 8, 9], "labels": [-100, 8, 9], name: [True, False, True]}
     assert read_row(row, whole_rows=True).labels.tolist() == [-100, -100, 9]
-    with pytest.raises(ContractError, match="no whole numbers"):
+    with pytest.raises(ContractError, match="instead of integers"):
         read_row(row | {name: [0, 0.5, 1]}, whole_rows=True)
 
 

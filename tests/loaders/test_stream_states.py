@@ -65,7 +65,7 @@ def test_a_worker_s_own_rows_are_refused_where_others_would_be_its_own(opened, o
 
     data = opened(world_size=settings["world_size"], batch_size=settings["batch_size"])
     loader = DataLoader(_InWorkers(data, state), None, num_workers=settings["num_workers"])
-    with pytest.raises(ConfigError, match=f"a worker was taken with {next(iter(other))}"):
+    with pytest.raises(ConfigError, match=f"a worker was saved with {next(iter(other))}"):
         next(iter(loader))
     with pytest.raises(ConfigError, match="of one DataLoader worker"):
         training_receipt(opened(), state)  # it would report 0 packs
@@ -105,7 +105,9 @@ def test_a_dataset_made_before_torch_distributed_is_refused(opened, tmp_path, mo
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
 
-    with pytest.raises(ConfigError, match="rank 1 of 2, and the dataset was made for rank 0 of 1"):
+    with pytest.raises(
+        ConfigError, match="rank 1 of 2, but the dataset was created for rank 0 of 1"
+    ):
         next(iter(data))
     assert next(iter(opened(rank=None, world_size=None)))
     assert next(iter(opened()))  # set manually, as accelerate needs it

@@ -267,9 +267,9 @@ def test_weights_are_never_lost_without_a_word(uri, tmp_path):
             count = count_targets({"labels": labels, "loss_weights": weights})
             return token_loss(model(**inputs).logits, labels, count, loss_weights=weights)
 
-    with pytest.raises(ContractError, match="needs rows with a loss_weights column"):
+    with pytest.raises(ContractError, match="requires rows with a loss_weights column"):
         run(PackedCollator(loss_weights="column"))
-    with pytest.raises(ContractError, match="which nobody would apply"):
+    with pytest.raises(ContractError, match="but the collator has no setting"):
         run(PackedCollator(), remove_unused_columns=False)
     with pytest.raises(ContractError, match="model got loss_weights"):
         run(PackedCollator(loss_weights="column"), remove_unused_columns=False)
@@ -292,5 +292,5 @@ def test_load_packed_warns_of_weights_where_a_trainer_is_at_hand(uri, tmp_path, 
 
     monkeypatch.setattr(versions, "map_rows", with_weights)
 
-    with pytest.warns(UserWarning, match="loss_weights, which transformers.Trainer drops"):
+    with pytest.warns(UserWarning, match="loss_weights, but transformers.Trainer drops"):
         load_packed(uri, cache=tmp_path)

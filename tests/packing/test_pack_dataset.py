@@ -192,7 +192,7 @@ def test_invalid_arguments_are_refused(arguments, error, message):
 def test_a_strategy_with_a_cutting_rule_takes_no_other_policy():
     with pytest.raises(ConfigError, match="cannot be used with strategy 'bfd'"):
         pack_dataset(ROWS, 4, "bfd", over_length="drop")
-    with pytest.raises(ConfigError, match="over_length 'cut' is not known"):
+    with pytest.raises(ConfigError, match="over_length 'cut' does not exist"):
         pack_dataset(ROWS, 4, over_length="cut")
 
 
@@ -207,5 +207,5 @@ def test_packs_for_a_trainer_that_would_drop_their_boundaries_are_warned_of():
         "except UserWarning as warning: print(warning)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("rows hold several records each, across which most"), done.stderr
+    assert done.stdout.startswith("rows hold several records each, and most models"), done.stderr
     assert "use PackedCollator or" in done.stdout

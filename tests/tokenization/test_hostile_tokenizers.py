@@ -71,7 +71,7 @@ def test_an_id_that_no_table_holds_is_refused_with_the_limit(tmp_path, largest):
     model = {"type": "WordLevel", "vocab": {"a": 0, "b": largest}, "unk_token": "a"}
     folder = hostile_tokenizer(tmp_path / "t", model=model, added_tokens=[])
 
-    with pytest.raises(TokenizerError, match="ids must be under 16,777,216") as caught:
+    with pytest.raises(TokenizerError, match="ids must be below 16,777,216") as caught:
         load_snapshot(folder)
     assert caught.value.limit == 2**24
     assert f"{largest:,}" in str(caught.value)

@@ -249,7 +249,7 @@ def test_a_config_that_cannot_be_used_is_named(folder, config, message):
 def test_a_file_missing_next_to_a_vocabulary_is_named_in_a_sentence(folder):
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.json").write_text('{"a": 0, "b": 1}')
-    with pytest.raises(TokenizerError, match=r"merges.txt is missing beside vocab.json"):
+    with pytest.raises(TokenizerError, match=r"merges.txt is missing next to vocab.json"):
         load_snapshot(folder)
     (folder / "merges.txt").write_text("#version: 0.2\n")
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "NoneSuchTokenizer"}')

@@ -251,8 +251,8 @@ def _is_unsettled(code: int) -> bool:
 # Texts on which tokenizers are known to differ, and a sample of the data.
 #
 # The fixed part is built for each tokenizer: white space, scripts, emoji, marks, digits, code, long
-# runs, and the tokenizer's added tokens and vocabulary. It has about 300 KB and takes HF 0.2 s, once
-# per tokenizer if verdicts are cached.
+# runs, and the tokenizer's added tokens and vocabulary. It has about 300 KB and takes HF 0.2 s,
+# once per tokenizer if verdicts are cached.
 
 
 CORPUS_VERSION = 1

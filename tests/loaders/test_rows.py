@@ -124,7 +124,7 @@ def test_sound_packs_are_checked_once_and_others_row_by_row():
         ({"seq_lengths": [[3, 3], [2]]}, "disagree|add up"),
         ({"position_ids": [[0, 1, 2, 3, 4], [0, 1]]}, "disagree where records end"),
         ({"labels": [[-100, 8], [-100, 3]]}, "5 input_ids and 2 labels"),
-        ({"labels": [[-100.0, 8.0, 9.0, -100.0, 6.0], [-100.0, 3.0]]}, "not integers"),
+        ({"labels": [[-100.0, 8.0, 9.0, -100.0, 6.0], [-100.0, 3.0]]}, "instead of integers"),
         ({"labels": [None, [-100, 3]]}, "column 'labels' has nulls"),
         (
             {

@@ -67,7 +67,7 @@ def test_a_worker_s_own_rows_are_refused_where_others_would_be_its_own(opened, o
     loader = DataLoader(_InWorkers(data, state), None, num_workers=settings["num_workers"])
     with pytest.raises(ConfigError, match=f"a worker was saved with {next(iter(other))}"):
         next(iter(loader))
-    with pytest.raises(ConfigError, match="of one DataLoader worker"):
+    with pytest.raises(ConfigError, match="from a DataLoader worker"):
         training_receipt(opened(), state)  # it would report 0 packs
 
 

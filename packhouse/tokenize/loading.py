@@ -552,7 +552,7 @@ def _fields_of(
     if pipeline.model_size < engine.get_vocab_size(with_added_tokens=False):
         raise TokenizerError(
             f"tokenizer '{folder}': `tokenizers` cannot write its vocabulary, since tokenizer.json "
-            f"gives a token an id of {2**32 - 1:,} or so; ids must be under {MAX_IDS:,}. Number "
+            f"gives a token an id of {2**32 - 1:,} or so; ids must be below {MAX_IDS:,}. Number "
             "the tokens from 0 on",
             folder=str(folder),
             limit=MAX_IDS,

@@ -82,7 +82,7 @@ def test_a_flip_in_a_local_store_is_named_with_a_remedy(
         with pytest.raises(IntegrityError, match="does not hold the published bytes") as caught:
             fresh_process(read, uri, cache)
         assert data.name in str(caught.value)
-        assert "restore it, or publish the version again" in str(caught.value)
+        assert "Restore it, or publish the version again" in str(caught.value)
         data.write_bytes(whole)
         os.utime(data, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert fresh_process(read, uri, cache) == good

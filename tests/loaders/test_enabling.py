@@ -137,9 +137,7 @@ def test_bounds_that_merge_records_are_refused_where_the_kernel_reads_them(model
             whole | {"cu_seq_lens_q": torch.tensor([0, 3])},
             whole | {"max_length_q": 2},
         ):
-            with pytest.raises(
-                ContractError, match="and position_ids give different record lengths"
-            ):
+            with pytest.raises(ContractError, match="and position_ids disagree where records end"):
                 model(**packed, **wrong)
 
 

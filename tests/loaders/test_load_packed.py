@@ -57,7 +57,7 @@ def test_versions_are_named_by_ref_version_or_id(make_version, tmp_path):
     for name in ("00000014", "00000014.g0"):
         assert sum(map(len, load_packed(uri, name, cache=tmp_path)["record_ids"])) == 20
     assert sum(map(len, load_packed(f"{uri}@00000014", cache=tmp_path)["record_ids"])) == 20
-    with pytest.raises(VersionNotFoundError, match="no split 'eval'; it has train"):
+    with pytest.raises(VersionNotFoundError, match="has no split 'eval'"):
         load_packed(uri, split="eval", cache=tmp_path)
     with pytest.raises(VersionNotFoundError, match="prod"):
         load_packed(uri, "prod", cache=tmp_path)
@@ -131,7 +131,7 @@ def test_a_pulled_folder_loads_verified(make_version, tmp_path):
     from_store = load_packed(uri, cache=tmp_path / "one").to_list()
 
     assert load_packed(str(copy), cache=tmp_path / "two").to_list() == from_store
-    with pytest.raises(VersionNotFoundError, match=r"is a copy of .*, not of 'prod'; leave"):
+    with pytest.raises(VersionNotFoundError, match=r"is a copy of .*, not of 'prod'"):
         load_packed(str(copy), "prod", cache=tmp_path / "two")
     file = next(copy.glob("data/*"))
     data = bytearray(file.read_bytes())
@@ -147,7 +147,7 @@ def test_a_full_disk_is_reported_in_a_sentence_and_leaves_nothing(make_version, 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))
     try:
-        with pytest.raises(DiskError, match=r"cannot write to the cache '.*': .*; make room"):
+        with pytest.raises(DiskError, match=r"cannot write to the cache '.*': .* Make room"):
             load_packed(uri, cache=tmp_path)
     finally:
         worker._end_idle()

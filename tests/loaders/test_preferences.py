@@ -474,5 +474,5 @@ def test_trainers_that_tokenize_row_by_row_have_the_losses_of_the_same_rows_as_t
 
 def test_a_trainer_of_another_kind_is_refused():
     trl = pytest.importorskip("trl", reason="TRL is not installed")
-    with pytest.raises(ConfigError, match="GRPOTrainer prepares rows in no way that is known"):
+    with pytest.raises(ConfigError, match="GRPOTrainer is not supported"):
         enable_preferences(trl.GRPOTrainer)

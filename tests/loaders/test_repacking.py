@@ -54,7 +54,7 @@ def test_epochs_of_published_packs_are_refused_without_repacking(make_version, t
     data = load_packed(make_version(), cache=tmp_path)
 
     PackedDataset(data).set_epoch(3)  # as accelerate calls it
-    with pytest.raises(ConfigError, match="give seq_len"):
+    with pytest.raises(ConfigError, match="Set seq_len"):
         PackedDataset(data, epoch=1)
     with pytest.raises(ConfigError, match="epoch is -1"):
         PackedDataset(data, seq_len=64, repack=True, epoch=-1)

@@ -122,7 +122,7 @@ def test_sound_packs_are_checked_once_and_others_row_by_row():
     assert first_trained[0].labels.tolist() == [-100, 8, 9, -100, 6]
     for wrong, message in (
         ({"seq_lengths": [[3, 3], [2]]}, "disagree|add up|different record lengths"),
-        ({"position_ids": [[0, 1, 2, 3, 4], [0, 1]]}, "disagree where records end"),
+        ({"position_ids": [[0, 1, 2, 3, 4], [0, 1]]}, "different record lengths"),
         ({"labels": [[-100, 8], [-100, 3]]}, "5 input_ids and 2 labels"),
         ({"labels": [[-100.0, 8.0, 9.0, -100.0, 6.0], [-100.0, 3.0]]}, "instead of integers"),
         ({"labels": [None, [-100, 3]]}, "column 'labels' has nulls"),

@@ -144,7 +144,7 @@ def test_a_conversation_that_is_refused_may_be_pinned_as_such(golden):
     ("item", "message"),
     [
         ({"text": "x"}, "conversation 0 has no list of messages"),
-        ({"messages": [{"rolle": "user"}]}, "message 0: 'rolle' is none of role, content"),
+        ({"messages": [{"rolle": "user"}]}, "message 0: unknown key 'rolle'; known: role, content"),
         ({"messages": CHAT["messages"], "ids": []}, "unknown key 'ids'"),
         ({"messages": [{"role": "user", "content": 3}]}, "conversation 0: "),
         ({"messages": CHAT["messages"][:1] * 2}, "no_assistant"),

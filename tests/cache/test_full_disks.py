@@ -16,7 +16,7 @@ from tests.cache.conftest import steps_in
 
 def test_a_cache_on_a_full_disk(project, mount):
     project.cache = mount("disk", "size=64k")
-    with pytest.raises(DiskError, match=r"No space left on device \(.* bytes free\); make room"):
+    with pytest.raises(DiskError, match=r"No space left on device \(.* bytes free\). Make room"):
         project.prepare()
     done = steps_in(project.cache)
     assert not list((project.cache / "steps" / "tmp").glob("*"))
@@ -39,7 +39,7 @@ def test_a_cache_on_a_disk_that_is_read_only(project, mount):
     project.prepare()
     project.write_rows(range(70))
     remount(project.cache, "ro")
-    with pytest.raises(DiskError, match="mounted read-only; make it writable"):
+    with pytest.raises(DiskError, match="mounted read-only. Make it writable"):
         project.prepare()
     remount(project.cache, "rw")
     assert project.prepare().created

@@ -88,5 +88,5 @@ def test_no_uri_ever_becomes_a_folder(uri, write, tmp_path, monkeypatch):
         for command in (*commands, ["ci", str(DEMO)]):
             done = CliRunner().invoke(cli, command)
             assert done.exit_code == 2, done.output
-            assert f"write '{write}'" in " ".join(done.output.split())
+            assert f"pass '{write}'" in " ".join(done.output.split())
     assert list(tmp_path.iterdir()) == []

@@ -200,14 +200,14 @@ def test_a_check_that_fails_is_named(acme, prepare, new, message):
 
 def test_two_packages_that_offer_one_name_are_refused(acme, prepare):
     acme.install(name="other-data")
-    with pytest.raises(ConfigError, match="'faq' is offered by acme-data and other-data"):
+    with pytest.raises(ConfigError, match="'faq' is provided by acme-data and other-data"):
         prepare()
 
 
 def test_an_unknown_name_is_refused_with_a_suggestion(acme, prepare):
     with pytest.raises(ConfigError, match=r"'pack.strategy' cannot be 'inorder'.*'in_order'\?"):
         prepare(pack={"strategy": "inorder"})
-    with pytest.raises(ConfigError, match="no row format 'x'; known: faq"):
+    with pytest.raises(ConfigError, match="unknown row format 'x'. Known: faq"):
         find_plugin("row_formats", "x")
 
 

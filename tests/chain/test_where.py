@@ -78,7 +78,7 @@ def test_each_expression_of_a_list_is_counted_wherever_rows_are(project):
             shown = " ".join(done.output.split())
             assert f"where of rows dropped {short} of 60 rows: {where[0]}" in shown
             assert f"where of rows dropped {even} of 60 rows: {where[1]}" in shown
-    assert f">{even}</td>" in report.read_text().partition("What `where` left out")[2]
+    assert f">{even}</td>" in report.read_text().partition("Rows dropped by `where`")[2]
 
 
 def test_two_sources_over_one_file_have_names_and_numbers_of_their_own(project):

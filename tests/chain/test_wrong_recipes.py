@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             HEAD + "sources: [{path: data/talks.jsonl}]\n",
-            "source file 'data/talks.jsonl' does not exist; there is no folder 'data'",
+            "source file 'data/talks.jsonl' does not exist; the folder 'data' does not exist",
         ),
         (
             "dataset: demo\ntokenizer: ./tokeniser\n" + ROWS,
@@ -84,5 +84,5 @@ def test_a_recipe_that_is_not_there_names_its_neighbours(folder: Path) -> None:
     Path("recipe.yaml").write_text(HEAD + ROWS)
     with pytest.raises(packhouse.PackhouseError, match=r"; did you mean 'recipe\.yaml'\?$"):
         packhouse.prepare("recpe.yaml")
-    with pytest.raises(packhouse.PackhouseError, match=r"; there: recipe\.yaml$"):
+    with pytest.raises(packhouse.PackhouseError, match=r"; found recipe\.yaml$"):
         packhouse.prepare("x.yml")

@@ -103,7 +103,7 @@ def test_published_then_unchanged_then_changed_each_with_code_0(place):
 
     again = run(place, place / "cache")
     assert (again.exit_code, facts(place)["outcome"]) == (0, "unchanged")
-    assert f"'latest' is at {first} already" in again.output
+    assert f"'latest' already points to {first}" in again.output
     assert "**Nothing changed**" in (place / "s.md").read_text()
 
     add_row(place)
@@ -155,7 +155,7 @@ def test_small_steps_of_a_candidate_add_up_to_its_distance_from_latest(place):
     )
 
     assert refresh_with(176) == (7, "held", 0.033)  # nothing changed, and it still waits
-    assert facts(place)["message"].startswith(f"nothing changed: {second} is published, 'latest'")
+    assert facts(place)["message"].startswith(f"nothing changed: {second} is published, but 'latest'")
     assert cases(place)["drift"] == "failure"
 
     assert refresh_with(190) == (0, "waiting", 0.016)  # the sources went back
@@ -323,12 +323,12 @@ def test_who_waits_for_a_store_is_told_of_each_try(place, monkeypatch):
     done = run(place, place / "cache", "--set", "publish.store=s3://nowhere/x")
     assert done.exit_code == 6
     told = re.findall(
-        r"store 's3://nowhere/x' does not answer \(s3://nowhere/x/demo/refs/latest.json: .*\): "
+        r"store 's3://nowhere/x' does not respond \(s3://nowhere/x/demo/refs/latest.json: .*\): "
         r"attempt (\d+) in \d\.\d s, giving up \d s later\n",
         done.stderr,
     )
     assert [int(number) for number in told] == list(range(2, 2 + len(told))) != []
-    assert done.stderr.index("checking the store ...") < done.stderr.index("does not answer")
+    assert done.stderr.index("checking the store ...") < done.stderr.index("does not respond")
 
 
 def test_a_table_that_breaks_its_contract_is_refused_by_that_gate(place, monkeypatch):
@@ -431,7 +431,7 @@ def test_a_mirror_that_does_not_answer_is_skipped_and_reported_once(place, monke
     assert ref(place)
     assert {done for done, _ in done_already(place).values()} == {0}
     (note,) = facts(place)["notes"]
-    assert "the step mirror failed, and the rest of this run does not use it: s3://bucket" in note
+    assert "the step mirror failed, so the rest of this run computes its steps here: s3://bucket" in note
     assert "`packhouse doctor cache`" in note
 
 

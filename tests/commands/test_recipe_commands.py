@@ -124,7 +124,7 @@ def test_plan_estimates_before_any_work_and_counts_after_it(call, tmp_path, opti
 
 def test_plan_shows_that_a_run_would_fail(call):
     printed = call("plan", str(DEMO), "--set", "pack.over_length=error")
-    assert "would fail: 1 record has more tokens than pack.seq_len 512, and" in printed
+    assert "would fail: 1 record has more tokens than pack.seq_len 512, but" in printed
     limit = ("--set", "validate.max_quarantined=0.01")
     refused = json.loads(call("plan", str(DEMO), *limit, "--json"))["refusals"]
     assert refused[0].startswith("9 of 304 rows (2.96%) are bad; validate.max_quarantined")

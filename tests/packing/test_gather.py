@@ -127,7 +127,7 @@ def test_a_label_is_carried_where_a_pack_is_one_record(tokenized):
 
 def test_a_length_over_its_record_is_a_broken_invariant(tokenized):
     lengths = np.array([3], dtype=np.int32)
-    with pytest.raises(AssertionError, match="over its record"):
+    with pytest.raises(AssertionError, match="exceeds its record"):
         packed([tokenized([([1, 2], [(0, 2)])])], plan_packs(lengths, 4), lengths)
 
 

@@ -192,7 +192,7 @@ def test_invalid_arguments_are_refused(arguments, error, message):
 def test_a_strategy_with_a_cutting_rule_takes_no_other_policy():
     with pytest.raises(ConfigError, match="cannot be used with strategy 'bfd'"):
         pack_dataset(ROWS, 4, "bfd", over_length="drop")
-    with pytest.raises(ConfigError, match="over_length 'cut' does not exist"):
+    with pytest.raises(ConfigError, match="over_length 'cut' is unknown"):
         pack_dataset(ROWS, 4, over_length="cut")
 
 

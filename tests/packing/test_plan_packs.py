@@ -297,7 +297,7 @@ def test_an_empty_sequence_is_refused():
 
 def test_an_unknown_strategy_is_refused_with_the_known_ones():
     with pytest.raises(
-        ConfigError, match=r"'worst_fit'; known: best_fit, first_fit, first_fit_shuffle"
+        ConfigError, match=r"'worst_fit'. Known: best_fit, first_fit, first_fit_shuffle"
     ):
         plan_packs(np.array([5]), seq_len=8, strategy="worst_fit")
 

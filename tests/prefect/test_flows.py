@@ -132,7 +132,7 @@ def test_a_refresh_publishes_then_does_nothing_until_a_source_changes(place, cac
     second = refresh(place, cache)
     assert (first.name, second.name, second.is_completed()) == ("Published", "Unchanged", True)
     assert run_of(second).tags == ["dataset:demo", "outcome:unchanged", f"version:{version}"]
-    assert second.message == f"nothing changed: 'latest' is at {version} already"
+    assert second.message == f"nothing changed: 'latest' already points to {version}"
     assert jobs == []
 
     add_row(place)
@@ -366,7 +366,7 @@ def test_a_candidate_too_far_from_what_readers_have_is_held_and_announced(
     for _ in range(2):  # nothing changed the second time
         state = refresh(place, cache, "publish.max_source_drift=0.01", approval=True)
         assert (state.name, state.result().outcome) == ("Held", "held")
-        assert "'latest' stays: drift of sources is 0.3853, over 0.0100" in state.message
+        assert "'latest' did not move: drift of sources is 0.3853, over 0.0100" in state.message
         assert ref(place) == first
         assert ref(place, "latest.candidate") == state.result().version
         page = newest("demo-refresh")
@@ -500,7 +500,7 @@ def test_verify_reads_every_byte_of_all_datasets_and_fails_on_one_flipped(place,
     file.write_bytes(content)
     damaged = verify(str(store), return_state=True)
     assert damaged.is_failed()
-    with pytest.raises(IntegrityError, match=r"other: data/eval-.* does not hold the published"):
+    with pytest.raises(IntegrityError, match=r"other: data/eval-.* is damaged: 4 reads did not have the published"):
         damaged.result()
     rows = json.loads(newest("verify"))
     assert [(row["dataset"], row["intact"]) for row in rows] == [("demo", "yes"), ("other", "NO")]

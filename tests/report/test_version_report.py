@@ -85,7 +85,7 @@ def test_left_out_rows_are_shown_with_reason_example_and_remedy(hostile: Made) -
     assert "&lt;script&gt;window.pwned = 1&lt;/script&gt;" in hostile.html
     for reason in ("empty_answer", "json", "encoding", "over_seq_len"):
         assert f"<h3>{reason} " in hostile.html
-    assert "What helps: remove the row" in hostile.html
+    assert "Remedy: remove the row" in hostile.html
 
 
 def test_without_vega_a_report_shows_numbers_and_says_so(
@@ -233,7 +233,7 @@ def test_labels_are_charted_if_classes_are_trained(tmp_path: Path, shared: Path)
     shown = re.search('<section [^>]*"trained".*?</section>', html, re.S)
     assert shown
     assert "<td>label 0</td><td class=number>3</td>" in shown[0]
-    assert "no token is trained" in shown[0]
+    assert "is trained, and no token" in shown[0]
     assert "<figure" not in shown[0]
     assert "trained on: labels." in html
     assert "SFTTrainer" not in html

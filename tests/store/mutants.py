@@ -136,7 +136,7 @@ MUTANTS = [
         "a refused swap counts as done",
         refs,
         "move_ref_steps",
-        "cause: PackhouseError = ConflictError(f\"ref '{name}' is too contended: {error}\")",
+        "cause: PackhouseError = ConflictError(f\"too many writers move ref '{name}': {error}\")",
         "return moved",
     ),
     Mutant(

@@ -86,7 +86,7 @@ def test_bytes_that_the_hub_has_are_not_sent_again(hub, store):
 def test_a_refused_large_file_names_the_token_and_commits_nothing(hub, store):
     hub.refuse_lfs_with = 403
     message = mirror(hub, store, "aaaa", code=1)
-    assert "StoreError: hf://datasets/acme/tiny: the Hub refuses (403)" in message
+    assert "StoreError: hf://datasets/acme/tiny: the Hub denied access (403)" in message
     assert len(hub.repos["acme/tiny"]) == 1
 
 

@@ -242,7 +242,7 @@ def test_rows_that_the_library_refuses_are_quarantined_with_its_message(toys):
     assert rendered.formatted["row"].to_pylist() == [0]
     (said,) = refusals(rendered)
     assert said == (
-        f"template: renderer 'toy' of acme-toy {toys.version}.0 refuses the row: KeyError: "
+        f"template: renderer 'toy' of acme-toy {toys.version}.0 rejected the row: KeyError: "
         "'no such turn'"
     )
 
@@ -265,7 +265,7 @@ def test_a_row_has_only_the_arguments_that_the_renderer_reads(toys):
     texts = rendered.formatted["text"].to_pylist()
     assert texts[0] == "glad " + texts[1]
     assert rendered.notes["arguments_not_read"] == 1
-    with pytest.raises(TemplateError, match=r"does not read 'moood'.*it reads mood\. Fix the name"):
+    with pytest.raises(TemplateError, match=r"does not support 'moood'.*known: mood\)\. Fix the name"):
         render(name, TALK, chat_template_kwargs={"moood": "sad"})
 
 
@@ -486,7 +486,7 @@ def tekken(tmp_path_factory):
 
 def test_a_folder_with_tekken_names_the_renderer_for_it(tekken):
     snapshot = load_snapshot(tekken)
-    with pytest.raises(TemplateError, match=r"set format\.template to mistral"):
+    with pytest.raises(TemplateError, match=r"Set format\.template to mistral"):
         make_renderer(FormatConfig(), snapshot, folder=tekken)
     talk = [[("user", "Hi"), ("assistant", "Hello!")]]
     renderer = make_renderer(FormatConfig(template="mistral"), snapshot, folder=tekken)

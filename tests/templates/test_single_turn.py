@@ -195,7 +195,7 @@ def test_every_template_that_a_recipe_can_name_is_built_in(name):
 
 
 def test_another_template_is_refused_with_the_names_of_all():
-    with pytest.raises(ConfigError, match=f"known: {', '.join(TEMPLATES)}, or"):
+    with pytest.raises(ConfigError, match=f"Known: {', '.join(TEMPLATES)}, or"):
         make_renderer(FormatConfig.model_construct(template="vicuna"), make_snapshot())
 
 

@@ -207,7 +207,7 @@ def test_two_packages_that_offer_one_name_are_refused(acme, prepare):
 def test_an_unknown_name_is_refused_with_a_suggestion(acme, prepare):
     with pytest.raises(ConfigError, match=r"'pack.strategy' cannot be 'inorder'.*'in_order'\?"):
         prepare(pack={"strategy": "inorder"})
-    with pytest.raises(ConfigError, match="unknown row format 'x'. Known: faq"):
+    with pytest.raises(ConfigError, match=r"unknown row format 'x'. Known: faq"):
         find_plugin("row_formats", "x")
 
 

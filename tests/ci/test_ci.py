@@ -155,7 +155,9 @@ def test_small_steps_of_a_candidate_add_up_to_its_distance_from_latest(place):
     )
 
     assert refresh_with(176) == (7, "held", 0.033)  # nothing changed, and it still waits
-    assert facts(place)["message"].startswith(f"nothing changed: {second} is published, but 'latest'")
+    assert facts(place)["message"].startswith(
+        f"nothing changed: {second} is published, but 'latest'"
+    )
     assert cases(place)["drift"] == "failure"
 
     assert refresh_with(190) == (0, "waiting", 0.016)  # the sources went back
@@ -431,7 +433,10 @@ def test_a_mirror_that_does_not_answer_is_skipped_and_reported_once(place, monke
     assert ref(place)
     assert {done for done, _ in done_already(place).values()} == {0}
     (note,) = facts(place)["notes"]
-    assert "the step mirror failed, so the rest of this run computes its steps here: s3://bucket" in note
+    assert (
+        "the step mirror failed, so the rest of this run computes its steps here: s3://bucket"
+        in note
+    )
     assert "`packhouse doctor cache`" in note
 
 

@@ -500,7 +500,9 @@ def test_verify_reads_every_byte_of_all_datasets_and_fails_on_one_flipped(place,
     file.write_bytes(content)
     damaged = verify(str(store), return_state=True)
     assert damaged.is_failed()
-    with pytest.raises(IntegrityError, match=r"other: data/eval-.* is damaged: 4 reads did not have the published"):
+    with pytest.raises(
+        IntegrityError, match=r"other: data/eval-.* is damaged: 4 reads did not have the published"
+    ):
         damaged.result()
     rows = json.loads(newest("verify"))
     assert [(row["dataset"], row["intact"]) for row in rows] == [("demo", "yes"), ("other", "NO")]

@@ -77,7 +77,10 @@ def test_languages_are_part_of_the_version(project):
     named = project.prepare("audit.quality.languages=[en]")
     assert named.version != published.version
     assert named.published.content_id == published.published.content_id
-    with pytest.raises(ConfigError, match=r"audit.quality.languages: 'english' is not available. Use one of af, ar,"):
+    with pytest.raises(
+        ConfigError,
+        match=r"audit.quality.languages: 'english' is not available. Use one of af, ar,",
+    ):
         project.prepare("audit.quality.languages=[english]")
 
 

@@ -265,7 +265,9 @@ def test_a_row_has_only_the_arguments_that_the_renderer_reads(toys):
     texts = rendered.formatted["text"].to_pylist()
     assert texts[0] == "glad " + texts[1]
     assert rendered.notes["arguments_not_read"] == 1
-    with pytest.raises(TemplateError, match=r"does not support 'moood'.*known: mood\)\. Fix the name"):
+    with pytest.raises(
+        TemplateError, match=r"does not support 'moood'.*known: mood\)\. Fix the name"
+    ):
         render(name, TALK, chat_template_kwargs={"moood": "sad"})
 
 

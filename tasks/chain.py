@@ -141,8 +141,8 @@ def prepare_run(
     elif at != version and not published.is_ref_left:
         outcome = "held"
         message += f", but '{ref}' points to {at}, and publishing it again leaves that alone"
-    elif published.is_ref_moved:
-        message += f", '{ref}' moved to it from {published.ref_before or 'nothing'}"
+    elif published.is_ref_moved and published.ref_before:
+        message += f", '{ref}' moved to it from {published.ref_before}"
     else:
         message += f", '{ref}' points to {at}"
     return _ended(recipe, (ref, at), outcome, message, version, prepared, is_new=prepared.created)

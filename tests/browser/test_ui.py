@@ -14,12 +14,12 @@ pytestmark = [
 
 SECTIONS = (
     "Name of the dataset in the store.",
-    "Where raw rows come from.",
+    "Sources of raw rows.",
     "Folder of the tokenizer",
-    "What makes a row bad",
-    "How sequences become rows",
-    "Which records are for evaluation",
-    "Where a version goes",
+    "Rules for rows",
+    "How records are packed",
+    "Which records go to the eval split",
+    "Target and files of the published version",
 )
 """Descriptions of the recipe's sections, in the recipe's order."""
 

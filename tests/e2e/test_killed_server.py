@@ -78,7 +78,7 @@ def test_every_run_ends_although_the_server_was_killed_in_the_middle(tmp_path, e
         services.wait_until(
             lambda: (
                 (tmp_path / "killed-pack").exists()
-                and all("waiting for the slot" in api.logs(run) for run in runs)
+                and all("waiting until no other run works on" in api.logs(run) for run in runs)
             ),
             "run that holds the slot, and two that wait for it",
         )

@@ -73,7 +73,7 @@ def test_the_run_left_its_account_in_the_ui(stack, prepared):
     page = markdown(stack, prepared)
     assert "| validate | 304 | 295 |" in page
     assert f"{stack.store}/e2e-demo" in page
-    assert "holding the slot of 'e2e-demo'" in stack.api.logs(prepared["id"])
+    assert "no other run works on 'e2e-demo'; starting" in stack.api.logs(prepared["id"])
 
 
 def test_real_data_are_refreshed_and_a_second_refresh_finds_nothing_to_do(stack, refreshed):

@@ -266,7 +266,7 @@ def test_a_cancelled_run_leaves_nothing_and_two_of_one_dataset_queue(served, hel
 
     second = served.start("prepare/held", recipe=form)
     until(lambda: _said(served, second, "waiting until no other run works on"))
-    assert not _said(served, second, "no other run works on")
+    assert not _said(served, second, "; starting")
 
     assert served.set_state(first, "CANCELLING")[0] in (200, 201)
     assert served.wait(first)["type"] == "CANCELLED"

@@ -1,6 +1,6 @@
 """List phrases that a native speaker would not write: `python -m bench.prose [--max N] [PLACES]`.
 
-Reads the prose of tracked files: Markdown outside code blocks, docstrings, comments, and strings of
+Reads the prose of files: Markdown outside code blocks, docstrings, comments, and strings of
 at least four words. Reviews of this project found these phrases again and again. A text without a
 hit can still read badly: read it aloud.
 """
@@ -9,12 +9,15 @@ import argparse
 import ast
 import io
 import re
-import subprocess
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+PLACES = (
+    *("README.md", "CHANGELOG.md", "docs", "packhouse", "schemas", "tasks", "flows"),
+    *("deployments", "tests", "bench", "hatch_build.py"),
+)
 _DOCSTRING = "\0"
 # What to write instead -> what to look for. Only what is wrong here nearly every time: `is one` and
 # `of its own` are English, so they are not in the list.
@@ -102,17 +105,13 @@ def main() -> None:
     parser.add_argument("places", nargs="*", help="files or folders; default: the repository")
     parser.add_argument("--max", type=int, help="exit with 1 if there are more hits than this")
     args = parser.parse_args()
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--", *args.places], capture_output=True, text=True, check=True
-    ).stdout.split("\0")
-    found = [
-        (name, *hit)
-        for name in listed
-        if name.endswith((".py", ".md"))
-        and Path(name).exists()
-        and Path(name) != Path("bench/prose.py")
-        for hit in hits(Path(name))
+    files = [
+        path
+        for place in args.places or PLACES
+        for path in ([Path(place)] if Path(place).is_file() else sorted(Path(place).rglob("*")))
+        if path.suffix in (".py", ".md") and path.name != "prose.py"
     ]
+    found = [(str(path), *hit) for path in files for hit in hits(path)]
     if args.max is None or len(found) > args.max:
         for name, line, write, around in found:
             print(f"{name}:{line}: {write}: ...{around}...")

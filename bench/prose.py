@@ -105,6 +105,8 @@ def main() -> None:
     parser.add_argument("places", nargs="*", help="files or folders; default: the repository")
     parser.add_argument("--max", type=int, help="exit with 1 if there are more hits than this")
     args = parser.parse_args()
+    if gone := [place for place in args.places or PLACES if not Path(place).exists()]:
+        parser.error(f"{', '.join(gone)} does not exist here. Run it in the root of the repository")
     files = [
         path
         for place in args.places or PLACES

@@ -23,7 +23,6 @@ larger ones as CSV.
 """
 
 import io
-import os
 import re
 import shutil
 import sqlite3
@@ -634,8 +633,8 @@ def refuse_unsaved(uri: str, path: str) -> None:
         SourceError: there is such a log; the message explains how to merge it.
     """
     for ending in ("-wal", "-journal", ".wal"):
-        log = path + ending
-        if os.path.isfile(log) and os.path.getsize(log):  # noqa: PTH113, PTH202
+        log = Path(path + ending)
+        if log.is_file() and log.stat().st_size:
             raise SourceError(
                 f"source file '{uri}': '{log}' contains changes that are not in the database "
                 "file yet. Stop the program that writes them, or run `PRAGMA "

@@ -172,6 +172,14 @@ def test_rows_without_a_conversation_are_quarantined(acme, prepare):
     assert set(found) == {(0, "no_answer"), (8, "unknown_role")}
 
 
+def test_a_row_in_which_a_plugin_finds_nothing_is_quarantined(acme, prepare):
+    acme.replace("    return {", '    return [] if "fact 7?" in question else {')
+    version = prepare(validate={"max_quarantined": 0.1})
+    (bad,) = version.quarantined.to_pylist()
+    assert (bad["row"], bad["reason"]) == (7, "no_messages")
+    assert bad["detail"] == "row format 'faq' of acme-data 1.0 found no conversation"
+
+
 def test_a_check_that_finds_fault_stops_publication(acme, prepare):
     rows = [*ROWS, row(40, answers=["ask me@here.org"])]
     with pytest.raises(

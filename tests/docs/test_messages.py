@@ -18,6 +18,8 @@ from packhouse.records.reasons import QUARANTINE_REASONS
 from packhouse.records.tables import check
 from tests.sources.conftest import read_source
 
+ROOT = Path(__file__).parents[2]
+
 DETAILS = {
     "json": "not JSON: unexpected end of data",
     "csv": "a quote opened in the row is never closed",
@@ -314,3 +316,5 @@ def test_every_reason_and_error_class_is_here_or_elsewhere():
     assert {*DETAILS} | ({*ELSEWHERE} & reasons) == reasons
     assert {*MESSAGES} | ({*ELSEWHERE} & classes) == classes - {"PackhouseError"}
     assert not ({*DETAILS, *MESSAGES} & {*ELSEWHERE})
+    tests = {name: (ROOT / file).read_text() for name, file in ELSEWHERE.items()}
+    assert [name for name, text in tests.items() if name not in text] == []

@@ -38,7 +38,7 @@ lint: $(TEST_STAMP) ## check format, lint, spelling and plain English
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell packhouse schemas tasks flows tests docs README.md CHANGELOG.md
-	$(BIN)/python -m bench.prose --max 96
+	$(BIN)/python -m bench.prose --max 57
 
 types: $(TEST_STAMP) ## run mypy --strict
 	$(BIN)/mypy

@@ -2,11 +2,11 @@
 
 python deployments/server.py [what `prefect server start` takes]
 
-Prefect begins most transactions as reads, and writes later. If another one has written in between,
-SQLite refuses at once ("database is locked"), whatever the timeout: the client gets a 503, or an
-event does not reach the automations at the first try. A transaction that begins as a write waits
-instead. PostgreSQL does not need this. In 47 runs one after another, Prefect's own start
-answered 503 eleven times; this one never did.
+Prefect begins most transactions as reads and writes later. If another transaction has written in
+between, SQLite refuses at once ("database is locked"), whatever the timeout: the client gets a 503,
+or an event does not reach the automations at the first try. A transaction that begins as a write
+waits instead. PostgreSQL does not need this. In 47 consecutive runs, `prefect server start`
+answered 503 eleven times; this script never did.
 """
 
 import sys

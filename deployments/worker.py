@@ -3,10 +3,10 @@
 python deployments/worker.py --pool packhouse [--limit 2] [other options of `prefect worker start`]
 
 Prefect opens clients for each run, each with its own copy of all CA certificates (half a megabyte),
-and leaves them in reference cycles. Python seldom collects cycles of old objects, so a worker grows
+and leaves them in reference cycles. Python rarely collects cycles of old objects, so a worker grows
 by 0.3 to 0.5 MiB a run until it has twice its size. This one collects every ten seconds and returns
-free pages to the system (docs/performance.md has numbers). That takes some milliseconds, as objects
-loaded before the first run are skipped.
+free pages to the system (docs/performance.md has numbers). That takes a few milliseconds, because
+objects loaded before the first run are skipped.
 """
 
 import ctypes

@@ -295,17 +295,17 @@ def prepare(
         workers: processes of this machine that do the work; the bytes are the same.
         progress: show bars and a line for each step on stderr.
         settings: sections and keys of a recipe: `format={"template": "alpaca"}`,
-            `split={"eval_fraction": 0.02}`. They go over those of a recipe, and paths in them
-            start at its folder; what has an argument of its own is given once.
+            `split={"eval_fraction": 0.02}`. They override those of a recipe file, and paths in
+            them are relative to its folder. Do not repeat what another argument sets.
 
     Returns:
-        The version, published or found. `latest` points to it, unless a gate held it back, or
-        settings changed what a recipe makes: others may read `latest`, so it stays where it is;
-        `publish={"move_ref": True}` moves it.
+        The version, newly published or already in the store. `latest` points to it, unless a gate
+        held it back or `settings` changed the result of a recipe file. In the second case,
+        `publish={"move_ref": True}` moves `latest`.
 
     Raises:
-        PackhouseError: nothing was published; see `packhouse.errors`. Each names file, row, limit
-            and remedy.
+        PackhouseError: nothing was published; see `packhouse.errors`. Each names the file, row,
+            limit and fix.
 
     Example:
         >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]

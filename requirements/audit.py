@@ -1,9 +1,9 @@
-"""Known vulnerabilities of the pinned versions, by pip-audit; `make audit` runs it.
+"""Check the pinned versions for known vulnerabilities with pip-audit (`make audit`).
 
     python requirements/audit.py [--service pypi|osv]
 
-Exit codes: 0 none is known, 1 some are (listed, with the versions that mend them), 2 the service
-did not answer for some packages: pip-audit itself calls these "skipped" and would pass.
+Exit codes: 0 if none are known; 1 if some are, listed with the versions that fix them; 2 if the
+service did not answer for some packages, which pip-audit itself calls "skipped" and lets pass.
 """
 
 import argparse
@@ -19,7 +19,7 @@ FILES = ("run.txt", "image.txt", "test.txt", "torch.txt", "docs.txt")
 
 
 def audit(file: Path, service: str) -> list[Mapping[str, Any]]:
-    """Return what pip-audit knows of every pinned package of a file."""
+    """Return the report of pip-audit on every pinned package of a file."""
     command = [str(Path(sys.executable).parent / "pip-audit"), "--require-hashes", "--disable-pip"]
     command += ["--vulnerability-service", service, "--progress-spinner", "off", "--format", "json"]
     done = subprocess.run(
@@ -33,7 +33,7 @@ def audit(file: Path, service: str) -> list[Mapping[str, Any]]:
 
 
 def report(dependencies: Iterable[Mapping[str, Any]]) -> int:
-    """Print what is vulnerable or unknown; gives the exit code."""
+    """Print vulnerable and unaudited packages; return the exit code."""
     unknown, bad = [], []
     for package in dependencies:
         if "skip_reason" in package:
@@ -57,7 +57,7 @@ def report(dependencies: Iterable[Mapping[str, Any]]) -> int:
 
 
 def main() -> int:
-    """Audit all files of pinned versions."""
+    """Audit all files of pinned versions; return the exit code."""
     parser = argparse.ArgumentParser(description="known vulnerabilities of the pinned versions")
     parser.add_argument("--service", choices=["pypi", "osv"], default="pypi")
     parser.add_argument("files", nargs="*", type=Path, default=[FOLDER / name for name in FILES])

@@ -1,7 +1,7 @@
-"""Tasks: one file per step of the chain, thin over `packhouse.run.steps`."""
+"""Run the steps of `packhouse.run.steps` as Prefect tasks, with states, artifacts and events."""
 
 import logging
 
 from packhouse.system.terminal import EscapedRecord
 
-logging.setLogRecordFactory(EscapedRecord)  # what tasks log repeats rows, files and manifests
+logging.setLogRecordFactory(EscapedRecord)  # log messages of tasks quote rows, files and manifests

@@ -1,9 +1,10 @@
 """Create the artifacts of a run in the Prefect UI: Markdown pages, tables and a picture.
 
-Keys are made from the dataset's name, so that the UI shows a history of each: `demo-version`,
+Keys start with the dataset's name, so that the UI shows a history of each: `demo-version`,
 `demo-refused`, `demo-refresh`, `demo-sources`, `demo-audit`, `demo-quarantine`. Texts from rows
-(file names, details, the first bad rows of a refusal) are cut and escaped. No page names a place in
-the cache: who reads it may not reach it, and `packhouse quarantine` finds it by the recipe.
+(file names, details, the first bad rows of a refusal) are truncated and escaped. No page links to a
+file in the cache, since the reader may have no access to it; `packhouse quarantine` finds it by the
+recipe.
 """
 
 import re
@@ -105,7 +106,7 @@ def refusal_artifacts(recipe: Recipe, error: PackhouseError) -> None:
 
 
 def _refused_rows(recipe: Recipe, bad: pa.Table) -> list[str]:
-    """Return the first bad rows, and what to run next."""
+    """Return the lines that show the first bad rows and the next command to run."""
     first = bad.slice(0, _MOST_SHOWN).to_pylist()
     reason = count_reasons(bad)[0]["reason"]  # the most frequent
     lines = lines_of_rows(first, recipe.sources)
@@ -278,7 +279,7 @@ def _links(prepared: Prepared) -> list[str]:
 
 
 def _sources(prepared: Prepared) -> list[dict[str, Any]]:
-    """Return rows read and quarantined, records and tokens, by source."""
+    """Return rows read, rows quarantined, records and tokens of each source."""
     read: Counter[str] = Counter()
     bad: Counter[str] = Counter()
     for facts in (receipt.facts for receipt in prepared.receipts):
@@ -303,7 +304,7 @@ def _sources(prepared: Prepared) -> list[dict[str, Any]]:
 def _quarantine_table(
     recipe: Recipe, counts: Sequence[tuple[str, str, int]], bad: pa.Table | None
 ) -> None:
-    """Create the table of (step, reason, records), with an example if this machine has the rows."""
+    """Create the table of (step, reason, records), with examples if this machine has the rows."""
     found = [] if bad is None else count_reasons(bad)
     known = {(each["step"], each["reason"]): each["samples"] for each in found}
     samples = [row for each in found for row in each["samples"]]

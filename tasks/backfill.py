@@ -1,4 +1,4 @@
-"""Name the runs of a backfill, and summarize how they ended."""
+"""Name the runs of a backfill and summarize their outcomes."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from prefect.states import Completed, Failed
 from packhouse.recipe import Recipe
 
 Runs = Sequence[tuple[str, State[Any]]]
-"""Recipe and final state of its run."""
+"""Recipe and final state of each run."""
 
 
 def name_of(recipe: str | Recipe) -> str:
@@ -21,7 +21,7 @@ def name_of(recipe: str | Recipe) -> str:
 def filled(runs: Runs) -> State[Any]:
     """Return the state of the backfill: completed if all runs are.
 
-    Runs below a backfill cannot be paused, so it says itself whose refs wait for a person.
+    Child runs cannot be paused, so the message lists the refs that wait for approval.
     """
     bad = [name for name, state in runs if not state.is_completed()]
     data = {name: state.message for name, state in runs}

@@ -1,4 +1,4 @@
-"""The chain inside a flow run: its jobs as tasks, its progress and its outcome as artifacts."""
+"""Run the chain inside a flow run, with jobs as tasks and progress and outcome as artifacts."""
 
 import logging
 import signal
@@ -50,20 +50,20 @@ def run_chain(
     runner: Runner | None = None,
     plan: Plan | None = None,
 ) -> Prepared:
-    """Prepare and publish, show the result in the UI, and announce the version.
+    """Prepare and publish a version, show the result in the UI, and announce the version.
 
-    A cancellation that arrives while the version is being published waits until it is announced:
-    nobody else would announce it.
+    A cancellation during the publish takes effect after the announcement, because no other process
+    would announce the version.
 
     Args:
-        recipe: what to do.
-        cache: where finished steps lie.
-        steps: the tasks of the chain.
-        runner: the engine that does it; by default the worker's PACKHOUSE_RUNNER, else threads.
-        plan: of the recipe, where it was made already.
+        recipe: recipe to run.
+        cache: location of finished steps.
+        steps: tasks of the chain.
+        runner: name of the engine; by default PACKHOUSE_RUNNER of the worker, else `threads`.
+        plan: plan of the recipe, if already made.
 
     Raises:
-        PackhouseError: nothing was published; the UI says why.
+        PackhouseError: nothing was published; the UI shows the reason.
     """
     with ExitStack() as publication:
         try:
@@ -102,7 +102,7 @@ def run_chain(
 def _sigterm_waits() -> Iterator[None]:
     """Delay a SIGTERM, which a worker sends to cancel its run, until the end of the block.
 
-    It is then of use only to a backfill, which has more to do; another run ends now by itself.
+    It then matters only to a backfill, which has more to do; any other run ends here anyway.
     """
     if current_thread() is not main_thread():  # only the main thread receives signals
         yield
@@ -121,7 +121,7 @@ def _sigterm_waits() -> Iterator[None]:
 def prepare_run(
     recipe: Recipe, cache: CachePlace, steps: Steps, runner: Runner | None = None
 ) -> Any:
-    """Run the chain; return the state of the run, with a `Prepared`."""
+    """Run the chain, and return the final state of the run with a `Prepared`."""
     try:
         prepared = run_chain(recipe, cache, steps, runner)
     except PackhouseError as error:
@@ -140,7 +140,7 @@ def prepare_run(
         message += f", '{ref}' stays: {'; '.join(published.held_back)}"
     elif at != version and not published.is_ref_left:
         outcome = "held"
-        message += f", but '{ref}' points to {at}, and publishing it again leaves that alone"
+        message += f", but '{ref}' points to {at}, and publishing again does not move it"
     elif published.is_ref_moved and published.ref_before:
         message += f", '{ref}' moved to it from {published.ref_before}"
     else:
@@ -151,10 +151,10 @@ def prepare_run(
 def refresh_run(
     recipe: Recipe, cache: CachePlace, steps: Steps, *, approval: bool, runner: Runner | None = None
 ) -> Any:
-    """Check the gates if nothing changed; otherwise run the chain and maybe move the ref.
+    """Check only the gates if nothing changed; otherwise run the chain and maybe move the ref.
 
     Returns:
-        The state of the run, with a `Refreshed`.
+        The final state of the run, with a `Refreshed`.
     """
     start_phase("looking at the sources")
     try:
@@ -196,14 +196,14 @@ def _ended(
     *,
     is_new: bool,
 ) -> Any:
-    """Return the final state of a run, with the next action for a person; may ask first.
+    """Return the final state of a run, with the next action to take; may ask for approval first.
 
     Args:
-        recipe: of the run.
-        ref_now: name of the ref and the version that it points to.
-        outcome: names the state.
-        message: says what happened.
-        version: that was published, or found.
+        recipe: recipe of the run.
+        ref_now: name of the ref, and the version that it points to.
+        outcome: outcome that names the state.
+        message: summary of the outcome.
+        version: version that was published or found.
         data: result of the run.
         is_new: True if this run committed the version.
     """

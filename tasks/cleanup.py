@@ -1,13 +1,12 @@
 """Clean up after runs that were cancelled, killed, or approved elsewhere.
 
-Half-done steps and objects of an uncommitted version are removed after a cancellation. Task and
-child runs of a killed run, which says nothing any more, are shown as Crashed. A paused run whose
-ref was moved without it, or whose sources changed since, ends.
+After a cancellation, unfinished steps and objects of an uncommitted version are removed. Task runs
+and child runs of a killed run, which can no longer report, are marked as Crashed. A paused run ends
+if its ref was moved without it or its sources have changed since.
 
-A run that is told to stop gives back its slot at once and ends when its jobs in hand are done; one
-that takes over half a minute for that is killed by its worker. Neither leaves anything that a
-reader can see. The rest is removed here, by the worker; what a whole machine takes down with it is
-removed by the next run there, or by `gc`.
+A cancelled run releases its slot at once and ends when its current jobs are done. If that takes
+more than half a minute, its worker kills it. Either way, readers never see its leftover files. The
+worker removes them here; if the whole machine went down, the next run there or `gc` removes them.
 """
 
 import logging
@@ -61,7 +60,7 @@ def clean_up(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
 
 
 def end_parts(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
-    """End the task runs and child runs of a crashed run: they would stay Running forever.
+    """End the task runs and child runs of a crashed run, which would stay Running forever.
 
     A hook of every flow.
     """
@@ -91,19 +90,19 @@ def _end_parts(client: SyncPrefectClient, flow_run: UUID, ended: State[Any]) -> 
 
 
 def end_questions(store: str, dataset: str, ref: str, at: str | None, found: str = "") -> None:
-    """End paused runs whose question about a ref was answered elsewhere.
+    """End paused runs whose request to move a ref is obsolete.
 
     Args:
         store: root of the store.
-        dataset: of the ref.
-        ref: that they ask about.
-        at: version that it points to. A run that asks about that one is Published.
+        dataset: dataset of the ref.
+        ref: ref that the runs want to move.
+        at: version that the ref points to. A run that asks for this version becomes Published.
         found: version that the sources of this run give. Earlier runs of the same deployment and
-            parameters that ask about another are Superseded.
+            parameters that ask for another version become Superseded.
     """
     this = current_run()
     with get_client(sync_client=True) as client:
-        if client.server_type == ServerType.EPHEMERAL:  # which has no other runs
+        if client.server_type == ServerType.EPHEMERAL:  # it has no other runs
             return
         paused = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PAUSED]))
         tags = FlowRunFilterTags(all_=[f"dataset:{dataset}"])
@@ -134,7 +133,7 @@ def _is_like(run: FlowRun, other: FlowRun) -> bool:
 
 
 def recipe_of(flow_run: FlowRun) -> Recipe | None:
-    """Return the recipe of a run, resolved as in the run."""
+    """Return the recipe of a run, resolved in the same way as in the run."""
     given = flow_run.parameters.get("recipe")
     if given is None:
         return None

@@ -1,15 +1,15 @@
-"""Engines that run the tasks of a flow run. All engines give the same bytes.
+"""Choose and start the engine that runs the tasks of a flow run. All give the same bytes.
 
-| engine | where tasks run | use it |
+| engine | where tasks run | when to use it |
 |---|---|---|
-| `threads` | in the process of the flow run | by default: steps work outside Python's lock |
-| `processes` | in as many processes of this machine | where they do not (`tokenize.encoder: hf`) |
-| `dask` | on a Dask cluster: given, or a temporary one here | one machine is too small |
-| `ray` | on a Ray cluster: given, or a temporary one here | the same, if Ray is installed |
+| `threads` | in the process of the flow run | by default: most steps release Python's lock |
+| `processes` | in processes on this machine | if steps hold the lock (`tokenize.encoder: hf`) |
+| `dask` | on an existing Dask cluster, or a temporary one here | one machine is too small |
+| `ray` | on an existing Ray cluster, or a temporary one here | the same, if Ray is installed |
 
-A given cluster needs packhouse in its workers' Python, and the cache under the same path. Its
-address comes from the environment or a shell, never from the parameters of a run: Dask and Ray
-send pickles, and whoever answers at the address could have any code run here.
+The workers of an existing cluster need packhouse in their Python and the cache under the same path.
+The address comes from the environment or a shell, never from the parameters of a run: Dask and Ray
+exchange pickles, so whoever answers at the address could run any code here.
 """
 
 import logging
@@ -37,12 +37,12 @@ ENGINES: tuple[Runner, ...] = get_args(Runner)
 _LEAST_BYTES = {"threads": 2**20, "processes": 2**25, "dask": 2**25, "ray": 2**25}
 """Bytes per task at which scheduling takes under 5% of its time; see `engine.grouping`."""
 
-_RAY_STORE_BYTES = 128 * 2**20  # only keys and receipts travel
+_RAY_STORE_BYTES = 128 * 2**20  # only keys and receipts are sent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Engine:
-    """Engine, number of workers, and address."""
+    """Engine with its number of workers and address."""
 
     runner: Runner = "threads"
     workers: int
@@ -59,14 +59,15 @@ class Engine:
 def choose_engine(runner: str | None = None) -> Engine:
     """Return the engine of a run.
 
-    Args:
-        runner: its name; by default PACKHOUSE_RUNNER, else `threads`.
+    PACKHOUSE_WORKERS sets the number of workers (by default the number of cores), and
+    PACKHOUSE_RUNNER_ADDRESS the address of an existing cluster.
 
-    PACKHOUSE_WORKERS says how many workers (by default the number of cores),
-    PACKHOUSE_RUNNER_ADDRESS where a given cluster is.
+    Args:
+        runner: name of the engine; by default PACKHOUSE_RUNNER, else `threads`.
 
     Raises:
-        ConfigError: no such engine, its package is not installed, or an address it cannot have.
+        ConfigError: there is no such engine, its package is not installed, or the address does not
+            fit it.
     """
     asked = runner or os.environ.get("PACKHOUSE_RUNNER") or "threads"
     name = next((known for known in ENGINES if known == asked), None)
@@ -181,7 +182,7 @@ def _task_runner(engine: Engine) -> "TaskRunner[Any]":
     return ray
 
 
-# Names of exceptions of Dask and Ray, which are imported only if chosen.
+# Names of exceptions of Dask and Ray, since these are imported only if chosen.
 _LOST = (
     *("KilledWorker", "CommClosedError", "FutureCancelledError", "FuturesCancelledError"),
     *("WorkerCrashedError", "NodeDiedError", "ObjectLostError", "OutOfMemoryError"),
@@ -190,7 +191,7 @@ _LOST = (
 
 
 def is_lost_worker(error: BaseException) -> bool:
-    """Return True if a task failed because its worker died, not because of the task."""
+    """Return True if a task failed because its worker died, not because of the task itself."""
     from concurrent.futures import BrokenExecutor, CancelledError
 
     from prefect.exceptions import CrashedRun

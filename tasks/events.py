@@ -1,16 +1,16 @@
 """Emit events for automations, `prefect event stream` and asset catalogs.
 
     packhouse.version.published     a version was committed, or found committed after a kill
-    packhouse.version.refused       a gate stopped a version, or held its ref back
+    packhouse.version.refused       a gate stopped a version or held back its ref
     packhouse.run.quarantine.exceeded   more rows were bad than the recipe allows
-    packhouse.run.ended             a run has ended, and no heartbeat of it comes any more
+    packhouse.run.ended             a run has ended and sends no more heartbeats
 
-The resource of the last is the run; that of the others is the dataset, `packhouse.dataset.<name>`,
-so that an automation follows a dataset from version to version; version, store and ref are labels
-of it, and the rest is payload. A version is also an asset of Prefect:
-`prefect.asset.materialization.succeeded` has its place in the store as key, its sources as assets
-that it was made from, and the same payload. Events may come twice and, after a kill, late; a
-listener looks up the ref.
+The resource of `packhouse.run.ended` is the run. That of the others is the dataset,
+`packhouse.dataset.<name>`, so that an automation can follow a dataset from version to version, with
+version, store and ref as labels; the rest is payload. A version is also a Prefect asset: the key of
+`prefect.asset.materialization.succeeded` is its location in the store, its sources are the upstream
+assets, and the payload is the same. An event may arrive twice or, after a kill, late, so a listener
+should look up the ref.
 """
 
 from pathlib import Path
@@ -75,10 +75,10 @@ def announce_published(prepared: Prepared) -> None:
 
 
 def _announce_asset(prepared: Prepared, metadata: dict[str, object]) -> None:
-    """Materialize the version as a Prefect asset, made from the assets of its sources.
+    """Materialize the version as a Prefect asset, with the assets of its sources upstream.
 
-    Prefect's own `@materialize` wants to know the version before the task that publishes it runs,
-    and is silent where the task is found done; so its events are sent here.
+    Prefect's `@materialize` needs the version before the publishing task runs, and emits nothing if
+    that task is cached. So its events are emitted here.
     """
     version = _asset(
         f"{prepared.store.rstrip('/')}/{prepared.dataset}/v/{prepared.version}",
@@ -123,9 +123,9 @@ def announce_held(prepared: Prepared) -> None:
 def announce_end(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
     """Announce that a run has ended; a hook of every flow.
 
-    The server says so as well, but a last heartbeat may reach it after that, or carry the time of a
-    clock that is ahead: the automation `packhouse-crashed` would wait for the next one. This event
-    takes the way of the heartbeats, after all of them.
+    The server also emits an event, but the last heartbeat may arrive after it, or have a later
+    time if clocks differ, and the automation `packhouse-crashed` would wait for another one.
+    This event is sent through the same channel as the heartbeats, after all of them.
     """
     emit_event(
         "packhouse.run.ended",

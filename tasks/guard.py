@@ -1,14 +1,14 @@
 """Restrict what a flow run may access, and let only one run work on a dataset at a time.
 
-A run of a deployment is started by whoever may fill its form, so every place in its parameters is
-resolved by the worker's file of places (`schemas.places`); a run from a shell is its user's own and
-only looks there for names. Secret blocks that the file names become environment variables of the
-run's process, never parameters.
+A run of a deployment can be started by anyone who may fill in its form, so all paths and URIs in
+its parameters are resolved with the worker's sources.yaml (`schemas.places`). A run from a shell
+has the rights of its user and only looks up names there. Secret blocks listed in the file become
+environment variables of the run's process, never parameters.
 
-Runs of one dataset queue: each holds the only slot of a global concurrency limit, under a lease
-that it renews. A killed run's lease ends after a minute and the next run goes on; the store would
-refuse to mix two publishers anyway, so the slot saves work and gives refs an order. Prefect's
-embedded server knows of no other run, so nothing is held there.
+Runs of one dataset queue: each holds the only slot of a global concurrency limit and renews its
+lease. If a run is killed, its lease ends after a minute and the next run starts. The store refuses
+to mix two publishers anyway, so the slot only saves work and puts moves of refs in order. Prefect's
+embedded server has no other runs, so no slot is held there.
 """
 
 import logging
@@ -39,21 +39,22 @@ from tasks.outcomes import tag_run
 log = logging.getLogger("packhouse.flows")
 
 LEASE_S = 60.0
-"""Seconds until the slot of a killed run is free; the shortest lease that Prefect grants."""
+"""Seconds until the slot of a killed run is free; the shortest lease that Prefect allows."""
 
 
 def allowed_recipe(
     recipe: Recipe | str, store: str | None = None, *, deployed: bool | None = None
 ) -> Recipe:
-    """Return the recipe of a run: a name's file, or a form's recipe with its places resolved.
+    """Return the recipe of a run: the file listed under a name, or a recipe with resolved paths.
 
     Args:
-        recipe: a name that the worker's file of places knows, or the recipe itself.
-        store: where to publish instead of where the recipe says.
-        deployed: whether a form gave it; by default, whether this is a run of a deployment.
+        recipe: a name listed in sources.yaml, or the recipe itself.
+        store: store to publish to instead of the recipe's.
+        deployed: True if it comes from a form; by default, True in a run of a deployment.
 
     Raises:
-        ConfigError: no such name, a place that this worker does not allow, or a credential.
+        ConfigError: the name is not listed, this worker does not allow a path or URI, or one
+            contains a credential.
     """
     places = _places(deployed)
     if isinstance(recipe, str):
@@ -71,7 +72,7 @@ def named_recipe(name: str) -> Recipe:
     """Return the recipe listed under this name in sources.yaml.
 
     Raises:
-        ConfigError: it knows none, or the recipe is wrong.
+        ConfigError: the name is not listed, or the recipe is invalid.
     """
     places = load_places(_places_file())
     if name not in places.recipes:
@@ -85,10 +86,11 @@ def named_recipe(name: str) -> Recipe:
 
 
 def allowed_store(store: str) -> str:
-    """Return the root of the store that a parameter names.
+    """Return the root of the store that a parameter refers to.
 
     Raises:
-        ConfigError: neither a name nor below an allowed prefix, or a credential.
+        ConfigError: it is not listed in sources.yaml and is outside the allowed prefixes, or it
+            contains a credential.
     """
     places = _places()
     return store if places is None else places.store(store)
@@ -98,7 +100,7 @@ def worker_cache(cache: str | None) -> CachePlace:
     """Return the location of finished steps; a deployed run uses the worker's own.
 
     Raises:
-        ConfigError: a form names another.
+        ConfigError: a form sets another one.
     """
     if cache is not None and _is_deployed():
         raise ConfigError("a deployed run uses the worker's PACKHOUSE_CACHE. Leave `cache` empty")
@@ -108,7 +110,7 @@ def worker_cache(cache: str | None) -> CachePlace:
 
 @contextmanager
 def dataset_slot(recipe: Recipe) -> Iterator[None]:
-    """Hold the only slot of a dataset during the block; wait while another run has it."""
+    """Hold the only slot of a dataset during the block; wait while another run holds it."""
     name = slot_name(recipe)
     tag_run(dataset=recipe.dataset)
     with get_client(sync_client=True) as client:
@@ -125,7 +127,7 @@ def dataset_slot(recipe: Recipe) -> Iterator[None]:
 
 
 def _make_limit(client: SyncPrefectClient, name: str) -> None:
-    """Create the limit if it is missing. Check first, because the server logs every conflict."""
+    """Create the limit if it is missing. Checks first, because the server logs every conflict."""
     try:
         client.read_global_concurrency_limit_by_name(name)
     except ObjectNotFound:
@@ -153,9 +155,9 @@ def place_of(store: str) -> str:
 
 
 def _is_deployed() -> bool:
-    """Return True if this run, or a parent of it, belongs to a deployment.
+    """Return True if this run or a parent of it belongs to a deployment.
 
-    A run of its own knows; `deployment.id` asks the server for what it has just been told.
+    Check the run's own record first, because `deployment.id` would ask the server for it again.
     """
     context = FlowRunContext.get()
     run = context.flow_run if context else None

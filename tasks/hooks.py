@@ -1,9 +1,9 @@
 """Common settings of all flows: results, run names and hooks at the end of a run.
 
-At the end of a run, hooks tell whoever listens that it ended, and that a version was refused, as
-events that automations can act on (`docs/how-to/notify.md` lists them). They run in the process
-of the run, after its final state was reported; those of a cancelled or killed run in its worker's.
-That a version was published is said by the run itself, before it ends (`tasks.chain`).
+At the end of a run, hooks emit events that the run ended or that a version was refused, on which
+automations can act (`docs/how-to/notify.md` lists them). They run in the process of the run, after
+its final state was reported, or in the worker's process if the run was cancelled or killed. The run
+itself announces a published version before it ends (`tasks.chain`).
 """
 
 import logging
@@ -30,7 +30,7 @@ if logging.getLogger("packhouse").level == logging.NOTSET:
 
 
 # Names that the run forms fill in: `Ergonomic-Sushi` in the new UI, `theta42-kepler-nebula` in the
-# old one. A greek letter without a number is left alone: `alpha-test` may be a person's.
+# old one. A Greek letter without a number does not match: a person may have chosen `alpha-test`.
 _NAME_OF_FORM = re.compile(
     "(Awesome|Rustic|Small|Gorgeous|Fantastic|Sleek|Intelligent|Unbranded|Refined|Licensed|Generic"
     r"|Practical|Ergonomic|Handcrafted|Tasty|Handmade|Incredible)-(?![a-z]).{1,6}"
@@ -45,7 +45,7 @@ def recipe_run_name() -> str:
 
 
 def backfill_run_name() -> str:
-    """Name a run by the number of its recipes, unless a person named it."""
+    """Name a run by its flow and the number of its recipes, unless a person named it."""
     return _run_name(counted(len(runtime.flow_run.parameters["recipes"]), "recipe"))
 
 
@@ -60,7 +60,7 @@ def _run_name(subject: str) -> str:
 
 
 def is_made_up(name: str) -> bool:
-    """Return True if Prefect made up the name of a run, which it does not record.
+    """Return True if Prefect made up the name of a run. Prefect does not record this.
 
     Example:
         >>> made_up = ("diligent-loon", "Ergonomic-Sushi", "theta42-kepler-nebula")
@@ -98,7 +98,7 @@ def _dataset_tags(flow_run: FlowRun) -> list[str]:
 
 
 def _dataset_of(flow_run: FlowRun) -> str | None:
-    """Return the dataset of a run; listeners know it, not the name of the recipe."""
+    """Return the dataset of a run, since listeners do not know the name of the recipe."""
     recipe = flow_run.parameters.get("recipe")
     if isinstance(recipe, str):
         try:

@@ -1,18 +1,18 @@
 """Final state and tags of a run, as shown on the Runs page.
 
-| state | type, and with it the colour | what happened |
+| state | type (sets the colour) | what happened |
 |---|---|---|
 | Published | Completed | a version was committed, or its ref moved |
 | Unchanged | Completed | there was nothing to do |
-| WaitingForApproval | Paused, or Completed | a person is to move the ref |
-| Held | Paused, or Completed | a limit, or a person, keeps the ref where it is |
+| WaitingForApproval | Paused or Completed | a person must approve the move of the ref |
+| Held | Paused or Completed | a limit or a person keeps the ref where it is |
 | Refused | Failed | a gate stopped the version |
 | Failed | Failed | anything else went wrong |
 
-A run of a deployment that made the version asks once and is Paused. Resuming it runs it again: if
-the sources still give that version, the ref moves. Cancelling it leaves the ref. Other runs, such
-as those of a backfill, cannot be paused; they are Completed, and the deployment `promote` moves the
-ref.
+A run of a deployment that made the version asks once and is Paused. Resuming it runs it again, and
+the ref moves if the sources still give that version. Cancelling it leaves the ref unchanged. Other
+runs, such as those of a backfill, cannot be paused; they are Completed, and the deployment
+`promote` moves the ref.
 """
 
 import logging
@@ -49,13 +49,13 @@ def flow_run() -> FlowRun | None:
 
 
 def is_repeated() -> bool:
-    """Return True if this run ran before: it was killed and retried, or paused and resumed."""
+    """Return True if this run has run before: it was killed and retried, or paused and resumed."""
     run = flow_run()
     return run is not None and run.run_count > 1
 
 
 def tag_run(**facts: str) -> None:
-    """Tag the run, `dataset:demo`; a tag of the same name is replaced."""
+    """Tag the run, as in `dataset:demo`; replaces tags with the same names."""
     run = flow_run()
     if run is None:
         return
@@ -76,14 +76,14 @@ def tags_with(tags: Iterable[str], **facts: str) -> list[str]:
 
 
 def ended(outcome: Outcome, message: str, version: str, data: object) -> State[Any]:
-    """Tag the run, and return its final state."""
+    """Tag the run and return its final state."""
     tag_run(version=version, outcome=outcome)
     log.log(logging.WARNING if outcome == "held" else logging.INFO, "%s", message)
     return Completed(name=_STATES[outcome], data=data, message=message)
 
 
 def stopped(error: PackhouseError) -> State[Any]:
-    """Return the final state of the run: Refused by a gate, or Failed."""
+    """Return the final state of the run: Refused if a gate raised the error, else Failed."""
     gate = gate_of(error)
     said = f"refused by its {gate} gate: {error}" if gate else f"{type(error).__name__}: {error}"
     log.error("%s", said)
@@ -100,21 +100,21 @@ def _version_asked(state: State[Any]) -> str:
 
 
 def is_approved(outcome: Outcome, message: str, version: str, *, is_new: bool) -> bool:
-    """Ask for approval to move the ref: suspend this run until somebody resumes it.
+    """Ask for approval to move the ref by suspending this run until somebody resumes it.
 
-    A version is asked about once, by the run that made it.
+    Only the run that made a version asks, and only once.
 
     Args:
-        outcome: names the state.
-        message: says what Resume does.
-        version: what the ref would point to.
+        outcome: outcome that names the state.
+        message: text for the UI that explains what Resume does.
+        version: version that the ref would point to.
         is_new: False if an earlier run made the version.
 
     Returns:
         True if this run was resumed; False if it does not ask.
 
     Raises:
-        Pause: this process ends; a worker runs the run again when somebody resumes it.
+        Pause: ends this process; a worker runs the run again when somebody resumes it.
     """
     context, run = FlowRunContext.get(), flow_run()
     if context is None or run is None or run.deployment_id is None or run.parent_task_run_id:
@@ -135,10 +135,10 @@ def is_approved(outcome: Outcome, message: str, version: str, *, is_new: bool) -
             name=_STATES[outcome],
             message=message,
             reschedule=True,
-            pause_key=f"{version}/{uuid4()}",  # the server takes a key once
+            pause_key=f"{version}/{uuid4()}",  # the server accepts each key once
         )
         answer = client.set_flow_run_state(run.id, asked)
-    if answer.status != SetStateStatus.ACCEPT:  # it is being cancelled
+    if answer.status != SetStateStatus.ACCEPT:  # the run is being cancelled
         return False
     log.warning("%s", message)
     announce_end(context.flow, run, asked)

@@ -1,7 +1,6 @@
 """Draw a picture of a version: lengths of its records and fill of its packs.
 
-`packhouse.addons.report` draws it as SVG; here it stands inside the markdown that Prefect's
-UI shows.
+`packhouse.addons.report` draws it as SVG; here it is embedded in Markdown for Prefect's UI.
 """
 
 import re
@@ -13,7 +12,7 @@ from packhouse.system.wording import counted
 
 
 def artifact_key(*parts: str) -> str:
-    """Return a valid artifact key for Prefect: lower case, digits and dashes.
+    """Return a valid artifact key for Prefect: lower-case letters, digits and dashes.
 
     Example:
         >>> artifact_key("my_data.v2", "version")
@@ -23,7 +22,7 @@ def artifact_key(*parts: str) -> str:
 
 
 def lengths_picture(published: Published) -> list[str]:
-    """Return the lines of a Markdown image, with its numbers as alternative text."""
+    """Return the lines of a Markdown image, with its numbers as alt text."""
     splits = {name: side for name, side in published.statistics.items() if side.num_packs}
     if not splits:
         return []

@@ -1,9 +1,9 @@
 """Common settings of all tasks: retries and stored results.
 
-Prefect's own caching is off: its results carry no checksum, stay "Cached" when their file is gone,
-and lose a failed write silently. The step store decides, and a hit is shown as state `Cached`.
-Arguments and results are references (keys, receipts), never tables. What Prefect itself keeps of a
-result (the exception of a failed run) is JSON, never a pickle.
+Prefect's own caching is off: its results have no checksum, stay "Cached" when their file is gone,
+and failed writes are lost silently. The step store is used instead, and a hit is shown as state
+`Cached`. Arguments and results are references (keys, receipts), never tables. Results that Prefect
+itself keeps (the exception of a failed run) are JSON, never a pickle.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 def is_transient(task: Any, task_run: Any, state: State[Any]) -> bool:
-    """Retry only transient errors of network and storage; other errors fail at once."""
+    """Return True for transient errors of network and storage; other errors fail at once."""
     try:
         state.result()
     except TransientError:
@@ -40,7 +40,7 @@ def retried_task(**options: Any) -> Callable[[Callable[P, R]], Task[P, R]]:
     """Decorate a task that is retried only after transient errors of network or storage.
 
     Args:
-        options: arguments of Prefect's `task`; they win over the defaults here.
+        options: arguments of Prefect's `task`; they override the defaults here.
     """
     defaults: dict[str, Any] = {
         "cache_policy": NO_CACHE,

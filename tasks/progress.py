@@ -1,8 +1,8 @@
 """Show a progress artifact in the UI for each long step of a run.
 
-A thread asks every two seconds how far the running step is. One that runs for five seconds gets an
-artifact, `<dataset>-<step>`; quick steps leave none. A server that does not answer costs the
-picture, never the run.
+A thread checks the progress of the running step every two seconds. A step that takes five seconds
+or more gets an artifact, `<dataset>-<step>`; quicker steps get none. If the server does not answer,
+the artifact is not updated, but the run continues.
 """
 
 import logging
@@ -30,7 +30,7 @@ def progress_artifacts(dataset: str) -> Iterator[None]:
     with own_progress():  # other runs may be active in this process
         ended = Event()
         watcher = Thread(
-            target=copy_context().run,  # artifacts belong to the run that makes them
+            target=copy_context().run,  # artifacts belong to the run that creates them
             args=(_watch, dataset, ended),
             name="packhouse-progress",
             daemon=True,

@@ -1,9 +1,8 @@
 """Run the chain's jobs as Prefect tasks on an engine; all tasks of a step run in parallel.
 
-Each task run names the task runs whose output it reads, so Prefect's run graph shows the way of the
-data. It is given their ids, not their futures: when a step starts, the one before it has ended, so
-there is nothing to wait for, and ids travel to other processes and outlive an engine that is
-started anew.
+Each task run names the task runs whose output it reads, so Prefect's run graph shows the data flow.
+It gets their IDs, not their futures: when a step starts, the previous one has ended, so there is
+nothing to wait for, and IDs can be sent to other processes and survive a restart of the engine.
 """
 
 import logging
@@ -36,13 +35,13 @@ def prefect_runner(
     """Start the engine of a flow run, and yield the runner of its jobs.
 
     Args:
-        recipe: of the run.
-        cache: folder of finished steps, as every worker sees it.
-        steps: a task for each step of the chain, named like the step.
+        recipe: recipe of the run.
+        cache: folder of finished steps, at the same path on every worker.
+        steps: one task for each step of the chain, named like the step.
         runner: name of the engine; see `tasks.engines`.
 
     Raises:
-        ConfigError: no such engine.
+        ConfigError: there is no such engine.
     """
     with ExitStack() as stack:
         engine = choose_engine(runner)
@@ -57,7 +56,7 @@ class PrefectRunner:
     recipe: Recipe
     cache: str
     tasks: Mapping[str, Task[..., Any]]
-    """By step."""
+    """Task of each step, by the step's name."""
     engine: Engine
     stack: ExitStack
     """Stack with the running engine, which is replaced after a worker is lost."""
@@ -70,11 +69,11 @@ class PrefectRunner:
     def __call__(self, jobs: Sequence[AnyJob]) -> list[AnyReceipt]:
         """Submit the jobs of one step in groups and wait for all of them.
 
-        What a lost worker was doing is done again: by the cluster itself where it can, else on an
-        engine started anew. Jobs that were finished by then are found in the cache.
+        Work of a lost worker is repeated, by the cluster itself if it can, otherwise on a restarted
+        engine. Jobs that were already finished are found in the cache.
 
         Raises:
-            TransientError: workers were lost again and again.
+            TransientError: workers were lost repeatedly.
         """
         groups = group_jobs(jobs, self.engine.workers, self.engine.least_bytes)
         done: dict[int, list[AnyReceipt]] = {}
@@ -110,15 +109,15 @@ class PrefectRunner:
     def _submit(self, group: JobGroup) -> Any:
         if self._task_runner is None:
             self._task_runner = self.stack.enter_context(started(self.engine))
-        # validate -> format -> tokenize, and tokenize reads validate as well: direct are both, and
-        # tokenize depends on validate through format already, so only one edge is drawn.
+        # validate -> format -> tokenize, and tokenize also reads validate: both are direct inputs,
+        # but tokenize already depends on validate through format, so only one edge is drawn.
         reads = {key for job in group.jobs for _, key in job.inputs}
         direct = {self._done_by[key] for key in reads & self._done_by.keys()}
         behind = set().union(*(self._before[run] for run in direct))
         future = self._task_runner.submit(
             self.tasks[group.step],
             parameters={"group": group, "recipe": self.recipe, "cache": self.cache},
-            # publish reads all steps; an edge from each would hide the way: only from the last ones
+            # publish reads all steps; edges from all of them would clutter the graph
             dependencies={"group": {TaskRunResult(id=run) for run in direct - behind}},
         )
         self._before[future.task_run_id] = direct | behind

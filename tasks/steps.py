@@ -1,8 +1,8 @@
 """The steps of the chain as Prefect tasks, in the order in which data passes through them.
 
-A task run does a group of neighbouring jobs of one step (`packhouse.run.local_pool`). All nine
-tasks do the same: look for each job's result in the step store, and compute it where it is missing.
-What a step computes, and what its task is called, is said in `packhouse.run.steps`.
+A task run processes a group of consecutive jobs of one step (`packhouse.run.local_pool`). All nine
+tasks do the same: they look up each job's result in the step store and compute it if it is missing.
+`packhouse.run.steps` defines what a step computes and the name of its task.
 """
 
 import logging
@@ -29,7 +29,7 @@ Receipts = list[AnyReceipt]
 def run_group(group: JobGroup, recipe: Recipe, cache: str) -> Receipts | State[Receipts]:
     """Run the jobs in order; if all are cached, return the state `Cached`.
 
-    If one fails, those before it are done, and found when the task is tried again.
+    If one fails, the results of those before it are kept and found when the task is retried.
     """
     workspace = Workspace(cache=Path(cache), check=schemas.check, moved_by=this_run())
     receipts = []

@@ -1,11 +1,11 @@
-"""Log what happens to a run's data: one line per step, a warning for bad rows, the ledger.
+"""Log what happens to the data of a run: one line per step, a warning for bad rows, the ledger.
 
     validate: 304 rows in, 295 rows out; quarantined: duplicate_key 1, json 1 (0.2 s)
     tokenize: 295 rows in, 295 rows out; 30,246 tokens (cached)
     audit: 9 jobs (0.4 s)
 
-A line that quarantines rows is a WARNING, and says where the first row of the most frequent reason
-stands.
+The line of a step that quarantined rows is a WARNING, and names the location of the first row with
+the most frequent reason.
 """
 
 import logging
@@ -33,10 +33,10 @@ def log_step(
     """Log the result of a step.
 
     Args:
-        recipe: of the run.
-        before: receipts of the steps before it.
-        receipts: of its own jobs.
-        seconds: wall time of all its jobs together.
+        recipe: recipe of the run.
+        before: receipts of the previous steps.
+        receipts: receipts of the step's jobs.
+        seconds: wall time of the whole step.
     """
     step, said = receipts[0].step, [counted(len(receipts), "job")]
     is_bad = False

@@ -27,19 +27,18 @@ Reports = list[tuple[str, T]]
 
 @retried_task(name="look", task_run_name="look: {recipe.dataset}")
 def look_at_sources(recipe: Recipe, cache: str) -> Look:
-    """Compare the sources with the published version, without computing anything."""
+    """Compare the sources with the published version without running any step."""
     return look(recipe, planned_version(recipe, Path(cache)))
 
 
 @retried_task(name="datasets")
 def datasets_of(store: str, dataset: str | None, ref: str | None = None) -> list[str]:
-    """Return the one dataset, or all of a store that have the ref (or any, or a damaged one)."""
+    """Return the given dataset, or all of a store with this ref (or any, or a damaged one)."""
     if dataset is not None:
         return [dataset]
     opened = open_store(store)
-    folders = sorted(
-        filter(is_name, opened.list_folders(""))
-    )  # a bucket may have other folders too
+    # A bucket may have other folders too.
+    folders = sorted(filter(is_name, opened.list_folders("")))
     scans = {name: scan_refs(opened, name) for name in folders}
     found = [
         name
@@ -89,7 +88,7 @@ def checked(reports: Reports[VerifyReport]) -> State[Reports[VerifyReport]]:
 def move_ref(
     store: str, dataset: str, version: str, ref: str, expected: str | None, reason: str
 ) -> Ref:
-    """Point a ref to a version, itself named by a ref or in full, by compare-and-swap."""
+    """Point a ref to a version by compare-and-swap; the version may be given as another ref."""
     opened = open_store(store)
     target = open_version(opened, dataset, version).version
     return set_ref(opened, dataset, ref, target, expected=expected, reason=reason, by=this_run())
@@ -97,9 +96,10 @@ def move_ref(
 
 @retried_task(name="past-of-ref", task_run_name="past of {ref}: {dataset}")
 def past_of_ref(store: str, dataset: str, ref: str, steps: int) -> tuple[str, str]:
-    """Return the current version of a ref, and that of some moves ago.
+    """Return the current version of a ref, and its version `steps` moves ago.
 
-    A task of its own: were the move retried with it, a lost answer would go back twice.
+    This is a separate task: if it were retried together with the move, a lost response could move
+    the ref back twice.
     """
     found = load_ref(open_store(store), dataset, ref)
     if found is None:
@@ -114,7 +114,7 @@ def past_of_ref(store: str, dataset: str, ref: str, steps: int) -> tuple[str, st
 
 @retried_task(name="collect", task_run_name="collect: {dataset}")
 def collect(store: str, dataset: str, grace_hours: float, delete: bool) -> GcReport:
-    """Find files that no reader can reach, and delete them if `delete` is set."""
+    """Find files that no reader can reach, and delete them if `delete` is true."""
     opened = open_store(store)
     return collect_garbage(opened, dataset, grace_s=grace_hours * 3600, dry_run=not delete)
 

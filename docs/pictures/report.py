@@ -1,7 +1,7 @@
-"""Make `report.png`, the picture of a report in docs: `python docs/pictures/report.py`.
+"""Make `report.png`, the picture of a report in the docs: `python docs/pictures/report.py`.
 
-Prepares the demo in a temporary folder and photographs its report with headless Chromium. Needs
-chromium, chromedriver, selenium and pillow.
+Prepares the demo in a temporary folder and takes screenshots of its report with headless Chromium.
+Needs chromium, chromedriver, selenium and pillow.
 """
 
 import io
@@ -23,7 +23,7 @@ WIDTH, HEIGHT = 1260, 1000
 
 
 def make_report(folder: Path) -> Path:
-    """Publish the demo; return its report."""
+    """Publish the demo and return the path of its report."""
     version = packhouse.prepare(
         ROOT / "deployments" / "demo" / "recipe.yaml",
         store=folder / "store",
@@ -35,7 +35,7 @@ def make_report(folder: Path) -> Path:
 
 
 def photograph(report: Path) -> list[Image.Image]:
-    """Take some of its parts."""
+    """Take screenshots of parts of the report."""
     options = webdriver.ChromeOptions()
     options.binary_location = str(shutil.which("chromium"))
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
@@ -47,7 +47,7 @@ def photograph(report: Path) -> list[Image.Image]:
         driver.get(report.as_uri())
         height = driver.execute_script("return document.documentElement.scrollHeight")
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**size, "height": height})
-        time.sleep(2)  # charts are drawn anew
+        time.sleep(2)  # until the charts are redrawn
         whole = Image.open(io.BytesIO(driver.get_screenshot_as_png()))
         parts = []
         for place in ("header", ".tiles", "#flow", "#lengths .grid", "#samples"):
@@ -63,7 +63,7 @@ def photograph(report: Path) -> list[Image.Image]:
 
 
 def main() -> None:
-    """Write the picture: 128 colours are enough for it, and keep it under 200 KB."""
+    """Write the picture with 128 colours, which are enough and keep it under 200 KB."""
     with tempfile.TemporaryDirectory() as folder:
         parts = photograph(make_report(Path(folder)))
     picture = Image.new("RGB", (parts[0].width, sum(part.height for part in parts)))

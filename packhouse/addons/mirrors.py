@@ -298,26 +298,26 @@ _FAILURES = (StoreError, TransientError, ConfigError)  # ConfigError: missing cr
 
 @dataclass(kw_only=True)
 class StepMirror:
-    """Finished steps in an object store, for a local step store.
+    """Mirror of finished steps in an object store, which supplements the local step store.
 
-    A mirror lies beside the local cache, in any object store:
+    Layout of the mirror:
 
     ```
-    <mirror>/<step>/<key>/tokenized.arrow ...   what the step wrote, create-only
-    <mirror>/<step>/<key>/receipt.json          written last: without it the folder is not there
+    <mirror>/<step>/<key>/tokenized.arrow ...   files of the step, create-only
+    <mirror>/<step>/<key>/receipt.json          written last: without it, the step does not exist
     ```
 
-    What is missing here is fetched before a step, and what was computed is written after it. A
-    fetched step is believed as little as a local one: the receipt's own digest and every file's
-    size and sha256 are compared, and files of other kinds than Arrow, Parquet and JSON are not
-    fetched at all; nothing is ever unpickled. Whoever may write to the mirror can still put a
-    consistent lie there, so only trusted runs may: give others a key that reads. Nothing is ever
-    removed from a mirror: let the bucket expire objects (a lifecycle rule).
+    Before a step, missing results are fetched; after it, new results are written. Fetched steps are
+    verified like local ones: the digest of the receipt, and the size and sha256 of each file. Only
+    known file types (`_SUFFIXES`) are fetched, and nothing is ever unpickled. Anyone with write
+    access could still store wrong results with valid digests, so give untrusted runs read-only
+    credentials. Nothing is ever deleted from a mirror; use a lifecycle rule of the bucket to expire
+    objects.
 
-    A mirror saves time, so no run fails because of it. After its first failure (no answer within 2
-    seconds of retries, no such bucket, access denied) the run goes on without it and asks it
-    nothing more. A mirror that may be read but not written is read. `notes` says so, once. Costs
-    one request for each step that is not here, and the transfer of every step's files once.
+    A mirror only saves time, so no run fails because of it. After the first failure (no answer
+    within 2 seconds of retries, no such bucket, access denied), the run continues without it.
+    Without write access, a mirror is still read. `notes` reports each of these once. The cost is
+    one request for each step that is not in the local store, and one transfer of each step's files.
     """
 
     store: ObjectStore

@@ -44,7 +44,7 @@ from packhouse.system.plugins import NO_FILES, import_extra
 from packhouse.system.wording import first_line, near_name
 
 Faults = dict[tuple[int, int], str]
-"""(row, column) of a cell, from 0 -> its error, such as `#REF!`; "" if it was never computed."""
+"""Error of each bad cell by (row, column), counted from 0; "" if a formula was never computed."""
 
 _BATCH_ROWS = 1024
 MAX_CELLS = 2**24
@@ -400,27 +400,27 @@ def _parse(
 
 
 DATABASES = {"sqlite": "SQLite", "duckdb": "DuckDB"}
-"""File formats that are read here -> their names."""
+"""Display names of the database formats that can be read."""
 
 _MAX_VALUE_BYTES = 2**27
-_MAX_RATIO = 100  # Arrow bytes of a table for each byte of its file...
-_FREE_BYTES = 2**28  # ... but this many are allowed
+_MAX_RATIO = 100  # limit of Arrow bytes per byte of the database file
+_FREE_BYTES = 2**28  # Arrow bytes that are always allowed
 
 
 def read_database(file: IO[bytes], uri: str, file_format: str, table: str | None) -> IO[bytes]:
     """Return the rows of a table as an Arrow file.
 
-    The worker opens a copy of its own, read-only, so nothing is written beside the file, and what
-    the parent hashed is what is read. Only tables are read: views, virtual tables and columns that
-    call functions would run what a stranger wrote. Rows come in the order of their rowid (SQLite's
-    tables without one: of their primary key), and become an Arrow file in the worker's temporary
-    folder.
+    The worker opens a separate copy, read-only, so it writes nothing next to the file and reads
+    exactly what the parent hashed. Only plain tables are read, because views, virtual tables and
+    columns that call functions would run untrusted code. Rows are in the order of their rowid (in
+    SQLite tables without one, of their primary key). They are written to an Arrow file in the
+    worker's temporary folder.
 
-    SQLite gives each value a type of its own. A column of whole numbers is int64; of numbers,
-    float64, which has 53 bits; of bytes, bytes; of text and anything, text. Its dates and booleans
-    are the text and the numbers that they are in the file. A text that is not UTF-8 makes its row
-    bad. DuckDB lets no such text into a table, and refuses a file that was changed, by its
-    checksums.
+    SQLite stores a type with each value, not with the column. A column with only whole numbers
+    becomes int64, with other numbers float64 (53 bits of precision), and with only bytes binary;
+    any other column becomes text. Dates and booleans stay the text or numbers that the file
+    contains. Text that is not UTF-8 makes its row bad. DuckDB does not accept such text, and its
+    checksums detect a modified file.
 
     Args:
         file: the database.

@@ -31,7 +31,7 @@ from packhouse.system.escaping import PAGE_STYLE, html_table, html_text
 from packhouse.system.plugins import Plugin, find_plugin
 
 Preferences = Literal["pairs", "kto"]
-"""Row formats that say which answers are better. A dataset has one of them in all sources, or
+"""Row formats with preferences between answers. All sources of a dataset must use the same one, or
 none."""
 
 

@@ -3,9 +3,9 @@
 `make_renderer` picks the template of a recipe: constants around contents (`alpaca`,
 `alpaca_newline`, `completion`, `classification`, `sequence_classification`, `text`, `dart-math/qa`
 ...), the tokenizer's own chat template (`chat`), `mistral_system`, a Jinja file, or a renderer in
-Python (`harmony`, `mistral`, a plug-in's name). What a template cannot render, or renders without
-all text of the row, goes to quarantine; one whose trained spans cannot be proven is refused as a
-whole.
+Python (`harmony`, `mistral`, a plug-in's name). A row that the template cannot render, or renders
+without all of its text, goes to quarantine. A template whose trained spans cannot be proven is
+refused as a whole.
 """
 
 from importlib import resources
@@ -50,19 +50,19 @@ def make_renderer(
 ) -> Renderer:
     """Return the renderer of `config.template`.
 
-    Costs next to nothing: a chat template is compiled and probed at the first `render`. A renderer
-    in Python is imported, which may take seconds.
+    Cheap for templates: a chat template is compiled and probed at the first `render`. A renderer in
+    Python is imported, which may take seconds.
 
     Args:
         config: the recipe's format section.
         snapshot: tokenizer whose control tokens and chat template are used.
-        label_names: text of label 0, 1, ...; what `classification` trains.
-        window: what fits, where conversations that do not are split to windows.
-        folder: of the tokenizer, for renderers in Python that read its files.
+        label_names: text of label 0, 1, ..., which `classification` trains.
+        window: rule for windows, if over-long conversations are split.
+        folder: folder of the tokenizer, for renderers in Python that read its files.
 
     Raises:
-        ConfigError: The template is unknown, a Jinja file cannot be read, or the prompt is not
-        valid. TemplateError: the tokenizer lacks what the template needs (EOS, a chat template).
+        ConfigError: the template is unknown, a Jinja file cannot be read, or the prompt is invalid.
+        TemplateError: the tokenizer lacks something that the template needs (EOS, a chat template).
     """
     name = config.template
     if name in SINGLE_TURN:

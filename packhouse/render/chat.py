@@ -1,14 +1,14 @@
-r"""Chat templates: the tokenizer's own Jinja, or the user's, filled shape by shape.
+r"""Render conversations with a Jinja chat template, of the tokenizer or the user, shape by shape.
 
-Text is byte-equal to `apply_chat_template(messages, tools=tools, tokenize=False)`. What the
-template gets is what transformers would give it: dicts with the keys that the row has. A context
-is part of its turn: content + "\n" + context. Arguments of tool calls are parsed, reasoning is
-`reasoning_content`. BOS is the template's business.
+Text is byte-equal to `apply_chat_template(messages, tools=tools, tokenize=False)`. The template
+gets the same input as from transformers: dicts with the keys that the row has. A context is part of
+its turn: content + "\n" + context. Arguments of tool calls are parsed, and reasoning is passed as
+`reasoning_content`. BOS is left to the template.
 
-The first row of a shape goes through Jinja and shows what the template does with its kind; the
-others are filled in bulk, with tool calls or without. A row whose shape no other row has is
-rendered alone, which costs about twice what transformers takes. A row comes out the same either
-way: of what is new, some rows go through Jinja as well, as a proof.
+The first row of a shape is rendered by Jinja, which shows how the template writes it; the others
+are filled in bulk, with or without tool calls. A row with a unique shape is rendered by itself,
+which takes about twice as long as in transformers. The result is the same either way: for each new
+compiled template, some rows are rendered by Jinja too, and compared.
 """
 
 import json
@@ -39,7 +39,7 @@ from packhouse.render.template_facts import IN_TAGS
 from packhouse.system.arrays import Int64s
 from packhouse.system.worker import at
 
-MIN_SHAPE_ROWS = 2  # compiling a shape for one row does not pay
+MIN_SHAPE_ROWS = 2  # compiling a shape for one row does not pay off
 MAX_COMPILED = 4  # attempts to compile a shape before its other rows are rendered one by one
 MAX_SHAPES = 2**12  # shapes remembered between parts
 MIN_PROVEN_ROWS = 16  # a compiled template for at least so many rows is always proven
@@ -100,7 +100,7 @@ class ChatEngine:
         """Refuse a template that cannot be used, before any row.
 
         Raises:
-            TemplateError: says why; also if rows have reasoning and the template never writes any.
+            TemplateError: it cannot be used, or rows have reasoning and it never writes any.
         """
         if not self._is_checked:
             self._rows.check()
@@ -113,7 +113,7 @@ class ChatEngine:
         is_lost = (messages.num_bytes("reasoning") > 0) & (conversations.weights > 0)
         if is_lost.any():
             first = messages.rows[np.argmax(is_lost)]
-            # If every prompt opens a thought, an answer without one is refused, so `strip` is no
+            # If every prompt opens a thought, an answer without one is refused, so `strip` does not
             # help. If no prompt opens one, format.thought_end would close a thought that never
             # began.
             strip = "set format.reasoning: strip to leave reasoning out"
@@ -172,7 +172,7 @@ class _Part:
                 rows, tries = others, 0
 
     def _fill_fitting(self, compiled: CompiledRow, rows: Int64s) -> tuple[Int64s, Int64s]:
-        """Fill the rows that fit; returns them and the others."""
+        """Fill the rows that fit; return them and the others."""
         fitting = compiled.fits(rows, self._columns, self._rows.control_texts)
         taken = rows[fitting]
         if len(taken):

@@ -1,11 +1,11 @@
-r"""Conversations as a template is given them: what transformers makes of canonical messages.
+r"""Convert canonical messages to the form in which transformers passes them to a template.
 
-Dicts with the keys that the row has. A context is part of its turn: content + "\n" + context. Tool
-calls are parsed, arguments that are JSON texts as well; reasoning is `reasoning_content`.
+Messages are dicts with the keys that the row has. A context is part of its turn: content + "\n" +
+context. Tool calls and arguments in JSON text are parsed, and reasoning is `reasoning_content`.
 
-`trace_conversation` puts traced strings in the place of a conversation's texts. The fields are
-found in one fixed order: content, reasoning, then of each call its name, arguments and the function
-as a whole; at last the tool definitions, and the arguments that the row gives the template.
+`trace_conversation` replaces the texts of a conversation by traced strings. Fields are traced in a
+fixed order: content, reasoning, then for each call its name, its arguments and the whole function;
+last come the tool definitions and the arguments that the row gives the template.
 """
 
 import hashlib
@@ -54,15 +54,15 @@ class Given(NamedTuple):
 
 @lru_cache(maxsize=256)
 def parse_given(tools: str | None, arguments: str | None) -> Given:
-    """Tool definitions and arguments of a row, shared between rows. Do not mutate."""
+    """Parse tool definitions and arguments of a row. Rows share the result, so do not mutate it."""
     return Given(json.loads(tools or "null"), json.loads(arguments or "{}"))
 
 
 def chat_messages(messages: Messages, form: MessageForm = PLAIN) -> Messages:
-    r"""Canonical messages as transformers hands them to a template.
+    r"""Return canonical messages in the form in which transformers passes them to a template.
 
     Args:
-        messages: canonical: texts, `context` apart, tool calls as JSON text.
+        messages: canonical messages, with a separate `context` and tool calls as JSON text.
         form: requirements of the template; `has_content_parts` is for `trace_conversation`.
 
     Example:
@@ -94,9 +94,9 @@ def in_parts(content: str | None) -> list[dict[str, str]]:
 
 
 def parsed_call(call: Any, has_text_arguments: bool = False) -> object:
-    """A tool call with its function in a dict of its own, and that function's arguments parsed.
+    """Return a tool call with its function in a nested dict and the arguments parsed.
 
-    With `has_text_arguments` these are JSON text: {"a": 1} -> '{"a": 1}'.
+    With `has_text_arguments`, the arguments become JSON text: {"a": 1} -> '{"a": 1}'.
     """
     if not isinstance(call, dict):
         return call
@@ -135,9 +135,9 @@ def with_call_ids(messages: Messages, form: MessageForm) -> Messages:
     """Return messages in which every call and tool result has an ID, if the form needs them.
 
     Mistral's template refuses calls without an id of nine letters or digits. Most data has no ids,
-    or another API's. An id that fits is kept; else it is made from the old id, or from the call and
-    its place, so that the same row always has the same ids. A result without an id is that of the
-    first call that has none.
+    or those of another API. A valid id is kept. Otherwise a new one is derived from the old id, or
+    from the call and its position, so that the same row always gets the same ids. A result without
+    an id belongs to the first call that has no result yet.
 
     Example:
         >>> call = {"type": "function", "function": {"name": "f", "arguments": {}}}
@@ -194,11 +194,11 @@ def trace_conversation(
     """Return a conversation with traced texts.
 
     Args:
-        messages: as a template gets them.
+        messages: messages in the form for templates.
         given: tools and arguments.
-        control: matches control tokens. Keys and lists of a definition are traced only where they
-            hold some. All rows of a shape share them, so they all are traced, or none is.
-        has_content_parts: whether contents become lists of one part.
+        control: matches control tokens. Keys and lists of a tool definition are traced only if they
+            contain some; all rows of a shape share them, so this is the same for all rows.
+        has_content_parts: convert contents to lists of one part.
     """
     trace = Trace()
     copies = [_traced_message(trace, at, message) for at, message in enumerate(messages)]
@@ -213,7 +213,7 @@ def trace_conversation(
 
 
 def _traced_argument(trace: Trace, value: object, path: Path) -> Any:
-    """An argument with its texts traced; keys, numbers and flags are those of its shape."""
+    """Return an argument with its texts traced; keys, numbers and flags belong to its shape."""
     if isinstance(value, str) and value:
         return value_of(Field(trace, -1, "argument", value, path))
     if isinstance(value, dict):
@@ -275,7 +275,7 @@ def _traced_tool(trace: Trace, at: int, tool: Any, control: re.Pattern[str]) -> 
 
 
 def is_field(key: str, value: object, is_function: bool) -> bool:
-    """Return True if rows of a shape may have other values here."""
+    """Return True if rows of a shape may have different values here."""
     return isinstance(value, str | dict) and (is_function or key not in ("type", "function"))
 
 

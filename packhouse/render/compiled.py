@@ -1,12 +1,12 @@
 """Compile a template for one shape of conversation, and fill all its rows at once.
 
-One row of the shape, rendered by Jinja, shows where its fields land and what the template asks of
-them. Every row that answers the same is written by the same constants, 20 to 80 times faster than
-by Jinja.
+One row of the shape is rendered by Jinja, which shows where its fields end up and what the template
+asks about them. All rows with the same answers are written with the same constants, 20 to 80 times
+faster than with Jinja.
 
-A row's text is a run of items: constants, and texts of columns. The items of all rows are numbers
-into one pool, so that the texts are one Arrow `take`, and spans are differences of its offsets.
-There is no Python per row, and some 100 us a compiled template, however few its rows.
+A row's text is a sequence of items: constants and texts of columns. Items are indices into one pool
+of texts, so all texts come from one Arrow `take`, and spans from differences of its offsets. No
+Python code runs per row. A compiled template costs about 100 us, however few its rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,11 +30,11 @@ from packhouse.system.arrays import Bools, Float32s, Int64s
 
 _IDS = ("name", "tool_call_id", "call_id")
 _CONTENT, _BEGINS, _ENDS = 1, 2, 4
-"""Bits of an item: it is a content; a trained range begins with it; one ends with it."""
+"""Bits of an item: it is content; a trained range begins with it; a trained range ends with it."""
 
 
 class Hole(NamedTuple):
-    """Place for a text of the row."""
+    """Placeholder for a text of the row."""
 
     path: Path
     form: JsonForm | None = None
@@ -44,29 +44,29 @@ class Hole(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CompiledTemplate:
-    """Rendering of one record for all rows of a shape."""
+    """One record of all rows of a shape."""
 
     items: tuple[str | Hole, ...] = ()
     """In rendering order."""
     trained: tuple[Trained, ...] = ()
     """Half-open ranges of items."""
     extent: Extent | None = None
-    """What of the row it has; None: all of it."""
+    """Part of the row in the record; None for all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledRow:
-    """The records of rows of a shape, and the answers that lead there."""
+    """The records of all rows of a shape that give certain answers."""
 
     records: tuple[CompiledTemplate, ...] = ()
     predicates: tuple[tuple[Path, Predicate], ...] = ()
     differing: tuple[tuple[Path, Path], ...] = ()
-    """Pairs of texts that must not be equal."""
+    """Pairs of texts that must differ."""
     notes: Mapping[str, int] = field(default_factory=dict)
-    """Counts of each row."""
+    """Counts for each row."""
 
     def fits(self, rows: Int64s, columns: FieldColumns, control: str) -> Bools:
-        """Which rows answer so; those that write control-token text in an id do not."""
+        """Return which rows give these answers and write no control-token text in an id."""
         fitting = np.ones(len(rows), np.bool_)
         items = [item for record in self.records for item in record.items]
         ids = [item.path for item in items if isinstance(item, Hole) and item.path[0] in _IDS]
@@ -84,7 +84,8 @@ class CompiledRow:
 def compile_row(row: RenderedRow) -> CompiledRow | None:
     """Compile the template for the shape of this row; None if only Jinja can render it.
 
-    What prompts of inference asked of the row counts as well: spans begin where they end.
+    Questions that were asked while rendering prompts count too, because spans begin where prompts
+    end.
     """
     trace = row.talk.trace
     records = [record for record in map(_compile_record, row.records) if record is not None]
@@ -95,7 +96,7 @@ def compile_row(row: RenderedRow) -> CompiledRow | None:
     for number, tool in enumerate(row.talk.given.tools or ()):
         ways = ("tool", number), ("tool_function", number), ("function_item", number, "name")
         if isinstance(tool, dict) and paths.isdisjoint(ways):
-            return None  # whether a tool that is not written is lost depends on its name
+            return None  # the name of an unwritten tool decides whether it counts as lost
     return CompiledRow(
         tuple(records),
         tuple(sorted(trace.predicates, key=repr)),
@@ -105,8 +106,8 @@ def compile_row(row: RenderedRow) -> CompiledRow | None:
 
 
 def _compile_record(record: RenderedRecord) -> CompiledTemplate | None:
-    # "<u>Hi<e><a>Yo<e>", of which "Yo<e>" is trained: cuts [0, 3, 5, 11, 13, 16], items
-    # ["<u>", Hole(Hi), "<e><a>", Hole(Yo), "<e>"], and items 3 to 5 are trained.
+    # "<u>Hi<e><a>Yo<e>" with "Yo<e>" trained: cuts [0, 3, 5, 11, 13, 16], items
+    # ["<u>", Hole(Hi), "<e><a>", Hole(Yo), "<e>"], of which [3, 5) are trained.
     text, holes = record.rendering.text, dict[int, tuple[int, Hole]]()
     for start, part in zip(record.rendering.starts, record.rendering.parts, strict=True):
         if isinstance(part, Piece):
@@ -130,7 +131,7 @@ def _compile_record(record: RenderedRecord) -> CompiledTemplate | None:
 
 
 def _hole(piece: Piece) -> Hole | None:
-    """Return the field that a piece comes from; None if it is not a whole field."""
+    """Return a hole for the field of a piece; None if the piece is not a whole field."""
     field, form = piece.field, piece.form
     if field.path is None or not piece.text:
         return None
@@ -143,7 +144,7 @@ def _hole(piece: Piece) -> Hole | None:
 
 @dataclass(slots=True)
 class _Pool:
-    """Texts by number: the columns in their order, then the constants."""
+    """Texts by index: those of the columns in order, then the constants."""
 
     arrays: list[pa.Array] = field(default_factory=list)
     bases: dict[int, int] = field(default_factory=dict)
@@ -151,7 +152,7 @@ class _Pool:
     constants: dict[str, int] = field(default_factory=dict)
 
     def base(self, column: Column) -> int:
-        """Number of the column's first text."""
+        """Return the index of the column's first text."""
         if id(column) not in self.bases:
             self.bases[id(column)] = self.size
             self.arrays.append(column.texts.cast(pa.large_string()))
@@ -159,12 +160,12 @@ class _Pool:
         return self.bases[id(column)]
 
     def constant(self, text: str) -> int:
-        """Number of a constant: -1, -2, ... until `take` knows better."""
+        """Return a provisional index of a constant: -1, -2, ..., which `take` resolves."""
         return -1 - self.constants.setdefault(text, len(self.constants))
 
     def take(self, numbers: Int64s) -> pa.Array:
-        """The texts in a row; changes `numbers`."""
-        # Columns of 5 texts in all: constants -1, -2, ... follow them, at 5, 6, ...
+        """Return the texts with these indices; modifies `numbers`."""
+        # With 5 texts in all columns, constants -1, -2, ... are at 5, 6, ...
         is_constant = numbers < 0
         numbers[is_constant] = self.size - 1 - numbers[is_constant]
         constants = pa.array(list(self.constants), pa.large_string())
@@ -173,11 +174,11 @@ class _Pool:
 
 
 class Filling:
-    """Rows to be written.
+    """Collect rows of a part and fill them all at once.
 
     Args:
-        conversations: the part.
-        columns: of it.
+        conversations: conversations of the part.
+        columns: their fields as columns.
     """
 
     def __init__(self, conversations: Conversations, columns: FieldColumns) -> None:
@@ -187,7 +188,7 @@ class Filling:
         self._pieces: list[Int64s] = []
 
     def add(self, compiled: CompiledTemplate, rows: Int64s) -> None:
-        """Rows that a compiled template writes; those of a row's records in their order."""
+        """Add rows for a compiled template to fill. Add the records of a row in order."""
         pieces = np.empty((len(rows), len(compiled.items)), np.int64)
         first = {span.start for span in compiled.trained}
         last = {span.end - 1 for span in compiled.trained}
@@ -204,7 +205,7 @@ class Filling:
         self._pieces.append(pieces)
 
     def filled(self) -> Filled:
-        """All records, in the order of their rows."""
+        """Return all records, in the order of their rows."""
         if not any(len(rows) for _, rows in self._compiled):
             return concat_filled([])
         rows = np.concatenate([rows for _, rows in self._compiled])
@@ -220,7 +221,7 @@ class Filling:
         text = pa.StringArray.from_buffers(len(counts), edges, pieces.buffers()[2])
 
         def spans(begin: int, end: int) -> list[Int64s]:
-            """Bytes of their row from and to which marked items reach, and how many a row has."""
+            """Return start and end bytes in their row of marked items, and their count per row."""
             first, last = (np.flatnonzero(marks & mark != 0) for mark in (begin, end))
             own = np.diff(np.searchsorted(first, starts))
             shift = np.repeat(bounds[:-1], own)
@@ -237,7 +238,7 @@ class Filling:
         return Filled(rows[order], extents, pa.table(columns, schema=TEXTS))
 
     def _weights(self, order: Int64s) -> Float32s | None:
-        """Of each trained range of items of each record; None: all are 1."""
+        """Return the weight of each trained range of each record; None if all are 1."""
         parts = list[Float32s]()
         for compiled, rows in self._compiled:
             own = [self._all.weights_of(span.message, rows) for span in compiled.trained]
@@ -246,7 +247,7 @@ class Filling:
 
 
 def _in_order(parts: Sequence[np.ndarray], order: Int64s) -> tuple[np.ndarray, Int64s]:
-    """Concatenate the rows of matrices of several widths in an order; returns the widths, too.
+    """Concatenate rows of matrices of different widths in this order; return the widths too.
 
     Example:
         >>> flat, counts = _in_order([np.array([[5, 6], [1, 2]]), np.array([[3]])], [1, 2, 0])

@@ -1,10 +1,10 @@
 """Group the conversations of a part by shape, with the texts of their fields as columns.
 
 Rows of a shape have the same roles, keys and kinds of fields in every message, call, tool
-definition and document, the same arguments other than documents, and are trained in the same
-messages: they differ in the texts of their fields alone, and a template may treat them all alike.
-Columns are made when they are asked for: contents and thoughts are columns of all messages, names
-and arguments columns of all calls.
+definition and document, the same arguments other than documents, and the same trained messages.
+They differ only in the texts of their fields, so a template may write them all in the same way.
+Columns are built on demand: contents and thoughts are columns of all messages, names and arguments
+columns of all calls.
 """
 
 import json
@@ -44,18 +44,18 @@ class Column:
         self._answers: dict[Predicate, Bools] = {}
 
     def agrees(self, predicate: Predicate) -> Bools:
-        """Which texts give the answer that the predicate holds."""
+        """Return which texts give the answer in the predicate."""
         if predicate not in self._answers:
             self._answers[predicate] = answers(predicate, self.texts) == predicate.answer
         return self._answers[predicate]
 
 
 class Numbers(dict[Hashable, int]):
-    """Numbers shapes from 1 on, first seen first; as long as the template is used."""
+    """Numbers shapes from 1, in order of first appearance, for as long as the template is used."""
 
     def __missing__(self, shape: Hashable) -> int:
-        # Parts may be rendered by several threads: setdefault is atomic, so no shape has two
-        # numbers, and iter(count) no number two shapes.
+        # Parts may be rendered by several threads: setdefault is atomic, so no shape gets two
+        # numbers, and the counter gives no number twice.
         return self.setdefault(shape, next(self._next))
 
     def __init__(self) -> None:
@@ -67,9 +67,9 @@ class FieldColumns:
     """Shapes and texts of a part.
 
     Args:
-        conversations: the part.
-        numbers: of the shapes of calls and definitions.
-        form: how messages with tool calls are given to the template.
+        conversations: conversations of the part.
+        numbers: numbers of the shapes of calls and definitions.
+        form: returns the form in which the template gets messages with tool calls.
         labels: text of each row's label.
     """
 
@@ -91,7 +91,7 @@ class FieldColumns:
         texts = self._all.messages["tool_calls"]
         self._calls: list[object] = []
         self._functions: list[dict[str, object]] = []  # of each call
-        self._call_shapes: Int64s = np.zeros(len(texts), np.int64)  # of each message; 0: none
+        self._call_shapes: Int64s = np.zeros(len(texts), np.int64)  # per message; 0 for none
         self._call_starts: Int64s = np.zeros(len(texts) + 1, np.int64)
         if texts.null_count == len(texts):
             return
@@ -109,7 +109,7 @@ class FieldColumns:
         np.cumsum(counts, out=self._call_starts[1:])
 
     def _parse_tools(self, numbers: Numbers) -> None:
-        """Parse definitions; rows of equal ones share them."""
+        """Parse tool definitions; rows with equal ones share them."""
         encoded = pc.dictionary_encode(self._all.tools)
         parsed = _parsed(encoded.dictionary)
         functions = [[function_of(tool) for tool in tools] for tools in parsed]
@@ -127,7 +127,7 @@ class FieldColumns:
         self._tool_shapes: Int64s = np.array([*shapes, 0], np.int64)[codes]
 
     def _parse_arguments(self, numbers: Numbers) -> None:
-        """Parse arguments; rows of a shape share all but the texts of documents."""
+        """Parse arguments; rows of a shape share everything but the texts of documents."""
         encoded = pc.dictionary_encode(self._all.arguments)
         self._arguments: list[Any] = [json.loads(t) for t in encoded.dictionary.to_pylist()]
         shapes = [
@@ -143,12 +143,12 @@ class FieldColumns:
         self._argument_shapes: Int64s = np.array([*shapes, 0], np.int64)[self._argument_of]
 
     def shapes(self, wanted: Bools) -> Iterator[tuple[bytes, Int64s]]:
-        """Yield each shape with the (ascending) numbers of its rows that are wanted."""
+        """Yield each shape with the indices of its wanted rows, ascending."""
         messages = self._all.messages
         flags = [num_bytes(self._joined_content) > 0, messages.num_bytes("reasoning") > 0]
         flags += map(messages.has, ("reasoning", "tool_call_id", "name", "tool_calls"))
-        # An integer a message: bits 0 to 5 role and training, 6 to 11 which fields it has, from 16
-        # on the number of its calls' shape.
+        # One integer per message: bits 0 to 5 are role and training, 6 to 11 the fields that it
+        # has, 16 and up the number of its calls' shape.
         codes = self._all.codes()
         for bit, flag in enumerate(flags):
             codes |= flag.astype(np.int64) << (6 + bit)
@@ -158,8 +158,8 @@ class FieldColumns:
 
     def rows_of(self, path: Path, rows: Int64s) -> Int64s:
         """Return the index of a field's text in its column, for each row."""
-        # ("call_name", 2, 0) is the name of the first call of message 2. Of a row whose messages
-        # begin at 5, that is message 7 of all; the calls of that one begin at _call_starts[7].
+        # ("call_name", 2, 0) is the name of the first call of message 2. If the row's messages
+        # begin at 5, that is message 7 of all, and its calls begin at _call_starts[7].
         kind, number = path[:2] if len(path) > 1 else (path[0], 0)
         if kind == "label":
             return rows
@@ -173,7 +173,7 @@ class FieldColumns:
         return np.asarray(messages)
 
     def column(self, path: Path, form: JsonForm | None = None, cut: int = 0) -> Column:
-        """Column of a field, as it is written: as JSON without its last `cut` characters."""
+        """Return the column of a field; with a form, as JSON without its last `cut` characters."""
         which = path[1:] if path[0] == "argument" else path[2:] if path[0] in _OF_TOOLS else ()
         key = path[0], which, form, cut
         if key not in self._columns:
@@ -202,7 +202,7 @@ class FieldColumns:
         return pa.array([v if isinstance(v, str) else "" for v in found], pa.string())
 
     def _values(self, kind: str, *key: Any) -> list[Any]:
-        """Values of all calls or tool definitions of the part."""
+        """Return the values of all calls or tool definitions of the part."""
         if kind == "argument":
             return [_item_at(own, key) for own in self._arguments]
         owners: list[Any] = self._functions if kind in _OF_CALLS else self._tool_functions
@@ -223,7 +223,7 @@ class FieldColumns:
 
     @cached_property
     def _made_ids(self) -> tuple[pa.Array, pa.Array]:
-        """Ids of tool results, one a message, and of calls, one a call."""
+        """Ids of tool results, one per message, and of calls, one per call."""
         flat = self._all.messages
         has_calls, given = flat.has("tool_calls"), flat["tool_call_id"].to_pylist()
         of_results = [text or "" for text in given]
@@ -292,7 +292,7 @@ def _is_call_field(key: str, value: object, is_function: bool) -> bool:
 def _shape(
     whole: object, function: Mapping[str, object], is_own: Callable[[str, object, bool], bool]
 ) -> Hashable:
-    """Keys of a call or a definition, kinds of their values, and all but a row's own values.
+    """Return the keys of a call or definition, the types of their values, and shared values.
 
     {"id": "a", "function": {"name": "f"}}  ->  ("id", "function", 0, "name", str, dict, str)
     """

@@ -1,7 +1,8 @@
 """Group the answers of a rendering by everything that decides how the template writes them.
 
-In a row of 5,000 answers one of each kind is rendered by itself, and the others are like it. So the
-cost grows with the text that is written, not with the square of the number of answers.
+In a row of 5,000 answers, only one of each kind is rendered by itself; the others are written in
+the same way. So the cost grows with the length of the text, not with the square of the number of
+answers.
 """
 
 from collections import Counter
@@ -24,11 +25,11 @@ class Turn:
     completion: Rendering
     """Text after the prompt. Text after the stop token is not trained."""
     end: int
-    """Bytes of the completion up to and with its stop token."""
+    """Number of bytes of the completion through its stop token."""
     stop: bytes
-    """That token."""
+    """The stop token."""
     trained: list[tuple[int, int]]
-    """Ranges of the completion: all of it, or what generation blocks leave of it."""
+    """Ranges of the completion: all of it, or the parts that generation blocks select."""
     notes: tuple[str, ...] = ()
     thinks: bool | None = None
     """True if its prompt asks for reasoning; None if the template has no switch."""
@@ -36,10 +37,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How the answers of a kind differ from the rendering that has all of them."""
+    """How the answers of a kind differ from the rendering that contains all of them."""
 
     skipped: int
-    """Bytes after the answer before, which its closing stands for."""
+    """Bytes after the previous answer that are replaced by its closing."""
     header: bytes
     """End of the prompt, after its last text."""
     opening: bytes
@@ -48,7 +49,7 @@ class Kind:
     stop: bytes
     thinks: bool | None
     notes: Counter[str]
-    """Counts of each answer of the kind."""
+    """Counts for each answer of the kind."""
 
 
 class Place(NamedTuple):
@@ -58,23 +59,23 @@ class Place(NamedTuple):
     """End of the last text before it."""
     first: int
     last: int
-    """Its texts are between the two; of a message without text both are `before`."""
+    """Its texts are between `first` and `last`; both equal `before` if it has no text."""
     after: int
     """Start of the next text."""
     has_text: bool
 
 
 class Kinds:
-    """The messages of a rendering by what decides how a template writes them.
+    """Messages of a rendering, classified by what decides how a template writes them.
 
-    That is: what the messages around one have and what the template asked of their texts, what
-    kinds of messages come before it, and the template's own text around it. Messages are looked at
-    in their order; those that are left out belong to what is around the others.
+    That is: the keys of the messages around it and their answers to the template's questions, the
+    kinds of messages before it, and the template's own text around it. Go through the messages in
+    order; those in between count as surroundings of the others.
 
     Args:
         whole: the rendering.
         talk: its conversation.
-        thinking: of each message, whether its exchange has a thought.
+        thinking: True for each message whose exchange has a thought.
     """
 
     def __init__(self, whole: Rendering, talk: Conversation, thinking: Sequence[bool]) -> None:
@@ -84,25 +85,25 @@ class Kinds:
         self._talk = talk
         self._num_questions = -1
         self._seen: dict[object, None] = {}
-        """Signs of the messages so far, in the order in which each was seen last: of two switches
-        in the text, the later one counts."""
+        """Signs of the messages so far, in order of their last appearance: if there are two
+        switches in the text, the later one counts."""
         self._num_seen = 0
         self._before: object = None
         self._own: list[list[int]] = [[] for _ in talk.messages]
         for number, occurrence in enumerate(whole.occurrences):
             if 0 <= occurrence.field.message < len(self._own):
                 self._own[occurrence.field.message].append(number)
-        # Of each message: the first text of any message after it. Texts of messages 0 0 1 3, four
-        # messages: own [[0, 1], [2], [], [3]], following [2, 3, 3, 4].
+        # For each message, the first text of any message after it. Four messages with texts of
+        # messages 0 0 1 3: own [[0, 1], [2], [], [3]], following [2, 3, 3, 4].
         self._following = [following := len(whole.occurrences)] * len(self._own)
         for number in reversed(range(len(self._own))):
             self._following[number] = following
             following = min([following, *self._own[number][:1]])
 
     def place(self, number: int) -> Place | None:
-        """Return where a message is; None where that is not certain.
+        """Return the position of a message; None if it is uncertain.
 
-        Other text is between its own, or it has none and comes after another one without.
+        That is so if other texts are between its own, or it and the message before have no text.
         """
         found, own, behind = self._whole.occurrences, self._own[number], self._following[number]
         first, after = (own[0], own[-1] + 1) if own else (behind, behind)
@@ -117,7 +118,7 @@ class Kinds:
         return Place(before, before, before, stop, has_text=False)
 
     def key(self, number: int) -> object:
-        """Return the common properties of messages of a kind; None if it has no position."""
+        """Return the properties that define the message's kind; None if it has no position."""
         place = self.place(number)
         if place is None:
             return None
@@ -127,9 +128,9 @@ class Kinds:
         return (self._before, around, self._thinking[number], tuple(self._seen), gaps)
 
     def _signs(self) -> list[object]:
-        """Of each message: its role, its keys, and what its texts answer to all that was asked.
+        """Return each message's role, keys, and its texts' answers to all questions.
 
-        A prompt may ask its last message what the whole rendering asked of no other one.
+        All, because a prompt may ask its last message a question that was asked of no other one.
         """
         trace = self._talk.trace
         if trace.num_questions != self._num_questions:
@@ -153,7 +154,7 @@ class Kinds:
         return self._of_messages
 
     def advance(self, number: int) -> None:
-        """Go on to the messages after this one."""
+        """Continue with the messages after this one."""
         place, key = self.place(number), self.key(number)
         self._before = key[1:3] if isinstance(key, tuple) else None
         for sign in self._signs()[self._num_seen : number + 1]:
@@ -163,13 +164,13 @@ class Kinds:
         self.end = place.last if place else self.end
 
     def compare(self, done: int, joined: Rendering, turn: Turn, notes: Counter[str]) -> Kind | None:
-        """Return what an answer that was rendered alone shows of its kind; None: of no other.
+        """Learn a kind from an answer that was rendered alone; None if it is not representative.
 
         Args:
-            done: bytes of the record so far.
+            done: length in bytes of the record so far.
             joined: the record so far and the rest of the answer's prompt.
             turn: the answer.
-            notes: what it counts for.
+            notes: counts for each answer of the kind.
         """
         place, completion = self.place(turn.message), turn.completion
         texts = completion.own(turn.message)

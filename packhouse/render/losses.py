@@ -23,7 +23,7 @@ _OTHER_TEMPLATE = "Give format.template a Jinja file that writes it (docs/masks.
 
 
 def _lost(what: str, remedy: str) -> RefusedError:
-    """The error of a row of which some text is not in its rendering."""
+    """Return the error for a row whose rendering lacks some of its text."""
     return RefusedError("content_lost", f"{what}{remedy}")
 
 
@@ -38,13 +38,13 @@ def check_answer(talk: Conversation, message: int, completion: Rendering) -> lis
     Args:
         talk: the conversation.
         message: number of the answer.
-        completion: what the model is to generate.
+        completion: text that the model should generate.
 
     Returns:
-        Its thoughts that are not written.
+        Reasoning of the answer that is missing from it.
 
     Raises:
-        RefusedError: the content, a call or a part of a text is not there.
+        RefusedError: the content, a call or a part of a text is missing.
     """
     thoughts: list[str] = []
     ranges = _ranges([completion])
@@ -57,23 +57,23 @@ def check_answer(talk: Conversation, message: int, completion: Rendering) -> lis
 def check_row(
     talk: Conversation, records: Sequence[Rendering], num_messages: int, trained: Container[int]
 ) -> Counter[str]:
-    """Refuse a row of which no record has all text, or that forges a control token.
+    """Refuse a row whose records lack some of its text, or that forges a control token.
 
-    Answers that are not trained are history: what the template leaves out of them, inference does
-    not send either.
+    Answers that are not trained are history: text of them that the template leaves out is not sent
+    at inference either.
 
     Args:
         talk: the conversation.
-        records: all that the row gives.
-        num_messages: of the row that they have.
-        trained: numbers of the messages that are trained.
+        records: all records of the row.
+        num_messages: number of messages that the records contain.
+        trained: indices of the trained messages.
 
     Returns:
-        Numbers of trained thoughts, and of untrained texts, that no record has.
+        How many trained thoughts and how many untrained texts are in no record.
 
     Raises:
-        RefusedError: a content, call, document or tool is in none, or in part; or what is no
-            content holds control tokens.
+        RefusedError: a content, call, document or tool is missing or incomplete, or a text other
+            than content contains control tokens.
     """
     notes = Counter[str]()
     ranges = _ranges(records)
@@ -125,7 +125,7 @@ def _ranges(renderings: Sequence[Rendering]) -> _Ranges:
 
 
 def _check_field(talk: Conversation, field: Field, ranges: _Ranges) -> list[str]:
-    """Thoughts of a field that are not written; all else of it has to be."""
+    """Return the thoughts of a field that are not written; refuse any other missing text."""
     own = f"message {field.message} ({talk.messages[field.message]['role']})"
     thoughts: list[str] = []
     if field.kind != "function":
@@ -191,7 +191,7 @@ def _check_documents(talk: Conversation, ranges: Mapping[Field, object]) -> None
 
 
 def _keys(value: Any) -> Iterator[str]:
-    """Keys of all objects in a JSON value."""
+    """Yield the keys of all objects in a JSON value."""
     if isinstance(value, dict):
         yield from value
     for inner in value.values() if isinstance(value, dict) else value:
@@ -218,7 +218,7 @@ def _check_arguments(function: Field, records: Sequence[Rendering]) -> None:
 
 
 def _without_fields(calls: list[Any]) -> str:
-    """Calls as JSON without ids and what is a field."""
+    """Return calls as JSON, without ids and values that are fields."""
     bare = []
     for call in calls:
         function = function_of(call)
@@ -232,9 +232,9 @@ def _without_fields(calls: list[Any]) -> str:
 
 
 def _pieces(field: Field) -> Iterator[tuple[int, int, bool]]:
-    """Pieces of a text between what the template looked for, and whether they are thoughts.
+    """Split a text at the strings that the template searched for; flag the pieces with reasoning.
 
-    "<think>hm</think> hi", looked for: "<think>" and "</think>"
+    "<think>hm</think> hi", searched for "<think>" and "</think>"
     ->  (0, 0, False), (7, 9, True), (17, 20, False)
     """
     text: str = field.value

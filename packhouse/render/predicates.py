@@ -1,7 +1,7 @@
 """Answer the questions of templates about texts for whole columns.
 
-A trace records questions (`'</think>' in content`) and the answers that one row gave (see
-provenance.py); here the other rows are asked the same. Some 5 ns a text and question.
+A trace records questions (`'</think>' in content`) and the answers for one row (see provenance.py).
+This module answers them for the other rows, in about 5 ns per text and question.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,14 +16,14 @@ class Predicate(NamedTuple):
     """One question about a text and the answer it got."""
 
     kind: str
-    """`contains`, `equals`, `startswith`, `endswith`, `filled`, `length`, or `strip`, `lstrip`,
-    `rstrip`: whether that takes anything off; `matches`: a pattern of RE2."""
+    """`contains`, `equals`, `startswith`, `endswith`, `filled`, `length`; `strip`, `lstrip` or
+    `rstrip` (true if it removes anything); `matches` (a pattern of RE2)."""
     argument: str | None
     answer: bool | int
 
 
 def answers(predicate: Predicate, texts: pa.Array) -> np.ndarray:
-    """Each text's answer to the question.
+    """Return each text's answer to the question.
 
     Example:
         >>> answers(Predicate("contains", "a", True), pa.array(["ab", "b"])).tolist()
@@ -52,7 +52,7 @@ def answers(predicate: Predicate, texts: pa.Array) -> np.ndarray:
 
 
 def any_of(literals: Iterable[str]) -> str:
-    """A pattern of RE2 that finds one of many literals, such as the 771 control tokens of Mistral.
+    """Return an RE2 pattern that finds any of many literals, such as Mistral's 771 control tokens.
 
     Example:
         >>> pattern = any_of(["<s>", "[INST]"])
@@ -63,9 +63,9 @@ def any_of(literals: Iterable[str]) -> str:
 
 
 def _literally(argument: str) -> str:
-    """A pattern of RE2 for just this text: ten times as fast as Arrow's own search for a text."""
+    """Return an RE2 pattern for exactly this text, ten times as fast as Arrow's text search."""
     return "".join(f"\\x{{{ord(char):x}}}" for char in argument)
 
 
-# Everything that str.strip() takes off.
+# All characters that str.strip() removes.
 _WHITESPACE = "".join(chr(point) for point in range(0x3001) if chr(point).isspace())

@@ -1,20 +1,19 @@
-r"""Texts and JSON objects of a row that know which of their characters come from which field.
+r"""Trace every character that a template writes back to the field of the row it comes from.
 
     field "hi <b>", template {{ '[' + content.split('<')[0] | trim + ']' }}
     ->  '[' of the template, 'hi' (characters 0 to 2 of the field), ']' of the template
 
-A chat template cuts, strips, joins and writes as JSON whatever it is given. `TracedText` is a
-string that does all of that as `str` does, and keeps for each character the field it came from. So
-one rendering gives the text and every span. `DataObject` is a JSON object that a template writes
-whole, or splits. Operations that make other characters (`upper`, `center`, `%`) keep the
-field, and are marked as rewritten; a conversation is refused where such a text of a message is
-written.
+A chat template may cut, strip and join its inputs, or write them as JSON. `TracedText` is a string
+that supports all of this like `str` and remembers the field of each character, so one rendering
+gives the text and every span. `DataObject` is a JSON object that a template writes whole or reads
+key by key. Operations that produce other characters (`upper`, `center`, `%`) keep the field but
+mark the text as rewritten; a conversation is refused if such text of a message is written.
 
-A `Trace` records what the template asked of the texts (`'</think>' in content`): rows that answer
-alike are written alike, and filled in bulk.
+A `Trace` records the questions that the template asks about texts (`'</think>' in content`). Rows
+with the same answers are written in the same way, so they can be filled in bulk.
 
-The library writes JSON. Texts and objects of the row are in it as `\0number\0`, and their own
-parts take these places:
+JSON is written by the standard library. Texts and objects of the row appear in its output as
+placeholders `\0number\0`, which are then replaced by their parts:
 
     {"name": "hi"}  ->  {"name": "\00\0"}  ->  '{"name": "', 'hi' of the field, '"}'
 """
@@ -35,13 +34,13 @@ UNPROVEN = RefusedError(
     " format.template a Jinja file that writes texts as they are",
 )
 REWRITTEN = "rewritten"
-"""Form of a piece whose characters are not those of its field."""
+"""Form of a piece whose characters differ from those of its field."""
 
 Path: TypeAlias = tuple[Any, ...]
 
 
 class JsonForm(NamedTuple):
-    """How a template writes JSON: the arguments of `tojson`."""
+    """Arguments of a template's `tojson`."""
 
     ensure_ascii: bool = False
     indent: int | str | None = None
@@ -51,26 +50,26 @@ class JsonForm(NamedTuple):
 
 @lru_cache(maxsize=64)
 def encoder(form: JsonForm) -> Callable[[object], str]:
-    """The function that writes JSON in a form."""
+    """Return the function that writes JSON in this form."""
     return json.JSONEncoder(**form._asdict()).encode
 
 
 @dataclass(eq=False, slots=True)
 class Trace:
-    """The fields of one conversation, and what a template asked of them."""
+    """Fields of one conversation, and the questions that a template asked about them."""
 
     fields: "list[Field]" = field(default_factory=list)
-    """Fields that are no part of an object which is a field, in order of appearance."""
+    """Top-level fields, in order of appearance. Fields inside an object are its children."""
     predicates: set[tuple[Path, Predicate]] = field(default_factory=set)
     differing: set[tuple[Path, Path]] = field(default_factory=set)
-    """Pairs of texts that were compared and are not equal."""
+    """Pairs of texts that were compared and differ."""
     unrecorded: set[tuple[int, object]] = field(default_factory=set)
-    """(message, question): what was asked that columns of texts cannot answer. Where there is
-    none, rows that answer alike are sure to be written by the same constants."""
+    """(message, question) for questions that columns of texts cannot answer. If there are none,
+    rows with the same answers are certain to be written with the same constants."""
 
     @property
     def num_questions(self) -> int:
-        """Number of different questions that were asked."""
+        """Number of distinct questions that were asked."""
         return len(self.predicates) + len(self.differing) + len(self.unrecorded)
 
 
@@ -80,23 +79,23 @@ class Field:
 
     trace: Trace
     message: int
-    """Number of its message; -1: tool definitions and arguments of the row."""
+    """Index of its message; -1 for tool definitions and arguments of the row."""
     kind: str
-    """`content`; `thought` (reasoning); `call`: a name or arguments; `function`: a whole call;
-    `tool`: a tool definition; `argument`: a text among the row's arguments; `id`: ids and names of
-    messages and calls."""
+    """`content`; `thought` (reasoning); `call` (name or arguments of a call); `function` (a whole
+    call); `tool` (a tool definition); `argument` (a text in the row's arguments); `id` (ids and
+    names of messages and calls)."""
     value: Any
     path: Path | None = None
-    """Location in the columns, such as ("content", 2); None within objects."""
+    """Location in the columns, such as ("content", 2); None inside objects."""
     parent: "Field | None" = None
-    """The object that it is in."""
+    """The object that contains it."""
     children: "list[Field]" = field(default_factory=list)
     literals: set[str] = field(default_factory=set)
     """Strings that the template searched for in it."""
     is_stripped: bool = False
-    """True if the template stripped characters from its ends."""
+    """True if the template stripped characters from either end."""
     written: dict[JsonForm, str] = field(default_factory=dict)
-    """As JSON: prompts write the same again."""
+    """Its JSON text by form, kept because prompts write the same field again."""
 
     def __post_init__(self) -> None:
         (self.trace.fields if self.parent is None else self.parent.children).append(self)
@@ -109,16 +108,16 @@ class Piece(NamedTuple):
     field: Field
     start: int
     end: int
-    """Range of the field's own characters; for JSON all of the field, or nothing."""
+    """Range of the field's own characters; for JSON the whole field or nothing."""
     form: JsonForm | str | None = None
-    """None: as they are."""
+    """None if the characters are unchanged."""
     cut: int = 0
-    """Characters that are left out at the end of JSON."""
+    """Number of characters left out at the end of the JSON; -1 if others are missing."""
 
     def between(self, first: int, last: int) -> "Piece":
-        """The characters from `first` to `last`; of JSON a range is known for its beginning alone.
+        """Return the characters from `first` to `last`; JSON can only be cut at its end.
 
-        '{"a": "b"}' without its last character, as `(x | tojson)[:-1]`, has `cut` 1.
+        '{"a": "b"}' without its last character, as in `(x | tojson)[:-1]`, has `cut` 1.
         """
         text = self.text[first:last]
         if self.form is None:
@@ -131,7 +130,7 @@ class Piece(NamedTuple):
 
 
 class _Edge(str):
-    """An empty constant at an end of a `{% generation %}` block."""
+    """Empty constant that marks the start or end of a `{% generation %}` block."""
 
 
 BLOCK_EDGES = (_Edge(), _Edge())
@@ -139,17 +138,17 @@ Part: TypeAlias = str | Piece
 
 
 def plain(part: Part) -> str:
-    """The text of a part."""
+    """Return the text of a part."""
     return part.text if isinstance(part, Piece) else str.__str__(part)
 
 
-_HALF = re.compile("[\ud800-\udfff]")  # half of a character: columns hold none
+_HALF = re.compile("[\ud800-\udfff]")  # surrogates, which columns cannot hold
 _HIDDEN = re.compile(r'"\\u0000([0-9]+)\\u0000"')
 Method: TypeAlias = Callable[..., Any]
 
 
 def _asking(kind: str) -> Method:
-    """`startswith` or `endswith`: recorded."""
+    """Make `startswith` or `endswith`, which record their answer."""
 
     def method(self: "TracedText", argument: object, *rest: object) -> bool:
         answer = getattr(str, kind)(self, argument, *rest)
@@ -159,7 +158,7 @@ def _asking(kind: str) -> Method:
 
 
 def _stripping(kind: str) -> Method:
-    """`strip`, `lstrip` or `rstrip`: recorded if it changes nothing."""
+    """Make `strip`, `lstrip` or `rstrip`, which record the question if nothing changes."""
 
     def method(self: "TracedText", chars: Any = None) -> "TracedText":
         text = getattr(str, kind)(self, chars)
@@ -175,10 +174,10 @@ def _stripping(kind: str) -> Method:
 
 
 def _dividing(kind: str) -> Method:
-    """`split`, `partition` and the like: recorded if there is nothing to divide at."""
+    """Make `split`, `partition` and the like, which record the question if nothing is split."""
 
     def method(self: "TracedText", sep: Any = None, *limit: Any, **named: Any) -> Any:
-        # "a--b" split at "--": "a" and "b" lie at [0, 1) and, at least 2 characters later, [3, 4).
+        # "a--b" split at "--": "a" is at [0, 1), and "b", at least 2 characters later, at [3, 4).
         texts = getattr(str, kind)(self, sep, *limit, **named)
         if sep is None or sep in self:
             forget(self, kind, len(texts))
@@ -189,7 +188,7 @@ def _dividing(kind: str) -> Method:
 
 
 def _removing(kind: str, asking: str) -> Method:
-    """`removeprefix` or `removesuffix`: recorded if there is no such text."""
+    """Make `removeprefix` or `removesuffix`, which record the question if nothing is removed."""
 
     def method(self: "TracedText", text: Any) -> "TracedText":
         kept = len(getattr(str, kind)(self, text))
@@ -205,13 +204,13 @@ def _removing(kind: str, asking: str) -> Method:
 class TracedText(str):
     """A string and the parts it is made of.
 
-    Its own attributes have an underscore: to a template `content.parts` is undefined.
+    Its attributes start with an underscore, so that `content.parts` is undefined in a template.
     """
 
     _parts: tuple[Part, ...]
 
     def __new__(cls, text: str) -> "TracedText":
-        """Make a constant; `traced` makes a text of other parts."""
+        """Make a constant. Use `traced` for a text of other parts."""
         made = super().__new__(cls, text)
         made._parts = (text,)
         return made
@@ -222,14 +221,14 @@ class TracedText(str):
 
     @property
     def _path(self) -> Path | None:
-        """Of the field, if this is one, whole and as it is."""
+        """Path of the field, if this is one whole, unchanged field."""
         if len(self._parts) != 1 or not isinstance(self._parts[0], Piece):
             return None
         _, field, start, end, form, _ = self._parts[0]
         return field.path if form is None and end - start == len(field.value) else None
 
     def _ask(self, kind: str, argument: Any, answer: Any) -> Any:
-        """Record a question about a whole field; about anything else, only that there was one."""
+        """Record a question about a whole field; for any other text, only that one was asked."""
         path = self._path
         is_plain = argument is None or (type(argument) is str and not _HALF.search(argument))
         if path is not None and is_plain:
@@ -239,10 +238,10 @@ class TracedText(str):
         return answer
 
     def _cuts(self, ranges: Iterable[tuple[int, int]]) -> Iterator["TracedText"]:
-        """The characters of each range; ranges ascend and do not overlap."""
-        # Parts "ab" of the row and "-cd" of the template: [1, 3) is "b" of the one, "-" of the
-        # other. The next range may begin in the second part, so that is where it is looked for.
-        number = at = 0  # the part that a range may begin in, and where it begins
+        """Yield the characters of each range. Ranges must ascend and not overlap."""
+        # Parts "ab" of the row and "-cd" of the template: [1, 3) is "b" of the first and "-" of the
+        # second. The next range may begin in the second part, so the search continues there.
+        number = at = 0  # first part in which the range may begin, and the start of that part
         for start, end in ranges:
             kept: list[Part] = []
             while number < len(self._parts):
@@ -261,11 +260,11 @@ class TracedText(str):
             yield traced(kept)
 
     def _cut(self, start: int, end: int) -> "TracedText":
-        """The characters from `start` to `end`."""
+        """Return the characters from `start` to `end`."""
         return next(self._cuts([(start, end)]))
 
     def _located(self, texts: Iterable[str], gap: int = 0) -> list["TracedText"]:
-        """Texts that follow one another in this one, at least `gap` characters apart."""
+        """Trace texts that occur in this one in order, at least `gap` characters apart."""
         ranges, at = [], 0
         for text in texts:
             at = str.find(self, text, at)
@@ -278,7 +277,7 @@ class TracedText(str):
 
     def __contains__(self, item: Any) -> bool:
         answer = str.__contains__(self, item)
-        # Tags, such as `</think>`: a template that looks for one may write the pieces between.
+        # Tags such as `</think>`: a template that searches for one may write the text between them.
         if len(str.strip(item)) > 1:
             for piece in self._pieces:
                 piece.field.literals.add(str.__str__(item))
@@ -325,14 +324,14 @@ class TracedText(str):
 
     def __iter__(self) -> Iterator[str]:
         length = str.__len__(self)
-        if length:  # nothing is asked before the first character is
+        if length:  # an empty text has no characters to ask about
             forget(self, "characters")
         yield from self._cuts((at, at + 1) for at in range(length))
 
     def __getitem__(self, key: Any) -> str:
         if isinstance(key, str):
-            raise TypeError("string indices must be integers")  # as any text: no such attribute
-        # `(arguments | tojson)[:-1]` cuts a brace off, whatever the row: that asks nothing of it.
+            raise TypeError("string indices must be integers")  # like `str`: no such attribute
+        # `(arguments | tojson)[:-1]` cuts off a brace in every row, so no question is recorded.
         last = self._parts[-1] if self._parts else None
         if key != slice(None, -1) or not isinstance(last, Piece) or last.form is None:
             forget(self, "item", str(key))
@@ -351,27 +350,27 @@ class TracedText(str):
     removesuffix = _removing("removesuffix", "endswith")
 
     def splitlines(self, keepends: Any = False) -> list[Any]:
-        """Lines, each with its provenance."""
+        """Return the lines, each with its provenance."""
         lines = str.splitlines(self, keepends)
         forget(self, "splitlines", len(lines))
         return self._located(lines)
 
     def replace(self, old: Any, new: Any, count: Any = -1) -> str:
-        """Recorded if there is nothing to replace."""
+        """Replace like `str.replace`; record the question if nothing is replaced."""
         if not old:
             return as_text(rewritten(str.replace(self, old, new, count), self, new))
         parted = self.split(old, count)
         return self if len(parted) == 1 else join_texts(new, parted)
 
     def join(self, items: Iterable[Any]) -> str:
-        """Every item keeps its provenance."""
+        """Join like `str.join`; every item keeps its provenance."""
         items = list(items)
-        str.join(self, items)  # refuses values other than text
+        str.join(self, items)  # raises TypeError for items other than text
         return join_texts(self, items)
 
 
 def rewriting(function: Method, *owners: object) -> Method:
-    """A function whose results have the provenance of its owners and arguments as a whole."""
+    """Wrap a function so that its results have the provenance of all owners and arguments."""
 
     @wraps(function)
     def method(*args: object, **kwargs: object) -> object:
@@ -388,20 +387,20 @@ for _name in {name for name in dir(str) if name[0] != "_"} | _OPERATORS:
 
 
 def forget(value: object, *question: object) -> None:
-    """Note that what follows depends on more of the texts in a value than is recorded."""
+    """Note that the output depends on more of the texts in a value than the trace records."""
     for own in fields_in(value):
         own.trace.unrecorded.add((own.message, question))
 
 
 def value_of(field: Field) -> Any:
-    """A field as a template gets it."""
+    """Return a field as the template gets it."""
     if not isinstance(field.value, str):
         return DataObject(field)
     return traced((Piece(field.value, field, 0, len(field.value)),))
 
 
 def traced(parts: Iterable[Part]) -> TracedText:
-    """The text of parts in their order."""
+    """Return the text made of these parts, in order."""
     own = tuple(part for part in parts if part or type(part) is not str)  # edges of blocks are ""
     made = TracedText("".join(map(plain, own)))
     made._parts = own
@@ -409,12 +408,12 @@ def traced(parts: Iterable[Part]) -> TracedText:
 
 
 def parts_of(text: str) -> tuple[Part, ...]:
-    """Constants and pieces that a text is made of."""
+    """Return the constants and pieces that a text is made of."""
     return text._parts if isinstance(text, TracedText) else (text,)
 
 
 def fields_in(value: object) -> Iterator[Field]:
-    """Fields whose text is in a value; an object of the row is one."""
+    """Yield the fields whose text is in a value. An object of the row is a field itself."""
     if isinstance(value, TracedText):
         yield from (part.field for part in value._parts if isinstance(part, Piece))
     elif isinstance(value, DataObject):
@@ -427,15 +426,15 @@ def fields_in(value: object) -> Iterator[Field]:
 
 
 def is_traced(value: object) -> bool:
-    """Return True if a value is or holds text of the row."""
+    """Return True if a value is or contains text of the row."""
     return any(True for _ in fields_in(value))
 
 
 def rewritten(result: object, *sources: object) -> Any:
-    """Result of an operation on values: text of it is text of their fields.
+    """Attribute text in the result of an operation to the fields of its sources.
 
     Raises:
-        RefusedError: the result is of a kind that has no provenance, such as bytes.
+        RefusedError: the result is of a type that cannot be traced, such as bytes.
     """
     fields = list(fields_in(sources))
     is_text = not (result is None or isinstance(result, bool | int | float))
@@ -443,8 +442,8 @@ def rewritten(result: object, *sources: object) -> Any:
     if not fields or not is_text or result is NotImplemented:
         return result
     if isinstance(result, str):
-        # "%s, %s" of two fields: all of the text is said to be of the first one, and nothing of
-        # the second, so that both are known to be in it.
+        # "%s, %s" of two fields: the whole text is attributed to the first one, and an empty text
+        # to the second, so that both are known to be in it.
         texts = [str.__str__(result), *[""] * (len(fields) - 1)]
         return traced(
             Piece(text, field, 0, 0, REWRITTEN) for text, field in zip(texts, fields, strict=True)
@@ -463,7 +462,7 @@ def as_text(value: object) -> str:
 
 
 def join_texts(separator: str, items: Iterable[object]) -> str:
-    """`separator.join(items)`; items become texts."""
+    """Return `separator.join(items)`, with items converted to text."""
     parts: list[Part] = []
     for number, item in enumerate(items):
         if number and str.__len__(separator):
@@ -475,15 +474,15 @@ def join_texts(separator: str, items: Iterable[object]) -> str:
 
 
 class DataObject(dict[Any, Any]):
-    """A JSON object of the row, which can be written whole, or taken apart.
+    """A JSON object of the row, which a template may write whole or read key by key.
 
     Args:
-        field: of the object as a whole.
-        items: its items where they are fields of their own. None: it is opened at the first look
-            into it, and the row is none that others are filled like.
+        field: field of the whole object.
+        items: its items, if they are separate fields. If None, it is opened on first access, and
+            the row cannot serve as the pattern for others.
     """
 
-    _is_open = True  # for a debugger that looks into it before it is made
+    _is_open = True  # for a debugger that inspects it before __init__ has run
 
     def __init__(self, field: Field, items: dict[Any, Any] | None = None) -> None:
         super().__init__(field.value if items is None else items)
@@ -499,7 +498,7 @@ class DataObject(dict[Any, Any]):
 
 
 def _opened(value: object, parent: Field) -> object:
-    """A value within an object, with its strings traced."""
+    """Return a value inside an object, with its strings traced."""
     if isinstance(value, list):
         return [_opened(item, parent) for item in value]
     if not isinstance(value, str | dict) or not value:
@@ -524,7 +523,7 @@ for _name in (
 
 
 def to_json(value: object, form: JsonForm) -> str:
-    """A value as JSON, in which each text keeps its provenance."""
+    """Write a value as JSON in which each text keeps its provenance."""
     if isinstance(value, DataObject):
         whole = value._field
         if form not in whole.written:
@@ -535,7 +534,7 @@ def to_json(value: object, form: JsonForm) -> str:
     found: list[str | DataObject] = []
     text = encoder(form._replace(sort_keys=False))(_hidden(value, form, found))
     parts: list[Part] = []
-    # '{"a": "\\u00000\\u0000"}' splits to '{"a": ', '0', '}': every second one is a number.
+    # '{"a": "\\u00000\\u0000"}' splits into '{"a": ', '0', '}': every second item is a number.
     for number, constant in enumerate(_HIDDEN.split(text)):
         if number % 2 == 0:
             parts.append(constant)
@@ -554,7 +553,7 @@ def _in_json(part: Part, write: Callable[[Any], str]) -> Part:
 
 
 def _hidden(value: Any, form: JsonForm, found: list[Any]) -> object:
-    r"""A value in which `\0number\0` stands for each text and object of the row, and each `\0`."""
+    r"""Replace texts and objects of the row, and strings with `\0`, by `\0number\0`."""
     is_hidden = isinstance(value, TracedText) or (isinstance(value, str) and "\0" in value)
     if is_hidden or (isinstance(value, DataObject) and form.indent is None):
         found.append(value)

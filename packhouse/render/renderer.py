@@ -1,8 +1,8 @@
-"""From a validated table to a formatted one: what every template shares.
+"""Render a validated table to a formatted one, with any kind of template.
 
-An engine renders what its template can and refuses the rest, row by row, with a reason.
+An engine renders the rows that its template supports and refuses each other row with a reason.
 Nothing is dropped: rows in = rows formatted + rows quarantined, asserted here. Tables are rendered
-in parts of bounded size, so memory is a few times `PART_BYTES` whatever the table.
+in parts of bounded size, so memory is a few times `PART_BYTES` for tables of any size.
 """
 
 from collections import Counter
@@ -31,27 +31,27 @@ TURN_FACTOR = 4  # about how much larger a part may become as records of single 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rendered:
-    """The outcome of `Renderer.render`."""
+    """Result of `Renderer.render`."""
 
     formatted: pa.Table = field(default_factory=FORMATTED.empty_table)
     """Schema FORMATTED, in the order of the input."""
     quarantined: pa.Table = field(default_factory=QUARANTINED.empty_table)
-    """Schema QUARANTINED; the step puts in the bytes of the rows."""
+    """Schema QUARANTINED; the step adds the bytes of the rows."""
     notes: Mapping[str, int] = field(default_factory=dict)
     """Counts that are not errors, such as `reasoning_not_rendered`."""
     examples: pa.Table = field(default_factory=VALIDATED.empty_table)
-    """Schema VALIDATED: the conversations that were rendered (or refused), row by row; other than
-    those that came in where thinking was stripped or rows were split."""
+    """Schema VALIDATED: the conversations that were rendered or refused. They differ from the input
+    if thinking was stripped or rows were split."""
     stop_tokens: Mapping[str, str] = field(default_factory=dict)
-    """Tokens that end answers, and where each is from."""
+    """Tokens that end answers, with their sources."""
     added: Mapping[str, int] = field(default_factory=dict)
-    """Rows beyond one for each that came in, by reason: `turns`, `windows`."""
+    """Number of rows in excess of the input, by reason: `turns`, `windows`."""
 
 
 class Renderer:
-    """Renders conversations with one template; made by `make_renderer`.
+    """Renders conversations with one template. Created by `make_renderer`.
 
-    Output depends on the row alone: neither the table's size nor the other rows change it.
+    The output for a row does not depend on the table's size or on other rows.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class Renderer:
         """Render a VALIDATED table.
 
         Returns:
-            Formatted and quarantined rows; together as many as came in and were added.
+            Formatted and quarantined rows; together as many as the input and the added rows.
 
         Raises:
-            TemplateError: the template itself cannot be used or proven, whatever the row.
+            TemplateError: the template itself cannot be used or proven, for any row.
         """
         factor = TURN_FACTOR if rewrites(self._config) else 1
         num_parts = max(factor * table.nbytes // PART_BYTES, table.num_rows // PART_ROWS) + 1
@@ -94,7 +94,7 @@ class Renderer:
     def _render_part(self, part: pa.Table) -> Iterator[Rendered]:
         part, faults = strip_thinking(part, self._config)
         whole = part
-        if faults:  # answers whose thinking leaves nothing, or does not end
+        if faults:  # answers that are only thinking, or whose thinking does not end
             is_bad = np.isin(np.arange(part.num_rows), list(faults))
             bad = refused_rows(part, faults, "format")
             yield Rendered(quarantined=bad, examples=part.filter(pa.array(is_bad)))
@@ -127,19 +127,19 @@ class Renderer:
         )
 
     def _over(self, records: pa.Table, texts: Texts) -> Int64s:
-        """Rows with a record that is too long."""
+        """Return the rows with a record that is too long."""
         rows = texts.filled.rows
         if self._window is None or not len(rows):
             return rows[:0]
         return np.unique(rows[self._window.over(_formatted(records, texts.filled))])
 
     def _records(self, part: pa.Table) -> tuple[pa.Table, Texts]:
-        """Conversation and text of each record."""
+        """Return the conversation and the text of each record."""
         conversations = Conversations.from_table(part, self._config)
         texts = self._engine.render(conversations)
         filled = texts.filled
         if filled.extents.any():
-            # The recipe's system turn, which counts in the extents, is not a message of the row.
+            # Extents count the recipe's system turn, which is not a message of the row.
             own = FlatMessages.of(part["messages"])
             added = conversations.messages.counts - own.counts
             each = zip(filled.extents, added[filled.rows].tolist(), strict=True)
@@ -149,7 +149,7 @@ class Renderer:
         return (part if is_same else part.take(pa.array(filled.rows))), texts
 
     def _windows(self, over: pa.Table) -> tuple[pa.Table, np.ndarray]:
-        """Windows of conversations that are too long, and the row that each comes from."""
+        """Return the windows of over-long conversations, and the row that each comes from."""
 
         def fits(talks: pa.Table) -> np.ndarray:
             records, texts = self._records(talks)

@@ -1,4 +1,4 @@
-"""One conversation through Jinja: its text, and where the row's own texts stand in it."""
+"""Render one conversation with Jinja, and locate the row's own texts in the result."""
 
 import re
 from bisect import bisect_left, bisect_right
@@ -22,7 +22,7 @@ from packhouse.render.provenance import (
 )
 from packhouse.render.results import RefusedError
 
-FREE_MESSAGES = 2**18  # that a row may cost to render, beyond 64 for each of its own
+FREE_MESSAGES = 2**18  # messages that a row may render, in addition to 64 per message
 
 
 class Occurrence(NamedTuple):
@@ -30,15 +30,15 @@ class Occurrence(NamedTuple):
 
     field: Field
     start: int
-    """In bytes of the rendering."""
+    """Start and end are byte offsets in the rendering."""
     end: int
     first: int
-    """In characters of the field."""
+    """First and last are character offsets in the field, the latter exclusive."""
     last: int
 
     @property
     def characters(self) -> tuple[Field, int, int]:
-        """The field and the range of its characters."""
+        """Field, and range of its characters."""
         return self.field, self.first, self.last
 
 
@@ -86,11 +86,11 @@ class Rendering:
         return owned
 
     def own(self, message: int, at: int = 0) -> list[Occurrence]:
-        """Texts of one message, from byte `at` on."""
+        """Return the texts of one message from byte `at` on."""
         return [o for o in self._of_message.get(message, ()) if o.start >= at]
 
     def between(self, start: int, end: int) -> "Rendering":
-        """The bytes from `start` to `end`, which do not cut a text of the row; without blocks."""
+        """Return bytes `start` to `end`, without blocks. They must not cut a text of the row."""
         parts = list[Part]()
         # All text of a list written as `['a', 'b']` belongs to "a"; "b" follows it and is empty.
         first, last = bisect_right(self.starts, start) - 1, bisect_right(self.starts, end)
@@ -108,7 +108,7 @@ class Rendering:
     def controls(
         self, control: re.Pattern[bytes], start: int = 0, end: int | None = None
     ) -> Iterator[re.Match[bytes]]:
-        """Control tokens that the template writes, from `start` to `end`; none of the row's own."""
+        """Yield the template's control tokens between `start` and `end`, not those in row texts."""
         at, end = start, len(self.text) if end is None else end
         first = max(bisect_right(self._places, start) - 1, 0)
         own = self.occurrences[first : bisect_left(self._places, end)]
@@ -118,7 +118,7 @@ class Rendering:
 
 
 def join_renderings(pieces: Iterable[Rendering | bytes]) -> Rendering:
-    """Put pieces one after another; bytes are text of the template."""
+    """Concatenate pieces; bytes are text of the template."""
     parts = list[Part]()
     for piece in pieces:
         parts += [piece.decode()] if isinstance(piece, bytes) else piece.parts
@@ -126,11 +126,11 @@ def join_renderings(pieces: Iterable[Rendering | bytes]) -> Rendering:
 
 
 def read_parts(parts: Iterable[Part], control: re.Pattern[str] | None = None) -> Rendering:
-    """Say where the fields are in a text.
+    """Locate the fields in a text.
 
     Args:
-        parts: of the text.
-        control: matches control tokens; None: the parts were read before.
+        parts: parts of the text.
+        control: matches control tokens; None if the parts were read before.
 
     Raises:
         RefusedError: characters of a message were rewritten.
@@ -144,7 +144,7 @@ def read_parts(parts: Iterable[Part], control: re.Pattern[str] | None = None) ->
             opened = start
             continue
         if part is BLOCK_EDGES[1]:
-            # A block right after another one, without text of the row, is the end of it:
+            # A block directly after another one, without text of the row, continues it:
             # `{% generation %}Hi{% endgeneration %}{% generation %}<turn|>{% endgeneration %}`
             if blocks and blocks[-1][1] == opened and (not found or found[-1].end <= opened):
                 opened = blocks.pop()[0]
@@ -176,7 +176,7 @@ class Template(Protocol):
     names: frozenset[str]
     """Arguments that it looks up."""
     values: Mapping[str, tuple[object, ...]]
-    """Of some, what a probe sets them to instead of true and false."""
+    """Values with which to probe some arguments, instead of true and false."""
     has_generation: bool
 
     def render(
@@ -192,15 +192,15 @@ class Template(Protocol):
 
 
 class Conversation:
-    """One conversation, and what a template writes for its beginnings.
+    """One conversation, and the renderings of its first messages.
 
     Args:
-        template: compiled.
-        messages: as the template gets them.
+        template: compiled template.
+        messages: messages as the template gets them.
         given: tools and arguments.
         control: matches control tokens.
-        has_content_parts: whether the template is given contents as lists.
-        is_stripped: whether thinking was taken out of contents before.
+        has_content_parts: pass contents to the template as lists of parts.
+        is_stripped: thinking was already removed from the contents.
     """
 
     def __init__(
@@ -219,17 +219,17 @@ class Conversation:
             messages, given, control, has_content_parts
         )
         self.num_written = 0
-        """Messages in the records so far."""
+        """Number of messages in the records so far."""
         self._num_rendered = 0
 
     @cached_property
     def rendering(self) -> Rendering:
-        """All of it."""
+        """Rendering of all messages."""
         return self.prefix(len(self.messages))
 
     @cached_property
     def roles(self) -> list[str]:
-        """Of the messages."""
+        """Roles of the messages."""
         return [message["role"] for message in self.messages]
 
     def prefix(
@@ -241,18 +241,19 @@ class Conversation:
         then: Sequence[dict[str, Any]] = (),
         calls: object = None,
     ) -> Rendering:
-        """The first messages alone.
+        """Render only the first messages.
 
         Args:
-            number: of messages.
-            arguments: of the template, below those of the row.
-            is_prompt: whether to add the generation prompt.
-            then: further messages, which are not of the row; their contents are found as those of
+            number: number of messages.
+            arguments: arguments of the template; those of the row take precedence.
+            is_prompt: add the generation prompt.
+            then: messages to append that are not in the row; their contents are attributed to
                 message `number`.
-            calls: tool calls that are given to the last message, which has none.
+            calls: tool calls to give to the last message, which has none.
 
         Raises:
-            RefusedError: the template refuses it, or shows no spans; or the row costs too much.
+            RefusedError: the template refuses the messages, no spans can be determined, or the row
+                costs too much.
         """
         messages = self._traced[:number]
         if calls is not None:

@@ -43,18 +43,18 @@ class Trained(NamedTuple):
     start: int
     end: int
     message: int
-    """The one whose weight it has; of several that are one span, any. -1: none, but the row's."""
+    """Message whose weight it has, any of them if messages were merged; -1 for the row's weight."""
     weight: float = 1.0
-    """Of a row that is rendered alone."""
+    """Set if the row is rendered by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """Records: the number of each one's row (ascending), and text and spans in the same order."""
+    """Records: index of each one's row (ascending), with texts and spans in the same order."""
 
     rows: Int64s
     extents: Objects
-    """Part of its row that each record has (`Extent`); None: all of it."""
+    """Part of its row that each record has (`Extent`); None for all of it."""
     texts: pa.Table
     """Schema TEXTS."""
 
@@ -76,7 +76,7 @@ class Texts:
 
 
 def span_lists(begins: Int64s, ends: Int64s, counts: Int64s) -> pa.Array:
-    """Lists of spans, `counts[i]` for row i, the empty spans left out.
+    """Return lists of spans, `counts[i]` of them for row i, leaving out empty spans.
 
     Example:
         >>> spans = np.array([[0, 4], [4, 4], [2, 5]])  # two of row 0, one of row 1
@@ -97,7 +97,7 @@ def span_lists(begins: Int64s, ends: Int64s, counts: Int64s) -> pa.Array:
 
 
 def concat_filled(parts: Sequence[Filled]) -> Filled:
-    """Put parts together, in the order of row numbers."""
+    """Concatenate parts in the order of row indices."""
     if len(parts) < 2:
         return parts[0] if parts else NONE_FILLED
     rows = np.concatenate([part.rows for part in parts])

@@ -1,6 +1,6 @@
-"""One conversation through Jinja: text, spans of contents, trained spans, and nothing lost.
+"""Render one conversation with Jinja: text, spans of contents and trained spans.
 
-A row whose spans cannot be shown, or some of whose text the template leaves out, is refused.
+A row is refused if its spans cannot be determined or the template leaves out some of its text.
 """
 
 import re
@@ -71,10 +71,10 @@ class RowRenderer:
     """Renders single conversations with one Jinja template.
 
     Args:
-        config: the recipe's format section.
-        snapshot: of the tokenizer: control tokens, and what templates may ask for.
+        config: format section of the recipe.
+        snapshot: tokenizer, with its control tokens and the variables that templates may use.
         source: Jinja source.
-        where: what errors call the template.
+        where: name of the template in errors.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class RowRenderer:
 
     @cached_property
     def template(self) -> Template:
-        """The compiled template, or the Python renderer (`packhouse.addons.renderers`)."""
+        """Compiled template, or Python renderer (`packhouse.addons.renderers`)."""
         source, tokens, where = self._template_args
         arguments = self._config.chat_template_kwargs
         # `tools` and `documents` are added to rows without any, and treated like text of the row.
@@ -139,9 +139,9 @@ class RowRenderer:
 
     @property
     def argument_advice(self) -> str:
-        """What to try where probes miss how thinking is turned on; empty: the template reads none.
+        """Advice if probes do not find the argument for thinking; empty if there is none to set.
 
-        They set it to true and false, or to a word of the template. Some take a number.
+        Probes set arguments to true, false or a word in the template. Some templates need a number.
         """
         unset = ", ".join(sorted(self._arguments - {*self._config.chat_template_kwargs})[:8])[:400]
         advice = f". If an argument turns thinking on ({unset}), set format.chat_template_kwargs"
@@ -151,7 +151,7 @@ class RowRenderer:
         """Refuse a template that cannot be used, before any row.
 
         Raises:
-            TemplateError: says why.
+            TemplateError: it cannot be used; the message tells why.
         """
         if self._config.train_on == "all":
             _ = self.template
@@ -203,9 +203,9 @@ class RowRenderer:
 
     @cached_property
     def form(self) -> MessageForm:
-        """The first form of messages with tool calls in which the template loses no text.
+        """First form of messages with tool calls in which the template loses no text.
 
-        Most take the first. Where none will do, the first that the template does not refuse.
+        Most templates accept the first form. If all lose text, use the first that is not refused.
         """
         function = {"name": PROBE[3], "arguments": {"a": "Therefore"}}
         called = orjson.dumps([{"type": "function", "function": function}]).decode()
@@ -231,9 +231,9 @@ class RowRenderer:
         return all(self.control.fullmatch(tag) for tag in ("<think>", "</think>"))
 
     def _content_spans(self, rendering: Rendering, talk: Conversation) -> list[tuple[int, int]]:
-        """Spans of the row's own texts without the tags of thoughts that answers begin with.
+        """Return the spans of the row's own texts, without thought tags at the start of answers.
 
-        The model writes the tags as tokens, wherever the template takes them from.
+        The model writes those tags as tokens, wherever the template takes them from.
         """
         spans, roles, end = list[tuple[int, int]](), talk.roles, 0
         for own in rendering.occurrences:

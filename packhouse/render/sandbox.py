@@ -1,12 +1,12 @@
 """Run chat templates in Jinja's sandbox, configured as in transformers.
 
-A chat template is code that arrives with a tokenizer. The immutable sandbox keeps it from the
-interpreter; the worker process that renders (`packhouse.system.worker`) keeps it from the machine.
+A chat template is code that arrives with a tokenizer. The immutable sandbox protects the
+interpreter from it, and the worker process that renders (`packhouse.system.worker`) the machine.
 
-What differs from transformers: filters and globals that are random or that no template needs
+Differences from transformers: filters and globals that are random or that no template needs
 (`random`, `lipsum`, `batch`, `slice`, `wordwrap`, `urlize`) do not exist, and `strftime_now` gives
-one date for the whole run (SOURCE_DATE_EPOCH where it is set), so that a run over midnight is
-consistent and a build can be repeated.
+one date for the whole run (SOURCE_DATE_EPOCH if set), so that a run over midnight is consistent and
+a build is reproducible.
 """
 
 import os
@@ -52,7 +52,7 @@ from packhouse.system.worker import at, limited
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}`: what the assistant generates."""
+    """The block `{% generation %}`, which marks text that the assistant generates."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -70,7 +70,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Operators(NodeTransformer):
-    """Turns operators that no method of a string sees into filters: `a ~ b`, `a in b`."""
+    """Turns operators that call no method of the row's text into filters: `a ~ b`, `a in b`."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
@@ -91,13 +91,13 @@ class _Operators(NodeTransformer):
 
 @jinja2.pass_context  # prevents constant folding at compile time
 def _joined(context: object, items: Sequence[object]) -> str:
-    """`a ~ b`."""
+    """Compute `a ~ b`."""
     return join_texts("", items)
 
 
 def _is_in(value: Any, container: Any) -> bool:
-    """`value in container`."""
-    # `'x' in content` asks a `TracedText`, which records it; `content in 'abc'` asks a constant.
+    """Compute `value in container`."""
+    # `'x' in content` calls a `TracedText`, which records it; `content in 'abc'` calls a constant.
     if isinstance(value, TracedText) and type(container) is str:
         forget(value, "in")
     return value in container
@@ -113,13 +113,13 @@ def _join(
 
 
 def _replace(text: object, old: object, new: object, count: int | None = None) -> str:
-    # Traced even if it is a constant: `'Hello NAME' | replace('NAME', content)`.
+    # Trace even a constant: `'Hello NAME' | replace('NAME', content)`.
     whole = traced(parts_of(as_text(text)))
     return whole.replace(as_text(old), as_text(new), -1 if count is None else count)
 
 
 class _Safe(TracedText):
-    """A text of the row after `safe`: text added to it is escaped, which is not traced."""
+    """A text of the row after `safe`. Text added to it is escaped, which cannot be traced."""
 
     def __add__(self, other: str) -> TracedText:
         return super().__add__(_unescaped(other))
@@ -148,9 +148,9 @@ _DICT_METHODS = frozenset(dir(dict))
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The environment, in which texts keep their provenance."""
+    """Sandboxed environment in which texts keep their provenance."""
 
-    intercepted_binops = frozenset(["*", "**", "%"])  # run with a row, not when it is compiled
+    intercepted_binops = frozenset(["*", "**", "%"])  # evaluated per row, not at compile time
 
     has_generation = False
     """True if a template has generation blocks."""
@@ -177,8 +177,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> object:
-        """Call; methods of constants see the provenance of their arguments."""
-        # `', '.join(names)` is a method of a constant, which knows nothing of what it joins.
+        """Call a function or method; methods of constants keep the provenance of arguments."""
+        # `', '.join(names)` is a method of a constant, which does not trace the joined texts.
         owner = getattr(called, "__self__", None)
         if type(owner) is str and (called.__name__ == "join" or is_traced((args, kwargs))):
             called = getattr(traced((owner,)), called.__name__)
@@ -190,7 +190,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return rewritten(result, left, right) if operator == "%" else result
 
     def wrap_str_format(self, value: Any) -> Callable[..., Any] | None:
-        """Format, by the sandbox's own formatter."""
+        """Trace the texts that the sandbox's formatter formats."""
         wrapped = super().wrap_str_format(value)
         return wrapped and rewriting(wrapped, value.__self__)
 
@@ -198,7 +198,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 class _PlainNamespace(Namespace):
     """A namespace without underscore names, which lead into the interpreter."""
 
-    def __init__(self, /, *args: Any, **kwargs: object) -> None:  # namespace(self=1) is one
+    def __init__(self, /, *args: Any, **kwargs: object) -> None:  # namespace(self=1) is valid
         super().__init__()
         for name, value in dict(*args, **kwargs).items():
             self[name] = value
@@ -226,7 +226,7 @@ def _tojson(
 
 
 _UNWANTED_FILTERS = ("random", "batch", "slice", "wordwrap", "urlize", "format", "pprint")
-# These use methods of texts, or hand on what they are given.
+# These use methods of texts or pass on their input.
 _TRANSPARENT_FILTERS = frozenset(
     "length count list first last items map select selectattr reject rejectattr default d "
     "dictsort sort reverse unique min max sum groupby attr".split()
@@ -275,9 +275,9 @@ def pinned_date() -> datetime:
 def _compile(
     source: str, today: datetime
 ) -> tuple[jinja2.Template, bool, frozenset[str], Mapping[str, tuple[object, ...]]]:
-    """A template, whether it has generation blocks, the names that it looks up, and their values.
+    """Compile a template; also return if it has generation blocks, its arguments and their values.
 
-    Some 10 to 30 ms, once a process.
+    Takes 10 to 30 ms, once per process.
     """
     environment = _make_environment(today)
     template = environment.from_string(source)
@@ -306,10 +306,10 @@ def arguments_of(tree: nodes.Template) -> frozenset[str]:
 
 
 def values_to_try(tree: nodes.Template) -> dict[str, tuple[object, ...]]:
-    """Values of each name that a template compares with constants; of others, true and false.
+    """Return values to try for names that the template compares with constants.
 
-    For `mode == "thinking"` that is the word, and False for no word of the template. There is none
-    for numbers: `thinking_budget == 0` holds for False, too.
+    For `mode == "thinking"`: the word, then False, which equals no word, and True. Empty if there
+    is a number, because `thinking_budget == 0` holds for False too.
     """
     compared = defaultdict[str, list[object]](list)
     for node in tree.find_all((nodes.Compare, nodes.Filter)):
@@ -332,8 +332,8 @@ class ChatTemplate:
     Args:
         source: Jinja source.
         special_tokens: `bos_token`, `eos_token`, ... as the template sees them.
-        where: what errors call the template.
-        arguments: further ones, such as `enable_thinking`.
+        where: name of the template in errors.
+        arguments: further arguments, such as `enable_thinking`.
 
     Raises:
         TemplateError: the source is not a template.
@@ -367,17 +367,17 @@ class ChatTemplate:
         *,
         is_prompt: bool = False,
     ) -> str:
-        """The text of one conversation, equal to `apply_chat_template(..., tokenize=False)`.
+        """Return the text of a conversation, equal to `apply_chat_template(..., tokenize=False)`.
 
         Args:
-            messages: as a template gets them; their texts may be `TracedText`.
+            messages: messages in the form for templates; their texts may be `TracedText`.
             tools: parsed tool definitions.
-            arguments: the row's own; they override the recipe's.
-            is_prompt: whether to add the generation prompt.
+            arguments: arguments of the row, which override the recipe's.
+            is_prompt: add the generation prompt.
 
         Raises:
             RefusedError: the template refuses the conversation or fails on it.
-            MemoryError: it needs more than this process may use.
+            MemoryError: the template needs more memory than this process may use.
         """
         try:
             with limited():

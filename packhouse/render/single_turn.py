@@ -1,4 +1,4 @@
-r"""Templates that are a few constants around the contents: no Jinja, one Arrow join per shape.
+r"""Render templates that are a few constants around the contents, with one Arrow join per shape.
 
     alpaca          preamble, "### Instruction:", "### Input:", "### Response:", answer, EOS
     alpaca_newline  the same with a line break after "### Response:"
@@ -7,13 +7,13 @@ r"""Templates that are a few constants around the contents: no Jinja, one Arrow 
     sequence_classification   the text between CLS and SEP (or BOS and EOS); nothing is trained
     text            the text, EOS; all of it is trained
 
-Each begins with BOS where the tokenizer begins with it, so that the ids are those that
-`tokenizer(prompt)` gives at inference. A trained span is an answer and its EOS; every trained
-answer has one. What a template has no place for (tools, reasoning, further turns) is
-refused, never left out. 52,000 Alpaca rows take about 0.1 s.
+Each text begins with BOS if the tokenizer adds it, so that the ids are those of `tokenizer(prompt)`
+at inference. A trained span is an answer and its EOS; every trained answer has one. A row with
+parts that the template cannot express (tools, reasoning, further turns) is refused; nothing is left
+out. 52,000 Alpaca rows take about 0.1 s.
 
-Alpaca beyond Stanford's two texts: further turns repeat the blocks after the EOS of the answer,
-parted by an empty line, without the preamble; a system prompt takes the preamble's place.
+Two additions to Stanford's Alpaca: further turns repeat the blocks without the preamble, after the
+EOS of the answer and an empty line; a system prompt replaces the preamble.
 """
 
 from collections import Counter
@@ -53,9 +53,9 @@ class Ends:
     bos: str
     eos: str
     space: str = ""
-    """A space that goes between BOS and a text that begins with none, where the tokenizer puts one
-    before the first word: Mistral v0.3 encodes "Below" alone as "_Below", but "<s>Below" as
-    "<s>", "Below". With "<s> Below" the ids are those of the text alone."""
+    """Space between BOS and a text that begins with none, if the tokenizer adds one before the
+    first word: Mistral v0.3 encodes "Below" alone as "_Below", but "<s>Below" as "<s>", "Below".
+    With "<s> Below" the ids are those of the text alone."""
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class SingleTurnEngine:
             first = next(n for n, item in enumerate(compiled.items) if isinstance(item, Hole))
             opening = "".join(map(str, compiled.items[:first]))
             if self.ends.space and opening == self.ends.bos + self.ends.space:
-                # A text that begins with a space gets no other one.
+                # A text that begins with a space does not get another one.
                 texts = conversations.messages["content"].take(pa.array(conversations.starts[rows]))
                 is_spaced = pc.starts_with(texts, " ").to_numpy(zero_copy_only=False)
                 unspaced = self.build(shape, replace(self.ends, space=""))
@@ -102,7 +102,7 @@ class SingleTurnEngine:
     def _labels(
         self, conversations: Conversations, refused: dict[int, Refusal]
     ) -> tuple[pa.Array | None, np.ndarray]:
-        """Text of every row's label, and which rows have what the template needs of labels."""
+        """Return the text of every row's label, and the rows that the template accepts by label."""
         if not self.needs_label:
             return None, np.ones(conversations.num_rows, dtype=bool)
         given = conversations.label.is_valid().to_numpy(zero_copy_only=False)
@@ -130,7 +130,7 @@ _NOTHING = Refusal("nothing_trained", "no turn of the conversation is trained")
 
 
 class _Pieces:
-    """Items of a compiled template, and which message each belongs to."""
+    """Items of a compiled template, and the message of each."""
 
     def __init__(self, ends: Ends, preamble: str = "") -> None:
         self.items: list[str | Hole] = [ends.bos]
@@ -140,7 +140,7 @@ class _Pieces:
         self._places: list[tuple[int, int, int, int]] = []
 
     def add(self, message: int, header: list[str | Hole], body: list[str | Hole]) -> None:
-        """Append a message (-1: a label's text) as what comes before it and what is its own."""
+        """Append a message (-1 for a label's text): its header, then its own text."""
         if header:
             header = [*self._space, *header]
         else:  # the token of the first word begins with the space, so both are trained or neither
@@ -151,7 +151,7 @@ class _Pieces:
         self._places.append((message, begin, own, len(self.items)))
 
     def compiled(self, shape: Shape, config: FormatConfig) -> CompiledTemplate | Refusal:
-        """Return the text of the template by the weights of the shape's messages."""
+        """Return the template, with spans trained by the weights of the shape's messages."""
         with_headers = config.train_on == "all"
         is_whole = with_headers and not config.never_train
         if is_whole and all(turn.is_trained and not turn.is_scaled for turn in shape):
@@ -256,11 +256,11 @@ SINGLE_TURN = tuple(n for n in TEMPLATES if not n.startswith((*CHAT_TEMPLATES, "
 def make_single_turn(
     config: FormatConfig, snapshot: TokenizerSnapshot, label_names: list[str] | None
 ) -> SingleTurnEngine:
-    """The engine of one of SINGLE_TURN.
+    """Return the engine of one of SINGLE_TURN.
 
     Raises:
         TemplateError: the template trains an end of text and the tokenizer has no EOS token.
-        ConfigError: the classification prompt does not hold `{text}` exactly once.
+        ConfigError: the classification prompt does not contain `{text}` exactly once.
     """
     name, tokens = config.template, snapshot.special_tokens
     eos = tokens.get("eos_token", "")

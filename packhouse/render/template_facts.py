@@ -1,6 +1,6 @@
 """Probe a chat template for its stop tokens, its thinking switch and lost reasoning.
 
-Probes are plain words, rendered once for each template. No model family is known by name.
+Probes are plain words, rendered once per template. Model families are never recognised by name.
 """
 
 import re
@@ -43,13 +43,13 @@ class TemplateFacts:
     stop_sources: Mapping[str, str]
     """Source of each: `format.stop_tokens`, a file of the model, or `template`."""
     switch: Switch | None
-    """None: there is none, or `chat_template_kwargs` sets it."""
+    """None if there is none or `chat_template_kwargs` sets it."""
     opening: bytes
     """Generation prompt, which opens an answer after a question."""
     opens_thought: bool
     """True if the prompt always ends within a thought."""
     opened: bytes
-    """End of the prompt that is missing before a plain answer: `<think>\\n`."""
+    """End of the prompt that is missing before a plain answer, such as `<think>\\n`."""
     writes_thoughts: bool
     """True if reasoning is written in the last answer."""
     needs_thought: bool
@@ -67,7 +67,7 @@ Raises:
 
 Arguments = Mapping[str, object]
 _Tried = Callable[..., Rendering | None]
-"""As `Probe`; None where the template refuses the conversation."""
+"""Like `Probe`, but returns None if the template refuses the conversation."""
 
 QUESTION: Messages = [{"role": "user", "content": PROBE[0]}]
 ANSWER: Messages = [{"role": "assistant", "content": PROBE[1]}]
@@ -94,15 +94,16 @@ def learn_facts(
     """Learn what a template does from probe conversations.
 
     Args:
-        render: renders them.
-        where: what errors call the template.
-        arguments: that the template looks up, except those that every template gets; values to try.
-        is_set: says of an argument whether the recipe sets it.
-        stop_tokens: tokens at which generation stops, and where each is from.
+        render: renders the probes.
+        where: name of the template in errors.
+        arguments: arguments that only this template looks up, with values to try.
+        is_set: returns True if the recipe sets an argument.
+        stop_tokens: tokens at which generation stops, with their sources.
         control: matches control tokens.
 
     Raises:
-        TemplateError: it refuses a question and an answer, or writes no control token after it.
+        TemplateError: the template refuses a question with an answer, or writes no control token
+            after the answer.
     """
     try:
         answered = render([*QUESTION, *ANSWER])
@@ -165,10 +166,10 @@ def _stops(
     control: re.Pattern[bytes],
     where: str,
 ) -> tuple[dict[str, str], set[str]]:
-    """Stop tokens with their sources, and those of them that follow a plain answer."""
+    """Return the stop tokens with their sources, and those that follow a plain answer."""
 
     def after(*messages: Messages) -> list[str]:
-        """Control tokens between the first answer and the next text."""
+        """Return the control tokens between the first answer and the next text."""
         rendering = tried([message for each in messages for message in each])
         own = rendering.own(1) if rendering else []
         if not rendering or not own:
@@ -208,10 +209,10 @@ def _stops(
 
 
 def _find_switch(tried: _Tried, arguments: Mapping[str, Sequence[object]]) -> Switch | None:
-    """The first argument, in the order of names, that changes the header of an answer.
+    """Return the first argument, ordered by name, that changes the header of an answer.
 
-    Values whose prompts begin differently from answers are not modes of thinking: Granite 3.3
-    writes its argument `controls` into the header of prompts alone.
+    Values with prompts that do not lead to answers are not modes of thinking: Granite 3.3 writes
+    its argument `controls` only into the header of prompts.
     """
     for name, messages in product(sorted(arguments), (QUESTION, [*QUESTION, *_CALL])):
         fitting = (value for value in arguments[name] if _leads_to_answer(tried, {name: value}))
@@ -221,7 +222,7 @@ def _find_switch(tried: _Tried, arguments: Mapping[str, Sequence[object]]) -> Sw
             continue
         thinks = (value for value in prompts if _thinks_with(tried, {name: value}))
         header = prompts[next(thinks, next(iter(prompts)))].tail
-        # Of words that give the same header, the one that the template takes by itself.
+        # If several words give the same header, take the template's default.
         default = tried(messages, {}, True)
         usual = sorted(prompts, key=lambda v: not default or prompts[v].text != default.text)
         thinking = next(value for value in usual if prompts[value].tail == header)

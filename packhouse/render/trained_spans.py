@@ -1,12 +1,12 @@
-"""Spans of a record, with their weights; and the spans of rows that are rendered whole.
+"""Weigh and cut trained spans, and find the spans that the rule for answers does not cover.
 
-The rule for answers is in `packhouse.render.turns`. Here is what does not follow it: whole
-renderings (`turns: whole`, `train_on: all`), turns of other roles that a row gives a weight, and
-the weights of parts and of reasoning, which cut spans:
+The rule for answers is in `packhouse.render.turns`. This module handles everything else: spans of
+`train_on: all`, turns of other roles that have a weight, and the weights of parts and of
+reasoning, which cut spans:
 
     "Let me see. " (weight 0) and "Four."  ->  "Four.<|im_end|>"
 
-What a template writes around the parts (the end token) weighs what the message weighs.
+Text that the template writes around the parts (the end token) has the weight of the message.
 """
 
 import json
@@ -32,11 +32,11 @@ class Bounds(NamedTuple):
     """Position of a message, in bytes."""
 
     text: int
-    """Start of its own text, including a space of the template, which is in the same token."""
+    """Start of its text, including a space of the template, which is in the same token."""
     end: int
-    """End of its closing text."""
+    """End of the template's text that closes it."""
     has_tools: bool
-    """True if tool definitions follow its header."""
+    """True if tool definitions come between its header and its text."""
 
 
 def message_bounds(talk: Conversation, control: re.Pattern[bytes]) -> list[Bounds]:
@@ -47,10 +47,10 @@ def message_bounds(talk: Conversation, control: re.Pattern[bytes]) -> list[Bound
         control: matches control tokens.
 
     Raises:
-        RefusedError: an end cannot be shown.
+        RefusedError: the end of a message cannot be determined.
     """
     whole, text = talk.rendering, talk.rendering.text
-    before_first: dict[int, int] = {}  # of each message: where the text before its first one ends
+    before_first: dict[int, int] = {}  # message -> end of the text before its first one
     end = -1
     for occurrence in whole.occurrences:
         before_first.setdefault(occurrence.field.message, end)
@@ -78,7 +78,7 @@ def message_bounds(talk: Conversation, control: re.Pattern[bytes]) -> list[Bound
 
 
 def _closing_length(talk: Conversation, number: int, gap: bytes, control: re.Pattern[bytes]) -> int:
-    """Bytes of the gap after a message that close it."""
+    """Return how many bytes of the gap after a message close it."""
     with suppress(RefusedError):
         shorter = talk.prefix(number + 1)
         if own := shorter.own(number):
@@ -94,7 +94,7 @@ def _unshown(talk: Conversation, number: int, why: str) -> RefusedError:
 
 
 def _agreement(tail: bytes, gap: bytes, control: re.Pattern[bytes]) -> int:
-    r"""Bytes that two texts have in common at their beginning, control tokens whole.
+    r"""Return the length of the common prefix of two texts, without splitting control tokens.
 
     Example:
         >>> _agreement(b"<|end|>\n<|eot|>", b"<|end|>\n<|user|>\n", re.compile(rb"<\|\w+\|>"))
@@ -109,18 +109,18 @@ def _agreement(tail: bytes, gap: bytes, control: re.Pattern[bytes]) -> int:
 
 
 Range = tuple[int, int, float]
-"""Bytes from, to, and the factor of their weight."""
+"""Start and end in bytes, and the factor by which the weight is multiplied."""
 
 
 def other_spans(
     talk: Conversation, others: Sequence[int], control: re.Pattern[bytes]
 ) -> list[Trained]:
-    """Return where messages of other roles than the assistant are in the whole rendering.
+    """Return the spans of messages of other roles than the assistant in the whole rendering.
 
-    From their text to the end of what closes them; their headers are not trained.
+    A span runs from the message's text to the end of its closing; headers are not trained.
 
     Raises:
-        RefusedError: a span cannot be shown.
+        RefusedError: a span cannot be determined.
     """
     bounds = message_bounds(talk, control) if others else []
     return [Trained(bounds[number].text, bounds[number].end, number) for number in others]
@@ -129,15 +129,15 @@ def other_spans(
 def add_other_turns(
     records: Sequence[Record], talk: Conversation, spans: Sequence[Trained]
 ) -> None:
-    """Train turns of other roles, each in the first record that has it as the whole rendering has.
+    """Train each turn of another role in the first record that writes it like the whole rendering.
 
     Args:
-        records: of the conversation; changed.
+        records: records of the conversation, modified in place.
         talk: the conversation.
-        spans: of the turns, in the whole rendering.
+        spans: spans of the turns in the whole rendering.
 
     Raises:
-        RefusedError: no record has a turn so.
+        RefusedError: no record writes a turn like that.
     """
     for span in spans:
         text = talk.rendering.text
@@ -161,11 +161,11 @@ def all_spans(
 ) -> list[Trained]:
     """Return the spans of `train_on: all`: whole messages, headers included.
 
-    Those of weight 1 that touch are one span, but for those with weights of their parts. The
-    opening before the first text belongs to no message.
+    Adjacent spans of weight 1 are merged, except those of messages with weighted parts. The text
+    before the first message's own text belongs to no message.
 
     Raises:
-        RefusedError: a span cannot be shown.
+        RefusedError: a span cannot be determined.
     """
     weights = [message["weight"] for message in raw]
     apart = {at for at, message in enumerate(raw) if "part_weights" in message}
@@ -186,16 +186,16 @@ def all_spans(
 def weigh_spans(
     record: Record, raw: Messages, talk: Conversation, config: FormatConfig
 ) -> list[Trained]:
-    """Return the spans of a record with their weights, cut where these change.
+    """Return the spans of a record with their weights, cut where the weight changes.
 
     Args:
-        record: spans of whole turns.
-        raw: canonical messages, each with the weight decided for it.
+        record: has spans of whole turns.
+        raw: canonical messages with their final weights.
         talk: the conversation.
-        config: of `reasoning: train_last`, thoughts before the last user turn are not trained.
+        config: with `reasoning: train_last`, reasoning before the last user turn is not trained.
 
     Raises:
-        RefusedError: the template rewrites a text that has parts.
+        RefusedError: the template rewrites a text whose parts have weights.
     """
     # Roles s u a u a: the last user turn is the 2nd from the end, so 5 - 1 - 1 = 3 are before it.
     is_last = config.reasoning == "train_last" and "user" in talk.roles
@@ -217,7 +217,7 @@ def weigh_spans(
 
 
 def _cut(spans: list[Trained], ranges: Sequence[Range]) -> list[Trained]:
-    """Spans in pieces of one weight; those of weight 0 are left out.
+    """Cut spans into pieces of equal weight, and leave out those of weight 0.
 
     (0, 90) with (0, 20, 0.0) and (40, 50, 0.5)  ->  (20, 40), (40, 50) of half the weight, (50, 90)
     """
@@ -231,7 +231,7 @@ def _cut(spans: list[Trained], ranges: Sequence[Range]) -> list[Trained]:
                 at = stop
         pieces.append((at, span.end, 1.0))
         filled = (piece for piece in pieces if piece[0] < piece[1])
-        for factor, run in groupby(filled, lambda piece: piece[2]):  # neighbours of one weight
+        for factor, run in groupby(filled, lambda piece: piece[2]):  # neighbours of equal weight
             (begin, stop, _), *rest = run
             end = rest[-1][1] if rest else stop
             if factor:
@@ -259,8 +259,8 @@ def _parts_in(
                 f"the parts of message {number} have weights of their own, and it is not written "
                 "as it stands. Give the message one weight",
             )
-        # Parts of 13 and 5 characters end at [13, 18]: of the content "Let me see. Four." those
-        # are characters 0 to 13 and 13 to 18, wherever it is in the rendering.
+        # Parts of 12 and 5 characters end at [12, 17]: characters 0 to 12 and 12 to 17 of the
+        # content "Let me see. Four.", wherever it is in the rendering.
         at = own.start
         for (size, factor), end in zip(parts, ends, strict=True):
             first = max(end - size - begins[kind], own.first)
@@ -273,12 +273,12 @@ def _parts_in(
 def _thoughts_in(
     turn: Trained, text: bytes, own: list[Occurrence], calls: Sequence[object]
 ) -> list[Range]:
-    """Return the reasoning of a turn: between tags, and in reasoning fields without tags.
+    """Return the ranges of a turn's reasoning: text between tags, and reasoning fields without.
 
-    Tags within calls and reasoning fields open and close nothing.
+    Tags inside calls and reasoning fields are ignored.
 
     Raises:
-        RefusedError: a call quotes a tag, and where the template writes it cannot be shown.
+        RefusedError: a call quotes a tag, and its place in the rendering is unknown.
     """
     in_calls = [o for o in own if o.field.kind in ("call", "function")]
     if not in_calls and "think>" in json.dumps(calls):

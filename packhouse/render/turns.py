@@ -1,20 +1,20 @@
-r"""The rule for what is trained: answers as inference asks for them, and as the model writes them.
+r"""Split a conversation into prompts and trained answers, exactly as inference would have them.
 
     prompt      <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n
     completion                                                         Hello!<|im_end|>
 
-The prompt `P` is what the template writes for the messages before the answer with
-`add_generation_prompt`. The completion `C` is what it writes for the answer after that prompt, up
-to the first stop token after the answer's own text. Where the template writes the stop token only
-as the next turn's header (GLM), one more message is rendered to see it.
+The prompt `P` is the template's output for the messages before the answer, with
+`add_generation_prompt`. The completion `C` is its output for the answer after that prompt, up to
+the first stop token after the answer's own text. If the stop token is only written as the header of
+the next turn (GLM), one more message is rendered to see it.
 
-Templates that rewrite history (Qwen3 drops earlier reasoning) give a conversation several records:
-an answer joins the record before it if `P` continues that record, else it starts a new one. So
-every answer is trained after the prompt that it will have.
+If a template rewrites history (Qwen3 drops earlier reasoning), a conversation becomes several
+records: an answer joins the previous record if `P` continues it, otherwise it starts a new one. So
+every answer is trained after the prompt that it has at inference.
 
 Each answer costs two renderings of the messages up to it. In long rows (over `MAX_PROVEN` answers)
-one is proven for each kind of answer, and the last one against the whole record: the cost then
-grows with the text that is written.
+only one answer of each kind is rendered, and the last one is compared with the whole record, so the
+cost grows with the length of the text.
 """
 
 import json
@@ -49,50 +49,50 @@ PROBE_CALL = [
 ]
 PROBE_TEXT = "Therefore"
 NOT_TRAINED = 'set "weight": 0 in that message to leave it untrained'
-MAX_BYTES = 2**26  # of the records of one row
-MAX_PROVEN = 16  # answers of a row of which each is rendered; in longer rows, one of each kind
+MAX_BYTES = 2**26  # in all records of one row
+MAX_PROVEN = 16  # with more answers than this in a row, only one of each kind is rendered
 
 
 @dataclass
 class Record:
-    """One text: a prompt, and the completions that follow one another in it."""
+    """One text: a first prompt, then completions and the rest of their prompts in turn."""
 
     rendering: Rendering
     end: int = 0
-    """Bytes up to and with the stop token of its last answer."""
+    """Offset in bytes after the stop token of its last answer."""
     stop: bytes = b""
-    """That token."""
+    """The stop token of its last answer."""
     spans: list[Trained] = field(default_factory=list)
     num_messages: int = 0
-    """Messages of the row that it has."""
+    """Number of messages of the row that it contains."""
     turns: list[int] = field(default_factory=list)
-    """Messages that it trains."""
+    """Indices of the messages that it trains."""
     thinks: bool | None = None
-    """True if the prompt of its last answer asks for a thought; see `Turn`."""
+    """True if the prompt of its last answer asks for reasoning; see `Turn`."""
 
 
 class Closing(NamedTuple):
-    """Text that the template writes after an answer's last text."""
+    """Text that the template writes after an answer's last own text."""
 
     rendering: Rendering
     size: int
-    """Bytes up to and with the stop token."""
+    """Number of bytes through the stop token."""
     stop: bytes
 
     @property
     def text(self) -> bytes:
-        """Up to and with the stop token."""
+        """The text through the stop token."""
         return self.rendering.text[: self.size]
 
 
 class Answers:
-    """The answers of a conversation.
+    """Finds the prompts and completions of a conversation's answers.
 
     Args:
         raw: canonical messages.
         talk: the conversation.
-        config: the recipe's format section.
-        facts: what probes showed of the template.
+        config: format section of the recipe.
+        facts: properties of the template, learned from probes.
         control: matches control tokens.
     """
 
@@ -108,7 +108,7 @@ class Answers:
         self._facts, self._control = facts, control
         self.notes = Counter[str]()
         self._thinks = [self._has_thought(number) for number in range(len(raw))]
-        # A user turn and all up to the next: roles s u a u a are in exchanges 0 1 1 2 2.
+        # An exchange is a user turn and all up to the next: roles s u a u a are in 0 1 1 2 2.
         self._exchange = list(accumulate(int(role == "user") for role in talk.roles))
         self._thinking = {
             self._exchange[number] for number, thinks in enumerate(self._thinks) if thinks
@@ -117,10 +117,10 @@ class Answers:
     # Records.
 
     def records(self, wanted: Sequence[int]) -> list[Record]:
-        """Return the records of the conversation; counts of what is worth a note are in `notes`.
+        """Return the records of the conversation, and count notable cases in `notes`.
 
         Args:
-            wanted: numbers of the answers that are trained, ascending; at least one.
+            wanted: indices of the answers to train, ascending; at least one.
 
         Raises:
             RefusedError: an answer cannot be trained as inference would have it.
@@ -156,7 +156,7 @@ class Answers:
         return made
 
     def _extend(self, last: Record) -> None:
-        """Append the messages after the last trained answer where these change nothing before."""
+        """Append the messages after the last trained answer, if the text before stays the same."""
         if last.num_messages == len(self._raw):
             return
         with suppress(RefusedError):
@@ -165,10 +165,10 @@ class Answers:
                 last.rendering, last.num_messages = whole, len(self._raw)
 
     def _join(self, record: Record, turn: Turn) -> Rendering | None:
-        """The record so far and what the prompt adds to it; None: the prompt is another text.
+        """Extend the record so far by a prompt; return None if the prompt does not continue it.
 
-        Where the switch is turned, only an exact continuation joins: SmolLM3's system turn says
-        whether to think, so the prompt before would say the opposite of what is trained.
+        If the thinking switch changes, only an exact continuation joins: SmolLM3's system turn says
+        whether to think, so the earlier prompt would say the opposite of what is trained.
         """
         prompt, done = turn.prompt, record.rendering.text[: record.end]
         if prompt.text.startswith(done):
@@ -191,15 +191,16 @@ class Answers:
     def _closing_in_history(
         self, rendering: Rendering, begin: int, closing: bytes, stop: bytes
     ) -> int | None:
-        """Bytes after an answer that stand for its closing in a longer text; None: not shown.
+        """Return how many bytes close an answer in a longer text; None if that is unclear.
 
-        `<|return|>` became `<|end|>`: the control token that ends all turns of others as well.
+        History may have another token, such as `<|end|>` in place of `<|return|>`. It must be the
+        control token that ends all system and user turns.
 
         Args:
-            rendering: of more messages.
-            begin: where the answer's last text ends in it.
-            closing: how the answer closes, up to and with its stop token.
-            stop: that token.
+            rendering: rendering of more messages.
+            begin: end of the answer's last text in it.
+            closing: text that closes the answer when it is last, through its stop token.
+            stop: that stop token.
         """
         found, roles = rendering.occurrences, self._talk.roles
         end = next((o.start for o in found if o.start >= begin), len(rendering.text))
@@ -223,14 +224,14 @@ class Answers:
             return len(before)  # "<|end|>\n" without the EOS that ends the last turn
         return None
 
-    # Many answers: one of each kind is rendered.
+    # Many answers: only one of each kind is rendered.
 
     def _long_record(self, wanted: Sequence[int]) -> Record | None:
-        """The one record of a row of many answers; None where each has to be rendered.
+        """Return the one record of a row with many answers; None if each must be rendered.
 
-        The prompt of the last answer has all other answers. Those of a kind differ from it in the
-        same way: in header and closing. The first of each kind shows how, and the last answer is
-        compared with the whole record.
+        The prompt of the last answer contains all others, which differ from their completions only
+        in header and closing, and answers of one kind in the same way. The first of each kind is
+        rendered to learn the difference, and the last answer is checked against the whole record.
         """
         try:
             arguments = self._arguments(wanted[-1])[0][0]
@@ -285,13 +286,13 @@ class Answers:
     # One rendering of all messages: `turns: whole`.
 
     def whole_record(self, wanted: Sequence[int]) -> Record:
-        """Return the rendering of all messages with its answers, one of each kind measured.
+        """Return the rendering of all messages with its answers, measuring one of each kind.
 
-        An answer is trained from the end of its prompt to the stop token; where history has another
-        token in its place (`<|end|>` for `<|return|>`), to that one.
+        An answer is trained from the end of its prompt through the stop token, or through the token
+        that history has in its place (`<|end|>` for `<|return|>`).
 
         Raises:
-            RefusedError: where one begins or ends cannot be shown.
+            RefusedError: the start or end of an answer cannot be determined.
         """
         whole, spans = self._talk.rendering, list[Trained]()
         last = len(self._raw) - 1
@@ -320,7 +321,7 @@ class Answers:
         return Record(whole, spans=spans, num_messages=len(self._raw), turns=[*wanted])
 
     def _measure(self, number: int, whole: Rendering, place: Place) -> tuple[int, int]:
-        """Bytes of the gap before an answer that its prompt ends with, and of its closing."""
+        """Return the length of the header before an answer and of its closing, in bytes."""
         is_all = number + 1 == len(self._raw)
         finished = self._talk.rendering if is_all else self._talk.prefix(number + 1)
         prompt = self._prompt(number, {}, finished)
@@ -328,7 +329,7 @@ class Answers:
         before = next((o for o in reversed(whole.occurrences) if o.end == place.before), None)
         last = prompt.occurrences[-1] if prompt.occurrences else None
         is_same = (before and before.characters) == (last and last.characters)
-        # The prompt may open something more, as `<think>`: it is not in this rendering.
+        # The prompt may open something more, such as `<think>`, which this rendering lacks.
         if not is_same or not (gap.startswith(prompt.tail) or prompt.tail.startswith(gap)):
             raise RefusedError(
                 "template",
@@ -363,13 +364,13 @@ class Answers:
         is_tagged = "</think>" in content
         facts = self._facts
         if content and (facts.switch or facts.opens_thought or facts.opened):
-            # It decides what this row becomes: other rows of its shape may have none.
+            # The answer decides how this row is rendered, and may differ in rows of the same shape.
             question = Predicate("contains", "</think>", is_tagged)
             self._talk.trace.predicates.add((("content", number), question))
         return is_tagged
 
     def _arguments(self, number: int) -> list[tuple[dict[str, object], bool | None]]:
-        """Arguments to try for an answer, and whether they ask for a thought (None: no switch)."""
+        """Return arguments to try, and whether they ask for reasoning (None without a switch)."""
         switch = self._facts.switch
         if switch is None or switch.name in self._talk.given.arguments:
             return [({}, None)]
@@ -388,10 +389,10 @@ class Answers:
     # One answer.
 
     def _turn(self, number: int) -> Turn:
-        """The prompt and the completion of one answer.
+        """Return the prompt and the completion of one answer.
 
         Raises:
-            RefusedError: it has none.
+            RefusedError: no arguments of the template lead to the answer.
         """
         refused: RefusedError | None = None
         for arguments, thinks in self._arguments(number):
@@ -399,7 +400,7 @@ class Answers:
                 turn = self._turn_with(number, arguments)
             except RefusedError as error:
                 refused = refused or error
-                if self._thinks[number]:  # a thought needs the prompt that asks for it
+                if self._thinks[number]:  # reasoning needs a prompt that asks for it
                     break
                 continue
             notes = list(turn.notes)
@@ -421,10 +422,10 @@ class Answers:
         notes: tuple[str, ...] = ()
         if start is not None:
             body = finished.between(start, own_end)
-            if check_answer(self._talk, number, body):  # it leaves out a thought
+            if check_answer(self._talk, number, body):  # reasoning is missing
                 body = self._borrowed(number, arguments, prompt)
                 notes = ("borrowed_thoughts",) if body else ()
-        else:  # a final answer may take thoughts out of the history that its prompt still has
+        else:  # a final answer may remove reasoning that its prompt still has in the history
             body = self._borrowed(number, arguments, prompt)
             notes = ("borrowed_thoughts",) if body else ()
         if body is None:
@@ -437,7 +438,7 @@ class Answers:
                 "template leaves the latter out. Put all of it into the field (reasoning_content), "
                 f"or {NOT_TRAINED}",
             )
-        # Templates that write no reasoning (Nemotron Nano v2) open a thought before plain answers.
+        # Templates that never write reasoning (Nemotron Nano v2) open `<think>` before any answer.
         in_thought = ends_in_tag(prompt.tail)
         is_unclosed = in_thought and b"</think>" not in body.text
         if is_unclosed or (self._facts.opens_thought and not self._thinks[number]):
@@ -459,8 +460,8 @@ class Answers:
     ) -> Rendering:
         if number:
             return self._talk.prefix(number, arguments, is_prompt=True)
-        # No message comes before the first answer. Where the template refuses an empty
-        # conversation, `whole` begins it after the header that follows a question.
+        # No message comes before the first answer. If the template refuses an empty conversation,
+        # `turns: whole` starts the answer after the header that follows a question.
         with suppress(RefusedError):
             empty = self._talk.prefix(0, arguments, is_prompt=True)
             if finished.text.startswith(empty.text):
@@ -477,7 +478,7 @@ class Answers:
         )
 
     def _start(self, number: int, prompt: Rendering, finished: Rendering) -> int | None:
-        """Return the start of the completion in `finished`; None: the prompt opens a lost thought.
+        """Return the start of the completion in `finished`; None if its reasoning is missing.
 
         Raises:
             RefusedError: the prompt does not lead to the answer.
@@ -507,7 +508,7 @@ class Answers:
         )
 
     def _with_thought_end(self, number: int, prompt: Rendering, finished: Rendering) -> Rendering:
-        """Reasoning, `format.thought_end` and the answer, for templates that drop reasoning."""
+        """Join reasoning, `format.thought_end` and answer, for templates that drop reasoning."""
         end, thinks = self._config.thought_end, self._raw[number].get("reasoning")
         opens = self._opens_thought(number, prompt)
         remedies = [] if self._facts.needs_thought else ["set format.reasoning: strip"]
@@ -517,12 +518,12 @@ class Answers:
                 best = ["set format.thought_end to the text between reasoning and answer"]
             elif opens:
                 best = ["put it into a field (reasoning_content) and set format.thought_end"]
-            else:  # nothing would begin the thought that `thought_end` ends
+            else:  # `thought_end` would close reasoning that was never opened
                 best = [IN_TAGS] if thinks else []
             raise self._thought_lost(number, "", [*best, *remedies])
         own = [o for o in finished.own(number) if o.field.kind != "thought"]
         first = own[0].start if own else 0
-        if own and own[0].field.kind != "content":  # a call, with what the template opens it by
+        if own and own[0].field.kind != "content":  # a call: include its opening
             before = max((o.end for o in finished.occurrences if o.end <= first), default=0)
             headers = [prompt.tail, prompt.tail.removesuffix(self._facts.opened)]
             gap = finished.text[before:first]
@@ -530,7 +531,8 @@ class Answers:
             if header is None:
                 unknown = ", and where its call begins cannot be shown"
                 raise self._thought_lost(number, unknown, remedies)
-            # "\n</think>\n\n<tool_call>": some close an empty thought, which `thought_end` does.
+            # "\n</think>\n\n<tool_call>": drop the tag that closes an empty thought here, since
+            # `thought_end` closes the real one.
             opening = gap[len(header) :]
             if (closing := end.strip().encode()) and closing in opening:
                 opening = opening.rpartition(closing)[2].lstrip()
@@ -550,7 +552,7 @@ class Answers:
         )
 
     def _opens_thought(self, number: int, prompt: Rendering) -> bool:
-        """Return True if the prompt opens a thought, which `format.thought_end` can close."""
+        """Return True if the prompt opens reasoning, which `format.thought_end` can close."""
         facts, tail = self._facts, prompt.tail
         if facts.opens_thought or ends_in_tag(tail):
             return True
@@ -566,7 +568,7 @@ class Answers:
     def _borrowed(
         self, number: int, arguments: Mapping[str, object], prompt: Rendering
     ) -> Rendering | None:
-        """The answer's texts as the template writes them with a call: some keep thoughts there."""
+        """Render the answer with a call appended, since some templates keep reasoning only then."""
         if "tool_calls" in self._raw[number]:
             return None
         try:
@@ -579,15 +581,15 @@ class Answers:
             return None
         body = called.between(start, own[-1].end)
         constants = b"".join(part.encode() for part in body.parts if isinstance(part, str))
-        if PROBE_NAME.encode() in constants:  # the call stands between the texts
+        if PROBE_NAME.encode() in constants:  # the call is between the texts
             return None
         return None if check_answer(self._talk, number, body) else body
 
     def _check_tagged(self, number: int, body: Rendering) -> None:
-        """Refuse a thought in tags that is opened again after a prompt that has opened one.
+        """Refuse tagged reasoning that is opened again after a prompt that already opened it.
 
         Raises:
-            RefusedError: `<think>` comes twice, or the template closes the thought before the text.
+            RefusedError: `<think>` comes twice, or the template closes it before the text.
         """
         is_opened = bool(re.match(BEGINS_THOUGHT, self._raw[number]["content"] or ""))
         question = Predicate("matches", BEGINS_THOUGHT, is_opened)
@@ -614,7 +616,7 @@ class Answers:
     def _stop_inside(
         self, number: int, arguments: Mapping[str, object], body: Rendering, last: bytes
     ) -> RefusedError:
-        """The error of an answer that contains stop tokens, and how to get rid of the first."""
+        """Return the error for an answer that contains stop tokens, with a fix for the first."""
         inside = [m for m in body.controls(self._control) if m.group() in self._facts.stops]
         found, at = body.occurrences, inside[0].start()
         before = next((o for o in reversed(found) if o.end <= at), None)
@@ -637,9 +639,10 @@ class Answers:
     def _can_stand_apart(
         self, number: int, arguments: Mapping[str, object], before: Occurrence, after: Occurrence
     ) -> bool:
-        """Return True if a call would follow a prompt of its own in a message of its own.
+        """Return True if the text after a stop token could be moved to a separate message.
 
-        Nemotron Nano v2 takes a last answer for the beginning of the next: no header follows it.
+        A call can if the template writes a generation prompt after the text before it. Nemotron
+        Nano v2 does not: it continues the last answer without a header.
         """
         calls = ("call", "function")
         if after.field.kind not in calls or before.field.kind in calls:
@@ -655,7 +658,7 @@ class Answers:
     def _closing(
         self, number: int, arguments: Mapping[str, object], finished: Rendering, at: int
     ) -> Closing:
-        """Return the text of the template after the answer's last own text, which ends at `at`.
+        """Return the template's text after the answer's last own text, which ends at `at`.
 
         Raises:
             RefusedError: no stop token follows it.
@@ -673,7 +676,7 @@ class Answers:
             longer = self._talk.prefix(number + 1, arguments, then=probes)
             next_start = min((o.start for o in longer.own(number + 1)), default=0)
             own_end = max([o.end for o in longer.own(number)], default=0)
-            if not own_end and longer.text.startswith(finished.text[:at]):  # it has no text
+            if not own_end and longer.text.startswith(finished.text[:at]):  # no own text
                 own_end = at
             gap = longer.between(own_end, next_start)
             controls = [*gap.controls(self._control)]
@@ -719,19 +722,19 @@ def merge_touching(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def in_blocks(number: int, rendering: Rendering, start: int, end: int) -> list[tuple[int, int]]:
-    """Return what a template's generation blocks leave of an answer.
+    """Return the ranges of an answer that a template's generation blocks select.
 
-    All of it where a block has all of its texts: a header or a stop token that the tags leave out
-    is generated as well. Else what is in blocks, and the stop token.
+    If one block has all texts of the answer, this is the whole completion, because a header or stop
+    token outside the block is generated too. Otherwise it is the blocks and the stop token.
 
     Args:
-        number: of the answer.
+        number: index of the answer.
         rendering: has the blocks.
-        start: where the completion begins in it.
-        end: after its stop token, which the rendering may not have.
+        start: start of the completion in it.
+        end: end of the completion, after the stop token; may be past the end of the rendering.
 
     Raises:
-        RefusedError: no block has the last text of the answer.
+        RefusedError: no block contains the last text of the answer.
     """
     own = rendering.own(number, start)
     first, last = (own[0].start, own[-1].end) if own else (start, start)

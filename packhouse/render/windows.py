@@ -1,12 +1,12 @@
-"""Windows: conversations that are too long for a pack, as several that fit.
+"""Split conversations that are too long for a pack into windows that fit.
 
 A window is a run of exchanges (a user turn and all up to the next) after the system prompt, which
-each window repeats. Windows are filled from the end, so that the last answer has as much before it
-as fits. What is trained in the conversation is trained in one window, and a window with nothing
-trained is left out; an exchange that does not fit even alone is a window by itself, which pack
-drops and counts. Each window is a conversation that the template renders, so it works with any
-template, and lengths are those of its real tokens. A long row is rendered and tokenized about
-2 log2(exchanges) times per window.
+each window repeats. Windows are filled from the end, so that the last answer has as much context as
+fits. Each trained message is trained in exactly one window, and a window with nothing trained is
+left out. An exchange that does not fit even by itself becomes a window, which pack drops and
+counts. The template renders each window as a conversation, so this works with any template, and
+lengths are counted in real tokens. A long row is rendered and tokenized about 2 log2(exchanges)
+times per window.
 """
 
 from collections.abc import Callable, Generator
@@ -25,23 +25,23 @@ from packhouse.system.arrays import Bools, Float32s, Int64s
 Window = tuple[int, int]
 """First and last exchange, both inclusive."""
 
-_MARGIN = 8  # tokens that a tokenizer may add to those that stand for bytes
+_MARGIN = 8  # tokens that a tokenizer may add to those of the text
 
 
 @dataclass(frozen=True, slots=True)
 class WindowRule:
-    """Turns that fit in one window."""
+    """Decides which conversations fit in one window."""
 
     seq_len: int
-    """Tokens that a window may have."""
+    """Maximum number of tokens in a window."""
     measure: Callable[[pa.Table], Int64s]
-    """FORMATTED table -> tokens of each row; -1 where it has no tokens (it is quarantined)."""
+    """FORMATTED table -> number of tokens in each row; -1 if the row is quarantined."""
 
     def over(self, formatted: pa.Table) -> Bools:
-        """Which rendered rows are too long. Most are shorter in bytes already, and not measured.
+        """Return which rendered rows are too long. Most fit by their bytes and are not tokenized.
 
-        A token stands for a byte or more, so a text of 1,500 bytes has at most 1,508 tokens with
-        those that the tokenizer adds: it fits into 2,048 without being tokenized.
+        A token covers at least one byte, so a text of 1,500 bytes has at most 1,508 tokens,
+        including those that the tokenizer adds, and fits into 2,048.
         """
         num_bytes = pc.binary_length(formatted.column("text")).to_numpy()
         over = num_bytes + _MARGIN > self.seq_len
@@ -53,22 +53,22 @@ class WindowRule:
 def split_to_windows(
     table: pa.Table, config: FormatConfig, fits: Callable[[pa.Table], Bools]
 ) -> tuple[pa.Table, Int64s]:
-    """Split conversations, all of them over-long.
+    """Split over-long conversations into windows.
 
     Args:
-        table: schema VALIDATED.
-        config: what is trained.
-        fits: VALIDATED table -> which of its conversations fit.
+        table: over-long conversations, schema VALIDATED.
+        config: decides which messages are trained.
+        fits: VALIDATED table -> True for each conversation that fits.
 
     Returns:
-        The windows (schema VALIDATED), and the row of `table` that each comes from, rising.
+        The windows (schema VALIDATED), and the row of `table` that each comes from, ascending.
     """
     flat = FlatMessages.of(table["messages"])
     starts, weights, roles = flat.offsets, flat.decide_weights(config), flat["role"].to_pylist()
     edges = [_edges(roles, start, end) for start, end in pairwise(starts.tolist())]
 
     def cut(windows: list[tuple[int, Window]]) -> pa.Table:
-        """Windows of rows as conversations; the system turn is trained in the first one alone."""
+        """Return windows as conversations; the system turn is trained only in a row's first one."""
         ranges, own_weights = list[list[tuple[int, int]]](), list[Float32s | None]()
         for row, (first, last) in windows:
             head = int(starts[row]), edges[row][0]
@@ -100,9 +100,9 @@ def split_to_windows(
 
 
 def _edges(roles: list[str], start: int, end: int) -> list[int]:
-    """Return where each exchange of a conversation begins, and the end of the last."""
+    """Return the start of each exchange of a conversation, and the end of the last."""
     first = start + (roles[start] == ROLES[0])
-    # Several user turns in a row begin one exchange: their answer is to all of them.
+    # Several user turns in a row begin one exchange, because the answer is to all of them.
     begins = [at for at in range(first + 1, end) if roles[at] == "user" and roles[at - 1] != "user"]
     return [first, *begins, end]
 

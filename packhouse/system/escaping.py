@@ -6,7 +6,7 @@ and `[a](http://x)` links to one. There is one function for each output. Letters
 stay unchanged.
 
     for_terminal("a\x1b[2J")       a\x1b[2J, all of it visible
-    for_markdown("[a](http://x)")  &#91;a&#93;(http&#58;//x), shown as it was written
+    for_markdown("[a](http://x)")  &#91;a&#93;(http&#58;//x), shown literally
     markdown_code("a`b")           `a\x60b`, a code span that its text cannot end
 """
 

@@ -149,7 +149,7 @@ class _Phase:
     text: str
     began: float
     task: Any
-    """Task of the display, if there is one."""
+    """Task of the display; None without a display."""
 
 
 _display: Any = None

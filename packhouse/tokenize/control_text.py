@@ -1,11 +1,11 @@
 """Find control tokens forged by data, in all rows at once, and encode them as plain text.
 
-Any tokenizer turns `<|im_end|>` inside a user's message into the real control token. It is forged
-if it overlaps content; in the template's own bytes it is intended. A row with forged tokens is
-encoded by a second tokenizer, in which every control token has a name that no text can contain, and
-the template's tokens are written with these names. Everything else is HF's semantics. A row whose
-control tokens are then not exactly those of the template is refused. Rows without forged text
-(nearly all) cost one look at their control ids.
+Any tokenizer turns `<|im_end|>` inside a user's message into the real control token. A control
+token is forged if it overlaps content; in the template's own bytes it is intended. A row with
+forged tokens is encoded by a second tokenizer, in which every control token has a name that no text
+can contain, and the template's tokens are written with these names. Otherwise it works like HF. A
+row whose control tokens are then not exactly those of the template is refused. For rows without
+forged text (nearly all), only their control ids are checked.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ def find_forged(encoded: EncodedRows, content: Spans, pipeline: Pipeline) -> dic
 
 
 def _stripped(covered: bytes, begin: int) -> tuple[int, int]:
-    """Bytes [begin, ...) of the text without white space at either end."""
+    """Return the range of the bytes, which start at `begin`, without surrounding white space."""
     text = covered.decode()
     left = len(text) - len(text.lstrip())
     begin += len(text[:left].encode())
@@ -84,7 +84,7 @@ def _overlaps(begin: Int64s, end: Int64s, spans: Spans) -> Bools:
 def encode_plain(
     texts: Sequence[str], contents: Sequence[Sequence[tuple[int, int]]], backend: str
 ) -> list[EncodedRow | None]:
-    """Encode texts with contents as plain text; None where the tokenizer has no way to do so.
+    """Encode texts with contents as plain text; None where the tokenizer cannot do so.
 
     Args:
         texts: renderings.
@@ -137,7 +137,7 @@ def _encode_chunk(
 def _template_tokens(
     texts: Sequence[str], contents: Sequence[Sequence[tuple[int, int]]], backend: str
 ) -> list[list[tuple[int, int, int]]]:
-    """Id, first byte and end of the control tokens that are there whatever the contents say."""
+    """Return id, start and end of the template's control tokens, ignoring those in contents."""
     masked = []
     for text, spans in zip(texts, contents, strict=True):
         data = bytearray(text.encode())
@@ -163,7 +163,7 @@ def _template_tokens(
 def _mark(
     text: str, tokens: Sequence[tuple[int, int, int]], names: dict[int, str]
 ) -> tuple[str, Int64s, Int64s]:
-    """Write template tokens by their names: text, name, text, ..., and where pieces begin in both.
+    """Replace template tokens by their names: text, name, text, and so on.
 
     Returns:
         The marked text; the first byte of each piece in it, and in the original text.
@@ -185,7 +185,7 @@ def _mark(
 
 @lru_cache(maxsize=4)
 def _token_finder(backend: str) -> tuple["Tokenizer", dict[int, AddedToken]]:
-    """A tokenizer without a vocabulary: it finds added tokens as HF does, and nothing else."""
+    """Make a tokenizer without a vocabulary, which only finds added tokens, as HF does."""
     from tokenizers import Tokenizer, models
 
     full = load_tokenizer(backend)
@@ -198,7 +198,7 @@ def _token_finder(backend: str) -> tuple["Tokenizer", dict[int, AddedToken]]:
 
 
 def _add_tokens(to: "Tokenizer", full: "Tokenizer", names: dict[int, str]) -> None:
-    """Add the added tokens of `full`, with their flags, some of them under other names."""
+    """Add the added tokens of `full` with their flags, some of them under other names."""
     from tokenizers import AddedToken
 
     to.add_tokens(
@@ -227,7 +227,7 @@ class _RenamedTokenizer:
 
     tokenizer: "Tokenizer"
     to_id: Int32s
-    """Its ids -> ours. Names are not in the vocabulary, so that they get ids above it."""
+    """Its ids -> original ids. Names are not in the vocabulary, so they get ids above it."""
 
     is_name: Bools
     """True where an id is that of such a name."""
@@ -239,9 +239,9 @@ class _RenamedTokenizer:
 
 
 def _rename(backend: str, base: "Tokenizer", names: dict[int, str]) -> _RenamedTokenizer:
-    """Make a tokenizer that knows control tokens (by id) by other names, which no text may hold.
+    """Make a tokenizer with other names for these control tokens (id -> name).
 
-    It is built from the parts of `base`, whose model it shares.
+    No text may contain the names. The tokenizer shares the model of `base`.
     """
     from tokenizers import Tokenizer
 
@@ -251,14 +251,14 @@ def _rename(backend: str, base: "Tokenizer", names: dict[int, str]) -> _RenamedT
         tokenizer.normalizer = base.normalizer
     if base.pre_tokenizer is not None:
         tokenizer.pre_tokenizer = base.pre_tokenizer
-    # New ids count on from the number of entries: where ids have gaps, fill up to the last one.
+    # New ids continue from the number of entries, so fill gaps in the ids up to the last one.
     gaps = pipeline.model_size - tokenizer.get_vocab_size(with_added_tokens=False)
     tokenizer.add_tokens([f"\ue000{number}\ue000" for number in range(gaps)])
     _add_tokens(tokenizer, load_tokenizer(backend), names)
     new_ids = {
         _id_of(tokenizer, names.get(token.id, token.text)): token.id for token in pipeline.added
     }
-    # A vocabulary of 5 ids with the control token 2, which is called otherwise now, at id 5:
+    # A vocabulary of 5 ids, in which control token 2 was renamed and now has id 5:
     # to_id [0 1 2 3 4 2], is_name [0 0 0 0 0 1].
     to_id = np.arange(max(pipeline.model_size, *(new + 1 for new in new_ids)), dtype=np.int32)
     to_id[list(new_ids)] = list(new_ids.values())
@@ -270,10 +270,10 @@ def _rename(backend: str, base: "Tokenizer", names: dict[int, str]) -> _RenamedT
 
 @lru_cache(maxsize=4)
 def _base_tokenizer(backend: str) -> "Tokenizer":
-    """The tokenizer whose model gives no control token for plain text.
+    """Return a tokenizer whose model gives no control token for plain text.
 
-    That is the tokenizer itself, unless its model reaches such an entry of its vocabulary without
-    an added token (Unigram does): then the entry gets another name there too.
+    This is the tokenizer itself, unless its model can produce the entry from the vocabulary without
+    an added token (as Unigram does); then the entry is renamed in the vocabulary too.
     """
     from tokenizers import Tokenizer
 
@@ -290,7 +290,7 @@ def _base_tokenizer(backend: str) -> "Tokenizer":
 
 
 def _hide_controls(backend: str, controls: set[str]) -> str:
-    """Rename vocabulary entries, and drop the merges that lead to them."""
+    """Rename vocabulary entries and drop the merges that produce them."""
     parsed = orjson.loads(backend)
     model = parsed["model"]
     hidden = {text: f"\ue000{text}\ue000" for text in controls}

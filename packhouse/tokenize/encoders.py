@@ -1,12 +1,12 @@
-"""Texts to ids and back: HF `tokenizers`, the reference, and whatever reproduces it faster.
+"""Convert texts to ids and back with HF `tokenizers`, the reference, or with a faster equivalent.
 
-An encoder takes whole texts, recognises added tokens in them and adds none of its own.
-HF encodes 2 to 3 MB/s a core; see `packhouse.tokenize.gate` for when another one is used.
+An encoder takes whole texts, recognises added tokens in them and adds no other tokens. HF encodes
+2 to 3 MB/s per core; `packhouse.tokenize.gate` decides when another encoder is used.
 
-A snapshot is read once (`packhouse.tokenize.loading`) and then independent of transformers. Merges
-are most of its JSON and are not needed for tables, so they are cut off before parsing (Qwen:
-4.6 MB, 0.06 s instead of 0.14). Tables are kept per process; a table takes about 10 bytes per token
-plus its text.
+A snapshot is read once (`packhouse.tokenize.loading`) and is then independent of transformers.
+Merges are most of its JSON and are not needed for tables, so they are cut off before parsing (Qwen:
+4.6 MB, 0.06 s instead of 0.14). Tables are kept per process and take about 10 bytes per token plus
+its text.
 """
 
 import re
@@ -42,12 +42,12 @@ MAX_IDS = 2**24
 
 WORD_MARK = "\u2581"  # SentencePiece writes a space as this
 
-_BLOCK = 2**17  # tokens that are joined at once: they fit the processor's second cache
+_BLOCK = 2**17  # tokens joined at once, so that they fit the processor's L2 cache
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerSnapshot:
-    """A tokenizer as plain data: what decides ids, and what templates may ask for."""
+    """A tokenizer as plain data: everything that decides ids or is available to templates."""
 
     fingerprint: str
     """sha256 over the tokenizer's files and the versions of the libraries that read it."""
@@ -80,8 +80,8 @@ class TokenizerSnapshot:
     """How ids of the class differ from those of tokenizer.json; None if they do not."""
 
     stop_tokens: Mapping[str, str] = field(default_factory=dict)
-    """Text of every token that stops generation -> the file that says so: first those of
-    `generation_config.json`, in its order, then the tokenizer's EOS (`tokenizer`)."""
+    """Text of every stop token -> its source: first those of `generation_config.json`, in its
+    order, then the tokenizer's EOS (`tokenizer`)."""
 
     def __post_init__(self) -> None:
         """Add the EOS, which stops generation wherever nothing else does."""
@@ -98,10 +98,10 @@ class TokenTexts:
     """Bytes of each token."""
 
     widths: Int32s
-    """How many these are, shape [vocab_size]."""
+    """Number of bytes of each token, shape [vocab_size]."""
 
     is_spaced: Bools
-    """Tokens that begin with a space, shape [vocab_size]."""
+    """True for tokens that begin with a space, shape [vocab_size]."""
 
     @staticmethod
     def of(tokens: pa.BinaryArray) -> "TokenTexts":
@@ -133,17 +133,17 @@ class TokenTexts:
         return edges
 
     def differing(self, ids: Int32s, text: Bytes, shortened: Int64s | None = None) -> Int64s:
-        """Find the tokens that are not what the text holds where they come when all are joined.
+        """Find the tokens whose bytes differ from the text at their position.
 
-        Arrow's `take` is two thirds of the time of comparing them one by one, a word at a time.
+        Joining them with Arrow's `take` needs two thirds of the time of comparing one by one.
 
         Args:
             ids: tokens.
-            text: as many bytes as they have, joined.
-            shortened: numbers of tokens whose first byte is missing there, ascending.
+            text: text of the same length as the joined tokens.
+            shortened: indices of tokens whose first byte is missing in the text, ascending.
 
         Returns:
-            Their numbers, ascending.
+            Indices of these tokens, ascending.
 
         Example:
             >>> table = TokenTexts.of(pa.array([b"a", b"to be or not"]))
@@ -174,20 +174,20 @@ class TokenTexts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AddedToken:
-    """One entry of `added_tokens`: text that is recognised before the model sees it."""
+    """One entry of `added_tokens`: text that is recognised before the model runs."""
 
     id: int
     text: str
     is_special: bool
     strips: bool
-    """Includes white space around it, so that it covers more than its text."""
+    """True if it includes white space around it, so that it covers more than its text."""
 
     @property
     def is_control(self) -> bool:
-        """True if contents that hold this text would steer the model: `<|im_end|>`, `<think>`.
+        """True if this text in a content would steer the model, such as `<|im_end|>`, `<think>`.
 
-        Special or not, but for ordinary writing: runs of white space (GPT-2 for code has 24 of
-        them) and, unless special, texts under 3 characters.
+        This includes tokens that are not marked as special, except ordinary text: runs of white
+        space (GPT-2 for code has 24 of them) and, unless special, texts under 3 characters.
         """
         if self.is_special:
             return True
@@ -196,7 +196,7 @@ class AddedToken:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Pipeline:
-    """Facts about a pipeline's tokens, without the means to encode."""
+    """Tables of a pipeline's tokens. Cannot encode."""
 
     added: tuple[AddedToken, ...]
     """Added tokens by id."""
@@ -217,20 +217,20 @@ class Pipeline:
     """True if a space may be put before the text (SentencePiece's dummy prefix)."""
 
     token_bytes: pa.BinaryArray | None
-    """Bytes that each id stands for, if token texts can be turned back to bytes at all."""
+    """Bytes of each id; None if token texts cannot be converted to bytes."""
 
     shown: pa.BinaryArray
-    """Bytes that people are shown for each id: `token_bytes`, or else the vocabulary's own texts,
-    where those of WordPiece have a space for the missing `##`."""
+    """Bytes of each id for display: `token_bytes`, else the texts of the vocabulary, in which a
+    space replaces WordPiece's missing `##`."""
 
     token_texts: TokenTexts | None
-    """The same, ready to be compared with texts."""
+    """`token_bytes`, prepared for comparing with texts."""
 
     is_added: Bools
-    """True where an id is of an added token, shape [vocab_size]."""
+    """True for ids of added tokens, shape [vocab_size]."""
 
     is_control: Bools
-    """True where an id is of a control token, shape [vocab_size]."""
+    """True for ids of control tokens, shape [vocab_size]."""
 
 
 @lru_cache(maxsize=4)
@@ -240,7 +240,7 @@ def read_pipeline(backend: str) -> Pipeline:
     Raises:
         TokenizerError: an id is over `MAX_IDS`.
     """
-    # A quote inside a JSON string is escaped, so this text is the key itself and no token's.
+    # A quote inside a JSON string is escaped, so this text is the key and not part of a token.
     cut = backend.rfind('},"merges":[')
     parsed = orjson.loads(backend if cut < 0 else backend[:cut] + "}}}")
     model, vocab = parsed["model"], parsed["model"]["vocab"]
@@ -272,7 +272,7 @@ def read_pipeline(backend: str) -> Pipeline:
     if unk_id is None and unk_token in tokens:
         unk_id = tokens.index(unk_token)
     normalizers, pre_tokenizers = map(_step_types, (parsed["normalizer"], parsed["pre_tokenizer"]))
-    # Newer files of SentencePiece have a step for it, older ones replace " " by the mark.
+    # Newer files of SentencePiece have a step for it; older ones replace " " by the mark.
     has_word_marks = "Metaspace" in pre_tokenizers or (
         "Replace" in normalizers and WORD_MARK in str(parsed["normalizer"])
     )
@@ -310,11 +310,11 @@ def _step_types(step: dict[str, Any] | None) -> list[str]:
 
 
 def _byte_level(tokens: list[str]) -> pa.BinaryArray:
-    """GPT-2's alphabet back to bytes; a character outside it stands for its own UTF-8.
+    """Convert GPT-2's alphabet to bytes; a character outside it becomes its UTF-8.
 
     It writes byte 0x20 as character 0x120, so the token "\u0120the" is b" the".
     """
-    # Printable Latin-1 is itself, the other bytes are characters 256 and up: a table by code point.
+    # A table by code point: printable Latin-1 is itself, the other bytes are characters 256 and up.
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     table = np.full(256 + len(others) + 1, -1, np.int16)  # the last stands for all beyond it
@@ -330,7 +330,7 @@ def _byte_level(tokens: list[str]) -> pa.BinaryArray:
 
 
 def _word_marked(tokens: list[str]) -> pa.BinaryArray:
-    """SentencePiece texts to bytes: word marks are spaces, `<0xAB>` is one byte."""
+    """Convert SentencePiece texts to bytes: word marks become spaces, `<0xAB>` the byte 0xAB."""
     array = pc.replace_substring(pa.array(tokens, pa.string()), WORD_MARK, " ").cast(pa.binary())
     hexadecimal = re.compile(r"<0x([0-9A-F]{2})>")
     found = ((i, hexadecimal.fullmatch(t)) for i, t in enumerate(tokens) if t.startswith("<0x"))
@@ -355,11 +355,11 @@ Ids = tuple[Int32s, Int64s]
 
 _MATRIX_CELLS = 2**20  # cells of 4 bytes; about a third of them are filled
 _CHUNK_BYTES = 2**20  # an HF `Encoding` takes about 100 bytes per token
-_LISTS = 2**12  # lists that are decoded at once: of 100,000 tokens each, under 2 GB
+_LISTS = 2**12  # lists decoded at once: under 2 GB with 100,000 tokens each
 
 
 class EncoderError(Exception):
-    """A fast encoder cannot read a tokenizer or failed on a text; HF takes its place."""
+    """A fast encoder cannot read a tokenizer or failed on a text; HF is used instead."""
 
 
 class Encoder(Protocol):
@@ -411,7 +411,7 @@ class HFEncoder:
             with limited(int(offsets[end] - offsets[start])):
                 encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
                 rows = [encoding.ids for encoding in encodings]
-            if end - start < len(texts):  # not for a sample
+            if end - start < len(texts):  # skip the progress of a sample
                 advance((end - start) / len(texts))
             lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
             parts.append(np.fromiter(chain.from_iterable(rows), np.int32, lengths[-1].sum()))
@@ -419,10 +419,10 @@ class HFEncoder:
 
 
 class GigatokenEncoder:
-    """Byte-level and SentencePiece BPE about 60 times as fast as HF, where it passes the gate.
+    """Byte-level and SentencePiece BPE, about 60 times as fast as HF, if it passes the gate.
 
-    Takes padded matrices from gigatoken (its flat arrays import awkward: 0.5 s) and cuts the
-    padding off, so a batch is bounded by the size of its matrix.
+    Takes padded matrices from gigatoken and removes the padding, because its flat arrays would
+    import awkward (0.5 s). The size of the matrix limits a batch.
     """
 
     name = "gigatoken"
@@ -469,21 +469,21 @@ class GigatokenEncoder:
 
 @contextmanager
 def _as_encoder_error(what: str) -> Iterator[None]:
-    """Turn whatever gigatoken raises, a panic of its Rust code too, into our error."""
+    """Turn everything that gigatoken raises, including panics of its Rust code, into our error."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:
-        check_interrupted()  # numpy's C API panics where a signal meets its first import
+        check_interrupted()  # numpy's C API panics if a signal interrupts its first import
         first_line = str(error).strip().split("\n")[0]
         raise EncoderError(f"gigatoken {version('gigatoken')} {what}: {first_line}") from error
 
 
 def _matrix_chunks(num_bytes: npt.NDArray[np.integer]) -> Iterator[tuple[int, int]]:
-    """Cut into row ranges whose longest text times their number of rows is bounded.
+    """Yield row ranges in which the longest text times the number of rows is bounded.
 
-    Padded to as many tokens as the longest text has bytes, a range takes at most 4 MiB.
+    If padded to as many tokens as the longest text has bytes, a range takes at most 4 MiB.
     """
     start, longest = 0, 1
     for row, width in enumerate(num_bytes.tolist()):
@@ -501,7 +501,7 @@ _loaded: dict[str, "Tokenizer"] = {}  # the last four: a run has one
 def load_tokenizer(backend: str) -> "Tokenizer":
     """Load a pipeline with `tokenizers` (Qwen: 0.4 s, 150 MB), once per process.
 
-    It has no post-processor: none adds ids here, but some move offsets past leading spaces.
+    The post-processor is removed: none adds ids here, but some move offsets past leading spaces.
     """
     from tokenizers import Tokenizer
 
@@ -510,7 +510,7 @@ def load_tokenizer(backend: str) -> "Tokenizer":
 
 
 def keep(backend: str, tokenizer: "Tokenizer") -> "Tokenizer":
-    """Keep a loaded pipeline for `load_tokenizer`, bare: a first run is 0.4 s shorter by it."""
+    """Keep a loaded pipeline, made bare, for `load_tokenizer`: saves 0.4 s in a first run."""
     if len(_loaded) == 4:
         _loaded.pop(next(iter(_loaded)))
     _loaded[backend] = bare(tokenizer)
@@ -518,14 +518,14 @@ def keep(backend: str, tokenizer: "Tokenizer") -> "Tokenizer":
 
 
 def bare(tokenizer: "Tokenizer") -> "Tokenizer":
-    """Remove everything that adds ids to those of the text, as `load_tokenizer` does."""
+    """Remove everything that adds ids to those of the text, as in `load_tokenizer`."""
     tokenizer.post_processor = None
     tokenizer.encode_special_tokens = False
     return tokenizer
 
 
 def chunks_of(offsets: npt.NDArray[np.integer], max_bytes: int) -> list[tuple[int, int]]:
-    """Cut texts into row ranges of at most `max_bytes`, or of one row where that is longer.
+    """Cut texts into row ranges of at most `max_bytes`, or of a single row that is longer.
 
     Example:
         >>> chunks_of(np.array([0, 2, 4, 10, 11]), max_bytes=4)  # texts of 2, 2, 6 and 1 bytes
@@ -571,7 +571,7 @@ def decode_lists(ids: pa.LargeListArray, snapshot: TokenizerSnapshot) -> pa.Larg
 def decode(
     load: Callable[[], TokenizerSnapshot | None], rows: Sequence[Sequence[int]]
 ) -> list[str]:
-    """Text of each row of ids, control tokens included."""
+    """Return the text of each row of ids, control tokens included."""
     snapshot = load()
     assert snapshot is not None, "the caller loaded it before"
     tokenizer = load_tokenizer(snapshot.backend)

@@ -1,10 +1,10 @@
-"""Choose the encoder: the fast one if it gives the ids of HF, else HF.
+"""Choose the encoder: the fast one if it gives the same ids as HF, otherwise HF.
 
 Fast encoders are young. One is used for a tokenizer only if it gives exactly HF's ids on a fixed
 corpus of known traps (the verdict is cached per tokenizer and version) and, in every run, on a
-sample of the data. After one differing id, an error, or a tokenizer that it cannot read, HF is used
-and the report gives the reason. Text of up to 100 KB always goes to HF. So the ids never depend on
-the encoder, only the time does.
+sample of the data. If one id differs, it fails or it cannot read the tokenizer, HF is used and the
+report gives the reason. Text of up to 100 KB is always encoded by HF. So the choice of encoder
+affects only the time, never the ids.
 """
 
 import threading
@@ -36,23 +36,23 @@ from packhouse.tokenize.offsets import flat_texts, locate_by_widths
 _JUDGING = threading.Lock()
 
 FEW_BYTES = 100_000
-"""Text that goes to HF at once. It counts by shard alone and not by what else a process did, for
-manifests name the encoders, and equal inputs must have equal manifests."""
+"""Up to this size, HF encodes a shard's text without asking. Only the shard's own size counts:
+manifests name the encoders, and equal inputs must give equal manifests."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """An encoder and why it is used."""
+    """An encoder and the reason for using it."""
 
     encoder: Encoder
     gate: str
-    """`passed`, `not asked` or `failed: ` and why the fast encoder is not used."""
+    """`passed`, `not asked`, or `failed: ` and the reason why the fast encoder is not used."""
 
     sample_size: int = 0
-    """Texts of the data on which the fast encoder was compared."""
+    """Number of texts of the data on which the fast encoder was compared."""
 
     def report(self) -> dict[str, object]:
-        """Return what a manifest records."""
+        """Return the entry for the manifest."""
         return {
             "name": self.encoder.name,
             "version": self.encoder.version,
@@ -70,13 +70,13 @@ def choose_encoder(
     """Choose the encoder for some texts.
 
     Args:
-        texts: data that is to be encoded; a sample of it is compared.
+        texts: data to encode; a sample of it is compared.
         snapshot: tokenizer.
         choice: `auto`, `hf` (never another) or `fast` (never HF).
         cache: folder that keeps verdicts on the fixed corpus.
 
     Raises:
-        TokenizerError: `fast`, and the fast encoder cannot be used; says why.
+        TokenizerError: `choice` is `fast` and the fast encoder cannot be used, with the reason.
     """
     if choice == "hf":
         return Choice(encoder=HFEncoder.load(snapshot.backend), gate="not asked")
@@ -96,12 +96,12 @@ def choose_encoder(
 
 
 def _load_fast(snapshot: TokenizerSnapshot, cache: Path | None) -> Encoder:
-    """Load the fast encoder; it is compared on the corpus unless `cache` holds the verdict.
+    """Load the fast encoder, and compare it on the corpus unless `cache` has the verdict.
 
     A second thread waits for the first one's verdict.
 
     Raises:
-        EncoderError: the fast encoder cannot be used; says why.
+        EncoderError: the fast encoder cannot be used, with the reason.
     """
     encoder = f"{GigatokenEncoder.name}-{version(GigatokenEncoder.name)}"
     which = "-file" if snapshot.pipeline == "file" else ""
@@ -141,13 +141,13 @@ def refuse_fast(
 
 
 def first_difference(encoder: Encoder, texts: list[str], snapshot: TokenizerSnapshot) -> str | None:
-    """Say where an encoder's ids first differ from HF's; None if they nowhere do.
+    """Describe where an encoder's ids first differ from HF's; None if they agree.
 
-    Rows that are HF's in any case (see `packhouse.tokenize.tokenizing`) are passed over.
+    Skips rows that are always left to HF (see `packhouse.tokenize.tokenizing`).
 
     Args:
-        encoder: what is judged.
-        texts: what it is to encode.
+        encoder: encoder to check.
+        texts: texts to encode.
         snapshot: the tokenizer.
     """
     array = pa.array(texts, pa.string())
@@ -179,14 +179,14 @@ def first_difference(encoder: Encoder, texts: list[str], snapshot: TokenizerSnap
 
 # Characters on which two libraries may disagree because they know different Unicode versions.
 #
-# Whether a character is a letter decides where words end, and so ids. tokenizers 0.23 goes by
-# Unicode 16 (its normaliser by 9), gigatoken 0.10 by 17: all 1,112,064 characters were tried, and
-# those added since are where they differ. A row that holds such a character, or one that is not
-# assigned yet, is always encoded by HF. Rows in ASCII are not looked at.
+# Ids depend on which characters are letters, since these decide where words end. tokenizers 0.23
+# uses Unicode 16 (its normaliser 9), gigatoken 0.10 uses 17. A test of all 1,112,064 characters
+# showed that they differ in those added since. A row with such a character, or with an unassigned
+# one, is always encoded by HF. Rows in ASCII need no check.
 
 
-# Blocks outside the basic plane that are in common use and did not change for years. Emoji are
-# added every year, but are neither letters nor numbers before or after.
+# Blocks outside the basic plane that are in common use and have not changed for years. Emoji are
+# added every year, but a new one is not a letter or number in any version.
 _SETTLED_ASTRAL = [
     (0x1D400, 0x1D7FF),  # mathematical letters, as in fancy user names
     (0x1F000, 0x1FAFF),  # emoji and pictographs
@@ -194,7 +194,7 @@ _SETTLED_ASTRAL = [
     (0xE0000, 0xE01EF),  # tags of flags, variation selectors
     (0xF0000, 0x10FFFD),  # private use
 ]
-# Basic plane: assigned after Unicode 14, of which older Pythons know, or next to such.
+# Basic plane: assigned after Unicode 14, which is what older Pythons know, or next to such blocks.
 _RECENT_BASIC = [
     (0x0870, 0x089F),
     (0x0C5C, 0x0C5C),
@@ -207,7 +207,7 @@ _RECENT_BASIC = [
 
 
 def find_unicode_drift(texts: pa.StringArray) -> Bools:
-    """Find rows with a character whose nature depends on the Unicode version; shape [num_texts].
+    """Find rows with a character whose class depends on the Unicode version; shape [num_texts].
 
     Example:
         >>> find_unicode_drift(pa.array(["caf\u00e9 \U0001f600", "\u088f", "a"])).tolist()
@@ -225,7 +225,7 @@ def find_unicode_drift(texts: pa.StringArray) -> Bools:
     drifting = [code for code in np.flatnonzero(is_present).tolist() if _is_unsettled(code)]
     if drifting:
         places = np.flatnonzero(np.isin(codes, drifting))
-        # Texts of 3 and 2 characters end at [3 5]: characters 3 and 4 are of the second one.
+        # Texts of 3 and 2 characters end at [3 5]: characters 3 and 4 belong to the second one.
         ends = np.cumsum(pc.utf8_length(chosen).to_numpy())
         found[rows[np.searchsorted(ends, places, "right")]] = True
     return found
@@ -233,9 +233,9 @@ def find_unicode_drift(texts: pa.StringArray) -> Bools:
 
 @lru_cache(maxsize=2**16)
 def _is_unsettled(code: int) -> bool:
-    """Unassigned, recently assigned, or a mark that Unicode 3.2 (the oldest here) did not have.
+    """Return True if it is unassigned, recently assigned, or a mark that Unicode 3.2 lacked.
 
-    Marks change order under normalisation, where a library knows them.
+    3.2 is the oldest version here. Normalisation reorders the marks that a library knows.
     """
     if code >= 0x10000:
         return not any(first <= code <= last for first, last in _SETTLED_ASTRAL)
@@ -256,7 +256,7 @@ def _is_unsettled(code: int) -> bool:
 
 
 CORPUS_VERSION = 1
-"""Raised when the fixed texts change, so that cached verdicts are not used."""
+"""Raise it when the fixed texts change, so that cached verdicts are not used."""
 
 _SAMPLE_ROWS = 200
 _SAMPLE_BYTES = 100_000
@@ -332,14 +332,14 @@ _WRITING = [
 
 
 def adversarial_texts(pipeline: Pipeline) -> list[str]:
-    """Texts that an encoder of this tokenizer has to get right; the same in every process."""
+    """Return texts that an encoder must get right for this tokenizer; the same in every process."""
     units = ("=", "\n", " ", "1", "\u00e9", "ab", "\u4f60")
     runs = [unit * (_RUN // len(unit)) for unit in units]
     return [*short_texts(pipeline), "a" * _LONG_RUN, *runs]
 
 
 def short_texts(pipeline: Pipeline) -> list[str]:
-    """Adversarial texts without the long runs, which take some tokenizers seconds."""
+    """Return the adversarial texts without long runs, which take some tokenizers seconds."""
     texts = [*_WRITING, *_EMOJI, *_MARKS]
     texts += [unicodedata.normalize("NFD", text) for text in _WRITING if not text.isascii()]
     texts += [_script(first, last) for first, last in _SCRIPTS]
@@ -353,10 +353,10 @@ def short_texts(pipeline: Pipeline) -> list[str]:
 
 
 def sample_texts(texts: pa.ChunkedArray) -> list[str]:
-    """A fiftieth of the data, 32 to 200 rows, up to 100 KB: half of it from rows not in ASCII.
+    """Return a fiftieth of the data, 32 to 200 rows and up to 100 KB, half of it not in ASCII.
 
-    HF takes for a fiftieth as long as the fast encoder for all. Rows are chosen by their place, so
-    the same table gives the same sample. Long texts are cut.
+    HF needs as much time for a fiftieth as the fast encoder for everything. Rows are chosen by
+    position, so the same table gives the same sample. Long texts are truncated.
     """
     rows = np.arange(len(texts))
     foreign = rows[~pc.string_is_ascii(texts).to_numpy()]
@@ -376,7 +376,7 @@ def _spread(rows: np.ndarray, size: int) -> np.ndarray:
 def _script(first: int, last: int) -> str:
     """Return all characters of a block in words of growing length."""
     characters = [chr(code) for code in range(first, last)]
-    # Letters a to j in words of 1, 2, 3 and 4: "a bc def ghij"; 7 is followed by 1.
+    # Letters a to j in words of 1, 2, 3 and 4: "a bc def ghij". After length 7 comes 1 again.
     words, length = [], 1
     while characters:
         words.append("".join(characters[:length]))
@@ -386,7 +386,7 @@ def _script(first: int, last: int) -> str:
 
 
 def _around(text: str, number: int) -> str:
-    """An added token next to all kinds of neighbours; every tenth in full, the others short."""
+    """Put an added token next to all kinds of neighbours; every tenth in full, the others short."""
     if number % 10 == 0 or number < 40:
         cut = f"{text[:-1]} {text.upper()}  {text[1:]}{text}"
         return f"{text}a {text} {text}{text}\n{text}\n {cut}.{text}"
@@ -394,7 +394,7 @@ def _around(text: str, number: int) -> str:
 
 
 def _vocabulary(pipeline: Pipeline) -> list[str]:
-    """Pieces of the vocabulary itself, joined in ways that tempt to other merges."""
+    """Join pieces of the vocabulary in ways that invite other merges."""
     if pipeline.token_bytes is None:
         return []
     stride = max(1, len(pipeline.token_bytes) // 12_000)

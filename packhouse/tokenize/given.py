@@ -1,7 +1,7 @@
-"""Rows whose ids are given: ids and text of the hex that `sources.tokenized_format` makes.
+"""Read rows that are already tokenized, from the hex ids that `read.tokenized_format` writes.
 
-Nothing is encoded: the ids that are packed are those that the rows had. Text is made of them for
-what reads text (quality counters, benchmarks, near duplicates, people), and decides no id.
+Nothing is encoded: the packed ids are those of the rows. They are decoded only for readers of text
+(quality counters, benchmarks, near duplicates, people).
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from packhouse.system.arrays import Int32s, Int64s
 from packhouse.tokenize.encoders import TokenizerSnapshot, decode_lists, read_pipeline
 
 GIVEN_VERSION = 1
-"""Rises whenever the same ids would give other tables."""
+"""Raise it when the same ids would give other tables."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,29 +31,29 @@ class GivenTokens:
     """The records of a shard whose ids are given."""
 
     conversations: pa.Table
-    """`tables.VALIDATED`: a message for each run of tokens that are trained alike, as text."""
+    """Schema `tables.VALIDATED`: as text, one message for each run of tokens with the same loss."""
     tokenized: pa.Table
-    """`tables.TOKENIZED`: the same records, with their ids."""
+    """Schema `tables.TOKENIZED`: the same records with their ids."""
     quarantined: pa.Table
-    """`tables.QUARANTINED` without raw bytes: ids that the tokenizer does not have."""
+    """Schema `tables.QUARANTINED` without raw bytes: the refused records."""
 
 
 def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
-    """Make ids and text of records whose contents are ids in hex.
+    """Return ids and text of records whose contents are ids in hex.
+
+    Records are refused with reason `vocabulary` if the tokenizer does not have an id, or `padding`
+    if they have pad tokens at either end that no mask marks.
 
     Args:
-        validated: schema `tables.VALIDATED`, of rows of format `tokenized`.
-        snapshot: the tokenizer that the ids are of.
-
-    Reasons of bad records are `vocabulary`, an id that the tokenizer does not have, and `padding`,
-    pad tokens at either end that no mask names.
+        validated: schema `tables.VALIDATED`, from rows of format `tokenized`.
+        snapshot: the tokenizer of the ids.
     """
     flat = FlatMessages.of(validated["messages"])
     data, bounds = zero_based(*string_bytes(flat["content"]))
     ids = np.frombuffer(bytes.fromhex(data.tobytes().decode("ascii")), ">u4").astype(np.int32)
-    # Where the ids of each message begin: contents of 16 and 8 digits are ids [0, 2) and [2, 3).
+    # Index of each message's first id: contents of 16 and 8 digits are ids [0, 2) and [2, 3).
     bounds = bounds.astype(np.int64) // 8
-    of_record = bounds[flat.offsets]  # where each record's tokens begin
+    of_record = bounds[flat.offsets]  # index of each record's first id
     faults = _faults(flat, ids, bounds, of_record, snapshot)
     if faults:
         is_good = np.ones(validated.num_rows, np.bool_)
@@ -86,13 +86,13 @@ def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
 
 
 def text_of_given(conversations: pa.Table) -> pa.Table:
-    """Return the text of records whose ids are given: their concatenated messages.
+    """Return the text of already tokenized records: their concatenated messages.
 
     Args:
         conversations: from `read_given`.
 
     Returns:
-        Schema `tables.FORMATTED`. Of trained runs it is not known what of them a template wrote.
+        Schema `tables.FORMATTED`. Which text in trained runs a template wrote is unknown.
     """
     flat = FlatMessages.of(conversations["messages"])
     contents = flat["content"]
@@ -123,7 +123,7 @@ def _faults(
     of_record: Int64s,
     snapshot: TokenizerSnapshot,
 ) -> dict[int, tuple[str, str]]:
-    """Record -> reason and detail, of those that the tokenizer cannot have made."""
+    """Return record -> reason and detail, for records that the tokenizer cannot have produced."""
     faults: dict[int, tuple[str, str]] = {}
     pad_id = snapshot.added_tokens.get(snapshot.special_tokens.get("pad_token", ""), -1)
     for row in np.flatnonzero(ids[of_record[1:] - 1] == pad_id).tolist():
@@ -138,7 +138,7 @@ def _faults(
     is_wrong |= ~is_known[np.where(is_wrong, 0, ids)]
     wrong = np.flatnonzero(is_wrong)
     rows = np.searchsorted(of_record, wrong, "right") - 1
-    for row, at in zip(rows[::-1].tolist(), wrong[::-1].tolist(), strict=True):  # the first stays
+    for row, at in zip(rows[::-1].tolist(), wrong[::-1].tolist(), strict=True):  # the first wins
         faults[row] = (
             "vocabulary",
             f"token {at - of_record[row]:,} of the record is {ids[at]:,}, which the tokenizer does "
@@ -148,7 +148,7 @@ def _faults(
 
 
 def _check_padding(faults: dict[int, tuple[str, str]], row: int, ids: Int32s, where: str) -> None:
-    """Refuse a record by the pad tokens that its ids begin with."""
+    """Refuse a record if its ids begin with several pad tokens."""
     number = int(np.argmin(np.append(ids == ids[0], False)))
     if number > 1:  # one may be the end of a turn, or BOS
         faults[row] = (

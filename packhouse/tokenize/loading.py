@@ -1,20 +1,20 @@
-"""Read a tokenizer's folder into a snapshot, with transformers once and never again.
+"""Read a tokenizer's folder into a snapshot, using transformers only the first time.
 
-The class that `AutoTokenizer` picks can change ids, so transformers has to read the folder; it
-costs one to four seconds of import. What it found is kept as JSON under the fingerprint of the
-files, with its own digest; later processes read that (0.02 s) and need only `tokenizers`.
-A kept file whose digest does not match is built again, never trusted.
+The class that `AutoTokenizer` picks can change ids, so transformers has to read the folder. Its
+import takes one to four seconds. The result is kept as JSON under the fingerprint of the files,
+with a digest; later processes read that (0.02 s) and need only `tokenizers`. A kept file whose
+digest does not match is rebuilt, never trusted.
 
-Some classes build a pipeline of their own from the vocabulary of tokenizer.json and ignore the
-rest of that file, so a wrong `tokenizer_class` silently gives other ids than the model was trained
-with. Both are compared when a snapshot is built (Qwen: 0.5 s), by their ids: the JSON differs for
-correct classes too.
+Some classes build their own pipeline from the vocabulary of tokenizer.json and ignore the rest of
+that file, so a wrong `tokenizer_class` silently gives other ids than the model was trained with.
+When a snapshot is built, the ids of both pipelines are compared (Qwen: 0.5 s); their JSON differs
+for correct classes too.
 
-A tokenizer may also be a name, `org/name` of the Hugging Face Hub, pinned to a commit. It is
-resolved once, before any work: from the Hub client's cache if the name is there (no network, 1 ms),
-else from the Hub. What a run works with is `org/name@<commit>`, which each machine finds in its own
-cache or downloads, so that a push in between changes nothing. Only the files that make a tokenizer
-are downloaded, no weights.
+A tokenizer may also be a name on the Hugging Face Hub, `org/name`, pinned to a commit. The name is
+resolved once, before any work: from the Hub client's cache if it is there (no network, 1 ms),
+otherwise from the Hub. The run then uses `org/name@<commit>`, which each machine finds in its own
+cache or downloads, so a push in between changes nothing. Only the files of the tokenizer are
+downloaded, no weights.
 """
 
 import hashlib
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-# `config.json` counts: without it some tokenizers (BERT's) load as another class.
-# `generation_config.json` says which tokens stop generation.
+# `config.json` is included because some tokenizers (BERT's) load as another class without it.
+# `generation_config.json` lists the tokens that stop generation.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -78,8 +78,8 @@ MEMORY_PER_BYTE = 32
 """Bytes of memory that a worker may use per byte of the tokenizer's files and of its texts."""
 
 
-# Shards are formatted by threads of one process, and a first `import transformers` in two threads
-# at once fails: its lazy module is half made when the second one looks.
+# Shards are formatted by threads of one process, and the first `import transformers` fails if two
+# threads run it at once, because the second one sees its lazy module half initialised.
 _LOADING = threading.Lock()
 _IN_PROCESS: dict[tuple[str, Path | None, bool], TokenizerSnapshot] = {}
 
@@ -90,7 +90,7 @@ def pin_tokenizer(tokenizer: str) -> str:
     A folder takes precedence over a name; a name in the Hub client's cache is resolved there.
 
     Raises:
-        TokenizerError: no such folder, and no such name, or the Hub cannot be reached.
+        TokenizerError: there is no such folder or name, or the Hub cannot be reached.
 
     Example:
         >>> pin_tokenizer("deployments/demo/tokenizer")
@@ -104,7 +104,7 @@ def pin_tokenizer(tokenizer: str) -> str:
 
 
 def tokenizer_folder(tokenizer: str | Path) -> Path:
-    """Return the folder of a tokenizer's files: the one given, or that of a pinned name.
+    """Return the folder of a tokenizer's files: the given folder, or that of a pinned name.
 
     Raises:
         TokenizerError: the name's files are not on this machine and cannot be downloaded.
@@ -112,7 +112,7 @@ def tokenizer_folder(tokenizer: str | Path) -> Path:
     match = HUB_NAME.fullmatch(str(tokenizer))
     if match is None or Path(tokenizer).is_dir() or not _COMMIT.fullmatch(match["revision"] or ""):
         return Path(tokenizer)
-    from huggingface_hub import constants  # 15 ms; all of the client takes 0.3 s
+    from huggingface_hub import constants  # 15 ms; the whole client takes 0.3 s
 
     folder = f"models--{match['repo'].replace('/', '--')}/snapshots/{match['revision']}"
     cached = Path(constants.HF_HUB_CACHE) / folder
@@ -140,12 +140,12 @@ def _cached_or_downloaded(repo: str, revision: str, name: str) -> Path:
 
     try:
         cached = snapshot(is_offline=True)
-        if (cached / "tokenizer_config.json").exists():  # else another file of the repository
+        if (cached / "tokenizer_config.json").exists():  # else other files of the repository
             return cached
     except (errors.LocalEntryNotFoundError, errors.HFValidationError):
         pass
     try:
-        # Without network, this fails at once; a list of a commit's files is tried for 23 s.
+        # Without a network, this fails at once, while listing a commit's files retries for 23 s.
         HfApi(**options).model_info(repo, revision=revision, timeout=10)
         return snapshot(is_offline=False)
     except errors.HFValidationError:
@@ -176,7 +176,7 @@ def _cached_or_downloaded(repo: str, revision: str, name: str) -> Path:
 
 
 def run_tokenizer(call: Callable[[], Any], tokenizer: str, num_bytes: int = 0) -> Any:
-    """Do a call in a worker that tokenizes `num_bytes` of text."""
+    """Run a call that tokenizes `num_bytes` of text in a worker."""
     return run_in_worker(
         call,
         what=f"tokenizer '{tokenizer}'",
@@ -187,19 +187,19 @@ def run_tokenizer(call: Callable[[], Any], tokenizer: str, num_bytes: int = 0) -
 
 
 def fingerprint_tokenizer(folder: str | Path) -> str:
-    """Identity of a tokenizer: sha256 over its files and the libraries that read them.
+    """Return the identity of a tokenizer: sha256 over its files and the libraries that read them.
 
-    Reads and hashes the files (Qwen: 11 MB, 0.03 s), again if any changed; imports no library.
+    Reads and hashes the files (Qwen: 11 MB, 0.03 s), and again if any changed. Imports no library.
 
     Args:
-        folder: what `save_pretrained` wrote, or a pinned name (`pin_tokenizer`). Other files in
-            it, such as weights, do not count.
+        folder: folder written by `save_pretrained`, or a pinned name (`pin_tokenizer`). Other files
+            in it, such as weights, are ignored.
 
     Returns:
         64 hex digits. The same files give the same digits in any folder.
 
     Raises:
-        TokenizerError: no such folder, or no tokenizer in it.
+        TokenizerError: there is no such folder, or no tokenizer in it.
     """
     if "://" in str(folder):
         raise TokenizerError(
@@ -208,7 +208,7 @@ def fingerprint_tokenizer(folder: str | Path) -> str:
         )
     folder = tokenizer_folder(folder)
     states = [(file, file.stat()) for file in _tokenizer_files(folder)]
-    # What changes whenever a file's bytes do.
+    # File states that change whenever a file's bytes do.
     return _digest(
         folder,
         tuple((file, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for file, s in states),
@@ -221,10 +221,10 @@ def _digest(folder: Path, states: object) -> str:
 
 
 def fingerprinted_bytes(folder: str | Path) -> bytes:
-    """Return the bytes whose sha256 is the fingerprint, files included: what a store keeps.
+    """Return the bytes whose sha256 is the fingerprint, files included, to keep in the store.
 
     Raises:
-        TokenizerError: as `fingerprint_tokenizer`.
+        TokenizerError: like `fingerprint_tokenizer`.
     """
     pieces = [f"{name}={version(name)}\n".encode() for name in ("transformers", "tokenizers")]
     for file in _tokenizer_files(tokenizer_folder(folder)):
@@ -234,7 +234,7 @@ def fingerprinted_bytes(folder: str | Path) -> bytes:
 
 
 def check_unchanged(tokenizer: str, fingerprint: str) -> None:
-    """Fail if a tokenizer is another one than it was when the run was planned.
+    """Raise an error if a tokenizer has changed since the run was planned.
 
     Raises:
         TokenizerError: its files changed.
@@ -252,15 +252,15 @@ def load_snapshot(
     """Read a tokenizer's folder, offline and without remote code.
 
     Args:
-        folder: what `save_pretrained` wrote, or a pinned name (`pin_tokenizer`).
+        folder: folder written by `save_pretrained`, or a pinned name (`pin_tokenizer`).
         cache: folder to keep the snapshot in; None keeps it for this process only.
-        pipeline: `tokenize.pipeline`: whose pipeline to take, that of tokenizer.json (`file`) or of
-            the class that it loads as (`class`). Where no ids matter, `class` refuses nothing.
+        pipeline: pipeline to use: that of tokenizer.json (`file`) or of the class that it loads as
+            (`class`); see `tokenize.pipeline`. Use `class` if ids do not matter: it refuses none.
 
     Raises:
-        TokenizerError: no tokenizer there, a broken file (named), no fast tokenizer, one whose
-            ids are random (BPE dropout), or one whose class gives other ids than tokenizer.json
-            while `pipeline` is None.
+        TokenizerError: there is no tokenizer, a file is broken (the message names it), the
+            tokenizer is not a fast one or has random ids (BPE dropout), or `pipeline` is None and
+            the class gives other ids than tokenizer.json.
     """
     fingerprint = fingerprint_tokenizer(folder)
     of_file = pipeline == "file"
@@ -299,8 +299,8 @@ def _kept_file(cache: Path, fingerprint: str, *, of_file: bool) -> Path:
 def _build(
     folder: Path, fingerprint: str, cache: Path | None, *, of_file: bool
 ) -> TokenizerSnapshot:
-    # transformers reads other files too (`additional_chat_templates/`, `tokenizer.model.v3`), which
-    # the fingerprint does not know: here it finds only those that it does.
+    # transformers also reads files outside the fingerprint (`additional_chat_templates/`,
+    # `tokenizer.model.v3`), so give it a folder with only those that the fingerprint covers.
     with temporary_folder("tokenizer") as known:
         for each in _tokenizer_files(folder):
             (known / each.name).symlink_to(each.absolute())
@@ -315,9 +315,9 @@ def _build(
 def _read_fields(
     folder: Path, fingerprint: str, known: Path, *, of_file: bool
 ) -> dict[str, object]:
-    """In a worker: fields of the snapshot, as they are kept.
+    """Return the fields of the snapshot in the form in which they are kept. Runs in a worker.
 
-    `known` links to the files of `folder` that the fingerprint knows.
+    `known` links to the files of `folder` that the fingerprint covers.
     """
     with limited(tokenizer_bytes(folder)):
         at("while it is loaded")
@@ -344,7 +344,7 @@ def _read_fields(
 def _pipeline_of_file(folder: Path, known: Path, engine: "Tokenizer") -> "Tokenizer | None":
     """Load tokenizer.json alone, with the tokens that tokenizer_config.json adds; None without it.
 
-    These tokens are the tokenizer's under both pipelines: templates write them.
+    Both pipelines need these tokens, because templates write them.
     """
     from tokenizers import Tokenizer
 
@@ -370,8 +370,8 @@ def _pipeline_of_file(folder: Path, known: Path, engine: "Tokenizer") -> "Tokeni
 def _difference(
     texts: list[str], engine: "Tokenizer", by_file: "Tokenizer", class_name: str
 ) -> str | None:
-    """Say how ids of the class's pipeline differ from those of tokenizer.json; None if nowhere."""
-    if engine.to_str() == by_file.to_str():  # a class that takes the file as it is
+    """Describe how ids of the class differ from those of tokenizer.json; None if they agree."""
+    if engine.to_str() == by_file.to_str():  # the class uses the file unchanged
         return None
     ours, theirs = (
         [encoding.ids for encoding in each.encode_batch_fast(texts, add_special_tokens=False)]
@@ -393,7 +393,7 @@ def _difference(
 
 
 def tokenizer_bytes(folder: str | Path) -> int:
-    """Size of a tokenizer's files, which decides how much memory its worker may take."""
+    """Return the size of a tokenizer's files, which decides how much memory a worker may use."""
     return sum(file.stat().st_size for file in _tokenizer_files(tokenizer_folder(folder)))
 
 
@@ -466,7 +466,7 @@ def _check_names_no_file(folder: Path) -> None:
     """
     try:
         config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):  # it does not load, which is said then
+    except (OSError, ValueError, RecursionError):  # loading it will report this
         return
     usual = ["tokenizer.json"]
     if isinstance(config, dict) and config.get("fast_tokenizer_files", usual) != usual:
@@ -479,7 +479,7 @@ def _check_names_no_file(folder: Path) -> None:
 
 
 def _broken_file(folder: Path, known: Path, error: Exception) -> str:
-    """Name the file that does not parse, or all of them with what the library said."""
+    """Describe the file that does not parse, or list all files with the library's error."""
     for file in _tokenizer_files(folder):
         content = file.read_bytes()
         if not content:
@@ -545,7 +545,7 @@ def _json_problem(name: str, content: bytes) -> str | None:
 def _fields_of(
     tokenizer: "PreTrainedTokenizerFast", folder: Path, by_file: "Tokenizer | None"
 ) -> dict[str, Any]:
-    """Read a loaded tokenizer; `by_file` gives the ids instead of its class, if it is there."""
+    """Return the fields of a loaded tokenizer; `by_file`, if given, replaces its pipeline."""
     engine = tokenizer.backend_tokenizer if by_file is None else by_file
     backend = engine.to_str()
     pipeline = read_pipeline(backend)
@@ -588,11 +588,10 @@ def _fields_of(
 
 
 def _generation_stops(folder: Path, pipeline: Pipeline) -> list[str]:
-    """Texts of the tokens that `generation_config.json` names, of those that a text can hold.
+    """Return the texts of added tokens that `generation_config.json` lists as stop tokens.
 
-    Only added tokens can: the text of another entry of the vocabulary may be encoded otherwise.
-    Many files name ids that the tokenizer does not have (padding of the embedding), so these count
-    for nothing.
+    Other entries of the vocabulary are left out, because their text may be encoded differently. So
+    are ids that the tokenizer does not have (padding of the embedding), which many files list.
     """
     file = folder / GENERATION_CONFIG
     if not file.is_file():

@@ -52,15 +52,15 @@ def dummy_prefixes(
     the caller has to compare the bytes without these spaces with the text.
 
     Args:
-        is_spaced: which tokens begin with a space, shape [num_tokens].
-        edges: where each token begins in the bytes of all, shape [num_tokens + 1].
-        offsets: where each row's tokens begin, shape [num_rows + 1].
+        is_spaced: True for tokens that begin with a space, shape [num_tokens].
+        edges: first byte of each token in the joined bytes of all, shape [num_tokens + 1].
+        offsets: index of each row's first token, shape [num_rows + 1].
         text: bytes of all rows' texts.
-        bases: where each row's text begins, shape [num_rows + 1].
-        is_added: which tokens are added tokens, shape [num_tokens].
+        bases: first byte of each row's text, shape [num_rows + 1].
+        is_added: True for added tokens, shape [num_tokens].
 
     Returns:
-        Numbers of these tokens, rising.
+        Indices of these tokens, ascending.
 
     Example:
         >>> text = b"a<s>b"  # one row of three tokens: " a", "<s>", " b"
@@ -74,8 +74,8 @@ def dummy_prefixes(
     begins_segment[1:] |= is_added[:-1]
     spaced = np.flatnonzero(begins_segment & ~is_added & is_spaced)
     rows = np.searchsorted(offsets, spaced, "right") - 1
-    # Bytes that a row's tokens have too many: as many as it has such spaces, none is in the text;
-    # fewer, some are; others (below 0, say) are no spaces' doing.
+    # Excess bytes of a row's tokens over its text. If there are as many as such spaces, none of the
+    # spaces is in the text; if fewer, some are. Other numbers (such as below 0) have other causes.
     excess = np.diff(edges[offsets]) - np.diff(bases)
     num_spaced = np.bincount(rows, minlength=len(excess))
     is_dummy = (excess == num_spaced)[rows]
@@ -87,9 +87,9 @@ def dummy_prefixes(
 
 
 def _where_text_has_none(rows: Int64s, places: Int64s, text: Bytes, bases: Int64s) -> Bools:
-    """Decide space by space, since each one that is not in the text moves the places behind it.
+    """Decide for each space in turn, since each one missing from the text shifts those after it.
 
-    Goes by rank: the first of every row, then the second of every row, ...
+    Processes the first space of every row, then the second of every row, and so on.
     """
     starts = np.searchsorted(rows, rows)
     ranks = np.arange(len(rows)) - starts
@@ -110,25 +110,25 @@ def _where_text_has_none(rows: Int64s, places: Int64s, text: Bytes, bases: Int64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedRow:
-    """Ids of one row, and the bytes of its own text that each of them covers."""
+    """Ids of one row, and the bytes of its text that each of them covers."""
 
     ids: Int32s
     starts: Int64s
-    """First byte of each token; never falls."""
+    """First byte of each token; never decreases."""
 
     ends: Int64s
-    """Byte behind each token."""
+    """Byte after each token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedRows:
-    """Texts of rows and their ids, each one after another, and the bytes that each id covers."""
+    """Texts of rows and their ids, both concatenated, and the bytes that each id covers."""
 
     text: Bytes
     """Bytes of the texts of all rows."""
 
     bases: Int64s
-    """Where each row's text begins, shape [num_rows + 1]."""
+    """First byte of each row's text, shape [num_rows + 1]."""
 
     ids: Int32s
     """Ids of all rows, shape [num_tokens]."""
@@ -146,15 +146,15 @@ class EncodedRows:
     """Rows whose tokens' bytes, joined, are the text. Shape [num_rows]."""
 
     def text_of(self, row: int) -> str:
-        """Text of one row."""
+        """Return the text of one row."""
         return self.text[self.bases[row] : self.bases[row + 1]].tobytes().decode()
 
     def ids_of(self, row: int) -> Int32s:
-        """Ids of one row."""
+        """Return the ids of one row."""
         return self.ids[self.offsets[row] : self.offsets[row + 1]]
 
     def with_rows(self, rows: dict[int, EncodedRow], pipeline: Pipeline) -> "EncodedRows":
-        """Put other rows in place of some, given by number in rising order."""
+        """Replace some rows, given by index in ascending order."""
         if not rows:
             return self
         ids, starts, ends = [], [], []
@@ -194,13 +194,13 @@ def locate_by_widths(
 
     Args:
         text: bytes of the texts that were encoded.
-        bases: where each text begins, shape [num_texts + 1].
-        ids: their ids, one after another.
-        offsets: where each text's ids begin, shape [num_texts + 1].
-        pipeline: bytes of each id.
+        bases: first byte of each text, shape [num_texts + 1].
+        ids: their concatenated ids.
+        offsets: index of each text's first id, shape [num_texts + 1].
+        pipeline: has the bytes of each id.
 
     Returns:
-        Rows of which those that are not exact hold no usable bytes.
+        The rows. In those that are not exact, the bytes of tokens are unusable.
     """
     tokens, row_lengths, num_ids = pipeline.token_texts, np.diff(bases), np.diff(offsets)
     if tokens is None:
@@ -208,8 +208,8 @@ def locate_by_widths(
         is_empty = (row_lengths == 0) & (num_ids == 0)
         return EncodedRows(text, bases, ids, offsets, nowhere, nowhere, is_empty)
     edges = tokens.edges(ids)
-    # Tokens of [2 3 | 4] bytes: edges [0 2 5 9], at the rows' offsets [0 2 3] they are [0 5 9]. So
-    # rows of 5 and 4 bytes may be exact; whether they are, the bytes themselves say below.
+    # Tokens of [2 3 | 4] bytes have edges [0 2 5 9], and [0 5 9] at the rows' offsets [0 2 3]. So
+    # rows of 5 and 4 bytes may be exact; their bytes are compared below.
     is_exact = np.diff(edges[offsets]) == row_lengths
     shortened = np.zeros(0, np.int64)
     if not is_exact.all() and pipeline.has_word_marks:
@@ -237,7 +237,7 @@ def locate_by_widths(
 
 
 def byte_ranges(text: str, character_ranges: list[tuple[int, int]]) -> tuple[Int64s, Int64s]:
-    """Turn HF's character ranges into byte ranges whose starts never fall.
+    """Turn HF's character ranges into byte ranges whose starts never decrease.
 
     Example:
         >>> starts, ends = byte_ranges("\u00e9a", [(0, 1), (0, 1), (1, 2)])
@@ -269,7 +269,7 @@ class Spans:
 
     @staticmethod
     def of(column: pa.ListArray, bases: Int64s) -> "Spans":
-        """Flatten a column of spans that count from the beginning of each text."""
+        """Flatten a column of spans that are relative to the start of each text."""
         values, offsets = list_items(column)
         shift = np.repeat(bases[:-1], np.diff(offsets))
         starts = values.field("start").to_numpy() + shift
@@ -279,11 +279,11 @@ class Spans:
 
     @property
     def rows(self) -> Int64s:
-        """Row of each span."""
+        """Return the row of each span."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def within(self, row: int, start: int, end: int) -> list[tuple[int, int]]:
-        """Spans of a row inside [start, end) of the text, counted from `start`."""
+        """Return a row's spans, clipped to [start, end) of the text and relative to `start`."""
         own = slice(self.offsets[row], self.offsets[row + 1])
         starts = np.maximum(self.starts[own], start) - start
         ends = np.minimum(self.ends[own], end) - start
@@ -296,7 +296,7 @@ class TrainedRanges:
     """Trained tokens of each row, as half-open ranges of its tokens."""
 
     starts: Int64s
-    """First token of each range, counted from its row's first. Ranges are never empty."""
+    """First token of each range, relative to its row's first. Ranges are never empty."""
 
     ends: Int64s
     """Token after each range."""
@@ -308,20 +308,20 @@ class TrainedRanges:
     """Trained tokens per row."""
 
     is_kept: Bools
-    """Which spans have a range: those in which a token begins."""
+    """True for spans that have a range because a token begins in them."""
 
     straddles_start: int
-    """Spans whose first bytes are in a token that begins before them: it is not trained."""
+    """Number of spans whose first bytes are in a token that begins earlier, so is not trained."""
 
     straddles_end: int
-    """Spans whose last token, which is trained, ends after them."""
+    """Number of spans whose last token, which is trained, ends after them."""
 
 
 def train_ranges(encoded: EncodedRows, spans: Spans) -> TrainedRanges:
     """Find the tokens that begin inside each trained span.
 
     Returns:
-        One range per span that holds the beginning of a token, even if ranges touch.
+        One range per span in which a token begins; adjacent ranges are not merged.
 
     Example:
         >>> edges, row = np.array([0, 2, 3, 7, 9]), np.array([0, 4])  # four tokens of one row
@@ -354,7 +354,7 @@ def train_ranges(encoded: EncodedRows, spans: Spans) -> TrainedRanges:
 
 
 def prompt_ends(spans: Spans) -> Int64s:
-    """Return the numbers of the spans that follow text which is not trained, rising.
+    """Return the indices, ascending, of the spans that follow untrained text.
 
     Example:
         >>> spans = Spans(np.array([1, 3, 5]), np.array([2, 5, 7]), np.array([0, 3]))

@@ -1,29 +1,29 @@
-"""Formatted text to ids and trained ranges: one encoding of each whole rendering.
+"""Convert formatted text to ids and trained ranges, with one encoding of each whole rendering.
 
-Prompt and answer are not encoded apart, since that changes merges at their border, unless inference
-does so and a token crosses it (see below). What is trained follows
-from where tokens begin in the text (`packhouse.tokenize.offsets`), and a control token that
-data forged stays ordinary text (`packhouse.tokenize.control_text`).
-Work goes through a table in slices of 8 MiB of text, so that memory does not grow with it.
+Prompt and answer are not encoded separately, since that changes merges at their boundary, unless
+inference does so and a token crosses the boundary (see below). The trained tokens follow from where
+tokens begin in the text (`packhouse.tokenize.offsets`), and a control token forged by data stays
+ordinary text (`packhouse.tokenize.control_text`). Tables are processed in slices of 8 MiB of text,
+so memory does not grow with their size.
 
     text            Q: hi A: yes</s>                    trained span [8, 16)
     tokens          Q  :  _hi  _A  :  _yes  </s>        (_ is a space)
     begin at bytes  0  1  2    5   7  8     12          trained range [5, 7)
 
-If inference encodes the prompt alone, and one encoding of a record has a token that crosses the end
-of the prompt, the record begins with other ids than inference gives. Such a record is encoded in
-pieces cut there; others (all, of most templates) cost two binary searches.
+Inference encodes the prompt alone. If the encoding of a whole record has a token that crosses the
+end of the prompt, the record begins with other ids than at inference. Such a record is encoded in
+pieces, cut there. The others (with most templates, all) cost two binary searches.
 
     text            a the</s>      trained span [2, 9): the prompt ends with a space
     one encoding    a  _the  </s>
     in pieces       a  _  |  the  </s>
 
-Without such a token, only white space at the end of the prompt can be encoded otherwise: GPT-2's
-pattern leaves the last of several to the word after them, so that two line breaks are one token at
-the end of a text and two before an answer.
+Without such a token, only white space at the end of the prompt can be encoded differently: GPT-2's
+pattern assigns the last of several white-space characters to the word after them, so two line
+breaks are one token at the end of a text and two before an answer.
 
-A later piece goes on in the middle of a text: it gets none of the spaces that SentencePiece puts
-before a text, up to its first added token.
+A later piece continues in the middle of a text, so it does not get the space that SentencePiece
+puts before a text, up to its first added token.
 """
 
 from collections import Counter
@@ -84,7 +84,7 @@ from packhouse.tokenize.offsets import (
 )
 
 VERSION = 1
-"""Rises whenever the same text would give other ids or ranges."""
+"""Raise it when the same text would give other ids or ranges."""
 
 _SLICE_BYTES = 8 * 2**20
 _CHUNK_BYTES = 2**19  # HF encodings with offsets take about 300 bytes per token
@@ -109,8 +109,8 @@ class Tokenized:
     `control_text_rows` (rows), `control_text` (occurrences), `unk_tokens` (tokens)."""
 
     encoder: dict[str, object]
-    """Which encoder was used and why: name, version, gate, sample_size; `rows_by_hf` counts the
-    rows that a fast encoder is not trusted with."""
+    """The encoder and the reason for it: name, version, gate, sample_size; `rows_by_hf` counts the
+    rows that were left to HF because a fast encoder may be wrong on them."""
 
 
 def tokenize_shard(
@@ -118,7 +118,7 @@ def tokenize_shard(
 ) -> dict[str, object]:
     """Write `tokenized.arrow` and `refused.arrow`; both sides of a pair become one record.
 
-    `given` holds ids that rows came with.
+    `given` contains the ids of rows that came already tokenized.
     """
     snapshot = load_snapshot(recipe.tokenizer, cache, recipe.tokenize.pipeline)
     options = {"cut_at_spans": cuts_prompts(recipe)}
@@ -171,7 +171,7 @@ def tokenize_table(
     *,
     cut_at_spans: bool = False,
 ) -> Tokenized:
-    """Encode renderings and mark what is trained.
+    """Encode renderings and mark the trained tokens.
 
     Args:
         formatted: schema `packhouse.records.tables.FORMATTED`.
@@ -180,7 +180,7 @@ def tokenize_table(
         cache: folder for verdicts on the fast encoder; None checks it again in each process.
         cut_at_spans: encode a record in pieces where a token crosses the end of a prompt, as
             inference does. A prompt ends where a trained span follows text that is not trained;
-            answers of which a part is not trained are not cut apart.
+            an answer is not cut at its untrained parts.
 
     Raises:
         TokenizerError: `encoder: fast`, and the fast encoder does not give HF's ids.
@@ -204,7 +204,7 @@ def tokenize_table(
                     )
                 tokenized.append(good)
                 quarantined.append(bad)
-        except EncoderError as error:  # seen on a row that the sample does not hold; HF has none
+        except EncoderError as error:  # on a row outside the sample; HF raises none
             choice = refuse_fast(snapshot, config.encoder, str(error))
             continue
         by_hf = notes.pop("rows_by_hf", 0)
@@ -224,7 +224,7 @@ def _tokenize_slice(
     cut_at_spans: bool,
     notes: Counter[str],
 ) -> tuple[pa.Table, pa.Table]:
-    """Return tokenized and quarantined rows; `notes` are counted up."""
+    """Return tokenized and quarantined rows, and add to the counts in `notes`."""
     pipeline = read_pipeline(snapshot.backend)
     encoded, by_hf = encode_rows(batch.column("text"), encoder, snapshot.backend)
     notes["rows_by_hf"] += by_hf
@@ -291,12 +291,12 @@ def _tokenize_slice(
 def encode_rows(texts: pa.StringArray, encoder: Encoder, backend: str) -> tuple[EncodedRows, int]:
     """Encode texts with an encoder that passed the gate, or with HF.
 
-    A fast encoder's ids are taken where nothing can be in doubt: the tokens' bytes, joined, are the
-    text, and no character is one that libraries may know differently. All other rows (of Alpaca:
-    none) are encoded by HF, ids and offsets.
+    A fast encoder's ids are used only if they are beyond doubt: the joined bytes of the tokens
+    equal the text, and libraries agree on all its characters. All other rows (in Alpaca, none) get
+    ids and offsets from HF.
 
     Returns:
-        The rows, and how many of them the fast encoder is not trusted with, so that HF did them.
+        The rows, and how many of them were left to HF.
 
     Raises:
         EncoderError: the encoder failed, or gave wrong ids for a row without any doubt.
@@ -322,8 +322,8 @@ def encode_rows(texts: pa.StringArray, encoder: Encoder, backend: str) -> tuple[
             starts, ends = byte_ranges(text, one.offsets)
             true_rows[row] = EncodedRow(np.array(one.ids, np.int32), starts, ends)
     merged = rows.with_rows(true_rows, pipeline)
-    # Rows of which HF's own ids decode to exactly their text are exact as well. If they were not
-    # with the fast encoder's ids, those were wrong, and so may be others that nobody compared.
+    # If HF's ids of a row decode to exactly its text and the fast encoder's did not, the latter
+    # were wrong, and so may be others that were not compared.
     wrong = np.flatnonzero(merged.is_exact & ~rows.is_exact & ~is_drifting)
     if len(wrong):
         example = texts[int(wrong[0])].as_py()[:60]
@@ -337,10 +337,10 @@ _BEFORE, _AFTER = 8, 4  # bytes around the end of a prompt
 
 
 def cuts_prompts(recipe: Recipe) -> bool:
-    """Return True if prompts are encoded apart where a token crosses their end.
+    """Return True if prompts are encoded separately where a token crosses their end.
 
-    That is so where a prompt at inference is rendered by a chat template, which ends with the
-    header of the answer; other templates say how to write the border themselves.
+    This applies to chat templates, whose prompts at inference end with the header of the answer.
+    Other templates define the boundary themselves.
     """
     config = recipe.format
     is_chat = config.template not in set(TEMPLATES) - set(CHAT_TEMPLATES)
@@ -354,19 +354,19 @@ def split_prompts(
 
     Args:
         encoded: one encoding of each text.
-        spans: trained spans. A prompt ends where one follows text that is not trained; spans that
-            touch, such as parts of an answer with weights of their own, are one completion.
+        spans: trained spans. A prompt ends where one follows text that is not trained. Adjacent
+            spans, such as separately weighted parts of an answer, are one completion.
         written: spans of the row's own texts, in which no prompt ends.
         contents: spans in which control-token text is plain text; None if there are none.
         backend: the pipeline.
 
     Returns:
         The rows, and the number of prompts that were cut off. A row that the tokenizer cannot
-        encode with plain contents stays as it is.
+        encode with plain contents stays unchanged.
     """
     ends = prompt_ends(spans)
-    # Text [10, 20) is the row's: a span that begins at 14 is a part of an answer with weights, and
-    # so is one that begins at 20 if another one ends at 10: the text between is a thought, say.
+    # Text [10, 20) is the row's: a span that begins at 14 is a weighted part of an answer. So is
+    # one that begins at 20 if another one ends at 10: the text between may be a thought.
     before = np.searchsorted(written.starts, spans.starts[ends], "left") - 1
     text_ends = np.append(written.ends, -1)[before]
     goes_on = np.isin(np.append(written.starts, -1)[before], spans.ends)
@@ -379,7 +379,7 @@ def split_prompts(
     cuts: dict[int, set[int]] = {}
     num_split = 0
     while is_due.any():
-        changed: dict[int, int] = {}  # row -> number of prompts that are newly cut off
+        changed: dict[int, int] = {}  # row -> number of prompts cut off in this pass
         for row, place in zip(rows[is_due].tolist(), places[is_due].tolist(), strict=True):
             if place not in cuts.setdefault(row, set()):
                 cuts[row].add(place)
@@ -392,15 +392,15 @@ def split_prompts(
         }
         num_split += sum(changed[row] for row in new)
         encoded = encoded.with_rows(new, read_pipeline(backend))
-        # Pieces hold other tokens than the whole had: one may cross another prompt's end.
+        # The tokens of pieces differ from those of the whole, and may cross another prompt's end.
         is_due = are_crossed(encoded, spans)[ends] & np.isin(rows, list(new))
     return encoded, num_split
 
 
 def _ends_otherwise(text: Bytes, places: Int64s, backend: str) -> Bools:
-    """Return, for each place, if white space before it is encoded otherwise at the end of a text.
+    """Return, for each place, if the ids of white space before it depend on what comes after.
 
-    Tried on the white space and the character after it, once for all places that have the same.
+    Encodes the white space and the character after it, once for all places with the same ones.
     """
     is_white = np.zeros(256, np.bool_)
     is_white[list(b" \t\n\v\f\r")] = True
@@ -410,7 +410,7 @@ def _ends_otherwise(text: Bytes, places: Int64s, backend: str) -> Bools:
     tried = np.flatnonzero(is_otherwise)
     if not len(tried):
         return is_otherwise
-    # "hi \n\nYes", at "Y": the bytes before it are 0 0 0 0 0 32 10 10, those from it on 89 0 0 0.
+    # "hi \n\nYes", at "Y": the bytes before are 0 0 0 0 0 32 10 10, the bytes from there 89 0 0 0.
     before = text.take(places[tried, None] + np.arange(-_BEFORE, 0), mode="clip")
     after = text.take(places[tried, None] + np.arange(_AFTER), mode="clip")
     before[~np.logical_and.accumulate(is_white[before][:, ::-1], axis=1)[:, ::-1]] = 0
@@ -436,11 +436,10 @@ def _ends_otherwise(text: Bytes, places: Int64s, backend: str) -> Bools:
 def _encode_in_pieces(
     cuts: dict[int, list[int]], encoded: EncodedRows, contents: Spans | None, backend: str
 ) -> dict[int, EncodedRow]:
-    """Encode rows in pieces, and join these; a row of which one cannot be encoded is left out.
+    """Encode rows in pieces and join the pieces. Leaves out rows with a piece that fails.
 
-    Text between a cut and the next added token is a piece of its own, an inner one, before which
-    nothing is put. `a the</s>[INST] b`, cut at 2: `a ` and `the`, which is inner, and
-    `</s>[INST] b`.
+    Text between a cut and the next added token is a separate inner piece, which gets no space in
+    front. `a the</s>[INST] b`, cut at 2, gives `a `, the inner piece `the`, and `</s>[INST] b`.
     """
     is_added = read_pipeline(backend).is_added
     pieces: dict[int, list[tuple[int, int, bool]]] = {}  # row -> first byte, end, is it inner
@@ -482,7 +481,7 @@ def _encode_in_pieces(
 
 @lru_cache(maxsize=4)
 def _without_prefix(backend: str) -> str:
-    """The pipeline without spaces before the text; most have none."""
+    """Return the pipeline without the step that adds a space before a text; most have none."""
     parsed = orjson.loads(backend)
     before = {name: parsed[name] for name in ("normalizer", "pre_tokenizer")}
     after = {name: _no_prefix(step) for name, step in before.items()}
@@ -490,9 +489,9 @@ def _without_prefix(backend: str) -> str:
 
 
 def _no_prefix(step: Any) -> Any:
-    """A step of a pipeline, with those inside it, that puts nothing before a text; None: no step.
+    """Return a step, with its nested steps, that adds nothing before a text; None if none is left.
 
-    Steps that do are `Prepend`, `Metaspace`, and those with `add_prefix_space`.
+    `Prepend`, `Metaspace` and steps with `add_prefix_space` add a space there.
     """
     if step is None or step["type"] == "Prepend":
         return None

@@ -292,7 +292,7 @@ def test_preparing_a_published_version_says_whether_the_ref_moved(place, cache, 
     rollback(str(place / "store"), "demo")
     state = again()
     assert (state.name, ref(place)) == ("Held", first)
-    assert f"but 'latest' points to {first}, and publishing it again leaves that alone" in (
+    assert f"but 'latest' points to {first}, and publishing again does not move it" in (
         state.message
     )
 

@@ -295,13 +295,13 @@ def _weights(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 _MOST_TEXTS = 2
-"""Examples of a kind of change that are shown with their text."""
+"""Number of examples per kind of change that are shown with their text."""
 _BEFORE, _AFTER = 12, 30
-"""Tokens that are shown before the first one that differs, and from it on."""
+"""Number of tokens shown before the first difference, and from there on."""
 _MOST_KEYS = 20
-"""Settings or counts of a table."""
+"""Maximum number of settings or counts shown per table."""
 _VALUE = 30
-"""Characters of a setting's value."""
+"""Maximum number of characters shown of a setting's value."""
 
 _SHOWN_KINDS = {
     "added": "added",
@@ -315,9 +315,9 @@ _SHOWN_KINDS = {
 }
 
 _READ_OTHERWISE = "edited (same row, read or split differently)"
-"""Where the files of both versions are the same."""
+"""Description of edited rows if both versions have the same source files."""
 
-# Keys of counts that other counts say better.
+# Counts that are omitted because other counts are clearer.
 _INNER = ("length_histogram", "lower_bound", "num_bins", "num_sequences", "sides.", ".filtered.")
 _ENDS = (".rows_in", ".tokens_in")
 
@@ -369,7 +369,7 @@ def _print_facts(found: Diff) -> None:
         seen: list[object] = []
         rows = []
         for key, pair in changed.items():
-            # 47,369 -> 46,221 rows that validate puts out go through each step behind it.
+            # A change in the rows of validate (47,369 -> 46,221) repeats in each later step.
             if name != "counts" or pair not in seen:
                 rows.append((key, *_short(*pair)))
             seen.append(pair)
@@ -383,7 +383,7 @@ def _print_facts(found: Diff) -> None:
 
 
 def _short(old: object, new: object) -> tuple[object, ...]:
-    """Return both values in a few letters, but numbers as they are.
+    """Shorten both values to a few characters; numbers are unchanged.
 
     Example:
         >>> _short(["length(output) > 20", "lang = 'en'"], None)
@@ -425,7 +425,7 @@ _WITH_TEXT = ("edited", "changed_tokens", "changed_masks")
 
 
 class _Texts:
-    """Prints a record before and after, from shortly before where it differs."""
+    """Prints a record of both versions, starting shortly before the first difference."""
 
     def __init__(
         self, found: RecordDiff, old: OpenVersion, new: OpenVersion, tokenizers: Path
@@ -455,7 +455,7 @@ class _Texts:
 
 
 def _shown(tokens: Tokens, start: int, pipeline: Pipeline) -> str:
-    """Some tokens as text, those that are trained between {+ and +}."""
+    """Return tokens as text, with trained ones between {+ and +}."""
     ids, mask = (each[start : start + _BEFORE + _AFTER] for each in tokens)
     text = plain(runs_of(ids.tolist(), mask.astype(np.bool_), pipeline))
     more = " ..." if start + len(ids) < len(tokens[0]) else ""

@@ -7,19 +7,19 @@ these columns are fetched, and the query then runs on them. To read whole packs 
 
     ask "select avg(num_trained) from packs" -> packs:num_trained -> labels, seq_lengths of `data`
 
-A file gets a local copy of its size that holds its footer and the columns asked for, and holes
-where the others are:
+Each file gets a sparse local copy of the same size, which contains the footer and the requested
+columns, with holes in place of the others:
 
     [ PAR1 | hole | num_tokens | hole | num_tokens | hole | footer ]
                     row group 0         row group 1
 
-The whole file's digest is not known then, so other things are checked: each answer of the store
-says the size of the object, which must be the manifest's, and its tag, which must stay the same;
-the footer's rows must be the manifest's; and readers check the checksum of each page (CRC32,
-`contracts.read_batches`). A hole that is read all the same is an error: zeros are no page.
+The digest of the whole file cannot be checked in this case. Instead, the size in each response of
+the store must match the manifest, the object's tag must not change, the footer must have as many
+rows as the manifest, and readers check the CRC32 of each page (`contracts.read_batches`). Reading a
+hole is an error, because zeros are not a valid page.
 
-The footer is a stranger's: it is parsed in a worker, and what it says is bounded by the size of
-the file before anything is asked for.
+The footer is untrusted. It is parsed in a worker, and its byte ranges are checked against the size
+of the file before any request.
 """
 
 import re
@@ -363,7 +363,7 @@ class Views:
         except duckdb.Error as error:
             if self.errors:
                 raise self.errors[0] from None
-            # No error of ours: the query itself is wrong.
+            # Not an error raised by packhouse: the query itself is wrong.
             raise self.question.blames(self._explain(error)) from None
 
     def _explain(self, error: Exception) -> str:
@@ -684,7 +684,7 @@ def _pieces(
     pieces = []
     for group in map(footer.row_group, range(footer.num_row_groups)):
         for chunk in map(group.column, wanted):
-            # The dictionary page, if there is one, comes before the data pages of its column.
+            # An optional dictionary page comes before the data pages of its column.
             start = min(chunk.data_page_offset, chunk.dictionary_page_offset or size)
             end = start + chunk.total_compressed_size
             if not 0 <= start <= end <= size:

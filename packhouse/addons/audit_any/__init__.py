@@ -1,1 +1,1 @@
-"""`packhouse audit`: what rows of any tool would teach; also of rows whose ids a source gives."""
+"""`packhouse audit`: check tokens and masks of rows from any tool, also in tokenized sources."""

@@ -3,9 +3,9 @@
     report = packhouse.audit("prepared/", "Qwen/Qwen2.5-0.5B-Instruct")
     report.is_clean, report.counts["untrained"]
 
-Rows with `input_ids` are checked as they are, whether TRL, Axolotl, LLaMA-Factory or your own code
-wrote them. Other rows are raw: they are prepared into a temporary folder as `packhouse.prepare`
-would, and the report shows what that audit found.
+Rows with `input_ids` are checked without changes, whether TRL, Axolotl, LLaMA-Factory or your own
+code wrote them. Other rows are raw. They are prepared in a temporary folder, as by
+`packhouse.prepare`, and the report shows the findings of its audit.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ from packhouse.system.wording import by_name, counted
 from packhouse.tokenize import load_snapshot
 from packhouse.tokenize.encoders import Pipeline, read_pipeline
 
-# Finding -> (what is wrong, what to do).
+# Problem and remedy of each finding.
 MEANINGS = {
     "untrained": ("no trained token", "drop them or fix their mask: their loss is 0 or NaN"),
     "empty": ("no tokens, or only padding", "drop them"),

@@ -1,4 +1,4 @@
-"""`packhouse audit DATA`: what rows would teach, whoever prepared them."""
+"""`packhouse audit DATA`: check the tokens and masks of rows prepared by any tool."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from packhouse.addons.audit_any.audit import AuditReport
 
 FOUND = 4
-"""Exit code: something was found."""
+"""Exit code if there are findings."""
 
 
 @click.command()

@@ -321,7 +321,7 @@ class _Scan:
             key[1]: found[key] for key in found if isinstance(key, tuple) and key[0] == "unended"
         }
         truncated = unended.pop(longest, _Found())
-        # One longest row is no evidence of a limit: it counts as unended, like the shorter ones.
+        # A single longest row does not prove a limit, so it counts as unended like shorter ones.
         if truncated.number == 1 and unended:
             unended[longest], truncated = truncated, _Found()
         found["truncated"] = truncated

@@ -1,1 +1,1 @@
-"""Templates of dart-math, and datasets made as its users make them."""
+"""Templates of dart-math, and datasets created in the same way as in dart-math."""

@@ -1,8 +1,9 @@
-"""Templates of constant texts around questions and answers, under dart-math's names for them.
+"""Create templates from constant texts around questions and answers, with dart-math's names.
 
-`{sys_prompt}{query_prompt}QUESTION{prompt_after_query}{resp_prompt}{prompt_before_resp}ANSWER{EOS}`:
-the prompt loses spaces at its end, since the first token of an answer has its space in itself.
-`delim` parts further turns.
+`{sys_prompt}{query_prompt}QUESTION{prompt_after_query}{resp_prompt}{prompt_before_resp}ANSWER{EOS}`
+
+Spaces at the end of the prompt are removed, because the first token of an answer includes its
+space. `delim` separates further turns.
 """
 
 import json
@@ -27,10 +28,7 @@ TEXTS = (
 
 @cache
 def dart_math() -> dict[str, dict[str, str]]:
-    """Texts of dart-math's templates, by the name that a recipe gives them.
-
-    Compared with dart-math's PROMPT_TEMPLATE_ID2DICT.
-    """
+    """Return the texts of dart-math's templates (PROMPT_TEMPLATE_ID2DICT), by their recipe name."""
     file = resources.files(__name__.rpartition(".")[0]).joinpath("dart_math.json")
     texts = json.loads(file.read_text(encoding="utf-8"))
     return {f"dart-math/{name}": own for name, own in texts.items()}
@@ -42,14 +40,15 @@ def dart_math_template(name: str, ends: Ends) -> str:
 
 
 def texts_to_jinja(texts: Mapping[str, Any], ends: Ends) -> str:
-    """Return the chat template that writes constant texts around the turns of a conversation.
+    """Return a chat template that writes constant texts around the turns of a conversation.
 
     Args:
-        texts: by names of `TEXTS`, those that are not empty; `id` and `model_ids` say nothing.
-        ends: what begins a text of the tokenizer. A BOS that the texts begin with stands once.
+        texts: texts by name, from `TEXTS`; missing ones are empty. `id` and `model_ids` are
+            ignored.
+        ends: special tokens of the tokenizer. BOS is not repeated if the texts begin with it.
 
     Raises:
-        ConfigError: another name, or a value that is no text.
+        ConfigError: a name is unknown, or a value is not a string.
     """
     for name, value in texts.items():
         if name not in ("id", "model_ids") and not (name in TEXTS and isinstance(value, str)):

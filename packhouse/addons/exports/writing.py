@@ -369,10 +369,10 @@ def _refuse_lossy(rows: Iterator[pa.RecordBatch], export_format: str) -> Iterato
 
 
 def check_published_exports(exports: Sequence[ExportConfig], packed: PackFacts) -> None:
-    """Refuse an export of more shards than a set has packs.
+    """Reject exports with more shards than a set has packs.
 
     Raises:
-        ConfigError: says how many packs the set has.
+        ConfigError: an export has too many shards; the message gives the number of packs.
     """
     for side, planned in packed.sides.items():
         sets = {set_name(side, name): own["packs"] for name, own in planned.by_source.items()}
@@ -384,10 +384,10 @@ def check_published_exports(exports: Sequence[ExportConfig], packed: PackFacts) 
 def write_published_export(
     work: Work[FilesParameters], parameters: ExportParameters, folder: Path
 ) -> FilesFacts:
-    """Write each set in the format, flat in the folder, as the files of a step must lie.
+    """Write each set in the format, without subfolders, as required for the files of a step.
 
     Raises:
-        ConfigError: the format cannot hold the rows' class.
+        ConfigError: the format cannot represent the labels of the rows.
     """
     data = [(receipt.facts.files[0], receipt) for receipt in work.inputs(FILES)]
     staged = folder / ".export"
@@ -425,7 +425,7 @@ def write_published_export(
     "--to",
     "export_format",
     required=True,
-    metavar="FORMAT",  # no `Choice`: `export_version` says why there is no such format
+    metavar="FORMAT",  # no `Choice`: `export_version` has a better error message
     help=f"One of {', '.join(FORMATS)}.",
 )
 @click.option("--split", "splits", multiple=True, help="Export only this split. May be repeated.")

@@ -1,1 +1,1 @@
-"""`packhouse init`: what files hold, and the settings of a source that reads them right."""
+"""`packhouse init`: detect the contents of files and propose source settings to read them."""

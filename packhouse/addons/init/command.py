@@ -46,15 +46,15 @@ from packhouse.tokenize import load_snapshot, run_tokenizer
 
 _SHOWN_ROWS = 3
 _SHOWN_EXAMPLES = 2
-"""Of each candidate."""
+"""Number of example rows shown per candidate."""
 _SHOWN_TOKENS = 400
 _SHOWN_FIELDS = 60
 _LEAST_SEQ_LEN, _MOST_SEQ_LEN = 2048, 32_768
 _MAX_FILES = 200
-"""Files of one path that are looked at."""
+"""Maximum number of files surveyed per path."""
 _REPEATS = "its text also appears in other fields"
 _UNDECIDED = 7
-"""Exit code where a person has to choose."""
+"""Exit code if the user has to choose a reading."""
 
 
 @click.command()
@@ -154,7 +154,7 @@ def init(
     lengths = np.concatenate([[1], *(sample["num_tokens"].to_numpy() for sample in samples)])[1:]
     if not len(lengths) and len(samples) == len(trials):
         raise SourceError("\n".join(refusals))
-    # The least power of two that all rows fit.
+    # The smallest power of two that fits all rows.
     fits = 2 ** int(np.ceil(np.log2(lengths.max(initial=_LEAST_SEQ_LEN))))
     raw["pack"]["seq_len"] = int(np.clip(fits, _LEAST_SEQ_LEN, _MOST_SEQ_LEN))
     root = out.absolute().parent
@@ -193,7 +193,7 @@ def init(
 def _look_at(
     path: str, given: Mapping[str, Any], rules: ValidateConfig, folder: Path
 ) -> list[Proposal]:
-    """Propose how the files of a path are read: together if they are alike, else each by itself."""
+    """Propose one reading for all files of a path, or one for each file if they differ."""
     files = find_files(SourceConfig(path=path))
     proposals = []
     with step_progress("read", min(len(files), _MAX_FILES)):
@@ -226,10 +226,10 @@ def _look_at(
 
 
 def _check_header(found: Survey) -> None:
-    """Refuse columns whose names are the first row of a file without names.
+    """Check that the first line of a table contains column names, not values.
 
     Raises:
-        SourceError: says what to write above it.
+        SourceError: the file has no header; the message suggests a header line.
     """
     if found.file_format not in ("csv", "csv_semicolon", "tsv", "xlsx"):
         return
@@ -240,7 +240,7 @@ def _check_header(found: Survey) -> None:
     for name, held in found.fields.items():
         is_sentence = len(name.split()) > 4 or name.rstrip().endswith("?")
         is_value = held.has_few_values and len(held.values) < found.num_rows / 2
-        # pandas calls a column without a name 0: there it stands above texts, not numbers.
+        # pandas names an unnamed column 0, so a number above a column of texts is a valid name.
         is_number = name.strip().isdigit() and all(
             str(row.get(name) or "0").strip().isdigit() for row in examples
         )
@@ -253,7 +253,7 @@ def _check_header(found: Survey) -> None:
 
 
 def _sources(proposals: Sequence[Proposal]) -> list[dict[str, Any]]:
-    """Sources of a recipe, with names of their own where files have the same name."""
+    """Return the recipe's sources, numbering names that several files share."""
     names = [source_name(SourceConfig(path=each.path)) for each in proposals]
     sources = []
     for number, (each, name) in enumerate(zip(proposals, names, strict=True), 1):
@@ -265,8 +265,11 @@ def _sources(proposals: Sequence[Proposal]) -> list[dict[str, Any]]:
 def _template(
     sources: Sequence[Mapping[str, Any]], given: str, tokenizer: str, cache: Path
 ) -> dict[str, Any]:
-    """The sections `format` and `pack` for rows of these formats. `given`: a template, or ""."""
-    formats = {source["format"] for source in sources} - {"tokenized"}  # no template writes it
+    """Return the `format` and `pack` sections for the sources' formats.
+
+    `given` is the template chosen by the user, or "" for the usual one.
+    """
+    formats = {source["format"] for source in sources} - {"tokenized"}  # needs no template
     for alone in ("text", "classification", "kto"):
         if alone in formats and len(formats) > 1:
             others = ", ".join(sorted(formats - {alone}))
@@ -286,7 +289,7 @@ def _template(
 
 
 def _tried(proposal: Proposal, source: SourceConfig, folder: Path) -> SourceConfig:
-    """The source itself, or examples of it where it was not read whole."""
+    """Return the source itself, or a source with its examples if it was only read in part."""
     if not proposal.survey.part:
         return source
     path = folder / f"{source_name(source)}.jsonl"
@@ -301,7 +304,7 @@ def _refusals(
     trials: Sequence[Trial],
     refused: Sequence[pa.Table],
 ) -> list[str]:
-    """Say why a run of the recipe would stop, with counts, and the one option to change."""
+    """Return messages with the reasons why a run would stop, with counts and the option to set."""
     said = []
     for proposal, trial in zip(proposals, trials, strict=True):
         said += [
@@ -339,7 +342,7 @@ def _refusals(
     return said
 
 
-# What a person sees.
+# Terminal output.
 
 
 def _show_candidates(
@@ -351,7 +354,7 @@ def _show_candidates(
     *,
     as_json: bool,
 ) -> None:
-    """Print the ways to read each file, with rows of each, and the command that takes it."""
+    """Print the possible readings of each file, with example rows and commands to choose one."""
     found = []
     start_phase("rendering examples")
     for proposal in proposals:
@@ -400,13 +403,13 @@ def _show_candidates(
 
 @dataclass(frozen=True, kw_only=True)
 class _Example:
-    """Rows of a candidate as they would be trained."""
+    """Example rows of a candidate, rendered and tokenized."""
 
     candidate: Candidate
     recipe: Recipe
     rows: pa.Table
     why_not: str | None
-    """Why they cannot be."""
+    """Reason why the rows cannot be rendered, or None."""
 
 
 def _example(candidate: Candidate, tokenizer: str, cache: Path) -> _Example:
@@ -433,7 +436,7 @@ def _example(candidate: Candidate, tokenizer: str, cache: Path) -> _Example:
 
 
 def _command(path: str, tokenizer: str, out: Path, settings: Mapping[str, Any]) -> str:
-    """The command that writes a recipe with these settings."""
+    """Return the command that writes a recipe with these settings."""
     parts = ["packhouse", "init", path, "--tokenizer", tokenizer, "-o", str(out)]
     for key, value in settings.items():
         is_plain = isinstance(value, str) and value.isidentifier()
@@ -443,7 +446,7 @@ def _command(path: str, tokenizer: str, out: Path, settings: Mapping[str, Any]) 
 
 
 def _show(proposal: Proposal, sample: pa.Table | None, recipe: Recipe, cache: Path) -> None:
-    """Print what was found in a source, and rows of it with trained tokens in green."""
+    """Print the findings for a source, and example rows with trained tokens in green."""
     _show_file(proposal, proposal.reading)
     print_text(f"proposed: {json.dumps(proposal.settings, ensure_ascii=False)}", 2)
     if sample is not None:
@@ -466,7 +469,7 @@ def _show_rows(
     pipeline = pipeline_of(
         partial(load_snapshot, recipe.tokenizer, tokenizers, recipe.tokenize.pipeline)
     )
-    # From the beginning, the middle and the end.
+    # Rows from the beginning, the middle and the end.
     places = np.unique(np.linspace(0, sample.num_rows - 1, _SHOWN_ROWS).astype(int))
     for row in rows_with_masks(sample.take(places)):
         ids, trained = (row[name][:_SHOWN_TOKENS] for name in ("input_ids", "trained"))
@@ -482,7 +485,7 @@ def _show_rows(
 
 
 def file_facts(proposal: Proposal) -> str:
-    """Return what was found, as one line for people."""
+    """Return a one-line summary of a file: format, size, rows and shapes."""
     found = proposal.survey
     what = f"{proposal.num_files:,} files, " if proposal.num_files > 1 else ""
     size = proposal.size
@@ -495,7 +498,7 @@ def file_facts(proposal: Proposal) -> str:
 
 
 def field_lines(proposal: Proposal, reading: Reading | None) -> list[str]:
-    """Return what each field holds, and its use."""
+    """Return one line per field with its type and use."""
     found = proposal.survey
     why = explained(found)
     ignored = set(reading.settings.get("ignored_fields") or ()) if reading is not None else set()
@@ -537,7 +540,7 @@ def _of_lengths(lengths: Any, num_good: int) -> str:
     )
 
 
-# The recipe, with comments that say what was seen and why each setting is there.
+# The recipe, with comments on the findings and the reason for each setting.
 
 _WHY = {
     "encoding": "the file is not UTF-8",
@@ -558,7 +561,7 @@ _FORMATS = {
 
 
 def path_in_recipe(path: str, folder: Path) -> str:
-    """Return a path as a recipe in `folder` names it."""
+    """Return a path relative to the folder of the recipe; addresses are unchanged."""
     if "://" in path:
         return path
     return os.path.relpath(Path(path).expanduser(), folder)
@@ -570,10 +573,10 @@ def recipe_text(
     """Return a recipe as YAML with comments.
 
     Args:
-        raw: the recipe; its sources are those of `proposals`, in their order.
-        proposals: what was found.
-        lengths: lines about tokens, for `pack`.
-        name: of the recipe's file, for the command to run.
+        raw: the recipe; its sources are in the same order as `proposals`.
+        proposals: findings for each source.
+        lengths: comment lines on token counts, for the `pack` section.
+        name: path of the recipe file, for the commands in the first comment.
     """
     lines = [
         "# Written by `packhouse init`.",
@@ -623,5 +626,5 @@ def _line(key: str, value: Any, why: str = "") -> str:
 
 
 def _comment(text: str, indent: int = 0) -> str:
-    """A comment in one line, whatever a file's name or field holds."""
+    """Return a one-line YAML comment, with control characters of file and field names escaped."""
     return " " * indent + "# " + for_terminal(text)

@@ -1,7 +1,7 @@
-"""Choose how a file is read, if there is one way; else hold the candidates for a person to choose.
+"""Choose the reading of a file, or collect the candidates if the user has to choose.
 
-Each reading is tried on examples from all over the file, by the code of a run: which rows become
-conversations, and which text nobody would read.
+Each reading is tried on examples from the whole file, with the code of a real run. The trial counts
+rows that become conversations, bad rows, and fields whose text is not read.
 """
 
 import hashlib
@@ -32,30 +32,30 @@ from packhouse.system.progress import advance
 from packhouse.system.wording import counted
 
 _RARE = 0.1
-"""Share of a file's rows that may be of no reading; they are bad rows."""
+"""Largest share of a file's rows that may not fit any reading; they become bad rows."""
 _FOUND = ("encoding", "file_format", "rows_at", "table")
-"""Settings that are of the file, not of its rows."""
+"""Settings that describe the file, not its rows."""
 _MAX_CANDIDATES = 6
 _SAMPLE_ROWS = 500
 
 
 @dataclass(slots=True)
 class Trial:
-    """What became of rows of a source."""
+    """Result of reading the rows of a source."""
 
     num_rows: int = 0
     num_dropped: int = 0
     bad: Counter[str] = field(default_factory=Counter)
-    """Reason -> rows."""
+    """Number of bad rows by reason."""
     first_bad: dict[str, str] = field(default_factory=dict)
-    """Reason -> its first row, and what is wrong."""
+    """First bad row and its fault, by reason."""
     unread: Counter[str] = field(default_factory=Counter)
-    """Field with text that nobody reads -> rows."""
+    """Number of rows with unread text, by field."""
     num_good: int = 0
     ids: set[bytes] = field(default_factory=set)
-    """Of the conversations in `sample`."""
+    """Record ids of the conversations in `sample`."""
     sample: pa.Table | None = None
-    """Conversations from all over the source, and the longest one."""
+    """Conversations spread over the source, including the longest of each shard."""
     rejected: pa.Table | None = None
     row_format: str = "text"
 
@@ -67,10 +67,10 @@ class Trial:
 
 
 def try_source(source: SourceConfig, rules: ValidateConfig) -> Trial:
-    """Read all rows of a source, as the step validate does.
+    """Read all rows of a source, as the validate step does.
 
     Raises:
-        PackhouseError: a run of the source would end with it.
+        PackhouseError: the error that a run of the source would raise.
     """
     trial = Trial()
     shards = scan_source(source)
@@ -100,7 +100,7 @@ def try_source(source: SourceConfig, rules: ValidateConfig) -> Trial:
 
 
 def _spread(table: pa.Table, number: int) -> npt.NDArray[np.int64]:
-    """Rows from all over a table, and the one with the longest messages."""
+    """Return indices of rows spread over a table, including the row with the longest messages."""
     if table.num_rows <= number:
         return np.arange(table.num_rows)
     messages = table["messages"].combine_chunks()
@@ -121,7 +121,8 @@ def render_sample(
     """Render and tokenize the conversations of a trial.
 
     Returns:
-        Their records, schema `tables.TOKENIZED`; those refused; and the bytes that were rendered.
+        The records (schema `tables.TOKENIZED`), the refused records, and the amount of rendered
+        text.
     """
     assert trial.sample is not None
     with temporary_folder("sample") as folder:
@@ -142,47 +143,47 @@ def render_sample(
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A reading, and what it gives on examples."""
+    """A reading and its result on the examples."""
 
     reading: Reading
     trial: Trial
     source: SourceConfig
-    """Reads the examples."""
+    """Source that reads the examples."""
     numbers: Sequence[int]
-    """Numbers of the examples in the file."""
+    """Row numbers of the examples in the file."""
 
     @property
     def is_usable(self) -> bool:
-        """True if most rows give a conversation."""
+        """True if more than half of the rows become conversations."""
         return self.trial.num_good * 2 > self.trial.num_rows - self.trial.num_dropped
 
     @property
     def is_complete(self) -> bool:
-        """True if it leaves out no text."""
+        """True if no text is left unread."""
         return not self.trial.unread
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """What a file holds, and how it is read."""
+    """Contents of a file and the proposed reading of its rows."""
 
     path: str
-    """For a recipe: a file, a folder, a glob or an address."""
+    """Path for the recipe: a file, folder, glob or address."""
     survey: Survey
     reading: Reading | None
-    """The one reading; None: a person has to choose one of `candidates`."""
+    """The chosen reading, or None if the user has to choose one of `candidates`."""
     candidates: Sequence[Candidate] = ()
     num_files: int = 1
     size: int = 0
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Keys of a recipe's source besides `path`."""
+        """Keys of the recipe's source, except `path`."""
         assert self.reading is not None
         return self.settings_of(self.reading)
 
     def settings_of(self, reading: Reading, more_ignored: Iterable[str] = ()) -> dict[str, Any]:
-        """Those of a reading."""
+        """Return the keys of the recipe's source for a reading, except `path`."""
         settings = {**self.survey.settings, **reading.settings}
         ignored = dict.fromkeys([*settings.get("ignored_fields", ()), *more_ignored])
         if reading.reads and settings.get("format") != "mixed":
@@ -193,7 +194,7 @@ class Proposal:
 
 
 def explained(survey: Survey) -> dict[str, str]:
-    """Fields that need no reading -> why."""
+    """Return the fields that can be ignored, with the reason."""
     found = {name: explanation(name, held, survey.num_rows) for name, held in survey.fields.items()}
     return {name: why for name, why in found.items() if why is not None}
 
@@ -201,16 +202,16 @@ def explained(survey: Survey) -> dict[str, str]:
 def propose(
     survey: Survey, given: Mapping[str, Any], rules: ValidateConfig, folder: Path
 ) -> Proposal:
-    """Find the readings of a file, and take one if it is the only one.
+    """Find the readings of a file and choose one if it is unambiguous.
 
     Args:
-        survey: of the file.
-        given: settings of its source that a person gave; with `format` they are the reading.
-        rules: for its rows.
-        folder: examples are written there.
+        survey: survey of the file.
+        given: source settings from the user; if they include `format`, they define the reading.
+        rules: validation rules for the rows.
+        folder: folder for temporary files with examples.
 
     Raises:
-        SourceError: nothing tells how its rows are read.
+        SourceError: no reading fits, or the rows have shapes that one source cannot read.
     """
     proposal = Proposal(path=survey.file.uri, survey=survey, reading=None, size=survey.file.size)
     given = {key: value for key, value in given.items() if key not in survey.settings}
@@ -250,7 +251,7 @@ def propose(
 
 
 def _given(survey: Survey, given: Mapping[str, Any]) -> Reading:
-    """The reading that settings say."""
+    """Return the reading defined by the user's settings."""
     config = SourceConfig(path="", **given)
     reads: dict[str, str] = {}
     names = list(survey.fields)
@@ -274,7 +275,7 @@ def _candidates(
     rules: ValidateConfig,
     folder: Path,
 ) -> list[Candidate]:
-    """Every reading of a layout with what it gives on the examples, the best first."""
+    """Try all readings of a layout on its examples and return them, the best first."""
     found: list[Candidate] = []
     ignored = given.get("ignored_fields", ())
     for reading in readings_of(layout, survey.fields):
@@ -298,7 +299,7 @@ def _candidates(
 
 
 def _bad_rows(failed: Candidate) -> str:
-    """Say why the rows of a reading are bad, and what helps."""
+    """Return a message with the most frequent fault of a reading's rows and its fix."""
     trial = failed.trial
     ((reason, number),) = trial.bad.most_common(1)
     helps = "Fix the rows"
@@ -322,7 +323,7 @@ def _try(
     rules: ValidateConfig,
     folder: Path,
 ) -> Candidate:
-    """Read the examples of a layout."""
+    """Try a reading on the examples of a layout."""
     rows = b"".join(map(as_line, layout.rows))
     path = folder / f"{hashlib.sha256(rows).hexdigest()[:16]}.jsonl"
     path.write_bytes(rows)
@@ -344,10 +345,11 @@ def _try(
 
 
 def _only_one(candidates: Sequence[Candidate], survey: Survey) -> Candidate | None:
-    """The candidate that is sure and leaves out no text, if no other one may be meant.
+    """Return the candidate that is sure and complete, or None if another one could be meant.
 
-    Another one may be if it is sure as well and trains a field that the first leaves out, even
-    where this repeats what is read, as the best of several answers does.
+    Another candidate could be meant if it reads all fields of the first and more. It also could if
+    it is sure and trains a field that the first leaves out, even if that field repeats text that is
+    read, such as the best of several answers.
     """
     sure = [each for each in candidates if each.reading.is_sure]
     structured = [each for each in sure if each.reading.settings["format"] != "text"]
@@ -356,7 +358,7 @@ def _only_one(candidates: Sequence[Candidate], survey: Survey) -> Candidate | No
         return None
     first = complete[0]
     if any(each.reading.reads.keys() > first.reading.reads.keys() for each in candidates):
-        return None  # it says more
+        return None  # the other one reads more fields
     for other in structured:
         left_out = other.reading.trained - first.reading.reads.keys()
         is_held = any(survey.fields[name].kind != "nothing" for name in left_out)
@@ -367,7 +369,7 @@ def _only_one(candidates: Sequence[Candidate], survey: Survey) -> Candidate | No
 
 
 def _join(readings: Sequence[Reading]) -> Reading | None:
-    """One reading for rows of several; None if their settings contradict each other."""
+    """Combine several readings into one, or return None if their settings conflict."""
     if not readings:
         return None
     if all(each.settings == readings[0].settings for each in readings):
@@ -391,7 +393,10 @@ def _join(readings: Sequence[Reading]) -> Reading | None:
 
 
 def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
-    """Say why no reading of a layout can be taken, and what helps. `failed`: a likely one."""
+    """Return a message with the reason why a layout has no usable reading, and the fix.
+
+    `failed` is a likely reading of which most rows are bad, or None.
+    """
     row = layout.rows[0]
     if isinstance(row, dict) and {"role", "content"} <= row.keys():
         return (

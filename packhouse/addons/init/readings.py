@@ -1,10 +1,11 @@
-"""How rows of a file may be read: every reading that their fields allow, and what each leaves out.
+"""Find all possible readings of a file's rows, with the fields that each leaves out.
 
-Names and values only find readings and put them in order. `proposals` takes one if it is the only
-one that fields of known names have, and leaves no text over; else a person chooses.
+Field names and values only produce readings and rank them. `proposals` accepts a reading if it is
+the only one based on known field names and leaves no text unread; otherwise the user chooses.
 
-    {"query": ..., "reply": ...}                  one: query asks, reply answers
-    {"query": ..., "original": ..., "reply": ...} query or original asks; the other is left out
+    {"query": ..., "reply": ...}                  one reading: query asks, reply answers
+    {"query": ..., "original": ..., "reply": ...} two: query or original asks, and the other is
+                                                  left out
 """
 
 import re
@@ -22,7 +23,7 @@ from packhouse.read.row_formats import MESSAGE_FIELDS, row_format_of, row_format
 from packhouse.read.text_formats import TextFields
 from packhouse.system.wording import counted
 
-# Words of names. Those of `_LIKELY_*` are no evidence: they only make candidates.
+# Words in field names. Words in `_LIKELY_*` are not evidence; they only produce candidates.
 
 _QUESTION = (
     "question instruction prompt query ask user human problem request input inputs 问题 提问 问 "
@@ -46,7 +47,7 @@ _SYSTEM = "system sys persona".split()
 _REASONING = "reasoning thinking thought thoughts cot rationale chain_of_thought".split()
 _TOOLS = ("tools", "functions", "available_tools", "tool_definitions")
 _FILLERS = frozenset("text content body string message msg prompt field".split())
-"""Last words of a name that say nothing: `question_text`."""
+"""Last words that are ignored, as in `question_text`."""
 _GOOD = frozenset("chosen preferred better best good winning accepted positive".split())
 _BAD = frozenset(
     "rejected dispreferred wrong incorrect bad worse worst negative losing non".split()
@@ -56,15 +57,15 @@ _LABEL_WORDS = frozenset(
     "topic subject domain tag tags lang language license licence model dataset split subset author "
     "difficulty level score len length count num name file path".split()
 )
-"""Words of names of ids, sources, categories and the like."""
+"""Words in names of ids, sources, categories and other metadata."""
 _ORIGIN_WORDS = _LABEL_WORDS - frozenset(
     "type kind category categories topic subject domain tag tags level difficulty score".split()
 )
-"""Those of names that tell where a text is from, not what it is."""
+"""Words in names of fields that describe the origin of a text rather than its content."""
 _SCORES = ("similarity", "similarity_score", "score", "label", "is_duplicate")
-"""Names of how alike two texts are."""
+"""Names of fields with the similarity of two texts."""
 _DIALOG = frozenset("dialog dialogue dialogs conversation conversations turns chat talk".split())
-"""Words of names of lists of texts that are turns."""
+"""Words in names of fields that contain turns as a list of texts."""
 
 _CLASSES = frozenset(("label", "class", "intent", "sentiment", "emotion", "target"))
 _SPEAKER_KEYS = ("role", "from", "speaker", "sender", "author", "who", "name", "user")
@@ -78,10 +79,10 @@ _ASSISTANTS = frozenset(
     "机器人 答 医生".split()
 )
 _MAX_EMPTY = 0.1
-"""Share of rows of a layout that may be of no format; they are bad rows."""
+"""Largest share of a layout's rows that may not fit a format; they become bad rows."""
 _MAX_CLASSES = 200
 _SHOWN = 6
-"""Candidates that are shown."""
+"""Number of candidates shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,17 +90,17 @@ class Reading:
     """One way to read the rows of a file."""
 
     settings: Mapping[str, Any]
-    """Keys of a recipe's source."""
+    """Keys of the recipe's source."""
     reads: Mapping[str, str] = field(default_factory=dict)
-    """Field of the file -> what it is read as."""
+    """Role of each field that is read, by the field's name in the file."""
     is_sure: bool = True
-    """False where nothing but the order of fields, or a likely name, tells what they are."""
+    """False if only the order of the fields or a likely name suggests the roles."""
     template: str = ""
-    """The recipe's template, if it is not the usual one."""
+    """Template of the recipe, unless it is the usual one."""
 
     @property
     def trained(self) -> set[str]:
-        """The fields that are trained."""
+        """Names of the fields that are trained."""
         return {name for name, ours in self.reads.items() if ours in _TRAINED}
 
 
@@ -110,11 +111,11 @@ _TRAINED = {
 
 
 def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
-    """Return how rows of one layout may be read, the most likely first.
+    """Return all readings of one layout, the most likely first.
 
     Args:
-        layout: at least one row.
-        fields: what the fields hold in the whole file.
+        layout: a layout with at least one example.
+        fields: counts of each field's values over the whole file.
 
     Example:
         >>> rows = Layout(0, 1, [(0, {"id": 1, "query": "1 + 1?", "reply": "It is 2."})])
@@ -126,7 +127,7 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         is_known = row_format_of(rows[0], {}) == "messages"
         return [Reading(settings={"format": "messages"})] if is_known else []
     rows = [row for row in rows if isinstance(row, dict)]
-    if not rows or {"role", "content"} <= rows[0].keys():  # of these, a row is one message
+    if not rows or {"role", "content"} <= rows[0].keys():  # each row is a single message
         return []
     found = [
         *_natural(rows, fields),
@@ -140,13 +141,13 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
     found = found or list(_plain(rows, fields))
     different: list[Reading] = []
     for each in found:
-        # One that reads less than another and trains the same is no reading of its own.
+        # Drop a reading that uses fewer fields than another one and trains nothing else.
         is_less = any(
             each.reads.keys() < {n for n, ours in other.reads.items() if ours != "reasoning"}
             and "answer, as JSON" not in other.reads.values()
             and each.trained <= other.trained
             and (other.is_sure or not each.is_sure)
-            and each.settings["format"] != "text"  # a model that writes such texts, or sorts them
+            and each.settings["format"] != "text"  # training on the text itself or on its class
             for other in found
         )
         if not is_less and not any(dict(each.reads) == dict(d.reads) for d in different):
@@ -157,7 +158,7 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
     return sorted(different, key=lambda each: not each.is_sure)
 
 
-# Formats whose fields the rows have.
+# Formats whose field names occur in the rows.
 
 
 def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Iterator[Reading]:
@@ -194,7 +195,7 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
             settings["fields"] = dict(more)
         reads = {theirs: ours for ours, theirs in (names | more).items()}
         rest = [each for each in rows[0] if each not in reads]
-        # Next to annotations, a reading trains what nobody meant.
+        # If the text has annotations next to it, training on the text alone may be wrong.
         is_marked = name == "text" and any(
             isinstance(value, list) and value and isinstance(value[0], dict)
             for row in rows
@@ -212,7 +213,10 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
 
 
 def _classes(text: str, names: Sequence[str], fields: Mapping[str, Field]) -> Iterator[Reading]:
-    """Readings that sort a text: by each field of few values that is no source, language or id."""
+    """Yield classification readings of a text, one for each field with few distinct values.
+
+    Fields with a source, language or id are skipped.
+    """
     for name in names:
         held = fields.get(name)
         if held is None or not held.has_few_values or set(_words(name)) & _ORIGIN_WORDS:
@@ -235,7 +239,7 @@ def _classes(text: str, names: Sequence[str], fields: Mapping[str, Field]) -> It
 
 
 def _add_classes(settings: dict[str, Any], label: Field | None) -> bool:
-    """Put the classes of labels into settings; False if the field holds no labels."""
+    """Add the class names of a label field to settings; return False if it contains no labels."""
     if label is None or not label.has_few_values or not 0 < len(label.values) <= _MAX_CLASSES:
         return False
     texts = [value for value in label.values if isinstance(value, str)]
@@ -251,7 +255,10 @@ def _add_classes(settings: dict[str, Any], label: Field | None) -> bool:
 
 
 def _beside(row_format: str, names: Sequence[str], rows: Sequence[Any]) -> dict[str, str]:
-    """The fields that hold a passage to the question and the answer's reasoning, where read."""
+    """Return the fields with a question's context and an answer's reasoning, by role.
+
+    Roles that the format does not read are left out.
+    """
     texts = _texts_of(names, rows)
     known = {"reasoning": _best(texts, _REASONING)}
     optional = row_formats()[row_format].optional
@@ -261,7 +268,7 @@ def _beside(row_format: str, names: Sequence[str], rows: Sequence[Any]) -> dict[
     return {part: name for part, name in known.items() if name is not None and part in optional}
 
 
-# Messages, whatever their field and their parts are called.
+# Messages with any names of their field and keys.
 
 
 def _messages(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
@@ -276,7 +283,7 @@ def _messages(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
 
 
 def _of_messages(name: str, rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
-    """Readings of rows with messages in the field `name`.
+    """Yield readings of rows with messages in the field `name`.
 
     Example:
         >>> said = [{"speaker": "human", "text": "1+1?"}, {"speaker": "bot", "text": "2"}]
@@ -302,7 +309,7 @@ def _of_messages(name: str, rows: Sequence[dict[str, Any]]) -> Iterator[Reading]
         return
     row_format = "sharegpt" if speaker == "from" and content == "value" else "chat"
     if not any(len({message[speaker] for message in messages}) > 1 for messages in talks):
-        return  # of one speaker alone: a prompt, or an answer
+        return  # only one speaker: a prompt or an answer
     ours = {"role": speaker, "content": content}
     usual = {"role": "from", "content": "value"} if row_format == "sharegpt" else {}
     fields = {key: theirs for key, theirs in ours.items() if theirs != usual.get(key, key)}
@@ -331,7 +338,7 @@ def _key_in_all(
 
 
 def _roles_of(speakers: list[list[str]]) -> list[dict[str, str]]:
-    """Roles of the speakers that go by names of their own; several where nothing tells."""
+    """Return roles for unknown speaker names, in several ways if the roles are ambiguous."""
     unknown = list(dict.fromkeys(n for names in speakers for n in names if n not in SPEAKERS))
     roles: dict[str, str] = {}
     for name in unknown:
@@ -341,7 +348,7 @@ def _roles_of(speakers: list[list[str]]) -> list[dict[str, str]]:
         if role:
             roles[name] = role
     rest = [name for name in unknown if name not in roles]
-    if len(rest) == 2 and not roles:  # who speaks first may ask
+    if len(rest) == 2 and not roles:  # the first speaker is probably the user
         first = Counter(names[0] for names in speakers).most_common(1)[0][0]
         both = sorted(rest, key=lambda name: name != first)
         parts = ("user", "assistant")
@@ -351,7 +358,7 @@ def _roles_of(speakers: list[list[str]]) -> list[dict[str, str]]:
     return [] if rest else [roles]
 
 
-# Question and answer in fields of their own.
+# Question and answer in separate fields.
 
 
 def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Iterator[Reading]:
@@ -361,7 +368,7 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         if sum(isinstance(row[name], str) for row in rows) > (1 - _MAX_EMPTY) * len(rows)
     ]
     if any(name.lower() in _SCORES for name in rows[0]):
-        # Of `text1` and `text2` with a score, neither answers the other.
+        # If `text1` and `text2` come with a score, neither is an answer to the other.
         stems = Counter(re.sub(r"[\W_]*\d$", "", name) for name in texts)
         texts = [name for name in texts if stems[re.sub(r"[\W_]*\d$", "", name)] == 1]
     free = [n for n in texts if not _words_of_label(n) and _rank(n, _SYSTEM) is None]
@@ -378,13 +385,13 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
 
 
 def _called(names: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Those of the names that are of the known ones, the clearest first."""
+    """Return the names that match known ones, the best match first."""
     ranked = [(rank, name) for name in names if (rank := _rank(name, known)) is not None]
     return [name for _, name in sorted(ranked, key=lambda item: item[0])]
 
 
 def _has_text(name: str, fields: Mapping[str, Field]) -> bool:
-    """Return True if a field holds text, or short values of several words."""
+    """Return True if a field contains text, or short values of several words."""
     if name not in fields or fields[name].num_texts:
         return True
     return any(
@@ -396,7 +403,10 @@ def _has_text(name: str, fields: Mapping[str, Field]) -> bool:
 def _pair(
     question: str, answer: str, texts: Sequence[str], rows: Sequence[Any], *, is_sure: bool
 ) -> Iterator[Reading]:
-    """A question and its answer, with what stands beside them; with the reasoning and without."""
+    """Yield readings of a question and its answer, with and without the reasoning.
+
+    Both include the context and the system prompt if the rows have them.
+    """
     rest = [name for name in texts if name not in (question, answer)]
     contexts = [name for name in rest if name.lower() in _CONTEXT]
     row_format, ours = "prompt_completion", ("prompt", "completion")
@@ -420,7 +430,7 @@ def _pair(
 
 
 def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Iterator[Reading]:
-    """A text that is trained whole, where a row has one alone."""
+    """Yield readings that train all of a text, if it is the only text of a row."""
     texts = [name for name in _texts_of(rows[0], rows) if _has_text(name, fields)]
     if len(texts) == 1 and texts[0] != "text" and _rank(texts[0], _QUESTION) is None:
         is_named = texts[0].lower() in _PLAIN
@@ -434,11 +444,11 @@ def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         yield from classes if is_named else ()
 
 
-# A good and a bad answer.
+# Preferred and rejected answers.
 
 
 def _preferences(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
-    """Two answers whose names say which is better: `better_output` and `worse_output`."""
+    """Yield a reading of two answers ranked by their names: `better_output`, `worse_output`."""
     words = {name: set(_words(name)) for name in rows[0]}
     bad = [name for name in words if words[name] & _BAD]
     pairs = [
@@ -462,7 +472,10 @@ _SPLITS = frozenset("train training test testing val valid validation dev eval".
 
 
 def _with_splits(reading: Reading, fields: Mapping[str, Field]) -> list[Reading]:
-    """A reading; two where a field says which rows are for training and which for tests."""
+    """Return a reading, or two if a field assigns rows to training and test splits.
+
+    The first reads only the training rows, and the second reads all rows.
+    """
     for name, held in fields.items():
         values = {str(value).lower(): value for value in held.values}
         train = values.get("train") or values.get("training")
@@ -475,7 +488,7 @@ def _with_splits(reading: Reading, fields: Mapping[str, Field]) -> list[Reading]
 
 
 def _with_speakers(reading: Reading, rows: Sequence[dict[str, Any]]) -> list[Reading]:
-    r"""A reading; several where prompts name their speakers, which a chat template does as well.
+    r"""Return a reading, or several if its prompts name the speakers, as chat templates also do.
 
     Example:
         >>> rows = [{"prompt": "User: Hi\nBot:", "completion": " Hello"}]
@@ -503,7 +516,7 @@ def _with_speakers(reading: Reading, rows: Sequence[dict[str, Any]]) -> list[Rea
 def _with_verdicts(
     reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
 ) -> list[Reading]:
-    """A reading; several where a `label` says that some of its answers are bad, as KTO's does."""
+    """Return a reading, or several if a boolean `label` marks some answers as bad, as in KTO."""
     settings, label = reading.settings, fields.get("label")
     is_read = "label" in reading.reads or "label" not in rows[0]
     if is_read or label is None or False not in label.values or label.kind != "true or false":
@@ -520,7 +533,7 @@ def _with_verdicts(
     return [good, *both]
 
 
-# Rows that `select` makes messages, or question and answer, of.
+# Rows that `select` turns into messages, or into a question and an answer.
 
 
 def _sql(name: str) -> str:
@@ -528,9 +541,9 @@ def _sql(name: str) -> str:
 
 
 _KEYS = {"chat": ("role", "content"), "sharegpt": ("from", "value")}
-"""Format -> the fields of a message that it reads."""
+"""Keys of a message's speaker and content, by format."""
 _BESIDE = ("system", "system_prompt", "tools")
-"""Fields that formats of messages read, too."""
+"""Other fields read by formats with messages."""
 _PROMPTS = (*_QUESTION, "messages")
 
 
@@ -553,11 +566,11 @@ def _made_of_lists(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
 
 
 Made = tuple[dict[str, str], dict[str, str], bool]
-"""`select`, field -> read as, whether it is sure."""
+"""The `select` setting, roles by field name, and True if the reading is sure."""
 
 
 def _nested(rows: Sequence[Mapping[str, Any]], row_format: str) -> Iterator[Made]:
-    """Messages in an object."""
+    """Yield readings of messages nested in an object."""
     if any(_are_messages([row[name] for row in rows], row_format) for name in rows[0]):
         return
     for outer in rows[0]:
@@ -574,7 +587,7 @@ def _nested(rows: Sequence[Mapping[str, Any]], row_format: str) -> Iterator[Made
 
 
 def _parts_of_gemini(rows: Sequence[Mapping[str, Any]]) -> Iterator[Reading]:
-    """Messages as Google's API has them: roles `user` and `model`, texts in `parts`."""
+    """Yield a reading of Gemini messages: roles `user` and `model`, and texts in `parts`."""
     said = [message for row in rows for message in row.get("contents") or ()]
     if not said or not all(
         isinstance(message, dict)
@@ -595,7 +608,10 @@ def _parts_of_gemini(rows: Sequence[Mapping[str, Any]]) -> Iterator[Reading]:
 
 
 def _in_two_lists(rows: Sequence[Mapping[str, Any]], row_format: str) -> Iterator[Made]:
-    """A prompt and its answer that are both lists of messages; the prompt has no loss."""
+    """Yield readings of a prompt and an answer that are both message lists.
+
+    The prompt has no loss.
+    """
     if "chosen" in rows[0] or "rejected" in rows[0]:
         return
     lists = [name for name in rows[0] if _are_messages([row[name] for row in rows], row_format)]
@@ -617,7 +633,7 @@ def _in_two_lists(rows: Sequence[Mapping[str, Any]], row_format: str) -> Iterato
 
 
 def _without_answer(rows: Sequence[Mapping[str, Any]], row_format: str) -> Iterator[Made]:
-    """Messages that end on a question, and a text that answers it."""
+    """Yield readings of messages that end on a question, with the answer in a text field."""
     answers = [n for n in _texts_of(rows[0], rows) if _rank(n, _ANSWER) is not None]
     for prompt in rows[0]:
         talks = [row[prompt] for row in rows]
@@ -634,12 +650,12 @@ def _without_answer(rows: Sequence[Mapping[str, Any]], row_format: str) -> Itera
 
 
 def _are_questions(talks: Sequence[Any], row_format: str) -> bool:
-    """Return True if all end on a question."""
+    """Return True if all conversations end with a question."""
     return {talk[-1].get(_KEYS[row_format][0]) for talk in talks} <= {"user", "human"}
 
 
 def _are_messages(values: Sequence[Any], row_format: str) -> bool:
-    """Return True for lists of objects that have the fields of a format's messages."""
+    """Return True if all values are lists of messages in the given format."""
     return all(
         isinstance(value, list)
         and value
@@ -649,7 +665,7 @@ def _are_messages(values: Sequence[Any], row_format: str) -> bool:
 
 
 def _lists_of_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
-    """Turns without speakers; pairs of question and answer; several answers to a question."""
+    """Yield readings of lists of turns, of question-answer pairs, or of answers to one question."""
     for name in rows[0]:
         lists = [row[name] for row in rows if row[name]]
         if not lists or not all(isinstance(value, list) for value in lists):
@@ -702,7 +718,10 @@ def _key_pair(items: Sequence[dict[str, Any]]) -> tuple[str, str] | None:
 
 
 def _with_tools(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
-    """A question and an answer of texts, or calls in JSON, beside definitions of tools."""
+    """Yield a reading of a question, an answer and tool definitions.
+
+    The answer is text or tool calls in JSON.
+    """
     tools = next((name for name in _TOOLS if rows[0].get(name)), None)
     texts = [name for name in _texts_of(rows[0], rows) if name != tools]
     asks = _best(texts, _QUESTION)
@@ -723,10 +742,10 @@ def _with_tools(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
 
 
 def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
-    """A question and an answer of which one or both are objects or lists, read as JSON.
+    """Yield readings in which the question, the answer or both are objects or lists, read as JSON.
 
-    Where no field is named for an answer, all that say something are one object; a label is the
-    answer to all of them.
+    If no field is named like an answer, all other texts and objects together can be the answer, as
+    one object. A label can be the answer to all of them.
 
     Example:
         >>> [reading] = _as_json([{"text": "Ann is 7.", "output": {"name": "Ann", "age": 7}}])
@@ -759,7 +778,7 @@ def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         if len(asking) == 1 and len(objects) == 1 and short:
             pairs.append((asking, [name for name in rows[0] if name in (*short, *objects)]))
         labels = [n for n in rows[0] if _CLASSES & {*_words(n)} and type(rows[0][n]) in (str, int)]
-        labels.sort(key=lambda name: type(rows[0][name]) is int)  # its name says more
+        labels.sort(key=lambda name: type(rows[0][name]) is int)  # names before numbers
         if labels and len(names) > 1:
             pairs.append(([name for name in rows[0] if name in names], labels[:1]))
     pairs += [
@@ -785,13 +804,16 @@ def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         )
 
 
-# Questions with choices.
+# Multiple-choice questions.
 
 _CHOICE_NAMES = re.compile(r"(?i)(?:option|choice|answer|opt|ending|sol)?[_ ]?([a-h]|[0-9])")
 
 
 def _choices(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Iterator[Reading]:
-    """A question, choices in a list or in fields of their own, and which of them is right."""
+    """Yield readings of multiple-choice questions with the choices in a list or separate fields.
+
+    The answer is either the letter or the text of the right choice.
+    """
     first = rows[0]
     asks = _best(_texts_of(first, rows), _QUESTION)
     if asks is None:
@@ -853,7 +875,10 @@ def _choice_texts(row: Mapping[str, Any], read: Sequence[str]) -> list[Any]:
 
 
 def _number_of(name: str, values: Iterable[Any], most: int) -> str | None:
-    """SQL of the number of the right choice, from 1; None: the field holds no number or letter."""
+    """Return SQL for the number of the right choice, counted from 1.
+
+    Return None if the field contains neither numbers nor letters of choices.
+    """
     known = set(values)
     if known and all(type(value) is int for value in known):
         if min(known) == 0 and max(known) < most:
@@ -865,16 +890,17 @@ def _number_of(name: str, values: Iterable[Any], most: int) -> str | None:
     return None
 
 
-# Texts that hold a whole conversation already.
+# Texts that already contain a whole conversation.
 
 _ONE_TURN = re.compile(r"^\s*[^\n:]{1,30}: ?([^\n]+)\n\s*[^\n:]{1,30}:\s*$")
-"""A prompt of one speaker and one line, and the name of who answers."""
+"""A prompt with one line of one speaker, followed by the name of the next speaker."""
 _SPOKEN = re.compile(
     r"\s*(?:human|user|customer|client|patient|student|you|me|question|q) ?:"
     r".*\n\s*\w[\w '-]{0,29}:\s*\Z|.*\n#+ ?\w[\w ]{0,29}:\s*\Z",
     re.DOTALL | re.IGNORECASE,
 )
-r"""A prompt that names its speakers and ends on the one who answers: `User: Hi\nBot:`."""
+r"""A prompt that names its speakers and ends with the name of the one who answers, such as
+`User: Hi\nBot:`."""
 
 _MARKS = {
     "marks of speakers": re.compile(
@@ -888,7 +914,7 @@ _MARKS = {
 
 
 def marks_in(rows: Sequence[Any], names: Iterable[str]) -> str | None:
-    """Say what marks of turns the texts of some fields hold, in every row; None: none.
+    """Describe the turn markers that some fields contain in every row; None if there are none.
 
     Example:
         >>> marks_in([{"text": "USER: Hi\\nASSISTANT: Hello"}], ["text"])
@@ -910,7 +936,7 @@ def marks_in(rows: Sequence[Any], names: Iterable[str]) -> str | None:
 
 
 def _texts_of(names: Iterable[str], rows: Sequence[Any]) -> list[str]:
-    """The names of fields that hold text in some row, and nothing but text in any."""
+    """Return the names of fields that contain text in some row and no other type in any row."""
     return [
         name
         for name in names
@@ -920,18 +946,21 @@ def _texts_of(names: Iterable[str], rows: Sequence[Any]) -> list[str]:
 
 
 def _is_class(name: str) -> bool:
-    """Return True for `label` and `label_str`; a target may be a translation."""
+    """Return True for names like `label` and `label_str`, but not for `target`.
+
+    A target can be a translation.
+    """
     return bool((_CLASSES - {"target"}) & {*_words(name)})
 
 
 def _words_of_label(name: str) -> set[str]:
-    """Words by which a name is one of an id, a source, a category or the like."""
+    """Return the words that mark a name as an id, source, category or other metadata."""
     words = _words(name)
     return {*words} & _LABEL_WORDS if len(words) > 1 or words[:1] != ["source"] else set()
 
 
 def _best(names: Iterable[str], known: Sequence[str]) -> str | None:
-    """The name that says most clearly that it is one of the known; None: none does."""
+    """Return the name that best matches a known one, or None if no name matches."""
     return next(iter(_called(list(names), known)), None)
 
 
@@ -943,17 +972,17 @@ def _rank(name: str, known: Sequence[str]) -> int | None:
         return None
     while len(words) > 1 and words[-1] in _FILLERS:
         words.pop()
-    is_known = len(words[-1]) > 1 and words[-1] in known  # of `candidate_a`, `a` is no answer
+    is_known = len(words[-1]) > 1 and words[-1] in known  # not the `a` of `candidate_a`
     return len(known) + known.index(words[-1]) if is_known else None
 
 
 def _words(name: str) -> list[str]:
-    """Words of a name: `userMessage` -> user, message."""
+    """Split a name into words: `userMessage` -> user, message."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", " ", name).lower().split()
 
 
 def explanation(name: str, held: Field, num_rows: int) -> str | None:
-    """Say why a field needs no reading: what else it holds; None: nothing explains it.
+    """Explain why a field can be ignored, by what it contains; None if it cannot be explained.
 
     Example:
         >>> explanation("score", Field(Counter({"number": 9})), 9)
@@ -966,7 +995,7 @@ def explanation(name: str, held: Field, num_rows: int) -> str | None:
     if kind in ("number", "true or false"):
         return "numbers" if kind == "number" else kind
     if num_rows and held.num_texts < max(1, 0.05 * num_rows):
-        if held.has_media:  # the text beside it is about it
+        if held.has_media:  # the text in other fields is probably about the media
             return None
         if kind != "text":
             return f"no text: {kind}s"

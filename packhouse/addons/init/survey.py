@@ -1,8 +1,9 @@
-"""Survey a file: its encoding, its format, where its rows are, and what all of its fields hold.
+"""Survey a file: its encoding, its format, the location of its rows, and the values of its fields.
 
-A local file of up to 2 GB is read once, from beginning to end, by the cutters and parsers of
-`packhouse.read`: keys, types and shapes are counted over all rows, and examples are kept from all
-over it. Of larger and remote files, ranges are read (`Survey.part` says which).
+A local file of up to 2 GB is read once, in full, by the cutters and parsers of `packhouse.read`.
+Keys, types and shapes are counted over all rows, and examples are sampled evenly from the file.
+Remote files above 16 MiB and local files above 2 GB are only read in part; `Survey.part` names the
+ranges.
 
     {"ask": "1+1?", "id": 1}        layout (ask, id): 2 rows, of which 2 examples are kept
     {"ask": "2+2?", "id": 2}        field ask: text in 3 rows; id: a number in 2
@@ -41,9 +42,9 @@ from packhouse.recipe.source import FileFormat
 from packhouse.system.progress import advance
 
 MAX_WHOLE_BYTES = 2 * 10**9
-"""Stored bytes of a local file that is read whole."""
+"""Largest local file that is read in full, in stored bytes."""
 MAX_REMOTE_BYTES = 16 * 2**20
-"""Of a remote one."""
+"""Largest remote file that is read in full, in stored bytes."""
 
 _MAX_ROW_BYTES = 2**31
 _ANY_SIZE = ValidateConfig(max_row_bytes=_MAX_ROW_BYTES)
@@ -51,30 +52,30 @@ _SHARD_BYTES = 8 * 2**20
 _NUM_RANGES, _RANGE_BYTES, _RANGE_ROWS = 16, 2**20, 1000
 _MAX_LAYOUTS = 200
 _MAX_VALUES = 1000
-_LOOKED_AT = 100  # values of a block, for images and the like
-"""Different short values of a field that are counted."""
+"""Number of distinct short values counted per field."""
+_LOOKED_AT = 100  # values per block that are checked for images, audio and video
 _MAX_VALUE_CHARS = 200
 _NUM_EXAMPLES = 100
-"""Of a layout; up to twice as many are kept."""
+"""Minimum number of examples kept per layout; at most twice as many are kept."""
 
 
 @dataclass(slots=True)
 class Field:
-    """What a field holds in all rows."""
+    """Values of one field, counted over all rows."""
 
     kinds: Counter[str] = field(default_factory=Counter)
-    """`text`, `number`, `true or false`, `list`, `object`, `nothing` -> rows."""
+    """Number of rows by kind: `text`, `number`, `true or false`, `list`, `object`, `nothing`."""
     num_texts: int = 0
-    """Rows in which it holds text, as `holds_text` has it."""
+    """Number of rows whose value contains text, according to `holds_text`."""
     values: Counter[str | int | float | bool] = field(default_factory=Counter)
-    """Its different values, while they are short and at most `_MAX_VALUES`..."""
+    """Number of rows by value; empty if `has_few_values` is False."""
     has_few_values: bool = True
-    """... else False, and `values` is empty."""
+    """False if a value is long, a list or an object, or if there are over `_MAX_VALUES` values."""
     has_media: bool = False
-    """Images, sounds or videos are among the values that were looked at."""
+    """True if images, audio or video were found in the values checked."""
 
     def add(self, values: Sequence[Any]) -> None:
-        """Count the values of some rows."""
+        """Count the values of a block of rows."""
         types = Counter(map(type, values))
         for kind, number in types.items():
             self.kinds[_KINDS.get(kind, kind.__name__)] += number
@@ -91,7 +92,7 @@ class Field:
 
     @property
     def kind(self) -> str:
-        """The most frequent one that is something."""
+        """Most frequent kind other than `nothing`."""
         known = [kind for kind, _ in self.kinds.most_common() if kind != "nothing"]
         return known[0] if known else "nothing"
 
@@ -109,17 +110,17 @@ _KINDS = {
 
 @dataclass(slots=True)
 class Layout:
-    """Rows of the same keys and the same kinds of lists."""
+    """Rows that have the same keys and the same kinds of lists and objects."""
 
     first: int
-    """Number of its first row."""
+    """Number of the first row with this layout."""
     num_rows: int = 0
     examples: list[tuple[int, Any]] = field(default_factory=list)
-    """(number, row) of some, evenly spread over the file."""
+    """Row numbers and rows, evenly spread over the file."""
     step: int = 1
 
     def add(self, number: int, row: Any) -> None:
-        """Count a row, and keep every `step`th one, which doubles when these become too many."""
+        """Count a row and keep every `step`th one, doubling `step` when there are too many."""
         if self.num_rows % self.step == 0:
             self.examples.append((number, row))
             if len(self.examples) > 2 * _NUM_EXAMPLES:
@@ -129,30 +130,30 @@ class Layout:
 
     @property
     def rows(self) -> list[Any]:
-        """The examples."""
+        """Rows of the examples, without their numbers."""
         return [row for _, row in self.examples]
 
 
 @dataclass(slots=True)
 class Survey:
-    """What a file holds."""
+    """Contents of one file: its format, fields, layouts and bad rows."""
 
     file: SourceFile
     file_format: FileFormat
     settings: dict[str, Any]
-    """Keys of a recipe's source by which its rows are found."""
+    """Keys of the recipe's source that locate the rows, such as `encoding` and `rows_at`."""
     part: str = ""
-    """What was read, if not all of it."""
+    """Description of the ranges read; empty if the file was read in full."""
     num_rows: int = 0
-    """Read, good and bad."""
+    """Number of rows read, good and bad."""
     num_bad: int = 0
-    """Of these, rows that cannot be parsed."""
+    """Number of rows that cannot be parsed."""
     first_bad: str = ""
     fields: dict[str, Field] = field(default_factory=dict)
     layouts: dict[object, Layout] = field(default_factory=dict)
 
     def add(self, records: Records) -> None:
-        """Count the rows of some records."""
+        """Count the rows of a block of records."""
         rows = unwrapped(records.rows) if self.settings.get("unwrap") else records.rows
         for failure in records.failures:
             self.num_bad += 1
@@ -177,12 +178,12 @@ class Survey:
 
     @property
     def examples(self) -> list[tuple[int, Any]]:
-        """Those of all layouts, in the file's order."""
+        """Examples of all layouts, in file order."""
         each = (example for layout in self.layouts.values() for example in layout.examples)
         return sorted(each, key=lambda example: example[0])
 
     def examples_as_lines(self) -> bytes:
-        """The examples as JSON Lines."""
+        """Return the examples as JSON Lines."""
         rows = (row for _, row in self.examples)
         return b"".join(map(as_line, rows))
 
@@ -201,7 +202,7 @@ def _layout_of(row: Any) -> object:
 
 
 def holds_text(value: object) -> bool:
-    """Return True for text, and for what holds some, as the check of `prepare` has it."""
+    """Return True if a value is or contains text, by the same rule as `prepare`."""
     if isinstance(value, str):
         return is_text(value)
     if isinstance(value, list | dict):
@@ -210,14 +211,14 @@ def holds_text(value: object) -> bool:
 
 
 def survey(file: SourceFile, given: Mapping[str, Any]) -> Survey:
-    """Read a file and count what is in it.
+    """Read a file and count its rows, fields and layouts.
 
     Args:
-        file: from `find_files`.
-        given: settings of its source that a person gave: `encoding`, `file_format`, `rows_at`, ...
+        file: a file returned by `find_files`.
+        given: source settings from the user, such as `encoding`, `file_format` or `rows_at`.
 
     Raises:
-        SourceError: no row of it can be read; says why.
+        SourceError: no row can be read; the message gives the reason.
     """
     found = _find_rows(file, given)
     with gc_paused():
@@ -241,18 +242,18 @@ def refusal(file: SourceFile, why: str) -> SourceError:
     return SourceError(f"source file '{file.uri}': {why}", uri=file.uri)
 
 
-# Where the rows are: encoding, format of the file, the list or the lists around them.
+# Location of the rows: encoding, file format, and the lists around the rows.
 
 
 def _find_rows(file: SourceFile, given: Mapping[str, Any]) -> Survey:
-    """Look at the first bytes of a file for the settings by which its rows are read."""
+    """Detect, from the first bytes of a file, the settings needed to read its rows."""
     settings = {key: given[key] for key in ("encoding", "file_format", "table") if key in given}
     head, is_whole = _read_head(file)
     kind = settings.get("file_format") or format_of_name(file.name)
     if kind not in TABULAR and not head.startswith((b"PAR1", b"ARROW1", b"PK\x03\x04")):
         encoding = settings.get("encoding") or guess_encoding(head)
         if encoding is None:
-            format_of(head, file.name, "auto", file.uri)  # says what it is, if it is no text
+            format_of(head, file.name, "auto", file.uri)  # raises if it is binary
             raise refusal(file, "its encoding is not supported. Save it as UTF-8.")
         if encoding != "utf-8":
             settings["encoding"] = encoding
@@ -288,7 +289,7 @@ def _holds_messages(rows: Sequence[Any]) -> bool:
 
 
 def _read_head(file: SourceFile) -> tuple[bytes, bool]:
-    """The first bytes, uncompressed, and whether they are all there are."""
+    """Return the first bytes, uncompressed, and True if they are the whole file."""
     compression = _compression_of(file)
     head = b""
     for chunk in FileStream(file.uri, compression):
@@ -304,7 +305,7 @@ def _compression_of(file: SourceFile) -> Compression:
 
 
 def _divided_by(head: bytes, kind: FileFormat | None) -> FileFormat | None:
-    """The file format, if the first line's columns are divided by another character than named."""
+    """Return the delimited format of the first line if it differs from the file name's."""
     first = head.removeprefix(BOM).lstrip().partition(b"\n")[0]
     if kind == "csv":
         if first.count(b";") > first.count(b","):
@@ -318,7 +319,7 @@ def _divided_by(head: bytes, kind: FileFormat | None) -> FileFormat | None:
 def _first_rows(
     file: SourceFile, file_format: FileFormat, head: bytes, *, is_whole: bool
 ) -> list[Any]:
-    """Rows of the first bytes that can be parsed, without one that is cut off."""
+    """Return the rows in the first bytes that can be parsed, without a truncated last one."""
     text_file = TEXT_FILES[file_format](file.uri, 2 * HEAD_BYTES)
     (cut,) = text_file.cut([head])
     rows = text_file.parse(head[cut.start : cut.end], HEAD_BYTES).rows
@@ -326,7 +327,10 @@ def _first_rows(
 
 
 def _field_with_rows(head: bytes) -> str | None:
-    """The field of the file's one object that holds a list of objects, if there is one."""
+    """Return the path of the field that contains the list of rows, or None.
+
+    The file is a single object, and the list contains objects.
+    """
     text = head.removeprefix(BOM).lstrip()
     for found in islice(re.finditer(rb'"\s*:\s*\[\s*\{', text[: 2**16]), 50):
         if path := path_of_list(text[: found.end() - 1].rstrip()):
@@ -334,7 +338,7 @@ def _field_with_rows(head: bytes) -> str | None:
     return None
 
 
-# The rows of a file: all of them, or those of ranges from all over it.
+# Rows of a file: all of them, or ranges spread over it.
 
 
 def _records(found: Survey) -> Iterator[Records]:
@@ -379,7 +383,7 @@ def _ranges_of_text(found: Survey) -> Iterator[Records]:
         data = read_range(file.uri, "none", start, start + _RANGE_BYTES, file.pin)
         advance(1 / _NUM_RANGES)
         lines = data[data.find(b"\n") + 1 : data.rfind(b"\n") + 1]
-        if found.file_format in ("json", "objects"):  # each on lines of its own
+        if found.file_format in ("json", "objects"):  # each record starts on a new line
             yield parse_pieces(data, spans_by_layout(data)[1:-1], _RANGE_BYTES)
         elif found.file_format == "jsonl":
             yield text_file.parse(lines, _RANGE_BYTES)
@@ -402,22 +406,22 @@ def _beginning(found: Survey) -> Iterator[Records]:
     )
     (cut,) = text_file.cut([data])
     records = text_file.parse(data[cut.start : cut.end], _MAX_ROW_BYTES)
-    records.failures = records.failures[:-1]  # the record that is cut off
+    records.failures = records.failures[:-1]  # the truncated last record
     yield records
 
 
-# Guess the encoding of text, by whether its letters are those that people write.
+# Guess the encoding of text by how many of its letters are common in the language.
 #
-# Text that is UTF-8 but for a few bytes stays UTF-8: its rows with other bytes are bad rows. The
-# guess is shown to a person, and nothing is read by it that the recipe does not say.
+# Text that is UTF-8 except for a few bytes stays UTF-8, and rows with invalid bytes are bad rows.
+# The guess is shown to the user and written to the recipe.
 
 
 _ENOUGH = 0.6
-"""Share of the letters beyond ASCII that must be common ones."""
+"""Minimum share of common letters among those outside ASCII."""
 
 
 def guess_encoding(data: bytes) -> str | None:
-    """Return the encoding of the first bytes of a text; None: none that a source can have.
+    """Return the encoding of the first bytes of a text, or None if no source supports it.
 
     Example:
         >>> guess_encoding("你好世界天空为什么是蓝色的".encode("gbk"))
@@ -429,7 +433,7 @@ def guess_encoding(data: bytes) -> str | None:
     if letters.count("\ufffd") <= len(letters) / 10:
         return "utf-8"
     runs = re.findall(rb"[\x80-\xff]+", data)
-    stand_alone = sum(len(run) == 1 for run in runs) > len(runs) / 2  # an accent in a Latin word
+    stand_alone = sum(len(run) == 1 for run in runs) > len(runs) / 2  # accents in Latin words
     names = [name for name in _COMMON if (name == "cp1252") == stand_alone]
     scores = {}
     for name in names:
@@ -445,7 +449,10 @@ def _letters_beyond_ascii(data: bytes, encoding: str) -> str:
 
 
 def _lead_byte(first: int, last: int, encoding: str) -> Callable[[str], bool]:
-    """True for letters of the part of a national set that holds the common ones."""
+    """Return a test for common letters: those whose first byte is between `first` and `last`.
+
+    National character sets keep their common letters in one range of first bytes.
+    """
 
     def is_common(letter: str) -> bool:
         if "\u3000" <= letter <= "\u303f" or "\uff00" <= letter <= "\uff60":  # punctuation
@@ -462,8 +469,8 @@ _LATIN = (
     "\u2013\u2014\u2018\u2019\u201c\u201d\u2026"
 )
 
-# In the order of trial; the first of equals wins: what is common in Korean, read as Chinese, is
-# common as well.
+# Encodings in the order of trial. The first wins a tie, because common Korean letters, decoded as
+# Chinese, are common letters, too.
 _COMMON: dict[str, Callable[[str], bool]] = {
     "cp949": _lead_byte(0xB0, 0xC8, "euc_kr"),
     "gb18030": _lead_byte(0xB0, 0xD7, "gb2312"),

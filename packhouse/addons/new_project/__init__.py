@@ -1,7 +1,7 @@
-"""`packhouse new FOLDER`: a project of one's own, from a recipe to schedules and clusters.
+"""`packhouse new FOLDER`: create a project, from a recipe to schedules and clusters.
 
-Flows, tasks, contracts, deployments and the image are copied from what the wheel carries in
-`files/`, or from a checkout; a few files of that folder are filled in.
+Flows, tasks, contracts, deployments and the image are copied from `files/` in the wheel, or from a
+checkout. A few templates in `files/` are filled in.
 """
 
 import json
@@ -21,11 +21,11 @@ from packhouse.system.terminal import echo
 _OWN = Path(__file__).parent / "files"
 _CHECKOUT = Path(packhouse.__file__).parents[1]
 
-# Folders and files that are copied; recipes of the checkout name data that is not here.
+# Folders and files to copy, without the checkout's recipes, whose data a project does not have.
 _CARRIED = ("flows", "tasks", "schemas", "deployments", "docker", "requirements/image.txt")
 _LEFT_OUT = ("__pycache__", "recipes", "templates", "secrets", "sources.yaml", "Dockerfile*")
 
-# Files of `files/` -> their places; @NAME@, @VERSION@ and @INSTALL@ are filled in.
+# Target path of each template in `files/`; @NAME@, @VERSION@ and @INSTALL@ are filled in.
 _FILLED = {
     "README.md": "README.md",
     "Makefile": "Makefile",
@@ -47,7 +47,7 @@ def new(folder: Path, as_json: bool) -> None:
     \b
     Example:
       $ packhouse new my-data
-      wrote a project to my-data; next:
+      created a project in my-data. Next:
         cd my-data
         make setup     # once: .venv with packhouse and Prefect
         make demo      # run the whole chain on the sample
@@ -78,7 +78,7 @@ def _write(folder: Path) -> None:
     for own, place in _FILLED.items():
         text = (_OWN / own).read_text(encoding="utf-8")
         (folder / place).write_text(_filled(text, folder), encoding="utf-8")
-    # The image's Dockerfile, in which an installed packhouse takes the place of a checkout.
+    # The Dockerfile of the image, which installs packhouse instead of copying a checkout.
     text = carried("docker/Dockerfile").read_text(encoding="utf-8")
     before, _, rest = text.partition("COPY pyproject.toml")
     _, last_stage, after = rest.partition("FROM ${BASE} AS run")
@@ -87,13 +87,13 @@ def _write(folder: Path) -> None:
 
 
 def carried(name: str) -> Path:
-    """Return where a folder or file lies that projects are made of: in the wheel, or a checkout.
+    """Return the path of a folder or file to copy, in the wheel or in a checkout.
 
     Raises:
-        PackhouseError: in neither, as where packhouse was installed by other means.
+        PackhouseError: neither has it, because packhouse was installed in another way.
     """
     for root in (_OWN, _CHECKOUT):
-        # Another package's `tasks` may lie in site-packages, beside an installed packhouse.
+        # In site-packages, a folder `tasks` next to packhouse may belong to another package.
         is_ours = root == _OWN or (root / "hatch_build.py").is_file()
         if is_ours and (root / name).exists():
             return root / name

@@ -1,1 +1,1 @@
-"""`packhouse plan`: what a run would give, before any work."""
+"""`packhouse plan`: estimate the result of a run before any work is done."""

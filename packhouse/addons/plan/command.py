@@ -1,4 +1,4 @@
-"""`packhouse plan` and `packhouse explain`: show what a run would give, and its steps."""
+"""`packhouse plan` and `packhouse explain`: show the expected result of a run, and its steps."""
 
 import json
 from collections import Counter
@@ -157,7 +157,7 @@ def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[dict[
         rows = [_explain_job(job, workspace, last) for job in jobs]
     order = [step.name for step in STEPS]
     rows.sort(key=lambda row: order.index(row["step"]))
-    # A removed shard has no job of its own to explain, but it changes the input of pack.
+    # A removed shard has no job to explain, but it changes the input of pack.
     gone = {label for step, label in last if step == "validate"} - {j.label for j in plan.validate}
     if gone:
         (pack,) = [row for row in rows if row["step"] == "pack"]

@@ -221,7 +221,7 @@ def plan(
 
 
 def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
-    """Estimate the run of `recipe`; takes a second or two for each source that is not cached."""
+    """Estimate a run of `recipe`; takes one or two seconds for each source that is not cached."""
     packed: dict[str, list[_Records]] = {}
     sources: dict[str, dict[str, int]] = {}
     samples: dict[str, _Counted] = {}
@@ -264,7 +264,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             # Scale by bytes, or by rows if the number of rows in the shard is known.
             share = checked.facts.rows_out / max(1, sample.num_read) if checked else None
             counted = sample.scaled(size / max(1, sample.num_bytes) if share is None else share)
-            if checked:  # a run that stopped: 0 rows out say nothing
+            if checked:  # a stopped run: 0 rows out are not informative
                 bad = max(counted.num_bad, checked.facts.num_bad_rows)
                 reasons = Counter(counted.quarantined) | Counter(checked.facts.quarantined)
                 counted = replace(counted, num_bad=bad, quarantined=reasons)
@@ -447,15 +447,15 @@ _SAMPLE_BYTES = 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstRows:
-    """What became of them."""
+    """Result of reading, rendering and tokenizing the first rows of a source."""
 
     read: ShardRows
     num_bytes: int
-    """That they were read from."""
+    """Number of source bytes read."""
     tokenized: pa.Table
-    """Records of rows that pass, schema `tables.TOKENIZED`."""
+    """Records of rows that pass (schema `tables.TOKENIZED`)."""
     bad: pa.Table
-    """Those that do not, of any step, schema `tables.QUARANTINED`."""
+    """Rows rejected by any step (schema `tables.QUARANTINED`)."""
     text: SplitText
     rendered: RenderCounts
 
@@ -476,11 +476,11 @@ def try_first_rows(
     """Read, render and tokenize the first megabyte of a source.
 
     Args:
-        recipe: says how.
-        source: one of the recipe's.
-        tokenizers: folder of the tokenizers' files.
-        uri: file of the source; None: the first that has rows.
-        max_rows: that are rendered; None: all.
+        recipe: recipe with the settings for reading, rendering and tokenizing.
+        source: a source of the recipe.
+        tokenizers: folder of tokenizer snapshots.
+        uri: file of the source; None for the first one with rows.
+        max_rows: maximum number of rows to render; None for all.
 
     Raises:
         SourceError: the source has no rows.

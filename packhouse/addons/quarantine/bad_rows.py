@@ -180,7 +180,7 @@ def _other_format(row: Any, source: SourceConfig) -> str | None:
     if isinstance(row, dict) and wanted.required:
         names = wanted.names(tuple(row), source.fields)
         if wanted.required.keys() <= names.keys() and wanted.holds(row, names):
-            return None  # its shape is not the problem
+            return None  # the shape of the row is not the problem
     found = row_format_of(row, source.fields)
     return None if found == source.format else found
 

@@ -1,1 +1,1 @@
-"""Pages and pictures of data for people: a version, an audit, samples with their masks."""
+"""Reports as pages and pictures: of a version or a recipe, with samples and their masks."""

@@ -149,7 +149,7 @@ def diff_report(old: OpenVersion, new: OpenVersion, tokenizers: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Version:
-    """Everything that is read of one of the versions."""
+    """Data read from one of the two versions."""
 
     manifest: Manifest
     pipeline: Pipeline | None
@@ -281,7 +281,7 @@ def _record(change: Change, versions: Sequence[_Version]) -> str:
         for record, version in zip((old, new), versions, strict=True)
         if record  # the detail shows differences
     ]
-    same = notes[0] if notes and notes[0] == notes[-1] else ()  # else the detail says it
+    same = notes[0] if notes and notes[0] == notes[-1] else ()  # otherwise the detail shows it
     caption = ", ".join(part for part in (change.place, change.detail, *same) if part)
     caption += f" (record {change.record_id}, {counted(length, 'token')}"
     if length > _TOKENS:

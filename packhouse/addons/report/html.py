@@ -268,7 +268,7 @@ def seq_len_figure(
 def compare_figure(
     name: str, title: str, says: str, measured: str, series: Mapping[str, Mapping[int, int]]
 ) -> Figure:
-    """Return a chart of two length distributions, each as shares of its own records.
+    """Return a chart of two length distributions, each as shares of all its records.
 
     A line keeps its height until the next point, so every class also gets a point at its end.
     Lengths 5 and 100 give 1/2 from 4 to 5, 0 from there to 96, and 1/2 to 112.
@@ -525,7 +525,7 @@ def page(title: str, head: str, sections: Sequence[str], data: Mapping[str, obje
     """
     vega = vega_bundle()
     scripts = [*([vega] if vega else []), read_asset("page.js")]
-    # The policy names exactly these scripts; the hashes must cover the text as it is in the page.
+    # The policy lists exactly these scripts; the hashes must match their text in the page.
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     hashes = " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in digests)
     policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:"

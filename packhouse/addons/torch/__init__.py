@@ -1,1 +1,1 @@
-"""Training with packs: models that keep records apart, masks, microbatches, receipts."""
+"""Train with packs: keep records apart in models, and create masks, microbatches and receipts."""

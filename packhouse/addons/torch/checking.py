@@ -361,7 +361,7 @@ def _find_moves(
     records: torch.Tensor,
     num_records: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how far logits move when tokens of other records change, and of their own record.
+    """Return how far logits move if other records change, and if their own record changes.
 
     Half of the records change at a time: for each bit of the record number, first the records with
     0, then those with 1. This way every record is observed while each other one changes. Finally,

@@ -307,7 +307,7 @@ class FingerprintFacts:
 def fingerprint_job(
     recipe: Recipe, validated: Ref, formatted: Ref, label: str = ""
 ) -> Job[FingerprintParameters]:
-    """Return the job that fingerprints the conversations of a shard, as they were rendered."""
+    """Return the job that fingerprints the rendered conversations of a shard."""
     # Rewritten conversations are in `examples.arrow` of format, so its key must decide; otherwise
     # validate's key does, and fingerprints are shared by all templates.
     is_rewritten = cuts_windows(recipe) or rewrites(recipe.format)

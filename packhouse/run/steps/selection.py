@@ -219,7 +219,7 @@ class Selection:
         return column_of(shards, "group_key") if self.group_keys is None else self.group_keys
 
     def kept(self) -> tuple[IndexArray, Int32s]:
-        """Return the packed records, each as often as it is packed, and their tokens.
+        """Return the packed records, repeated as often as they are packed, and their tokens.
 
         Records 0 (twice), 2 and 4 -> [0 0 2 4].
         """

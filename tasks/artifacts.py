@@ -38,6 +38,7 @@ from packhouse.run.chain import Prepared
 from packhouse.run.steps.validate import ValidateFacts
 from packhouse.store import Ref, VerifyReport
 from packhouse.store.gc import GcReport
+from packhouse.store.manifest import read_audit
 from packhouse.system.escaping import (
     fenced,
     for_markdown,
@@ -71,7 +72,7 @@ def publish_artifacts(recipe: Recipe, prepared: Prepared) -> None:
     )
     _create_table(
         key=artifact_key(name, "audit"),
-        rows=audit_rows(prepared.published.audit),
+        rows=audit_rows(read_audit(prepared.published.audit)),
         description="What the tokens teach, by source",
     )
     bad = read_bad_rows(
@@ -286,7 +287,7 @@ def _sources(prepared: Prepared) -> list[dict[str, Any]]:
         if isinstance(facts, ValidateFacts):
             read[facts.origin.source] += facts.rows_in
             bad[facts.origin.source] += facts.num_bad_rows
-    audited: Mapping[str, Any] = prepared.published.audit["sources"]
+    audited = read_audit(prepared.published.audit).sources
     return [
         {
             "source": source,

@@ -23,6 +23,7 @@ from packhouse.run.steps import STEPS
 from packhouse.run.steps.publish import Published
 from packhouse.run.steps.selection import SplitCounts
 from packhouse.run.steps.validate import ValidateFacts, render_counts
+from packhouse.store.manifest import Quality, read_audit
 from packhouse.system.escaping import for_markdown, markdown_table
 from packhouse.system.terminal import console, echo, print_table, print_text
 from packhouse.system.wording import counted
@@ -114,49 +115,50 @@ def splits_block(statistics: Mapping[str, PackStatistics], records: Mapping[str,
     )
 
 
-def audit_blocks(audit: Mapping[str, Any]) -> Iterator[Block]:
+def audit_blocks(document: Mapping[str, Any]) -> Iterator[Block]:
     """Yield the audit by source, with checks and benchmarks, and the quality counters.
 
     Args:
-        audit: Audit of a manifest, not empty.
+        document: Audit of a manifest, not empty.
     """
+    audit = read_audit(document)
     rows = audit_rows(audit)
-    lines = [line] if (line := inference_line(audit)) else []
+    lines = [line] if (line := inference_line(document)) else []
     lines += [
-        f"{found['plugin']}: {found['failed']:,} of {counted(found['rows'], 'row')}"
-        for found in audit.get("checks", {}).values()
+        f"{found.plugin}: {found.failed:,} of {counted(found.rows, 'row')}"
+        for found in audit.checks.values()
     ]
-    if found := audit.get("contamination"):
+    if found := audit.contamination:
         outcome = {"drop": ": dropped", "same_side": ": moved to eval"}
         lines.append(
-            f"contamination: {found['contaminated']:,} of {counted(found['rows'], 'row')} share "
-            f"{found['ngram']} consecutive words with a benchmark"
-            f"{outcome.get(found['on_match'], '') * bool(found['contaminated'])}"
+            f"contamination: {found.contaminated:,} of {counted(found.rows, 'row')} share "
+            f"{found.ngram} consecutive words with a benchmark"
+            f"{outcome.get(found.on_match, '') * bool(found.contaminated)}"
         )
-        lines += [f"{name}: {counted(n, 'row')}" for name, n in found["by_benchmark"].items()]
+        lines += [f"{name}: {counted(n, 'row')}" for name, n in found.by_benchmark.items()]
     cells = [tuple(row.values()) for row in rows]
     yield Block(title="audit", columns=tuple(rows[0]), rows=cells, lines=tuple(lines))
-    quality = audit.get("quality")
-    if quality and (found_lines := quality_lines(quality)):
-        title = f"quality (of {counted(quality['dataset'].get('rows', 0), 'row')})"
+    if (quality := audit.quality) and (found_lines := quality_lines(quality)):
+        title = f"quality (of {counted(quality.dataset.get('rows', 0), 'row')})"
         yield Block(title=title, lines=tuple(found_lines))
 
 
-def quality_lines(found: Mapping[str, Any]) -> list[str]:
+def quality_lines(found: Quality) -> list[str]:
     """Return one line per quality counter, with the first rows of one file as examples.
 
     Example:
-        >>> worst = [{"source": "a/a.jsonl", "row": 4, "record_id": "5f", "value": 1}]
-        >>> quality_lines({"dataset": {"rows": 50, "html": 1}, "worst": {"html": worst}})
+        >>> from packhouse.store.manifest import AuditedRow
+        >>> worst = {"html": (AuditedRow(source="a/a.jsonl", row=4),)}
+        >>> quality_lines(Quality(dataset={"rows": 50, "html": 1}, sources={}, worst=worst))
         ['html: 1 (2.00%) contain HTML in prose: a/a.jsonl row 4']
     """
     lines = []
-    for counter, rows in found["worst"].items():
-        number, file = found["dataset"].get(counter, 0), rows[0]["source"]
-        first = [f"{row['row']:,}" for row in rows if row["source"] == file][:3]
+    for counter, rows in found.worst.items():
+        number, file = found.dataset.get(counter, 0), rows[0].source
+        first = [f"{row.row:,}" for row in rows if row.source == file][:3]
         named = f"{file} row{'s' * (len(first) > 1)} {', '.join(first)}"
         more = ", ..." * (number > len(first))
-        share = f"{number / max(found['dataset'].get('rows', 0), 1):.2%}"
+        share = f"{number / max(found.dataset.get('rows', 0), 1):.2%}"
         lines.append(
             f"{counter}: {number:,} ({share}) {QUALITY_COUNTERS.get(counter, '')}: {named}{more}"
         )

@@ -212,7 +212,7 @@ def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
         for end in range(len(ROW_STEPS)):  # after each step that can quarantine, as in a run
             quarantine = check_quarantine(rows[: end + 1], recipe.validate_.max_quarantined)
         gates.append(quarantine)
-        gates += check_audit(manifest.audit, recipe.audit)
+        gates += check_audit(manifest.facts.audit, recipe.audit)
         change = compare(recipe, found, version)
     except PackhouseError as error:
         known = error.facts | {"gates": (*gates, *error.facts.get("gates", ()))}

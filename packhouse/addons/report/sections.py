@@ -35,7 +35,7 @@ from packhouse.recipe.audit import QUALITY_COUNTERS
 from packhouse.records.gates import GateResult
 from packhouse.records.ledger import Filter, LedgerLine, in_and_out, sum_by_reason, units_of
 from packhouse.records.reasons import DROP_REASONS, QUARANTINE_REASONS
-from packhouse.store.manifest import PULLED_NAMES, Manifest, RowPlace
+from packhouse.store.manifest import PULLED_NAMES, AuditedRow, Manifest
 from packhouse.system.escaping import html_text
 from packhouse.system.wording import by_name, counted
 
@@ -639,7 +639,7 @@ def quality_section(manifest: Manifest) -> str:
     return section("quality", "Quality", caption, inner)
 
 
-def _rows_by_file(rows: Sequence[RowPlace]) -> str:
+def _rows_by_file(rows: Sequence[AuditedRow]) -> str:
     """Format row places, each file once: `a/a.jsonl rows 3, 17; b/b.jsonl rows 4`."""
     files: dict[str, list[str]] = {}
     for row in rows:
@@ -678,7 +678,7 @@ def audit_section(manifest: Manifest, limits: AuditConfig) -> str:
     if not manifest.facts.audit.packs:
         return ""
     try:
-        results = check_audit(manifest.audit, limits)
+        results = check_audit(manifest.facts.audit, limits)
     except AuditError as error:
         # A failed limit raises, but the error has the results of all limits.
         results = error.gates

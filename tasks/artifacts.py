@@ -20,7 +20,7 @@ import yaml
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from packhouse.addons.ci.refresh import Refreshed
-from packhouse.addons.quarantine.bad_rows import count_reasons, read_bad_rows
+from packhouse.addons.quarantine import count_reasons, read_bad_rows
 from packhouse.auditing.gate import audit_rows
 from packhouse.cli.summary import (
     audit_blocks,

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from textwrap import shorten
 
-from packhouse.addons.quarantine.bad_rows import count_reasons, read_bad_rows
+from packhouse.addons.quarantine import count_reasons, read_bad_rows
 from packhouse.cli.summary import ledger_block
 from packhouse.read.streams import lines_of_rows, place_of
 from packhouse.recipe import Recipe

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from packhouse.cli.options import json_option
-from packhouse.cli.versions import echo_json, print_table
+from packhouse.cli.versions import echo_json
 from packhouse.run.cache_room import (
     Cached,
     cache_room,
@@ -22,7 +22,7 @@ from packhouse.run.cache_room import (
     remove_steps,
 )
 from packhouse.system.disks import check_cache, default_cache, disk_errors
-from packhouse.system.terminal import echo, print_text
+from packhouse.system.terminal import echo, print_table, print_text
 from packhouse.system.wording import counted
 
 _folder = click.option(

@@ -17,7 +17,7 @@ from typing import Literal
 import click
 
 from packhouse.cli.options import json_option
-from packhouse.cli.versions import echo_json, print_table
+from packhouse.cli.versions import echo_json
 from packhouse.errors import (
     DiskError,
     IntegrityError,
@@ -42,6 +42,7 @@ from packhouse.store.objects import (
 from packhouse.store.protocol import ask, read, run
 from packhouse.store.s3 import S3Store
 from packhouse.system.disks import CachePlace, check_cache, find_cache, temporary_folder
+from packhouse.system.terminal import print_table
 
 _MAX_SKEW_S = 15 * 60.0
 """S3 rejects requests signed more than this from its own time."""

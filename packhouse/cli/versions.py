@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from packhouse.cli.options import json_option
 from packhouse.cli.summary import audit_blocks, ledger_block, print_block
@@ -28,26 +27,13 @@ from packhouse.store.read import (
     verify_version,
 )
 from packhouse.store.refs import Ref, load_ref, rollback_ref, scan_refs, set_ref
-from packhouse.system.escaping import for_terminal
-from packhouse.system.terminal import echo, print_facts, print_note
-from packhouse.system.terminal import print_table as print_rich_table
+from packhouse.system.terminal import echo, print_facts, print_note, print_table
 from packhouse.system.wording import counted
 
 
 def echo_json(value: object) -> None:
     """Print JSON with sorted keys."""
     echo(json.dumps(value, sort_keys=True, indent=2))
-
-
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table with numbers aligned to the right."""
-    table = Table(box=None, pad_edge=False)
-    for index, column in enumerate(columns):
-        is_number = all(isinstance(row[index], int) for row in rows) and bool(rows)
-        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(f"{v:,}" if type(v) is int else for_terminal(str(v)) for v in row))
-    print_rich_table(table)
 
 
 @contextmanager
@@ -128,11 +114,8 @@ def _list_dataset(store: ObjectStore, dataset: str, as_json: bool) -> None:
             return
         columns = ("version", "published", "refs", "rows", "packs", "tokens", "bytes")
         cells = [
-            [
-                ", ".join(v) if isinstance(v := r[c], list) else "-" if v is None else v
-                for c in columns
-            ]
-            for r in rows
+            [", ".join(v) if isinstance(v := row[name], list) else v for name in columns]
+            for row in rows
         ]
         print_table(columns, cells)
 

@@ -79,7 +79,38 @@ def page(blocks: Iterator[object]) -> None:
     click.echo_via_pager(lines(), color=True)
 
 
-def print_table(table: "Table") -> None:
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None
+) -> None:
+    """Print a table with numbers aligned to the right; None becomes a dash."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for index, name in enumerate(columns):
+        is_number = bool(rows) and all(_is_number(row[index]) for row in rows)
+        # On a narrow terminal text is folded, and a number is cut with an ellipsis, never silently.
+        if is_number:
+            table.add_column(name, justify="right", overflow="ellipsis", no_wrap=True)
+        else:
+            table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row))
+    print_drawn(table)
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, str):
+        return value == "-" or value.endswith("%") or value.startswith("about ")
+    return value is None or isinstance(value, int)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if type(value) is int else for_terminal(str(value))
+
+
+def print_drawn(table: "Table") -> None:
     """Print a rich table as wide as the terminal; a pipe gets full lines."""
     out = console(soft_wrap=False)
     if out.is_terminal:

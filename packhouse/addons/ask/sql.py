@@ -17,7 +17,7 @@ from packhouse.cli.options import cache_option, json_option
 from packhouse.run.cache import Workspace
 from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
-from packhouse.system.terminal import console, echo, echo_data, print_facts, print_table
+from packhouse.system.terminal import console, echo, echo_data, print_drawn, print_facts
 from packhouse.system.wording import counted
 
 _CELL = 400
@@ -136,7 +136,7 @@ def print_rows(table: pa.Table, limit: int = 0) -> None:
     else:
         for row in cells:
             drawn.add_row(*row)
-        print_table(drawn)
+        print_drawn(drawn)
     if len(shown) < table.num_rows:
         echo(f"{len(shown):,} of {counted(table.num_rows, 'row')}; --limit 0 shows all")
 

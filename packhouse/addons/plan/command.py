@@ -20,7 +20,7 @@ from packhouse.run.step import AnyJob
 from packhouse.run.steps import STEPS
 from packhouse.run.steps.pack import PACK
 from packhouse.run.steps.plan import Plan, bytes_needed, output_jobs, plan_jobs
-from packhouse.system.escaping import for_terminal
+from packhouse.store.evolution import changed_keys
 from packhouse.system.terminal import console, echo, print_table, print_text
 from packhouse.system.wording import counted, cut_pair
 
@@ -78,8 +78,6 @@ def _print_estimate(
     dataset: str, version_id: str, facts: Estimate, cached: dict[str, dict[str, int]]
 ) -> None:
     """Print counts, notes, sources, other pack sizes and cached steps."""
-    from rich.table import Table
-
     out = console()
     about = "" if facts.is_exact else "about "
     out.print(f"{dataset} {version_id}", style="bold")
@@ -91,27 +89,16 @@ def _print_estimate(
         print_text(f"note: {note}", 2)
     for refusal in facts.refusals:
         print_text(f"the run would fail: {refusal}", 2)
-    table = Table(box=None, pad_edge=False)
     columns, lines = facts.by_source()
-    for name in columns:
-        is_name = name == "source"
-        table.add_column(name, justify="left" if is_name else "right", overflow="fold")
-    for source, rows, *others in lines:
-        table.add_row(for_terminal(source), f"{about}{rows:,}", *(f"{n:,}" for n in others))
-    print_table(table)
+    # An exact count stays a number, which is aligned to the right.
+    rows = [[source, f"{about}{n:,}" if about else n, *others] for source, n, *others in lines]
+    print_table(columns, rows)
     if facts.seq_lens:
-        table = Table(box=None, pad_edge=False)
-        for name in ("pack.seq_len", "packs", "fill", "padding", "records too long"):
-            table.add_column(name, justify="right")
-        for each in facts.seq_lens:
-            counts = (each.seq_len, each.num_packs, each.fill, each.num_padding)
-            table.add_row(
-                *(
-                    f"{n:.1%}" if isinstance(n, float) else f"{n:,}"
-                    for n in (*counts, each.records_too_long)
-                )
-            )
-        print_table(table)
+        trials = [
+            (t.seq_len, t.num_packs, f"{t.fill:.1%}", t.num_padding, t.records_too_long)
+            for t in facts.seq_lens
+        ]
+        print_table(("pack.seq_len", "packs", "fill", "padding", "records too long"), trials)
     hits = [f"{step} {line['cached']}/{line['jobs'] or '?'}" for step, line in cached.items()]
     print_text(f"cached: {', '.join(hits)}")
 
@@ -178,30 +165,14 @@ def _explain_job(
     elif before.key == job.key:
         why = ["its files are missing or changed"]
     else:
-        why = changed_parts(before.parts, dict(job.parts))
+        changed = changed_keys(before.parts, dict(job.parts))
         # Changed inputs come from an earlier step, which has its own row with the reason.
-        own = [change for change in why if not change.startswith("inputs:")]
-        why = own or ["an earlier step changed"]
+        why = [
+            f"{name}: {' -> '.join(cut_pair(json.dumps(old), json.dumps(new), 24))}"
+            for name, (old, new) in sorted(changed.items())
+            if name.partition(".")[0] != "inputs"
+        ] or ["an earlier step changed"]
     return {**row, "cached": False, "why": why}
-
-
-def changed_parts(before: object, after: object, name: str = "") -> list[str]:
-    """Return the differences between the parts of two keys, each as `name: before -> after`.
-
-    Example:
-        >>> changed_parts({"pack": {"seq_len": 2048}}, {"pack": {"seq_len": 4096}})
-        ['pack.seq_len: 2048 -> 4096']
-    """
-    if isinstance(before, dict) and isinstance(after, dict):
-        changes = []
-        for key in sorted({*before, *after}):
-            path = f"{name}.{key}" if name else key
-            changes += changed_parts(before.get(key), after.get(key), path)
-        return changes
-    if before == after:
-        return []
-    old, new = cut_pair(json.dumps(before), json.dumps(after), 24)
-    return [f"{name}: {old} -> {new}"]
 
 
 def _print_steps(rows: list[dict[str, Any]], version_id: str) -> None:

@@ -36,7 +36,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packhouse.cli.options import cache_option, json_option
+from packhouse.cli.options import cache_option, json_option, number_option
 from packhouse.errors import ConfigError, VersionNotFoundError
 from packhouse.load.versions import cache_folder, preference_columns, read_rows, verified_file
 from packhouse.pack.layout import IGNORE_INDEX, preference_names
@@ -434,7 +434,7 @@ def write_published_export(
     help=f"One of {', '.join(FORMATS)}.",
 )
 @click.option("--split", "splits", multiple=True, help="Export only this split. May be repeated.")
-@click.option("--shards", default=1, type=click.IntRange(1), help="Number of files per split.")
+@number_option("--shards", "Number of files per split.", default=1, least=1)
 @cache_option("Folder of verified copies.")
 @json_option()
 def export(

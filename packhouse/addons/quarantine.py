@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import yaml
 
-from packhouse.cli.options import cache_option, json_option
+from packhouse.cli.options import cache_option, json_option, number_option
 from packhouse.errors import ConfigError, IntegrityError, PackhouseError, QuarantineLimitError
 from packhouse.read import SourceShard, read_shard, scan_source
 from packhouse.read.delimited import parse_delimited
@@ -250,13 +250,7 @@ def quarantine() -> None:
     "    remedy: ..."
 )
 @_target
-@click.option(
-    "--samples",
-    default=3,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Number of sample rows per reason.",
-)
+@number_option("--samples", "Number of sample rows per reason.", default=3)
 @_cache
 @json_option()
 def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
@@ -290,26 +284,11 @@ def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
 @_target
 @click.option("--reason", help="Print only rows with this reason.")
 @click.option("--source", help="Print only rows of this source or `source/file`.")
-@click.option(
-    "--row",
-    type=click.IntRange(min=0),
-    help="Print only the row with this number in its file, from 0 (not the line number).",
+@number_option(
+    "--row", "Print only the row with this number in its file, from 0 (not the line number)."
 )
-@click.option(
-    "--limit",
-    default=5,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Number of rows to print.",
-)
-@click.option(
-    "--bytes",
-    "num_bytes",
-    default=2000,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Number of raw bytes to print per row.",
-)
+@number_option("--limit", "Number of rows to print.", default=5)
+@number_option("--bytes", "Number of raw bytes to print per row.", default=2000, into="num_bytes")
 @_cache
 @json_option()
 def show(

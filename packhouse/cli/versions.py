@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from packhouse.cli.options import json_option
+from packhouse.cli.options import json_option, number_option
 from packhouse.cli.summary import audit_blocks, ledger_block, print_block
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.store.gc import GcReport, collect_garbage
@@ -251,13 +251,7 @@ def verify(address: str, as_json: bool) -> None:
 @click.command()
 @click.argument("address", metavar="ROOT/DATASET[@NAME]")
 @click.argument("dest", type=click.Path(file_okay=False))
-@click.option(
-    "--threads",
-    default=8,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Number of files to copy at the same time.",
-)
+@number_option("--threads", "Number of files to copy at the same time.", default=8, least=1)
 @click.option("--data-only", is_flag=True, help="Skip the records and quarantine files.")
 @json_option()
 def pull(address: str, dest: str, threads: int, data_only: bool, as_json: bool) -> None:
@@ -389,13 +383,7 @@ def set_version(
 @ref.command("rollback")
 @click.argument("dataset", metavar="ROOT/DATASET")
 @click.argument("name")
-@click.option(
-    "--steps",
-    default=1,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Number of moves to go back.",
-)
+@number_option("--steps", "Number of moves to go back.", default=1, least=1)
 @_reason_option
 @json_option()
 def roll_back(dataset: str, name: str, steps: int, reason: str, as_json: bool) -> None:

@@ -13,7 +13,7 @@ import click
 import pyarrow as pa
 
 from packhouse.addons.ask.query import ask, read
-from packhouse.cli.options import cache_option, json_option
+from packhouse.cli.options import cache_option, json_option, number_option
 from packhouse.run.cache import Workspace
 from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
@@ -29,13 +29,7 @@ _CELL = 400
 @click.argument("query", metavar="QUERY")
 @json_option("Print one line of JSON per row.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
-@click.option(
-    "--limit",
-    default=50,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Number of rows to print; 0 prints all.",
-)
+@number_option("--limit", "Number of rows to print; 0 prints all.", default=50)
 @cache_option("Folder of tokenizers and cached steps.")
 def sql(target: str, query: str, as_json: bool, as_csv: bool, limit: int, cache: Path) -> None:
     """Query a VERSION with SQL (DuckDB).

@@ -42,7 +42,7 @@ from packhouse.load.versions import cache_folder, preference_columns, read_rows,
 from packhouse.pack.layout import IGNORE_INDEX, preference_names
 from packhouse.pack.plan import round_up
 from packhouse.recipe.settings import NO_NPY, ExportConfig, ExportFormat
-from packhouse.records.lists import count_up, flat_list, list_array, zero_based
+from packhouse.records.lists import count_up, flat_list, list_array
 from packhouse.run.step import Work
 from packhouse.run.steps.files import (
     FILES,
@@ -561,7 +561,7 @@ def split_rows(batches: Batches, columns: tuple[str, ...]) -> Iterator[dict[str,
     """Yield each row as a dictionary of the columns that exist, as views of the batch."""
     for batch in batches:
         names = [name for name in columns if name in batch.schema.names]
-        flat = {name: zero_based(*flat_list(batch[name])) for name in names}
+        flat = {name: flat_list(batch[name]) for name in names}
         for row in range(batch.num_rows):
             yield {
                 name: values[offsets[row] : offsets[row + 1]]
@@ -581,7 +581,7 @@ def to_records(batch: pa.RecordBatch) -> pa.RecordBatch:
         {'input_ids': [7, 8], 'attention_mask': [1, 1], 'labels': [-100, 8]}
     """
     ids, labels, lengths = (
-        zero_based(*flat_list(batch[name]))[0] for name in ("input_ids", "labels", "seq_lengths")
+        flat_list(batch[name])[0] for name in ("input_ids", "labels", "seq_lengths")
     )
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     ones = pa.array(np.ones(len(ids), dtype=np.int8))
@@ -697,7 +697,7 @@ def write_megatron(
 
     def convert(batch: pa.RecordBatch) -> pa.RecordBatch:
         rows = to_megatron(batch, multiple=multiple)
-        starts, offsets = zero_based(*flat_list(rows["seq_start_id"]))
+        starts, offsets = flat_list(rows["seq_start_id"])
         num_ids = np.diff(flat_list(rows["input_ids"])[1]).astype(np.int64)
         # Starts [0, 3 | 0] in packs of 5 and 4 ids: ends [3, 5 | 4], inputs [2, 1 | 3].
         ends = np.append(starts[1:], 0)
@@ -737,11 +737,11 @@ def to_megatron(batch: pa.RecordBatch, *, multiple: int = 1) -> pa.RecordBatch:
         >>> to_megatron(batch.cast(PACK)).to_pylist()[0]
         {'input_ids': [7, 8, 9, 5, 6], 'loss_mask': [1, 1, 0, 1, 0], 'seq_start_id': [0, 3]}
     """
-    labels, offsets = zero_based(*flat_list(batch["labels"]))
-    lengths, pack_offsets = zero_based(*flat_list(batch["seq_lengths"]))
+    labels, offsets = flat_list(batch["labels"])
+    lengths, pack_offsets = flat_list(batch["seq_lengths"])
     # A record's last token gets the mask of the next record's first token, which is never trained.
     mask = np.append(labels[1:] != IGNORE_INDEX, False).astype(np.uint8)
-    ids, _ = zero_based(*flat_list(batch["input_ids"]))
+    ids, _ = flat_list(batch["input_ids"])
     real = lengths
     if multiple > 1 and len(real):
         # Multiple 4, lengths 3 2: inputs of 2 and 1 tokens become 4, so both records get 5 ids:

@@ -147,7 +147,7 @@ def test_masks_are_counted_by_record_and_by_answer_in_both_layouts(tmp_path: Pat
         assert found.fill[10] == 1
         assert (found.shares[12], found.shares[13]) == (1, 1)
         assert found.weights == []
-        (sample,) = found["samples"]
+        (sample,) = found.samples
         assert [each["trained"] for each in sample["records"]] == [[[1, 3], [4, 5]], [[1, 3]]]
 
 

@@ -102,14 +102,14 @@ def refusal_artifacts(recipe: Recipe, error: PackhouseError) -> None:
         description=f"Why nothing was published: {type(error).__name__}",
     )
     if bad is not None:
-        counts = [(each["step"], each["reason"], each["records"]) for each in count_reasons(bad)]
+        counts = [(each.step, each.reason, each.records) for each in count_reasons(bad)]
         _quarantine_table(recipe, counts, bad)
 
 
 def _refused_rows(recipe: Recipe, bad: pa.Table) -> list[str]:
     """Return the lines that show the first bad rows and the next command to run."""
     first = bad.slice(0, _MOST_SHOWN).to_pylist()
-    reason = count_reasons(bad)[0]["reason"]  # the most frequent
+    reason = count_reasons(bad)[0].reason  # the most frequent
     lines = lines_of_rows(first, recipe.sources)
     rows = [
         f"| {for_markdown(place_of(row, lines))} | {for_markdown(row['reason'])} "
@@ -307,8 +307,8 @@ def _quarantine_table(
 ) -> None:
     """Create the table of (step, reason, records), with examples if this machine has the rows."""
     found = [] if bad is None else count_reasons(bad)
-    known = {(each["step"], each["reason"]): each["samples"] for each in found}
-    samples = [row for each in found for row in each["samples"]]
+    known = {(each.step, each.reason): each.samples for each in found}
+    samples = [row for each in found for row in each.samples]
     lines = lines_of_rows(samples, recipe.sources)
     rows = [
         {

@@ -12,7 +12,7 @@ import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -102,7 +102,10 @@ def check_mended(lines: Iterable[Mapping[str, object]], recipe: Recipe) -> Retri
             groups[mended.source, mended.row_format].append(mended)
     passed = []
     for (name, row_format), rows in sorted(groups.items()):
-        config = _config_of(origins[name], name, row_format)
+        # Fixed rows are JSON Lines, whatever the file format of the source was.
+        own: dict[str, object] = {"path": "", "name": f"{name[:50]}-mended", "format": row_format}
+        own |= {"file_format": "jsonl", "encoding": "utf-8", "rows_at": None, "table": None}
+        config = SourceConfig.model_validate(origins[name].model_dump() | own)
         why = _read_again([row.line for row in rows], config, recipe)
         still_bad += [row.bad(*why[i]) for i, row in enumerate(rows) if i in why]
         good = tuple(row.line for i, row in enumerate(rows) if i not in why)
@@ -184,14 +187,6 @@ def _shards_of(config: str) -> Sequence[SourceShard]:
     return scan_source(SourceConfig.model_validate_json(config), max_row_bytes=2**31)
 
 
-def _config_of(config: SourceConfig, name: str, row_format: str) -> SourceConfig:
-    """Return the settings to read the fixed rows of a source."""
-    own = {"path": "", "name": f"{name[:50]}-mended", "format": row_format}
-    # Fixed rows are JSON Lines, whatever the file format of the source was.
-    lines = {"file_format": "jsonl", "encoding": "utf-8", "rows_at": None, "table": None}
-    return SourceConfig.model_validate(config.model_dump() | own | lines)
-
-
 def _read_again(
     lines: Sequence[bytes], config: SourceConfig, recipe: Recipe
 ) -> dict[int, tuple[str, str]]:
@@ -258,17 +253,17 @@ def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
     table = read_quarantine(target, cache)
     reasons, num_rows = count_reasons(table, samples), count_rows(table)
     if as_json:
-        echo(json.dumps({"rows": num_rows, "records": table.num_rows, "reasons": reasons}))
+        shown = [asdict(reason) for reason in reasons]
+        echo(json.dumps({"rows": num_rows, "records": table.num_rows, "reasons": shown}))
         return
     echo(rows_and_records(num_rows, table.num_rows, "bad row"))
-    lines = _lines_of([row for reason in reasons for row in reason["samples"]], target)
+    lines = _lines_of([row for reason in reasons for row in reason.samples], target)
     for reason in reasons:
-        number = rows_and_records(reason["rows"], reason["records"])
-        echo(f"\n{reason['step']} / {reason['reason']}: {number}")
-        for row in reason["samples"]:
+        number = rows_and_records(reason.rows, reason.records)
+        echo(f"\n{reason.step} / {reason.reason}: {number}")
+        for row in reason.samples:
             print_text(f"{place_of(row, lines)}: {row['detail']}", 2)
-        known = QUARANTINE_REASONS.get(reason["step"], {}).get(reason["reason"])
-        if known:
+        if known := QUARANTINE_REASONS.get(reason.step, {}).get(reason.reason):
             print_text(f"remedy: {known.remedy}", 2)
 
 
@@ -555,7 +550,20 @@ _MOST_ROWS = 1000
 _MOST_DETAIL = 240
 
 
-def count_reasons(table: pa.Table, num_samples: int = 3) -> list[dict[str, Any]]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BadReason:
+    """Bad rows of one step and reason."""
+
+    step: str
+    reason: str
+    rows: int
+    records: int
+    """More than `rows` if several windows or paths of a row are bad."""
+    samples: list[dict[str, Any]]
+    """First rows by source and row: `source`, `row`, `byte_offset` and `detail`."""
+
+
+def count_reasons(table: pa.Table, num_samples: int = 3) -> list[BadReason]:
     """Count bad rows and records by step and reason, most frequent first, with sample rows.
 
     Args:
@@ -568,29 +576,23 @@ def count_reasons(table: pa.Table, num_samples: int = 3) -> list[dict[str, Any]]
         ...        "reason": "json", "detail": "not JSON", "raw": b"{", "raw_size": 1,
         ...        "raw_sha256": ""}
         >>> (line,) = count_reasons(pa.Table.from_pylist([row], QUARANTINED))
-        >>> line["step"], line["reason"], line["rows"], line["records"], line["samples"]
-        ('validate', 'json', 1, 1, [{'source': 'a/a.jsonl', 'row': 7, 'byte_offset': 90, ...}])
+        >>> line.step, line.reason, line.rows, line.records, line.samples[0]["row"]
+        ('validate', 'json', 1, 1, 7)
     """
-    counts: Counter[tuple[str, str]] = Counter()
-    rows: dict[tuple[str, str], set[tuple[str, int]]] = defaultdict(set)
-    samples: dict[tuple[str, str], list[dict[str, object]]] = defaultdict(list)
-    wanted = table.select(["step", "reason", "source", "row", "byte_offset", "detail"])
-    for row in sorted(wanted.to_pylist(), key=lambda row: (row["source"], row["row"])):
-        key = row.pop("step"), row.pop("reason")
-        counts[key] += 1
-        rows[key].add((row["source"], row["row"]))
-        if len(samples[key]) < num_samples:
-            samples[key].append(row)
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    columns = ["step", "reason", "source", "row", "byte_offset", "detail"]
+    wanted = table.select(columns).sort_by([("source", "ascending"), ("row", "ascending")])
+    for row in wanted.to_pylist():
+        found[row.pop("step"), row.pop("reason")].append(row)
     return [
-        {
-            "step": key[0],
-            "reason": key[1],
-            "rows": len(rows[key]),
-            "records": records,
-            "samples": samples[key],
-        }
-        for key, records in ordered
+        BadReason(
+            step=step,
+            reason=reason,
+            rows=len({(row["source"], row["row"]) for row in rows}),
+            records=len(rows),
+            samples=rows[:num_samples],
+        )
+        for (step, reason), rows in sorted(found.items(), key=lambda each: (-len(each[1]), each[0]))
     ]
 
 
@@ -738,16 +740,16 @@ def explain_bad_rows(
     if bad is None:
         return error
     line = count_reasons(bad)[0]
-    sample = line["samples"][0]
+    sample = line.samples[0]
     place = place_of(sample, lines_of_rows([sample], recipe.sources))
     causes = "".join(f" {cause}" for cause in likely_causes(bad.to_pylist(), recipe))
-    has_remedy = line["reason"] in WITH_REMEDY
+    has_remedy = line.reason in WITH_REMEDY
     # Details of some reasons include the remedy, which must not be cut off.
     most = 4 * _MOST_DETAIL if has_remedy else _MOST_DETAIL
     detail = shorten(sample["detail"], most, placeholder="...")
-    known = None if has_remedy else QUARANTINE_REASONS[line["step"]].get(line["reason"])
+    known = None if has_remedy else QUARANTINE_REASONS[line.step].get(line.reason)
     helps = f" Remedy: {known.remedy}." if known and not causes else causes
-    more = f"first '{line['reason']}': {place}, {detail.rstrip('.')}.{helps}"
+    more = f"first '{line.reason}': {place}, {detail.rstrip('.')}.{helps}"
     gates = tuple(replace(gate, detail=f"{gate.detail}; {more}") for gate in error.gates)
     return type(error)(
         f"{error}; {more} To see them, run `packhouse quarantine show {target}`.",

@@ -382,7 +382,10 @@ def _add_raw(
         wanted.setdefault(row["source"], {}).setdefault(row["row"], []).append(row)
     if recipe is None:
         # Without a recipe, look where the last run on this machine read the files.
-        shards, notes = _shards_of_run(opened, workspace), dict[str, str]()
+        jobs = load_last_run(workspace.cache, opened.dataset).values()
+        shards, notes = list[SourceShard](), dict[str, str]()
+        with suppress(TypeError):  # written by another release of packhouse
+            shards = [SourceShard(**job.shard) for job in jobs if job.shard is not None]
         missing = "its path is unknown on this machine; pass --recipe RECIPE"
     else:
         shards, notes = _shards_of_recipe(recipe, {name.partition("/")[0] for name in wanted})
@@ -413,14 +416,6 @@ def _add_raw(
                 f"cannot show the text of {num_rows_left} of {name}: {notes.get(name) or why}"
             )
     return lines
-
-
-def _shards_of_run(opened: OpenVersion, workspace: Workspace) -> list[SourceShard]:
-    """Return the shards that the last run of the dataset read, from the cache of this machine."""
-    jobs = load_last_run(workspace.cache, opened.dataset).values()
-    with suppress(TypeError):  # written by another release of packhouse
-        return [SourceShard(**job.shard) for job in jobs if job.shard is not None]
-    return []
 
 
 def _shards_of_recipe(recipe: Recipe, names: set[str]) -> tuple[list[SourceShard], dict[str, str]]:

@@ -530,7 +530,7 @@ def _report_prepared(
     examples["quarantined"] = tuple(
         Example(place=f"{row['source']} row {row['row']:,}", detail=row["detail"])
         for line in reasons
-        for row in line["samples"]
+        for row in line.samples
     )[:NUM_SAMPLES]
     dropped = by_name(version.dropped)
     notes = [f"rows were packed to {recipe.pack.seq_len:,} tokens, as `prepare` would"]

@@ -396,7 +396,7 @@ def audit(
         start_phase("auditing rows")
         found = audit_token_rows(batches, snapshot, turns, pipeline)
     # The template's headers occur nowhere, so it is probably not the one of these rows.
-    if turns.answer_opens and not found.has_turns and found.counts["records"]:
+    if turns.answer_opens and not found.has_turns and found.totals.records:
         notes.append(
             "no row contains the header that the template writes before an answer, so "
             "prompts and headers were not checked. Is this the template of the rows?"
@@ -443,10 +443,12 @@ def _report_tokens(
     found: TokenAudit, tokenizer: str, pipeline: Pipeline, notes: tuple[str, ...]
 ) -> AuditReport:
     """Build the report of tokenized rows."""
-    names = ["rows", "records", "tokens", "trained_tokens", "longest_row"]
-    names += [name for name in MEANINGS if name not in ("untrained_answers", "quarantined")]
-    names += OF_SPANS if found.counts["spans"] else ()
-    counts = {name: found.counts[name] for name in names} | {"rows_in": found.counts["rows"]}
+    totals = found.totals
+    shown = ["rows", "records", "tokens", "trained_tokens", "longest_row"]
+    shown += OF_SPANS if totals.spans else ()
+    counts = {name: getattr(totals, name) for name in shown} | {"rows_in": totals.rows}
+    names = [name for name in MEANINGS if name not in ("untrained_answers", "quarantined")]
+    counts |= {name: found.counts[name] for name in names}
 
     def example(sample: Sample) -> Example:
         runs = runs_of(sample.ids.tolist(), sample.trained, pipeline)

@@ -2,9 +2,8 @@
 
 import json
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -46,8 +45,8 @@ def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: boo
     workspace = Workspace(cache=cache)
     jobs = plan_jobs(recipe)
     rows = explain_plan(jobs, workspace, recipe)
-    hits = Counter(row["step"] for row in rows if row["cached"])
-    totals = Counter(row["step"] for row in rows if row["key"])
+    hits = Counter(row.step for row in rows if row.cached)
+    totals = Counter(row.step for row in rows if row.key)
     estimated = estimate(recipe, jobs, workspace)
     room, needed = cache_room(cache), bytes_needed(jobs, workspace)
     names = [step.name for step in STEPS]
@@ -122,13 +121,26 @@ def explain(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: 
     plan = plan_jobs(recipe)
     rows = explain_plan(plan, Workspace(cache=cache), recipe)
     if as_json:
-        echo(json.dumps({"version_id": plan.version_id, "jobs": rows}))
+        echo(json.dumps({"version_id": plan.version_id, "jobs": [asdict(row) for row in rows]}))
     else:
         _print_steps(rows, plan.version_id)
 
 
-def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[dict[str, Any]]:
-    """Return a row per job: step, shard, whether it is cached, and otherwise why not.
+@dataclass(slots=True)
+class ExplainedJob:
+    """What a run would do with one job."""
+
+    step: str
+    label: str
+    key: str | None
+    """None if it depends on a job that is not done."""
+    cached: bool = True
+    why: list[str] = field(default_factory=list)
+    """Why the job runs; empty if it is cached."""
+
+
+def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[ExplainedJob]:
+    """Return the jobs of a run in the order of the steps.
 
     Jobs after pack depend on its result. If pack is not done, each of these steps has a single row.
     """
@@ -137,28 +149,28 @@ def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[dict[
     if packed is None:
         rows = [_explain_job(job, workspace, last) for job in plan]
         why = ["the number of jobs is known once pack is done"]
-        unknown = {"label": "output", "key": None, "cached": False, "why": why}
-        rows += [{"step": step, **unknown} for step in ("gather", "audit", "files")]
+        rows += [
+            ExplainedJob(step, "output", None, False, why) for step in ("gather", "audit", "files")
+        ]
     else:
         jobs = (*tuple(plan)[:-1], *output_jobs(plan, recipe, packed.facts))
         rows = [_explain_job(job, workspace, last) for job in jobs]
     order = [step.name for step in STEPS]
-    rows.sort(key=lambda row: order.index(row["step"]))
+    rows.sort(key=lambda row: order.index(row.step))
     # A removed shard has no job to explain, but it changes the input of pack.
     gone = {label for step, label in last if step == "validate"} - {j.label for j in plan.validate}
     if gone:
-        (pack,) = [row for row in rows if row["step"] == "pack"]
-        pack["why"] = [f"missing: {', '.join(sorted(gone)[:3])}", *pack["why"]]
+        (pack,) = [row for row in rows if row.step == "pack"]
+        pack.why.insert(0, f"missing: {', '.join(sorted(gone)[:3])}")
     return rows
 
 
 def _explain_job(
     job: AnyJob, workspace: Workspace, last: dict[tuple[str, str], LastJob]
-) -> dict[str, Any]:
+) -> ExplainedJob:
     step = job.step.name
-    row = {"step": step, "label": job.label, "key": job.key, "cached": True, "why": []}
     if workspace.steps.find(step, job.key, job.step.read_facts) is not None:
-        return row
+        return ExplainedJob(step, job.label, job.key)
     before = last.get((step, job.label))
     if before is None:
         why = ["new shard" if last and step in ROW_STEPS else "never done"]
@@ -172,16 +184,16 @@ def _explain_job(
             for name, (old, new) in sorted(changed.items())
             if name.partition(".")[0] != "inputs"
         ] or ["an earlier step changed"]
-    return {**row, "cached": False, "why": why}
+    return ExplainedJob(step, job.label, job.key, False, why)
 
 
-def _print_steps(rows: list[dict[str, Any]], version_id: str) -> None:
+def _print_steps(rows: list[ExplainedJob], version_id: str) -> None:
     from rich.text import Text
 
     out = console()
     for step in (step.name for step in STEPS):
-        jobs = [row for row in rows if row["step"] == step]
-        runs = [row for row in jobs if not row["cached"]]
+        jobs = [row for row in rows if row.step == step]
+        runs = [row for row in jobs if not row.cached]
         if not runs:
             count = f" ({len(jobs)} of {len(jobs)} jobs)"
             out.print(Text.assemble((f"{step:>9}  cached", "green"), count))
@@ -189,8 +201,8 @@ def _print_steps(rows: list[dict[str, Any]], version_id: str) -> None:
         count = f" ({len(runs)} of {len(jobs)} jobs)"
         out.print(Text.assemble((f"{step:>9}  runs", "yellow"), count))
         for row in runs[:5]:
-            label = f"{row['label']}: " if len(jobs) > 1 else ""
-            out.print(f"{'':>11}{label}{'; '.join(row['why'])}")
+            label = f"{row.label}: " if len(jobs) > 1 else ""
+            out.print(f"{'':>11}{label}{'; '.join(row.why)}")
         if len(runs) > 5:
             out.print(f"{'':>11}... and {len(runs) - 5} more")
     out.print(f"  version  {version_id}")

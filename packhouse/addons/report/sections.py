@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from packhouse.addons.ask.samples import is_of_classes
 from packhouse.addons.report.html import (
     KIND_COLORS,
@@ -411,7 +413,11 @@ def packs_section(manifest: Manifest, measured: Measured) -> str:
         return ""
     rows = []
     for name, side in manifest.facts.counts.splits().items():
-        counts = dict(splits[name].per_pack) if name in splits else {}
+        spread = ""
+        if name in splits:
+            records, packs = zip(*splits[name].per_pack, strict=True)
+            half = np.searchsorted(np.cumsum(packs), sum(packs) / 2)
+            spread = f"{records[0]} / {records[half]} / {records[-1]}"
         rows.append(
             [
                 name,
@@ -421,7 +427,7 @@ def packs_section(manifest: Manifest, measured: Measured) -> str:
                 side.num_tokens,
                 side.num_padding,
                 f"{side.fill:.2%}",
-                f"{min(counts)} / {_median(counts)} / {max(counts)}" if counts else "",
+                spread,
             ]
         )
     columns = ("split", "packs", "lower bound", "records", "tokens", "padding", "fill",
@@ -447,15 +453,6 @@ def _part(manifest: Manifest, measured: Measured) -> str:
         if each.read_packs < num_packs[name]
     ]
     return f"<p class=quiet>Counted in {html_text('; '.join(parts))}.</p>" if parts else ""
-
-
-def _median(counts: Mapping[int, int]) -> int:
-    half, seen = sum(counts.values()) / 2, 0
-    for value in sorted(counts):
-        seen += counts[value]
-        if seen >= half:
-            return value
-    return 0
 
 
 def trained_section(manifest: Manifest, measured: Measured) -> str:

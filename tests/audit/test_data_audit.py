@@ -6,10 +6,11 @@ import re
 from typing import Any
 
 import numpy as np
-import packhouse
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+import packhouse
 from packhouse.errors import SourceError
 
 Rows = list[dict[str, Any]]

@@ -164,6 +164,8 @@ def check_audit(audit: Mapping[str, object], config: AuditConfig) -> tuple[GateR
     text = "; ".join(breach["text"] for breach in breaches[:3])
     more = f"; and {len(breaches) - 3} more" if len(breaches) > 3 else ""
     limits = dict.fromkeys(f"audit.{breach['limit']}" for breach in breaches if breach["limit"])
+    if "audit.max_duplicates" in limits:
+        limits["dedup.exact (drop keeps one of each)"] = None
     if "audit.max_contaminated" in limits:
         limits["audit.on_match"] = None  # `drop` drops the rows
     if "audit.max_untrained_packs" in limits:  # `concat` may fill whole packs with a long prompt

@@ -282,17 +282,25 @@ class PlainTemplate:
                 return value
         return values[0]
 
+    @cached_property
+    def _modes(self) -> list[dict[str, object]]:
+        """Arguments for each way to ask for an answer: as by default, thinking, and not."""
+        values = self.switch[1:] if self.switch else ()
+        return [{}, *({self.switch[0]: value} for value in values if self.switch)]
+
+    def starts(self) -> list[str]:
+        """Return the text before the first question, in all modes."""
+        prompts = [self.probe(_CHAT[:1], is_prompt=True, **mode) for mode in self._modes]
+        return [prompt.partition(_CHAT[0]["content"])[0] for prompt in prompts if prompt]
+
     def openings(self) -> list[str]:
         """Return the openings of an answer after a question and after a tool result, in all modes.
 
         An opening is the text that the generation prompt adds, or, if it adds nothing, the text
         after the last content: `[/INST]`.
         """
-        modes: list[dict[str, object]] = [{}]
-        if self.switch is not None:
-            modes += [{self.switch[0]: value} for value in self.switch[1:]]
         found: dict[str, None] = {}
-        for asked, mode in product((_CHAT[:1], _CALL[:3]), modes):
+        for asked, mode in product((_CHAT[:1], _CALL[:3]), self._modes):
             prompt = self.probe(asked, is_prompt=True, **mode)
             bare = self.probe(asked, is_prompt=False, **mode)
             if prompt is None:

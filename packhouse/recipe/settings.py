@@ -284,6 +284,11 @@ class FormatConfig(Section):
                 "turns: alone trains one answer per record and cannot be combined with "
                 "train_on: all. Change one"
             )
+        if self.turns == "whole" and self.thought_end is not None:
+            raise ValueError(
+                "turns: whole renders each row once, and its template drops the reasoning that "
+                "thought_end would end. Remove thought_end, or use turns: joined"
+            )
         if self.reasoning == "train_last" and self.train_on == "all":
             raise ValueError(
                 "reasoning: train_last excludes reasoning from training and cannot be combined "

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from packhouse.errors import TemplateError
-from packhouse.recipe import Recipe
+from packhouse.recipe import FormatConfig, Recipe
 from packhouse.records.identity import num_rows
 from packhouse.records.lists import one_chunk
 from packhouse.records.pairs import REJECTED, cut_behind_answers, keep_both
-from packhouse.records.render_counts import RenderCounts, SplitText
+from packhouse.records.render_counts import REFUSALS, RenderCounts, SplitText
 from packhouse.records.tables import FORMATTED, REFUSED, read_table, write_table
 from packhouse.render import make_renderer
 from packhouse.render.windows import WindowRule
@@ -94,6 +95,10 @@ def render_shard(
     table = read_table(validated)
     rendered = renderer.render(table)
     formatted, refused, notes = rendered.formatted, rendered.quarantined, Counter(rendered.notes)
+    if notes["split_bytes"]:
+        rows = formatted["row"].to_numpy()
+        first = table.filter(pc.equal(table["row"], rows[1:][rows[1:] == rows[:-1]][0]))
+        notes.update(_refused_settings(first.slice(0, 1), recipe, snapshot, tokenizer))
     if recipe.preferences:
         assert not rendered.added, "each side of a pair has one trained answer, so is one record"
         formatted = cut_behind_answers(formatted)
@@ -113,6 +118,22 @@ def render_shard(
         "added": rendered.added,
         "stop_tokens": dict(rendered.stop_tokens),
     }
+
+
+def _refused_settings(
+    row: pa.Table, recipe: Recipe, snapshot: TokenizerSnapshot, tokenizer: Path
+) -> Counter[str]:
+    """Return the notes of `REFUSALS` for settings with which a split row is refused."""
+    refused = Counter[str]()
+    for note, changes in REFUSALS.items():
+        try:
+            config = FormatConfig(**recipe.format.model_dump() | changes)
+            rendered = make_renderer(config, snapshot, folder=tokenizer).render(row)
+        except (TemplateError, ValueError):  # `thought_end` does not go with `turns: whole`
+            refused[note] = 1
+        else:
+            refused[note] = rendered.quarantined.num_rows
+    return +refused
 
 
 def _are_same(records: pa.Table, rows: pa.Table) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -147,16 +148,20 @@ def learn_turns(
             "the tokenizer cannot decode its ids to text, so prompts and headers were not checked"
         )
         return turns_of([], snapshot, pipeline), [note]
-    # Render whole conversations. Records of single answers would all include what the template
-    # writes only in the prompt (Qwen3's empty thinking block), which would look like a part of the
-    # header.
-    whole = recipe.model_copy(
-        update={"format": recipe.format.model_copy(update={"turns": "whole"})}
-    )
-    try:
-        made = function_of_addon("pin")(PROBES, whole, tokenizers)
-    except TemplateError as error:
-        note = f"prompts and headers were not checked: {error}"
+    # Render whole conversations if the template allows it (Nemotron 3 does not). Records of single
+    # answers would all include what the template writes only in the prompt (Qwen3's empty thinking
+    # block), which would look like a part of the header.
+    made: list[dict[str, Any]] = []
+    for turns in ("whole", recipe.format.turns):
+        given = recipe.model_copy(
+            update={"format": recipe.format.model_copy(update={"turns": turns})}
+        )
+        try:
+            made = function_of_addon("pin")(PROBES, given, tokenizers)
+            break
+        except TemplateError as error:
+            note = f"prompts and headers were not checked: {error}"
+    else:
         return turns_of([], snapshot, pipeline), [note]
     rendered = [item["input_ids"] for item in made if "input_ids" in item]
     template: dict[str, list[str]] | None = None

@@ -24,7 +24,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from packhouse.recipe import FormatConfig, Recipe
-from packhouse.recipe.settings import is_renderer
+from packhouse.recipe.settings import CHAT_TEMPLATES, is_renderer
 from packhouse.registry import function_of_addon
 from packhouse.render.chat_messages import MessageForm, Messages, chat_messages, in_parts
 from packhouse.render.rendering import Template
@@ -417,6 +417,16 @@ def _environment(generation: type[_Generation], date: str | None) -> ImmutableSa
     if date is not None:
         environment.globals["strftime_now"] = datetime.fromisoformat(date).strftime
     return environment
+
+
+def writes_prompts(config: FormatConfig, snapshot: TokenizerSnapshot) -> bool:
+    """Return False if the template ignores `add_generation_prompt`.
+
+    Inference then sends no header before an answer: the model writes it, so it is trained.
+    """
+    name = config.template
+    is_jinja = name.endswith((".jinja", ".j2")) or name in CHAT_TEMPLATES
+    return not is_jinja or "add_generation_prompt" in _source(name, snapshot)
 
 
 def _source(name: str, snapshot: TokenizerSnapshot) -> str:

@@ -330,7 +330,8 @@ class PackConfig(Section):
     the name of a plug-in."""
 
     over_length: Literal["drop", "error", "truncate_turns", "window"] = "drop"
-    """Treatment of records longer than `seq_len`. `drop`: drop and count them. `error`: fail.
+    """Treatment of records longer than `seq_len`. `drop`: drop and count them (of chats with many
+    answers, those over 8,192 tokens are counted without being built). `error`: fail.
     `truncate_turns`: keep the whole turns that fit, from the start. `window`: split into windows of
     whole turns, each with the system prompt (a change of `seq_len` then also runs format again)."""
 

@@ -147,6 +147,10 @@ NOTES: Mapping[str, tuple[str, str]] = {
         "prompt differs from the record before it, only in text that the template writes",
         "prompts differ from the record before them, only in text that the template writes",
     ),
+    "answers_too_long": (
+        "answer is left out, because its prompt is longer than any pack",
+        "answers are left out, because their prompts are longer than any pack",
+    ),
     "borrowed_thoughts": (
         "answer has its reasoning written as before a tool call, because the template leaves it "
         "out otherwise",

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig, Recipe
+from packhouse.recipe.settings import is_chat
 from packhouse.records.identity import num_rows
 from packhouse.records.lists import one_chunk
 from packhouse.records.pairs import REJECTED, cut_behind_answers, keep_both
@@ -27,6 +28,7 @@ from packhouse.render.windows import WindowRule
 from packhouse.system.arrays import Int64s
 from packhouse.system.worker import run_in_worker
 from packhouse.tokenize import TokenizerSnapshot, load_snapshot, tokenize_shard, tokenize_table
+from packhouse.tokenize.encoders import TokenLimit
 from packhouse.tokenize.given import read_given
 from packhouse.tokenize.loading import MEMORY_PER_BYTE, tokenizer_bytes, tokenizer_folder
 from packhouse.tokenize.tokenizing import cuts_prompts
@@ -47,6 +49,19 @@ def run_template(call: Callable[[], Any], recipe: Recipe, num_bytes: int = 0) ->
 def cuts_windows(recipe: Recipe) -> bool:
     """Return True if over-long conversations are split into windows."""
     return recipe.pack.over_length == "window" and recipe.pack.strategy != "concat"
+
+
+def max_record_tokens(recipe: Recipe) -> int | None:
+    """Return the length from which records of long rows are only counted; None if all are kept.
+
+    It is `pack.seq_len` rounded up to a power of two, at least 8,192, so that the format step can
+    be reused for most changes of `seq_len`.
+    """
+    pack, config = recipe.pack, recipe.format
+    is_split = config.turns != "whole" and config.train_on != "all" and is_chat(config.template)
+    if not is_split or pack.over_length != "drop" or pack.strategy == "concat":
+        return None
+    return int(max(8192, 2 ** (pack.seq_len - 1).bit_length()))
 
 
 def make_window_rule(
@@ -91,7 +106,9 @@ def render_shard(
     snapshot = load_snapshot(recipe.tokenizer, cache, recipe.tokenize.pipeline)
     window = make_window_rule(recipe, snapshot, cache)
     tokenizer = tokenizer_folder(recipe.tokenizer)
-    renderer = make_renderer(recipe.format, snapshot, label_names, window, tokenizer)
+    longest = max_record_tokens(recipe)
+    limit = TokenLimit(longest, snapshot.backend) if longest else None
+    renderer = make_renderer(recipe.format, snapshot, label_names, window, tokenizer, limit)
     table = read_table(validated)
     rendered = renderer.render(table)
     formatted, refused, notes = rendered.formatted, rendered.quarantined, Counter(rendered.notes)

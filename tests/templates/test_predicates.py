@@ -20,7 +20,7 @@ def test_a_pattern_finds_the_longest_text_at_each_place(letters):
 
 
 def test_many_numbered_tokens_take_a_short_pattern():
-    pattern = any_of((f"<extra_{n}>" for n in range(300_000)))
+    pattern = any_of(f"<extra_{n}>" for n in range(300_000))
     assert len(pattern) < 300
     assert re.fullmatch(pattern, "<extra_299999>")
     assert not re.search(pattern, "<extra_300000>")

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.addons.init.readings import (
+    UNMARKED,
     Reading,
     explanation,
     marks_in,
@@ -250,6 +251,8 @@ def propose(
                 raise refusal(survey.file, _unknown(survey, layout, failed))
     if undecided and num_chosen <= _RARE * survey.num_rows:
         return replace(proposal, candidates=undecided[:_MAX_CANDIDATES])
+    if not chosen and not undecided:
+        raise refusal(survey.file, _unknown(survey, layouts[0], None))
     joined = None if undecided else _join(chosen)
     if joined is None or unknown > _RARE * survey.num_rows:
         raise refusal(
@@ -292,6 +295,7 @@ def _candidates(
     readings = readings_of(layout, survey.fields)
     for reading in readings:
         is_talk = reading.settings["format"] in ("transcript", "preference")
+        is_talk = is_talk or UNMARKED in reading.reads.values()
         if reading.reads.keys() & set(ignored) or (
             not is_talk and marks_in(layout.rows, list(reading.reads))
         ):
@@ -441,6 +445,8 @@ def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
         )
     for name in names:
         if survey.fields[name].has_media:
+            if not any(held.num_texts for held in survey.fields.values()):
+                return f"its rows hold {_kinds_of(row)}: media and no text. Add texts to its rows."
             return (
                 f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} contain images, "
                 f"audio or video in {name!r}. {_media_advice(layout.num_rows < survey.num_rows)}."

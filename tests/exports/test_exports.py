@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from packhouse.addons.exports import writing
-from packhouse.addons.exports.writing import FORMATS, export_version
-from packhouse.addons.exports.writing import export as export_command
+from packhouse.addons import exports as writing
+from packhouse.addons.exports import FORMATS, export_version
+from packhouse.addons.exports import export as export_command
 from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
 from packhouse.recipe import Recipe
 from packhouse.run.steps.plan import plan_jobs

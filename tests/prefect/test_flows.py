@@ -432,7 +432,7 @@ def test_too_many_bad_rows_show_as_a_table_with_samples(place, cache):
 
 
 def test_a_refusal_shows_the_first_bad_rows_their_cause_and_what_to_type(place, cache):
-    from packhouse.addons.quarantine.command import read_quarantine
+    from packhouse.addons.quarantine import read_quarantine
 
     texts = [f"![](http://x/{n}) | <b> \u001b[2J" for n in range(20)]  # has a meaning in markdown
     rows = [{"messages": [{"role": "user", "content": text}]} for text in texts]

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from packhouse import StreamingPackedDataset, load_packed
-from packhouse.addons.exports.writing import export_version
+from packhouse.addons.exports import export_version
 from packhouse.cli import cli
 from packhouse.errors import IntegrityError
 from packhouse.pack.layout import published_schema

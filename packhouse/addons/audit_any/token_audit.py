@@ -48,14 +48,33 @@ class Sample:
 
 
 @dataclass(slots=True)
+class Totals:
+    """Counts over all rows that are no findings."""
+
+    rows: int = 0
+    records: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    trained_bytes: int = 0
+    trained_prompt_bytes: int = 0
+    longest_row: int = 0
+    spans: int = 0
+    """Trained spans; like the next three, 0 if the template is unknown."""
+    spans_stopped: int = 0
+    """Spans that end with a stop token."""
+    spans_of_one_stop: int = 0
+    """Spans that contain no other stop token."""
+    spans_after_header: int = 0
+    """Spans that follow the end of a generation prompt."""
+
+
+@dataclass(slots=True)
 class TokenAudit:
     """Findings in all rows."""
 
+    totals: Totals = field(default_factory=Totals)
     counts: Counter[str] = field(default_factory=Counter)
-    """`rows`, `records`, `tokens`, `trained_tokens`, `trained_bytes`, `trained_prompt_bytes`,
-    `longest_row`, and the number of each finding. If the template is known, also counts of trained
-    spans: `spans`, `spans_stopped` (end with a stop token), `spans_of_one_stop` (contain no other
-    stop token) and `spans_after_header` (follow the end of a generation prompt)."""
+    """Number of each finding."""
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     has_turns: bool = False
     """True if any row contains what the template writes before answers."""
@@ -107,7 +126,8 @@ class _Scan:
             else tag.encode()
             for tag in ("<think>", "</think>")
         )
-        self.counts: Counter[str] = Counter()
+        self.totals = Totals()
+        self.num_unknown = 0
         self.found: defaultdict[Hashable, _Found] = defaultdict(_Found)
         """Occurrences by finding. Some become findings only in `finish`: `unended` and `several` by
         row length, `cut` and `other` starts of records, and `unmasked` rows."""
@@ -118,15 +138,15 @@ class _Scan:
         self.prefix: bytes | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
-        counts = self.counts
-        rows = read_token_rows(batch, counts["rows"], self.pad, self.pipeline)
-        counts["rows"] += rows.num_rows
-        counts["records"] += len(rows.rows)
-        counts["tokens"] += len(rows.ids)
-        counts["trained_tokens"] += int(rows.trained.sum())
+        totals = self.totals
+        rows = read_token_rows(batch, totals.rows, self.pad, self.pipeline)
+        totals.rows += rows.num_rows
+        totals.records += len(rows.rows)
+        totals.tokens += len(rows.ids)
+        totals.trained_tokens += int(rows.trained.sum())
         known = rows.ids[rows.trained & (rows.ids < len(self.table.widths))]
-        counts["trained_bytes"] += int(self.table.widths[known].sum())
-        counts["longest_row"] = max([counts["longest_row"], *rows.row_lengths.tolist()])
+        totals.trained_bytes += int(self.table.widths[known].sum())
+        totals.longest_row = max([totals.longest_row, *rows.row_lengths.tolist()])
         self.names_mask |= not MASKS.isdisjoint(batch.schema.names)
         for name, faults in rows.faults.items():
             found = self.found[name]
@@ -150,7 +170,7 @@ class _Scan:
         of_bos = bos_and_unknown(rows, self.snapshot)
         for name in ("double_bos", "missing_bos"):
             self._note(rows, name, rows.offsets[:-1][of_bos[name] > 0])
-        counts["unknown_tokens"] += int(of_bos["unknown_tokens"].sum())
+        self.num_unknown += int(of_bos["unknown_tokens"].sum())
         self._duplicates(rows)
         if self.pipeline.token_bytes is not None:
             self._turns(rows)
@@ -253,23 +273,23 @@ class _Scan:
         wrong = rows.trained & ~self.table.is_blank[rows.ids] & ~is_answer
         wrong &= np.repeat(is_checked, np.diff(rows.offsets))
         prompts = np.flatnonzero(wrong & ~is_header)
-        self.counts["trained_prompt_bytes"] += int(self.table.widths[rows.ids[prompts]].sum())
+        self.totals.trained_prompt_bytes += int(self.table.widths[rows.ids[prompts]].sum())
         self._note(rows, "trained_headers", np.flatnonzero(wrong & is_header))
         self._note(rows, "trained_prompts", prompts)
 
     def _spans(self, rows: TokenRows, data: bytes, edges: Int64s) -> None:
         """Count the trained spans that start and end as in inference."""
-        begins, stops, counts = rows.range_starts, rows.range_ends, self.counts
+        begins, stops, totals = rows.range_starts, rows.range_ends, self.totals
         is_stop = np.isin(rows.ids, list(self.turns.stop_ids))
         # Stop tokens at [2 5], spans [1, 3) and [4, 8): [0 1] stop tokens before their last tokens.
         before = np.append(0, np.cumsum(is_stop))
         records = edges[rows.offsets[rows.range_rows]].tolist()
         places = zip(records, edges[begins].tolist(), strict=True)
-        counts["spans"] += len(begins)
-        counts["spans_stopped"] += int(is_stop[stops - 1].sum())
-        counts["spans_of_one_stop"] += int((before[stops - 1] == before[begins]).sum())
+        totals.spans += len(begins)
+        totals.spans_stopped += int(is_stop[stops - 1].sum())
+        totals.spans_of_one_stop += int((before[stops - 1] == before[begins]).sum())
         opens = self.turns.generation_opens
-        counts["spans_after_header"] += sum(data.endswith(opens, *place) for place in places)
+        totals.spans_after_header += sum(data.endswith(opens, *place) for place in places)
 
     def _leaks(self, rows: TokenRows, data: bytes, edges: Int64s) -> None:
         """Find rows whose records start without a boundary, or are joined by attention."""
@@ -313,8 +333,8 @@ class _Scan:
 
     def finish(self) -> TokenAudit:
         """Resolve findings that depend on all rows, such as which unended answers are truncated."""
-        counts, found = self.counts, self.found
-        longest = counts["longest_row"]
+        totals, found = self.totals, self.found
+        longest = totals.longest_row
         if not self.names_mask:  # all rows are meant to be trained whole
             found["unmasked"] = _Found()
         unended = {
@@ -329,7 +349,7 @@ class _Scan:
         found["unended"] = _Found(sum(each.number for each in unended.values()), samples)
         # Conversations rarely have equal lengths: if most rows do, they were concatenated and cut.
         several, alike = found["several", longest], self.lengths[longest]
-        if several.number > found["leaks"].number and alike >= max(_MOST * counts["rows"], 5):
+        if several.number > found["leaks"].number and alike >= max(_MOST * totals.rows, 5):
             found["leaks"] = several
         cut, other = found["cut"], found["other"]
         if self.has_turns:  # otherwise the template is not the right one
@@ -338,7 +358,9 @@ class _Scan:
             found["missing_headers"] = cut
         named = {name: each for name, each in found.items() if isinstance(name, str)}
         return TokenAudit(
-            counts=counts + Counter({name: each.number for name, each in named.items()}),
+            totals=totals,
+            counts=Counter({name: each.number for name, each in named.items()})
+            + Counter(unknown_tokens=self.num_unknown),
             samples={name: each.samples[:NUM_SAMPLES] for name, each in named.items()},
             has_turns=self.has_turns,
         )
@@ -535,20 +557,20 @@ def audit_given(
     pipeline = read_pipeline(snapshot.backend)
     turns, _ = learn_turns(recipe, snapshot, pipeline, tokenizers)
     found = audit_token_rows(_with_labels(tokenized), snapshot, turns, pipeline)
-    trained_bytes = found.counts["trained_bytes"]
+    totals = found.totals
     counts = {
         "rows": tokenized.num_rows,
-        "tokens": found.counts["tokens"],
-        "trained_tokens": found.counts["trained_tokens"],
+        "tokens": totals.tokens,
+        "trained_tokens": totals.trained_tokens,
         "turns": len(pc.list_flatten(tokenized["trained_ranges"])),
         "unlocated_rows": 0,
-        "answer_bytes": trained_bytes - found.counts["trained_prompt_bytes"],
+        "answer_bytes": totals.trained_bytes - totals.trained_prompt_bytes,
         "untrained_answer_bytes": 0,
         "double_ends": 0,
         "unknown_tokens": found.counts["unknown_tokens"],
         **{name: sum(found.counts[own] for own in names) for name, names in _FINDINGS.items()},
         # Trained padding counts as at least one byte per record.
-        "trained_prompt_bytes": found.counts["trained_prompt_bytes"] + found.counts["padding"],
+        "trained_prompt_bytes": totals.trained_prompt_bytes + found.counts["padding"],
     }
     worst = {}
     for name, names in _FINDINGS.items():

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import TypeAdapter
 
 from packhouse.addons.ask.files import VersionFiles
 from packhouse.addons.ask.query import Views, open_views
@@ -30,6 +31,7 @@ from packhouse.addons.ask.samples import (
 )
 from packhouse.addons.report import sections
 from packhouse.addons.report.html import page
+from packhouse.addons.report.sections import Measured, MeasuredSplit, Samples
 from packhouse.cli.tokens import pipeline_of, special_tokens, token_texts, tokenizer_of
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.recipe import AuditConfig
@@ -63,25 +65,15 @@ _COUNTED = ("tokens", "trained")
 _SEQUENCES = pa.schema([("record_id", pa.string()), *((name, pa.int64()) for name in _COUNTED)])
 
 Ints = npt.NDArray[np.int64]
-Samples = list[dict[str, Any]]
 
 
-def measure(files: VersionFiles, num_packs: Mapping[str, int], num_shown: int) -> dict[str, Any]:
-    """Query the files of a version and return plain JSON.
+def measure(files: VersionFiles, num_packs: Mapping[str, int], num_shown: int) -> Measured:
+    """Query the files of a version.
 
     Args:
         files: files of the version.
         num_packs: number of packs in the files of each split to read.
         num_shown: approximate number of tokens in samples.
-
-    Returns:
-        `trained`: `[source, records, tokens, trained tokens]` in the packs that were read, with
-        copies. `lengths`: `[source, split, tokens, records]` for each length that occurs, with
-        copies. `too_long`: `[split, tokens, records]` for records that were left out as too long.
-        `dropped`: examples by reason. `quarantine`: examples by step and reason.
-        `splits`: packs, fill, records per pack, trained shares, tokens by answer, records per
-        label, trained tokens per loss weight (empty if all are 1), and samples. For preference
-        pairs, shares and trained tokens count each side separately.
 
     Raises:
         ContractError: packs violate the data contract.
@@ -94,30 +86,28 @@ def measure(files: VersionFiles, num_packs: Mapping[str, int], num_shown: int) -
         for name, number in num_packs.items()
     }
     with open_views(files) as views:
-        _add_places(views, [sample for split in splits.values() for sample in split["samples"]])
+        _add_places(views, [sample for split in splits.values() for sample in split.samples])
         packed = pa.concat_tables([_SEQUENCES.empty_table(), *sequences])
         views.database.register("packed", packed)
 
-        def lists(query: str) -> list[list[Any]]:
-            return [[*row.values()] for row in views.rows(query).to_pylist()]
+        def tuples(query: str) -> list[Any]:
+            return [(*row.values(),) for row in views.rows(query).to_pylist()]
 
-        dropped: dict[str, Samples] = {}
-        for row in _cut(views.rows(_DROPPED)):
-            dropped.setdefault(row.pop("reason"), []).append(row)
-        bad: dict[tuple[str, str], Samples] = {}
-        for row in _cut(views.rows(_BAD)):
-            bad.setdefault((row.pop("step"), row.pop("reason")), []).append(row)
-        return {
-            "trained": lists(_TRAINED),
-            "lengths": lists(_LENGTHS),
-            "too_long": lists(_TOO_LONG),
-            "dropped": dropped,
-            "quarantine": [
-                {"step": step, "reason": reason, "examples": rows}
-                for (step, reason), rows in bad.items()
-            ],
-            "splits": splits,
-        }
+        def examples(query: str) -> dict[str, Samples]:
+            found: dict[str, Samples] = {}
+            for row in views.rows(query).to_pylist():
+                own = {name: row[name][:_MOST_TEXT] for name in ("detail", "raw") if name in row}
+                found.setdefault(row.pop("reason"), []).append(row | own)
+            return found
+
+        return Measured(
+            trained=tuples(_TRAINED),
+            lengths=tuples(_LENGTHS),
+            too_long=tuples(_TOO_LONG),
+            dropped=examples(_DROPPED),
+            quarantine=examples(_BAD),
+            splits=splits,
+        )
 
 
 _LENGTHS = """
@@ -158,19 +148,13 @@ ORDER BY reason, row.number
 """
 
 _BAD = f"""
-SELECT step, reason, row.source, row.row, row.detail, decode_bytes(row.raw) AS raw, row.raw_size
+SELECT step || '/' || reason AS reason, row.source, row.row, row.detail,
+  decode_bytes(row.raw) AS raw, row.raw_size
 FROM (
   SELECT step, reason, unnest(arg_min(quarantine, number, {_EXAMPLES})) AS row
   FROM files.quarantine GROUP BY step, reason)
 ORDER BY step, reason, row.number
 """
-
-
-def _cut(rows: pa.Table) -> Samples:
-    return [
-        {name: v[:_MOST_TEXT] if name in ("detail", "raw") else v for name, v in row.items()}
-        for row in rows.to_pylist()
-    ]
 
 
 def _add_places(views: Views, samples: Samples) -> None:
@@ -185,7 +169,7 @@ def _add_places(views: Views, samples: Samples) -> None:
 
 def _read_split(
     files: VersionFiles, split: str, num_packs: int, num_shown: int, sequences: list[pa.Table]
-) -> dict[str, Any]:
+) -> MeasuredSplit:
     """Count masks and fill of the packs that are read, and take evenly spaced samples.
 
     Appends the sequences of the packs to `sequences`.
@@ -213,7 +197,18 @@ def _read_split(
         seen += part.num_rows
         if tokens >= MAX_READ_TOKENS:
             break
-    return {**tally.to_json(), "read_packs": seen, "read_tokens": tokens, "samples": samples}
+    return MeasuredSplit(
+        fill=tally.fill.tolist(),
+        per_pack=sorted(tally.per_pack.items()),
+        shares=tally.shares.tolist(),
+        trained=sorted(tally.trained.items()),
+        turns=[(tokens, answers) for tokens, answers in tally.turns.T.tolist()],
+        labels=dict(sorted(tally.labels.items())),
+        weights=sorted(tally.weights.items()) if tally.weights.keys() - {1} else [],
+        read_packs=seen,
+        read_tokens=tokens,
+        samples=samples,
+    )
 
 
 class _Tally:
@@ -269,17 +264,6 @@ class _Tally:
         self.turns[0] += np.bincount(number, sizes, _TURNS).astype(np.int64)
         self.turns[1] += np.bincount(number, minlength=_TURNS)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "fill": self.fill.tolist(),
-            "per_pack": sorted(self.per_pack.items()),
-            "shares": self.shares.tolist(),
-            "trained": sorted(self.trained.items()),
-            "turns": self.turns.T.tolist(),
-            "labels": sorted(self.labels.items()),
-            "weights": sorted(self.weights.items()) if self.weights.keys() - {1} else [],
-        }
-
 
 def _binned(parts: Ints, wholes: Ints | int) -> Ints:
     """Count shares in bins of 5%."""
@@ -316,6 +300,8 @@ def _sample(
 MAX_BYTES = 3_000_000
 _SAMPLES = (40_000, 10_000, 0)  # tokens in samples: fewer if their texts are long
 _TOKEN_CHARS = 200  # characters per token; some vocabularies have tokens of 128 spaces
+
+_MEASURED = TypeAdapter(Measured)
 
 Fetch = Callable[[FileEntry], Path]
 
@@ -369,7 +355,7 @@ def report_of(
     return html
 
 
-def measured_of(manifest: Manifest, fetch: Fetch, samples: int = 0) -> dict[str, Any]:
+def measured_of(manifest: Manifest, fetch: Fetch, samples: int = 0) -> Measured:
     """Run `measure` over the files of a version in a worker with limits.
 
     Args:
@@ -396,13 +382,14 @@ def measured_of(manifest: Manifest, fetch: Fetch, samples: int = 0) -> dict[str,
         files.setdefault(entry.kind, []).append((fetch(entry), entry.split))
         num_bytes += entry.size
     version_files = VersionFiles(files=files, manifest=replace(manifest, files=()))
-    measured: dict[str, Any] = run_in_worker(  # a few compressed KB may expand to GB
+    found = run_in_worker(  # a few compressed KB may expand to GB
         partial(measure, version_files, dict(sorted(packs.items(), reverse=True)), samples),
         what=f"version '{manifest.version}'",
         blames=IntegrityError,
         num_bytes=num_bytes,
     )
-    counted = sum(tokens * records for *_, tokens, records in measured["lengths"])
+    measured = _MEASURED.validate_python(found)
+    counted = sum(tokens * records for *_, tokens, records in measured.lengths)
     published = sum(entry.tokens for entry in manifest.files if entry.kind == "data")
     # Charts would be wrong without an error if the records counted more tokens than were published.
     if counted > published:
@@ -414,16 +401,13 @@ def measured_of(manifest: Manifest, fetch: Fetch, samples: int = 0) -> dict[str,
 
 
 def _page(
-    manifest: Manifest, measured: dict[str, Any], pipeline: Pipeline | None, uri: str | None
+    manifest: Manifest, measured: Measured, pipeline: Pipeline | None, uri: str | None
 ) -> str:
     """Render the page from the manifest and the counts."""
     num_packs = num_tokens = 0
     samples = []
-    for name, split in measured["splits"].items():
-        split["all_packs"] = sum(
-            e.rows for e in manifest.files if e.kind == "data" and e.split == name
-        )
-        packs = [with_texts(pack, pipeline) for pack in split["samples"]]
+    for name, split in measured.splits.items():
+        packs = [with_texts(pack, pipeline) for pack in split.samples]
         samples.append({"name": name, "packs": packs})
         num_packs += len(packs)
         num_tokens += sum(len(record["ids"]) for pack in packs for record in pack["records"])
@@ -437,7 +421,7 @@ def _page(
             num_packs,
             num_tokens,
             pipeline is not None,
-            has_weights=any(each["weights"] for each in measured["splits"].values()),
+            has_weights=any(each.weights for each in measured.splits.values()),
         ),
         sections.left_out_section(manifest, measured),
         sections.quality_section(manifest),

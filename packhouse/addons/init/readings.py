@@ -907,7 +907,9 @@ def _choices(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
         values = fields[name].values if name in fields else Counter(row[name] for row in rows)
         number = _number_of(name, values, most)
         said = f"{choices}[{number}]" if number else _sql(name)
-        if not number and not all(row[name] in _choice_texts(row, read) for row in rows):
+        if not number and not all(
+            row[name] in (row[lists[0]] if lists else [row[each] for each in read]) for row in rows
+        ):
             continue
         letter = "chr(CAST(64 + i AS INTEGER))"
         letters = f"list_transform({choices}, lambda text, i: {letter} || '. ' || text)"
@@ -927,10 +929,6 @@ def _choices(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
                 reads=reads | {name: f"answer: the {what} of the choice"},
                 is_sure=False,
             )
-
-
-def _choice_texts(row: Mapping[str, Any], read: Sequence[str]) -> list[Any]:
-    return row[read[0]] if isinstance(row[read[0]], list) else [row[name] for name in read]
 
 
 def _number_of(name: str, values: Iterable[Any], most: int) -> str | None:

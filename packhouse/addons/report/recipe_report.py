@@ -171,13 +171,16 @@ def _estimate_page(recipe: Recipe, plan: Plan, workspace: Workspace) -> str:
     caption = (
         f"The first rows of each source, {counted(shown, 'token')}, as a run would train them."
     )
+    about = "" if expected.is_exact else "<p class=quiet>Estimated from the sample.</p>"
     return page(
         f"{recipe.dataset} - packhouse report",
         _head(recipe, plan.version_id, expected),
         [
             _lengths_section(recipe, expected, rows),
             samples_section(len(packs), shown, pipeline is not None, caption),
-            _filters_section(expected),
+            section("left-out", "Dropped rows", about, filters_table(expected.filters))
+            if expected.filters
+            else "",
             _settings_section(recipe, expected),
         ],
         {"samples-data": [{"name": name, "packs": [pack]} for name, pack in packs.items()]},
@@ -208,12 +211,6 @@ def _head(recipe: Recipe, version_id: str, expected: "Estimate") -> str:
     )
     notes = "".join(f"<li>{html_text(note)}</li>" for note in expected.lines())
     return f"{top}{refusals}{boxes}" + (f"<ul class=quiet>{notes}</ul>" if notes else "")
-
-
-def _filters_section(expected: "Estimate") -> str:
-    caption = "" if expected.is_exact else "<p class=quiet>Estimated from the sample.</p>"
-    inner = caption + filters_table(expected.filters)
-    return section("left-out", "Dropped rows", inner) if expected.filters else ""
 
 
 def _as_pack(

@@ -172,6 +172,7 @@ def _estimate_page(recipe: Recipe, plan: Plan, workspace: Workspace) -> str:
         f"The first rows of each source, {counted(shown, 'token')}, as a run would train them."
     )
     about = "" if expected.is_exact else "<p class=quiet>Estimated from the sample.</p>"
+    settings = recipe.model_dump_json(indent=2, by_alias=True, exclude_unset=True)
     return page(
         f"{recipe.dataset} - packhouse report",
         _head(recipe, plan.version_id, expected),
@@ -181,7 +182,12 @@ def _estimate_page(recipe: Recipe, plan: Plan, workspace: Workspace) -> str:
             section("left-out", "Dropped rows", about, filters_table(expected.filters))
             if expected.filters
             else "",
-            _settings_section(recipe, expected),
+            section(
+                "recipe",
+                "Recipe",
+                table(*expected.by_source(), "Sources"),
+                preformatted(settings, "Settings"),
+            ),
         ],
         {"samples-data": [{"name": name, "packs": [pack]} for name, pack in packs.items()]},
     )
@@ -260,17 +266,6 @@ def _lengths_section(recipe: Recipe, expected: "Estimate", rows: dict[str, pa.Ta
         f"<p class=quiet>Of {counted(num_rows, 'record')}, the first megabyte of each source.</p>"
     )
     return section("lengths", "Lengths", caption, f"<div class=grid>{drawn}</div><br>", other)
-
-
-def _settings_section(recipe: Recipe, expected: "Estimate") -> str:
-    columns, rows = expected.by_source()
-    settings = recipe.model_dump_json(indent=2, by_alias=True, exclude_unset=True)
-    return section(
-        "recipe",
-        "Recipe",
-        table(columns, rows, "Sources"),
-        preformatted(settings, "Settings"),
-    )
 
 
 # Picture of a version: the lengths of its records, and the fill of its packs.

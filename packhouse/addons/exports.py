@@ -26,6 +26,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, get_args
@@ -37,7 +38,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packhouse.cli.options import cache_option, json_option, number_option
-from packhouse.errors import ConfigError, VersionNotFoundError
+from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
 from packhouse.load.versions import cache_folder, preference_columns, read_rows, verified_file
 from packhouse.pack.layout import IGNORE_INDEX, preference_names
 from packhouse.pack.plan import round_up
@@ -53,12 +54,13 @@ from packhouse.run.steps.files import (
 )
 from packhouse.run.steps.pack import PackFacts
 from packhouse.store import OpenVersion
-from packhouse.store.manifest import ExportSettings
+from packhouse.store.manifest import ExportSettings, FileEntry
 from packhouse.store.read import open_address
 from packhouse.system.fingerprint import file_sha256
 from packhouse.system.plugins import import_extra
 from packhouse.system.terminal import echo
 from packhouse.system.wording import near_name
+from packhouse.system.worker import at, run_in_worker
 
 FORMATS: tuple[str, ...] = get_args(ExportFormat)
 """Format names that `export_version` accepts."""
@@ -209,19 +211,37 @@ def _write_split(
         )
     pack = configuration.pack
     for source, group in groupby(entries, key=lambda entry: entry.source):
-        own = list(group)
-        rows = (read_rows(verified_file(opened, entry, cache), entry) for entry in own)
-        write_export(
-            chain.from_iterable(rows),
-            export_format,
-            set_name(split, source),
-            folder,
-            pack.pad_record_to_multiple_of,
-            pack.seq_len or None,
-            preferences=opened.manifest.preferences,
-            num_shards=num_shards,
-            num_rows=sum(entry.rows for entry in own),
+        own = [(verified_file(opened, entry, cache), entry) for entry in group]
+        name = set_name(split, source)
+        run_in_worker(  # a few kilobytes may decode to gigabytes
+            partial(
+                _write_files,
+                own,
+                export_format,
+                name,
+                folder,
+                pack.pad_record_to_multiple_of,
+                pack.seq_len or None,
+                preferences=opened.manifest.preferences,
+                num_shards=num_shards,
+                num_rows=sum(entry.rows for _, entry in own),
+            ),
+            what=f"the files of '{name}'",
+            blames=IntegrityError,
+            num_bytes=sum(entry.size for _, entry in own),
         )
+
+
+def _write_files(files: Sequence[tuple[Path, FileEntry]], *args: Any, **options: Any) -> None:
+    """Write files of a version with `write_export`. Runs in a worker."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for path, entry in files:
+            for number, batch in enumerate(read_rows(path, entry)):
+                at(f"batch {number:,} of '{entry.key}'")
+                yield batch
+
+    write_export(batches(), *args, **options)
 
 
 def check_shards(name: str, num_rows: int, num_shards: int) -> None:

@@ -176,6 +176,8 @@ def check_audit(audit: Audit, config: AuditConfig) -> tuple[GateResult, ...]:
     text = "; ".join(breach.text for breach in breaches[:3])
     more = f"; and {len(breaches) - 3} more" if len(breaches) > 3 else ""
     limits = dict.fromkeys(f"audit.{breach.limit}" for breach in breaches if breach.limit)
+    if "audit.max_duplicates" in limits:
+        limits["dedup.exact (drop keeps one of each)"] = None
     if "audit.max_contaminated" in limits:
         limits["audit.on_match"] = None  # `drop` drops the rows
     if "audit.max_untrained_packs" in limits:  # `concat` may fill whole packs with a long prompt

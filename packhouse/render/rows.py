@@ -83,9 +83,9 @@ class RowRenderer:
         self._config = config
         self._template_args = (source, dict(snapshot.special_tokens), where)
         tokens = {*snapshot.added_tokens, *snapshot.special_tokens.values()} - {""}
-        longest_first = sorted(tokens, key=lambda token: (-len(token), token))
-        pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
-        self.control, self.control_bytes = re.compile(pattern), re.compile(pattern.encode())
+        self.control = re.compile(any_of(tokens, re.escape))
+        encoded = [token.encode().decode("latin-1") for token in tokens]
+        self.control_bytes = re.compile(any_of(encoded, re.escape).encode("latin-1"))
         self.control_texts = any_of(tokens)
         self._stops = dict.fromkeys(config.stop_tokens, "format.stop_tokens") or dict(
             snapshot.stop_tokens

@@ -222,7 +222,7 @@ def test_a_breach_names_the_rows_and_publishes_nothing(repeating):
         "repeat an earlier row, worst: repeats/repeats.jsonl row 0 (2), repeats/repeats.jsonl row "
         "1 (2), "
         "repeats/repeats.jsonl row 2 (2). Fix the rows or the template, or change "
-        "audit.max_duplicates"
+        "audit.max_duplicates, dedup.exact (drop keeps one of each)"
     )
     assert caught.value.exit_code == 4
     (breach,) = caught.value.breaches

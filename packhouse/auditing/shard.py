@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.auditing.plain_template import writes_prompts
 from packhouse.auditing.tokens import (
     NUM_WORST,
     Ids,
@@ -42,7 +43,6 @@ from packhouse.records.conversations import has_thinking, without_thinking
 from packhouse.records.identity import is_among, leading_bits, sort_leading_bits
 from packhouse.records.lists import flat_list, one_chunk, read_ranges
 from packhouse.records.messages import FlatMessages, num_bytes
-from packhouse.render import writes_prompts
 from packhouse.system.arrays import Bools, Int64s, Uint64s
 from packhouse.system.plugins import Plugin
 from packhouse.tokenize.encoders import TokenizerSnapshot, read_pipeline

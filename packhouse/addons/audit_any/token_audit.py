@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.addons.audit_any.rows import MASKS, Padding, TokenRows, read_token_rows
-from packhouse.addons.audit_any.turns import TokenBytes, Turns, learn_turns
+from packhouse.addons.audit_any.turns import REASONING_TAGS, TokenBytes, Turns, learn_turns
 from packhouse.auditing.shard import worst_rows
 from packhouse.auditing.tokens import Ids, bos_and_unknown
 from packhouse.pack.layout import expand_labels
@@ -120,12 +120,8 @@ class _Scan:
         self.bos_id = -1 if bos_id is None or not turns.bos_opens else bos_id
         self.is_end = np.zeros(len(pipeline.is_control), np.bool_)
         self.is_end[[i for i in turns.end_ids if i < len(self.is_end)]] = True
-        self.reasoning_tags = tuple(
-            self.table.texts[snapshot.added_tokens[tag]]
-            if tag in snapshot.added_tokens
-            else tag.encode()
-            for tag in ("<think>", "</think>")
-        )
+        tags = (self.table.of_text(tag, snapshot.added_tokens) for tag in REASONING_TAGS)
+        self.prompt_ends = (*tags, *(text.rstrip() for text in turns.generation_opens))
         self.totals = Totals()
         self.num_unknown = 0
         self.found: defaultdict[Hashable, _Found] = defaultdict(_Found)
@@ -265,7 +261,7 @@ class _Scan:
         other, num_alike = answers.unusual_starts(self.bos_id)
         self._note(rows, "other", np.setdiff1d(other, cut))
         self.num_alike += num_alike
-        self._note(rows, "untrained_starts", answers.untrained_starts(self.reasoning_tags))
+        self._note(rows, "untrained_starts", answers.untrained_starts(self.prompt_ends))
         is_header = _cover(answers.headers, answers.begins, len(rows.ids))
         is_answer = _cover(answers.begins, answers.stops, len(rows.ids))
         is_checked = np.zeros(len(rows.rows), np.bool_)
@@ -416,14 +412,26 @@ class AnswerPlaces:
         # Tokens at bytes [0 5 15 20] and a header at bytes [5, 15): the header starts in token 1,
         # and the answer with token 2.
         first, begins = np.searchsorted(edges, spans[:, 0]), np.searchsorted(edges, spans[:, 1])
+        is_end = np.isin(rows.ids, list(turns.end_ids))
+        if turns.stop_ids and len(first):
+            # The model writes some headers itself: gpt-oss has <|end|><|start|>assistant between
+            # reasoning and answer. Such a header follows a trained control token at which
+            # generation does not stop, in a span that begins right after an answer's header.
+            before = np.maximum(first - 1, 0)
+            spans_before = np.searchsorted(rows.range_starts, before, "right") - 1
+            goes_on = rows.trained[before] & table.is_control[rows.ids[before]]
+            goes_on &= ~np.isin(rows.ids[before], list(turns.stop_ids))
+            goes_on &= np.isin(np.append(rows.range_starts, -1)[spans_before], begins)
+            is_end[before[goes_on]] = False
+            first, begins = first[~goes_on], begins[~goes_on]
         records = rows.row_of(np.minimum(first, num_tokens - 1))
         limits = np.minimum(rows.offsets[records + 1], np.append(first[1:], num_tokens))
-        at = _next(np.isin(rows.ids, list(turns.end_ids)), begins)
+        at = _next(is_end, begins)
         stops = np.minimum(np.where(at < limits, at + 1, limits), num_tokens)
         stops = np.maximum(stops, begins)
         return AnswerPlaces(rows, data, edges, turns, table, first, begins, stops, records)
 
-    def untrained_starts(self, reasoning_tags: tuple[bytes, ...]) -> Int64s:
+    def untrained_starts(self, prompt_ends: tuple[bytes, ...]) -> Int64s:
         r"""Return the first token of each answer that is trained, but not from its first token on.
 
         Reasoning may be untrained, as may tags that the inference prompt ends with:
@@ -435,7 +443,7 @@ class AnswerPlaces:
         because some tools train the end of every turn.
 
         Args:
-            reasoning_tags: `<think>` and `</think>` as bytes of the table.
+            prompt_ends: ends of prompts after the header, as bytes of the table: `</think>`.
         """
         rows, num_tokens = self.rows, len(self.rows.ids)
         is_text = ~self.table.is_blank[rows.ids]
@@ -461,7 +469,7 @@ class AnswerPlaces:
             for begin, end in zip(
                 first[is_late].tolist(), first_trained[is_late].tolist(), strict=True
             )
-            if not self.data[self.edges[begin] : self.edges[end]].rstrip().endswith(reasoning_tags)
+            if not self.data[self.edges[begin] : self.edges[end]].rstrip().endswith(prompt_ends)
         ]
         return np.array(found, np.int64)
 
@@ -556,7 +564,7 @@ def audit_given(
     """
     pipeline = read_pipeline(snapshot.backend)
     turns, _ = learn_turns(recipe, snapshot, pipeline, tokenizers)
-    found = audit_token_rows(_with_labels(tokenized), snapshot, turns, pipeline)
+    found = audit_token_rows(batches_of(tokenized), snapshot, turns, pipeline)
     totals = found.totals
     counts = {
         "rows": tokenized.num_rows,
@@ -582,7 +590,8 @@ def audit_given(
     return {"counts": counts, "worst": worst}
 
 
-def _with_labels(tokenized: pa.Table) -> Iterator[pa.RecordBatch]:
+def batches_of(tokenized: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Yield rows with `input_ids` and `labels`, from schema `tables.TOKENIZED`."""
     for batch in tokenized.to_batches(_BATCH_ROWS):
         ids = batch["input_ids"]
         offsets = ids.offsets.to_numpy() - ids.offsets[0].as_py()

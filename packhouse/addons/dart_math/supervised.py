@@ -38,7 +38,6 @@ from packhouse.pack.shuffle import permutation
 from packhouse.recipe import FormatConfig, Recipe, SourceConfig
 from packhouse.records.ledger import LedgerLine, check_quarantine, ledger_of
 from packhouse.registry import function_of_addon
-from packhouse.render.single_turn import ends_of
 from packhouse.run.cache import AnyReceipt, Workspace
 from packhouse.run.cache_room import hold_steps
 from packhouse.run.given import data_uri, source_settings, tokenizer_name, write_content
@@ -49,6 +48,7 @@ from packhouse.run.steps.validate import check_all_text_is_read
 from packhouse.system.disks import disk_errors
 from packhouse.system.fingerprint import digest
 from packhouse.tokenize import load_snapshot
+from packhouse.tokenize.encoders import ends_of
 
 Fields = str | Sequence[str | None] | None
 

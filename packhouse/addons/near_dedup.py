@@ -101,7 +101,9 @@ def _pairs_of_band(values: Uint32s, has_any: Bools) -> Int64s:
     order = np.argsort(keys, kind="stable")
     order = order[has_any[order]]  # rows without shingles match nothing
     same = keys[order][1:] == keys[order][:-1]
-    place = _place_in_run(same)
+    # Place of each row among the rows with its key: keys 5 5 5 7 9 9 -> places 0 1 2 0 0 1.
+    starts = np.flatnonzero(np.append(True, ~same))
+    place = count_up(np.diff(np.append(starts, len(same) + 1)))
     # Four rows with the same key have places 0 1 2 3: distance 1 pairs 0-1, 1-2 and 2-3, distance 2
     # pairs 0-2 and 1-3, and distance 3 pairs 0-3.
     pairs = [np.zeros(0, np.int64)]
@@ -114,15 +116,6 @@ def _pairs_of_band(values: Uint32s, has_any: Bools) -> Int64s:
     for step in range(_MAX_LINKS - 1 if len(long) else 0):
         pairs.append(_pair(order[start + step], order[long], len(values)))
     return np.concatenate(pairs)
-
-
-def _place_in_run(same: Bools) -> Int64s:
-    """Return the place of each row among the rows with its key, from 0.
-
-    For keys 5 5 5 7 9 9, same is 1 1 0 0 1 and places are 0 1 2 0 0 1.
-    """
-    starts = np.flatnonzero(np.append(True, ~same))
-    return count_up(np.diff(np.append(starts, len(same) + 1)))
 
 
 def _pair(one: Int64s, other: Int64s, num_rows: int) -> Int64s:

@@ -147,8 +147,11 @@ def _prepare(
             f"recipe (known: {known}). Restore the name that --edit wrote."
         )
     raw = line["raw"]
-    why = _why_unusable(raw, bool(line.get("is_cut")))
-    if why:
+    if line.get("is_cut"):
+        why = "only the first 64 KiB were kept. Insert the whole row and remove is_cut."
+        return {**line, "detail": why}
+    if _REPLACEMENT in (raw if isinstance(raw, str) else orjson.dumps(raw).decode()):
+        why = "it still contains U+FFFD in place of invalid UTF-8. Insert the intended text."
         return {**line, "detail": why}
     row_format = origins[name].format
     if row_format == "auto":  # use the format that a scan finds
@@ -160,15 +163,6 @@ def _prepare(
     text = raw.encode() if isinstance(raw, str) else orjson.dumps(raw)
     text = b" ".join(text.split(b"\n"))  # a JSON array element may span lines
     return _FixedRow(source=name, row_format=row_format, line=text, given=line)
-
-
-def _why_unusable(raw: object, is_cut: bool) -> str | None:
-    if is_cut:
-        return "only the first 64 KiB were kept. Insert the whole row and remove is_cut."
-    text = raw if isinstance(raw, str) else orjson.dumps(raw).decode()
-    if _REPLACEMENT in text:
-        return "it still contains U+FFFD in place of invalid UTF-8. Insert the intended text."
-    return None
 
 
 def _from_delimited(raw: str, file: str, config: SourceConfig) -> object:

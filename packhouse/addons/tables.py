@@ -540,26 +540,24 @@ def _array(
     values: Sequence[Any], kind: pa.DataType, name: str, faults: dict[int, tuple[str, str]]
 ) -> pa.Array:
     """Convert the values of a column; rows with invalid UTF-8 are added to `faults`."""
-    if kind == pa.string():
-        values = [_value_text(value, name, row, faults) for row, value in enumerate(values)]
-    elif kind == pa.float64():
-        values = [value if value is None else float(value) for value in values]
-    return pa.array(values, kind)
-
-
-def _value_text(value: Any, name: str, row: int, faults: dict[int, tuple[str, str]]) -> str | None:
-    if not isinstance(value, bytes):
-        return value if value is None else str(value)
-    try:
-        return value.decode()
-    except UnicodeDecodeError as error:
-        around = value[max(error.start - 20, 0) : error.start + 20]
-        detail = (
-            f"column '{name}': byte 0x{value[error.start]:02x} is not UTF-8, in {around!r}. "
-            "Fix the value, or remove the row."
-        )
-        faults.setdefault(row, ("encoding", detail))
-        return None
+    if kind == pa.float64():
+        return pa.array([value if value is None else float(value) for value in values], kind)
+    if kind != pa.string():
+        return pa.array(values, kind)
+    texts: list[str | None] = []
+    for row, value in enumerate(values):
+        try:
+            text = value.decode() if isinstance(value, bytes) else value
+            texts.append(None if text is None else str(text))
+        except UnicodeDecodeError as error:
+            around = value[max(error.start - 20, 0) : error.start + 20]
+            detail = (
+                f"column '{name}': byte 0x{value[error.start]:02x} is not UTF-8, in {around!r}. "
+                "Fix the value, or remove the row."
+            )
+            faults.setdefault(row, ("encoding", detail))
+            texts.append(None)
+    return pa.array(texts, kind)
 
 
 def _read_duckdb(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordBatch]:

@@ -20,7 +20,7 @@ import struct
 import unicodedata
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple, NoReturn, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -346,37 +346,22 @@ def num_different(parts: Iterable[Keys], at_most: int) -> int:
 
 def _parsed(keys: Keys) -> Bytes:
     """Decode the digits of each key to 10 bytes, shape [num_keys, 10]."""
-    digits = _digits(keys)
-    try:
-        parsed = bytes.fromhex(digits.decode("ascii"))
-    except ValueError:
-        parsed = b""
-    if parsed.hex().encode() != digits:  # `fromhex` also accepts capitals, and spaces
-        _refuse_first(digits)
-    return np.frombuffer(parsed, np.uint8).reshape(-1, NUM_DIGITS // 2)
-
-
-def _digits(keys: Keys) -> bytes:
-    """Return the characters of all keys, concatenated."""
-    keys = as_arrow(keys)
-    values, offsets = string_bytes(keys)
-    if one_chunk(keys).null_count:
-        _refuse(int(np.argmax(one_chunk(keys).is_null().to_numpy(zero_copy_only=False))), "null")
-    sizes = np.diff(offsets)
-    if (sizes != NUM_DIGITS).any():
-        index = int(np.argmax(sizes != NUM_DIGITS))
-        _refuse(index, str(keys[index]))
-    return values.tobytes()
-
-
-def _refuse_first(digits: bytes) -> NoReturn:
-    is_digit = np.isin(np.frombuffer(digits, np.uint8), list(b"0123456789abcdef"))
-    index = int(np.argmin(is_digit)) // NUM_DIGITS
-    key = digits[index * NUM_DIGITS : (index + 1) * NUM_DIGITS]
-    _refuse(index, key.decode("ascii", "replace"))
-
-
-def _refuse(index: int, key: str) -> NoReturn:
+    column = one_chunk(as_arrow(keys))
+    values, offsets = string_bytes(column)
+    is_bad = np.diff(offsets) != NUM_DIGITS  # a null has no digits
+    if not is_bad.any():
+        digits = values.tobytes()
+        try:
+            parsed = bytes.fromhex(digits.decode("ascii"))
+        except ValueError:
+            parsed = b""
+        if parsed.hex().encode() == digits:  # `fromhex` also accepts capitals, and spaces
+            return np.frombuffer(parsed, np.uint8).reshape(-1, NUM_DIGITS // 2)
+        is_digit = np.isin(values, list(b"0123456789abcdef"))
+        is_bad = ~is_digit.reshape(-1, NUM_DIGITS).all(axis=1)
+    index = int(np.argmax(is_bad))
+    key = values[offsets[index] : offsets[index + 1]].tobytes().decode("ascii", "replace")
+    key = key if column[index].is_valid else "null"
     raise ContractError(
         f"key {index:,} is '{key}', not {NUM_DIGITS} lower-case hex digits", index=index, key=key
     )

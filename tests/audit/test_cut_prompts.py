@@ -1,6 +1,5 @@
 """Find truncated prompts and masks that begin late in rows tokenized by other tools."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,14 +52,14 @@ TEMPLATES = {
 class Rowmaker:
     """A tokenizer with a template, set up as another tool would have it."""
 
-    def __init__(self, name: str, shared: Path, cache: Path) -> None:
+    def __init__(self, name, shared, cache):
         self.template, self.opens, self.header = TEMPLATES[name]
         self.fixed = "<|im_start|>system" if name == "qwen2.5-instruct" else ""
         self.tokenizer = str(shared / "tokenizers" / name.partition(" ")[0])
         self.cache = cache
         self.backend = load_tokenizer(load_snapshot(self.tokenizer).backend)
 
-    def rows(self, chats: list[Any]) -> Rows:
+    def rows(self, chats):
         recipe = parse_recipe(
             {
                 "dataset": "made",
@@ -80,26 +79,26 @@ class Rowmaker:
             made.append({"input_ids": item["input_ids"], "labels": labels})
         return made
 
-    def found(self, rows: Rows) -> dict[str, int]:
+    def found(self, rows):
         report = packhouse.audit(
             rows, self.tokenizer, template=self.template, cache=self.cache, progress=False
         )
         return {finding.name: finding.number for finding in report.findings}
 
-    def text(self, ids: list[int]) -> str:
+    def text(self, ids):
         return str(self.backend.decode(ids, skip_special_tokens=False)).lstrip()
 
 
 @pytest.fixture(params=TEMPLATES)
-def maker(request: pytest.FixtureRequest, shared: Path, tmp_path: Path) -> Rowmaker:
+def maker(request, shared, tmp_path):
     return Rowmaker(request.param, shared, tmp_path)
 
 
-def first_trained(row: dict[str, Any]) -> int:
+def first_trained(row):
     return next(n for n, label in enumerate(row["labels"]) if label != -100)
 
 
-def late(row: dict[str, Any], *numbers: int) -> dict[str, Any]:
+def late(row, *numbers):
     """Return the row with the first tokens of each answer left out of the mask."""
     labels = list(row["labels"])
     begins = [n for n, label in enumerate(labels) if label != -100 and labels[n - 1] == -100]
@@ -108,7 +107,7 @@ def late(row: dict[str, Any], *numbers: int) -> dict[str, Any]:
     return {**row, "labels": labels}
 
 
-def test_every_cut_inside_a_prompt_is_found_and_whole_rows_are_not(maker: Rowmaker) -> None:
+def test_every_cut_inside_a_prompt_is_found_and_whole_rows_are_not(maker):
     rows = maker.rows(CHATS)
     assert not maker.found(rows)
     chosen = rows[0] if maker.opens in ("[INST]", "### Instruction:") else rows[8]
@@ -132,9 +131,7 @@ def test_every_cut_inside_a_prompt_is_found_and_whole_rows_are_not(maker: Rowmak
     assert found.keys() <= {"missing_bos"}
 
 
-def test_cuts_between_turns_are_found_where_the_template_begins_all_alike(
-    shared: Path, tmp_path: Path
-) -> None:
+def test_cuts_between_turns_are_found_where_the_template_begins_all_alike(shared, tmp_path):
     maker = Rowmaker("qwen2.5-instruct", shared, tmp_path)
     rows = maker.rows(CHATS)
     user = maker.backend.encode("<|im_start|>user\n", add_special_tokens=False).ids
@@ -149,9 +146,7 @@ def test_cuts_between_turns_are_found_where_the_template_begins_all_alike(
 
 @pytest.mark.parametrize("tokenizer", ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"])
 @pytest.mark.parametrize("late", [-5, -1, 1, 3])
-def test_shifted_boundaries_are_found(
-    shared: Path, tmp_path: Path, tokenizer: str, late: int
-) -> None:
+def test_shifted_boundaries_are_found(shared, tmp_path, tokenizer, late):
     """Three tokens late is after `<|im_start|>user` and its line break: one record is too long."""
     maker = Rowmaker(tokenizer, shared, tmp_path)
     rows = maker.rows(CHATS)
@@ -164,14 +159,14 @@ def test_shifted_boundaries_are_found(
         assert bool(found.keys() & {"missing_headers", "missing_bos"}) == bool(num_late)
 
 
-def test_answers_whose_first_tokens_are_not_trained_are_found(maker: Rowmaker) -> None:
+def test_answers_whose_first_tokens_are_not_trained_are_found(maker):
     rows = maker.rows(CHATS)
     spoiled = [late(rows[0], 1), late(rows[1], 0, 5), late(rows[2], 2, 2), *rows[3:]]
 
     assert maker.found(spoiled) == {"untrained_starts": 3}
 
 
-def _without(row: dict[str, Any], begin: str, maker: Rowmaker) -> dict[str, Any]:
+def _without(row, begin, maker):
     """Return the row with the beginning of each answer left out of the mask."""
     start = first_trained(row)
     for end in range(start, len(row["labels"])):
@@ -180,7 +175,7 @@ def _without(row: dict[str, Any], begin: str, maker: Rowmaker) -> dict[str, Any]
     return {**row, "labels": [*[-100] * end, *row["labels"][end:]]}
 
 
-def test_thoughts_and_the_tags_of_a_prompt_may_be_left_out(shared: Path, tmp_path: Path) -> None:
+def test_thoughts_and_the_tags_of_a_prompt_may_be_left_out(shared, tmp_path):
     maker = Rowmaker("qwen3", shared, tmp_path)
     thought = "<think>\nGulls live there.\n</think>"
     chats = [[TALK[0], {"role": "assistant", "content": f"{thought}\n\nGulls."}]]

@@ -2,11 +2,7 @@
 
 import re
 import sys
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-
-import pytest
 
 import packhouse
 from packhouse.system.progress import (
@@ -22,18 +18,18 @@ from packhouse.system.progress import (
 DEMO = "deployments/demo/tokenizer"
 
 
-def rows_with(text: str) -> list[dict[str, Any]]:
+def rows_with(text):
     return [{"instruction": f"Say {text} {n}.", "output": f"{text} {n}!"} for n in range(60)]
 
 
-def prepared(tmp_path: Path, rows: Any, **settings: Any) -> packhouse.Version:
+def prepared(tmp_path, rows, **settings):
     return packhouse.prepare(
         rows, tokenizer=DEMO, dataset="demo", store=tmp_path / "store", cache=tmp_path / "cache",
         format={"template": "alpaca"}, seq_len=256, progress=False, **settings,
     )  # fmt: skip
 
 
-def test_a_version_shows_numbers_lengths_and_three_records(tmp_path: Path) -> None:
+def test_a_version_shows_numbers_lengths_and_three_records(tmp_path):
     rows = [*rows_with("one"), {"instruction": "no answer"}, {"instruction": "none either"}]
     version = prepared(tmp_path, rows, split={"eval_fraction": 0.1},
                        validate={"max_quarantined": 0.2})  # fmt: skip
@@ -50,7 +46,7 @@ def test_a_version_shows_numbers_lengths_and_three_records(tmp_path: Path) -> No
     assert re.search(r'<span class="trained">\s*one \d+!</span>', html)
 
 
-def test_a_row_is_shown_as_text_and_never_as_a_page(tmp_path: Path) -> None:
+def test_a_row_is_shown_as_text_and_never_as_a_page(tmp_path):
     version = prepared(tmp_path, rows_with("<script>alert('x')</script>\x1b]0;\u202e"))
     recipe = packhouse.Recipe.model_validate(
         {"dataset": "demo", "tokenizer": DEMO, "sources": [{"path": "<img src=x onerror=a()>"}]}
@@ -64,16 +60,14 @@ def test_a_row_is_shown_as_text_and_never_as_a_page(tmp_path: Path) -> None:
     assert "&lt;img src=x" in recipe._repr_html_()
 
 
-def test_progress_in_a_notebook_is_one_output_that_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_progress_in_a_notebook_is_one_output_that_changes(monkeypatch):
     shown: list[str] = []
 
     class Handle:
-        def update(self, page: Any) -> None:
+        def update(self, page):
             shown.append(page.data)
 
-    def display(page: Any, display_id: bool) -> Handle:
+    def display(page, display_id):
         assert display_id
         shown.append(page.data)
         return Handle()

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,20 +11,19 @@ import pytest
 from packhouse.addons.golden import pin
 from packhouse.errors import AuditError
 from packhouse.recipe import parse_recipe
-from packhouse.run.chain import Prepared
 from packhouse.run.steps.plan import plan_jobs
 from packhouse.tokenize import load_snapshot
-from tests.chain.conftest import DEMO, Project, question
+from tests.chain.conftest import DEMO, question
 
 Rows = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def made() -> Rows:
+def made():
     return make()
 
 
-def make(*before: dict[str, str]) -> Rows:
+def make(*before):
     """Rows of another tool: chats with the demo's tokenizer, answers with their end token."""
     recipe = parse_recipe(
         {
@@ -56,17 +54,17 @@ def make(*before: dict[str, str]) -> Rows:
     return rows
 
 
-def write(path: Path, rows: Rows) -> None:
+def write(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def prepared(project: Project, rows: Rows, *overrides: str) -> Prepared:
+def prepared(project, rows, *overrides):
     write(project.root / "given.jsonl", rows)
     sources = 'sources=[{"path": "given.jsonl"}]'
     return project.prepare(sources, "format.template=chat", *overrides)
 
 
-def published(project: Project, done: Prepared) -> Counter[tuple[tuple[int, ...], ...]]:
+def published(project, done):
     """IDs and labels of every record of a version."""
     found: Counter[tuple[tuple[int, ...], ...]] = Counter()
     for path in sorted((project.folder(done) / "data").glob("*.parquet")):
@@ -79,12 +77,12 @@ def published(project: Project, done: Prepared) -> Counter[tuple[tuple[int, ...]
     return found
 
 
-def as_given(rows: Rows) -> Counter[tuple[tuple[int, ...], ...]]:
+def as_given(rows):
     return Counter((tuple(row["input_ids"]), tuple(row["labels"])) for row in rows)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
-def test_the_ids_published_are_the_ids_given(project: Project, made: Rows, kind: str) -> None:
+def test_the_ids_published_are_the_ids_given(project, made, kind):
     from datasets import Dataset
 
     write(project.root / "given.jsonl", made)
@@ -99,7 +97,7 @@ def test_the_ids_published_are_the_ids_given(project: Project, made: Rows, kind:
     assert done.published.audit["dataset"]["turns"] == 40
 
 
-def test_a_published_version_is_a_source(project: Project, made: Rows) -> None:
+def test_a_published_version_is_a_source(project, made):
     first = prepared(project, made)
     (project.root / "packs").mkdir()
     for path in (project.folder(first) / "data").glob("*.parquet"):
@@ -114,7 +112,7 @@ def test_a_published_version_is_a_source(project: Project, made: Rows) -> None:
     assert line.rows_out == 40 == line.rows_in + line.added["extra_paths"]
 
 
-def test_bad_rows_are_quarantined_with_their_bytes(project: Project, made: Rows) -> None:
+def test_bad_rows_are_quarantined_with_their_bytes(project, made):
     vocab = load_snapshot(str(DEMO / "tokenizer")).vocab_size
     snapshot = load_snapshot(str(DEMO / "tokenizer"))
     pad = snapshot.added_tokens[snapshot.special_tokens["pad_token"]]
@@ -141,7 +139,7 @@ def test_bad_rows_are_quarantined_with_their_bytes(project: Project, made: Rows)
     assert published(project, done) == as_given(good)
 
 
-def test_weights_of_the_mask_are_published(project: Project, made: Rows) -> None:
+def test_weights_of_the_mask_are_published(project, made):
     rows = [
         {"input_ids": row["input_ids"], "loss_mask": [0.5 * (x >= 0) for x in row["labels"]]}
         for row in made
@@ -155,28 +153,28 @@ def test_weights_of_the_mask_are_published(project: Project, made: Rows) -> None
         assert row["loss_weights"] == weights
 
 
-def _end_untrained(row: dict[str, Any]) -> None:
+def _end_untrained(row):
     last = max(n for n, label in enumerate(row["labels"]) if label >= 0)
     row["labels"][last] = -100
 
 
-def _prompt_trained(row: dict[str, Any]) -> None:
+def _prompt_trained(row):
     first = next(n for n, label in enumerate(row["labels"]) if label >= 0)
     row["labels"][first - 6] = row["input_ids"][first - 6]
 
 
-def _prompt_cut(row: dict[str, Any]) -> None:
+def _prompt_cut(row):
     first = next(n for n, label in enumerate(row["labels"]) if label >= 0)
     for column in row.values():
         del column[first - 4 : first]
 
 
-def _front_cut(row: dict[str, Any]) -> None:
+def _front_cut(row):
     for column in row.values():
         del column[:4]
 
 
-def _mask_late(row: dict[str, Any]) -> None:
+def _mask_late(row):
     first = next(n for n, label in enumerate(row["labels"]) if label >= 0)
     row["labels"][first] = -100
 
@@ -191,9 +189,7 @@ def _mask_late(row: dict[str, Any]) -> None:
         (_mask_late, "max_untrained_starts"),
     ],
 )
-def test_mistakes_of_another_tool_stop_publication(
-    project: Project, made: Rows, spoil: Any, limit: str
-) -> None:
+def test_mistakes_of_another_tool_stop_publication(project, made, spoil, limit):
     rows = [{name: list(values) for name, values in row.items()} for row in made]
     spoil(rows[11])
 
@@ -206,7 +202,7 @@ def test_mistakes_of_another_tool_stop_publication(
     assert published(project, done) == as_given(rows)
 
 
-def test_records_that_were_joined_without_a_mark_stop_publication(project: Project) -> None:
+def test_records_that_were_joined_without_a_mark_stop_publication(project):
     """Published as one record, the second conversation would see the first."""
     rows = make({"role": "system", "content": "Answer with one number and nothing else."})
     joined = {name: rows[11][name] + rows[12][name] for name in ("input_ids", "labels")}
@@ -221,9 +217,7 @@ def test_records_that_were_joined_without_a_mark_stop_publication(project: Proje
     assert published(project, done) == as_given(rows)
 
 
-def test_only_keys_of_pretokenized_rows_include_the_tokenizer(
-    project: Project, made: Rows, tmp_path: Path
-) -> None:
+def test_only_keys_of_pretokenized_rows_include_the_tokenizer(project, made, tmp_path):
     write(project.root / "given.jsonl", made)
     other = tmp_path / "tokenizer"
     other.mkdir()
@@ -232,7 +226,7 @@ def test_only_keys_of_pretokenized_rows_include_the_tokenizer(
     config = json.loads((other / "tokenizer_config.json").read_text())
     (other / "tokenizer_config.json").write_text(json.dumps({**config, "model_max_length": 77}))
 
-    def keys(source: str, *overrides: str) -> list[str]:
+    def keys(source, *overrides):
         plan = plan_jobs(project.recipe(f'sources=[{{"path": "{source}"}}]', *overrides))
         return [job.key for job in plan.validate]
 

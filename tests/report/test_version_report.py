@@ -3,8 +3,6 @@
 import json
 import re
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,10 +25,10 @@ from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
 from packhouse.tokenize.encoders import read_pipeline
 from packhouse.tokenize.loading import load_snapshot
-from tests.report.conftest import TOKENIZER, Made
+from tests.report.conftest import TOKENIZER
 
 
-def island(html: str, name: str) -> Any:
+def island(html, name):
     """Return the page's data by its id."""
     found = re.search(
         f'<script type="application/json" id="{name}"[^>]*>(.*?)</script>', html, re.S
@@ -39,14 +37,14 @@ def island(html: str, name: str) -> Any:
     return json.loads(found[1])
 
 
-def test_the_same_version_gives_the_same_bytes(hostile: Made) -> None:
+def test_the_same_version_gives_the_same_bytes(hostile):
     again = version_report(open_address(hostile.version.uri), hostile.tokenizers)
 
     assert again == hostile.html
     assert len(hostile.html.encode()) < MAX_BYTES
 
 
-def test_no_tag_comes_from_data(hostile: Made) -> None:
+def test_no_tag_comes_from_data(hostile):
     """Scripts are those of the page, listed by sha256 in its policy; rows add no other tag."""
     code = re.sub(r"<script>.*?</script>", "", hostile.html, flags=re.S)
     tags = Counter(re.findall(r"<(script|img|iframe|object|link|base|form)\b", code))
@@ -60,7 +58,7 @@ def test_no_tag_comes_from_data(hostile: Made) -> None:
     assert not set(code) & set("\x00\x1b\u202e\u2066\u2028\ud800")
 
 
-def test_samples_hold_the_tokens_of_the_version(hostile: Made) -> None:
+def test_samples_hold_the_tokens_of_the_version(hostile):
     tokenizer = read_pipeline(load_snapshot(TOKENIZER).backend)
     (train,) = (s for s in island(hostile.html, "samples-data") if s["name"] == "train")
     rows = hostile.version.train
@@ -80,7 +78,7 @@ def test_samples_hold_the_tokens_of_the_version(hostile: Made) -> None:
             assert record["texts"] == [for_terminal(text, keep_lines=True) for text in texts]
 
 
-def test_left_out_rows_are_shown_with_reason_example_and_remedy(hostile: Made) -> None:
+def test_left_out_rows_are_shown_with_reason_example_and_remedy(hostile):
     assert "half a pair" in hostile.html
     assert "&lt;script&gt;window.pwned = 1&lt;/script&gt;" in hostile.html
     for reason in ("empty_answer", "json", "encoding", "over_seq_len"):
@@ -88,9 +86,7 @@ def test_left_out_rows_are_shown_with_reason_example_and_remedy(hostile: Made) -
     assert "Remedy: remove the row" in hostile.html
 
 
-def test_without_vega_a_report_shows_numbers_and_says_so(
-    hostile: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_vega_a_report_shows_numbers_and_says_so(hostile, monkeypatch):
     monkeypatch.setattr("packhouse.addons.report.html.vega_bundle", lambda: None)
     html = version_report(open_address(hostile.version.uri), hostile.tokenizers)
 
@@ -99,14 +95,14 @@ def test_without_vega_a_report_shows_numbers_and_says_so(
     assert html.count("<table><caption") == hostile.html.count("<table><caption") > 10
 
 
-def test_data_for_scripts_cannot_end_them() -> None:
+def test_data_for_scripts_cannot_end_them():
     html = page("t", "", [], {"d": ["</script><!--", "\ud800", "a&b"]})
 
     assert island(html, "d") == ["</script><!--", "\ud800", "a&b"]
     assert html.encode()
 
 
-def test_other_sizes_are_planned_as_a_run_plans() -> None:
+def test_other_sizes_are_planned_as_a_run_plans():
     lengths = {300: 40, 90: 100, 17: 500}
     flat = np.repeat(list(lengths), list(lengths.values()))
     found = {each.seq_len: each for each in try_seq_lens([lengths], 512, "best_fit", seed=3)}
@@ -121,7 +117,7 @@ def test_other_sizes_are_planned_as_a_run_plans() -> None:
     assert padded[512].num_packs == plan_packs(flat, 512, "best_fit", 3, 256).num_packs
 
 
-def test_masks_are_counted_by_record_and_by_answer_in_both_layouts(tmp_path: Path) -> None:
+def test_masks_are_counted_by_record_and_by_answer_in_both_layouts(tmp_path):
     """Records of 5 and 3 tokens: the first answers twice (2 and 1 tokens), the second once (2)."""
     ids = [[1, 2, 3, 4, 5, 6, 7, 8]]
     rows = {"input_ids": ids, "seq_lengths": [[5, 3]], "record_ids": [["a", "b"]]}
@@ -151,7 +147,7 @@ def test_masks_are_counted_by_record_and_by_answer_in_both_layouts(tmp_path: Pat
         assert [each["trained"] for each in sample["records"]] == [[[1, 3], [4, 5]], [[1, 3]]]
 
 
-def test_a_character_of_several_tokens_is_text_of_the_last() -> None:
+def test_a_character_of_several_tokens_is_text_of_the_last():
     pipeline = read_pipeline(load_snapshot(TOKENIZER).backend)
     byte = {pipeline.token_bytes[i].as_py(): i for i in range(len(pipeline.token_bytes))}
     ids = [byte[bytes([b])] for b in "a\U0001f600".encode()]
@@ -161,7 +157,7 @@ def test_a_character_of_several_tokens_is_text_of_the_last() -> None:
     assert token_texts([7, 10**6], None) == ["7 ", "1000000 "]
 
 
-def test_runs_end_where_tokens_are_trained_or_special() -> None:
+def test_runs_end_where_tokens_are_trained_or_special():
     pipeline = read_pipeline(load_snapshot(TOKENIZER).backend)
     byte = {pipeline.token_bytes[i].as_py(): i for i in range(len(pipeline.token_bytes))}
     ids = [byte[each] for each in (b"4", b"2", b"<|im_end|>", b"\n")] + [10**6]
@@ -174,17 +170,17 @@ def test_runs_end_where_tokens_are_trained_or_special() -> None:
     assert runs_of([], np.zeros(0, bool), pipeline) == ()
 
 
-def test_text_cannot_pass_for_the_signs_of_trained_text() -> None:
+def test_text_cannot_pass_for_the_signs_of_trained_text():
     own = [Run(0, 1, "{+a", False), Run(1, 2, "b+}{+c", True), Run(2, 3, "d", True)]
     assert plain(own) == r"{\+a{+b+\}{\+cd+}"
 
 
-def _samples(html: str) -> list[dict[str, Any]]:
+def _samples(html):
     """Return the packs shown as samples on a page."""
     return [pack for split in island(html, "samples-data") for pack in split["packs"]]
 
 
-def test_both_sides_of_a_pair_are_named_and_are_one_record(tmp_path: Path) -> None:
+def test_both_sides_of_a_pair_are_named_and_are_one_record(tmp_path):
     """3 pairs in a pack of 6 sequences: every sequence has its side and the place of its row."""
     rows = [{"prompt": f"Say {n}", "chosen": f"{n}", "rejected": "No."} for n in range(3)]
     version = _prepared(tmp_path, rows, "pairs")
@@ -196,7 +192,7 @@ def test_both_sides_of_a_pair_are_named_and_are_one_record(tmp_path: Path) -> No
     assert "<td>3 / 3 / 3</td>" in version.report()
 
 
-def test_verdicts_and_loss_weights_are_shown(tmp_path: Path) -> None:
+def test_verdicts_and_loss_weights_are_shown(tmp_path):
     verdicts = [
         {"prompt": f"Say {n}", "completion": f"{n}", "label": bool(n % 2)} for n in range(4)
     ]
@@ -220,7 +216,7 @@ def test_verdicts_and_loss_weights_are_shown(tmp_path: Path) -> None:
     assert "loss weight" not in version.report().split("<script>", 1)[0]
 
 
-def test_labels_are_charted_if_classes_are_trained(tmp_path: Path, shared: Path) -> None:
+def test_labels_are_charted_if_classes_are_trained(tmp_path, shared):
     """There are no trained tokens to chart: 3 records of class 0, 2 of class 1."""
     rows = [{"text": f"It is {n}.", "label": n % 2} for n in range(5)]
     bert = {
@@ -239,7 +235,7 @@ def test_labels_are_charted_if_classes_are_trained(tmp_path: Path, shared: Path)
 
 
 @pytest.mark.parametrize("strategy", ["best_fit", "concat"])
-def test_trained_tokens_by_source_are_those_of_the_packs(tmp_path: Path, strategy: str) -> None:
+def test_trained_tokens_by_source_are_those_of_the_packs(tmp_path, strategy):
     """A long record with most of the trained tokens is dropped for its length, or cut."""
     rows = [{"instruction": f"Say {n}", "output": "a " * n} for n in (3, 5, 2000)]
     more = [{"instruction": "Say 5", "output": "a " * 5}, {"instruction": "Go", "output": "b"}]
@@ -272,7 +268,7 @@ def test_trained_tokens_by_source_are_those_of_the_packs(tmp_path: Path, strateg
     )
 
 
-def test_a_record_that_concat_cuts_is_one_record_everywhere(tmp_path: Path) -> None:
+def test_a_record_that_concat_cuts_is_one_record_everywhere(tmp_path):
     rows = [{"instruction": f"Say {n}", "output": "a " * n} for n in (3, 5, 300)]
     version = _prepared(tmp_path, rows, "alpaca", pack={"seq_len": 64, "strategy": "concat"})
     assert version.statistics["train"]["num_sequences"] > 3
@@ -288,9 +284,7 @@ def test_a_record_that_concat_cuts_is_one_record_everywhere(tmp_path: Path) -> N
     assert re.search(r"^train +[0-9]+ +3 ", again.stdout, re.M), again.output
 
 
-def _prepared(
-    folder: Path, rows: list[dict[str, Any]], row_format: str, **settings: Any
-) -> packhouse.Version:
+def _prepared(folder, rows, row_format, **settings):
     folder.mkdir(exist_ok=True)
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = Recipe.model_validate(

@@ -133,7 +133,16 @@ def _of_rows(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
                 )
             return
         names = [name for name in _KNOWN if any(name in row for row in taken)]
-        plain = [{name: _plain(row.get(name)) for name in names} for row in taken]
+        # Arrays and tensors become lists, nested if they have several dimensions.
+        plain = [
+            {
+                name: value
+                if isinstance(value := row.get(name), int | list | None)
+                else np.asarray(value).tolist()
+                for name in names
+            }
+            for row in taken
+        ]
         try:
             yield pa.RecordBatch.from_pylist(plain)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -155,14 +164,6 @@ def _describe_bad_value(rows: Sequence[dict[str, Any]], first_row: int) -> str:
                 what = "a list with " if bad else ""
                 return f"row {number:,}: column '{name}' holds {what}{held}, not a list of numbers"
     return ""
-
-
-def _plain(value: object) -> object:
-    """Convert an array or tensor to a list, nested if it has several dimensions."""
-    if value is None or isinstance(value, int):
-        return value
-    array = value if isinstance(value, list) else np.asarray(value).tolist()
-    return array
 
 
 def _files(path: Path) -> Sequence[Path]:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from packhouse.addons.ci.command import CiJob, PlanFacts
 from packhouse.auditing.gate import check_audit
-from packhouse.errors import IntegrityError, PackhouseError, VersionNotFoundError
+from packhouse.errors import PackhouseError, VersionNotFoundError
 from packhouse.read.files import find_files
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.records.gates import GateResult
@@ -226,11 +226,6 @@ def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
         known = error.facts | {"gates": (*gates, *error.facts.get("gates", ()))}
         text = f"{error} ({version} is already published and remains)"
         raise type(error)(text, **known) from None
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise IntegrityError(
-            f"the manifest of '{found.dataset}' {version} has invalid gate settings "
-            f"({type(error).__name__}: {error}). Check it with `packhouse verify`."
-        ) from None
     with suppress(OSError):  # the cache is unused or read-only
         forget_tries(cache, found.version_id)
     limits, reasons = _limits(recipe, found, change)

@@ -171,14 +171,23 @@ def _estimate_page(recipe: Recipe, plan: Plan, workspace: Workspace) -> str:
     caption = (
         f"The first rows of each source, {counted(shown, 'token')}, as a run would train them."
     )
+    about = "" if expected.is_exact else "<p class=quiet>Estimated from the sample.</p>"
+    settings = recipe.model_dump_json(indent=2, by_alias=True, exclude_unset=True)
     return page(
         f"{recipe.dataset} - packhouse report",
         _head(recipe, plan.version_id, expected),
         [
             _lengths_section(recipe, expected, rows),
             samples_section(len(packs), shown, pipeline is not None, caption),
-            _filters_section(expected),
-            _settings_section(recipe, expected),
+            section("left-out", "Dropped rows", about, filters_table(expected.filters))
+            if expected.filters
+            else "",
+            section(
+                "recipe",
+                "Recipe",
+                table(*expected.by_source(), "Sources"),
+                preformatted(settings, "Settings"),
+            ),
         ],
         {"samples-data": [{"name": name, "packs": [pack]} for name, pack in packs.items()]},
     )
@@ -208,12 +217,6 @@ def _head(recipe: Recipe, version_id: str, expected: "Estimate") -> str:
     )
     notes = "".join(f"<li>{html_text(note)}</li>" for note in expected.lines())
     return f"{top}{refusals}{boxes}" + (f"<ul class=quiet>{notes}</ul>" if notes else "")
-
-
-def _filters_section(expected: "Estimate") -> str:
-    caption = "" if expected.is_exact else "<p class=quiet>Estimated from the sample.</p>"
-    inner = caption + filters_table(expected.filters)
-    return section("left-out", "Dropped rows", inner) if expected.filters else ""
 
 
 def _as_pack(
@@ -263,17 +266,6 @@ def _lengths_section(recipe: Recipe, expected: "Estimate", rows: dict[str, pa.Ta
         f"<p class=quiet>Of {counted(num_rows, 'record')}, the first megabyte of each source.</p>"
     )
     return section("lengths", "Lengths", caption, f"<div class=grid>{drawn}</div><br>", other)
-
-
-def _settings_section(recipe: Recipe, expected: "Estimate") -> str:
-    columns, rows = expected.by_source()
-    settings = recipe.model_dump_json(indent=2, by_alias=True, exclude_unset=True)
-    return section(
-        "recipe",
-        "Recipe",
-        table(columns, rows, "Sources"),
-        preformatted(settings, "Settings"),
-    )
 
 
 # Picture of a version: the lengths of its records, and the fill of its packs.

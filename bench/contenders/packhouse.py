@@ -30,7 +30,9 @@ def run(data: Path, tokenizer: Path, seq_len: int, out: Path) -> dict[str, Any]:
     from packhouse.cli import own_process
 
     own_process()
+    from packhouse.system.worker import hide_pandas
 
+    hide_pandas()
     recipe_path = out / "recipe.yaml"
     store = out / "store"
     recipe_path.write_text(

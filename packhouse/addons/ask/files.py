@@ -184,7 +184,8 @@ class FileTable:
                     raise ContractError(f"'{path.name}' has no record_ids")
                 try:
                     packs = _Packs(batch, columns)
-                    yield packs.rows(split, start, before, of_packs=self.name == "packs")
+                    is_packs = self.name == "packs"
+                    yield packs.rows(split, start, before, self.columns, of_packs=is_packs)
                 except MemoryError:  # includes pa.ArrowMemoryError, which is an ArrowException too
                     raise
                 except (KeyError, ValueError, IndexError, TypeError, pa.ArrowException) as error:
@@ -236,7 +237,7 @@ class _Packs:
             raise ValueError("lengths do not add up")
 
     def rows(
-        self, split: str, first: int, before: int, *, of_packs: bool
+        self, split: str, first: int, before: int, wanted: Collection[str], *, of_packs: bool
     ) -> tuple[int, dict[str, pa.Array]]:
         """Return the number of rows, and the columns that were read.
 
@@ -244,6 +245,7 @@ class _Packs:
             split: split of the file.
             first: number of the first pack within its split.
             before: number of tokens in earlier packs.
+            wanted: columns; sums over tokens that are not among them are left out.
             of_packs: one row per pack if true, otherwise one row per sequence.
         """
         num_packs = len(self.sequences) - 1
@@ -269,7 +271,7 @@ class _Packs:
         for name, values in self.of_tokens.items():
             made[name] = _lists(edges, values)
         for name, of in (("num_trained", "trained"), ("total_weight", "loss_weights")):
-            if of in self.of_tokens:
+            if of in self.of_tokens and name in wanted:
                 kind = np.int64 if of == "trained" else np.float64
                 # Differences of one running sum give the sums of all rows: mask [1 0 1 1] with
                 # edges [0 2 4] has sums [0 1 1 2 3], so the rows have 1 and 2 trained tokens.

@@ -511,8 +511,9 @@ def audit_packs(
         is_open = np.isin(sequence_ends, ends)  # the sequence ends with a trained token
         starts = (ranges.starts + offsets[rows].astype(np.int64))[last_range[is_open]]
         # Last token of each sequence that is not white space; it is trained if inside the range.
-        last = np.maximum.accumulate(np.where(is_blank[ids], -1, np.arange(len(ids))))
-        last = last[sequence_ends[is_open] - 1]
+        last = sequence_ends[is_open] - 1
+        while (goes_back := (last >= starts) & is_blank[ids[last]]).any():
+            last = last - goes_back
         is_cut = (last < starts) | ~is_control[ids[last]]
         # Rows with a label train a classification head, not their tokens.
         has_label = batch["label"].is_valid().to_numpy(zero_copy_only=False)

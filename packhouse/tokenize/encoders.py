@@ -135,7 +135,8 @@ class TokenTexts:
     def differing(self, ids: Int32s, text: Bytes, shortened: Int64s | None = None) -> Int64s:
         """Find the tokens whose bytes differ from the text at their position.
 
-        Joining them with Arrow's `take` needs two thirds of the time of comparing one by one.
+        Joining them with Arrow's `take` needs two thirds of the time of comparing one by one. It
+        does not check the ids, which `edges` does.
 
         Args:
             ids: tokens.
@@ -156,7 +157,8 @@ class TokenTexts:
         num_compared = 0
         for start in range(0, len(ids), _BLOCK):
             low, high = np.searchsorted(shortened, [start, start + _BLOCK])
-            tokens = self.tokens.take(pa.array(ids[start : start + _BLOCK]))
+            own = pa.array(ids[start : start + _BLOCK])
+            tokens = pc.take(self.tokens, own, boundscheck=False)
             joined, edges = zero_based(*string_bytes(tokens))
             if high > low:
                 # Tokens " a" and " b", the second one shortened: edges [0 2 3], bytes b" ab".

@@ -48,9 +48,8 @@ def run_options(command: Callable[..., object]) -> Callable[..., object]:
         click.option(
             "--workers",
             type=click.IntRange(min=1),
-            default=1,
-            show_default=True,
-            help="Number of worker processes. Does not affect the output.",
+            help="Number of worker processes. Does not affect the output. "
+            "[default: one for each 128 MiB of input, at most one per core]",
         ),
         click.option(
             "--cache",

@@ -40,7 +40,7 @@ def prepare(
     overrides: tuple[str, ...],
     move_ref: bool,
     cache: str | None,
-    workers: int,
+    workers: int | None,
     as_json: bool,
 ) -> None:
     """Prepare instruction data and publish it as a version of packed tokens.

@@ -388,6 +388,30 @@ def _setting(name: str, default: int) -> int:
     return int(text)
 
 
+# Processes of a pool (`packhouse prepare --workers`, Prefect's task runner), which are no workers.
+
+
+def begin_pool_process() -> None:
+    """Hide pandas, and exit when the parent of this process dies, even by SIGKILL.
+
+    Pool processes hold open the pipe on which they wait for work, so they never see it close.
+    Orphans would keep their memory, and also the open output by which a Prefect worker sees that
+    a run is alive.
+    """
+    import multiprocessing
+
+    hide_pandas()
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        raise RuntimeError("begin_pool_process needs a process started by multiprocessing")
+
+    def wait() -> None:
+        parent.join()  # waits on a pipe held only by the parent, so it returns however that dies
+        os._exit(1)
+
+    threading.Thread(target=wait, name="end-with-parent", daemon=True).start()
+
+
 # The rest runs in the worker.
 
 

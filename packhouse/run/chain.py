@@ -44,6 +44,8 @@ from packhouse.store.layout import pinned
 from packhouse.system.progress import after_first_job, say, start_phase
 from packhouse.system.terminal import check_interrupted
 from packhouse.system.wording import counted
+from packhouse.system.worker import run_if_idle
+from packhouse.tokenize.encoders import forget_encoders
 
 log = logging.getLogger("packhouse.run.cache")
 
@@ -214,6 +216,7 @@ def _do_steps(
         if jobs is plan.validate:
             check_all_text_is_read(recipe, plan.validate, done)
     gates.add([quarantine])
+    run_if_idle(forget_encoders)
     (packed,) = do([plan.pack])
     output = output_jobs(plan, recipe, packed.facts)
     hold(job.key for job in output)

@@ -233,6 +233,12 @@ def stream_from_worker(
     raise blames(f"{what}, {place}: {fault}. {remedy}, or set {setting}", **limit)
 
 
+def run_if_idle(call: Callable[[], Any]) -> None:
+    """Run a call in a worker that waits for work, if there is one: to free its memory."""
+    if _idle:
+        run_in_worker(call, what="an idle worker", blames=PackhouseError)
+
+
 def start_early(imports: str) -> None:
     """Start a worker in advance, and import the module of the expected call."""
     if not _idle and not is_worker():
@@ -624,6 +630,12 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _FREED_BYTES = 64 * 2**20
 _MAPPED_BYTES = 32 * 2**20  # glibc's maximum; larger arrays are returned to the kernel at once
+
+
+def return_freed_memory() -> None:
+    """Return freed memory to the kernel; does nothing without glibc."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @cache

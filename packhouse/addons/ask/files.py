@@ -28,6 +28,7 @@ from packhouse.store.manifest import Manifest
 
 _ROWS = 2**16  # of lineage in a batch
 _BAD_ROWS = 2**8  # each may hold 64 KiB
+_PACKS = 2**8  # half a million tokens, of which several columns and masks are in memory
 
 _TEXT, _NUMBER = pa.string(), pa.int64()
 _OF_TOKENS = {
@@ -177,7 +178,8 @@ class FileTable:
         before = 0
         for path, split in self.files.files.get("data", []):
             start = first.get(split, 0)
-            for batch in read_batches(path, None if self.files.checks_packs else columns):
+            names = None if self.files.checks_packs else columns
+            for batch in read_batches(path, names, max_rows=_PACKS):
                 if self.files.checks_packs:
                     check_rows(batch, start, self.files.manifest)
                 if "record_ids" in columns and "record_ids" not in batch.schema.names:

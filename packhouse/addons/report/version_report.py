@@ -131,7 +131,7 @@ _BAD_ROWS = 2**8  # each may hold 64 KiB
 
 
 def _rows(
-    files: VersionFiles, kind: str, columns: list[str], max_rows: int = 2**18
+    files: VersionFiles, kind: str, columns: list[str], max_rows: int = 2**16
 ) -> Iterator[pa.RecordBatch]:
     for path, _ in files.files.get(kind, []):
         for batch in read_batches(path, columns, max_rows=max_rows):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # for editors and type checkers; at run time, `__getattr__` imports
     from packhouse.addons.audit_any.audit import AuditReport, audit
     from packhouse.addons.dart_math.supervised import TokenizedDataset, make_supervised_dataset
-    from packhouse.addons.exports.writing import Export, export_version
+    from packhouse.addons.exports import Export, export_version
     from packhouse.addons.packs_in_memory import PackTally, pack_dataset
     from packhouse.addons.plan.estimate import plan
     from packhouse.addons.torch.checking import PackingReport, check_packing, check_ranks

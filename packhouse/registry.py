@@ -62,7 +62,7 @@ COMMANDS = {
         "packhouse.addons.ask.trace",
         "List dropped rows with the reason for each.",
     ),
-    "quarantine": ("packhouse.addons.quarantine.command", "List, show and fix bad rows."),
+    "quarantine": ("packhouse.addons.quarantine", "List, show and fix bad rows."),
     "golden": (
         "packhouse.addons.golden",
         "Pin conversations and check their tokens and masks.",
@@ -71,7 +71,7 @@ COMMANDS = {
     "ref": ("packhouse.cli.versions", "List, move or roll back refs such as `latest`."),
     "pull": ("packhouse.cli.versions", "Download a version and verify it."),
     "export": (
-        "packhouse.addons.exports.writing",
+        "packhouse.addons.exports",
         "Write a version in the format of a trainer.",
     ),
     "ci": (
@@ -102,8 +102,8 @@ COMMAND_GROUPS = {
 PUBLIC = {
     "audit": "packhouse.addons.audit_any.audit",
     "AuditReport": "packhouse.addons.audit_any.audit",
-    "Export": "packhouse.addons.exports.writing",
-    "export_version": "packhouse.addons.exports.writing",
+    "Export": "packhouse.addons.exports",
+    "export_version": "packhouse.addons.exports",
     "PackTally": "packhouse.addons.packs_in_memory",
     "pack_dataset": "packhouse.addons.packs_in_memory",
     "TokenizedDataset": "packhouse.addons.dart_math.supervised",
@@ -147,9 +147,9 @@ FUNCTIONS = {
     "try_first_rows": "packhouse.addons.plan.estimate",
     "check_pinned": "packhouse.addons.golden",
     "pin": "packhouse.addons.golden",
-    "count_reasons": "packhouse.addons.quarantine.bad_rows",
-    "explain_bad_rows": "packhouse.addons.quarantine.bad_rows",
-    "read_quarantined": "packhouse.addons.quarantine.bad_rows",
+    "count_reasons": "packhouse.addons.quarantine",
+    "explain_bad_rows": "packhouse.addons.quarantine",
+    "read_quarantined": "packhouse.addons.quarantine",
     "make_rows": "packhouse.addons.renderers",
     "dart_math_template": "packhouse.addons.dart_math.prompt_texts",
     "find_near": "packhouse.addons.near_dedup",
@@ -160,8 +160,8 @@ FUNCTIONS = {
     "contamination_of": "packhouse.addons.contamination",
     "open_step_mirror": "packhouse.addons.mirrors",
     "copy_version": "packhouse.addons.mirrors",
-    "check_published_exports": "packhouse.addons.exports.writing",
-    "write_published_export": "packhouse.addons.exports.writing",
+    "check_published_exports": "packhouse.addons.exports",
+    "write_published_export": "packhouse.addons.exports",
 }
 """Functions of add-ons that the rest of packhouse uses, with the module of each."""
 

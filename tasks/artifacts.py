@@ -20,7 +20,7 @@ import yaml
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from packhouse.addons.ci.refresh import Refreshed
-from packhouse.addons.quarantine.bad_rows import count_reasons, read_bad_rows
+from packhouse.addons.quarantine import count_reasons, read_bad_rows
 from packhouse.auditing.gate import audit_rows
 from packhouse.cli.summary import (
     audit_blocks,
@@ -38,6 +38,7 @@ from packhouse.run.chain import Prepared
 from packhouse.run.steps.validate import ValidateFacts
 from packhouse.store import Ref, VerifyReport
 from packhouse.store.gc import GcReport
+from packhouse.store.manifest import read_audit
 from packhouse.system.escaping import (
     fenced,
     for_markdown,
@@ -71,7 +72,7 @@ def publish_artifacts(recipe: Recipe, prepared: Prepared) -> None:
     )
     _create_table(
         key=artifact_key(name, "audit"),
-        rows=audit_rows(prepared.published.audit),
+        rows=audit_rows(read_audit(prepared.published.audit)),
         description="What the tokens teach, by source",
     )
     bad = read_bad_rows(
@@ -101,14 +102,14 @@ def refusal_artifacts(recipe: Recipe, error: PackhouseError) -> None:
         description=f"Why nothing was published: {type(error).__name__}",
     )
     if bad is not None:
-        counts = [(each["step"], each["reason"], each["records"]) for each in count_reasons(bad)]
+        counts = [(each.step, each.reason, each.records) for each in count_reasons(bad)]
         _quarantine_table(recipe, counts, bad)
 
 
 def _refused_rows(recipe: Recipe, bad: pa.Table) -> list[str]:
     """Return the lines that show the first bad rows and the next command to run."""
     first = bad.slice(0, _MOST_SHOWN).to_pylist()
-    reason = count_reasons(bad)[0]["reason"]  # the most frequent
+    reason = count_reasons(bad)[0].reason  # the most frequent
     lines = lines_of_rows(first, recipe.sources)
     rows = [
         f"| {for_markdown(place_of(row, lines))} | {for_markdown(row['reason'])} "
@@ -286,7 +287,7 @@ def _sources(prepared: Prepared) -> list[dict[str, Any]]:
         if isinstance(facts, ValidateFacts):
             read[facts.origin.source] += facts.rows_in
             bad[facts.origin.source] += facts.num_bad_rows
-    audited: Mapping[str, Any] = prepared.published.audit["sources"]
+    audited = read_audit(prepared.published.audit).sources
     return [
         {
             "source": source,
@@ -306,8 +307,8 @@ def _quarantine_table(
 ) -> None:
     """Create the table of (step, reason, records), with examples if this machine has the rows."""
     found = [] if bad is None else count_reasons(bad)
-    known = {(each["step"], each["reason"]): each["samples"] for each in found}
-    samples = [row for each in found for row in each["samples"]]
+    known = {(each.step, each.reason): each.samples for each in found}
+    samples = [row for each in found for row in each.samples]
     lines = lines_of_rows(samples, recipe.sources)
     rows = [
         {

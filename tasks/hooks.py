@@ -29,6 +29,22 @@ if logging.getLogger("packhouse").level == logging.NOTSET:
     logging.getLogger("packhouse").setLevel(logging.INFO)
 
 
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Log an error of packhouse without its traceback, and only where its message is shown.
+
+    A refusal is not a crash: its message says what to do.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, PackhouseError):
+        return True
+    record.exc_info = record.exc_text = None
+    return type(error).__name__ in record.getMessage()  # else it was logged before
+
+
+for _name in ("prefect.engine", "prefect.flow_runs", "prefect.task_runs"):
+    logging.getLogger(_name).addFilter(_without_traceback)
+
+
 # Names that the run forms fill in: `Ergonomic-Sushi` in the new UI, `theta42-kepler-nebula` in the
 # old one. A Greek letter without a number does not match: a person may have chosen `alpha-test`.
 _NAME_OF_FORM = re.compile(

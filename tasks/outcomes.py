@@ -68,11 +68,13 @@ def tags_with(tags: Iterable[str], **facts: str) -> list[str]:
     """Return the tags with these facts; they replace tags with the same names.
 
     Example:
-        >>> tags_with(["packhouse", "outcome:waiting"], outcome="published")
+        >>> tags_with(["packhouse", "outcome:failed"], outcome="published")
         ['outcome:published', 'packhouse']
+        >>> tags_with(["packhouse", "outcome:failed"], outcome="")
+        ['packhouse']
     """
     kept = {tag for tag in tags if tag.partition(":")[0] not in facts}
-    return sorted(kept | {f"{name}:{value}" for name, value in facts.items()})
+    return sorted(kept | {f"{name}:{value}" for name, value in facts.items() if value})
 
 
 def ended(outcome: Outcome, message: str, version: str, data: object) -> State[Any]:
@@ -130,7 +132,8 @@ def is_approved(outcome: Outcome, message: str, version: str, *, is_new: bool) -
             return True
         if not (is_new or is_repeated()):
             return False
-        tag_run(version=version, outcome=outcome)
+        # No hook runs if somebody cancels a paused run, so a tag with an outcome would stay.
+        tag_run(version=version, outcome="")
         asked: State[Any] = Paused(
             name=_STATES[outcome],
             message=message,

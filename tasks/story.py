@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from textwrap import shorten
 
-from packhouse.addons.quarantine.bad_rows import count_reasons, read_bad_rows
+from packhouse.addons.quarantine import count_reasons, read_bad_rows
 from packhouse.cli.summary import ledger_block
 from packhouse.read.streams import lines_of_rows, place_of
 from packhouse.recipe import Recipe
@@ -65,10 +65,10 @@ def _first_bad_row(recipe: Recipe, receipts: Sequence[AnyReceipt]) -> str:
     if bad is None:
         return ""
     most = count_reasons(bad, 1)[0]
-    (row,) = most["samples"]
+    (row,) = most.samples
     place = place_of(row, lines_of_rows([row], recipe.sources))
     detail = shorten(row["detail"], _MOST_DETAIL, placeholder="...")
-    return for_terminal(f"the first {most['reason']} is {place}: {detail}")
+    return for_terminal(f"the first {most.reason} is {place}: {detail}")
 
 
 def log_end(prepared: Prepared) -> None:

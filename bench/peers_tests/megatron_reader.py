@@ -16,7 +16,7 @@ from megatron.bridge.data.packing.parquet import GPTSFTPackedParquetDataset
 from transformers import AutoTokenizer
 
 import packhouse
-from packhouse.addons.exports.writing import export_version
+from packhouse.addons.exports import export_version
 from packhouse.store import open_version
 
 SHARED = Path(os.environ.get("PACKHOUSE_SHARED", "../shared"))

@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse import pack_dataset
-from packhouse.addons.exports.formats import to_megatron
-from packhouse.addons.exports.writing import write_export
+from packhouse.addons.exports import to_megatron, write_export
 from packhouse.pack.plan import plan_packs
 
 _LIST = pa.list_(pa.int32())

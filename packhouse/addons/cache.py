@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
-from packhouse.cli.options import json_option
-from packhouse.cli.versions import echo_json, print_table
+from packhouse.cli.options import cache_option, json_option
+from packhouse.cli.versions import echo_json
 from packhouse.run.cache_room import (
     Cached,
     cache_room,
@@ -21,16 +21,9 @@ from packhouse.run.cache_room import (
     list_steps,
     remove_steps,
 )
-from packhouse.system.disks import check_cache, default_cache, disk_errors
-from packhouse.system.terminal import echo, print_text
+from packhouse.system.disks import check_cache, disk_errors
+from packhouse.system.terminal import echo, print_table, print_text
 from packhouse.system.wording import counted
-
-_folder = click.option(
-    "--cache",
-    "folder",
-    type=click.Path(path_type=Path),
-    help="Folder of cached steps. [default: PACKHOUSE_CACHE, or the user's cache]",
-)
 
 
 @click.group()
@@ -45,9 +38,9 @@ def cache() -> None:
 
 
 @cache.command("ls")
-@_folder
+@cache_option()
 @json_option()
-def list_command(folder: Path | None, as_json: bool) -> None:
+def list_command(cache: Path, as_json: bool) -> None:
     """List cached steps: number and size of jobs, and which are in use or held by runs.
 
     \b
@@ -58,7 +51,7 @@ def list_command(folder: Path | None, as_json: bool) -> None:
       ...
       3,634,645 bytes in 35 jobs
     """
-    place = check_cache(folder or default_cache())
+    place = check_cache(cache)
     found = list_steps(place)
     steps: dict[str, list[Cached]] = defaultdict(list)
     for entry in found:
@@ -74,7 +67,7 @@ def list_command(folder: Path | None, as_json: bool) -> None:
 
 
 @cache.command("gc")
-@_folder
+@cache_option()
 @click.option(
     "--max-gb",
     type=click.FloatRange(min=0),
@@ -94,7 +87,7 @@ def list_command(folder: Path | None, as_json: bool) -> None:
 @click.option("--delete", is_flag=True, help="Delete the listed steps. [default: only list them]")
 @json_option()
 def gc_command(
-    folder: Path | None,
+    cache: Path,
     max_gb: float | None,
     grace_hours: float,
     unfinished: bool,
@@ -115,7 +108,7 @@ def gc_command(
       format  0bc8b616aa87  158,409
       158,409 bytes in 1 job: 158,409 bytes freed
     """
-    place = check_cache(folder or default_cache())
+    place = check_cache(cache)
     if not all(map(math.isfinite, (max_gb or 0, grace_hours))):
         raise click.UsageError("--max-gb and --grace-hours must be numbers, not nan or inf")
     most_bytes = None if max_gb is None else int(max_gb * 10**9)

@@ -17,7 +17,7 @@ from typing import Literal
 import click
 
 from packhouse.cli.options import json_option
-from packhouse.cli.versions import echo_json, print_table
+from packhouse.cli.versions import echo_json
 from packhouse.errors import (
     DiskError,
     IntegrityError,
@@ -42,6 +42,7 @@ from packhouse.store.objects import (
 from packhouse.store.protocol import ask, read, run
 from packhouse.store.s3 import S3Store
 from packhouse.system.disks import CachePlace, check_cache, find_cache, temporary_folder
+from packhouse.system.terminal import print_table
 
 _MAX_SKEW_S = 15 * 60.0
 """S3 rejects requests signed more than this from its own time."""
@@ -146,12 +147,8 @@ def _check(name: str, trial: Callable[[], str]) -> Check:
 
 def _try_folder(folder: Path) -> str:
     with hold_steps(folder, "doctor", [""]), cache_lock(folder) as is_locked:
-        locks = (
-            ""
-            if is_locked
-            else "; file locks do not work there, so nothing is ever deleted from it"
-        )
-    return f"'{folder}' can be written{locks}"
+        locks = "; file locks do not work there, so nothing is ever deleted from it"
+    return f"'{folder}' can be written{'' if is_locked else locks}"
 
 
 def _try_mirror(place: CachePlace) -> str:
@@ -225,7 +222,7 @@ def _create_races(store: ObjectStore, key: str, num_races: int, num_racers: int)
                 store.put_create(place, body)
             except PreconditionFailedError:
                 return bool(store.get(place).data == body)  # a success whose response was lost
-            except TransientError:  # lets the other writers continue
+            except TransientError:
                 time.sleep(0.02)  # lets the other writers go first
             else:
                 return True

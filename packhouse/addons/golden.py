@@ -273,7 +273,17 @@ def _difference(item: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
         return None if was == now else f"was {was}, now {now}"
     if all(name not in item for name in _PINNED):
         return "nothing is pinned: add text, input_ids or trained"
-    return next(_differences(item, new), None)
+    for name in (name for name in _PINNED if name in item and item[name] != new.get(name)):
+        was, now = item[name], new.get(name, [])
+        at = next((i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), None)
+        at = min(len(was), len(now)) if at is None else at
+        if name == "text":
+            low = max(0, at - 10)
+            cut = slice(low, low + _CONTEXT)
+            return f"text differs at character {at}:\n    - {was[cut]!r}\n    + {now[cut]!r}"
+        cut = slice(max(0, at - 2), at + 3)
+        return f"{name} differ at [{at}]:\n    - {was[cut]}\n    + {now[cut]}"
+    return None
 
 
 def _difference_of_examples(items: object, made: Sequence[Mapping[str, object]]) -> str | None:
@@ -286,20 +296,6 @@ def _difference_of_examples(items: object, made: Sequence[Mapping[str, object]])
         if fault is not None:
             return f"example {number}: {fault}"
     return None
-
-
-def _differences(item: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    for name in (name for name in _PINNED if name in item and item[name] != new.get(name)):
-        was, now = item[name], new.get(name, [])
-        at = next((i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), None)
-        at = min(len(was), len(now)) if at is None else at
-        if name == "text":
-            low = max(0, at - 10)
-            cut = slice(low, low + _CONTEXT)
-            yield f"text differs at character {at}:\n    - {was[cut]!r}\n    + {now[cut]!r}"
-        else:
-            cut = slice(max(0, at - 2), at + 3)
-            yield f"{name} differ at [{at}]:\n    - {was[cut]}\n    + {now[cut]}"
 
 
 _LOOK_AT = 1000  # rows per shard searched for different shapes

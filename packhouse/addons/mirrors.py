@@ -210,7 +210,7 @@ def log_to_wandb(
     tables = {
         split: [list(row) for row in itertools.islice(text_rows(opened, split, decode), num_rows)]
         for split in opened.manifest.splits()
-    }  # location, content and origin of the version
+    }
     manifest = opened.manifest
     described = {  # where the version is, what it holds, and how it was made
         "uri": f"{opened.store.uri}/{version_folder(opened.dataset, opened.version)}",

@@ -74,7 +74,10 @@ def _candidates(
 ) -> Int64s:
     """Return `second * num_rows + first` for each pair of rows with an equal band, sorted."""
     filled = [n for n, table in enumerate(fingerprints) if table.num_rows]
-    hashes = [_minhashes(fingerprints[n]) for n in filled]
+    hashes = [
+        flat_list(table["minhash"])[0].reshape(table.num_rows, -1)
+        for table in (fingerprints[n] for n in filled)
+    ]
     rows = [rows[n] for n in filled]
     permutations = max((each.shape[1] for each in hashes), default=0)
     found = np.zeros(0, np.int64)
@@ -88,11 +91,6 @@ def _candidates(
         )
         found = np.union1d(found, _pairs_of_band(values, sizes > 0))
     return found
-
-
-def _minhashes(table: pa.Table) -> Uint32s:
-    values, offsets = flat_list(table["minhash"])
-    return values[offsets[0] : offsets[-1]].reshape(table.num_rows, -1)
 
 
 def _pairs_of_band(values: Uint32s, has_any: Bools) -> Int64s:

@@ -24,7 +24,7 @@ from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
 from packhouse.load.boundaries import first_packs, warn_of_packs, watch_packs
 from packhouse.pack.layout import IGNORE_INDEX
 from packhouse.pack.plan import STRATEGIES, PackPlan, plan_packs
-from packhouse.records.lists import count_up, list_offsets, one_chunk
+from packhouse.records.lists import count_up, list_items, list_offsets, one_chunk
 from packhouse.system.arrays import Int64s
 from packhouse.system.wording import counted
 
@@ -293,7 +293,7 @@ class _Packing:
         length = sizes[plan.order] if plan.ends is None else (plan.ends - begin).astype(np.int64)
         # So far `begin` counts within a row. Add the position of the row in the flat column.
         begin += (np.cumsum(lengths) - lengths)[rows[plan.order]]
-        values = {name: _values(one_chunk(table[name])) for name in table.column_names}
+        values = {name: list_items(table[name])[0] for name in table.column_names}
         parts: dict[str, list[pa.Array]] = {name: [] for name in values}
         step = max(1, _BLOCK_TOKENS // plan.seq_len)
         for first in range(0, max(plan.num_packs, 1), step):
@@ -323,12 +323,6 @@ class _Packing:
             seq_lengths = pa.ListArray.from_arrays(packs, pa.array(length.astype(np.int32)))
             columns["seq_lengths"] = pa.chunked_array([seq_lengths])
         return pa.table(columns)
-
-
-def _values(column: pa.Array) -> pa.Array:
-    """Return the flat values of a list column, starting with its first row."""
-    offsets = list_offsets(column)
-    return column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
 
 
 def _lengths(table: pa.Table) -> Int64s:

@@ -5,11 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from packhouse.auditing.inference import THOUGHT_LOST
 from packhouse.errors import AuditError
 from packhouse.recipe import AuditConfig
 from packhouse.recipe.audit import QUALITY_COUNTERS
 from packhouse.records.gates import GateResult
+from packhouse.store.manifest import Audit, AuditedRow, Contamination, Counters, Inference, Quality
 from packhouse.system.wording import counted
 
 # limit of AuditConfig -> finding, what it is a share of, text for a message
@@ -57,7 +60,7 @@ _OF_PACKS = {
 }
 
 
-Rows = Sequence[Mapping[str, Any]]
+Rows = Sequence[AuditedRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,30 +123,39 @@ class _Finding:
             detail=f"source '{self.source}': {detail}" if self.source else detail,
         )
 
-    def breach(self, audit: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the finding as a fact of the error, with its worst rows."""
+    def breach(self, audit: Audit) -> "_Breach":
+        """Describe the finding for the error, with its worst rows."""
         rows, named = self.rows, ""
         if rows is None:
-            rows = _rows_of(self.source, audit["worst"].get(self.kind, ()))
-            places = (f"{row['source']} row {row['row']:,} ({row['value']:,})" for row in rows[:3])
+            rows = _rows_of(self.source, audit.worst.get(self.kind, ()))
+            places = (f"{row.source} row {row.row:,} ({row.value:,})" for row in rows[:3])
             named = f", worst: {', '.join(places)}" if rows else ""
         where = f"source '{self.source}': " if self.source else ""
-        return {
-            "limit": self.limit,
-            "kind": self.kind,
-            "source": self.source,
-            "number": self.number,
-            "text": f"{where}{self.text}{named}",
-            "rows": rows,
-        }
+        text = f"{where}{self.text}{named}"
+        return _Breach(self.limit, self.kind, self.source, self.number, text, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Breach:
+    """A finding that stops publication."""
+
+    limit: str
+    kind: str
+    source: str
+    number: int
+    text: str
+    rows: Rows
+
+
+_BREACHES = TypeAdapter(list[_Breach])
 
 
 def _rows_of(source: str, rows: Rows) -> Rows:
     """Return the rows of a source, or all rows if the source is empty."""
-    return [row for row in rows if not source or row["source"].split("/")[0] == source]
+    return [row for row in rows if not source or row.source.split("/")[0] == source]
 
 
-def check_audit(audit: Mapping[str, object], config: AuditConfig) -> tuple[GateResult, ...]:
+def check_audit(audit: Audit, config: AuditConfig) -> tuple[GateResult, ...]:
     """Compare an audit with the limits, for each source and overall.
 
     Returns:
@@ -161,34 +173,33 @@ def check_audit(audit: Mapping[str, object], config: AuditConfig) -> tuple[GateR
     breaches = [finding.breach(audit) for finding in findings if finding.is_breach]
     if not breaches:
         return results
-    text = "; ".join(breach["text"] for breach in breaches[:3])
+    text = "; ".join(breach.text for breach in breaches[:3])
     more = f"; and {len(breaches) - 3} more" if len(breaches) > 3 else ""
-    limits = dict.fromkeys(f"audit.{breach['limit']}" for breach in breaches if breach["limit"])
+    limits = dict.fromkeys(f"audit.{breach.limit}" for breach in breaches if breach.limit)
+    if "audit.max_duplicates" in limits:
+        limits["dedup.exact (drop keeps one of each)"] = None
     if "audit.max_contaminated" in limits:
         limits["audit.on_match"] = None  # `drop` drops the rows
     if "audit.max_untrained_packs" in limits:  # `concat` may fill whole packs with a long prompt
         limits |= {"pack.strategy (best_fit cuts no record)": None, "pack.seq_len": None}
     # Settings that help with answers that a model would not generate.
-    kinds = {breach["kind"] for breach in breaches} & {"other_prompts", "other_stops"}
+    kinds = {breach.kind for breach in breaches} & {"other_prompts", "other_stops"}
     if "other_stops" in kinds:
         limits["format.stop_tokens"] = None
-    if any(row.get("what") == THOUGHT_LOST for breach in breaches for row in breach["rows"]):
+    if any(row.what == THOUGHT_LOST for breach in breaches for row in breach.rows):
         limits["format.reasoning, format.thought_end"] = None
     if kinds:
         limits["format.turns (whole publishes anyway)"] = None
     change = f", or change {', '.join(limits)}" if limits else ""
     raise AuditError(
         f"the audit stopped publication: {text}{more}. Fix the rows or the template{change}",
-        breaches=breaches,
+        breaches=_BREACHES.dump_python(breaches, exclude_defaults=True),
         gates=results,
     )
 
 
-def _findings(audit: Mapping[str, Any], config: AuditConfig) -> Iterator[_Finding]:
-    scopes = {"": audit["dataset"], **audit["sources"]}
-    if len(audit["sources"]) == 1:
-        del scopes[""]
-    for source, counts in scopes.items():
+def _findings(audit: Audit, config: AuditConfig) -> Iterator[_Finding]:
+    for source, counts in scopes(audit).items():
         due, missing = counts["answer_bytes"], counts["untrained_answer_bytes"]
         limit, allowed = "min_answer_coverage", config.min_answer_coverage
         share = 1 - missing / due if due else 1.0
@@ -206,31 +217,31 @@ def _findings(audit: Mapping[str, Any], config: AuditConfig) -> Iterator[_Findin
             text = f"{rows} tokens other than those of the trained text"
             yield _Finding("misplaced_rows", source, number, counts.get("rows", 0), text)
         yield from _shares(config, source, counts, _SHARES)
-    yield from _shares(config, "", audit["packs"], _OF_PACKS)
-    if "contamination" in audit:
-        yield _contamination(audit["contamination"], config)
-    if "inference" in audit:
-        yield from _inference(audit["inference"])
-    if "quality" in audit:
-        yield from _quality(audit["quality"], config)
-    for found in audit.get("checks", {}).values():
-        number, total, rows = found["failed"], found["rows"], found["worst"]
-        named = (f"{row['source']} row {row['row']:,} ({row['detail']})" for row in rows[:2])
+    yield from _shares(config, "", audit.packs, _OF_PACKS)
+    if audit.contamination:
+        yield _contamination(audit.contamination, config)
+    if audit.inference:
+        yield from _inference(audit.inference)
+    if audit.quality:
+        yield from _quality(audit.quality, config)
+    for found in audit.checks.values():
+        number, total = found.failed, found.rows
+        named = (f"{row.source} row {row.row:,} ({row.detail})" for row in found.worst[:2])
         text = (
-            f"{found['plugin']} rejects {number:,} of {counted(total, 'row')} "
+            f"{found.plugin} rejects {number:,} of {counted(total, 'row')} "
             f"({number / max(total, 1):.2%}): {', '.join(named)}"
         )
         limit, allowed = "max_failed_checks", config.max_failed_checks
-        yield _Finding("failed_checks", "", number, total, text, limit, allowed, rows)
-    number = audit["dataset"]["both_sides"]
+        yield _Finding("failed_checks", "", number, total, text, limit, allowed, found.worst)
+    number = audit.dataset["both_sides"]
     text = f"{counted(number, 'record is', 'records are')} in train and eval"
-    yield _Finding("both_sides", "", number, audit["dataset"].get("rows", 0), text)
+    yield _Finding("both_sides", "", number, audit.dataset.get("rows", 0), text)
 
 
 def _shares(
     config: AuditConfig,
     source: str,
-    counts: Mapping[str, int],
+    counts: Counters,
     limits: Mapping[str, tuple[str, str, str]],
 ) -> Iterator[_Finding]:
     for limit, (kind, of, says) in limits.items():
@@ -241,55 +252,51 @@ def _shares(
         yield _Finding(kind, source, number, total, text, limit, allowed)
 
 
-def _contamination(found: Mapping[str, Any], config: AuditConfig) -> _Finding:
-    number, total, rows = found["contaminated"], found["rows"], found["worst"]
-    if found.get("on_match", "stop") != "stop":
+def _contamination(found: Contamination, config: AuditConfig) -> _Finding:
+    number, total, rows = found.contaminated, found.rows, found.worst
+    if found.on_match != "stop":
         number = 0  # pack has already kept them out of train
     named = ", ".join(
-        f"{row['source']} row {row['row']:,} with {row['benchmark']} ('{row['words']}')"
-        for row in rows[:2]
+        f"{row.source} row {row.row:,} with {row.benchmark} ('{row.words}')" for row in rows[:2]
     )
     text = (
         f"{number:,} of {counted(total, 'row')} ({number / max(total, 1):.2%}) share "
-        f"{found['ngram']} words in a row with a benchmark: {named}"
+        f"{found.ngram} words in a row with a benchmark: {named}"
     )
     limit, allowed = "max_contaminated", config.max_contaminated
     return _Finding("contaminated", "", number, total, text, limit, allowed, rows)
 
 
-def _inference(found: Mapping[str, Any]) -> Iterator[_Finding]:
+def _inference(found: Inference) -> Iterator[_Finding]:
     """Yield answers that a model would not generate; `turns: whole` trains those on purpose."""
-    for source, counts in found["sources"].items() if found["turns"] != "whole" else ():
+    for source, counts in found.sources.items() if found.turns != "whole" else ():
         total = counts["answers_checked"]
         for kind, right, says in (
             ("other_prompts", "answers_after_prompt", "do not follow the prompt at inference"),
             ("other_stops", "completions_stopped", "do not end where generation stops"),
         ):
             number = total - counts[right]
-            rows = _rows_of(source, [row for row in found["worst"] if row["finding"] == kind])
+            rows = _rows_of(source, [row for row in found.worst if row.finding == kind])
             named = "; ".join(
-                f"{row['source']} row {row['row']:,}, message {row['value']:,}: {row['what']}, "
-                f"{row['text']!r} instead of {row['expected']!r}"
+                f"{row.source} row {row.row:,}, message {row.value:,}: {row.what}, "
+                f"{row.text!r} instead of {row.expected!r}"
                 for row in rows[:2]
             )
             text = f"{number:,} of {counted(total, 'trained answer')} {says}: {named}"
             yield _Finding(kind, source, number, total, text, rows=rows)
 
 
-def _quality(found: Mapping[str, Any], config: AuditConfig) -> Iterator[_Finding]:
+def _quality(found: Quality, config: AuditConfig) -> Iterator[_Finding]:
     """Yield the quality counters that the recipe limits."""
-    scopes = {"": found["dataset"], **found["sources"]}
-    if len(found["sources"]) == 1:
-        del scopes[""]
     limits: dict[str, Any] = config.quality.model_dump() if config.quality else {}
     for counter, says in QUALITY_COUNTERS.items():
         allowed: float | None = limits.get(f"max_{counter}")
         if allowed is None:
             continue
-        for source, counts in scopes.items():
+        for source, counts in scopes(found).items():
             number, total = counts.get(counter, 0), counts["rows"]
-            rows = _rows_of(source, found["worst"].get(counter, ()))
-            named = ", ".join(f"{row['source']} row {row['row']:,}" for row in rows[:3])
+            rows = _rows_of(source, found.worst.get(counter, ()))
+            named = ", ".join(f"{row.source} row {row.row:,}" for row in rows[:3])
             text = (
                 f"{number:,} of {counted(total, 'row')} ({number / max(total, 1):.2%}, over "
                 f"{allowed:.2%}) {says}{': ' * bool(named)}{named}"
@@ -298,7 +305,12 @@ def _quality(found: Mapping[str, Any], config: AuditConfig) -> Iterator[_Finding
             yield _Finding(counter, source, number, total, text, limit, allowed, rows)
 
 
-def audit_rows(audit: Mapping[str, Any]) -> list[dict[str, Any]]:
+def scopes(found: Audit | Quality) -> dict[str, Counters]:
+    """Return the counts of each source; with several sources, also of all under an empty name."""
+    return {**({"": found.dataset} if len(found.sources) != 1 else {}), **found.sources}
+
+
+def audit_rows(audit: Audit) -> list[dict[str, Any]]:
     """Return the audit as table rows: one per source, and one overall.
 
     Columns: `answers`, share of the answers' bytes that are trained; `ended`, share of trained
@@ -307,15 +319,13 @@ def audit_rows(audit: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     Example:
         >>> counts = {"rows": 4, "turns": 4, "answer_bytes": 50, "untrained_answer_bytes": 5}
-        >>> (row,) = audit_rows({"dataset": counts, "sources": {"a": counts}})
+        >>> (row,) = audit_rows(Audit(dataset=counts, sources={"a": counts}))
         >>> row["source"], row["answers"], row["ended"]
         ('a', '90.00%', '100.00%')
     """
-    scopes = dict(audit["sources"])
-    if len(scopes) != 1:
-        scopes["all"] = audit["dataset"]
+    sources = {**audit.sources, **({"all": audit.dataset} if len(audit.sources) != 1 else {})}
     rows = []
-    for name, found in scopes.items():
+    for name, found in sources.items():
         counts = Counter[str](found)
         shares = [
             f"{1 - counts[finding] / counts[of]:.2%}" if counts[of] else "-"

@@ -24,7 +24,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from packhouse.recipe import FormatConfig, Recipe
-from packhouse.recipe.settings import is_renderer
+from packhouse.recipe.settings import CHAT_TEMPLATES, is_renderer
 from packhouse.registry import function_of_addon
 from packhouse.render.chat_messages import MessageForm, Messages, chat_messages, in_parts
 from packhouse.render.rendering import Template
@@ -291,17 +291,25 @@ class PlainTemplate:
                 return value
         return values[0]
 
+    @cached_property
+    def _modes(self) -> list[dict[str, object]]:
+        """Arguments for each way to ask for an answer: as by default, thinking, and not."""
+        values = self.switch[1:] if self.switch else ()
+        return [{}, *({self.switch[0]: value} for value in values if self.switch)]
+
+    def starts(self) -> list[str]:
+        """Return the text before the first question, in all modes."""
+        prompts = [self.probe(_CHAT[:1], is_prompt=True, **mode) for mode in self._modes]
+        return [prompt.partition(_CHAT[0]["content"])[0] for prompt in prompts if prompt]
+
     def openings(self) -> list[str]:
         """Return the openings of an answer after a question and after a tool result, in all modes.
 
         An opening is the text that the generation prompt adds, or, if it adds nothing, the text
         after the last content: `[/INST]`.
         """
-        modes: list[dict[str, object]] = [{}]
-        if self.switch is not None:
-            modes += [{self.switch[0]: value} for value in self.switch[1:]]
         found: dict[str, None] = {}
-        for asked, mode in product((_CHAT[:1], _CALL[:3]), modes):
+        for asked, mode in product((_CHAT[:1], _CALL[:3]), self._modes):
             prompt = self.probe(asked, is_prompt=True, **mode)
             bare = self.probe(asked, is_prompt=False, **mode)
             if prompt is None:
@@ -418,6 +426,16 @@ def _environment(generation: type[_Generation], date: str | None) -> ImmutableSa
     if date is not None:
         environment.globals["strftime_now"] = datetime.fromisoformat(date).strftime
     return environment
+
+
+def writes_prompts(config: FormatConfig, snapshot: TokenizerSnapshot) -> bool:
+    """Return False if the template ignores `add_generation_prompt`.
+
+    Inference then sends no header before an answer: the model writes it, so it is trained.
+    """
+    name = config.template
+    is_jinja = name.endswith((".jinja", ".j2")) or name in CHAT_TEMPLATES
+    return not is_jinja or "add_generation_prompt" in _source(name, snapshot)
 
 
 def _source(name: str, snapshot: TokenizerSnapshot) -> str:

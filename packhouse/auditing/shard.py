@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.auditing.plain_template import writes_prompts
 from packhouse.auditing.tokens import (
     NUM_WORST,
     Ids,
@@ -40,9 +41,8 @@ from packhouse.errors import PluginError
 from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import has_thinking, without_thinking
 from packhouse.records.identity import is_among, leading_bits, sort_leading_bits
-from packhouse.records.lists import flat_list, one_chunk, read_ranges, zero_based
+from packhouse.records.lists import flat_list, one_chunk, read_ranges
 from packhouse.records.messages import FlatMessages, num_bytes
-from packhouse.render import writes_prompts
 from packhouse.system.arrays import Bools, Int64s, Uint64s
 from packhouse.system.plugins import Plugin
 from packhouse.tokenize.encoders import TokenizerSnapshot, read_pipeline
@@ -497,8 +497,8 @@ def audit_packs(
     for batch in packs:
         if not batch.num_rows:
             continue
-        ids, offsets = zero_based(*flat_list(batch["input_ids"]))
-        lengths, _ = zero_based(*flat_list(batch["seq_lengths"]))
+        ids, offsets = flat_list(batch["input_ids"])
+        lengths, _ = flat_list(batch["seq_lengths"])
         ranges = read_ranges(batch["trained_ranges"])
         rows = ranges.row_of_each()
         ends = ranges.ends + offsets[rows].astype(np.int64)

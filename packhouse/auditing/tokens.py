@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
-from packhouse.records.lists import Ranges, flat_list, one_chunk, read_ranges, zero_based
+from packhouse.records.lists import Ranges, flat_list, one_chunk, read_ranges
 from packhouse.records.pairs import split_sides
 from packhouse.records.tables import read_table
 from packhouse.system.arrays import Bools, Bytes, Int64s
@@ -124,7 +124,7 @@ class PlacedTokens(Tokens):
         cls, formatted: pa.Table, tokenized: pa.Table, pipeline: Pipeline, *, compares: bool = True
     ) -> "PlacedTokens":
         """Find the position of each token in its row's text; for `compares`, `locate_by_widths`."""
-        ids, narrow = zero_based(*flat_list(tokenized["input_ids"]))
+        ids, narrow = flat_list(tokenized["input_ids"])
         offsets: Int64s = narrow.astype(np.int64)
         texts = flat_texts(formatted["text"])
         placed = locate_by_widths(*texts, ids, offsets, pipeline, compares=compares)

@@ -85,7 +85,8 @@ def exit_with(error: PackhouseError, *, as_json: bool) -> NoReturn:
     """Print an error as text or as one JSON object, and exit with the code of its class."""
     name = type(error).__name__
     if as_json:
-        facts = {key: value for key, value in error.facts.items() if _is_plain(value)}
+        plain = (str, int, float, bool, dict, list, type(None))
+        facts = {key: value for key, value in error.facts.items() if isinstance(value, plain)}
         echo(json.dumps({"error": name, "message": str(error), **facts}, sort_keys=True))
     else:
         print_note(f"{name}: {error}")
@@ -99,10 +100,6 @@ def exit_interrupted(error: Interrupted, *, keeps_steps: bool) -> NoReturn:
     echo(f"{error}{kept}. To continue, run:", err=True)
     echo(f"  {program} {shlex.join(sys.argv[1:])}", err=True)
     sys.exit(error.exit_code)
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, str | int | float | bool | dict | list | None)
 
 
 def own_process() -> None:

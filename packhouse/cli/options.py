@@ -25,6 +25,14 @@ def cache_option(what: str = "Folder of cached steps.") -> Decorator:
     )
 
 
+def number_option(
+    name: str, what: str, *, default: int | None = None, least: int = 0, into: str | None = None
+) -> Decorator:
+    """Return an option with a whole number of at least `least`; `into` names its parameter."""
+    names, kind = filter(None, (name, into)), click.IntRange(min=least)
+    return click.option(*names, default=default, show_default=True, type=kind, help=what)
+
+
 def json_option(what: str = "Print JSON.") -> Decorator:
     """Return --json."""
     return click.option("--json", "as_json", is_flag=True, help=what)
@@ -45,11 +53,11 @@ def recipe_options(command: Callable[..., object]) -> Callable[..., object]:
 def run_options(command: Callable[..., object]) -> Callable[..., object]:
     """Add --cache, which may be a mirror, and --workers."""
     for decorate in (
-        click.option(
+        number_option(
             "--workers",
-            type=click.IntRange(min=1),
-            help="Number of worker processes. Does not affect the output. "
+            "Number of worker processes. Does not affect the output. "
             "[default: one for each 128 MiB of input, at most one per core]",
+            least=1,
         ),
         click.option(
             "--cache",

@@ -3,7 +3,7 @@
 import click
 
 from packhouse.cli import exit_interrupted
-from packhouse.cli.options import json_option, run_options, set_option
+from packhouse.cli.options import json_option, number_option, run_options, set_option
 from packhouse.errors import ConfigError
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.terminal import Interrupted, print_note
@@ -12,7 +12,7 @@ from packhouse.system.terminal import Interrupted, print_note
 @click.command()
 @click.argument("data", metavar="RECIPE | DATA...", nargs=-1, required=True)
 @click.option("--tokenizer", help="Tokenizer folder, or Hub name: org/name[@revision].")
-@click.option("--seq-len", type=click.IntRange(min=1), help="Pack size in tokens. [default: 2048]")
+@number_option("--seq-len", "Pack size in tokens. [default: 2048]", least=1)
 @click.option(
     "--store",
     metavar="PLACE",

@@ -23,6 +23,7 @@ from packhouse.run.steps import STEPS
 from packhouse.run.steps.publish import Published
 from packhouse.run.steps.selection import SplitCounts
 from packhouse.run.steps.validate import ValidateFacts, render_counts
+from packhouse.store.manifest import Quality, read_audit
 from packhouse.system.escaping import for_markdown, markdown_table
 from packhouse.system.terminal import console, echo, print_table, print_text
 from packhouse.system.wording import counted
@@ -114,49 +115,50 @@ def splits_block(statistics: Mapping[str, PackStatistics], records: Mapping[str,
     )
 
 
-def audit_blocks(audit: Mapping[str, Any]) -> Iterator[Block]:
+def audit_blocks(document: Mapping[str, Any]) -> Iterator[Block]:
     """Yield the audit by source, with checks and benchmarks, and the quality counters.
 
     Args:
-        audit: Audit of a manifest, not empty.
+        document: Audit of a manifest, not empty.
     """
+    audit = read_audit(document)
     rows = audit_rows(audit)
-    lines = [line] if (line := inference_line(audit)) else []
+    lines = [line] if (line := inference_line(document)) else []
     lines += [
-        f"{found['plugin']}: {found['failed']:,} of {counted(found['rows'], 'row')}"
-        for found in audit.get("checks", {}).values()
+        f"{found.plugin}: {found.failed:,} of {counted(found.rows, 'row')}"
+        for found in audit.checks.values()
     ]
-    if found := audit.get("contamination"):
+    if found := audit.contamination:
         outcome = {"drop": ": dropped", "same_side": ": moved to eval"}
         lines.append(
-            f"contamination: {found['contaminated']:,} of {counted(found['rows'], 'row')} share "
-            f"{found['ngram']} consecutive words with a benchmark"
-            f"{outcome.get(found['on_match'], '') * bool(found['contaminated'])}"
+            f"contamination: {found.contaminated:,} of {counted(found.rows, 'row')} share "
+            f"{found.ngram} consecutive words with a benchmark"
+            f"{outcome.get(found.on_match, '') * bool(found.contaminated)}"
         )
-        lines += [f"{name}: {counted(n, 'row')}" for name, n in found["by_benchmark"].items()]
+        lines += [f"{name}: {counted(n, 'row')}" for name, n in found.by_benchmark.items()]
     cells = [tuple(row.values()) for row in rows]
     yield Block(title="audit", columns=tuple(rows[0]), rows=cells, lines=tuple(lines))
-    quality = audit.get("quality")
-    if quality and (found_lines := quality_lines(quality)):
-        title = f"quality (of {counted(quality['dataset'].get('rows', 0), 'row')})"
+    if (quality := audit.quality) and (found_lines := quality_lines(quality)):
+        title = f"quality (of {counted(quality.dataset.get('rows', 0), 'row')})"
         yield Block(title=title, lines=tuple(found_lines))
 
 
-def quality_lines(found: Mapping[str, Any]) -> list[str]:
+def quality_lines(found: Quality) -> list[str]:
     """Return one line per quality counter, with the first rows of one file as examples.
 
     Example:
-        >>> worst = [{"source": "a/a.jsonl", "row": 4, "record_id": "5f", "value": 1}]
-        >>> quality_lines({"dataset": {"rows": 50, "html": 1}, "worst": {"html": worst}})
+        >>> from packhouse.store.manifest import AuditedRow
+        >>> worst = {"html": (AuditedRow(source="a/a.jsonl", row=4),)}
+        >>> quality_lines(Quality(dataset={"rows": 50, "html": 1}, sources={}, worst=worst))
         ['html: 1 (2.00%) contain HTML in prose: a/a.jsonl row 4']
     """
     lines = []
-    for counter, rows in found["worst"].items():
-        number, file = found["dataset"].get(counter, 0), rows[0]["source"]
-        first = [f"{row['row']:,}" for row in rows if row["source"] == file][:3]
+    for counter, rows in found.worst.items():
+        number, file = found.dataset.get(counter, 0), rows[0].source
+        first = [f"{row.row:,}" for row in rows if row.source == file][:3]
         named = f"{file} row{'s' * (len(first) > 1)} {', '.join(first)}"
         more = ", ..." * (number > len(first))
-        share = f"{number / max(found['dataset'].get('rows', 0), 1):.2%}"
+        share = f"{number / max(found.dataset.get('rows', 0), 1):.2%}"
         lines.append(
             f"{counter}: {number:,} ({share}) {QUALITY_COUNTERS.get(counter, '')}: {named}{more}"
         )
@@ -164,33 +166,14 @@ def quality_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def print_block(block: Block) -> None:
-    """Print a block. A narrow terminal truncates the names of rows."""
-    from rich.table import Table
-
+    """Print a block."""
     echo()
     if block.columns:
-        table = Table(title=block.title, title_justify="left", box=None, pad_edge=False)
-        for number, name in enumerate(block.columns):
-            is_name = number == 0
-            table.add_column(
-                name,
-                justify="left" if is_name else "right",
-                overflow="ellipsis",
-                no_wrap=not is_name,
-            )
-        for row in block.rows:
-            table.add_row(*map(_cell, row))
-        print_table(table)
+        print_table(block.columns, block.rows, block.title)
     else:
         echo(block.title)
     for line in block.lines:
         print_text(line, 2)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def block_markdown(block: Block, level: int = 2) -> list[str]:
@@ -255,12 +238,8 @@ def print_report(prepared: Prepared) -> None:
     out.print(Text.assemble("\n", (verb, "bold green"), (dataset, "bold"), prepared.version))
     print_text(f"in {prepared.address}, {_ref(prepared)}", 2)
     print_block(ledger_block(prepared.ledger, filters_of(published.sources)))
-    _print_notes(prepared)
-    _print_unused_fields(prepared)
-    _print_mixing(published)
-    is_split = any(line.num_added_records for line in prepared.ledger)
-    _print_repeats(published, "record" if is_split else "row")
-    _print_uneven_split(published.split)
+    for note in _notes(prepared):
+        print_text(note, 2)
     print_block(splits_of(published))
     for block in audit_blocks(published.audit):
         print_block(block)
@@ -312,13 +291,6 @@ def _ref(prepared: Prepared) -> str:
     return f"but ref '{ref}' was moved from it to {at} and stays there. To move it back: {move}"
 
 
-def _print_notes(prepared: Prepared) -> None:
-    found = render_counts(prepared.receipts)
-    notes = [*found.record_lines(), *found.lines()]
-    for note in [*notes, prepared.factor_note] if prepared.factor_note else notes:
-        print_text(f"note: {note}", 2)
-
-
 def _unused_fields(prepared: Prepared) -> dict[str, dict[str, int]]:
     """Count the rows of each source that have fields which no format reads, by field."""
     found: dict[str, Counter[str]] = {}
@@ -329,58 +301,49 @@ def _unused_fields(prepared: Prepared) -> dict[str, dict[str, int]]:
     return {source: dict(sorted(counts.items())) for source, counts in sorted(found.items())}
 
 
-def _print_unused_fields(prepared: Prepared) -> None:
-    """Print the fields that no format reads, by source."""
+def _notes(prepared: Prepared) -> Iterator[str]:
+    """Yield how rows were rendered, read, mixed, repeated and split, if that needs a note."""
+    published = prepared.published
+    found = render_counts(prepared.receipts)
+    for note in (*found.record_lines(), *found.lines(), prepared.factor_note):
+        if note:
+            yield f"note: {note}"
     for source, counts in _unused_fields(prepared).items():
         shown = ", ".join(f"{name} {number:,}" for name, number in list(counts.items())[:8])
         more = f", and {len(counts) - 8} more" if len(counts) > 8 else ""
-        print_text(f"note: unused fields of '{source}' (rows): {shown}{more}", 2)
-
-
-def _print_mixing(published: Published) -> None:
-    """Print the records packed from each source, if its settings skip or repeat some."""
-    lines = published.mixed
-    if not any(line.get("sampled_out") or line["repeated"] for line in lines.values()):
-        return
-    for name, line in lines.items():
-        print_text(
-            f"mix: '{name}' {line['packed']:,} of {counted(line['records'], 'record')}, "
-            f"{counted(line['repeated'], 'repeat')}, {counted(line['tokens'], 'token')}",
-            2,
+        yield f"note: unused fields of '{source}' (rows): {shown}{more}"
+    mixed = published.mixed
+    if any(line.get("sampled_out") or line["repeated"] for line in mixed.values()):
+        for name, line in mixed.items():
+            yield (
+                f"mix: '{name}' {line['packed']:,} of {counted(line['records'], 'record')}, "
+                f"{counted(line['repeated'], 'repeat')}, {counted(line['tokens'], 'token')}"
+            )
+    is_split = any(line.num_added_records for line in prepared.ledger)
+    dedup = published.dedup
+    for kind, unit, repeats in (
+        (("equal", "record" if is_split else "row", dedup.equal), ("near", "row", dedup.near))
+        if dedup
+        else ()
+    ):
+        if repeats.rows:
+            row, apart = repeats.samples[0], repeats.on_both_sides
+            first = row["repeats"]
+            split = f"{counted(apart, 'pair is', 'pairs are')} in train and eval; " if apart else ""
+            yield (
+                f"{kind}: {counted(repeats.rows, f'{unit} repeats', f'{unit}s repeat')} another, "
+                f"{repeats.dropped:,} dropped; {split}for example, {row['source']} row "
+                f"{row['row']:,} repeats {first['source']} row {first['row']:,} "
+                f"({row['similarity']:.0%})"
+            )
+    side = published.split
+    if side is not None and is_uneven(side):
+        joined = f", and dedup merged {counted(side.joined, 'row')} into other groups"
+        yield (
+            f"note: eval has {side.eval:,} of {counted(side.rows, 'row')} instead of "
+            f"{side.asked:,}, because groups are not split{joined * bool(side.joined)}. See split "
+            "and dedup in the recipe"
         )
-
-
-def _print_repeats(published: Published, unit: str) -> None:
-    """Print the number of equal records and of similar rows, with an example of each."""
-    found = published.dedup
-    kinds = (("equal", unit, found.equal), ("near", "row", found.near)) if found else ()
-    for kind, unit, repeats in kinds:
-        if not repeats.rows:
-            continue
-        row = repeats.samples[0]
-        first = row["repeats"]
-        apart = repeats.on_both_sides
-        split = f"{counted(apart, 'pair is', 'pairs are')} in train and eval; " if apart else ""
-        print_text(
-            f"{kind}: {counted(repeats.rows, f'{unit} repeats', f'{unit}s repeat')} another, "
-            f"{repeats.dropped:,} dropped; {split}for example, {row['source']} row {row['row']:,} "
-            f"repeats {first['source']} row {first['row']:,} ({row['similarity']:.0%})",
-            2,
-        )
-
-
-def _print_uneven_split(split: SplitCounts | None) -> None:
-    """Print a note if eval has far more or fewer rows than requested."""
-    if split is None or not is_uneven(split):
-        return
-    joined = ""
-    if split.joined:
-        joined = f", and dedup merged {counted(split.joined, 'row')} into other groups"
-    print_text(
-        f"note: eval has {split.eval:,} of {counted(split.rows, 'row')} instead of "
-        f"{split.asked:,}, because groups are not split{joined}. See split and dedup in the recipe",
-        2,
-    )
 
 
 def is_uneven(split: SplitCounts) -> bool:

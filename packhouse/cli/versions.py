@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
-from packhouse.cli.options import json_option
+from packhouse.cli.options import json_option, number_option
 from packhouse.cli.summary import audit_blocks, ledger_block, print_block
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.store.gc import GcReport, collect_garbage
@@ -28,26 +27,13 @@ from packhouse.store.read import (
     verify_version,
 )
 from packhouse.store.refs import Ref, load_ref, rollback_ref, scan_refs, set_ref
-from packhouse.system.escaping import for_terminal
-from packhouse.system.terminal import echo, print_facts, print_note
-from packhouse.system.terminal import print_table as print_rich_table
+from packhouse.system.terminal import echo, print_facts, print_note, print_table
 from packhouse.system.wording import counted
 
 
 def echo_json(value: object) -> None:
     """Print JSON with sorted keys."""
     echo(json.dumps(value, sort_keys=True, indent=2))
-
-
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table with numbers aligned to the right."""
-    table = Table(box=None, pad_edge=False)
-    for index, column in enumerate(columns):
-        is_number = all(isinstance(row[index], int) for row in rows) and bool(rows)
-        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(f"{v:,}" if type(v) is int else for_terminal(str(v)) for v in row))
-    print_rich_table(table)
 
 
 @contextmanager
@@ -128,11 +114,8 @@ def _list_dataset(store: ObjectStore, dataset: str, as_json: bool) -> None:
             return
         columns = ("version", "published", "refs", "rows", "packs", "tokens", "bytes")
         cells = [
-            [
-                ", ".join(v) if isinstance(v := r[c], list) else "-" if v is None else v
-                for c in columns
-            ]
-            for r in rows
+            [", ".join(v) if isinstance(v := row[name], list) else v for name in columns]
+            for row in rows
         ]
         print_table(columns, cells)
 
@@ -268,13 +251,7 @@ def verify(address: str, as_json: bool) -> None:
 @click.command()
 @click.argument("address", metavar="ROOT/DATASET[@NAME]")
 @click.argument("dest", type=click.Path(file_okay=False))
-@click.option(
-    "--threads",
-    default=8,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Number of files to copy at the same time.",
-)
+@number_option("--threads", "Number of files to copy at the same time.", default=8, least=1)
 @click.option("--data-only", is_flag=True, help="Skip the records and quarantine files.")
 @json_option()
 def pull(address: str, dest: str, threads: int, data_only: bool, as_json: bool) -> None:
@@ -406,13 +383,7 @@ def set_version(
 @ref.command("rollback")
 @click.argument("dataset", metavar="ROOT/DATASET")
 @click.argument("name")
-@click.option(
-    "--steps",
-    default=1,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Number of moves to go back.",
-)
+@number_option("--steps", "Number of moves to go back.", default=1, least=1)
 @_reason_option
 @json_option()
 def roll_back(dataset: str, name: str, steps: int, reason: str, as_json: bool) -> None:

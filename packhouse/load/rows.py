@@ -19,7 +19,7 @@ import torch
 
 from packhouse.errors import ConfigError, ContractError, EmptyRowError
 from packhouse.pack.layout import IGNORE_INDEX, MASK_COLUMNS, position_ids, trained_mask
-from packhouse.records.lists import flat_list, list_offsets, read_ranges, zero_based
+from packhouse.records.lists import flat_list, list_offsets, read_ranges
 from packhouse.records.tables import read_table
 
 Ints = npt.NDArray[np.int64]
@@ -379,7 +379,7 @@ def _is_sound(batch: pa.RecordBatch) -> bool:
     names = batch.schema.names
     if set(names) - {"position_ids"} != set(_PACK):
         return False
-    flat = {name: zero_based(*flat_list(batch[name])) for name in names}
+    flat = {name: flat_list(batch[name]) for name in names}
     if any(values.dtype.kind not in "iu" for values, _ in flat.values()):
         return False
     (_, offsets), (labels, label_offsets), (lengths, pack_offsets) = (flat[n] for n in _PACK)

@@ -51,7 +51,7 @@ from packhouse.errors import (
 )
 from packhouse.load.boundaries import first_packs, watch_packs
 from packhouse.pack.layout import IGNORE_INDEX, preference_names, published_schema, to_layout
-from packhouse.records.lists import count_up, flat_list, list_array, one_chunk, zero_based
+from packhouse.records.lists import count_up, flat_list, list_array, one_chunk
 from packhouse.store import FileEntry, OpenVersion, open_store
 from packhouse.store.contracts import check_footer, read_batches
 from packhouse.store.layout import split_pinned
@@ -585,10 +585,10 @@ class _Sequences:
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.is_paired = "label" not in batch.schema.names
-        self.ids, _ = zero_based(*flat_list(batch["input_ids"]))
-        lengths, _ = zero_based(*flat_list(batch["seq_lengths"]))
+        self.ids, _ = flat_list(batch["input_ids"])
+        lengths, _ = flat_list(batch["seq_lengths"])
         self.names = one_chunk(batch["record_ids"]).flatten()
-        labels, _ = zero_based(*flat_list(batch["labels"]))
+        labels, _ = flat_list(batch["labels"])
         self.starts = np.cumsum(lengths, dtype=np.int64) - lengths
         is_prompt = labels == IGNORE_INDEX
         # Sequences of 4 and 3 tokens with 2 prompt tokens each: the untrained tokens must be the

@@ -326,15 +326,14 @@ def merged(fingerprints: pa.Table, units: Int64s) -> pa.Table:
     sizes = np.diff(offsets).astype(np.int64)
     # Rows with [3 2] shingles, both of unit 0: the unit of each shingle is [0 0 0 0 0].
     of_unit = np.repeat(units, sizes).astype(np.uint64)
-    own = shingles[offsets[0] : offsets[-1]].astype(np.uint64)
-    keys = np.unique((of_unit << np.uint64(32)) | own)
+    keys = np.unique((of_unit << np.uint64(32)) | shingles.astype(np.uint64))
     bounds = np.searchsorted(keys, np.arange(num_units + 1, dtype=np.uint64) << np.uint64(32))
     union = (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32)
     hashes, bands = flat_list(fingerprints["minhash"])
     width = int(bands[1] - bands[0])
     starts = np.flatnonzero(np.diff(units, prepend=-1))
     # The MinHash of a union is the element-wise minimum.
-    least = np.minimum.reduceat(hashes[bands[0] : bands[-1]].reshape(-1, width), starts)
+    least = np.minimum.reduceat(hashes.reshape(-1, width), starts)
     columns = {
         "shingles": list_array(pa.array(union), bounds.astype(np.int64), pa.uint32()),
         "minhash": list_array(
@@ -459,8 +458,8 @@ def _find(
     bases = np.cumsum([0, *(table.num_rows for table in fingerprints)])
     ids, none = [np.zeros(0, f"S{_DIGITS}")], np.zeros(0, np.int64)
     for table in fingerprints:
-        digits, offsets = string_bytes(table["normal_id"])
-        ids.append(np.ascontiguousarray(digits[offsets[0] : offsets[-1]]).view(f"S{_DIGITS}"))
+        digits, _ = string_bytes(table["normal_id"])
+        ids.append(np.ascontiguousarray(digits).view(f"S{_DIGITS}"))
     # Rows 0 to 3 with ids a b a a -> first [0 1 0 0], so rows 2 and 3 equal row 0.
     first = numbers[first_of_each(np.concatenate(ids)[numbers])]
     is_first = first == numbers

@@ -24,7 +24,6 @@ from packhouse.records.lists import (
     list_offsets,
     one_chunk,
     read_ranges,
-    zero_based,
 )
 from packhouse.records.tables import PACKED
 from packhouse.system.arrays import Bools, Float32s, Int32s
@@ -123,14 +122,14 @@ def to_layout(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         >>> to_layout(batch, published_schema(position_ids=True))["position_ids"].to_pylist()
         [[0, 1, 0]]
     """
-    _, offsets = zero_based(*flat_list(batch["input_ids"]))
+    _, offsets = flat_list(batch["input_ids"])
     arrays = []
     for field in schema:
         if field.name in batch.schema.names:
             array = batch[field.name]
             if array.type != field.type and field.name in _PER_TOKEN:
                 # Other libraries return nullable items, list views or wider integers.
-                values, starts = zero_based(*flat_list(array))
+                values, starts = flat_list(array)
                 item = field.type.value_type
                 array = list_array(pa.array(values, item), starts, item)
             arrays.append(array.cast(field.type))
@@ -139,7 +138,7 @@ def to_layout(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         if field.name == "labels":
             of_tokens = expand_labels(batch)
         elif field.name == "position_ids":
-            of_tokens = position_ids(zero_based(*flat_list(batch["seq_lengths"]))[0])
+            of_tokens = position_ids(flat_list(batch["seq_lengths"])[0])
         else:
             of_tokens = expand_weights(batch)
         arrays.append(list_array(pa.array(of_tokens), offsets, field.type.value_type))
@@ -160,7 +159,7 @@ def expand_labels(batch: pa.RecordBatch) -> Int32s:
         >>> expand_labels(batch).tolist()
         [-100, 8, 9, -100, 6]
     """
-    ids, offsets = zero_based(*flat_list(batch["input_ids"]))
+    ids, offsets = flat_list(batch["input_ids"])
     return np.where(trained_tokens(batch, offsets), ids, np.int32(IGNORE_INDEX))
 
 
@@ -181,7 +180,7 @@ def trained_tokens(batch: pa.RecordBatch | pa.Table, offsets: np.ndarray) -> Boo
         [False, True, True, True, False]
     """
     if "labels" in batch.schema.names:
-        labels, _ = zero_based(*flat_list(batch["labels"]))
+        labels, _ = flat_list(batch["labels"])
         return np.asarray(labels != IGNORE_INDEX)
     ranges = read_ranges(batch["trained_ranges"])
     base = offsets[:-1][ranges.row_of_each()]
@@ -201,7 +200,7 @@ def expand_weights(batch: pa.RecordBatch) -> Float32s:
         >>> expand_weights(batch).tolist()
         [0.0, 0.5, 0.5, 0.0, 1.0]
     """
-    _, offsets = zero_based(*flat_list(batch["input_ids"]))
+    _, offsets = flat_list(batch["input_ids"])
     ranges = read_ranges(batch["trained_ranges"])
     base = offsets[:-1][ranges.row_of_each()].astype(np.int64)
     weights = np.zeros(int(offsets[-1]), np.float32)
@@ -248,7 +247,7 @@ def records_of(
         raise IntegrityError(f"column '{nulls[0]}' of the packs contains a null")
     # Lengths [3 2] end at [3 5]: the records are tokens [0, 3) and [3, 5) of the batch.
     ids, ends = flat["input_ids"], np.cumsum(flat["seq_lengths"])
-    mask = trained_tokens(batch, zero_based(*flat_list(batch["input_ids"]))[1])
+    mask = trained_tokens(batch, flat_list(batch["input_ids"])[1])
     if not len(ids) == len(mask) == (ends[-1] if len(ends) else 0):
         raise ContractError("lengths of records do not add up to those of their packs")
     places = zip([0, *ends.tolist()], ends.tolist(), strict=False)
@@ -339,8 +338,8 @@ class _Rows:
                 offsets = list_offsets(column)
                 is_null = items.is_null().to_numpy(zero_copy_only=False)
                 self._refuse_first(name, is_null, None, offsets - offsets[0], "is null")
-        self.ids, self.offsets = zero_based(*flat_list(batch["input_ids"]))
-        self.seq_lengths, self.seq_offsets = zero_based(*flat_list(batch["seq_lengths"]))
+        self.ids, self.offsets = flat_list(batch["input_ids"])
+        self.seq_lengths, self.seq_offsets = flat_list(batch["seq_lengths"])
 
     def check_lengths(self, seq_len: int) -> None:
         num_tokens = np.diff(self.offsets)
@@ -426,7 +425,7 @@ class _Rows:
 
     def _per_token(self, column: str) -> Values:
         """Return the values of a column that must have one value per token."""
-        values, offsets = zero_based(*flat_list(self.batch[column]))
+        values, offsets = flat_list(self.batch[column])
         self._compare(column, np.diff(offsets), np.diff(self.offsets), "tokens")
         return values
 

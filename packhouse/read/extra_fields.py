@@ -259,13 +259,16 @@ class UnreadTexts:
             for keys, names in extra.items()
         }
         of_messages = [n for n in message_fields if IN_MESSAGES + n not in ignored]
-        if not (given or of_messages or any(unread.values())):
+        by_plugin = adapted.unread_by_plugin
+        if not (given or of_messages or any(unread.values()) or by_plugin):
             return
         found: dict[int, dict[str, list[str]]] = {}
         for index in np.unique(adapted.origin).tolist():
             row, values = rows[index], []
             if isinstance(row, dict):
-                values = [(name, row[name]) for name in unread[tuple(row)]]
+                own = [n for n in by_plugin.get(index, ()) if n not in ignored]
+                own = [name for name in own if name.lower() not in read]
+                values = [(name, row[name]) for name in (*unread[tuple(row)], *own)]
             if of_messages:
                 values += _of_messages(row, of_messages)
             if given:

@@ -298,12 +298,11 @@ class _Reader:
         sides = [kept]  # for pairs, chosen and rejected conversations alternate
         if is_paired:
             sides = [kept.take(np.arange(side, len(kept.origin), 2)) for side in (0, 1)]
-        if row_format != "tokenized":  # token ids are all that such a row trains
-            arguments = options.arguments.take(pa.array(kept.origin))
-            unread = adapted.unread_fields
-            self.unread_texts.count(
-                records.rows, given, extra, unread, kept, arguments, partial(_place_of, part)
-            )
+        arguments = options.arguments.take(pa.array(kept.origin))
+        unread = adapted.unread_fields
+        self.unread_texts.count(
+            records.rows, given, extra, unread, kept, arguments, partial(_place_of, part)
+        )
         options = options.take(sides[0].origin)
         validated = self._validated(part, sides, options)
         rejected = None

@@ -12,8 +12,8 @@ Rows of any format can have options next to their conversation: `chat_template_k
 
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -76,6 +76,8 @@ class Adapted:
     """Questions without an answer, which give no conversation."""
     dropped: list[tuple[int, str, str]] = field(default_factory=list)
     """(row index, reason, detail) of rows that belong to another row's conversation."""
+    unread_by_plugin: dict[int, list[str]] = field(default_factory=dict)
+    """Row index -> fields that the plug-in did not access."""
 
     @classmethod
     def of(
@@ -104,7 +106,8 @@ class Adapted:
         """Return the conversations at these indices."""
         at = pa.array(places)
         messages, tools, labels = (x.take(at) for x in (self.messages, self.tools, self.labels))
-        return Adapted(messages, tools, labels, self.origin[places])
+        origin = self.origin[places]
+        return Adapted(messages, tools, labels, origin, unread_by_plugin=self.unread_by_plugin)
 
 
 def aliases(text: str) -> dict[str, tuple[str, ...]]:
@@ -312,22 +315,31 @@ class PluginRows(RowFormat):
     """Rows that a plug-in reads: `read(row)` returns one conversation, or a list of them.
 
     A conversation is a dict with `messages` and optionally `tools` and `label`, in any form that
-    files have. Which fields a plug-in reads is unknown, so none counts as unread.
+    files have. A field of a row counts as unread if the plug-in does not access it.
     """
 
     plugin: Plugin
     function: Callable[[dict[str, Any]], Any]
 
     def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
-        """Return nothing."""
+        """Return nothing: only `read_all` can tell what the plug-in reads."""
         return []
 
+    def read_all(self, rows: Rows, naming: Naming, config: SourceConfig) -> Adapted:
+        """Call the plug-in with each row, and note the fields that it does not access."""
+        watched = [_WatchedRow(row, config.fields) if type(row) is dict else row for row in rows]
+        adapted = super().read_all(Rows(watched), defaultdict(dict), config)
+        for index, row in enumerate(watched):
+            if isinstance(row, _WatchedRow):
+                read = row.fields_read().union(option_names(rows[index], config).values())
+                if unread := [name for name in rows[index] if name not in read]:
+                    adapted.unread_by_plugin[index] = unread
+        return adapted
+
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
-        """Call the plug-in with the row, whose fields are renamed as `fields` says."""
-        renamed = {ours: row[theirs] for ours, theirs in config.fields.items() if theirs in row}
-        rest = {name: row[name] for name in row if name not in config.fields.values()}
+        """Call the plug-in with the row."""
         with self.plugin.named_in_errors(" on a row"):
-            returned = self.function({**rest, **renamed})
+            returned = self.function(row)
         conversations = returned if isinstance(returned, list) else [returned]
         if not conversations:
             raise BadRowError("no_messages", f"{self.plugin} found no conversation")
@@ -346,6 +358,52 @@ class PluginRows(RowFormat):
 
 
 _OF_CONVERSATION = {"messages", "tools", "label"}
+
+
+class _WatchedRow(dict[str, Any]):
+    """A row, with fields renamed as `fields` says, that notes which values a plug-in takes.
+
+    With `__iter__` overridden, `dict(row)` and `{**row}` take values one by one.
+    """
+
+    def __init__(self, row: Row, fields: Mapping[str, str]) -> None:
+        names = {name: name for name in row if name not in fields.values()}
+        self._names = names | {ours: name for ours, name in fields.items() if name in row}
+        self._taken: set[str] = set()
+        super().__init__({ours: row[name] for ours, name in self._names.items()})
+
+    def fields_read(self) -> set[str]:
+        """Return the row's own names of the fields whose values were taken."""
+        return {name for ours, name in self._names.items() if ours in self._taken}
+
+    def __iter__(self) -> Iterator[str]:
+        return super().__iter__()
+
+    def __getitem__(self, name: str) -> Any:
+        self._taken.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self._taken.add(name)
+        return super().get(name, default)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self._taken.add(name)
+        return super().pop(name, *default)
+
+    def items(self) -> Any:
+        self._taken |= self._names.keys()
+        return super().items()
+
+    def values(self) -> Any:
+        self._taken |= self._names.keys()
+        return super().values()
+
+    def copy(self) -> Row:
+        return dict(self.items())
+
+    def __or__(self, other: Any) -> Any:
+        return self.copy() | other
 
 
 def row_format_called(name: str) -> RowFormat:

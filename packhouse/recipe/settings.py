@@ -284,6 +284,11 @@ class FormatConfig(Section):
                 "turns: alone trains one answer per record and cannot be combined with "
                 "train_on: all. Change one"
             )
+        if self.turns == "whole" and self.thought_end is not None:
+            raise ValueError(
+                "turns: whole renders each row once, and its template drops the reasoning that "
+                "thought_end would end. Remove thought_end, or use turns: joined"
+            )
         if self.reasoning == "train_last" and self.train_on == "all":
             raise ValueError(
                 "reasoning: train_last excludes reasoning from training and cannot be combined "
@@ -325,7 +330,8 @@ class PackConfig(Section):
     the name of a plug-in."""
 
     over_length: Literal["drop", "error", "truncate_turns", "window"] = "drop"
-    """Treatment of records longer than `seq_len`. `drop`: drop and count them. `error`: fail.
+    """Treatment of records longer than `seq_len`. `drop`: drop and count them (of chats with many
+    answers, those over 8,192 tokens are counted without being built). `error`: fail.
     `truncate_turns`: keep the whole turns that fit, from the start. `window`: split into windows of
     whole turns, each with the system prompt (a change of `seq_len` then also runs format again)."""
 

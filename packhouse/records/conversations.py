@@ -150,6 +150,16 @@ class Conversations:
         for number, key in enumerate(encoded.dictionary.to_pylist()):
             yield key, order[ends[number - 1] if number else 0 : ends[number]]
 
+    def are_long(self, max_bytes: int, max_answers: int, config: FormatConfig) -> Bools:
+        """Return a mask of long rows with many answers, whose history templates may rewrite."""
+        messages = self.messages
+        is_answer = messages.is_role("assistant") & (self.weights > 0)
+        size = messages.num_bytes("content") + messages.num_bytes("reasoning")
+        are_long = (messages.sums(size) > max_bytes) & (messages.sums(is_answer) > max_answers)
+        if config.turns == "joined" and are_long.any():  # only reasoning is left out of history
+            are_long &= messages.any(has_thinking(messages))
+        return np.asarray(are_long)
+
     @property
     def weights(self) -> np.ndarray:
         """Weight of each message, float32 [num_messages]; 0: not trained."""

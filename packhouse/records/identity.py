@@ -366,7 +366,7 @@ def _digits(keys: Keys) -> bytes:
     if (sizes != NUM_DIGITS).any():
         index = int(np.argmax(sizes != NUM_DIGITS))
         _refuse(index, str(keys[index]))
-    return values[offsets[0] : offsets[-1]].tobytes()
+    return values.tobytes()
 
 
 def _refuse_first(digits: bytes) -> NoReturn:

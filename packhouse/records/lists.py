@@ -79,9 +79,9 @@ def list_offsets(array: pa.Array) -> Offsets:
 
 
 def flat_list(column: pa.ChunkedArray | pa.Array) -> tuple[np.ndarray, Offsets]:
-    """Return values and offsets of a list column of numbers; copies only if it has several chunks.
+    """Return the values of a list column of numbers, and the offsets of its rows, starting at 0.
 
-    Offsets may start above 0, and there may be values before the first and after the last offset.
+    Copies the values only if the column has several chunks.
 
     Example:
         >>> values, offsets = flat_list(pa.array([[7, 8, 9], [5, 6]], pa.list_(pa.int32())))
@@ -89,7 +89,7 @@ def flat_list(column: pa.ChunkedArray | pa.Array) -> tuple[np.ndarray, Offsets]:
         ([7, 8, 9, 5, 6], [0, 3, 5])
     """
     array = one_chunk(column)
-    return array.values.to_numpy(zero_copy_only=True), list_offsets(array)
+    return zero_based(array.values.to_numpy(zero_copy_only=True), list_offsets(array))
 
 
 def list_items(column: pa.ChunkedArray | pa.Array) -> tuple[pa.Array, Int64s]:
@@ -106,16 +106,22 @@ def list_items(column: pa.ChunkedArray | pa.Array) -> tuple[pa.Array, Int64s]:
 
 
 def zero_based(values: np.ndarray, offsets: Offsets) -> tuple[np.ndarray, Offsets]:
-    """Return the same lists with offsets that start at 0 and no values outside them."""
+    """Return the lists with offsets that start at 0 and no values outside them.
+
+    A slice of an Arrow array shares the buffers of the whole one, so its offsets begin anywhere.
+    """
     return values[offsets[0] : offsets[-1]], offsets - offsets[0]
 
 
 def string_bytes(column: pa.ChunkedArray | pa.Array) -> tuple[Bytes, Offsets]:
-    """Return UTF-8 bytes and offsets of a string column; copies only if it has several chunks."""
+    """Return the UTF-8 bytes of a string column, and the offsets of its rows, starting at 0.
+
+    Copies the bytes only if the column has several chunks.
+    """
     array = one_chunk(column)
     data = array.buffers()[2] if len(array) else None
     values = np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, np.uint8)
-    return values, list_offsets(array)
+    return zero_based(values, list_offsets(array))
 
 
 def read_ranges(column: pa.ChunkedArray | pa.Array) -> Ranges:

@@ -27,7 +27,6 @@ from packhouse.records.lists import (
     ranges_array,
     read_ranges,
     string_bytes,
-    zero_based,
 )
 from packhouse.records.tables import PACKED, QUARANTINED, TOKENIZED, VALIDATED
 from packhouse.system.arrays import Bools
@@ -171,7 +170,7 @@ class _Side:
     """Flat tokens of one side's sequences."""
 
     def __init__(self, table: pa.Table) -> None:
-        self.ids, self.offsets = zero_based(*flat_list(table["input_ids"]))
+        self.ids, self.offsets = flat_list(table["input_ids"])
         self.num_tokens = np.diff(self.offsets)
         self.num_prompt = read_ranges(table["trained_ranges"]).starts
 
@@ -188,7 +187,7 @@ def _are_equal(sides: list[_Side], lengths: list[npt.NDArray[np.integer]]) -> Bo
 
 def _joined(chosen: pa.Table, rejected: pa.Table) -> pa.Table:
     ids = pa.concat_arrays([one_chunk(table["input_ids"]) for table in (chosen, rejected)])
-    values, offsets = zero_based(*flat_list(_interleaved(ids)))
+    values, offsets = flat_list(_interleaved(ids))
     num_tokens = [table["num_tokens"].to_numpy() for table in (chosen, rejected)]
     ranges = [read_ranges(table["trained_ranges"]) for table in (chosen, rejected)]
     # The chosen answer is [2, 4) of 4 tokens, the rejected one [2, 3): in the record, these are
@@ -215,7 +214,7 @@ def split_sides(tokenized: pa.Table) -> tuple[pa.Table, pa.Table]:
     Args:
         tokenized: pairs, schema `tables.TOKENIZED`.
     """
-    ids, offsets = zero_based(*flat_list(tokenized["input_ids"]))
+    ids, offsets = flat_list(tokenized["input_ids"])
     ranges = read_ranges(tokenized["trained_ranges"])
     num_chosen = ranges.ends[::2]
     bounds = np.stack([offsets[:-1], offsets[:-1] + num_chosen], axis=1).ravel()

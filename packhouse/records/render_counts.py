@@ -10,7 +10,7 @@ settings that cost less. The format step counts bytes only for rows that were sp
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -147,6 +147,10 @@ NOTES: Mapping[str, tuple[str, str]] = {
         "prompt differs from the record before it, only in text that the template writes",
         "prompts differ from the record before them, only in text that the template writes",
     ),
+    "answers_too_long": (
+        "answer is left out, because its prompt is longer than any pack",
+        "answers are left out, because their prompts are longer than any pack",
+    ),
     "borrowed_thoughts": (
         "answer has its reasoning written as before a tool call, because the template leaves it "
         "out otherwise",
@@ -184,6 +188,11 @@ NOTES: Mapping[str, tuple[str, str]] = {
 
 
 _WORTH_SAYING = 1.1
+REFUSALS: dict[str, dict[str, object]] = {
+    "whole_refused": {"turns": "whole"},
+    "strip_refused": {"reasoning": "strip"},
+}
+"""Notes of the format step, and the settings that its first split row is tried with."""
 _CAUSE = {
     "joined": "the template writes earlier turns differently once others follow",
     "exact": "prompts at inference do not continue the record before them",
@@ -201,6 +210,10 @@ class SplitText:
     """Bytes of the records of split rows, and extra bytes of joined records."""
     whole: float = 0
     """Bytes of one rendering for each split row."""
+    whole_refused: float = 0
+    """Shards whose first split row the template refuses with `turns: whole`."""
+    strip_refused: float = 0
+    """The same, with `reasoning: strip`."""
 
     @classmethod
     def of(cls, formatted: Iterable[pa.Table], notes: Mapping[str, int]) -> "SplitText":
@@ -208,16 +221,17 @@ class SplitText:
 
         Args:
             formatted: tables with a column `text`: one, or of pairs one per side.
-            notes: `split_bytes`, `whole_bytes` and `joined_bytes` are read.
+            notes: `split_bytes`, `whole_bytes`, `joined_bytes` and `REFUSALS` are read.
 
         Example:
             >>> table = pa.table({"text": ["four", "seven b"]})
             >>> SplitText.of([table], {"split_bytes": 7, "whole_bytes": 2})
-            SplitText(all=11, split=7, whole=2)
+            SplitText(all=11, split=7, whole=2, whole_refused=0, strip_refused=0)
         """
         sizes = [pc.sum(pc.binary_length(table["text"])).as_py() or 0 for table in formatted]
         more = notes.get("split_bytes", 0) + notes.get("joined_bytes", 0)
-        return cls(sum(sizes), more, notes.get("whole_bytes", 0))
+        refused = (notes.get(name, 0) for name in REFUSALS)
+        return cls(sum(sizes), more, notes.get("whole_bytes", 0), *refused)
 
     @property
     def factor(self) -> float:
@@ -231,7 +245,7 @@ class SplitText:
 
     def scaled(self, share: float) -> "SplitText":
         """Return the sizes multiplied by `share`."""
-        return SplitText(self.all * share, self.split * share, self.whole * share)
+        return SplitText(*(share * size for size in astuple(self)))
 
 
 def split_bytes(part: pa.Table, formatted: pa.Table) -> dict[str, int]:
@@ -254,7 +268,7 @@ def split_bytes(part: pa.Table, formatted: pa.Table) -> dict[str, int]:
 
 def total(parts: Iterable[SplitText]) -> SplitText:
     """Add up the bytes of several shards."""
-    every = np.array([(0, 0, 0), *((each.all, each.split, each.whole) for each in parts)])
+    every = np.array([astuple(each) for each in (SplitText(), *parts)])
     return SplitText(*every.sum(axis=0).tolist())
 
 
@@ -265,19 +279,20 @@ def factor_note(text: SplitText, config: FormatConfig) -> str | None:
         >>> factor_note(SplitText(all=147, split=97, whole=50), FormatConfig(turns="alone"))
         ... # doctest: +NORMALIZE_WHITESPACE
         'records hold 1.47 times the text of one rendering per row, because each answer is a
-        separate record that repeats the turns before it; alternatives: format.turns: joined, or
-        whole if the template allows it; format.train_on: last_assistant'
+        separate record that repeats the turns before it; alternatives: format.turns: joined or
+        whole; format.train_on: last_assistant'
         >>> factor_note(SplitText(all=110, split=60, whole=50), FormatConfig())
     """
     if text.factor <= _WORTH_SAYING or config.turns == "whole":
         return None
-    turns = "" if config.turns == "joined" else "joined, or "
-    alternatives = [f"format.turns: {turns}whole if the template allows it"]
-    if config.turns != "alone" and config.reasoning != "strip":
+    turns = ["joined"] * (config.turns != "joined") + ["whole"] * (not text.whole_refused)
+    alternatives = [f"format.turns: {' or '.join(turns)}"] if turns else []
+    if config.turns != "alone" and config.reasoning != "strip" and not text.strip_refused:
         alternatives.append("format.reasoning: strip if rows have reasoning")
     if config.train_on != "last_assistant":
         alternatives.append("format.train_on: last_assistant")
     return (
         f"records hold {text.factor:.2f} times the text of one rendering per row, because "
-        f"{_CAUSE[config.turns]}; alternatives: {'; '.join(alternatives)}"
+        f"{_CAUSE[config.turns]}; "
+        + (f"alternatives: {'; '.join(alternatives)}" if alternatives else "no setting avoids this")
     )

@@ -19,19 +19,12 @@ from packhouse.render.chat import ChatEngine
 from packhouse.render.renderer import Rendered, Renderer
 from packhouse.render.rows import RowRenderer
 from packhouse.render.sandbox import pinned_date
-from packhouse.render.single_turn import SINGLE_TURN, ends_of, make_single_turn
+from packhouse.render.single_turn import SINGLE_TURN, make_single_turn
 from packhouse.render.windows import WindowRule
 from packhouse.system.plugins import find_plugin, pip_install
-from packhouse.tokenize.encoders import TokenizerSnapshot
+from packhouse.tokenize.encoders import TokenizerSnapshot, TokenLimit, ends_of
 
-__all__ = [
-    "VERSION",
-    "Rendered",
-    "Renderer",
-    "WindowRule",
-    "make_renderer",
-    "writes_prompts",
-]
+__all__ = ["VERSION", "Rendered", "Renderer", "WindowRule", "make_renderer"]
 
 VERSION = 1
 """Version of rendering. Raise it when the text or spans of any row change."""
@@ -47,6 +40,7 @@ def make_renderer(
     label_names: list[str] | None = None,
     window: WindowRule | None = None,
     folder: Path | None = None,
+    limit: TokenLimit | None = None,
 ) -> Renderer:
     """Return the renderer of `config.template`.
 
@@ -59,6 +53,7 @@ def make_renderer(
         label_names: text of label 0, 1, ..., which `classification` trains.
         window: rule for windows, if over-long conversations are split.
         folder: folder of the tokenizer, for renderers in Python that read its files.
+        limit: for long rows with many answers: records over it are only counted.
 
     Raises:
         ConfigError: the template is unknown, a Jinja file cannot be read, or the prompt is invalid.
@@ -71,7 +66,17 @@ def make_renderer(
     source, where = _chat_source(name, snapshot, folder) if plugin is None else ("", str(plugin))
     tokens = snapshot.special_tokens, snapshot.added_tokens, snapshot.stop_tokens
     today = pinned_date() if "strftime_now" in source else None
-    key = repr((config.model_dump_json(), where, source, snapshot.fingerprint, tokens, today))
+    key = repr(
+        (
+            config.model_dump_json(),
+            where,
+            source,
+            snapshot.fingerprint,
+            tokens,
+            today,
+            limit and limit.max_tokens,
+        )
+    )
     if key not in _ENGINES:
         while len(_ENGINES) >= MAX_ENGINES:
             _ENGINES.pop(next(iter(_ENGINES)), None)
@@ -79,18 +84,8 @@ def make_renderer(
             rows = RowRenderer(config, snapshot, source, where)
         else:
             rows = function_of_addon("make_rows")(plugin, config, snapshot, folder)
-        _ENGINES[key] = ChatEngine(rows, config)
+        _ENGINES[key] = ChatEngine(rows, config, limit)
     return Renderer(_ENGINES[key], config, window)
-
-
-def writes_prompts(config: FormatConfig, snapshot: TokenizerSnapshot) -> bool:
-    """Return False if the template ignores `add_generation_prompt`.
-
-    Inference then sends no header before an answer: the model writes it, so it is trained.
-    """
-    if config.template in SINGLE_TURN or is_renderer(config.template):
-        return True
-    return "add_generation_prompt" in _chat_source(config.template, snapshot)[0]
 
 
 def _chat_source(

@@ -24,7 +24,7 @@ from packhouse.records.conversations import DEFAULTS, Conversations, has_thinkin
 from packhouse.records.lists import weights_column
 from packhouse.render.chat_messages import parse_given
 from packhouse.render.compiled import CompiledRow, Filling, compile_row
-from packhouse.render.field_columns import FieldColumns, Numbers
+from packhouse.render.field_columns import FieldColumns, new_numbers
 from packhouse.render.results import (
     TEXTS,
     Filled,
@@ -36,8 +36,10 @@ from packhouse.render.results import (
 )
 from packhouse.render.rows import RenderedRecord, RowRenderer
 from packhouse.render.template_facts import IN_TAGS
-from packhouse.system.arrays import Int64s
+from packhouse.render.turns import MAX_PROVEN
+from packhouse.system.arrays import Bools, Int64s
 from packhouse.system.worker import at
+from packhouse.tokenize.encoders import TokenLimit
 
 MIN_SHAPE_ROWS = 2  # compiling a shape for one row does not pay off
 MAX_COMPILED = 4  # attempts to compile a shape before its other rows are rendered one by one
@@ -50,16 +52,17 @@ class _Known:
     """Known shapes, with the compiled template of each."""
 
     def __init__(self) -> None:
-        self.numbers = Numbers()
+        self.numbers = new_numbers()
         self.compiled: dict[bytes, list[CompiledRow]] = {}
 
 
 class ChatEngine:
     """Renders conversations with one Jinja template."""
 
-    def __init__(self, rows: RowRenderer, config: FormatConfig) -> None:
-        self._rows = rows
-        self._config = config
+    def __init__(
+        self, rows: RowRenderer, config: FormatConfig, limit: TokenLimit | None = None
+    ) -> None:
+        self._rows, self._config, self._limit = rows, config, limit
         self._known = _Known()
         self._is_proven = True
         self._is_checked = False
@@ -74,8 +77,11 @@ class ChatEngine:
         """Render shape by shape if possible, other rows one by one."""
         self._check(conversations)
         part = _Part(self._rows, self._config, conversations, self._known)
+        is_long = np.zeros(conversations.num_rows, np.bool_)
+        if self._limit:
+            is_long = conversations.are_long(self._limit.max_tokens, MAX_PROVEN, self._config)
         if self._is_proven:
-            part.fill()
+            part.fill(is_long)
             if max(len(self._known.compiled), len(self._known.numbers)) > MAX_SHAPES:
                 self._known = _Known()
         filled = part.filling.filled()
@@ -85,7 +91,8 @@ class ChatEngine:
             filled = part.filling.filled()
         alone = np.ones(conversations.num_rows, np.bool_)
         alone[filled.rows] = False
-        texts = render_rows(self._rows, conversations, np.flatnonzero(alone))
+        limits = dict.fromkeys(np.flatnonzero(is_long).tolist(), self._limit)
+        texts = render_rows(self._rows, conversations, np.flatnonzero(alone), limits)
         texts.filled = concat_filled([some for some in (filled, texts.filled) if len(some.rows)])
         texts.notes.update(part.notes)
         # Rows with an argument that the template never looks up: {"enable_thinkin": true}
@@ -144,13 +151,13 @@ class _Part:
         self.filling = Filling(conversations, self._columns)
         self.notes: Counter[str] = Counter()
 
-    def fill(self) -> None:
-        """Fill rows shape by shape."""
+    def fill(self, is_alone: Bools) -> None:
+        """Fill rows shape by shape, except those to be rendered alone."""
         messages = self._all.messages
         is_odd = messages.has("part_weights")  # parts with weights: spans begin inside texts
         if self._config.reasoning == "train_last":  # the text of reasoning decides spans
             is_odd |= has_thinking(messages)
-        for shape, rows in self._columns.shapes(~messages.any(is_odd)):
+        for shape, rows in self._columns.shapes(~messages.any(is_odd) & ~is_alone):
             if len(rows) >= MIN_SHAPE_ROWS:
                 self._fill_shape(self._known.compiled.setdefault(shape, []), rows)
 
@@ -212,8 +219,13 @@ class _Part:
         )
 
 
-def render_rows(renderer: RowRenderer, conversations: Conversations, rows: Int64s) -> Texts:
-    """Render rows one by one with Jinja."""
+def render_rows(
+    renderer: RowRenderer,
+    conversations: Conversations,
+    rows: Int64s,
+    limits: Mapping[int, TokenLimit | None] = {},
+) -> Texts:
+    """Render rows one by one with Jinja; `limits` are those of long rows."""
     if not len(rows):
         return Texts(concat_filled([]), {})
     kept: list[int] = []
@@ -223,7 +235,7 @@ def render_rows(renderer: RowRenderer, conversations: Conversations, rows: Int64
     for row, (raw, given) in zip(rows.tolist(), conversations.messages_of(rows), strict=True):
         at(conversations.name_of(row))
         try:
-            done = renderer.render(raw, parse_given(*given))
+            done = renderer.render(raw, parse_given(*given), limits.get(row))
         except RefusedError as error:
             refused[row] = error.refusal
             continue

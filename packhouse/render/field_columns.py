@@ -8,10 +8,11 @@ columns of all calls.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any
 
 import numpy as np
@@ -50,17 +51,12 @@ class Column:
         return self._answers[predicate]
 
 
-class Numbers(dict[Hashable, int]):
-    """Numbers shapes from 1, in order of first appearance, for as long as the template is used."""
+Numbers = defaultdict[Hashable, int]
 
-    def __missing__(self, shape: Hashable) -> int:
-        # Parts may be rendered by several threads: setdefault is atomic, so no shape gets two
-        # numbers, and the counter gives no number twice.
-        return self.setdefault(shape, next(self._next))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._next = iter(range(1, 2**40))
+def new_numbers() -> Numbers:
+    """Return numbers of shapes, from 1 in order of first appearance."""
+    return Numbers(count(1).__next__)
 
 
 class FieldColumns:

@@ -17,14 +17,8 @@ from packhouse.render.rendering import Conversation, Occurrence, Rendering
 from packhouse.render.results import RefusedError
 
 EXCERPT = 60  # characters of a lost text that messages show
-HAS_TAGS = "<think>"
 _Ranges = dict[Field, list[tuple[int, int]]]
 _OTHER_TEMPLATE = "Give format.template a Jinja file that writes it (docs/masks.md)"
-
-
-def _lost(what: str, remedy: str) -> RefusedError:
-    """Return the error for a row whose rendering lacks some of its text."""
-    return RefusedError("content_lost", f"{what}{remedy}")
 
 
 def _excerpt(value: object) -> str:
@@ -97,7 +91,8 @@ def check_row(
         if isinstance(name, str) and not any(
             form.encode() in record.text for form in (name, *forms) for record in records
         ):
-            raise _lost(f"tool '{name}' is not in the rendering", f". {_OTHER_TEMPLATE}")
+            what = f"tool '{name}' is not in the rendering. {_OTHER_TEMPLATE}"
+            raise RefusedError("content_lost", what)
     written = talk.messages[:num_messages]
     others = [_without_fields(m["tool_calls"]) for m in written if "tool_calls" in m]
     others += _keys(talk.given.arguments)
@@ -132,30 +127,31 @@ def _check_field(talk: Conversation, field: Field, ranges: _Ranges) -> list[str]
         for text, is_thinking in _unwritten(field, ranges.get(field, []), talk.control):
             if not is_thinking:
                 what = f"text of {own} is not in the rendering"
-                raise _lost(f"{what}: {_excerpt(text)}", _remedy(talk, field, ranges))
+                remedy = _remedy(talk, field, ranges)
+                raise RefusedError("content_lost", f"{what}: {_excerpt(text)}{remedy}")
             thoughts.append(text)
     for text in _unwritten_strings(field, ranges, talk.control):
         what = f"a tool call of {own} is not in the rendering"
         path = ("call_id", *field.path[1:]) if field.path else None
         given = next((own.value for own in ranges if own.kind == "id" and own.path == path), None)
         if given is not None and field.value.get("name") == text:
-            if (
-                text in given
-            ):  # Kimi's templates write only the ID `functions.NAME:N`, without the name
+            # Kimi's templates write only the ID `functions.NAME:N`, without the name.
+            if text in given:
                 field.trace.unrecorded.add((field.message, "name in id"))
                 continue
             remedy = (
                 f": the template writes its id alone ({given[:EXCERPT]!r}), which does not hold the"
                 " name. Set format.call_ids: functions"
             )
-            raise _lost(f"{what}: {_excerpt(text)}", remedy)
-        raise _lost(f"{what}: {_excerpt(text)}", _remedy(talk, field, ranges))
+        else:
+            remedy = _remedy(talk, field, ranges)
+        raise RefusedError("content_lost", f"{what}: {_excerpt(text)}{remedy}")
     return thoughts
 
 
 def _remedy(talk: Conversation, field: Field, ranges: _Ranges) -> str:
     message = talk.messages[field.message]
-    is_tagged = message["role"] == "assistant" and HAS_TAGS in str(message.get("content"))
+    is_tagged = message["role"] == "assistant" and "<think>" in str(message.get("content"))
     setting = "Set format.reasoning: strip. Or: " if is_tagged and not talk.is_stripped else ""
     kinds = {each.kind for each in ranges if each.message == field.message}
     if kinds & {"call", "function"}:  # some write one call, or no text with it
@@ -183,9 +179,10 @@ def _check_documents(talk: Conversation, ranges: Mapping[Field, object]) -> None
         lost = [key for key in keys if key in _TEXT_KEYS and key not in found]
         if lost or (keys and not found):
             key = (lost or keys)[0]
-            raise _lost(
-                f"the {key} of document {at} is not in the rendering: {_excerpt(document[key])}",
-                ". Take a template that writes documents, or name the field in ignored_fields, "
+            raise RefusedError(
+                "content_lost",
+                f"the {key} of document {at} is not in the rendering: {_excerpt(document[key])}. "
+                "Take a template that writes documents, or name the field in ignored_fields, "
                 "which leaves it out",
             )
 

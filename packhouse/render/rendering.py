@@ -214,6 +214,7 @@ class Conversation:
     ) -> None:
         self.messages, self.given, self.control = messages, given, control
         self.is_stripped = is_stripped
+        self.roles: list[str] = [message["role"] for message in messages]
         self._template, self._has_content_parts = template, has_content_parts
         self._traced, self._traced_given, self.trace = trace_conversation(
             messages, given, control, has_content_parts
@@ -226,11 +227,6 @@ class Conversation:
     def rendering(self) -> Rendering:
         """Rendering of all messages."""
         return self.prefix(len(self.messages))
-
-    @cached_property
-    def roles(self) -> list[str]:
-        """Roles of the messages."""
-        return [message["role"] for message in self.messages]
 
     def prefix(
         self,

@@ -34,13 +34,9 @@ from packhouse.render.sandbox import ChatTemplate
 from packhouse.render.template_facts import ANSWER, PROBE, QUESTION, TemplateFacts, learn_facts
 from packhouse.render.trained_spans import add_other_turns, all_spans, other_spans, weigh_spans
 from packhouse.render.turns import NOT_TRAINED, Answers, Record
-from packhouse.tokenize.encoders import TokenizerSnapshot
+from packhouse.tokenize.encoders import TokenizerSnapshot, TokenLimit
 
-_PARAMETERS = {
-    "type": "object",
-    "properties": {"a": {"type": "string", "description": "Therefore"}},
-    "required": ["a"],
-}
+_PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 _FUNCTION = {"name": "therefore", "description": "Likewise", "parameters": _PARAMETERS}
 _TOOLS: list[object] = [{"type": "function", "function": _FUNCTION}]
 _ALWAYS = ("messages", "add_generation_prompt", "raise_exception", "strftime_now", "namespace")
@@ -83,10 +79,11 @@ class RowRenderer:
         self._config = config
         self._template_args = (source, dict(snapshot.special_tokens), where)
         tokens = {*snapshot.added_tokens, *snapshot.special_tokens.values()} - {""}
-        longest_first = sorted(tokens, key=lambda token: (-len(token), token))
-        pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
-        self.control, self.control_bytes = re.compile(pattern), re.compile(pattern.encode())
+        self.control = re.compile(any_of(tokens, re.escape))
+        encoded = [token.encode().decode("latin-1") for token in tokens]
+        self.control_bytes = re.compile(any_of(encoded, re.escape).encode("latin-1"))
         self.control_texts = any_of(tokens)
+        self._has_tags = tokens.issuperset(("<think>", "</think>"))
         self._stops = dict.fromkeys(config.stop_tokens, "format.stop_tokens") or dict(
             snapshot.stop_tokens
         )
@@ -225,11 +222,6 @@ class RowRenderer:
             (forms[writes.index(answer)] for answer in (True, False) if answer in writes), forms[0]
         )
 
-    @cached_property
-    def _has_tags(self) -> bool:
-        """Return True if `<think>` and `</think>` are tokens of the tokenizer."""
-        return all(self.control.fullmatch(tag) for tag in ("<think>", "</think>"))
-
     def _content_spans(self, rendering: Rendering, talk: Conversation) -> list[tuple[int, int]]:
         """Return the spans of the row's own texts, without thought tags at the start of answers.
 
@@ -269,12 +261,13 @@ class RowRenderer:
             return None
         return all(text in written for text in texts)
 
-    def render(self, raw: Messages, given: Given) -> RenderedRow:
+    def render(self, raw: Messages, given: Given, limit: TokenLimit | None = None) -> RenderedRow:
         """Render the records of a row.
 
         Args:
             raw: canonical messages, each with the weight decided for it.
             given: tools and arguments.
+            limit: see `Answers`.
 
         Raises:
             RefusedError: the template refuses the row, loses text of it or shows no spans.
@@ -305,7 +298,7 @@ class RowRenderer:
                 record.spans = sorted([*record.spans, *other_spans(talk, others, control)])
             records = [record]
         else:
-            rule = Answers(raw, talk, config, self.facts, control)
+            rule = Answers(raw, talk, config, self.facts, control, limit)
             records = rule.records(answers)
             written, last = [record.rendering for record in records], records[-1].num_messages
             notes = rule.notes + check_row(talk, written, last, {*answers, *others})

@@ -29,9 +29,9 @@ from packhouse.recipe import FormatConfig
 from packhouse.recipe.settings import CHAT_TEMPLATES, TEMPLATES
 from packhouse.records.conversations import Conversations, Shape, make_shape
 from packhouse.render.compiled import CompiledTemplate, Filling, Hole
-from packhouse.render.field_columns import FieldColumns, Numbers
+from packhouse.render.field_columns import FieldColumns, new_numbers
 from packhouse.render.results import Refusal, Texts, Trained
-from packhouse.tokenize.encoders import TokenizerSnapshot, load_tokenizer, read_pipeline
+from packhouse.tokenize.encoders import Ends, TokenizerSnapshot, ends_of
 
 # The two texts of Stanford Alpaca (PROMPT_DICT in its train.py), without the blocks.
 PREAMBLE = (
@@ -44,18 +44,6 @@ PREAMBLE_WITH_INPUT = (
 )
 # Ends with a line break: a label's first token would swallow a space, and then not be trained.
 DEFAULT_PROMPT = "{text}\nLabel:\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """Text at the start and end of a rendering."""
-
-    bos: str
-    eos: str
-    space: str = ""
-    """Space between BOS and a text that begins with none, if the tokenizer adds one before the
-    first word: Mistral v0.3 encodes "Below" alone as "_Below", but "<s>Below" as "<s>", "Below".
-    With "<s> Below" the ids are those of the text alone."""
 
 
 @dataclass(slots=True)
@@ -74,7 +62,7 @@ class SingleTurnEngine:
         labels, usable = self._labels(conversations, refused)
         refused |= dict.fromkeys(np.flatnonzero(~conversations.is_plain).tolist(), _RICH)
         usable = usable & conversations.is_plain
-        columns = FieldColumns(conversations, Numbers(), labels=labels)
+        columns = FieldColumns(conversations, new_numbers(), labels=labels)
         filling = Filling(conversations, columns)
         codes = conversations.codes(with_context=True)
         for key, rows in conversations.group(codes, np.zeros(len(usable), np.int64), usable):
@@ -292,19 +280,3 @@ def make_single_turn(
         label_names,
         needs_label=named,
     )
-
-
-def ends_of(snapshot: TokenizerSnapshot, eos: str) -> Ends:
-    """Return the start and end of texts that give the IDs of the tokenizer with its BOS."""
-    if not snapshot.adds_bos:
-        return Ends("", eos)
-    bos = snapshot.special_tokens.get("bos_token") or snapshot.special_tokens.get("cls_token") or ""
-    if not read_pipeline(snapshot.backend).has_word_marks:
-        return Ends(bos, eos)
-    tokenizer = load_tokenizer(snapshot.backend)
-    alone, behind, spaced = (
-        tokenizer.encode(text, add_special_tokens=False).ids
-        for text in ("Below", f"{bos}Below", f"{bos} Below")
-    )
-    is_kept_by_space = behind[1:] != alone and spaced[1:] == alone
-    return Ends(bos, eos, " " if is_kept_by_space else "")

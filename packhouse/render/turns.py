@@ -42,6 +42,7 @@ from packhouse.render.rendering import (
 )
 from packhouse.render.results import RefusedError, Trained, shown
 from packhouse.render.template_facts import IN_TAGS, TemplateFacts, ends_in_tag
+from packhouse.tokenize.encoders import TokenLimit
 
 PROBE_NAME = "Likewise"
 PROBE_CALL = [
@@ -94,6 +95,8 @@ class Answers:
         config: format section of the recipe.
         facts: properties of the template, learned from probes.
         control: matches control tokens.
+        limit: if given, answers are left out from the first record whose prompt is over it, unless
+            the prompt of the last answer is not.
     """
 
     def __init__(
@@ -103,9 +106,10 @@ class Answers:
         config: FormatConfig,
         facts: TemplateFacts,
         control: re.Pattern[bytes],
+        limit: TokenLimit | None = None,
     ) -> None:
         self._raw, self._talk, self._config = raw, talk, config
-        self._facts, self._control = facts, control
+        self._facts, self._control, self._limit = facts, control, limit
         self.notes = Counter[str]()
         self._thinks = [self._has_thought(number) for number in range(len(raw))]
         # An exchange is a user turn and all up to the next: roles s u a u a are in 0 1 1 2 2.
@@ -131,10 +135,13 @@ class Answers:
                 return [long]
             self.notes.clear()
         made: list[Record] = []
-        for number in wanted:
+        for place, number in enumerate(wanted):
             turn = self._turn(number)
-            self.notes.update(turn.notes)
             joined = self._join(made[-1], turn) if made and can_join else None
+            if made and joined is None and self._is_too_long(turn.prompt, wanted[-1]):
+                self.notes["answers_too_long"] = len(wanted) - place
+                break
+            self.notes.update(turn.notes)
             if joined is None:
                 made.append(Record(joined := turn.prompt))
             record, start = made[-1], len(joined.text)
@@ -154,6 +161,13 @@ class Answers:
                 )
         self._extend(made[-1])
         return made
+
+    def _is_too_long(self, prompt: Rendering, last: int) -> bool:
+        """Return True if neither this prompt nor that of the last answer fits into a pack."""
+        if self._limit is None or self._limit.fits(prompt.text):
+            return False
+        arguments = self._arguments(last)[0][0]
+        return not self._limit.fits(self._talk.prefix(last, arguments, is_prompt=True).text)
 
     def _extend(self, last: Record) -> None:
         """Append the messages after the last trained answer, if the text before stays the same."""

@@ -295,7 +295,7 @@ def _raw_recipe(data: Any, cache: Path, settings: Mapping[str, object]) -> dict[
             f"item {number} of the list is of type {type(given[number]).__name__}, but others are "
             "rows. Pass only rows, or only files and their settings."
         )
-    sources = [_source(each, cache) for each in given]
+    sources = [source_settings(each, cache) for each in given]
     in_memory = [s for s in sources if Path(s["path"]).is_relative_to(cache / "given")]
     if len(in_memory) > 1:  # their files in the cache are all called `rows`, which must be unique
         for number, source in enumerate(in_memory, 1):
@@ -310,7 +310,8 @@ def _keys_of(section: object) -> Mapping[str, object]:
     return section if isinstance(section, Mapping) else {}
 
 
-def _source(data: Any, cache: Path) -> dict[str, Any]:
+def source_settings(data: Any, cache: Path) -> dict[str, Any]:
+    """Return the settings of a source for data, or for a dict of settings or a `SourceConfig`."""
     if isinstance(data, SourceConfig):
         return data.model_dump(mode="json", exclude_unset=True)
     if is_settings(data):

@@ -13,19 +13,22 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from packhouse.errors import TemplateError
-from packhouse.recipe import Recipe
+from packhouse.recipe import FormatConfig, Recipe
+from packhouse.recipe.settings import is_chat
 from packhouse.records.identity import num_rows
 from packhouse.records.lists import one_chunk
 from packhouse.records.pairs import REJECTED, cut_behind_answers, keep_both
-from packhouse.records.render_counts import RenderCounts, SplitText
+from packhouse.records.render_counts import REFUSALS, RenderCounts, SplitText
 from packhouse.records.tables import FORMATTED, REFUSED, read_table, write_table
 from packhouse.render import make_renderer
 from packhouse.render.windows import WindowRule
 from packhouse.system.arrays import Int64s
 from packhouse.system.worker import run_in_worker
 from packhouse.tokenize import TokenizerSnapshot, load_snapshot, tokenize_shard, tokenize_table
+from packhouse.tokenize.encoders import TokenLimit
 from packhouse.tokenize.given import read_given
 from packhouse.tokenize.loading import MEMORY_PER_BYTE, tokenizer_bytes, tokenizer_folder
 from packhouse.tokenize.tokenizing import cuts_prompts
@@ -46,6 +49,19 @@ def run_template(call: Callable[[], Any], recipe: Recipe, num_bytes: int = 0) ->
 def cuts_windows(recipe: Recipe) -> bool:
     """Return True if over-long conversations are split into windows."""
     return recipe.pack.over_length == "window" and recipe.pack.strategy != "concat"
+
+
+def max_record_tokens(recipe: Recipe) -> int | None:
+    """Return the length from which records of long rows are only counted; None if all are kept.
+
+    It is `pack.seq_len` rounded up to a power of two, at least 8,192, so that the format step can
+    be reused for most changes of `seq_len`.
+    """
+    pack, config = recipe.pack, recipe.format
+    is_split = config.turns != "whole" and config.train_on != "all" and is_chat(config.template)
+    if not is_split or pack.over_length != "drop" or pack.strategy == "concat":
+        return None
+    return int(max(8192, 2 ** (pack.seq_len - 1).bit_length()))
 
 
 def make_window_rule(
@@ -90,10 +106,16 @@ def render_shard(
     snapshot = load_snapshot(recipe.tokenizer, cache, recipe.tokenize.pipeline)
     window = make_window_rule(recipe, snapshot, cache)
     tokenizer = tokenizer_folder(recipe.tokenizer)
-    renderer = make_renderer(recipe.format, snapshot, label_names, window, tokenizer)
+    longest = max_record_tokens(recipe)
+    limit = TokenLimit(longest, snapshot.backend) if longest else None
+    renderer = make_renderer(recipe.format, snapshot, label_names, window, tokenizer, limit)
     table = read_table(validated)
     rendered = renderer.render(table)
     formatted, refused, notes = rendered.formatted, rendered.quarantined, Counter(rendered.notes)
+    if notes["split_bytes"]:
+        rows = formatted["row"].to_numpy()
+        first = table.filter(pc.equal(table["row"], rows[1:][rows[1:] == rows[:-1]][0]))
+        notes.update(_refused_settings(first.slice(0, 1), recipe, snapshot, tokenizer))
     if recipe.preferences:
         assert not rendered.added, "each side of a pair has one trained answer, so is one record"
         formatted = cut_behind_answers(formatted)
@@ -113,6 +135,22 @@ def render_shard(
         "added": rendered.added,
         "stop_tokens": dict(rendered.stop_tokens),
     }
+
+
+def _refused_settings(
+    row: pa.Table, recipe: Recipe, snapshot: TokenizerSnapshot, tokenizer: Path
+) -> Counter[str]:
+    """Return the notes of `REFUSALS` for settings with which a split row is refused."""
+    refused = Counter[str]()
+    for note, changes in REFUSALS.items():
+        try:
+            config = FormatConfig(**recipe.format.model_dump() | changes)
+            rendered = make_renderer(config, snapshot, folder=tokenizer).render(row)
+        except (TemplateError, ValueError):  # `thought_end` does not go with `turns: whole`
+            refused[note] = 1
+        else:
+            refused[note] = rendered.quarantined.num_rows
+    return +refused
 
 
 def _are_same(records: pa.Table, rows: pa.Table) -> bool:

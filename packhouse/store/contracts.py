@@ -22,6 +22,7 @@ from packhouse.pack.layout import (
     supervised_names,
 )
 from packhouse.store.manifest import FileEntry, Manifest, schema_fingerprint, schema_to_json
+from packhouse.system.worker import at
 
 _BATCH_ROWS = 1024
 _JSON_BLOCK_BYTES = 2**20  # larger if a row is: pyarrow refuses rows longer than a block
@@ -44,6 +45,7 @@ def check_data_file(path: Path, entry: FileEntry, manifest: Manifest) -> None:
             if schema_fingerprint(found) != manifest.schema_fingerprint:
                 names = batch.schema.names
                 raise ContractError(f"its schema differs from the manifest; it has columns {names}")
+        at(f"row {rows:,}")
         tokens += check_rows(supervised_names(batch), rows, manifest)
         rows += batch.num_rows
     if rows != entry.rows:

@@ -214,11 +214,25 @@ class Lineage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RowPlace:
-    """A row of a source file, `<source>/<file>`."""
+class AuditedRow:
+    """One of the worst rows of a finding. Fields that its check does not write are empty."""
 
     source: str
+    """`<source>/<file>`."""
     row: int
+    record_id: str = ""
+    value: int | None = None
+    """Size of the finding in this row; for `Inference`, the number of the message."""
+    detail: str = ""
+    """Problem that a plug-in's check reports."""
+    benchmark: str = ""
+    words: str = ""
+    """Words that the row shares with the benchmark."""
+    finding: str = ""
+    what: str = ""
+    text: str = ""
+    expected: str = ""
+    """For `Inference`: `text` is where `expected` should be, and `what` says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,26 +241,53 @@ class Quality:
 
     dataset: Counters
     sources: Mapping[str, Counters]
-    worst: Mapping[str, tuple[RowPlace, ...]] = field(default_factory=dict)
+    worst: Mapping[str, tuple[AuditedRow, ...]] = field(default_factory=dict)
     languages: Counters = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contamination:
-    """Number of rows that share words with a benchmark."""
+    """Rows that share words with a benchmark."""
 
     contaminated: int
+    rows: int = 0
+    ngram: int = 0
+    on_match: str = "stop"
+    by_benchmark: Counters = field(default_factory=dict)
+    worst: tuple[AuditedRow, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inference:
+    """Trained answers compared with the prompts and stop tokens of inference."""
+
+    turns: str
+    sources: Mapping[str, Counters] = field(default_factory=dict)
+    worst: tuple[AuditedRow, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PluginCheck:
+    """Rows that a plug-in's check rejects."""
+
+    plugin: str
+    rows: int
+    failed: int
+    worst: tuple[AuditedRow, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Audit:
-    """Audit results; `packhouse.auditing` reads the limits from the document itself."""
+    """What the tokens of a version teach: counts, and the worst rows of each finding."""
 
     dataset: Counters = field(default_factory=dict)
     sources: Mapping[str, Counters] = field(default_factory=dict)
     packs: Counters = field(default_factory=dict)
+    worst: Mapping[str, tuple[AuditedRow, ...]] = field(default_factory=dict)
     quality: Quality | None = None
     contamination: Contamination | None = None
+    inference: Inference | None = None
+    checks: Mapping[str, PluginCheck] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -337,6 +378,12 @@ class Facts:
 
 
 _FACTS = TypeAdapter(Facts)
+_AUDIT = TypeAdapter(Audit)
+
+
+def read_audit(document: Mapping[str, Any]) -> Audit:
+    """Return the typed values of an audit that this program wrote."""
+    return _AUDIT.validate_python(document)
 
 
 def read_facts(document: Mapping[str, Any]) -> Facts:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from packhouse.errors import (
@@ -43,6 +44,7 @@ from packhouse.store.publish import fetch_tokenizer, find_slot_steps
 from packhouse.store.refs import explaining, read_ref_steps, scan_refs
 from packhouse.system.disks import OF_DISKS, temporary_folder, write_whole
 from packhouse.system.fingerprint import file_sha256
+from packhouse.system.worker import run_in_worker
 
 log = logging.getLogger(__name__)
 
@@ -321,7 +323,13 @@ def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport
             path = folder / entry.key
             try:
                 opened.fetch(entry, path)
-                check_data_file(path, entry, manifest)
+                if entry.kind == "data":
+                    run_in_worker(  # a few kilobytes may decode to gigabytes
+                        partial(check_data_file, path, entry, manifest),
+                        what=f"'{entry.key}'",
+                        blames=IntegrityError,
+                        num_bytes=entry.size,
+                    )
             except (IntegrityError, ContractError, VersionNotFoundError) as error:
                 return f"{entry.key}: {error}"
             finally:

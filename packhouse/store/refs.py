@@ -13,13 +13,15 @@ changed afterwards; and its time, the person or run that made it, and the reason
 import getpass
 import itertools
 import json
-import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 from datetime import UTC, datetime
 from functools import partial
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from packhouse.errors import (
     ConfigError,
@@ -35,6 +37,7 @@ from packhouse.store.layout import (
     is_version,
     ref_key,
     split_version,
+    version_name,
 )
 from packhouse.store.manifest import Manifest, committed_steps
 from packhouse.store.objects import ObjectStore, PreconditionFailedError
@@ -59,22 +62,23 @@ _MOST_NOTED = 200
 """Maximum length of a reason or a name in a ref, in characters."""
 
 
+_Noted = Annotated[str, Field(max_length=_MOST_NOTED)]
+_TIME = r"^([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z)?\z"
+_Version = Annotated[str, AfterValidator(lambda name: version_name(*split_version(name)))]
+_Seq = Annotated[int, Field(gt=0, lt=2**63)]
+_WriteId = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}\z")]
+_ManifestId = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
+
+
 @dataclass(frozen=True, slots=True)
 class MoveNote:
     """When a ref was moved, by whom and why; empty in refs written before notes existed."""
 
-    time: str = ""
+    time: Annotated[str, Field(pattern=_TIME)] = ""
     """Time in UTC, such as `2026-11-27T11:50:00Z`."""
-    by: str = ""
+    by: _Noted = ""
     """A person (`user@machine`) or a run."""
-    reason: str = ""
-
-    @property
-    def is_sound(self) -> bool:
-        """True if the note has the form that `note_move` writes."""
-        return re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)?", self.time) is not None and all(
-            type(text) is str and len(text) <= _MOST_NOTED for text in (self.by, self.reason)
-        )
+    reason: _Noted = ""
 
 
 def note_move(reason: str, by: str | None = None) -> MoveNote:
@@ -97,12 +101,12 @@ def note_move(reason: str, by: str | None = None) -> MoveNote:
 class Move:
     """One move of a ref."""
 
-    version: str
-    seq: int
+    version: _Version
+    seq: _Seq
     """Number of the move, from 1."""
-    write_id: str
+    write_id: _WriteId
     """Unique ID of the write that moved the ref."""
-    manifest_id: str
+    manifest_id: _ManifestId
     """Manifest ID of the version at that time."""
     note: MoveNote = MoveNote()
 
@@ -112,14 +116,14 @@ class Ref:
     """The current version of a ref, and its earlier ones."""
 
     name: str
-    version: str
-    seq: int
-    write_id: str
-    manifest_id: str
+    version: _Version
+    seq: _Seq
+    write_id: _WriteId
+    manifest_id: _ManifestId
     """Manifest ID of the version."""
-    parent: str | None
+    parent: _Version | None
     """Version before the last move."""
-    past: tuple[Move, ...]
+    past: Annotated[tuple[Move, ...], Field(max_length=MAX_PAST)]
     """Earlier moves, newest first."""
     note: MoveNote = MoveNote()
 
@@ -186,6 +190,9 @@ def next_ref(
     )
 
 
+_REF = TypeAdapter(Ref)
+
+
 def parse_ref(name: str, data: bytes, where: str) -> Ref:
     """Parse a ref; its bytes must be exactly those that `Ref.to_bytes` writes.
 
@@ -194,20 +201,14 @@ def parse_ref(name: str, data: bytes, where: str) -> Ref:
     """
     try:
         document = json.loads(data)
-        past = tuple(
-            Move(*move[:4], *(MoveNote(**note) for note in move[4:])) for move in document["past"]
-        )
-        del document["sha256"]  # compared below
-        note = MoveNote(**document.pop("note", {}))
-        ref = Ref(name=name, note=note, **(document | {"past": past}))
-        is_sound = (
-            len(past) <= MAX_PAST
-            and all(map(_is_sound, ref.moves))
-            and (ref.parent is None or is_version(ref.parent))
-            and ref.to_bytes() == data
-        )
-        problem = "" if is_sound else "its digest or a field is wrong"
-    except (ConfigError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        names = [field.name for field in fields(Move)]
+        past = [dict(zip(names, move, strict=False)) for move in document["past"]]
+        ref = _REF.validate_python({**document, "name": name, "past": past})
+        # Equal bytes prove the digest, and that nothing was converted or left out above.
+        problem = "" if ref.to_bytes() == data else "its digest or a field is wrong"
+    except (ConfigError, ValidationError):
+        problem = "its digest or a field is wrong"
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = f"not the JSON of a ref ({type(error).__name__})"
     if problem:
         dataset = where.partition("/refs/")[0]
@@ -217,17 +218,6 @@ def parse_ref(name: str, data: bytes, where: str) -> Ref:
             key=where,
         )
     return ref
-
-
-def _is_sound(move: Move) -> bool:
-    return (
-        is_version(move.version)
-        and type(move.seq) is int
-        and 0 < move.seq < 2**63
-        and re.fullmatch(r"[a-z0-9-]{1,64}", move.write_id) is not None
-        and re.fullmatch(r"[0-9a-f]{64}", move.manifest_id) is not None
-        and move.note.is_sound
-    )
 
 
 def read_ref_steps(

@@ -153,10 +153,10 @@ def find_plugin(kind: Kind, name: str, built_in: Sequence[str] = ()) -> Plugin:
         return _given[kind, name]
     if kind == "renderers" and name in RENDERERS:
         return _shipped_renderer(name)
-    found = [entry for entry in _installed(kind) if entry.name == name]
+    found = entry_points(group=f"packhouse.{kind}", name=name)
     owners = {str(entry.dist.name): entry for entry in found if entry.dist is not None}
     if not owners:
-        known = ", ".join([*built_in, *sorted(_names(kind))]) or "none"
+        known = ", ".join([*built_in, *plugin_names(kind)]) or "none"
         raise ConfigError(f"unknown {_WHAT[kind]} '{name}'. Known: {known}", name=name)
     if len(owners) > 1:
         raise ConfigError(
@@ -191,15 +191,7 @@ def _shipped_renderer(name: str) -> Plugin:
 
 def plugin_names(kind: Kind) -> list[str]:
     """Return the names of the plug-ins of installed packages."""
-    return sorted(_names(kind))
-
-
-def _installed(kind: Kind) -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=f"packhouse.{kind}"))
-
-
-def _names(kind: Kind) -> set[str]:
-    return {entry.name for entry in _installed(kind)}
+    return sorted(entry_points(group=f"packhouse.{kind}").names)
 
 
 def plugin_key(kind: Kind, name: str, built_in: Sequence[str]) -> dict[str, object]:
@@ -258,7 +250,7 @@ class NameOf:
     def _check(self, name: str) -> str:
         if name in self.built_in or (self.kind, name) in _given:
             return name
-        offered = [*self.built_in, *sorted(_names(self.kind) - {*self.built_in})]
+        offered = list(dict.fromkeys([*self.built_in, *plugin_names(self.kind)]))
         if name not in offered:
             if not offered:
                 message = f"no installed package provides a {_WHAT[self.kind]}"

@@ -10,6 +10,7 @@ of an encoder. So the handler also remembers the signal, and `check_interrupted`
 jobs, raises it again.
 """
 
+import json
 import logging
 import os
 import signal
@@ -25,7 +26,6 @@ from packhouse.system.escaping import for_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 _PIPE_WIDTH = 2000
 
@@ -79,8 +79,22 @@ def page(blocks: Iterator[object]) -> None:
     click.echo_via_pager(lines(), color=True)
 
 
-def print_table(table: "Table") -> None:
-    """Print a rich table as wide as the terminal; a pipe gets full lines."""
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None
+) -> None:
+    """Print a table as wide as the terminal, with numbers at the right; a pipe gets full lines."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for index, name in enumerate(columns):
+        is_number = bool(rows) and all(_is_number(row[index]) for row in rows)
+        # On a narrow terminal text is folded, and a number is cut with an ellipsis, never silently.
+        if is_number:
+            table.add_column(name, justify="right", overflow="ellipsis", no_wrap=True)
+        else:
+            table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*map(cell_text, row))
     out = console(soft_wrap=False)
     if out.is_terminal:
         out.print(table)
@@ -89,6 +103,30 @@ def print_table(table: "Table") -> None:
     with out.capture() as held:
         out.print(table)
     echo("\n".join(line.rstrip() for line in held.get().rstrip("\n").split("\n")))
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, str):
+        return value == "-" or value.endswith("%") or value.startswith("about ")
+    return value is None or isinstance(value, int | float)
+
+
+def cell_text(value: object) -> str:
+    """Return a cell of a table as text, escaped.
+
+    Example:
+        >>> [cell_text(value) for value in (None, True, 12_345, 0.98765, 1234.5, [1, "a"])]
+        ['-', 'true', '12,345', '0.9877', '1,234.5', '[1, "a"]']
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, bool | list | dict):
+        return for_terminal(json.dumps(value))
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.1f}"
+    return for_terminal(str(value))
 
 
 def print_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:

@@ -504,6 +504,23 @@ def _matrix_chunks(num_bytes: npt.NDArray[np.integer]) -> Iterator[tuple[int, in
 _loaded: dict[str, "Tokenizer"] = {}  # the last four: a run has one
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLimit:
+    """A limit on the number of tokens of a text."""
+
+    max_tokens: int
+    backend: str
+    """The tokenizer, as in `TokenizerSnapshot`."""
+
+    def fits(self, text: bytes) -> bool:
+        """Return False if a text has more tokens. A token has at least one byte."""
+        if len(text) <= self.max_tokens:
+            return True
+        # A control token in the row's own text is one token here, but several when it is trained.
+        encoded = load_tokenizer(self.backend).encode(text.decode(), add_special_tokens=False)
+        return len(encoded.ids) <= self.max_tokens
+
+
 def load_tokenizer(backend: str) -> "Tokenizer":
     """Load a pipeline with `tokenizers` (Qwen: 0.4 s, 150 MB), once per process.
 
@@ -513,6 +530,34 @@ def load_tokenizer(backend: str) -> "Tokenizer":
 
     tokenizer = _loaded.get(backend)
     return keep(backend, Tokenizer.from_str(backend)) if tokenizer is None else tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Text at the start and end of a rendering."""
+
+    bos: str
+    eos: str
+    space: str = ""
+    """Space between BOS and a text that begins with none, if the tokenizer adds one before the
+    first word: Mistral v0.3 encodes "Below" alone as "_Below", but "<s>Below" as "<s>", "Below".
+    With "<s> Below" the ids are those of the text alone."""
+
+
+def ends_of(snapshot: TokenizerSnapshot, eos: str) -> Ends:
+    """Return the start and end of texts that give the IDs of the tokenizer with its BOS."""
+    if not snapshot.adds_bos:
+        return Ends("", eos)
+    bos = snapshot.special_tokens.get("bos_token") or snapshot.special_tokens.get("cls_token") or ""
+    if not read_pipeline(snapshot.backend).has_word_marks:
+        return Ends(bos, eos)
+    tokenizer = load_tokenizer(snapshot.backend)
+    alone, behind, spaced = (
+        tokenizer.encode(text, add_special_tokens=False).ids
+        for text in ("Below", f"{bos}Below", f"{bos} Below")
+    )
+    is_kept_by_space = behind[1:] != alone and spaced[1:] == alone
+    return Ends(bos, eos, " " if is_kept_by_space else "")
 
 
 def keep(backend: str, tokenizer: "Tokenizer") -> "Tokenizer":

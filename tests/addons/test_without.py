@@ -79,6 +79,9 @@ def said(tmp_path_factory):
     rows = [{"instruction": f"Add {n} and 1.", "output": str(n + 1)} for n in range(20)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     shutil.copytree(LIBRARY, folder / "packhouse", ignore=shutil.ignore_patterns("__pycache__"))
+    for part in (folder / "packhouse" / "addons").iterdir():
+        if part.is_dir() and not any(part.iterdir()):  # of an add-on that became one module
+            part.rmdir()
     (folder / "said").mkdir()
     done = subprocess.run(
         [

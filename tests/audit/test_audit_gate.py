@@ -26,6 +26,7 @@ from packhouse.run.chain import prepare
 from packhouse.run.local_pool import LocalRunner
 from packhouse.run.steps.pack import LINEAGE
 from packhouse.store import open_version
+from packhouse.store.manifest import read_audit
 from tests.audit.conftest import DEMO
 
 IS_CONTROL = np.array([True, True, True, *[False] * 97])
@@ -221,7 +222,7 @@ def test_a_breach_names_the_rows_and_publishes_nothing(repeating):
         "repeat an earlier row, worst: repeats/repeats.jsonl row 0 (2), repeats/repeats.jsonl row "
         "1 (2), "
         "repeats/repeats.jsonl row 2 (2). Fix the rows or the template, or change "
-        "audit.max_duplicates"
+        "audit.max_duplicates, dedup.exact (drop keeps one of each)"
     )
     assert caught.value.exit_code == 4
     (breach,) = caught.value.breaches
@@ -270,7 +271,7 @@ def test_a_misplaced_mask_stops_the_run_whatever_the_limits():
         "worst": {"misplaced_rows": rows},
     }
     with pytest.raises(AuditError, match="tokens other than those of the trained text") as caught:
-        check_audit(audit, AuditConfig())
+        check_audit(read_audit(audit), AuditConfig())
     assert str(caught.value).endswith("a/a.jsonl row 7 (1). Fix the rows or the template")
 
 

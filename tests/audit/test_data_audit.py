@@ -3,8 +3,6 @@
 import gzip
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,17 +18,17 @@ END = 151645  # <|im_end|>
 
 
 @pytest.fixture(scope="module")
-def qwen(shared: Path) -> str:
+def qwen(shared):
     return str(shared / "tokenizers/qwen2.5-instruct")
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="module")
-def conversations(shared: Path) -> list[list[dict[str, str]]]:
+def conversations(shared):
     rows = json.loads((shared / "data/alpaca_data.json").read_text())[:40]
     return [
         [
@@ -42,7 +40,7 @@ def conversations(shared: Path) -> list[list[dict[str, str]]]:
 
 
 @pytest.fixture(scope="module")
-def good(qwen: str, conversations: list[list[dict[str, str]]]) -> Rows:
+def good(qwen, conversations):
     """Rows as Axolotl writes them before packing: the answer and its end token are trained."""
     from transformers import AutoTokenizer
 
@@ -60,22 +58,22 @@ def good(qwen: str, conversations: list[list[dict[str, str]]]) -> Rows:
 
 
 @pytest.fixture
-def audited(qwen: str, cache: Path) -> Callable[..., packhouse.AuditReport]:
-    def run(data: Any, tokenizer: str = qwen, **more: Any) -> packhouse.AuditReport:
+def audited(qwen, cache):
+    def run(data, tokenizer=qwen, **more):
         return packhouse.audit(data, tokenizer, cache=cache, progress=False, **more)
 
     return run
 
 
-def numbers(report: packhouse.AuditReport) -> dict[str, int]:
+def numbers(report):
     return {finding.name: finding.number for finding in report.findings}
 
 
-def copied(rows: Rows) -> Rows:
+def copied(rows):
     return [{name: list(values) for name, values in row.items()} for row in rows]
 
 
-def joined(rows: Rows, *extra: str) -> dict[str, Any]:
+def joined(rows, *extra):
     """Join several rows into one, with columns that mark the boundaries."""
     lengths = [len(row["input_ids"]) for row in rows]
     whole: dict[str, Any] = {
@@ -92,9 +90,7 @@ def joined(rows: Rows, *extra: str) -> dict[str, Any]:
     return whole | {names.get(name, name): made[name] for name in extra}
 
 
-def test_sound_rows_of_any_container_and_any_boundaries_have_no_finding(
-    audited: Callable[..., packhouse.AuditReport], good: Rows, tmp_path: Path
-) -> None:
+def test_sound_rows_of_any_container_and_any_boundaries_have_no_finding(audited, good, tmp_path):
     from datasets import Dataset, DatasetDict
 
     table = pa.Table.from_pylist(good)
@@ -105,10 +101,10 @@ def test_sound_rows_of_any_container_and_any_boundaries_have_no_finding(
     DatasetDict(train=Dataset.from_list(good)).save_to_disk(tmp_path / "saved")
 
     class Torchlike:
-        def __len__(self) -> int:
+        def __len__(self):
             return len(good)
 
-        def __getitem__(self, number: int) -> dict[str, Any]:
+        def __getitem__(self, number):
             return {name: np.array(values) for name, values in good[number].items()}
 
     tokens = sum(len(row["input_ids"]) for row in good)
@@ -133,9 +129,7 @@ def test_sound_rows_of_any_container_and_any_boundaries_have_no_finding(
         assert (report.counts["rows"], report.counts["records"]) == (10, 40), extra
 
 
-def test_masks_with_other_names_show_what_is_trained(
-    audited: Callable[..., packhouse.AuditReport], good: Rows
-) -> None:
+def test_masks_with_other_names_show_what_is_trained(audited, good):
     for name in ("completion_mask", "assistant_masks", "loss_mask", "loss_weights"):
         rows = [
             {"input_ids": row["input_ids"], name: [int(label != -100) for label in row["labels"]]}
@@ -150,7 +144,7 @@ def test_masks_with_other_names_show_what_is_trained(
     assert audited(both).is_clean
 
 
-def test_padding_is_no_token(audited: Callable[..., packhouse.AuditReport], good: Rows) -> None:
+def test_padding_is_no_token(audited, good):
     longest = max(len(row["input_ids"]) for row in good)
     padded = []
     for row in good:
@@ -167,9 +161,7 @@ def test_padding_is_no_token(audited: Callable[..., packhouse.AuditReport], good
     assert report.counts["tokens"] == sum(len(row["input_ids"]) for row in good)
 
 
-def padded(
-    rows: Rows, pad: int, label: int = -100, attention: int | None = None, in_front: bool = False
-) -> Rows:
+def padded(rows, pad, label=-100, attention=None, in_front=False):
     """Rows of equal length; without `attention` they have no mask."""
     fills = {"input_ids": pad, "labels": label}
     fills |= {} if attention is None else {"attention_mask": attention}
@@ -188,13 +180,7 @@ def padded(
 @pytest.mark.parametrize("pad", [151643, END])
 @pytest.mark.parametrize("attention", [None, 1])
 @pytest.mark.parametrize("in_front", [False, True])
-def test_trained_padding_is_found_and_nothing_else(
-    audited: Callable[..., packhouse.AuditReport],
-    good: Rows,
-    pad: int,
-    attention: int | None,
-    in_front: bool,
-) -> None:
+def test_trained_padding_is_found_and_nothing_else(audited, good, pad, attention, in_front):
     trained = audited(padded(good, pad, pad, attention, in_front))
     longest = max(len(row["input_ids"]) for row in good)
     number = sum(len(row["input_ids"]) < longest - (in_front and pad == END) for row in good)
@@ -205,105 +191,105 @@ def test_trained_padding_is_found_and_nothing_else(
     assert untrained == ({"padding": number} if in_front and not attention == 0 else {})
 
 
-def _untrained(rows: Rows) -> Rows:
+def _untrained(rows):
     rows[3]["labels"] = [-100] * len(rows[3]["labels"])
     return rows
 
 
-def _untrained_end(rows: Rows) -> Rows:
+def _untrained_end(rows):
     for row in rows[:2]:
         row["labels"][row["input_ids"].index(END, len(row["input_ids"]) - 3)] = -100
         row["labels"][-1] = -100
     return rows
 
 
-def _without_end(rows: Rows) -> Rows:
+def _without_end(rows):
     rows[5] = {name: values[:-2] for name, values in rows[5].items()}
     rows[6] = {name: values[:-2] for name, values in rows[6].items()}
     return rows
 
 
-def _truncated(rows: Rows) -> Rows:
+def _truncated(rows):
     return [{name: values[:64] for name, values in row.items()} for row in rows]
 
 
-def _trained_prompt(rows: Rows) -> Rows:
+def _trained_prompt(rows):
     rows[0]["labels"][30:32] = rows[0]["input_ids"][30:32]
     return rows
 
 
-def _trained_header(rows: Rows) -> Rows:
+def _trained_header(rows):
     begin = next(n for n, label in enumerate(rows[0]["labels"]) if label != -100)
     rows[0]["labels"][begin - 2] = rows[0]["input_ids"][begin - 2]  # `assistant`
     return rows
 
 
-def _late_positions(rows: Rows) -> Rows:
+def _late_positions(rows):
     row = joined(rows[:3], "seq_lengths", "position_ids")
     row["position_ids"] = list(range(len(row["input_ids"])))
     return [row]
 
 
-def _wrong_lengths(rows: Rows) -> Rows:
+def _wrong_lengths(rows):
     row = joined(rows[:3], "seq_lengths")
     row["seq_lengths"][-1] += 1
     return [row, *rows[3:]]
 
 
-def _without_boundaries(rows: Rows) -> Rows:
+def _without_boundaries(rows):
     return [joined(rows[:3]), *rows[3:]]
 
 
-def _joined_by_attention(rows: Rows) -> Rows:
+def _joined_by_attention(rows):
     return [joined(rows[:3], "position_ids", "ones"), *({**r, "position_ids": None} for r in rows)]
 
 
-def _crossing(rows: Rows) -> Rows:
+def _crossing(rows):
     row = joined(rows[:2], "position_ids")
     row["labels"][len(rows[0]["input_ids"])] = row["input_ids"][len(rows[0]["input_ids"])]
     return [row]
 
 
-def _shifted(rows: Rows) -> Rows:
+def _shifted(rows):
     rows[0]["labels"] = [*rows[0]["labels"][1:], -100]
     return rows
 
 
-def _null_labels(rows: Rows) -> Rows:
+def _null_labels(rows):
     rows[3]["labels"] = None
     return rows
 
 
-def _no_labels(rows: Rows) -> Rows:
+def _no_labels(rows):
     return [{name: row[name] for name in ("input_ids", "attention_mask")} for row in rows[:2]] + [
         {**row, "labels": None} for row in rows[2:]
     ]
 
 
-def _null_among_labels(rows: Rows) -> Rows:
+def _null_among_labels(rows):
     rows[0]["labels"][5] = rows[1]["labels"][-3] = None
     rows[2]["attention_mask"][5] = None
     return rows
 
 
-def _far_below_zero(rows: Rows) -> Rows:
+def _far_below_zero(rows):
     rows[0]["labels"] = [-200 if label == -100 else label for label in rows[0]["labels"]]
     return rows
 
 
-def _hidden(rows: Rows) -> Rows:
+def _hidden(rows):
     rows[0]["attention_mask"][5] = 0
     rows[1]["attention_mask"] = [0] * len(rows[1]["attention_mask"])
     return rows
 
 
-def _same_positions(rows: Rows) -> Rows:
+def _same_positions(rows):
     return [
         joined(rows[:3], "position_ids") | {"position_ids": [0] * len(joined(rows[:3])["labels"])}
     ]
 
 
-def _empty(rows: Rows) -> Rows:
+def _empty(rows):
     return [
         *rows,
         {"input_ids": [], "labels": []},
@@ -311,22 +297,22 @@ def _empty(rows: Rows) -> Rows:
     ]
 
 
-def _uneven(rows: Rows) -> Rows:
+def _uneven(rows):
     rows[0]["labels"].pop()
     return rows
 
 
-def _minus_one(rows: Rows) -> Rows:
+def _minus_one(rows):
     rows[0]["labels"] = [-1 if label == -100 else label for label in rows[0]["labels"]]
     return rows
 
 
-def _foreign(rows: Rows) -> Rows:
+def _foreign(rows):
     rows[0]["input_ids"][40] = rows[0]["labels"][40] = 10**6
     return rows
 
 
-def _repeated(rows: Rows) -> Rows:
+def _repeated(rows):
     return [*rows, rows[0], rows[0]]
 
 
@@ -357,12 +343,7 @@ def _repeated(rows: Rows) -> Rows:
         (_repeated, {"duplicates": 2}),
     ],
 )
-def test_each_fault_is_found_and_shown(
-    spoil: Callable[[Rows], Rows],
-    found: dict[str, int],
-    audited: Callable[..., packhouse.AuditReport],
-    good: Rows,
-) -> None:
+def test_each_fault_is_found_and_shown(spoil, found, audited, good):
     report = audited(spoil(copied(good)))
 
     for name, number in found.items():
@@ -373,13 +354,13 @@ def test_each_fault_is_found_and_shown(
     assert not report.is_clean
 
 
-def spans(report: packhouse.AuditReport) -> tuple[int, ...]:
+def spans(report):
     """Count trained spans: all, after a header, ending in a stop token, with one stop token."""
     names = ("spans", "spans_after_header", "spans_stopped", "spans_of_one_stop")
     return tuple(report.counts[name] for name in names)
 
 
-def stopped(rows: Rows) -> Rows:
+def stopped(rows):
     """The rows, cut after their last end token."""
     made = []
     for row in rows:
@@ -388,30 +369,28 @@ def stopped(rows: Rows) -> Rows:
     return made
 
 
-def test_spans_are_compared_with_headers_and_stop_tokens(
-    audited: Callable[..., packhouse.AuditReport], good: Rows
-) -> None:
-    def of(change: Callable[[list[int], list[int], int], None]) -> tuple[int, ...]:
+def test_spans_are_compared_with_headers_and_stop_tokens(audited, good):
+    def of(change):
         rows = stopped(copied(good))
         for row in rows[:5]:
             begin = next(n for n, label in enumerate(row["labels"]) if label != -100)
             change(row["input_ids"], row["labels"], begin)
         return spans(audited(rows))
 
-    def late(ids: list[int], labels: list[int], begin: int) -> None:
+    def late(ids, labels, begin):
         labels[begin] = -100
 
-    def early(ids: list[int], labels: list[int], begin: int) -> None:
+    def early(ids, labels, begin):
         labels[begin - 1] = ids[begin - 1]
 
-    def without_end(ids: list[int], labels: list[int], begin: int) -> None:
+    def without_end(ids, labels, begin):
         labels[-1] = -100
 
-    def behind_end(ids: list[int], labels: list[int], begin: int) -> None:
+    def behind_end(ids, labels, begin):
         ids.append(198)
         labels.append(198)
 
-    def another_end(ids: list[int], labels: list[int], begin: int) -> None:
+    def another_end(ids, labels, begin):
         ids.insert(begin + 1, END)
         labels.insert(begin + 1, END)
 
@@ -427,9 +406,7 @@ def test_spans_are_compared_with_headers_and_stop_tokens(
     )
 
 
-def test_a_line_break_after_the_stop_token_goes_past_it(
-    audited: Callable[..., packhouse.AuditReport], good: Rows
-) -> None:
+def test_a_line_break_after_the_stop_token_goes_past_it(audited, good):
     rows = copied(good)
     for row in rows[:3]:
         row["labels"][-1] = row["input_ids"][-1]
@@ -442,12 +419,7 @@ def test_a_line_break_after_the_stop_token_goes_past_it(
     assert "past_stops" not in numbers(audited(whole))
 
 
-def test_a_token_that_ends_turns_and_stops_nothing_is_found(
-    audited: Callable[..., packhouse.AuditReport],
-    conversations: list[list[dict[str, str]]],
-    qwen: str,
-    tmp_path: Path,
-) -> None:
+def test_a_token_that_ends_turns_and_stops_nothing_is_found(audited, conversations, qwen, tmp_path):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(qwen)
@@ -471,9 +443,7 @@ def test_a_token_that_ends_turns_and_stops_nothing_is_found(
     assert found == {"other_ends": 1}
 
 
-def test_answers_cut_at_the_limit_are_truncated_and_no_others(
-    audited: Callable[..., packhouse.AuditReport], good: Rows
-) -> None:
+def test_answers_cut_at_the_limit_are_truncated_and_no_others(audited, good):
     report = audited(_truncated(copied(good)))
     cut = sum(len(row["input_ids"]) > 64 and row["labels"][63] not in (-100, END) for row in good)
 
@@ -484,11 +454,7 @@ def test_answers_cut_at_the_limit_are_truncated_and_no_others(
     assert example.place.endswith("token 63")
 
 
-def test_bos_twice_and_bos_missing(
-    audited: Callable[..., packhouse.AuditReport],
-    conversations: list[list[dict[str, str]]],
-    shared: Path,
-) -> None:
+def test_bos_twice_and_bos_missing(audited, conversations, shared):
     from transformers import AutoTokenizer
 
     folder = str(shared / "tokenizers/mistral-7b-instruct-v0.3")
@@ -509,12 +475,7 @@ def test_bos_twice_and_bos_missing(
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers, with TRL's defaults
-def test_rows_prepared_by_trl(
-    audited: Callable[..., packhouse.AuditReport],
-    conversations: list[list[dict[str, str]]],
-    shared: Path,
-    tmp_path: Path,
-) -> None:
+def test_rows_prepared_by_trl(audited, conversations, shared, tmp_path):
     for name in ("qwen2.5-instruct", "qwen3"):
         folder = str(shared / "tokenizers" / name)
         prepared = _prepared_by_trl(folder, conversations, tmp_path)
@@ -530,9 +491,7 @@ def test_rows_prepared_by_trl(
         assert wrapped.counts["truncated"]
 
 
-def _prepared_by_trl(
-    folder: str, conversations: list[list[dict[str, str]]], tmp_path: Path
-) -> dict[str, Any]:
+def _prepared_by_trl(folder, conversations, tmp_path):
     trl = pytest.importorskip("trl")
     from datasets import Dataset
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
@@ -560,10 +519,7 @@ def _prepared_by_trl(
     return made
 
 
-def test_a_published_version_has_no_finding(
-    audited: Callable[..., packhouse.AuditReport], cache: Path, qwen: str,
-    conversations: list[list[dict[str, str]]], tmp_path: Path,
-) -> None:  # fmt: skip
+def test_a_published_version_has_no_finding(audited, cache, qwen, conversations, tmp_path):
     rows = [{"messages": messages} for messages in conversations]
     for layout in ("labels", "compact"):
         version = packhouse.prepare(
@@ -577,11 +533,7 @@ def test_a_published_version_has_no_finding(
             assert report.counts["records"] == 40
 
 
-def test_raw_rows_are_audited_as_prepare_would(
-    audited: Callable[..., packhouse.AuditReport],
-    conversations: list[list[dict[str, str]]],
-    tmp_path: Path,
-) -> None:
+def test_raw_rows_are_audited_as_prepare_would(audited, conversations, tmp_path):
     rows: list[Any] = [{"messages": messages} for messages in conversations]
     report = audited([*rows, rows[0], {"messages": []}, {"messages": [{"role": "user"}]}])
 
@@ -594,9 +546,7 @@ def test_raw_rows_are_audited_as_prepare_would(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_report_escapes_text_of_rows(
-    audited: Callable[..., packhouse.AuditReport], qwen: str
-) -> None:
+def test_a_report_escapes_text_of_rows(audited, qwen):
     from transformers import AutoTokenizer
 
     ids = AutoTokenizer.from_pretrained(qwen)("<script>alert(1)</script>\x1b[31m")["input_ids"]
@@ -621,9 +571,7 @@ def test_a_report_escapes_text_of_rows(
         ({"input_ids": [5, 6], "labels": ["5", "6"]}, "'labels' holds list<item: string>"),
     ],
 )
-def test_columns_that_hold_no_whole_numbers_are_refused_by_name(
-    audited: Callable[..., packhouse.AuditReport], row: dict[str, Any], said: str
-) -> None:
+def test_columns_that_hold_no_whole_numbers_are_refused_by_name(audited, row, said):
     empty = {name: [] for name in row}
     with pytest.raises(SourceError, match=re.escape(said)):
         audited([empty, row])
@@ -640,9 +588,7 @@ def test_columns_that_hold_no_whole_numbers_are_refused_by_name(
         (5, "row 1: column 'labels' holds 5, not a list of numbers"),
     ],
 )
-def test_a_row_of_another_kind_than_the_others_is_named(
-    audited: Callable[..., packhouse.AuditReport], value: object, said: str, tmp_path: Path
-) -> None:
+def test_a_row_of_another_kind_than_the_others_is_named(audited, value, said, tmp_path):
     rows = [{"input_ids": [5, 6], "labels": [5, 6]}, {"input_ids": [5, 6], "labels": value}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for data in (rows, tmp_path / "rows.jsonl"):

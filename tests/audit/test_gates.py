@@ -7,6 +7,7 @@ from packhouse.errors import AuditError, EmptyDatasetError, QuarantineLimitError
 from packhouse.recipe import AuditConfig
 from packhouse.records.ledger import LedgerLine, check_quarantine
 from packhouse.store import Drift, Gate
+from packhouse.store.manifest import read_audit
 
 COUNTS = {
     "rows": 100,
@@ -20,12 +21,13 @@ COUNTS = {
 
 def audit_of(**sources):
     """An audit in which each source has the given number of duplicates in its 100 rows."""
-    return {
+    document = {
         "dataset": {**COUNTS, "duplicates": sum(sources.values()), "both_sides": 0},
         "sources": {name: {**COUNTS, "duplicates": n} for name, n in sources.items()},
         "packs": {},
         "worst": {},
     }
+    return read_audit(document)
 
 
 def test_each_limit_of_the_audit_has_a_result_with_the_source_nearest_to_it():

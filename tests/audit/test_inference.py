@@ -16,6 +16,7 @@ from packhouse.auditing.tokens import Side
 from packhouse.errors import AuditError
 from packhouse.recipe import AuditConfig, FormatConfig, TokenizeConfig
 from packhouse.records.tables import FORMATTED
+from packhouse.store.manifest import read_audit
 from packhouse.tokenize import load_snapshot, tokenize_table
 from tests.audit.conftest import Tables, turns, validated_table
 from tests.audit.test_audit_gate import Project
@@ -100,7 +101,7 @@ def checked(found):
         "worst": {},
         "inference": combine_inference([{"source": "chats", **found}]),
     }
-    results = check_audit(audit, AuditConfig())
+    results = check_audit(read_audit(audit), AuditConfig())
     assert all(each.outcome == "passed" for each in results)
     return inference_line(audit)
 

@@ -1,5 +1,6 @@
 """Audit every chat template that TRL ships: no false alarms, and every planted fault is found."""
 
+import json
 from functools import cache
 
 import pyarrow as pa
@@ -7,12 +8,16 @@ import pytest
 
 pytest.importorskip("trl", reason="TRL is not installed")
 
+from packhouse.addons.audit_any import turns as audit_turns
+from packhouse.addons.audit_any.token_audit import audit_token_rows, batches_of
 from packhouse.auditing.inference import audit_inference
+from packhouse.auditing.plain_template import PlainTemplate
 from packhouse.auditing.tokens import Side
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.render.sandbox import pinned_date
 from packhouse.tokenize import tokenize_table
+from packhouse.tokenize.encoders import read_pipeline
 from tests.templates.families import (
     SHAPES,
     answers_of,
@@ -23,13 +28,20 @@ from tests.templates.families import (
     tools_of,
 )
 
+WITHOUT_PROMPT = {
+    "diffusion_gemma": {"tools", "parallel", "lookthink"},
+    **{version: {"textcall"} for version in ("gemma4", "gemma4_v3", "gemma4_v4")},
+}
+"""Shapes in which a template writes no generation prompt after a tool result, so that the model has
+to write the header, or nothing shows where its answer begins."""
+
 pytestmark = pytest.mark.usefixtures("shared")
 
 
 @cache
 def rendered(name, turns):
     """Output of packhouse for the shapes that it accepts."""
-    made = []
+    made = {}
     # DeepSeek's prompts open a thinking block that the template never writes.
     config = {"thought_end": "\n</think>\n\n"} if name.startswith("deepseek") else {}
     for shape in SHAPES:
@@ -40,15 +52,49 @@ def rendered(name, turns):
         except TemplateError:
             continue
         if not one.quarantined.num_rows:
-            made.append(one)
+            made[shape] = one
     assert made
     return made
+
+
+@cache
+def learned(name):
+    """What `packhouse audit` learns about a template."""
+    of, rows = family(name), []
+    snapshot, config = snapshot_of(of), FormatConfig()
+    for probe in audit_turns.PROBES:
+        tools = json.loads(probe.get("tools", "[]"))
+        try:
+            made = rendered_by_packhouse(of, probe["messages"], tools, turns="whole")
+        except TemplateError:
+            continue
+        tokenized = tokenize_table(made.formatted, snapshot, TokenizeConfig()).tokenized
+        rows += tokenized["input_ids"].to_pylist()
+    template = PlainTemplate(config, snapshot, pinned_date().isoformat())
+    texts = audit_turns.template_texts(template)
+    return audit_turns.turns_of(rows, snapshot, read_pipeline(snapshot.backend), texts)
+
+
+def audited_as_given(name, turns, change=lambda tokenized: tokenized):
+    """What `packhouse audit` finds in the ids and masks alone: findings by shape, and totals."""
+    snapshot, findings, totals = snapshot_of(family(name)), {}, []
+    pipeline = read_pipeline(snapshot.backend)
+    for shape, made in rendered(name, turns).items():
+        if shape in WITHOUT_PROMPT.get(name.removesuffix(".jinja").removesuffix("_training"), ()):
+            continue
+        tokenized = tokenize_table(
+            made.formatted, snapshot, TokenizeConfig(), cut_at_spans=True
+        ).tokenized
+        found = audit_token_rows(batches_of(change(tokenized)), snapshot, learned(name), pipeline)
+        findings[shape] = +found.counts
+        totals.append(found.totals)
+    return findings, totals
 
 
 def audited(name, turns, change=lambda formatted: formatted):
     snapshot = snapshot_of(family(name))
     sides = []
-    for made in rendered(name, turns):
+    for made in rendered(name, turns).values():
         formatted = change(made.formatted)
         tokenized = tokenize_table(formatted, snapshot, TokenizeConfig()).tokenized
         sides.append(Side(made.examples, formatted, tokenized))
@@ -63,7 +109,7 @@ def test_the_rule_raises_no_false_alarm(name, turns):
     counts = found["counts"]
     num_answers = sum(
         len(answers_of(made, number))
-        for made in rendered(name, turns)
+        for made in rendered(name, turns).values()
         for number in range(made.formatted.num_rows)
     )
     assert not found["worst"]
@@ -72,13 +118,13 @@ def test_the_rule_raises_no_false_alarm(name, turns):
     assert counts["completions_stopped"] == counts["answers_checked"]
 
 
-def shifted(by_start, by_end):
-    def change(formatted):
-        rows = formatted.to_pylist()
+def shifted(by_start, by_end, column="trained_spans"):
+    def change(table):
+        rows = table.to_pylist()
         for row in rows:
-            row["trained_spans"][-1]["start"] += by_start
-            row["trained_spans"][-1]["end"] += by_end
-        return pa.Table.from_pylist(rows, formatted.schema)
+            row[column][-1]["start"] += by_start
+            row[column][-1]["end"] += by_end
+        return pa.Table.from_pylist(rows, table.schema)
 
     return change
 
@@ -90,3 +136,23 @@ def test_a_shifted_span_is_never_right(name):
         assert counts["answers_checked"]
         assert counts["answers_after_prompt"] == (0 if by_start else counts["answers_checked"])
         assert counts["completions_stopped"] == (0 if by_end else counts["answers_checked"])
+
+
+@pytest.mark.parametrize("turns", ["joined", "alone"])
+@pytest.mark.parametrize("name", names())
+def test_ids_and_masks_alone_raise_no_false_alarm(name, turns):
+    findings, totals = audited_as_given(name, turns)
+    assert not any(findings.values()), findings
+    assert all(total.spans for total in totals)
+    for total in totals:
+        agree = total.spans_stopped, total.spans_of_one_stop, total.spans_after_header
+        assert agree == (total.spans,) * 3
+
+
+@pytest.mark.parametrize("name", names())
+def test_ids_and_masks_alone_show_a_shifted_span(name):
+    for by_start, by_end in ((1, 0), (-1, 0), (0, -1)):
+        _, totals = audited_as_given(name, "alone", shifted(by_start, by_end, "trained_ranges"))
+        for total in totals:
+            assert total.spans_after_header < total.spans or not by_start
+            assert total.spans_stopped < total.spans or not by_end

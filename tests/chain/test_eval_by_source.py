@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from packhouse import StreamingPackedDataset, load_packed
-from packhouse.addons.exports.writing import export_version
+from packhouse.addons.exports import export_version
 from packhouse.errors import ConfigError
 from packhouse.store import OpenVersion, open_version
 from tests.chain.conftest import DEMO, Project

@@ -13,7 +13,13 @@ from unittest.mock import Mock
 import pytest
 
 import packhouse
-from packhouse.errors import AuditError, ConfigError, PluginError, QuarantineLimitError
+from packhouse.errors import (
+    AuditError,
+    ConfigError,
+    PluginError,
+    QuarantineLimitError,
+    SourceError,
+)
 from packhouse.store import open_version
 from packhouse.system import plugins
 from packhouse.system.plugins import PluginFunction, find_plugin
@@ -178,6 +184,17 @@ def test_a_row_in_which_a_plugin_finds_nothing_is_quarantined(acme, prepare):
     (bad,) = version.quarantined.to_pylist()
     assert (bad["row"], bad["reason"]) == (7, "no_messages")
     assert bad["detail"] == "row format 'faq' of acme-data 1.0 found no conversation"
+
+
+@pytest.mark.parametrize(
+    "taken", ["row.get('note')", "{**row}", "dict(row)", "row.copy()", "row | {}", "row.items()"]
+)
+def test_text_that_a_plug_in_does_not_take_is_refused(acme, prepare, taken):
+    rows = [each | {"note": "The sky is blue because of the air."} for each in ROWS]
+    with pytest.raises(SourceError, match=r"nothing reads the text in 'note' \(40 of 40 rows"):
+        prepare(rows)
+    acme.replace("    return {", f"    {taken}\n    return {{", version="2.0")
+    assert prepare(rows).id
 
 
 def test_a_check_that_finds_fault_stops_publication(acme, prepare):

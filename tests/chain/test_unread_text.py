@@ -33,6 +33,16 @@ def test_the_option_works_as_printed(project):
     assert json.loads(message.partition('"ignored_fields": ')[2][:-2]) == ["id", "it's so"]
 
 
+def test_text_next_to_token_ids_is_refused(project):
+    rows = [{"input_ids": [n + 1, 5], "labels": [-100, 5], "text": LONG} for n in range(20)]
+    write(project, rows)
+    with pytest.raises(SourceError, match="nothing reads the text in 'text'"):
+        project.prepare("sources.0.format=tokenized")
+    ignored = 'sources.0.ignored_fields=["text"]'
+    recipe = project.recipe("sources.0.format=tokenized", ignored)
+    assert plan(recipe, cache=project.cache).refusals == ()
+
+
 @pytest.mark.parametrize(
     ("rows", "with_text", "is_refused"),
     [(20, 2, False), (20, 3, True), (100, 4, False), (100, 5, True)],

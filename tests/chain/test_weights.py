@@ -15,7 +15,7 @@ from packhouse import (
     load_packed,
     token_loss,
 )
-from packhouse.addons.exports.writing import export_version
+from packhouse.addons.exports import export_version
 from packhouse.errors import ConfigError
 from packhouse.store import open_version
 from tests.chain.conftest import DEMO, Project

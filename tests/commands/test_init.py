@@ -364,6 +364,9 @@ PUBLIC: dict[str, bytes] = {
 }
 
 
+IMAGE = [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What is this?"}]
+
+
 def messages_of(role: str, text: str) -> list[dict[str, str]]:
     return [{"role": role, "content": text}]
 
@@ -443,6 +446,43 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
             Talk(t[0], f'{{"tool":"say","args":{{"what":"{t[1]}","again":{n}}}}}')
             for n, t in enumerate(TALKS)
         ],
+    ),
+    "a text and its parts": (
+        lambda n, t: {
+            "id": n,
+            "note": f"Please tell me: {t[0]}",
+            "size": None,
+            "length": f"{n} m",
+            "parts": [n],
+        },
+        1,
+        [
+            Talk(t[0], f'{{"size":null,"length":"{n} m","parts":[{n}]}}')
+            for n, t in enumerate(TALKS)
+        ],
+    ),
+    "parts and a text about them": (
+        lambda n, t: {"note": t[1], "parts": {"n": n}},
+        2,
+        [Talk(f'{{"n":{n}}}', t[1]) for n, t in enumerate(TALKS)],
+    ),
+    "a context of any name": (
+        lambda n, t: {
+            "instruction": "Which sum?",
+            "content": f"Please tell me: {t[0]}",
+            "output": t[1],
+        },
+        1,
+        TALKS,
+    ),
+    "a context of any name next to a question": (
+        lambda n, t: {
+            "question": f"Which one, {n}?",
+            "quote": f"Please tell me: {t[0]}",
+            "gold_answer": t[1],
+        },
+        1,
+        TALKS,
     ),
     "prompts that name their speakers": (
         lambda n, t: {"prompt": f"User: {t[0]}\nAda:", "completion": t[1]},
@@ -576,6 +616,20 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "a.jsonl",
         each(lambda t: {"intent": "sum", "examples": [t.question, f"Please: {t.question}"]}),
         "Write one row per text",
+    ),
+    "pairs for an embedding model": (
+        "a.jsonl",
+        each(lambda t: {"anchor": t[0], "positive": t[1], "source": "The book of all the sums"}),
+        "question and answer cannot be identified",
+    ),
+    "images in messages": (
+        "a.jsonl",
+        each(
+            lambda t: {
+                "messages": [{"role": "user", "content": IMAGE}, *messages_of("assistant", t[1])]
+            }
+        ),
+        "Add --set media=drop_parts to train their text without images, audio and video",
     ),
     "how alike two texts are": (
         "a.jsonl",
@@ -711,6 +765,15 @@ def test_unreadable_data_is_reported(name, project):
     assert not Path("recipe.yaml").exists()
 
 
+def test_rows_that_all_have_images_cannot_all_be_left_out(project):
+    rows = [{"messages": [{"role": "user", "content": IMAGE}, *chats_of(t)[1:]]} for t in TALKS]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl", "--set", "media=drop_rows")
+
+    assert (code, "Use media=drop_parts" in said) == (3, True), said
+
+
 def test_conversations_that_end_on_the_user_are_read_as_the_refusal_says(project):
     rows = [{"messages": [*chats_of(t), {"role": "user", "content": "Thanks."}]} for t in TALKS]
     Path("a.jsonl").write_bytes(lines(rows))
@@ -791,6 +854,19 @@ def test_calls_are_trained_with_their_tools_or_not_at_all(project):
     assert all("Adds two numbers." in question for question, _ in project.prepare())
 
 
+def test_messages_with_calls_and_no_content_are_read(project):
+    calls = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
+    rows = [
+        {"messages": [chats_of(t)[0], {"role": "assistant", "tool_calls": calls}]} for t in TALKS
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
+    assert len(project.prepare()) == len(TALKS)
+
+
 def test_a_shape_far_after_the_first_rows_is_found(project):
     rows = [{"question": f"What is {n} and {n}?", "answer": f"It is {2 * n}."} for n in range(840)]
     rows += [{"messages": chats_of(t)} for t in TALKS]
@@ -852,6 +928,7 @@ def test_the_checks_of_prepare_say_which_limit_would_stop_it(project):
     assert code == 0, said
     assert "`packhouse prepare` would reject this: " in said
     assert "max_quarantined" in said
+    assert "Set `dedup: {exact: drop}`" in said
     assert "max_quarantined" not in Path("recipe.yaml").read_text()
 
 

@@ -101,7 +101,7 @@ MESSAGES = {
     "AuditError": (
         "the audit stopped publication: source 'rows': 29 of 30 (96.67%, over 0.00%) rows "
         "repeat an earlier row, worst: rows/rows.jsonl row 0 (30). Fix the rows or the "
-        "template, or change audit.max_duplicates"
+        "template, or change audit.max_duplicates, dedup.exact (drop keeps one of each)"
     ),
     "TokenizerError": (
         "no vocabulary in tokenizer folder 'TMP/empty' (no tokenizer file); it needs "

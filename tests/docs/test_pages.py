@@ -176,10 +176,10 @@ def is_for_trainers(public: object) -> bool:
 
 def test_the_pages_name_every_export_and_every_public_name():
     import packhouse
-    import packhouse.addons.exports.writing
+    import packhouse.addons.exports
 
     text = "\n".join(page.read_text() for page in (DOCS / "how-to").glob("*.md"))
-    for name in packhouse.addons.exports.writing.FORMATS:
+    for name in packhouse.addons.exports.FORMATS:
         assert f"`{name}`" in text
     told = set(re.findall(r"\w+", text))
     internal = {"PackingHandle", "PackingReport", "TokenizedDataset", "packed_mask_mod"}

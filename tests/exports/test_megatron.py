@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhouse.addons.exports.formats import to_megatron
-from packhouse.addons.exports.writing import _parts, export_version, write_export
+from packhouse.addons.exports import _parts, export_version, to_megatron, write_export
 from packhouse.errors import ConfigError
 
 EOS, NEWLINE = 2, 9

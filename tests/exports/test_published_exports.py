@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from packhouse.addons.exports.writing import FORMATS, MARKER, export_version
+from packhouse.addons.exports import FORMATS, MARKER, export_version
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.recipe import load_recipe, parse_recipe
 from packhouse.run.cache import Workspace

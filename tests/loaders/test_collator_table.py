@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from packhouse import PackedCollator, enable_packing, load_packed
-from packhouse.addons.exports.writing import export_version
+from packhouse.addons.exports import export_version
 from packhouse.errors import ContractError
 from packhouse.store import open_version
 from tests.loaders.models import tiny_model

@@ -19,7 +19,7 @@ from packhouse import (
     load_packed,
     load_preferences,
 )
-from packhouse.addons.exports.writing import FORMATS, export_version
+from packhouse.addons.exports import FORMATS, export_version
 from packhouse.errors import ConfigError, ContractError
 from packhouse.load.versions import preference_columns, read_rows
 from packhouse.recipe import Recipe

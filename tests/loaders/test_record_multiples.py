@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse import PackedCollator, PackedDataset, check_packing, enable_packing
-from packhouse.addons.exports.formats import to_megatron
+from packhouse.addons.exports import to_megatron
 from packhouse.errors import ConfigError
 from packhouse.pack.plan import plan_packs, round_up
 from tests.exports import readers

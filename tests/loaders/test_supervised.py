@@ -17,6 +17,7 @@ from packhouse.errors import (
     ConfigError,
     EmptyDatasetError,
     QuarantineLimitError,
+    SourceError,
 )
 from packhouse.recipe import FormatConfig, parse_recipe
 from packhouse.run.cache import Workspace
@@ -248,6 +249,17 @@ def test_bad_rows_are_counted_and_too_many_refused(cache, tmp_path):
 def test_invalid_arguments_are_refused(cache, data, settings, message):
     with pytest.raises(ConfigError, match=message):
         make_supervised_dataset(TOKENIZER, data, cache=cache, **settings)
+
+
+def test_text_that_nothing_reads_is_refused_unless_columns_are_named(tmp_path, cache):
+    note = {"note": "The sky is blue because of the air."}
+    rows = [{"query": f"What is {n} + {n}?", "response": f"It is {2 * n}."} for n in range(9)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row | note) + "\n" for row in rows))
+    with pytest.raises(SourceError, match="nothing reads the text in 'note'"):
+        make_supervised_dataset(TOKENIZER, file, cache=cache)
+    for data, named in (({"path": str(file), "ignored_fields": ["note"]}, {}), (file, fields())):
+        assert len(make_supervised_dataset(TOKENIZER, data, cache=cache, **named)) == 9
 
 
 def test_a_column_called_input_enters_the_prompt_only_where_it_is_meant(tmp_path, cache):

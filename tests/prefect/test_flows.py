@@ -1,6 +1,7 @@
 """The flows other than `prepare` on a real server: their results and their artifacts in the UI."""
 
 import json
+import logging
 import re
 import shutil
 from contextlib import suppress
@@ -13,6 +14,7 @@ from packhouse.errors import (
     AuditError,
     ConflictError,
     IntegrityError,
+    PackhouseError,
     TransientError,
     VersionNotFoundError,
 )
@@ -193,14 +195,16 @@ def deployed(place, monkeypatch):
             )
         return client.read_flow_run(run_id)
 
-    def start(**parameters):
+    def create(**parameters):
         given = {"recipe": recipe_of(place).model_dump(mode="json", by_alias=True)}
-        run = client.create_flow_run_from_deployment(deployment, parameters=given | parameters)
-        return work(run.id, **parameters)
+        return client.create_flow_run_from_deployment(deployment, parameters=given | parameters)
+
+    def start(**parameters):
+        return work(create(**parameters).id, **parameters)
 
     with get_client(sync_client=True) as client:
         deployment = client.create_deployment(client.create_flow(refresh), name="asks")
-        yield SimpleNamespace(start=start, work=work, client=client)
+        yield SimpleNamespace(create=create, start=start, work=work, client=client)
 
 
 def test_a_deployed_run_waits_for_a_person_who_resumes_it_and_the_ref_moves(place, deployed, first):
@@ -210,11 +214,12 @@ def test_a_deployed_run_waits_for_a_person_who_resumes_it_and_the_ref_moves(plac
     assert (run.state.type.value, run.state.name) == ("PAUSED", "WaitingForApproval")
     assert "To move 'latest', resume this run, or run the deployment promote" in run.state.message
     assert run.state.message.endswith("To keep it, cancel this run")
-    assert run.tags == ["dataset:demo", "outcome:waiting", f"version:{candidate}"]
+    assert run.tags == ["dataset:demo", f"version:{candidate}"]  # they stay if it is cancelled
     assert ref(place) == first
 
     again = deployed.start(approval=True)  # it does not ask again
     assert (again.state.type.value, again.state.name) == ("COMPLETED", "WaitingForApproval")
+    assert "outcome:waiting" in again.tags
 
     deployed.client.resume_flow_run(run.id)
     run = deployed.work(run.id, approval=True)
@@ -389,6 +394,34 @@ def test_a_refused_refresh_gives_the_reason_and_keeps_the_ref(place, cache, firs
     assert "Nothing was published" in page
 
 
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["audit.max_duplicates=0"], "refused by its audit gate"),
+        (["publish.store=/elsewhere"], "is outside the allowed prefixes"),
+    ],
+)
+def test_the_log_of_a_refused_run_holds_its_message_and_no_traceback(
+    overrides, says, place, deployed, first, caplog, monkeypatch
+):
+    from prefect.flow_engine import run_flow
+    from prefect.logging.loggers import flow_run_logger
+
+    from flows.refresh import refresh
+
+    for name in ("prefect.flow_runs", "prefect.task_runs", "packhouse.flows"):
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [caplog.handler])
+    add_row(place)
+    recipe = recipe_of(place, *overrides)
+    given = {"recipe": recipe, "cache": str(place / "cache")}
+    run = deployed.create()
+    with pytest.raises(PackhouseError):
+        run_flow(refresh, flow_run=run, parameters=given, error_logger=flow_run_logger(run))
+    assert says in caplog.text
+    assert "Traceback" not in caplog.text
+    assert "unexpected exception" not in caplog.text
+
+
 def test_too_many_bad_rows_show_as_a_table_with_samples(place, cache):
     assert refresh(place, cache, "validate.max_quarantined=0").is_failed()
     assert "refused by its quarantine gate" in newest("demo-refused")
@@ -399,7 +432,7 @@ def test_too_many_bad_rows_show_as_a_table_with_samples(place, cache):
 
 
 def test_a_refusal_shows_the_first_bad_rows_their_cause_and_what_to_type(place, cache):
-    from packhouse.addons.quarantine.command import read_quarantine
+    from packhouse.addons.quarantine import read_quarantine
 
     texts = [f"![](http://x/{n}) | <b> \u001b[2J" for n in range(20)]  # has a meaning in markdown
     rows = [{"messages": [{"role": "user", "content": text}]} for text in texts]

@@ -138,17 +138,16 @@ def test_masks_are_counted_by_record_and_by_answer_in_both_layouts(tmp_path: Pat
         batch = pa.record_batch([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
         pq.write_table(pa.table(batch), tmp_path / "x.parquet")
         files = {"data": [(tmp_path / "x.parquet", "train")]}
-        found = measure(VersionFiles(files=files, manifest=manifest), {"train": 1}, 100)["splits"][
-            "train"
-        ]
-        assert found["read_tokens"] == 8
-        assert found["trained"] == [(2, 1), (3, 1)]
-        assert found["turns"][:3] == [[4, 2], [1, 1], [0, 0]]
-        assert found["per_pack"] == [(2, 1)]
-        assert found["fill"][10] == 1
-        assert (found["shares"][12], found["shares"][13]) == (1, 1)
-        assert found["weights"] == []
-        (sample,) = found["samples"]
+        read = VersionFiles(files=files, manifest=manifest)
+        found = measure(read, {"train": 1}, 100).splits["train"]
+        assert found.read_tokens == 8
+        assert found.trained == [(2, 1), (3, 1)]
+        assert found.turns[:3] == [(4, 2), (1, 1), (0, 0)]
+        assert found.per_pack == [(2, 1)]
+        assert found.fill[10] == 1
+        assert (found.shares[12], found.shares[13]) == (1, 1)
+        assert found.weights == []
+        (sample,) = found.samples
         assert [each["trained"] for each in sample["records"]] == [[[1, 3], [4, 5]], [[1, 3]]]
 
 

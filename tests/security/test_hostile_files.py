@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from packhouse import StreamingPackedDataset, load_packed
+from packhouse.addons.exports import export_version
 from packhouse.cli import cli
 from packhouse.errors import IntegrityError
 from packhouse.pack.layout import published_schema
@@ -96,6 +97,11 @@ def test_packs_are_decoded_in_a_worker_before_a_trainer_does(
     for read in (load_packed, lambda *a, **k: list(StreamingPackedDataset(*a, **k))):
         with pytest.raises(IntegrityError, match="needs more memory than its limit of 200 MB"):
             read(address, cache=tmp_path / "cache")
+    too_much = "needs more memory than its limit of 200 MB"
+    (said,) = verify_version(open_address(address)).problems
+    assert too_much in said
+    with pytest.raises(IntegrityError, match=too_much):
+        export_version(open_address(address), "trl", tmp_path / "out", cache=tmp_path / "cache")
     monkeypatch.setenv("PACKHOUSE_CHILD_MEMORY_MB", "4000")
     with pytest.raises(
         IntegrityError, match=r"decodes to 400,.* the limit of a stream is 268,435,456"

@@ -375,10 +375,10 @@ def watch_rendered_rows(monkeypatch):
     rendered = []
     plain, is_proof = chat.render_rows, itertools.cycle([True, False])
 
-    def watched(renderer, all_rows, some):
+    def watched(renderer, all_rows, some, *limits):
         if not next(is_proof):
             rendered.extend(some)
-        return plain(renderer, all_rows, some)
+        return plain(renderer, all_rows, some, *limits)
 
     monkeypatch.setattr(chat, "render_rows", watched)
     return rendered

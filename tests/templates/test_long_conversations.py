@@ -5,7 +5,11 @@ import sys
 
 import pytest
 
+from packhouse.recipe import FormatConfig, parse_recipe
+from packhouse.render import make_renderer
 from packhouse.render import rendering as rule
+from packhouse.run.rendering import max_record_tokens
+from packhouse.tokenize.encoders import TokenLimit
 from tests.templates.test_chat_shapes import WITH_IDS
 from tests.templates.test_chat_toys import CHATML, MISTRAL, PHI, PHI_TOKENS, THINKING
 from tests.templates.toys import chat_renderer, counting_messages, make_table, pieces
@@ -113,3 +117,47 @@ def test_the_work_per_message_does_not_grow_with_the_others(name):
 
     work(40)  # done once per process
     assert work(800) < 12 * work(80)
+
+
+def thinking(number, words):
+    turns = []
+    for at in range(number):
+        thought = f"Think {at} {'on ' * words}"
+        answer = {"role": "assistant", "content": f"Answer {at}.", "reasoning": thought.strip()}
+        turns += [{"role": "user", "content": f"Question {at}?"}, answer]
+    return turns
+
+
+@pytest.mark.parametrize("setting", ["joined", "alone"])
+def test_answers_whose_records_fit_no_pack_are_counted_and_not_built(shared, setting):
+    pytest.importorskip("trl", reason="TRL is not installed")
+    from tests.templates.families import family, snapshot_of
+
+    snapshot = snapshot_of(family("qwen3.jinja"))
+    limit = TokenLimit(2000, snapshot.backend)
+    config = FormatConfig(turns=setting)
+    talks = [thinking(200, 3), thinking(10, 3), thinking(200, 9)]
+
+    def texts(talk, limit=None):
+        out = make_renderer(config, snapshot, limit=limit).render(make_table(talk))
+        return out.formatted["text"].to_pylist(), out.notes.get("answers_too_long", 0)
+
+    kept = []
+    for talk in talks:
+        every, _ = texts([talk])
+        some, left_out = texts([talk], limit)
+        assert some == every[: len(some)]
+        assert left_out == len(every) - len(some)
+        assert len(talk) == 20 or not limit.fits(every[len(some)].encode())
+        assert all(limit.fits(text.encode()) for text in some[:-1])
+        kept += some
+    assert texts(talks, limit)[0] == kept  # two rows of one shape, whose limits differ
+
+
+def test_the_limit_of_records_is_the_same_for_most_lengths_of_packs():
+    def of(**pack):
+        minimal = {"dataset": "d", "tokenizer": "t", "sources": [{"path": "p"}], "pack": pack}
+        return max_record_tokens(parse_recipe({**minimal, "format": {"template": "chat"}}))
+
+    assert [of(seq_len=n) for n in (512, 8192, 8193, 40000)] == [8192, 8192, 16384, 65536]
+    assert of(strategy="concat") is of(over_length="truncate_turns") is None

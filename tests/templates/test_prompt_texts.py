@@ -13,7 +13,7 @@ from packhouse.errors import ConfigError
 from packhouse.recipe import FormatConfig
 from packhouse.recipe.settings import TEMPLATES
 from packhouse.render import make_renderer
-from packhouse.render.single_turn import Ends
+from packhouse.tokenize.encoders import Ends
 from tests.templates.toys import make_snapshot, make_table, pieces
 
 DEMO = str(Path(__file__).parents[2] / "deployments" / "demo" / "tokenizer")

@@ -1,6 +1,7 @@
 """A fast encoder is used only if it gives HF's ids."""
 
 import unicodedata
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -9,7 +10,7 @@ from packhouse.errors import TokenizerError
 from packhouse.recipe import TokenizeConfig
 from packhouse.tokenize import gate, tokenize_table
 from packhouse.tokenize.encoders import EncoderError, GigatokenEncoder, HFEncoder, read_pipeline
-from packhouse.tokenize.gate import adversarial_texts, sample_texts
+from packhouse.tokenize.gate import adversarial_texts, sample_texts, short_texts
 
 FAST = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"]
 
@@ -210,3 +211,9 @@ def test_the_sample_is_small_spread_and_looks_at_foreign_rows():
     assert sum(map(len, sample)) < 120_000
     assert sample == sample_texts(pa.chunked_array([texts[:7], texts[7:]]))
     assert sample_texts(pa.chunked_array([], pa.string())) == []
+
+
+def test_of_very_many_added_tokens_some_are_tested(byte_level):
+    pipeline = read_pipeline(byte_level.backend)
+    many = replace(pipeline, added=pipeline.added[:1] * 300_000)
+    assert len(short_texts(many)) < 20_000 + len(short_texts(pipeline))

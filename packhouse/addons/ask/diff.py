@@ -24,14 +24,14 @@ from packhouse.addons.ask.files import VersionFiles
 from packhouse.addons.ask.query import MEMORY, Question, fetch_files, find_records, open_views, read
 from packhouse.cli.options import cache_option, json_option
 from packhouse.cli.tokens import pipeline_of, plain, runs_of, tokenizer_of
-from packhouse.cli.versions import echo_json, print_table
+from packhouse.cli.versions import echo_json
 from packhouse.errors import ContractError, IntegrityError
 from packhouse.run.cache import Workspace
 from packhouse.store.evolution import ManifestDiff, diff_manifests
 from packhouse.store.read import OpenVersion, open_address, open_beside
 from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import for_terminal
-from packhouse.system.terminal import echo, print_text
+from packhouse.system.terminal import echo, print_table, print_text
 from packhouse.system.wording import counted, cut_pair
 from packhouse.system.worker import run_in_worker
 from packhouse.tokenize.encoders import Pipeline

@@ -28,7 +28,7 @@ from packhouse.addons.ask.samples import (
     records_in,
     weights_text,
 )
-from packhouse.cli.options import cache_option, json_option
+from packhouse.cli.options import cache_option, json_option, number_option
 from packhouse.cli.tokens import (
     Run,
     coloured,
@@ -83,30 +83,14 @@ class _Wanted:
 @click.command()
 @click.argument("target", metavar="VERSION|RECIPE")
 @click.option("--split", help="Split to read. [default: train, or the first one]")
-@click.option(
-    "--packs",
-    default=1,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Number of packs to print.",
-)
-@click.option(
-    "--skip",
-    default=0,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Number of packs to skip first.",
-)
-@click.option("--pack", type=click.IntRange(min=0), help="Print the pack with this number, from 0.")
-@click.option(
-    "--records",
-    type=click.IntRange(min=1),
-    help="Print this many individual records instead of packs. [default: 5]",
+@number_option("--packs", "Number of packs to print.", default=1, least=1)
+@number_option("--skip", "Number of packs to skip first.", default=0)
+@number_option("--pack", "Print the pack with this number, from 0.")
+@number_option(
+    "--records", "Print this many individual records instead of packs. [default: 5]", least=1
 )
 @click.option("--source", help="Print records of this source or `source/file`.")
-@click.option(
-    "--row", type=click.IntRange(min=0), help="Print records of this row of a file, from 0."
-)
+@number_option("--row", "Print records of this row of a file, from 0.")
 @click.option("--record", help="Print the record with this ID.")
 @click.option("--grep", metavar="TEXT", help="Print records that contain this text.")
 @click.option("--quarantined", is_flag=True, help="Print bad rows with their reasons.")

@@ -13,11 +13,11 @@ import click
 import pyarrow as pa
 
 from packhouse.addons.ask.query import ask, read
-from packhouse.cli.options import cache_option, json_option
+from packhouse.cli.options import cache_option, json_option, number_option
 from packhouse.run.cache import Workspace
 from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
-from packhouse.system.terminal import console, echo, echo_data, print_facts, print_table
+from packhouse.system.terminal import cell_text, console, echo, echo_data, print_facts, print_table
 from packhouse.system.wording import counted
 
 _CELL = 400
@@ -29,13 +29,7 @@ _CELL = 400
 @click.argument("query", metavar="QUERY")
 @json_option("Print one line of JSON per row.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
-@click.option(
-    "--limit",
-    default=50,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Number of rows to print; 0 prints all.",
-)
+@number_option("--limit", "Number of rows to print; 0 prints all.", default=50)
 @cache_option("Folder of tokenizers and cached steps.")
 def sql(target: str, query: str, as_json: bool, as_csv: bool, limit: int, cache: Path) -> None:
     """Query a VERSION with SQL (DuckDB).
@@ -107,25 +101,17 @@ def print_rows(table: pa.Table, limit: int = 0) -> None:
         table: rows to print.
         limit: maximum number of rows; 0 prints all.
     """
-    from rich.table import Table
-
-    shown = _plain_rows(table.slice(0, limit or table.num_rows))
-    drawn = Table(box=None, pad_edge=False)
-    for field in table.schema:
-        is_number = pa.types.is_decimal(field.type) or pa.types.is_primitive(field.type)
-        drawn.add_column(
-            for_terminal(field.name),
-            justify="right" if is_number else "left",
-            overflow="fold",
-            no_wrap=is_number,
-        )
-    cells = [[_cell(value) for value in row.values()] for row in shown]
+    shown = [
+        [_cut(value) for value in row.values()]
+        for row in _plain_rows(table.slice(0, limit or table.num_rows))
+    ]
     names = [for_terminal(name) for name in table.schema.names]
-    # Text columns are folded, but not below 16 characters: `from records` has 11 columns.
+    cells = [[cell_text(value) for value in row] for row in shown]
     widths = [max(map(len, (name, *of))) for name, *of in zip(names, *cells, strict=True)]
+    # Text columns are folded, but not below 16 characters: `from records` has 11 columns.
     folded = [
-        width if column.no_wrap else min(width, 16)
-        for width, column in zip(widths, drawn.columns, strict=True)
+        min(width, 16) if pa.types.is_nested(kind) or pa.types.is_string(kind) else width
+        for width, kind in zip(widths, table.schema.types, strict=True)
     ]
     out = console()
     # In a pipe the width is unknown, and programs expect one line per row.
@@ -134,24 +120,15 @@ def print_rows(table: pa.Table, limit: int = 0) -> None:
         for number, row in enumerate(cells, 1):
             print_facts(f"-- {number:,} of {len(cells):,} --", list(zip(names, row, strict=True)))
     else:
-        for row in cells:
-            drawn.add_row(*row)
-        print_table(drawn)
+        print_table(names, shown)
     if len(shown) < table.num_rows:
         echo(f"{len(shown):,} of {counted(table.num_rows, 'row')}; --limit 0 shows all")
 
 
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.1f}"
-    text = value if isinstance(value, str) else json.dumps(value)
-    return for_terminal(text if len(text) <= _CELL else text[: _CELL - 4] + " ...")
+def _cut(value: object) -> object:
+    text = json.dumps(value) if isinstance(value, list | dict) else value
+    is_long = isinstance(text, str) and len(text) > _CELL
+    return f"{str(text)[: _CELL - 4]} ..." if is_long else value
 
 
 @click.command()

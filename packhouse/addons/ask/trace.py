@@ -24,7 +24,7 @@ from packhouse.addons.ask.samples import (
     read_pack,
     records_in,
 )
-from packhouse.cli.options import cache_option, json_option
+from packhouse.cli.options import cache_option, json_option, number_option
 from packhouse.cli.tokens import tokenizer_of, trained_ranges
 from packhouse.errors import ConfigError, PackhouseError
 from packhouse.read import SourceShard, raw_rows, scan_source
@@ -55,13 +55,11 @@ _RULES = {
 @click.command()
 @click.argument("target", metavar="VERSION")
 @click.option("--split", help="Split to read. [default: train, or the first one]")
-@click.option("--pack", type=click.IntRange(min=0), help="Number of the pack in its split, from 0.")
-@click.option(
-    "--token", type=click.IntRange(min=0), help="Number of the token in the pack, from 0."
-)
+@number_option("--pack", "Number of the pack in its split, from 0.")
+@number_option("--token", "Number of the token in the pack, from 0.")
 @click.option("--file", help="Source file: faq.jsonl, source/faq.jsonl, or its path.")
-@click.option("--line", type=click.IntRange(min=1), help="Line of a JSON Lines file, from 1.")
-@click.option("--row", type=click.IntRange(min=0), help="Row of a file of any format, from 0.")
+@number_option("--line", "Line of a JSON Lines file, from 1.", least=1)
+@number_option("--row", "Row of a file of any format, from 0.")
 @json_option()
 def trace(
     target: str,
@@ -251,13 +249,7 @@ Rows = list[dict[str, Any]]
 @click.argument("target", metavar="VERSION")
 @click.option("--reason", help="List only rows with this reason.")
 @click.option("--source", help="List only rows of this source or `source/file`.")
-@click.option(
-    "--limit",
-    default=5,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Number of rows to print per reason; 0 prints all.",
-)
+@number_option("--limit", "Number of rows to print per reason; 0 prints all.", default=5)
 @click.option(
     "--recipe", type=click.Path(), help="Recipe with the current paths of the source files."
 )
@@ -390,7 +382,10 @@ def _add_raw(
         wanted.setdefault(row["source"], {}).setdefault(row["row"], []).append(row)
     if recipe is None:
         # Without a recipe, look where the last run on this machine read the files.
-        shards, notes = _shards_of_run(opened, workspace), dict[str, str]()
+        jobs = load_last_run(workspace.cache, opened.dataset).values()
+        shards, notes = list[SourceShard](), dict[str, str]()
+        with suppress(TypeError):  # written by another release of packhouse
+            shards = [SourceShard(**job.shard) for job in jobs if job.shard is not None]
         missing = "its path is unknown on this machine; pass --recipe RECIPE"
     else:
         shards, notes = _shards_of_recipe(recipe, {name.partition("/")[0] for name in wanted})
@@ -421,14 +416,6 @@ def _add_raw(
                 f"cannot show the text of {num_rows_left} of {name}: {notes.get(name) or why}"
             )
     return lines
-
-
-def _shards_of_run(opened: OpenVersion, workspace: Workspace) -> list[SourceShard]:
-    """Return the shards that the last run of the dataset read, from the cache of this machine."""
-    jobs = load_last_run(workspace.cache, opened.dataset).values()
-    with suppress(TypeError):  # written by another release of packhouse
-        return [SourceShard(**job.shard) for job in jobs if job.shard is not None]
-    return []
 
 
 def _shards_of_recipe(recipe: Recipe, names: set[str]) -> tuple[list[SourceShard], dict[str, str]]:

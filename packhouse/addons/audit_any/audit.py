@@ -8,11 +8,13 @@ code wrote them. Other rows are raw. They are prepared in a temporary folder, as
 `packhouse.prepare`, and the report shows the findings of its audit.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from textwrap import indent
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +37,7 @@ from packhouse.run.cache import Workspace
 from packhouse.run.chain import Prepared
 from packhouse.run.given import recipe_for, tokenizer_name
 from packhouse.store import open_version as open_stored
+from packhouse.store.manifest import AuditedRow
 from packhouse.system.disks import CachePlace, check_cache, find_cache, temporary_folder
 from packhouse.system.escaping import PAGE_STYLE, html_text
 from packhouse.system.progress import show_progress, start_phase
@@ -42,112 +45,114 @@ from packhouse.system.wording import by_name, counted
 from packhouse.tokenize import load_snapshot
 from packhouse.tokenize.encoders import Pipeline, read_pipeline
 
-# Problem and remedy of each finding.
+
+class Meaning(NamedTuple):
+    """Explanation of a finding."""
+
+    says: str
+    remedy: str
+    of: str = "records"
+    """Count that the finding is a part of; `says` names the unit of `tokens` itself."""
+
+
 MEANINGS = {
-    "untrained": ("no trained token", "drop them or fix their mask: their loss is 0 or NaN"),
-    "empty": ("no tokens, or only padding", "drop them"),
-    "hidden": (
+    "untrained": Meaning("no trained token", "drop them or fix their mask: their loss is 0 or NaN"),
+    "empty": Meaning("no tokens, or only padding", "drop them", "rows"),
+    "hidden": Meaning(
         "attention_mask is 0 at tokens other than padding",
         "set it to 1 there, or remove these tokens: the model would not see them",
+        "rows",
     ),
-    "unmasked": (
+    "unmasked": Meaning(
         "unlike other rows, they do not say which tokens are trained",
         "set the label to -100 for tokens that are not trained, or drop the rows",
+        "rows",
     ),
-    "untrained_ends": (
-        "the end token of an answer is not trained",
-        "train it: the model would not learn to stop",
+    "untrained_ends": Meaning(
+        "the end token of an answer is not trained", "train it: the model would not learn to stop"
     ),
-    "past_stops": (
+    "past_stops": Meaning(
         "trained spans go past the stop token",
         "set labels to -100 after it: the model stops generating there",
     ),
-    "other_ends": (
+    "other_ends": Meaning(
         "trained spans end with a token that does not stop generation",
         "train the stop token instead, or configure inference to stop there",
     ),
-    "unended": (
+    "unended": Meaning(
         "an answer has no end token",
         "add the end token of the template: the model would not learn to stop",
     ),
-    "truncated": (
+    "truncated": Meaning(
         "cut in the middle of an answer, at the length of the longest row",
         "drop them or raise the length limit: the model would not learn to stop",
     ),
-    "padding": (
+    "padding": Meaning(
         "pad tokens are trained or not masked, or end tokens after the end are trained",
         "set labels to -100 and attention_mask to 0 there",
+        "rows",
     ),
-    "untrained_starts": (
+    "untrained_starts": Meaning(
         "the first tokens of an answer are not trained",
         "start the trained span right after the header",
     ),
-    "untrained_answers": ("bytes of answers are not trained", "check the template"),
-    "trained_prompts": (
-        "tokens of prompts are trained",
-        "mask everything except the assistant's answers",
+    "untrained_answers": Meaning(
+        "bytes of answers are not trained", "check the template", "tokens"
     ),
-    "trained_headers": (
-        "the header of an answer is trained",
-        "start the trained span after the header",
+    "trained_prompts": Meaning(
+        "tokens of prompts are trained", "mask everything except the assistant's answers"
     ),
-    "missing_headers": (
+    "trained_headers": Meaning(
+        "the header of an answer is trained", "start the trained span after the header"
+    ),
+    "missing_headers": Meaning(
         "the record does not begin like the template, or has no header before the answer",
         "the prompt was cut (drop them or raise the limit), or a record boundary is wrong",
     ),
-    "double_bos": ("two BOS", "tokenize rendered text with add_special_tokens=False"),
-    "missing_bos": (
-        "the BOS token that the tokenizer adds is missing",
-        "add it: the model expects it",
+    "double_bos": Meaning("two BOS", "tokenize rendered text with add_special_tokens=False"),
+    "missing_bos": Meaning(
+        "the BOS token that the tokenizer adds is missing", "add it: the model expects it"
     ),
-    "double_ends": (
-        "two end tokens in a row",
-        "add it in the tokenizer or the template, not in both",
+    "double_ends": Meaning(
+        "two end tokens in a row", "add it in the tokenizer or the template, not in both"
     ),
-    "positions": (
-        "position_ids do not restart at each record",
-        "count from 0 in each record",
+    "positions": Meaning(
+        "position_ids do not restart at each record", "count from 0 in each record", "rows"
     ),
-    "boundaries": (
-        "seq_lengths or cu_seqlens do not add up to the tokens",
-        "recompute the boundaries",
+    "boundaries": Meaning(
+        "seq_lengths or cu_seqlens do not add up to the tokens", "recompute the boundaries", "rows"
     ),
-    "leaks": (
+    "leaks": Meaning(
         "several records in a row, and attention does not separate them",
         "add seq_lengths, or position_ids that restart, and remove the all-ones attention_mask",
+        "rows",
     ),
-    "crossing": (
+    "crossing": Meaning(
         "the first token of a later record is trained: it is predicted from the record before",
         "set its label to -100",
+        "rows",
     ),
-    "mislabeled": (
+    "mislabeled": Meaning(
         "a label is neither its token nor -100",
         "do not shift labels (trainers do), or check that ids and labels are from the same row",
+        "rows",
     ),
-    "uneven": (
+    "uneven": Meaning(
         "columns differ in length, ids are negative, or a value is null",
         "write the rows again",
+        "rows",
     ),
-    "foreign_ids": ("ids outside the tokenizer's vocabulary", "is it the right tokenizer?"),
-    "unknown_tokens": ("tokens are unknown to the tokenizer", "is it the right tokenizer?"),
-    "duplicates": ("repeat an earlier record", "drop them"),
-    "quarantined": ("`prepare` would reject them", "fix them; the reasons are below"),
-}
-_OF_ROWS = {
-    "positions",
-    "boundaries",
-    "leaks",
-    "mislabeled",
-    "uneven",
-    "crossing",
-    "unmasked",
-    "padding",
-    "empty",
-    "hidden",
+    "foreign_ids": Meaning("ids outside the tokenizer's vocabulary", "is it the right tokenizer?"),
+    "unknown_tokens": Meaning(
+        "tokens are unknown to the tokenizer", "is it the right tokenizer?", "tokens"
+    ),
+    "duplicates": Meaning("repeat an earlier record", "drop them"),
+    "quarantined": Meaning(
+        "`prepare` would reject them", "fix them; the reasons are below", "rows_in"
+    ),
 }
 OF_SPANS = ("spans", "spans_stopped", "spans_of_one_stop", "spans_after_header")
 """Counts of trained spans, present if the chat template is known."""
-_OF_TOKENS = {"untrained_answers", "unknown_tokens"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,6 +164,11 @@ class Example:
     runs: tuple[Run, ...] = ()
     """Tokens around the position; empty if there are none."""
     detail: str = ""
+
+    @property
+    def title(self) -> str:
+        """The place and the detail, if there is one."""
+        return f"{self.place}{': ' * bool(self.detail)}{self.detail}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,6 +183,12 @@ class Finding:
     says: str
     remedy: str
     examples: tuple[Example, ...]
+
+    @property
+    def title(self) -> str:
+        """The finding in one line, without its remedy."""
+        of = f"of {self.total:,} {self.of}: " if self.of else ""
+        return f"{self.name}: {self.number:,} {of}{self.says}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,37 +262,25 @@ class AuditReport:
     def __repr__(self) -> str:
         lines = self.summary()
         for finding in self.findings:
-            lines += ["", *headline(finding)]
+            lines += ["", finding.title, f"  {finding.remedy}"]
             for example in finding.examples:
-                lines.append(f"    {example.place}{': ' * bool(example.detail)}{example.detail}")
+                lines.append(f"    {example.title}")
                 if example.runs:
-                    lines.append(indented(plain(example.runs), 6))
+                    lines.append(indent(plain(example.runs).rstrip(), " " * 6))
         return "\n".join([*lines, "" if self.findings else "nothing found"])
 
     def _repr_html_(self) -> str:
         lines = "<br>".join(html_text(line) for line in self.summary())
         parts = [PAGE_STYLE, '<div class="packhouse">', f"<p>{lines}</p>"]
         for finding in self.findings:
-            title, remedy = headline(finding)
-            parts.append(f"<p><b>{html_text(title)}</b><br>{html_text(remedy)}</p>")
+            remedy = html_text(finding.remedy)
+            parts.append(f"<p><b>{html_text(finding.title)}</b><br>{remedy}</p>")
             for example in finding.examples:
-                label = f"{example.place}{': ' * bool(example.detail)}{example.detail}"
-                parts.append(f'<div class="quiet">{html_text(label)}</div>')
+                parts.append(f'<div class="quiet">{html_text(example.title)}</div>')
                 parts.append(html_runs(example.runs) if example.runs else "")
         if self.is_clean:
             parts.append("<b>nothing found</b>")
         return "".join([*parts, "</div>"])
-
-
-def indented(text: str, width: int) -> str:
-    """Indent each line, and drop empty lines at the end."""
-    return "\n".join(" " * width + line for line in text.rstrip().split("\n"))
-
-
-def headline(finding: Finding) -> tuple[str, str]:
-    """Return a finding as one line, and its remedy as another."""
-    of = f"of {finding.total:,} {finding.of}: " if finding.of else ""
-    return f"{finding.name}: {finding.number:,} {of}{finding.says}", f"  {finding.remedy}"
 
 
 def make_report(
@@ -296,25 +300,18 @@ def make_report(
         Finding(
             name=name,
             number=counts[name],
-            total=counts[_total_of(name)],
-            of="" if name in _OF_TOKENS else _total_of(name).removesuffix("_in"),
-            says=says,
-            remedy=remedy,
+            total=counts[meaning.of],
+            of="" if meaning.of == "tokens" else meaning.of.removesuffix("_in"),
+            says=meaning.says,
+            remedy=meaning.remedy,
             examples=examples.get(name, ()),
         )
-        for name, (says, remedy) in MEANINGS.items()
+        for name, meaning in MEANINGS.items()
         if counts.get(name, 0) > allowed.get(name, 0)
     )
     return AuditReport(
         data=data, tokenizer=tokenizer, counts=counts, findings=findings, notes=notes
     )
-
-
-def _total_of(name: str) -> str:
-    """Return the name of the count that a finding is a part of."""
-    if name == "quarantined":
-        return "rows_in"
-    return "tokens" if name in _OF_TOKENS else "rows" if name in _OF_ROWS else "records"
 
 
 # Names of the same findings in the audit of `prepare`.
@@ -400,7 +397,7 @@ def audit(
         start_phase("auditing rows")
         found = audit_token_rows(batches, snapshot, turns, pipeline)
     # The template's headers occur nowhere, so it is probably not the one of these rows.
-    if turns.answer_opens and not found.has_turns and found.counts["records"]:
+    if turns.answer_opens and not found.has_turns and found.totals.records:
         notes.append(
             "no row contains the header that the template writes before an answer, so "
             "prompts and headers were not checked. Is this the template of the rows?"
@@ -439,7 +436,10 @@ def _open_if_version(data: object) -> object:
 
 
 def _version_batches(version: Version) -> Iterator[pa.RecordBatch]:
-    for split in (version.train, version.eval):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "rows hold several records")  # nothing is trained here
+        splits = version.train, version.eval
+    for split in splits:
         yield from token_batches(split) or () if split is not None else ()
 
 
@@ -447,12 +447,12 @@ def _report_tokens(
     found: TokenAudit, tokenizer: str, pipeline: Pipeline, notes: tuple[str, ...]
 ) -> AuditReport:
     """Build the report of tokenized rows."""
+    totals = found.totals
+    shown = ["rows", "records", "tokens", "trained_tokens", "longest_row"]
+    shown += OF_SPANS if totals.spans else ()
+    counts = {name: getattr(totals, name) for name in shown} | {"rows_in": totals.rows}
     names = [name for name in MEANINGS if name not in ("untrained_answers", "quarantined")]
-    counts = {name: found.counts[name] for name in ("rows", "records", "tokens", "trained_tokens")}
-    counts |= {"rows_in": counts["rows"], "longest_row": found.counts["longest_row"]}
     counts |= {name: found.counts[name] for name in names}
-    if found.counts["spans"]:
-        counts |= {name: found.counts[name] for name in OF_SPANS}
 
     def example(sample: Sample) -> Example:
         runs = runs_of(sample.ids.tolist(), sample.trained, pipeline)
@@ -508,22 +508,21 @@ def _report_prepared(
     prepared: Prepared, version: Version, recipe: Recipe, place: CachePlace
 ) -> AuditReport:
     """Build the report of raw rows from the audit of their temporary version."""
-    found = version.audit["dataset"]
-    sides = [side for side in version.statistics.values() if side["num_packs"]]
+    facts = version._opened.manifest.facts
+    sides = [side for side in facts.counts.statistics.values() if side.num_packs]
+    found = facts.audit.dataset
     counts: dict[str, int] = {
-        "rows_in": version.ledger[0]["rows_in"],
-        "rows": sum(side["num_packs"] for side in sides),
-        "records": sum(side["num_sequences"] for side in sides),
-        "tokens": sum(side["num_tokens"] for side in sides),
-        "trained_tokens": sum(side["num_trained"] for side in sides),
+        "rows_in": facts.counts.ledger[0].rows_in,
+        "rows": sum(side.num_packs for side in sides),
+        "records": sum(side.num_sequences for side in sides),
+        "tokens": sum(side.num_tokens for side in sides),
+        "trained_tokens": sum(side.num_trained for side in sides),
         "longest_row": recipe.pack.seq_len,
         "answer_bytes": found["answer_bytes"],
+        "truncated": facts.audit.packs.get("cut_sequences", 0),
+        "quarantined": sum(line.num_bad_rows for line in facts.counts.ledger),
     }
     counts |= {name: found.get(known, 0) for name, known in _PREPARED.items()}
-    counts["truncated"] = version.audit["packs"].get("cut_sequences", 0)
-    counts["quarantined"] = sum(
-        line.num_bad_rows for line in version._opened.manifest.facts.counts.ledger
-    )
     snapshot = load_snapshot(
         recipe.tokenizer, Workspace(cache=place.folder).tokenizers, recipe.tokenize.pipeline
     )
@@ -531,38 +530,35 @@ def _report_prepared(
     examples = {
         name: tuple(_example(row, prepared, pipeline) for row in worst[:NUM_SAMPLES])
         for name, known in _PREPARED.items()
-        if (worst := version.audit["worst"].get(known))
+        if (worst := facts.audit.worst.get(known))
     }
     reasons = function_of_addon("count_reasons")(version.quarantined, NUM_SAMPLES)
     examples["quarantined"] = tuple(
         Example(place=f"{row['source']} row {row['row']:,}", detail=row["detail"])
         for line in reasons
-        for row in line["samples"]
+        for row in line.samples
     )[:NUM_SAMPLES]
     dropped = by_name(version.dropped)
     notes = [f"rows were packed to {recipe.pack.seq_len:,} tokens, as `prepare` would"]
     notes += [f"dropped by policy: {dropped}"] if dropped else []
     notes += [line] if (line := inference_line(version.audit)) else []
-    notes += quality_lines(version.audit["quality"])
+    notes += quality_lines(facts.audit.quality) if facts.audit.quality else []
     return make_report("raw", recipe.tokenizer, counts, examples, tuple(notes))
 
 
-def _example(row: Mapping[str, object], prepared: Prepared, pipeline: Pipeline) -> Example:
+def _example(row: AuditedRow, prepared: Prepared, pipeline: Pipeline) -> Example:
     """Return one of the worst rows of the audit, with its first 160 tokens."""
-    place = f"{row['source']} row {row['row']:,}"
+    place = f"{row.source} row {row.row:,}"
     for receipt in prepared.receipts:
         if receipt.step != "gather":
             continue
         for batch in read_table(receipt.path("packs.arrow")).to_batches():
-            number = pc.index(batch["record_ids"].flatten(), row["record_id"]).as_py()
+            number = pc.index(batch["record_ids"].flatten(), row.record_id).as_py()
             if number < 0:
                 continue
             ends = np.cumsum(batch["seq_lengths"].flatten().to_numpy(zero_copy_only=False))
             start, end = int(ends[number - 1]) if number else 0, int(ends[number])
             ids = batch["input_ids"].flatten().to_numpy()[start:end]
             trained = expand_labels(batch)[start:end] >= 0
-            return Example(
-                place=place,
-                runs=runs_of(ids[:160].tolist(), trained[:160], pipeline),
-            )
+            return Example(place=place, runs=runs_of(ids[:160].tolist(), trained[:160], pipeline))
     return Example(place=place)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from textwrap import indent
 from typing import TYPE_CHECKING
 
 import click
@@ -83,21 +84,18 @@ def _print(report: "AuditReport") -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    from packhouse.addons.audit_any.audit import headline, indented
     from packhouse.cli.tokens import coloured, plain
 
     out = console(soft_wrap=False)
     for line in report.summary():
         out.print(line)
     for finding in report.findings:
-        title, remedy = headline(finding)
-        out.print(Text(f"\n{title}", "bold yellow"))
-        out.print(remedy)
+        out.print(Text(f"\n{finding.title}", "bold yellow"))
+        out.print(f"  {finding.remedy}")
         for example in finding.examples:
-            said = f"{example.place}{': ' * bool(example.detail)}{example.detail}"
-            out.print(Padding(Text(said, "cyan"), (0, 0, 0, 4), expand=False))
+            out.print(Padding(Text(example.title, "cyan"), (0, 0, 0, 4), expand=False))
             if example.runs and not out.is_terminal:
-                echo(indented(plain(example.runs), 6))
+                echo(indent(plain(example.runs).rstrip(), " " * 6))
             elif example.runs:
                 text = coloured(example.runs)
                 text.rstrip()

@@ -12,6 +12,7 @@ segment numbers in `attention_mask`; otherwise the row is one record.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from glob import glob
@@ -252,7 +253,8 @@ def _json_rows(path: Path, head: bytes) -> Iterator[object]:
     first = next(chunks, b"").removeprefix(BOM)
     if first.lstrip().startswith(b"["):
         if b'"input_ids"' in first:
-            yield from _json_array(chain([first], chunks))
+            with suppress(ValueError):
+                yield from json.loads(b"".join(chain([first], chunks)))
         return
     for number, line in enumerate(_lines(chain([first], chunks)), 1):
         if not line.strip():
@@ -264,13 +266,6 @@ def _json_rows(path: Path, head: bytes) -> Iterator[object]:
                 raise SourceError(f"'{path}' line {number:,} is not JSON") from None
             return
         yield row
-
-
-def _json_array(chunks: Iterator[bytes]) -> Iterator[object]:
-    try:
-        yield from json.loads(b"".join(chunks))
-    except ValueError:
-        return
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:

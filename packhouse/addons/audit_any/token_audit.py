@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.addons.audit_any.rows import MASKS, Padding, TokenRows, read_token_rows
-from packhouse.addons.audit_any.turns import TokenBytes, Turns, learn_turns
+from packhouse.addons.audit_any.turns import REASONING_TAGS, TokenBytes, Turns, learn_turns
 from packhouse.auditing.shard import worst_rows
 from packhouse.auditing.tokens import Ids, bos_and_unknown
 from packhouse.pack.layout import expand_labels
@@ -48,14 +48,33 @@ class Sample:
 
 
 @dataclass(slots=True)
+class Totals:
+    """Counts over all rows that are no findings."""
+
+    rows: int = 0
+    records: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    trained_bytes: int = 0
+    trained_prompt_bytes: int = 0
+    longest_row: int = 0
+    spans: int = 0
+    """Trained spans; like the next three, 0 if the template is unknown."""
+    spans_stopped: int = 0
+    """Spans that end with a stop token."""
+    spans_of_one_stop: int = 0
+    """Spans that contain no other stop token."""
+    spans_after_header: int = 0
+    """Spans that follow the end of a generation prompt."""
+
+
+@dataclass(slots=True)
 class TokenAudit:
     """Findings in all rows."""
 
+    totals: Totals = field(default_factory=Totals)
     counts: Counter[str] = field(default_factory=Counter)
-    """`rows`, `records`, `tokens`, `trained_tokens`, `trained_bytes`, `trained_prompt_bytes`,
-    `longest_row`, and the number of each finding. If the template is known, also counts of trained
-    spans: `spans`, `spans_stopped` (end with a stop token), `spans_of_one_stop` (contain no other
-    stop token) and `spans_after_header` (follow the end of a generation prompt)."""
+    """Number of each finding."""
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     has_turns: bool = False
     """True if any row contains what the template writes before answers."""
@@ -101,13 +120,10 @@ class _Scan:
         self.bos_id = -1 if bos_id is None or not turns.bos_opens else bos_id
         self.is_end = np.zeros(len(pipeline.is_control), np.bool_)
         self.is_end[[i for i in turns.end_ids if i < len(self.is_end)]] = True
-        self.reasoning_tags = tuple(
-            self.table.texts[snapshot.added_tokens[tag]]
-            if tag in snapshot.added_tokens
-            else tag.encode()
-            for tag in ("<think>", "</think>")
-        )
-        self.counts: Counter[str] = Counter()
+        tags = (self.table.of_text(tag, snapshot.added_tokens) for tag in REASONING_TAGS)
+        self.prompt_ends = (*tags, *(text.rstrip() for text in turns.generation_opens))
+        self.totals = Totals()
+        self.num_unknown = 0
         self.found: defaultdict[Hashable, _Found] = defaultdict(_Found)
         """Occurrences by finding. Some become findings only in `finish`: `unended` and `several` by
         row length, `cut` and `other` starts of records, and `unmasked` rows."""
@@ -118,15 +134,15 @@ class _Scan:
         self.prefix: bytes | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
-        counts = self.counts
-        rows = read_token_rows(batch, counts["rows"], self.pad, self.pipeline)
-        counts["rows"] += rows.num_rows
-        counts["records"] += len(rows.rows)
-        counts["tokens"] += len(rows.ids)
-        counts["trained_tokens"] += int(rows.trained.sum())
+        totals = self.totals
+        rows = read_token_rows(batch, totals.rows, self.pad, self.pipeline)
+        totals.rows += rows.num_rows
+        totals.records += len(rows.rows)
+        totals.tokens += len(rows.ids)
+        totals.trained_tokens += int(rows.trained.sum())
         known = rows.ids[rows.trained & (rows.ids < len(self.table.widths))]
-        counts["trained_bytes"] += int(self.table.widths[known].sum())
-        counts["longest_row"] = max([counts["longest_row"], *rows.row_lengths.tolist()])
+        totals.trained_bytes += int(self.table.widths[known].sum())
+        totals.longest_row = max([totals.longest_row, *rows.row_lengths.tolist()])
         self.names_mask |= not MASKS.isdisjoint(batch.schema.names)
         for name, faults in rows.faults.items():
             found = self.found[name]
@@ -150,7 +166,7 @@ class _Scan:
         of_bos = bos_and_unknown(rows, self.snapshot)
         for name in ("double_bos", "missing_bos"):
             self._note(rows, name, rows.offsets[:-1][of_bos[name] > 0])
-        counts["unknown_tokens"] += int(of_bos["unknown_tokens"].sum())
+        self.num_unknown += int(of_bos["unknown_tokens"].sum())
         self._duplicates(rows)
         if self.pipeline.token_bytes is not None:
             self._turns(rows)
@@ -245,7 +261,7 @@ class _Scan:
         other, num_alike = answers.unusual_starts(self.bos_id)
         self._note(rows, "other", np.setdiff1d(other, cut))
         self.num_alike += num_alike
-        self._note(rows, "untrained_starts", answers.untrained_starts(self.reasoning_tags))
+        self._note(rows, "untrained_starts", answers.untrained_starts(self.prompt_ends))
         is_header = _cover(answers.headers, answers.begins, len(rows.ids))
         is_answer = _cover(answers.begins, answers.stops, len(rows.ids))
         is_checked = np.zeros(len(rows.rows), np.bool_)
@@ -253,23 +269,23 @@ class _Scan:
         wrong = rows.trained & ~self.table.is_blank[rows.ids] & ~is_answer
         wrong &= np.repeat(is_checked, np.diff(rows.offsets))
         prompts = np.flatnonzero(wrong & ~is_header)
-        self.counts["trained_prompt_bytes"] += int(self.table.widths[rows.ids[prompts]].sum())
+        self.totals.trained_prompt_bytes += int(self.table.widths[rows.ids[prompts]].sum())
         self._note(rows, "trained_headers", np.flatnonzero(wrong & is_header))
         self._note(rows, "trained_prompts", prompts)
 
     def _spans(self, rows: TokenRows, data: bytes, edges: Int64s) -> None:
         """Count the trained spans that start and end as in inference."""
-        begins, stops, counts = rows.range_starts, rows.range_ends, self.counts
+        begins, stops, totals = rows.range_starts, rows.range_ends, self.totals
         is_stop = np.isin(rows.ids, list(self.turns.stop_ids))
         # Stop tokens at [2 5], spans [1, 3) and [4, 8): [0 1] stop tokens before their last tokens.
         before = np.append(0, np.cumsum(is_stop))
         records = edges[rows.offsets[rows.range_rows]].tolist()
         places = zip(records, edges[begins].tolist(), strict=True)
-        counts["spans"] += len(begins)
-        counts["spans_stopped"] += int(is_stop[stops - 1].sum())
-        counts["spans_of_one_stop"] += int((before[stops - 1] == before[begins]).sum())
+        totals.spans += len(begins)
+        totals.spans_stopped += int(is_stop[stops - 1].sum())
+        totals.spans_of_one_stop += int((before[stops - 1] == before[begins]).sum())
         opens = self.turns.generation_opens
-        counts["spans_after_header"] += sum(data.endswith(opens, *place) for place in places)
+        totals.spans_after_header += sum(data.endswith(opens, *place) for place in places)
 
     def _leaks(self, rows: TokenRows, data: bytes, edges: Int64s) -> None:
         """Find rows whose records start without a boundary, or are joined by attention."""
@@ -313,8 +329,8 @@ class _Scan:
 
     def finish(self) -> TokenAudit:
         """Resolve findings that depend on all rows, such as which unended answers are truncated."""
-        counts, found = self.counts, self.found
-        longest = counts["longest_row"]
+        totals, found = self.totals, self.found
+        longest = totals.longest_row
         if not self.names_mask:  # all rows are meant to be trained whole
             found["unmasked"] = _Found()
         unended = {
@@ -329,7 +345,7 @@ class _Scan:
         found["unended"] = _Found(sum(each.number for each in unended.values()), samples)
         # Conversations rarely have equal lengths: if most rows do, they were concatenated and cut.
         several, alike = found["several", longest], self.lengths[longest]
-        if several.number > found["leaks"].number and alike >= max(_MOST * counts["rows"], 5):
+        if several.number > found["leaks"].number and alike >= max(_MOST * totals.rows, 5):
             found["leaks"] = several
         cut, other = found["cut"], found["other"]
         if self.has_turns:  # otherwise the template is not the right one
@@ -338,7 +354,9 @@ class _Scan:
             found["missing_headers"] = cut
         named = {name: each for name, each in found.items() if isinstance(name, str)}
         return TokenAudit(
-            counts=counts + Counter({name: each.number for name, each in named.items()}),
+            totals=totals,
+            counts=Counter({name: each.number for name, each in named.items()})
+            + Counter(unknown_tokens=self.num_unknown),
             samples={name: each.samples[:NUM_SAMPLES] for name, each in named.items()},
             has_turns=self.has_turns,
         )
@@ -394,14 +412,26 @@ class AnswerPlaces:
         # Tokens at bytes [0 5 15 20] and a header at bytes [5, 15): the header starts in token 1,
         # and the answer with token 2.
         first, begins = np.searchsorted(edges, spans[:, 0]), np.searchsorted(edges, spans[:, 1])
+        is_end = np.isin(rows.ids, list(turns.end_ids))
+        if turns.stop_ids and len(first):
+            # The model writes some headers itself: gpt-oss has <|end|><|start|>assistant between
+            # reasoning and answer. Such a header follows a trained control token at which
+            # generation does not stop, in a span that begins right after an answer's header.
+            before = np.maximum(first - 1, 0)
+            spans_before = np.searchsorted(rows.range_starts, before, "right") - 1
+            goes_on = rows.trained[before] & table.is_control[rows.ids[before]]
+            goes_on &= ~np.isin(rows.ids[before], list(turns.stop_ids))
+            goes_on &= np.isin(np.append(rows.range_starts, -1)[spans_before], begins)
+            is_end[before[goes_on]] = False
+            first, begins = first[~goes_on], begins[~goes_on]
         records = rows.row_of(np.minimum(first, num_tokens - 1))
         limits = np.minimum(rows.offsets[records + 1], np.append(first[1:], num_tokens))
-        at = _next(np.isin(rows.ids, list(turns.end_ids)), begins)
+        at = _next(is_end, begins)
         stops = np.minimum(np.where(at < limits, at + 1, limits), num_tokens)
         stops = np.maximum(stops, begins)
         return AnswerPlaces(rows, data, edges, turns, table, first, begins, stops, records)
 
-    def untrained_starts(self, reasoning_tags: tuple[bytes, ...]) -> Int64s:
+    def untrained_starts(self, prompt_ends: tuple[bytes, ...]) -> Int64s:
         r"""Return the first token of each answer that is trained, but not from its first token on.
 
         Reasoning may be untrained, as may tags that the inference prompt ends with:
@@ -413,7 +443,7 @@ class AnswerPlaces:
         because some tools train the end of every turn.
 
         Args:
-            reasoning_tags: `<think>` and `</think>` as bytes of the table.
+            prompt_ends: ends of prompts after the header, as bytes of the table: `</think>`.
         """
         rows, num_tokens = self.rows, len(self.rows.ids)
         is_text = ~self.table.is_blank[rows.ids]
@@ -439,7 +469,7 @@ class AnswerPlaces:
             for begin, end in zip(
                 first[is_late].tolist(), first_trained[is_late].tolist(), strict=True
             )
-            if not self.data[self.edges[begin] : self.edges[end]].rstrip().endswith(reasoning_tags)
+            if not self.data[self.edges[begin] : self.edges[end]].rstrip().endswith(prompt_ends)
         ]
         return np.array(found, np.int64)
 
@@ -534,21 +564,21 @@ def audit_given(
     """
     pipeline = read_pipeline(snapshot.backend)
     turns, _ = learn_turns(recipe, snapshot, pipeline, tokenizers)
-    found = audit_token_rows(_with_labels(tokenized), snapshot, turns, pipeline)
-    trained_bytes = found.counts["trained_bytes"]
+    found = audit_token_rows(batches_of(tokenized), snapshot, turns, pipeline)
+    totals = found.totals
     counts = {
         "rows": tokenized.num_rows,
-        "tokens": found.counts["tokens"],
-        "trained_tokens": found.counts["trained_tokens"],
+        "tokens": totals.tokens,
+        "trained_tokens": totals.trained_tokens,
         "turns": len(pc.list_flatten(tokenized["trained_ranges"])),
         "unlocated_rows": 0,
-        "answer_bytes": trained_bytes - found.counts["trained_prompt_bytes"],
+        "answer_bytes": totals.trained_bytes - totals.trained_prompt_bytes,
         "untrained_answer_bytes": 0,
         "double_ends": 0,
         "unknown_tokens": found.counts["unknown_tokens"],
         **{name: sum(found.counts[own] for own in names) for name, names in _FINDINGS.items()},
         # Trained padding counts as at least one byte per record.
-        "trained_prompt_bytes": found.counts["trained_prompt_bytes"] + found.counts["padding"],
+        "trained_prompt_bytes": totals.trained_prompt_bytes + found.counts["padding"],
     }
     worst = {}
     for name, names in _FINDINGS.items():
@@ -560,7 +590,8 @@ def audit_given(
     return {"counts": counts, "worst": worst}
 
 
-def _with_labels(tokenized: pa.Table) -> Iterator[pa.RecordBatch]:
+def batches_of(tokenized: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Yield rows with `input_ids` and `labels`, from schema `tables.TOKENIZED`."""
     for batch in tokenized.to_batches(_BATCH_ROWS):
         ids = batch["input_ids"]
         offsets = ids.offsets.to_numpy() - ids.offsets[0].as_py()

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from packhouse.auditing.inference import has_prompts
-from packhouse.auditing.plain_template import open_template
+from packhouse.auditing.plain_template import PlainTemplate, open_template
 from packhouse.auditing.tokens import blank_tokens
 from packhouse.errors import TemplateError
 from packhouse.recipe import Recipe
@@ -43,7 +44,7 @@ _DEFINITION = (
     '"parameters":{"type":"object","properties":{"city":{"type":"string"}}}}}]'
 )
 # Conversations to render; a template may refuse some, which are then ignored.
-_PROBES: tuple[dict[str, object], ...] = (
+PROBES: tuple[dict[str, object], ...] = (
     {"messages": _CHAT[:2]},
     {"messages": _CHAT},
     {"messages": [{"role": "system", "content": _SYSTEM}, *_CHAT]},
@@ -59,6 +60,7 @@ _PROBES: tuple[dict[str, object], ...] = (
 )
 
 _ANSWERS = ((_U1, _A1), (_U2, _A2))
+REASONING_TAGS = "<think>", "</think>"
 _MARK = b"\xff"
 _LEAST = 4  # minimum number of bytes of a header without a control token
 
@@ -136,48 +138,101 @@ def learn_turns(
         pipeline: tokenization pipeline.
         tokenizers: folder of tokenizer snapshots.
     """
-    named = snapshot.special_tokens
-    ids = [snapshot.added_tokens.get(named.get(f"{kind}_token", "")) for kind in ("eos", "bos")]
-    table = TokenBytes.of(pipeline)
     if recipe is None:
         note = (
             "no template, so prompts and headers were not checked. Pass the template of the rows."
         )
-        return _learn([], table, *ids), [note]
+        return turns_of([], snapshot, pipeline), [note]
     if pipeline.token_bytes is None:
         note = (
             "the tokenizer cannot decode its ids to text, so prompts and headers were not checked"
         )
-        return _learn([], table, *ids), [note]
-    rendered, notes = [], []
-    try:
-        # Render whole conversations. Records of single answers would all include what the template
-        # writes only in the prompt (Qwen3's empty thinking block), which would look like a part of
-        # the header.
-        whole = recipe.model_copy(
-            update={"format": recipe.format.model_copy(update={"turns": "whole"})}
+        return turns_of([], snapshot, pipeline), [note]
+    # Render whole conversations if the template allows it (Nemotron 3 does not). Records of single
+    # answers would all include what the template writes only in the prompt (Qwen3's empty thinking
+    # block), which would look like a part of the header.
+    made: list[dict[str, Any]] = []
+    for turns in ("whole", recipe.format.turns):
+        given = recipe.model_copy(
+            update={"format": recipe.format.model_copy(update={"turns": turns})}
         )
-        made = function_of_addon("pin")(_PROBES, whole, tokenizers)
-        rendered = [item["input_ids"] for item in made if "input_ids" in item]
-    except TemplateError as error:
-        notes.append(f"prompts and headers were not checked: {error}")
-    turns = _learn(rendered, table, *ids)
-    if rendered and has_prompts(recipe.format):
-        edges = run_template(partial(_answer_edges, recipe, tokenizers), recipe)
-        added = snapshot.added_tokens
-        turns = replace(
-            turns,
-            generation_opens=tuple(table.of_text(text, added) for text in edges["opens"]),
-            stop_ids=frozenset(added[text] for text in edges["stops"] if text in added),
-        )
-    return turns, notes
+        try:
+            made = function_of_addon("pin")(PROBES, given, tokenizers)
+            break
+        except TemplateError as error:
+            note = f"prompts and headers were not checked: {error}"
+    else:
+        return turns_of([], snapshot, pipeline), [note]
+    rendered = [item["input_ids"] for item in made if "input_ids" in item]
+    template: dict[str, list[str]] | None = None
+    if has_prompts(recipe.format):
+        template = run_template(partial(_template_texts, recipe, tokenizers), recipe)
+    return turns_of(rendered, snapshot, pipeline, template), []
 
 
-def _answer_edges(recipe: Recipe, cache: Path | None) -> dict[str, list[str]]:
-    """Return the text before answers at inference, and the tokens that end them (in a worker)."""
+def _template_texts(recipe: Recipe, cache: Path | None) -> dict[str, list[str]]:
+    """Call `template_texts` in a worker."""
     snapshot = load_snapshot(recipe.tokenizer, cache, recipe.tokenize.pipeline)
-    template = open_template(recipe, snapshot, pinned_date().isoformat())
-    return {"opens": template.openings(), "stops": list(template.stop_tokens)}
+    return template_texts(open_template(recipe, snapshot, pinned_date().isoformat()))
+
+
+def template_texts(template: PlainTemplate) -> dict[str, list[str]]:
+    """Return what a template writes at inference around questions and answers.
+
+    Returns:
+        `starts` of conversations, `openings` of answers, and the `stops` of generation.
+    """
+    return {
+        "starts": template.starts(),
+        "openings": template.openings(),
+        "stops": [*template.stop_tokens],
+    }
+
+
+def turns_of(
+    rendered: Sequence[Sequence[int]],
+    snapshot: TokenizerSnapshot,
+    pipeline: Pipeline,
+    template: Mapping[str, Sequence[str]] | None = None,
+) -> Turns:
+    """Return what a template writes around contents.
+
+    Finished answers may all begin with text that the model generates: gpt-oss's
+    `<|channel|>final<|message|>` after `<|start|>assistant`, or Qwen3.8's empty reasoning. So if
+    prompts are known, a header is the beginning of the generation prompt, up to a tag of reasoning.
+
+    Args:
+        rendered: token ids of those of `PROBES` that the template accepts.
+        snapshot: tokenizer snapshot.
+        pipeline: tokenization pipeline.
+        template: result of `template_texts`; None if the template writes no prompts.
+    """
+    named, added, table = snapshot.special_tokens, snapshot.added_tokens, TokenBytes.of(pipeline)
+    eos, bos = (added.get(named.get(name, "")) for name in ("eos_token", "bos_token"))
+    turns = _learn(rendered, table, eos, bos)
+    if template is None:
+        return turns
+    starts, opens = (
+        [table.of_text(text, added) for text in template[name]] for name in ("starts", "openings")
+    )
+    if bos is not None and turns.bos_opens:
+        starts = [start.removeprefix(table.texts[bos]) for start in starts]
+    tags = [table.of_text(tag, added) for tag in REASONING_TAGS]
+    header, *_ = re.split(b"|".join(map(re.escape, tags)), opens[0])
+    # After a tool result, many templates write no header: Mistral's [/TOOL_RESULTS] comes last.
+    others = [_last_control(text) for text in opens if header not in text]
+    return replace(
+        turns,
+        answer_opens=tuple(filter(None, [header.strip(), *others[:1]])),
+        begins=_common([turns.begins, *starts]),
+        generation_opens=tuple(opens),
+        stop_ids=frozenset(added[text] for text in template["stops"] if text in added),
+    )
+
+
+def _last_control(text: bytes) -> bytes:
+    """Return the last control token of a text and all after it."""
+    return text[text.rfind(_MARK, 0, text.rfind(_MARK)) :].rstrip() if _MARK in text else b""
 
 
 def _learn(
@@ -186,7 +241,7 @@ def _learn(
     """Learn what a template writes.
 
     Args:
-        rendered: token ids of those of `_PROBES` that the template accepts.
+        rendered: token ids of those of `PROBES` that the template accepts.
         table: bytes of each token id.
         eos_id: EOS id, which also ends answers; None if there is none.
         bos_id: BOS id; None if there is none.
@@ -212,7 +267,11 @@ def _learn(
                 following = data.partition(answer.encode())[2].lstrip()
                 if following.startswith(_MARK):
                     _, end, rest = following.split(_MARK, 2)
-                    ends.add(int(end))
+                    # Cohere's <|END_RESPONSE|> comes right before the EOS that ends the turn.
+                    is_last = eos_id is None or not rest.startswith(
+                        b"%s%d%s" % (_MARK, eos_id, _MARK)
+                    )
+                    ends |= {int(end)} if is_last else set()
                     follows.add(rest.lstrip().partition(_U2.encode())[0])
         after_tools.append(_between(data, _TOOL, _A2))
         head = data.partition(_SYSTEM.encode())[0] if _SYSTEM.encode() in data else b""
@@ -223,7 +282,7 @@ def _learn(
     known = [header] if header else []
     for before in after_tools:
         if header and _MARK in before and header not in before:  # such as Mistral's [/TOOL_RESULTS]
-            known.append(before[before.rfind(_MARK, 0, before.rfind(_MARK)) :].rstrip())
+            known.append(_last_control(before))
     counts = [list(ids).count(bos_id) for ids in rendered if bos_id is not None]
     bos_opens = bool(counts) and all(n == 1 for n in counts) and bos_id not in ends
     talks = [ids[1:] if bos_opens and ids[0] == bos_id else ids for ids in rendered]

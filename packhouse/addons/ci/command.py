@@ -63,7 +63,7 @@ class PlanFacts:
 
 @dataclass(kw_only=True)
 class CiJob:
-    """State of a CI job, updated by `packhouse.addons.ci.job.run_job` as it runs."""
+    """State of a CI job, updated by `packhouse.addons.ci.refresh.run_job` as it runs."""
 
     dataset: str
     """Name in the recipe; the name of the recipe file until it has been read."""
@@ -325,7 +325,7 @@ def ci(
             _check_folder(path)
         with show_progress():
             start_phase("starting")
-            from packhouse.addons.ci.job import run_job  # takes over a second
+            from packhouse.addons.ci.refresh import run_job  # takes over a second
 
             run_job(job, recipe_path, overrides, cache=cache, workers=workers, approval=approval)
     except BaseException as error:  # a pipeline needs its summaries after any error

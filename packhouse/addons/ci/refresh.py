@@ -11,35 +11,43 @@ candidates, each 1% from the one before, can be 10% from what readers have.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from packhouse.addons.ci.command import CiJob, PlanFacts
 from packhouse.auditing.gate import check_audit
 from packhouse.errors import IntegrityError, PackhouseError, VersionNotFoundError
 from packhouse.read.files import find_files
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.records.gates import GateResult
 from packhouse.records.ledger import ROW_STEPS, check_quarantine
+from packhouse.registry import function_of_addon
 from packhouse.render.sandbox import pinned_date
-from packhouse.run.cache import Workspace
+from packhouse.run.cache import Mirror, Workspace, open_mirror
 from packhouse.run.cache_room import forget_tries, touch_last_run
-from packhouse.run.chain import Prepared, check_golden
+from packhouse.run.chain import Prepared, check_golden, prepare
+from packhouse.run.given import read_recipe
+from packhouse.run.local_pool import local_runner
 from packhouse.run.steps import ALL_LIBRARIES, ENGINE_VERSIONS
 from packhouse.run.steps.plan import Plan, plan_jobs
-from packhouse.run.steps.publish import ref_gates
+from packhouse.run.steps.publish import configuration_of, ref_gates
 from packhouse.store import Drift, OpenVersion, load_ref, open_store, open_version, set_ref
 from packhouse.store.evolution import (
     ManifestDiff,
     breaking_changes,
+    changed_settings,
     diff_manifests,
     measure_drift,
 )
 from packhouse.store.manifest import changed_manifest
-from packhouse.system.disks import read_checked, write_checked
+from packhouse.system.disks import check_cache, find_cache, read_checked, write_checked
 from packhouse.system.fingerprint import digest, library_versions
+from packhouse.system.progress import start_phase
+from packhouse.system.terminal import check_interrupted
 from packhouse.tokenize import fingerprint_tokenizer
 
 Outcome = Literal["unchanged", "published", "waiting", "held"]
@@ -212,7 +220,7 @@ def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
         for end in range(len(ROW_STEPS)):  # after each step that can quarantine, as in a run
             quarantine = check_quarantine(rows[: end + 1], recipe.validate_.max_quarantined)
         gates.append(quarantine)
-        gates += check_audit(manifest.audit, recipe.audit)
+        gates += check_audit(manifest.facts.audit, recipe.audit)
         change = compare(recipe, found, version)
     except PackhouseError as error:
         known = error.facts | {"gates": (*gates, *error.facts.get("gates", ()))}
@@ -402,3 +410,102 @@ def _listed_key(recipe: Recipe) -> str | None:
             "python": list(sys.version_info[:2]),
         }
     )
+
+
+def run_job(
+    job: CiJob,
+    recipe_path: str,
+    overrides: tuple[str, ...],
+    *,
+    cache: str | None,
+    workers: int | None,
+    approval: bool,
+) -> None:
+    """Refresh a recipe's dataset, and record the progress in `job`.
+
+    Args:
+        job: up to date whenever this returns or raises.
+        recipe_path: path of the recipe.
+        overrides: `key=value` settings that override the recipe.
+        cache: folder or mirror of finished steps; None for the environment's setting.
+        workers: number of worker processes.
+        approval: move the candidate ref, and leave the ref to a reviewer.
+
+    Raises:
+        PackhouseError: a gate refused the version, or something could not be read or written.
+        Interrupted: a signal arrived.
+    """
+    check_interrupted()  # an import may have swallowed the exception
+    recipe = read_recipe(recipe_path, overrides)
+    job.dataset = recipe.dataset
+    place = find_cache(cache)
+    folder = check_cache(place.folder)
+    workspace = Workspace(cache=folder)
+    start_phase("planning")
+    touch_last_run(folder, recipe.dataset)
+    plan = plan_jobs(recipe)
+    start_phase("checking the store")
+    found = look(recipe, Planned(plan.version_id, plan))
+    mirror = open_mirror(place)
+    if mirror is not None:
+        # Share one list, so that later notes of the mirror reach the summaries.
+        mirror.notes.extend(job.notes)
+        job.notes = mirror.notes
+    job.facts = _plan_facts(recipe, plan, found, workspace, mirror)
+    job.gates.add([GateResult(name="plan", outcome="passed")])
+    if job.only_plan:
+        return
+    if found.is_unchanged or (approval and found.is_waiting):
+        job.refreshed = unchanged(recipe, found, folder)
+        job.gates.add(job.refreshed.gates)
+        return
+    published = candidate_recipe(recipe) if approval else recipe
+    with local_runner(published, workspace, workers) as local:
+        prepared = prepare(published, local, folder, plan, job.gates, mirror)
+        job.refreshed = finish_refresh(recipe, found, prepared)
+    results = job.refreshed.gates
+    job.gates.add([gate for gate in results if gate.name == "publish"])
+    job.gates.add([gate for gate in results if gate.gate in ("schema", "drift")], seconds=0.0)
+
+
+def _plan_facts(
+    recipe: Recipe, plan: Plan, found: Look, workspace: Workspace, mirror: Mirror | None
+) -> PlanFacts:
+    """Return everything that is known before the run."""
+    steps = [job.ref for job in plan]
+    done = {step for step in steps if workspace.steps.peek(*step) is not None}
+    if mirror is not None:
+        # Steps in the mirror will be fetched instead of computed.
+        done |= mirror.holding(step for step in steps if step not in done)
+    jobs = Counter(step for step, _ in steps)
+    ready = Counter(step for step, key in steps if (step, key) in done)
+    settings: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    current = open_current(recipe, found)
+    if current is not None:
+        settings = changed_settings(current.manifest.configuration, configuration_of(recipe))
+        sources = _changed_sources(plan, current)
+    return PlanFacts(
+        dataset=recipe.dataset,
+        version_id=found.version_id,
+        current=found.current,
+        estimate=function_of_addon("estimate")(recipe, plan, workspace),
+        cached={step: (ready[step], jobs[step]) for step in jobs},
+        settings=settings,
+        sources=sources,
+    )
+
+
+def _changed_sources(plan: Plan, current: OpenVersion) -> dict[str, str]:
+    """Return the files that were added, changed or removed since a version, by name."""
+    files: dict[str, tuple[Counter[str], Counter[str]]] = {}
+    old = [(shard.file, shard.sha256) for shard in current.manifest.facts.lineage.sources]
+    new = [(shard.file, shard.sha256) for shard in plan.shards]
+    for side, shards in enumerate((old, new)):
+        for name, sha256 in shards:
+            files.setdefault(name, (Counter(), Counter()))[side][sha256] += 1
+    return {
+        name: "added" if not before else "removed" if not now else "changed"
+        for name, (before, now) in sorted(files.items())
+        if before != now
+    }

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 from packhouse.errors import ConfigError
-from packhouse.render.single_turn import Ends
+from packhouse.tokenize.encoders import Ends
 
 TEXTS = (
     "sys_prompt",

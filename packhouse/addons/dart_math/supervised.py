@@ -38,16 +38,17 @@ from packhouse.pack.shuffle import permutation
 from packhouse.recipe import FormatConfig, Recipe, SourceConfig
 from packhouse.records.ledger import LedgerLine, check_quarantine, ledger_of
 from packhouse.registry import function_of_addon
-from packhouse.render.single_turn import ends_of
 from packhouse.run.cache import AnyReceipt, Workspace
 from packhouse.run.cache_room import hold_steps
-from packhouse.run.given import data_uri, tokenizer_name, write_content
+from packhouse.run.given import data_uri, source_settings, tokenizer_name, write_content
 from packhouse.run.step import AnyJob, execute
 from packhouse.run.steps import gather
 from packhouse.run.steps.plan import plan_jobs
+from packhouse.run.steps.validate import check_all_text_is_read
 from packhouse.system.disks import disk_errors
 from packhouse.system.fingerprint import digest
 from packhouse.tokenize import load_snapshot
+from packhouse.tokenize.encoders import ends_of
 
 Fields = str | Sequence[str | None] | None
 
@@ -73,9 +74,10 @@ def make_supervised_dataset(
     Args:
         tokenizer: a folder, a Hub name (`org/name`), or a tokenizer object.
         data_path: a file, folder, glob, address (`s3://`, `hf://`, ...), dataset id (`org/name`) or
-            `datasets.Dataset`; or a list of these.
+            `datasets.Dataset`; a dict of a source's settings; or a list of these.
         query_field: column of the question, for all sources or as a list with one per source. If
-            neither this nor `resp_field` is given, the shape of rows is detected.
+            neither this nor `resp_field` is given, the shape of rows is detected, and text that
+            nothing reads is refused. Otherwise, columns that are not named are not read.
         resp_field: column of the answer, in the same form.
         input_field: column of the text that a question refers to (Alpaca's `input`), for all
             sources. Default: `input` if `query_field` is `instruction` or not given, otherwise
@@ -105,6 +107,7 @@ def make_supervised_dataset(
         DiskError: the cache cannot be written: no space or no permission.
         TokenizerError: the tokenizer does not exist.
         QuarantineLimitError: more rows are bad than tolerated.
+        SourceError: the shape of rows is unknown, or a field has text that nothing reads.
         EmptyDatasetError: no records are left.
 
     Example:
@@ -148,6 +151,11 @@ def make_supervised_dataset(
     keys = [job.key for job in (*plan, *plan.beside)]
     hold = _HELD.enter_context(hold_steps(folder, plan.version_id, keys))
     receipts = _run_jobs(steps, recipe, workspace)
+    named = _for_each("query_field", query_field, len(recipe.sources))
+    detected = [each for each, query in zip(recipe.sources, named, strict=True) if query is None]
+    jobs = [job for job in plan.validate if job.parameters.source in detected]
+    by_key = {receipt.key: receipt for receipt in receipts}
+    check_all_text_is_read(recipe, jobs, [by_key[job.key] for job in jobs])
     ledger = ledger_of(receipts)
     pad_token_id = _pad_token_id(tokenizer, workspace)
     if pack_len is not None:
@@ -158,9 +166,9 @@ def make_supervised_dataset(
                 f"no record fits into pack_len {pack_len:,} ({num_dropped:,} dropped). Raise "
                 "pack_len."
             )
-        jobs = gather.jobs(plan.pack, "train", planned)
-        hold(job.key for job in jobs)
-        gathered = _run_jobs([jobs], recipe, workspace)
+        parts = gather.jobs(plan.pack, "train", planned)
+        hold(job.key for job in parts)
+        gathered = _run_jobs([parts], recipe, workspace)
         paths = tuple(receipt.path("packs.arrow") for receipt in gathered)
         packs = PaddedPacks(paths, pad_token_id=pad_token_id)
         packs.seq_len, packs.ledger, packs.num_dropped = pack_len, ledger, num_dropped
@@ -245,11 +253,11 @@ def _source(
     """Return the settings of one source."""
     if (query is None) != (resp is None):
         raise ConfigError("query_field and resp_field go together. Pass both, or neither.")
-    uri = data_uri(path, cache)
     if query is None or resp is None:
         if given := [name for name, column in others.items() if column is not None]:
             raise ConfigError(f"{given[0]}_field needs query_field and resp_field")
-        return SourceConfig(path=uri)
+        return SourceConfig.model_validate(source_settings(path, cache))
+    uri = data_uri(path, cache)
     # Columns named `input`, `system` or `history` by coincidence do not belong to a question.
     fields = {name: column or _NO_COLUMN for name, column in others.items()}
     if query == "instruction" and others["input"] is None:

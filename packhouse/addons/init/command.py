@@ -313,6 +313,12 @@ def _refusals(
             "out, add it to `ignored_fields` of the source."
             for name, number in trial.unread.items()
         ]
+        if trial.num_repeats > recipe.audit.max_duplicates * trial.num_good:
+            said.append(
+                f"{trial.num_repeats:,} of {counted(trial.num_good, 'row')} of '{proposal.path}' "
+                "repeat an earlier row. Set `dedup: {exact: drop}` in the recipe to keep one of "
+                f"each, or raise audit.max_duplicates ({recipe.audit.max_duplicates})."
+            )
     bad = sum(trial.bad.total() for trial in trials)
     reasons = sum((trial.bad for trial in trials), type(trials[0].bad)())
     examples = {reason: row for trial in trials for reason, row in trial.first_bad.items()}

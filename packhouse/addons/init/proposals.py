@@ -17,7 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.addons.init.readings import Reading, explanation, marks_in, readings_of
+from packhouse.addons.init.readings import (
+    Reading,
+    explanation,
+    marks_in,
+    readings_of,
+    with_context,
+)
 from packhouse.addons.init.survey import Layout, Survey, as_line, refusal
 from packhouse.errors import PackhouseError
 from packhouse.read import read_shard, scan_source
@@ -52,6 +58,8 @@ class Trial:
     unread: Counter[str] = field(default_factory=Counter)
     """Number of rows with unread text, by field."""
     num_good: int = 0
+    num_repeats: int = 0
+    """Number of rows that equal an earlier one."""
     ids: set[bytes] = field(default_factory=set)
     """Record ids of the conversations in `sample`."""
     sample: pa.Table | None = None
@@ -74,7 +82,7 @@ def try_source(source: SourceConfig, rules: ValidateConfig) -> Trial:
     """
     trial = Trial()
     shards = scan_source(source)
-    samples, rejected, unread = [], [], Counter[str]()
+    samples, rejected, ids, unread = [], [], [], Counter[str]()
     for shard in shards:
         rows = read_shard(shard, source, rules, "prompt")
         trial.num_rows += rows.num_records
@@ -84,6 +92,7 @@ def try_source(source: SourceConfig, rules: ValidateConfig) -> Trial:
         unread.update({name: text.rows for name, text in rows.unread_text.items()})
         places = _spread(rows.validated, max(2, _SAMPLE_ROWS // len(shards)))
         samples.append(rows.validated.take(places))
+        ids.append(rows.validated["record_id"])
         if rows.rejected is not None:
             rejected.append(rows.rejected.take(places))
         if rows.validated.num_rows:
@@ -93,6 +102,8 @@ def try_source(source: SourceConfig, rules: ValidateConfig) -> Trial:
         is_outer = any(other.startswith(f"{name}.") for other in unread)
         if number >= MIN_SHARE * trial.num_good and not is_outer:
             trial.unread[name] = number
+    all_ids = pa.chunked_array([chunk for column in ids for chunk in column.chunks], pa.string())
+    trial.num_repeats = len(all_ids) - pc.count_distinct(all_ids).as_py()
     trial.sample = pa.concat_tables(samples)
     trial.rejected = pa.concat_tables(rejected) if rejected else None
     trial.ids = set(trial.sample["record_id"].to_pylist())
@@ -278,7 +289,8 @@ def _candidates(
     """Try all readings of a layout on its examples and return them, the best first."""
     found: list[Candidate] = []
     ignored = given.get("ignored_fields", ())
-    for reading in readings_of(layout, survey.fields):
+    readings = readings_of(layout, survey.fields)
+    for reading in readings:
         is_talk = reading.settings["format"] in ("transcript", "preference")
         if reading.reads.keys() & set(ignored) or (
             not is_talk and marks_in(layout.rows, list(reading.reads))
@@ -295,19 +307,28 @@ def _candidates(
         )
         if is_new or not candidate.is_usable:
             found.append(candidate)
+        unread = list(candidate.trial.unread)
+        if len(unread) == 1 and (more := with_context(reading, unread[0])) is not None:
+            readings.append(more)
     return sorted(found, key=lambda each: (len(each.trial.unread), not each.reading.is_sure))
+
+
+def _media_advice(some_have_none: bool) -> str:
+    more = ", or --set media=drop_rows to leave out these rows" if some_have_none else ""
+    return f"Add --set media=drop_parts to train their text without images, audio and video{more}"
 
 
 def _bad_rows(failed: Candidate) -> str:
     """Return a message with the most frequent fault of a reading's rows and its fix."""
     trial = failed.trial
+    if not trial.bad:
+        return "media=drop_rows leaves out all of its rows. Use media=drop_parts"
     ((reason, number),) = trial.bad.most_common(1)
-    helps = "Fix the rows"
-    if reason == "ends_on_user":
-        helps = (
-            "Add --set validate.allow_ends_on_user=true to train their answers; the last "
-            "user turn is not trained"
-        )
+    helps = {
+        "media": _media_advice(number < trial.num_rows),
+        "ends_on_user": "Add --set validate.allow_ends_on_user=true to train their answers; the "
+        "last user turn is not trained",
+    }.get(reason, "Fix the rows")
     return (
         f"read as {failed.reading.settings['format']}, {number:,} of "
         f"{counted(trial.num_rows, 'example')} are bad rows ({reason}: "
@@ -422,8 +443,7 @@ def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
         if survey.fields[name].has_media:
             return (
                 f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} contain images, "
-                f"audio or video in {name!r}. Add --set media=drop_parts to train their text "
-                "without them, or --set media=drop_rows to leave out these rows."
+                f"audio or video in {name!r}. {_media_advice(layout.num_rows < survey.num_rows)}."
             )
     if failed is not None:
         return _bad_rows(failed)

@@ -52,8 +52,9 @@ _GOOD = frozenset("chosen preferred better best good winning accepted positive".
 _BAD = frozenset(
     "rejected dispreferred wrong incorrect bad worse worst negative losing non".split()
 )
-_LABEL_WORDS = frozenset(
-    "id ids uuid hash index source sources origin url link date time type kind category categories "
+_ID_WORDS = frozenset("id ids uuid hash index".split())
+_LABEL_WORDS = _ID_WORDS | frozenset(
+    "source sources origin url link date time type kind category categories "
     "topic subject domain tag tags lang language license licence model dataset split subset author "
     "difficulty level score len length count num name file path".split()
 )
@@ -304,7 +305,8 @@ def _of_messages(name: str, rows: Sequence[dict[str, Any]]) -> Iterator[Reading]
     if not all(isinstance(message, dict) for message in said):
         return
     speaker = _key_in_all(_SPEAKER_KEYS, said)
-    content = _key_in_all([key for key in _CONTENT_KEYS if key != speaker], said, is_text=False)
+    texts = [message for message in said if not message.get("tool_calls")]
+    content = _key_in_all([key for key in _CONTENT_KEYS if key != speaker], texts, is_text=False)
     if speaker is None or content is None:
         return
     row_format = "sharegpt" if speaker == "from" and content == "value" else "chat"
@@ -371,8 +373,12 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         # If `text1` and `text2` come with a score, neither is an answer to the other.
         stems = Counter(re.sub(r"[\W_]*\d$", "", name) for name in texts)
         texts = [name for name in texts if stems[re.sub(r"[\W_]*\d$", "", name)] == 1]
+    if {"anchor", "positive"} <= rows[0].keys():  # similar texts, for an embedding model
+        texts = [name for name in texts if name not in ("anchor", "positive", "negative")]
     free = [n for n in texts if not _words_of_label(n) and _rank(n, _SYSTEM) is None]
     free = [name for name in free if not _is_class(name)]
+    if (held := fields.get("source")) and explanation("source", held, held.kinds.total()):
+        free = [name for name in free if name != "source"]  # not the source of a translation
     asking, answering = _called(free, _QUESTION), _called(free, _ANSWER)
     is_sure = bool(asking and answering)
     others = [name for name in free if _has_text(name, fields) and name not in asking + answering]
@@ -430,7 +436,12 @@ def _pair(
 
 
 def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Iterator[Reading]:
-    """Yield readings that train all of a text, if it is the only text of a row."""
+    """Yield readings of the only text of a row: about the other fields, or trained as a whole."""
+    sentences = [n for n in _texts_of(rows[0], rows) if n not in fields or fields[n].num_texts]
+    others = [n for n in rows[0] if n not in sentences and not _ID_WORDS & {*_words(n)}]
+    if len(sentences) == 1 and any(isinstance(rows[0][name], dict | list) for name in others):
+        yield _in_json(rows, {"question": sentences, "answer": others})
+        yield _in_json(rows, {"question": others, "answer": sentences})
     texts = [name for name in _texts_of(rows[0], rows) if _has_text(name, fields)]
     if len(texts) == 1 and texts[0] != "text" and _rank(texts[0], _QUESTION) is None:
         is_named = texts[0].lower() in _PLAIN
@@ -511,6 +522,39 @@ def _with_speakers(reading: Reading, rows: Sequence[dict[str, Any]]) -> list[Rea
         reads = {prompt: "prompt, without names", answer: "completion"}
         made.insert(0, replace(unsure, settings=settings, reads=reads))
     return made
+
+
+_CONTEXT_OF = {"alpaca": "input", "dolly": "context", "question_answer": "context"}
+"""Field for a question's context, by format."""
+
+
+def with_context(reading: Reading, name: str) -> Reading | None:
+    """Return a reading that also reads a field as the question's context, or None.
+
+    Example:
+        >>> reads = {"ask": "prompt", "output": "completion"}
+        >>> fields = {"prompt": "ask", "completion": "output"}
+        >>> plain = Reading(settings={"format": "prompt_completion", "fields": fields}, reads=reads)
+        >>> with_context(plain, "law").settings["fields"]
+        {'question': 'ask', 'answer': 'output', 'context': 'law'}
+    """
+    row_format = reading.settings["format"]
+    fields, reads = dict(reading.settings.get("fields", {})), dict(reading.reads)
+    if "select" in reading.settings:
+        return None
+    if row_format == "prompt_completion":
+        row_format, ours = "question_answer", {"prompt": "question", "completion": "answer"}
+        reads = {theirs: ours.get(role, role) for theirs, role in reads.items()}
+        fields = {role: theirs for theirs, role in reads.items()}
+    context = _CONTEXT_OF.get(row_format)
+    if context is None or context in reads.values():
+        return None
+    return replace(
+        reading,
+        settings={**reading.settings, "format": row_format, "fields": {**fields, context: name}},
+        reads={**reads, name: context},
+        is_sure=False,
+    )
 
 
 def _with_verdicts(
@@ -791,17 +835,21 @@ def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         read = {"question": asked, "answer": said}
         if system := _best([name for name in texts if name not in asked + said], _SYSTEM):
             read["system"] = [system]
-        select: dict[str, str] = {}
-        reads: dict[str, str] = {}
-        for ours, of in read.items():
-            is_json = len(of) > 1 or of[0] in objects
-            select[ours] = f"json({', '.join(map(_sql, of))})" if is_json else _sql(of[0])
-            reads |= dict.fromkeys(of, f"{ours}, as JSON" if is_json else ours)
-        if type(rows[0][said[0]]) is int:
-            select["answer"] = f"CAST({select['answer']} AS VARCHAR)"
-        yield Reading(
-            settings={"format": "question_answer", "select": select}, reads=reads, is_sure=False
-        )
+        yield _in_json(rows, read)
+
+
+def _in_json(rows: Sequence[dict[str, Any]], read: Mapping[str, list[str]]) -> Reading:
+    """Return the reading of our fields from fields of the file; several, or an object, as JSON."""
+    select: dict[str, str] = {}
+    reads: dict[str, str] = {}
+    for ours, names in read.items():
+        is_json = len(names) > 1 or isinstance(rows[0][names[0]], dict | list)
+        select[ours] = f"json({', '.join(map(_sql, names))})" if is_json else _sql(names[0])
+        reads |= dict.fromkeys(names, f"{ours}, as JSON" if is_json else ours)
+    if type(rows[0][read["answer"][0]]) is int:
+        select["answer"] = f"CAST({select['answer']} AS VARCHAR)"
+    settings = {"format": "question_answer", "select": select}
+    return Reading(settings=settings, reads=reads, is_sure=False)
 
 
 # Multiple-choice questions.

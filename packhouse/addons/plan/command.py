@@ -2,9 +2,8 @@
 
 import json
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -20,7 +19,7 @@ from packhouse.run.step import AnyJob
 from packhouse.run.steps import STEPS
 from packhouse.run.steps.pack import PACK
 from packhouse.run.steps.plan import Plan, bytes_needed, output_jobs, plan_jobs
-from packhouse.system.escaping import for_terminal
+from packhouse.store.evolution import changed_keys
 from packhouse.system.terminal import console, echo, print_table, print_text
 from packhouse.system.wording import counted, cut_pair
 
@@ -46,8 +45,8 @@ def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: boo
     workspace = Workspace(cache=cache)
     jobs = plan_jobs(recipe)
     rows = explain_plan(jobs, workspace, recipe)
-    hits = Counter(row["step"] for row in rows if row["cached"])
-    totals = Counter(row["step"] for row in rows if row["key"])
+    hits = Counter(row.step for row in rows if row.cached)
+    totals = Counter(row.step for row in rows if row.key)
     estimated = estimate(recipe, jobs, workspace)
     room, needed = cache_room(cache), bytes_needed(jobs, workspace)
     names = [step.name for step in STEPS]
@@ -78,8 +77,6 @@ def _print_estimate(
     dataset: str, version_id: str, facts: Estimate, cached: dict[str, dict[str, int]]
 ) -> None:
     """Print counts, notes, sources, other pack sizes and cached steps."""
-    from rich.table import Table
-
     out = console()
     about = "" if facts.is_exact else "about "
     out.print(f"{dataset} {version_id}", style="bold")
@@ -91,27 +88,16 @@ def _print_estimate(
         print_text(f"note: {note}", 2)
     for refusal in facts.refusals:
         print_text(f"the run would fail: {refusal}", 2)
-    table = Table(box=None, pad_edge=False)
     columns, lines = facts.by_source()
-    for name in columns:
-        is_name = name == "source"
-        table.add_column(name, justify="left" if is_name else "right", overflow="fold")
-    for source, rows, *others in lines:
-        table.add_row(for_terminal(source), f"{about}{rows:,}", *(f"{n:,}" for n in others))
-    print_table(table)
+    # An exact count stays a number, which is aligned to the right.
+    rows = [[source, f"{about}{n:,}" if about else n, *others] for source, n, *others in lines]
+    print_table(columns, rows)
     if facts.seq_lens:
-        table = Table(box=None, pad_edge=False)
-        for name in ("pack.seq_len", "packs", "fill", "padding", "records too long"):
-            table.add_column(name, justify="right")
-        for each in facts.seq_lens:
-            counts = (each.seq_len, each.num_packs, each.fill, each.num_padding)
-            table.add_row(
-                *(
-                    f"{n:.1%}" if isinstance(n, float) else f"{n:,}"
-                    for n in (*counts, each.records_too_long)
-                )
-            )
-        print_table(table)
+        trials = [
+            (t.seq_len, t.num_packs, f"{t.fill:.1%}", t.num_padding, t.records_too_long)
+            for t in facts.seq_lens
+        ]
+        print_table(("pack.seq_len", "packs", "fill", "padding", "records too long"), trials)
     hits = [f"{step} {line['cached']}/{line['jobs'] or '?'}" for step, line in cached.items()]
     print_text(f"cached: {', '.join(hits)}")
 
@@ -135,13 +121,26 @@ def explain(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: 
     plan = plan_jobs(recipe)
     rows = explain_plan(plan, Workspace(cache=cache), recipe)
     if as_json:
-        echo(json.dumps({"version_id": plan.version_id, "jobs": rows}))
+        echo(json.dumps({"version_id": plan.version_id, "jobs": [asdict(row) for row in rows]}))
     else:
         _print_steps(rows, plan.version_id)
 
 
-def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[dict[str, Any]]:
-    """Return a row per job: step, shard, whether it is cached, and otherwise why not.
+@dataclass(slots=True)
+class ExplainedJob:
+    """What a run would do with one job."""
+
+    step: str
+    label: str
+    key: str | None
+    """None if it depends on a job that is not done."""
+    cached: bool = True
+    why: list[str] = field(default_factory=list)
+    """Why the job runs; empty if it is cached."""
+
+
+def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[ExplainedJob]:
+    """Return the jobs of a run in the order of the steps.
 
     Jobs after pack depend on its result. If pack is not done, each of these steps has a single row.
     """
@@ -150,67 +149,51 @@ def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[dict[
     if packed is None:
         rows = [_explain_job(job, workspace, last) for job in plan]
         why = ["the number of jobs is known once pack is done"]
-        unknown = {"label": "output", "key": None, "cached": False, "why": why}
-        rows += [{"step": step, **unknown} for step in ("gather", "audit", "files")]
+        rows += [
+            ExplainedJob(step, "output", None, False, why) for step in ("gather", "audit", "files")
+        ]
     else:
         jobs = (*tuple(plan)[:-1], *output_jobs(plan, recipe, packed.facts))
         rows = [_explain_job(job, workspace, last) for job in jobs]
     order = [step.name for step in STEPS]
-    rows.sort(key=lambda row: order.index(row["step"]))
+    rows.sort(key=lambda row: order.index(row.step))
     # A removed shard has no job to explain, but it changes the input of pack.
     gone = {label for step, label in last if step == "validate"} - {j.label for j in plan.validate}
     if gone:
-        (pack,) = [row for row in rows if row["step"] == "pack"]
-        pack["why"] = [f"missing: {', '.join(sorted(gone)[:3])}", *pack["why"]]
+        (pack,) = [row for row in rows if row.step == "pack"]
+        pack.why.insert(0, f"missing: {', '.join(sorted(gone)[:3])}")
     return rows
 
 
 def _explain_job(
     job: AnyJob, workspace: Workspace, last: dict[tuple[str, str], LastJob]
-) -> dict[str, Any]:
+) -> ExplainedJob:
     step = job.step.name
-    row = {"step": step, "label": job.label, "key": job.key, "cached": True, "why": []}
     if workspace.steps.find(step, job.key, job.step.read_facts) is not None:
-        return row
+        return ExplainedJob(step, job.label, job.key)
     before = last.get((step, job.label))
     if before is None:
         why = ["new shard" if last and step in ROW_STEPS else "never done"]
     elif before.key == job.key:
         why = ["its files are missing or changed"]
     else:
-        why = changed_parts(before.parts, dict(job.parts))
+        changed = changed_keys(before.parts, dict(job.parts))
         # Changed inputs come from an earlier step, which has its own row with the reason.
-        own = [change for change in why if not change.startswith("inputs:")]
-        why = own or ["an earlier step changed"]
-    return {**row, "cached": False, "why": why}
+        why = [
+            f"{name}: {' -> '.join(cut_pair(json.dumps(old), json.dumps(new), 24))}"
+            for name, (old, new) in sorted(changed.items())
+            if name.partition(".")[0] != "inputs"
+        ] or ["an earlier step changed"]
+    return ExplainedJob(step, job.label, job.key, False, why)
 
 
-def changed_parts(before: object, after: object, name: str = "") -> list[str]:
-    """Return the differences between the parts of two keys, each as `name: before -> after`.
-
-    Example:
-        >>> changed_parts({"pack": {"seq_len": 2048}}, {"pack": {"seq_len": 4096}})
-        ['pack.seq_len: 2048 -> 4096']
-    """
-    if isinstance(before, dict) and isinstance(after, dict):
-        changes = []
-        for key in sorted({*before, *after}):
-            path = f"{name}.{key}" if name else key
-            changes += changed_parts(before.get(key), after.get(key), path)
-        return changes
-    if before == after:
-        return []
-    old, new = cut_pair(json.dumps(before), json.dumps(after), 24)
-    return [f"{name}: {old} -> {new}"]
-
-
-def _print_steps(rows: list[dict[str, Any]], version_id: str) -> None:
+def _print_steps(rows: list[ExplainedJob], version_id: str) -> None:
     from rich.text import Text
 
     out = console()
     for step in (step.name for step in STEPS):
-        jobs = [row for row in rows if row["step"] == step]
-        runs = [row for row in jobs if not row["cached"]]
+        jobs = [row for row in rows if row.step == step]
+        runs = [row for row in jobs if not row.cached]
         if not runs:
             count = f" ({len(jobs)} of {len(jobs)} jobs)"
             out.print(Text.assemble((f"{step:>9}  cached", "green"), count))
@@ -218,8 +201,8 @@ def _print_steps(rows: list[dict[str, Any]], version_id: str) -> None:
         count = f" ({len(runs)} of {len(jobs)} jobs)"
         out.print(Text.assemble((f"{step:>9}  runs", "yellow"), count))
         for row in runs[:5]:
-            label = f"{row['label']}: " if len(jobs) > 1 else ""
-            out.print(f"{'':>11}{label}{'; '.join(row['why'])}")
+            label = f"{row.label}: " if len(jobs) > 1 else ""
+            out.print(f"{'':>11}{label}{'; '.join(row.why)}")
         if len(runs) > 5:
             out.print(f"{'':>11}... and {len(runs) - 5} more")
     out.print(f"  version  {version_id}")

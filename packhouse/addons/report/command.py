@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from itertools import pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from packhouse.addons.report.html import (
     table,
 )
 from packhouse.addons.report.recipe_report import recipe_report
-from packhouse.addons.report.sections import totals_of
+from packhouse.addons.report.sections import Measured, totals_of
 from packhouse.addons.report.version_report import measured_of, version_report
 from packhouse.cli.options import cache_option, json_option
 from packhouse.cli.tokens import pipeline_of, token_texts, tokenizer_of
@@ -153,16 +153,16 @@ class _Version:
 
     manifest: Manifest
     pipeline: Pipeline | None
-    measured: Mapping[str, Any]
+    measured: Measured
     records: Mapping[str, Record]
 
     def mean_weight(self) -> float:
         """Mean loss weight of the trained tokens that were read."""
         counts: Counter[float] = Counter()
-        for split in self.measured["splits"].values():
+        for split in self.measured.splits.values():
             # Splits whose weights are all 1 store none, so each trained token counts with weight 1.
-            trained = sum(length * number for length, number in split["trained"])
-            counts.update(dict(split["weights"]) or {1.0: trained})
+            trained = sum(length * number for length, number in split.trained)
+            counts.update(dict(split.weights) or {1.0: trained})
         total = counts.total()
         return sum(weight * number for weight, number in counts.items()) / total if total else 1.0
 
@@ -225,10 +225,10 @@ def _lengths_section(versions: Sequence[_Version]) -> str:
     lengths = {name: Counter[int]() for name in _NAMES}
     trained = {name: Counter[int]() for name in _NAMES}
     for name, version in zip(_NAMES, versions, strict=True):
-        for _, _, length, number in version.measured["lengths"]:
+        for _, _, length, number in version.measured.lengths:
             lengths[name][length] += number
-        for split in version.measured["splits"].values():
-            trained[name].update(dict(split["trained"]))
+        for split in version.measured.splits.values():
+            trained[name].update(dict(split.trained))
     figures = []
     if any(lengths.values()):
         says = "As a share of each version's records. Bins double in width every four."
@@ -337,7 +337,5 @@ _KINDS = {(True, True): "t", (False, True): "gain", (True, False): "loss", (Fals
 
 def _joined(pieces: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Merge neighbouring pieces of the same kind."""
-    given = list(pieces)
-    edges = [i for i in range(1, len(given)) if given[i][0] != given[i - 1][0]]
-    bounds = [0, *edges, len(given)] if given else []
-    return [(given[a][0], "".join(text for _, text in given[a:b])) for a, b in pairwise(bounds)]
+    runs = groupby(pieces, key=lambda piece: piece[0])
+    return [(kind, "".join(text for _, text in run)) for kind, run in runs]

@@ -367,7 +367,7 @@ def turns_figure(turns: Sequence[tuple[int, int]]) -> Figure:
     return Figure(
         name="turns",
         title="Trained tokens by answer",
-        says="First answers of a conversation, second ones, and so on.",
+        says="The first answer of each record, the second, and so on.",
         spec=spec,
         columns=("answer", "trained tokens", "answers", "tokens each"),
         rows=[[v["turn"], v["tokens"], v["n"], round(v["tokens"] / v["n"], 1)] for v in values],

@@ -5,7 +5,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from packhouse.addons.ask.samples import is_of_classes
 from packhouse.addons.report.html import (
@@ -35,11 +38,55 @@ from packhouse.recipe.audit import QUALITY_COUNTERS
 from packhouse.records.gates import GateResult
 from packhouse.records.ledger import Filter, LedgerLine, in_and_out, sum_by_reason, units_of
 from packhouse.records.reasons import DROP_REASONS, QUARANTINE_REASONS
-from packhouse.store.manifest import PULLED_NAMES, Manifest, RowPlace
+from packhouse.store.manifest import PULLED_NAMES, AuditedRow, Manifest
 from packhouse.system.escaping import html_text
 from packhouse.system.wording import by_name, counted
 
-Measured = Mapping[str, Any]
+Samples = list[dict[str, Any]]
+"""Rows, or packs as the page's script reads them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredSplit:
+    """Counts over the packs of a split that were read, and samples of them.
+
+    For preference pairs, `shares` and `trained` count each side separately.
+    """
+
+    fill: list[int]
+    """Packs by share of tokens that are not padding, in equal bins."""
+    per_pack: list[tuple[int, int]]
+    """Records per pack, and packs."""
+    shares: list[int]
+    """Records by share of tokens that are trained, in equal bins."""
+    trained: list[tuple[int, int]]
+    """Trained tokens, and records."""
+    turns: list[tuple[int, int]]
+    """Trained tokens, and number of answers, by the place of the answer in its record."""
+    labels: dict[str, int]
+    weights: list[tuple[float, int]]
+    """Loss weights and trained tokens; empty if all weights are 1."""
+    read_packs: int
+    read_tokens: int
+    samples: Samples
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """Counts over the files of a version."""
+
+    trained: list[tuple[str | None, float, int, int]]
+    """Source, records, tokens and trained tokens in the packs that were read, with copies."""
+    lengths: list[tuple[str, str, int, int]]
+    """Source, split, tokens and records for each length that occurs, with copies."""
+    too_long: list[tuple[str, int, int]]
+    """Split, tokens and records that were left out as too long."""
+    dropped: dict[str, Samples]
+    """First rows of each reason."""
+    quarantine: dict[str, Samples]
+    """First rows of each `<step>/<reason>`."""
+    splits: dict[str, MeasuredSplit]
+
 
 # The ledger as a chart: a band of rows from step to step, with losses leaving it.
 
@@ -315,7 +362,7 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
     by_split: dict[str, Counter[int]] = {}
     totals: Counter[str] = Counter()
     eval_by_source = manifest.facts.configuration.split.eval_by_source
-    for source, split, length, count in measured["lengths"]:
+    for source, split, length, count in measured.lengths:
         totals[source] += count
         # Each of these sets is packed separately, so other pack sizes are tried on each.
         packed_as = f"{split} {source}" if split == "eval" and eval_by_source else split
@@ -323,7 +370,7 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
     named = {source for source, _ in totals.most_common(_MOST_SOURCES - 1)}
     if len(totals) <= _MOST_SOURCES:
         named = set(totals)
-    for source, _, length, count in measured["lengths"]:
+    for source, _, length, count in measured.lengths:
         by_source.setdefault(source if source in named else _OTHERS, Counter())[length] += count
     if not by_source:
         return ""
@@ -331,7 +378,7 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
     seq_len = pack.seq_len or max(each.seq_len for each in splits.values())
     figures = "".join(figure(each) for each in length_figures(by_source, seq_len))
     over = Counter[bool]()
-    for split, length, count in measured["too_long"]:
+    for split, length, count in measured.too_long:
         over[length > 0] += count
         if length:  # older versions do not record the length
             by_split.setdefault(split, Counter())[length] += count
@@ -361,12 +408,16 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
 
 def packs_section(manifest: Manifest, measured: Measured) -> str:
     """Return fill and records per pack."""
-    splits = measured["splits"]
+    splits = measured.splits
     if not splits:
         return ""
     rows = []
     for name, side in manifest.facts.counts.splits().items():
-        counts = dict(splits.get(name, {}).get("per_pack", []))
+        spread = ""
+        if name in splits:
+            records, packs = zip(*splits[name].per_pack, strict=True)
+            half = np.searchsorted(np.cumsum(packs), sum(packs) / 2)
+            spread = f"{records[0]} / {records[half]} / {records[-1]}"
         rows.append(
             [
                 name,
@@ -376,43 +427,41 @@ def packs_section(manifest: Manifest, measured: Measured) -> str:
                 side.num_tokens,
                 side.num_padding,
                 f"{side.fill:.2%}",
-                f"{min(counts)} / {_median(counts)} / {max(counts)}" if counts else "",
+                spread,
             ]
         )
     columns = ("split", "packs", "lower bound", "records", "tokens", "padding", "fill",
                "records in a pack (least / median / most)")  # fmt: skip
-    drawn = fill_figure({name: each["fill"] for name, each in splits.items()})
+    drawn = fill_figure({name: each.fill for name, each in splits.items()})
     return section(
-        "packs", "Packs", table(columns, rows, "Packs by split"), figure(drawn), _part(measured)
+        "packs",
+        "Packs",
+        table(columns, rows, "Packs by split"),
+        figure(drawn),
+        _part(manifest, measured),
     )
 
 
-def _part(measured: Measured) -> str:
+def _part(manifest: Manifest, measured: Measured) -> str:
     """Return a note if masks of only some packs were read."""
+    num_packs = Counter[str]()
+    for entry in manifest.files:
+        num_packs[entry.split] += entry.rows if entry.kind == "data" else 0
     parts = [
-        f"{name}: the first {each['read_packs']:,} of {each['all_packs']:,} packs"
-        for name, each in measured["splits"].items()
-        if each["read_packs"] < each.get("all_packs", 0)
+        f"{name}: the first {each.read_packs:,} of {num_packs[name]:,} packs"
+        for name, each in measured.splits.items()
+        if each.read_packs < num_packs[name]
     ]
     return f"<p class=quiet>Counted in {html_text('; '.join(parts))}.</p>" if parts else ""
 
 
-def _median(counts: Mapping[int, int]) -> int:
-    half, seen = sum(counts.values()) / 2, 0
-    for value in sorted(counts):
-        seen += counts[value]
-        if seen >= half:
-            return value
-    return 0
-
-
 def trained_section(manifest: Manifest, measured: Measured) -> str:
     """Return the trained share by source, record and answer, with labels and loss weights."""
-    splits = measured["splits"]
+    splits = measured.splits
     labels, weights = Counter[str](), Counter[float]()
     for each in splits.values():
-        labels.update(dict(each["labels"]))
-        weights.update(dict(each["weights"]))
+        labels.update(each.labels)
+        weights.update(dict(each.weights))
     tables = [table(("label", "records"), sorted(labels.items()), "Labels")] if labels else []
     if weights:
         weight_rows = [
@@ -428,7 +477,7 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
     if not is_of_classes(manifest):
         caption, figures = _trained_by_source(manifest, measured), _trained_figures(splits)
     grid = f"<div class=grid>{''.join(figures)}</div>" if figures else ""
-    part = _part(measured) if grid or tables else ""
+    part = _part(manifest, measured) if grid or tables else ""
     return section("trained", "What is trained", caption, *tables, grid, part)
 
 
@@ -443,7 +492,7 @@ def _trained_by_source(manifest: Manifest, measured: Measured) -> str:
             _share(trained, tokens),
             round(trained / records, 1),
         ]
-        for name, records, tokens, trained in measured["trained"]
+        for name, records, tokens, trained in measured.trained
     ]
     columns = ("source", "records", "tokens", "trained", "share", "trained tokens per record")
     caption = ""
@@ -455,15 +504,14 @@ def _trained_by_source(manifest: Manifest, measured: Measured) -> str:
     return (table(columns, rows, "Trained tokens by source") if rows else "") + note
 
 
-def _trained_figures(splits: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    turns: list[tuple[int, int]] = [(0, 0)] * 12
-    for split in splits.values():
-        for i, (tokens, n) in enumerate(split["turns"]):
-            turns[i] = turns[i][0] + tokens, turns[i][1] + n
+def _trained_figures(splits: Mapping[str, MeasuredSplit]) -> list[str]:
+    # Sum over the splits: answers 1, 2, ... of each are added up.
+    by_answer = zip(*(split.turns for split in splits.values()), strict=True)
+    turns = [(sum(t for t, _ in own), sum(n for _, n in own)) for own in by_answer]
     figures = []
-    if any(sum(each["shares"]) for each in splits.values()):
-        figures.append(figure(share_figure({n: e["shares"] for n, e in splits.items()})))
-        figures.append(figure(trained_figure({n: e["trained"] for n, e in splits.items()})))
+    if any(sum(each.shares) for each in splits.values()):
+        figures.append(figure(share_figure({n: e.shares for n, e in splits.items()})))
+        figures.append(figure(trained_figure({n: e.trained for n, e in splits.items()})))
     if sum(1 for _, n in turns if n) > 1:
         figures.append(figure(turns_figure(turns)))
     return figures
@@ -555,14 +603,13 @@ def left_out_section(manifest: Manifest, measured: Measured) -> str:
 
 
 def _quarantined(ledger: Sequence[LedgerLine], measured: Measured) -> Iterator[str]:
-    examples = {(e["step"], e["reason"]): e["examples"] for e in measured["quarantine"]}
     units = units_of(ledger)
     for line in ledger:
         for reason, number in line.quarantined.items():
             many = counted(number, units[line.step][1])
             known = QUARANTINE_REASONS.get(line.step, {}).get(reason)
             yield _reason(reason, f"{many} quarantined by {line.step}", known)
-            rows = examples.get((line.step, reason), [])
+            rows = measured.quarantine.get(f"{line.step}/{reason}", [])
             shown = "".join(
                 f"<p class=quiet>{html_text(row['source'])}, row {row['row']:,}: "
                 f"{html_text(row['detail'])}</p><p class=raw dir=auto>{html_text(row['raw'])}"
@@ -594,7 +641,7 @@ def _dropped(manifest: Manifest, measured: Measured) -> Iterator[str]:
         yield _reason(reason, caption, DROP_REASONS.get(reason))
         if reason == "filtered":
             yield filters_table(manifest.filters())
-        rows = measured["dropped"].get(reason, [])
+        rows = measured.dropped.get(reason, [])
         cells = [[row["source"], row["row"], row["detail"]] for row in rows]
         shown = table(("source", "row", "what"), cells, f"Examples of {reason}")
         yield details(counted(len(rows), "example"), shown if rows else "")
@@ -639,7 +686,7 @@ def quality_section(manifest: Manifest) -> str:
     return section("quality", "Quality", caption, inner)
 
 
-def _rows_by_file(rows: Sequence[RowPlace]) -> str:
+def _rows_by_file(rows: Sequence[AuditedRow]) -> str:
     """Format row places, each file once: `a/a.jsonl rows 3, 17; b/b.jsonl rows 4`."""
     files: dict[str, list[str]] = {}
     for row in rows:
@@ -678,7 +725,7 @@ def audit_section(manifest: Manifest, limits: AuditConfig) -> str:
     if not manifest.facts.audit.packs:
         return ""
     try:
-        results = check_audit(manifest.audit, limits)
+        results = check_audit(manifest.facts.audit, limits)
     except AuditError as error:
         # A failed limit raises, but the error has the results of all limits.
         results = error.gates

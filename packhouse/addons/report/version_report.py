@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import TypeAdapter
 
 from packhouse.addons.ask.files import TABLES, VersionFiles
 from packhouse.addons.ask.samples import (
@@ -29,6 +30,7 @@ from packhouse.addons.ask.samples import (
 )
 from packhouse.addons.report import sections
 from packhouse.addons.report.html import page
+from packhouse.addons.report.sections import Measured, MeasuredSplit, Samples
 from packhouse.cli.tokens import pipeline_of, special_tokens, token_texts, tokenizer_of
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.recipe import AuditConfig
@@ -65,25 +67,15 @@ _PACK_COLUMNS = TABLES["packs"].keys() - {"num_trained", "total_weight"}
 _SEQUENCES = pa.schema([("record_id", pa.string()), *((name, pa.int64()) for name in _COUNTED)])
 
 Ints = npt.NDArray[np.int64]
-Samples = list[dict[str, Any]]
 
 
-def measure(files: VersionFiles, num_packs: Mapping[str, int], num_shown: int) -> dict[str, Any]:
-    """Query the files of a version and return plain JSON.
+def measure(files: VersionFiles, num_packs: Mapping[str, int], num_shown: int) -> Measured:
+    """Query the files of a version.
 
     Args:
         files: files of the version.
         num_packs: number of packs in the files of each split to read.
         num_shown: approximate number of tokens in samples.
-
-    Returns:
-        `trained`: `[source, records, tokens, trained tokens]` in the packs that were read, with
-        copies. `lengths`: `[source, split, tokens, records]` for each length that occurs, with
-        copies. `too_long`: `[split, tokens, records]` for records that were left out as too long.
-        `dropped`: examples by reason. `quarantine`: examples by step and reason.
-        `splits`: packs, fill, records per pack, trained shares, tokens by answer, records per
-        label, trained tokens per loss weight (empty if all are 1), and samples. For preference
-        pairs, shares and trained tokens count each side separately.
 
     Raises:
         ContractError: packs violate the data contract.
@@ -95,7 +87,7 @@ def measure(files: VersionFiles, num_packs: Mapping[str, int], num_shown: int) -
         for name, number in num_packs.items()
     }
     found = _Records(pa.concat_tables(sequences))
-    first_rows: Examples = {}
+    first_rows: dict[str, Samples] = {}
     for batch in _rows(files, "records", _RECORDS):
         found.add(batch)
         left_out = batch.filter(pc.not_equal(batch["outcome"], "kept"))
@@ -103,28 +95,24 @@ def measure(files: VersionFiles, num_packs: Mapping[str, int], num_shown: int) -
     dropped = _explain_left_out(files, first_rows)
     for batch in _rows(files, "dropped", ["source", "row", "reason", "detail"]):
         _add_first(dropped, "reason", batch)
-    bad: dict[str, Examples] = {}
+    bad: dict[str, Samples] = {}
     for batch in _rows(files, "quarantine", _BAD, _BAD_ROWS):
-        for step in batch["step"].unique().to_pylist():
-            own = batch.filter(pc.equal(batch["step"], step))
-            _add_first(bad.setdefault(step, {}), "reason", own)
+        reasons = pc.binary_join_element_wise(batch["step"], batch["reason"], "/")
+        _add_first(bad, "reason", batch.set_column(_BAD.index("reason"), "reason", reasons))
     found.add_places(
-        [r for split in splits.values() for sample in split["samples"] for r in sample["records"]]
+        [r for split in splits.values() for sample in split.samples for r in sample["records"]]
     )
-    return {
-        **found.to_json(),
-        "dropped": {reason: _cut(rows) for reason, rows in sorted(dropped.items())},
-        "quarantine": [
-            {"step": step, "reason": reason, "examples": _cut(rows)}
-            for step, own in sorted(bad.items())
-            for reason, rows in sorted(own.items())
-        ],
-        "splits": splits,
-    }
+    trained, lengths, too_long = found.counts()
+    return Measured(
+        trained=trained,
+        lengths=lengths,
+        too_long=too_long,
+        dropped=_cut(dropped),
+        quarantine=_cut(bad),
+        splits=splits,
+    )
 
 
-Examples = dict[str, Samples]
-"""The first rows of each reason."""
 _RECORDS = ["record_id", "source", "row", "split", "outcome", "num_tokens", "times", "repeats"]
 _BAD = ["source", "row", "step", "reason", "detail", "raw", "raw_size"]
 _BAD_ROWS = 2**8  # each may hold 64 KiB
@@ -140,7 +128,7 @@ def _rows(
             yield batch
 
 
-def _add_first(found: Examples, key: str, batch: pa.RecordBatch) -> None:
+def _add_first(found: dict[str, Samples], key: str, batch: pa.RecordBatch) -> None:
     """Add the first rows of each reason that has fewer than `_EXAMPLES`."""
     reasons = batch[key].cast(pa.string())
     for reason in reasons.unique().to_pylist():
@@ -149,7 +137,7 @@ def _add_first(found: Examples, key: str, batch: pa.RecordBatch) -> None:
         rows += batch.take(pa.array(own)).to_pylist()
 
 
-def _explain_left_out(files: VersionFiles, found: Examples) -> Examples:
+def _explain_left_out(files: VersionFiles, found: dict[str, Samples]) -> dict[str, Samples]:
     """Add a sentence to records that were left out, as the view `dropped` has it."""
     wanted = {row["repeats"] for rows in found.values() for row in rows} - {None}
     kept: dict[str, str] = {}
@@ -158,7 +146,7 @@ def _explain_left_out(files: VersionFiles, found: Examples) -> Examples:
         is_kept = pc.and_(is_kept, pc.equal(batch["outcome"], "kept"))
         for row in batch.filter(is_kept).to_pylist():
             kept.setdefault(row["record_id"], f"{row['source']} row {row['row']}")
-    explained: Examples = {}
+    explained: dict[str, Samples] = {}
     for reason, rows in found.items():
         for row in rows:
             detail = f"repeats {kept[row['repeats']]}" if row["repeats"] in kept else ""
@@ -216,26 +204,20 @@ class _Records:
             if at is not None and self.file[at] >= 0:
                 sample["place"] = f"{self.files[self.file[at]]}:{self.row[at]}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return `trained`, `lengths` and `too_long` of `measure`."""
+    def counts(self) -> tuple[list[Any], list[Any], list[Any]]:
+        """Return `trained`, `lengths` and `too_long` of `Measured`."""
         tokens, trained = self.sums
         names = np.array([*(file.split("/")[0] for file in self.files), None], object)[self.file]
-        own = pa.table(
-            {
-                "source": pa.array(names, pa.string()),
-                "copies": tokens / self.num_tokens,
-                "tokens": tokens,
-                "trained": trained,
-            }
-        )
-        sums = own.group_by("source", use_threads=False).aggregate(
+        own = {"source": pa.array(names, pa.string()), "copies": tokens / self.num_tokens}
+        sums = pa.table(own | {"tokens": tokens, "trained": trained})
+        sums = sums.group_by("source", use_threads=False).aggregate(
             [("copies", "sum"), ("tokens", "sum"), ("trained", "sum")]
         )
-        return {
-            "trained": [[*row.values()] for row in sums.sort_by("source").to_pylist()],
-            "lengths": [[*key, number] for key, number in sorted(self.lengths.items())],
-            "too_long": [[*key, number] for key, number in sorted(self.too_long.items())],
-        }
+        return (
+            [(*row.values(),) for row in sums.sort_by("source").to_pylist()],
+            [(*key, number) for key, number in sorted(self.lengths.items())],
+            [(*key, number) for key, number in sorted(self.too_long.items())],
+        )
 
 
 _TOO_LONG = pa.array(["over_seq_len", "first_turn_too_long"])
@@ -246,14 +228,15 @@ def _grouped(rows: pa.RecordBatch, keys: list[str], counts: list[Any]) -> Sample
     return table.to_pylist()  # type: ignore[no-any-return]
 
 
-def _cut(rows: Samples) -> Samples:
+def _cut(found: dict[str, Samples]) -> dict[str, Samples]:
     """Return rows as the page shows them, with long texts cut."""
-    shown = []
-    for row in rows:
-        each = {name: row[name] for name in _SHOWN if name in row}
-        if "raw" in each:
-            each["raw"] = each["raw"].decode("utf-8", "replace")[:_MOST_TEXT]
-        shown.append({**each, "detail": each["detail"][:_MOST_TEXT]})
+    shown: dict[str, Samples] = {}
+    for reason, rows in sorted(found.items()):
+        for row in rows:
+            each = {name: row[name] for name in _SHOWN if name in row}
+            if "raw" in each:
+                each["raw"] = each["raw"].decode("utf-8", "replace")[:_MOST_TEXT]
+            shown.setdefault(reason, []).append(each | {"detail": each["detail"][:_MOST_TEXT]})
     return shown
 
 
@@ -262,7 +245,7 @@ _SHOWN = ("source", "row", "detail", "raw", "raw_size")
 
 def _read_split(
     files: VersionFiles, split: str, num_packs: int, num_shown: int, sequences: list[pa.Table]
-) -> dict[str, Any]:
+) -> MeasuredSplit:
     """Count masks and fill of the packs that are read, and take evenly spaced samples.
 
     Appends the sequences of the packs to `sequences`.
@@ -290,7 +273,18 @@ def _read_split(
         seen += part.num_rows
         if tokens >= MAX_READ_TOKENS:
             break
-    return {**tally.to_json(), "read_packs": seen, "read_tokens": tokens, "samples": samples}
+    return MeasuredSplit(
+        fill=tally.fill.tolist(),
+        per_pack=sorted(tally.per_pack.items()),
+        shares=tally.shares.tolist(),
+        trained=sorted(tally.trained.items()),
+        turns=[(tokens, answers) for tokens, answers in tally.turns.T.tolist()],
+        labels=dict(sorted(tally.labels.items())),
+        weights=sorted(tally.weights.items()) if tally.weights.keys() - {1} else [],
+        read_packs=seen,
+        read_tokens=tokens,
+        samples=samples,
+    )
 
 
 class _Tally:
@@ -346,17 +340,6 @@ class _Tally:
         self.turns[0] += np.bincount(number, sizes, _TURNS).astype(np.int64)
         self.turns[1] += np.bincount(number, minlength=_TURNS)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "fill": self.fill.tolist(),
-            "per_pack": sorted(self.per_pack.items()),
-            "shares": self.shares.tolist(),
-            "trained": sorted(self.trained.items()),
-            "turns": self.turns.T.tolist(),
-            "labels": sorted(self.labels.items()),
-            "weights": sorted(self.weights.items()) if self.weights.keys() - {1} else [],
-        }
-
 
 def _binned(parts: Ints, wholes: Ints | int) -> Ints:
     """Count shares in bins of 5%."""
@@ -393,6 +376,8 @@ def _sample(
 MAX_BYTES = 3_000_000
 _SAMPLES = (40_000, 10_000, 0)  # tokens in samples: fewer if their texts are long
 _TOKEN_CHARS = 200  # characters per token; some vocabularies have tokens of 128 spaces
+
+_MEASURED = TypeAdapter(Measured)
 
 Fetch = Callable[[FileEntry], Path]
 
@@ -446,7 +431,7 @@ def report_of(
     return html
 
 
-def measured_of(manifest: Manifest, fetch: Fetch, samples: int = 0) -> dict[str, Any]:
+def measured_of(manifest: Manifest, fetch: Fetch, samples: int = 0) -> Measured:
     """Run `measure` over the files of a version in a worker with limits.
 
     Args:
@@ -473,13 +458,14 @@ def measured_of(manifest: Manifest, fetch: Fetch, samples: int = 0) -> dict[str,
         files.setdefault(entry.kind, []).append((fetch(entry), entry.split))
         num_bytes += entry.size
     version_files = VersionFiles(files=files, manifest=replace(manifest, files=()))
-    measured: dict[str, Any] = run_in_worker(  # a few compressed KB may expand to GB
+    found = run_in_worker(  # a few compressed KB may expand to GB
         partial(measure, version_files, dict(sorted(packs.items(), reverse=True)), samples),
         what=f"version '{manifest.version}'",
         blames=IntegrityError,
         num_bytes=num_bytes,
     )
-    counted = sum(tokens * records for *_, tokens, records in measured["lengths"])
+    measured = _MEASURED.validate_python(found)
+    counted = sum(tokens * records for *_, tokens, records in measured.lengths)
     published = sum(entry.tokens for entry in manifest.files if entry.kind == "data")
     # Charts would be wrong without an error if the records counted more tokens than were published.
     if counted > published:
@@ -491,16 +477,13 @@ def measured_of(manifest: Manifest, fetch: Fetch, samples: int = 0) -> dict[str,
 
 
 def _page(
-    manifest: Manifest, measured: dict[str, Any], pipeline: Pipeline | None, uri: str | None
+    manifest: Manifest, measured: Measured, pipeline: Pipeline | None, uri: str | None
 ) -> str:
     """Render the page from the manifest and the counts."""
     num_packs = num_tokens = 0
     samples = []
-    for name, split in measured["splits"].items():
-        split["all_packs"] = sum(
-            e.rows for e in manifest.files if e.kind == "data" and e.split == name
-        )
-        packs = [with_texts(pack, pipeline) for pack in split["samples"]]
+    for name, split in measured.splits.items():
+        packs = [with_texts(pack, pipeline) for pack in split.samples]
         samples.append({"name": name, "packs": packs})
         num_packs += len(packs)
         num_tokens += sum(len(record["ids"]) for pack in packs for record in pack["records"])
@@ -514,7 +497,7 @@ def _page(
             num_packs,
             num_tokens,
             pipeline is not None,
-            has_weights=any(each["weights"] for each in measured["splits"].values()),
+            has_weights=any(each.weights for each in measured.splits.values()),
         ),
         sections.left_out_section(manifest, measured),
         sections.quality_section(manifest),

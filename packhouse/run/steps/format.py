@@ -29,7 +29,13 @@ from packhouse.records.tables import read_table, write_table
 from packhouse.registry import function_of_addon
 from packhouse.render.sandbox import pinned_date
 from packhouse.run.cache import AnyReceipt, Receipt
-from packhouse.run.rendering import cuts_windows, render_row, render_shard, run_template
+from packhouse.run.rendering import (
+    cuts_windows,
+    max_record_tokens,
+    render_row,
+    render_shard,
+    run_template,
+)
 from packhouse.run.step import Job, Ref, Step, Work, execute
 from packhouse.run.steps.validate import (
     VALIDATE,
@@ -62,6 +68,8 @@ class FormatParameters:
     """Window size in tokens; None if conversations are not cut into windows."""
     tokenize: TokenizeConfig
     """Used to count the tokens of windows. Its `pipeline` may decide whether BOS is added."""
+    max_tokens: int | None
+    """Result of `max_record_tokens`."""
     benchmarks: Mapping[str, object]
     """Result of `benchmarks_of`. A side step searches for them, so they are not in the key."""
 
@@ -74,6 +82,7 @@ class FormatParameters:
             "label_names": self.label_names,
             "tokenizer": self.tokenizer,
             "pipeline": self.tokenize.pipeline,
+            "max_tokens": self.max_tokens,
         }
         if is_renderer(self.template):
             parts |= plugin_key("renderers", self.template, ())
@@ -104,6 +113,7 @@ def job(
             tokenizer=tokenizer,
             seq_len=recipe.pack.seq_len if cuts_windows(recipe) else None,
             tokenize=recipe.tokenize,
+            max_tokens=max_record_tokens(recipe),
             benchmarks=benchmarks,
         ),
         inputs=[validated.ref],

@@ -43,7 +43,7 @@ from packhouse.store import (
     publish_version,
 )
 from packhouse.store.evolution import Drift, Gate
-from packhouse.store.manifest import SideCounts, TokenizerFacts
+from packhouse.store.manifest import SideCounts, TokenizerFacts, read_audit
 from packhouse.system.fingerprint import digest, library_versions
 from packhouse.tokenize.loading import check_unchanged, fingerprinted_bytes
 
@@ -214,7 +214,7 @@ def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Rec
         StoreRefusedError: the store cannot guarantee a safe publish.
     """
     recipe, config, facts = work.recipe, work.recipe.publish, receipt.facts
-    audited = check_audit(facts.audit, recipe.audit)
+    audited = check_audit(read_audit(facts.audit), recipe.audit)
     files = local_files(work.inputs(FILES))
     if config.report and _REPORT in receipt.files:
         sha256 = receipt.files[_REPORT].sha256

@@ -1,1 +1,0 @@
-"""`packhouse export`, and `publish.exports`: versions in the formats of trainers."""

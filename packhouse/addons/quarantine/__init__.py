@@ -1,1 +1,0 @@
-"""List, show and fix bad rows: `packhouse quarantine`."""

@@ -179,7 +179,7 @@ def _contenders(shared: Path | None, small: int, large: int, folder: Path) -> di
             contender(f"packhouse {number:,}", "packhouse", rows(number), qwen2),
             contender(f"trl {number:,}", "trl", rows(number), qwen2),
         ]
-    # The first runs of these leave their caches behind.
+    # The first runs of these keep their caches.
     made += [
         contender("keep known", "packhouse", rows(1_000), qwen2, BENCH_KEEP=known),
         contender("keep warm", "packhouse", rows(large), qwen2, BENCH_KEEP=warm),

@@ -394,7 +394,7 @@ def _setting(name: str, default: int) -> int:
     return int(text)
 
 
-# Processes of a pool (`packhouse prepare --workers`, Prefect's task runner), which are no workers.
+# This runs in the processes of a pool (`packhouse prepare --workers`, Prefect's task runner).
 
 
 def begin_pool_process() -> None:

@@ -27,13 +27,14 @@ from packhouse.render.chat_messages import (
     in_parts,
 )
 from packhouse.render.losses import check_row
-from packhouse.render.predicates import Predicate, any_of
+from packhouse.render.predicates import Predicate, literally
 from packhouse.render.rendering import Conversation, Rendering, Template
 from packhouse.render.results import RefusedError, Trained
 from packhouse.render.sandbox import ChatTemplate
 from packhouse.render.template_facts import ANSWER, PROBE, QUESTION, TemplateFacts, learn_facts
 from packhouse.render.trained_spans import add_other_turns, all_spans, other_spans, weigh_spans
 from packhouse.render.turns import NOT_TRAINED, Answers, Record
+from packhouse.tokenize.control_text import any_of
 from packhouse.tokenize.encoders import TokenizerSnapshot, TokenLimit
 
 _PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
@@ -79,10 +80,10 @@ class RowRenderer:
         self._config = config
         self._template_args = (source, dict(snapshot.special_tokens), where)
         tokens = {*snapshot.added_tokens, *snapshot.special_tokens.values()} - {""}
-        self.control = re.compile(any_of(tokens, re.escape))
+        self.control = re.compile(any_of(tokens))
         encoded = [token.encode().decode("latin-1") for token in tokens]
-        self.control_bytes = re.compile(any_of(encoded, re.escape).encode("latin-1"))
-        self.control_texts = any_of(tokens)
+        self.control_bytes = re.compile(any_of(encoded).encode("latin-1"))
+        self.control_texts = any_of(tokens, literally)
         self._has_tags = tokens.issuperset(("<think>", "</think>"))
         self._stops = dict.fromkeys(config.stop_tokens, "format.stop_tokens") or dict(
             snapshot.stop_tokens

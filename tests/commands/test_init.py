@@ -274,6 +274,9 @@ PUBLIC: dict[str, bytes] = {
     "an answer beside messages": each(
         lambda t: {"id": "7", "messages": chats_of(t)[:1], "answer": t.answer}
     ),
+    "an answer beside messages with texts": each(
+        lambda t: {"request": [{"role": "user", "text": t.question}], "response": t.answer}
+    ),
     "an answer beside ShareGPT's": each(
         lambda t: {"input": [{"from": "human", "value": t.question}], "reply": t.answer}
     ),
@@ -484,6 +487,11 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         1,
         TALKS,
     ),
+    "a question between [INST] and [/INST]": (
+        lambda n, t: {"text": f"<s>[INST] {t[0]} [/INST] {t[1]} </s>"},
+        1,
+        TALKS,
+    ),
     "prompts that name their speakers": (
         lambda n, t: {"prompt": f"User: {t[0]}\nAda:", "completion": t[1]},
         1,
@@ -568,7 +576,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     ),
     "what a template wrote": (
         "a.jsonl",
-        each(lambda t: {"text": f"[INST] {t.question} [/INST] {t.answer}"}),
+        each(lambda t: {"text": f"[INST] {t[0]} [/INST] {t[1]} [INST] Thanks. [/INST] Ah."}),
         "with what a chat template wrote",
     ),
     "rows that are the values of an object": (
@@ -630,6 +638,16 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
             }
         ),
         "Add --set media=drop_parts to train their text without images, audio and video",
+    ),
+    "videos alone": (
+        "a.jsonl",
+        each(lambda t: {"video": f"videos/{len(t[0])}.mp4", "frame": 3}),
+        "media and no text",
+    ),
+    "keys that differ in each row": (
+        "a.jsonl",
+        lines([{f"{n}": [t.question, t.answer]} for n, t in enumerate(TALKS)]),
+        "Write one row per text",
     ),
     "how alike two texts are": (
         "a.jsonl",
@@ -740,6 +758,7 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
         (lambda n, t: {"text": t.question, "entities": [{"start": n, "label": "a"}]}, "text"),
         (lambda n, t: {"text": t.question, "category": "ab"[n % 2]}, "format=classification"),
         (lambda n, t: {"content": t.question, "keep": n % 2 == 0}, '["false", "true"]'),
+        (lambda n, t: {"text": f"<bos>{t.question}\n<eos>"}, "regexp_replace"),
         (
             lambda n, t: {"prompt": f"### Ask:\n{t[0]}\n### Response:", "completion": t[1]},
             "template=completion",
@@ -1073,6 +1092,7 @@ def test_a_tokenizer_without_a_chat_template_gets_alpaca_with_the_line_break(pro
         ("Où commence l'été? Là-bas, déjà: c'est ça.", "cp1252", "cp1252"),
         ("Какая сегодня погода? Завтра будет дождь.", "cp1251", "cp1251"),
         ("Ünïcödé, 你好, здравствуйте", "utf-8", "utf-8"),
+        ("What\ufffds that?", "utf-8", "utf-8"),
         ("plain", "utf-16", "utf-16"),
         ("plain", "ascii", "utf-8"),
     ],

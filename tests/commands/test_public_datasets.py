@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,10 @@ def settings_of(name: str, path: Path, folder: Path) -> dict[str, Any]:
     if found.reading is not None:
         return found.settings
     chosen = found.candidates[ASKED[name]]
-    return found.settings_of(chosen.reading, chosen.trial.unread)
+    settings = replace(found, reading=chosen.reading).settings
+    return settings | {
+        "ignored_fields": sorted({*settings.get("ignored_fields", ()), *chosen.trial.unread})
+    }
 
 
 def test_texts_that_hold_a_whole_conversation_are_refused(tmp_path: Path) -> None:

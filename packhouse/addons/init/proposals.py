@@ -6,7 +6,7 @@ rows that become conversations, bad rows, and fields whose text is not read.
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.addons.init.readings import (
+    UNMARKED,
     Reading,
     explanation,
     marks_in,
@@ -67,12 +68,6 @@ class Trial:
     rejected: pa.Table | None = None
     row_format: str = "text"
 
-    def add_bad(self, quarantined: pa.Table) -> None:
-        """Count bad rows."""
-        for bad in quarantined.select(["row", "reason", "detail"]).to_pylist():
-            self.bad[bad["reason"]] += 1
-            self.first_bad.setdefault(bad["reason"], f"row {bad['row']:,}: {bad['detail']}")
-
 
 def try_source(source: SourceConfig, rules: ValidateConfig) -> Trial:
     """Read all rows of a source, as the validate step does.
@@ -88,7 +83,9 @@ def try_source(source: SourceConfig, rules: ValidateConfig) -> Trial:
         trial.num_rows += rows.num_records
         trial.num_dropped += rows.dropped.num_rows
         trial.num_good += rows.validated.num_rows
-        trial.add_bad(rows.quarantined)
+        for bad in rows.quarantined.select(["row", "reason", "detail"]).to_pylist():
+            trial.bad[bad["reason"]] += 1
+            trial.first_bad.setdefault(bad["reason"], f"row {bad['row']:,}: {bad['detail']}")
         unread.update({name: text.rows for name, text in rows.unread_text.items()})
         places = _spread(rows.validated, max(2, _SAMPLE_ROWS // len(shards)))
         samples.append(rows.validated.take(places))
@@ -191,17 +188,11 @@ class Proposal:
     def settings(self) -> dict[str, Any]:
         """Keys of the recipe's source, except `path`."""
         assert self.reading is not None
-        return self.settings_of(self.reading)
-
-    def settings_of(self, reading: Reading, more_ignored: Iterable[str] = ()) -> dict[str, Any]:
-        """Return the keys of the recipe's source for a reading, except `path`."""
-        settings = {**self.survey.settings, **reading.settings}
-        ignored = dict.fromkeys([*settings.get("ignored_fields", ()), *more_ignored])
-        if reading.reads and settings.get("format") != "mixed":
-            ignored |= dict.fromkeys(
-                name for name in self.survey.fields if name not in reading.reads
-            )
-        return settings | ({"ignored_fields": list(ignored)} if ignored else {})
+        settings = {**self.survey.settings, **self.reading.settings}
+        reads, ignored = self.reading.reads, [*settings.get("ignored_fields", ())]
+        if reads and settings.get("format") != "mixed":
+            ignored += [name for name in self.survey.fields if name not in (*reads, *ignored)]
+        return settings | ({"ignored_fields": ignored} if ignored else {})
 
 
 def explained(survey: Survey) -> dict[str, str]:
@@ -250,6 +241,8 @@ def propose(
                 raise refusal(survey.file, _unknown(survey, layout, failed))
     if undecided and num_chosen <= _RARE * survey.num_rows:
         return replace(proposal, candidates=undecided[:_MAX_CANDIDATES])
+    if not chosen and not undecided:
+        raise refusal(survey.file, _unknown(survey, layouts[0], None))
     joined = None if undecided else _join(chosen)
     if joined is None or unknown > _RARE * survey.num_rows:
         raise refusal(
@@ -292,6 +285,7 @@ def _candidates(
     readings = readings_of(layout, survey.fields)
     for reading in readings:
         is_talk = reading.settings["format"] in ("transcript", "preference")
+        is_talk = is_talk or UNMARKED in reading.reads.values()
         if reading.reads.keys() & set(ignored) or (
             not is_talk and marks_in(layout.rows, list(reading.reads))
         ):
@@ -441,6 +435,8 @@ def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
         )
     for name in names:
         if survey.fields[name].has_media:
+            if not any(held.num_texts for held in survey.fields.values()):
+                return f"its rows hold {_kinds_of(row)}: media and no text. Add texts to its rows."
             return (
                 f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} contain images, "
                 f"audio or video in {name!r}. {_media_advice(layout.num_rows < survey.num_rows)}."

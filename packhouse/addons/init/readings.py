@@ -138,6 +138,7 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         *_choices(rows, fields),
         *_pairs(rows, fields),
         *_as_json(rows),
+        *_instruct_texts(rows),
     ]
     found = found or list(_plain(rows, fields))
     different: list[Reading] = []
@@ -155,6 +156,7 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
             different.append(each)
     different = [made for each in different for made in _with_verdicts(each, rows, fields)]
     different = [made for each in different for made in _with_speakers(each, rows)]
+    different = [made for each in different for made in _with_ends(each, rows)]
     different = [made for each in different for made in _with_splits(each, fields)]
     return sorted(different, key=lambda each: not each.is_sure)
 
@@ -547,7 +549,7 @@ def with_context(reading: Reading, name: str) -> Reading | None:
         reads = {theirs: ours.get(role, role) for theirs, role in reads.items()}
         fields = {role: theirs for theirs, role in reads.items()}
     context = _CONTEXT_OF.get(row_format)
-    if context is None or context in reads.values():
+    if context is None or context in reads.values() or _rank(name, _ANSWER) is not None:
         return None
     return replace(
         reading,
@@ -680,16 +682,20 @@ def _without_answer(rows: Sequence[Mapping[str, Any]], row_format: str) -> Itera
     """Yield readings of messages that end on a question, with the answer in a text field."""
     answers = [n for n in _texts_of(rows[0], rows) if _rank(n, _ANSWER) is not None]
     for prompt in rows[0]:
-        talks = [row[prompt] for row in rows]
+        talks, messages = [row[prompt] for row in rows], _sql(prompt)
+        speaker, content = _KEYS[row_format]
+        if row_format == "chat" and _have_keys(talks, {"role", "text"}):
+            talks = [[{"role": m["role"], "content": m["text"]} for m in talk] for talk in talks]
+            made = "{'role': m.\"role\", 'content': m.\"text\"}"
+            messages = f"list_transform({messages}, lambda m: {made})"
         if not _are_messages(talks, row_format) or not _are_questions(talks, row_format):
             continue
-        speaker, content = _KEYS[row_format]
         if any(set(each) != {speaker, content} for talk in talks for each in talk):
             continue
         name = "assistant" if speaker == "role" else "gpt"
         for said in answers:
             answer = f"{{'{speaker}': '{name}', '{content}': {_sql(said)}}}"
-            select = {"messages": f"list_append({_sql(prompt)}, {answer})"}
+            select = {"messages": f"list_append({messages}, {answer})"}
             yield select, {prompt: "messages", said: "answer"}, len(answers) == 1
 
 
@@ -700,10 +706,15 @@ def _are_questions(talks: Sequence[Any], row_format: str) -> bool:
 
 def _are_messages(values: Sequence[Any], row_format: str) -> bool:
     """Return True if all values are lists of messages in the given format."""
+    return _have_keys(values, {*_KEYS[row_format]})
+
+
+def _have_keys(values: Sequence[Any], keys: set[str]) -> bool:
+    """Return True if all values are lists of objects with these keys."""
     return all(
         isinstance(value, list)
         and value
-        and all(isinstance(each, dict) and each.keys() >= set(_KEYS[row_format]) for each in value)
+        and all(isinstance(each, dict) and each.keys() >= keys for each in value)
         for value in values
     )
 
@@ -896,7 +907,9 @@ def _choices(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
         values = fields[name].values if name in fields else Counter(row[name] for row in rows)
         number = _number_of(name, values, most)
         said = f"{choices}[{number}]" if number else _sql(name)
-        if not number and not all(row[name] in _choice_texts(row, read) for row in rows):
+        if not number and not all(
+            row[name] in (row[lists[0]] if lists else [row[each] for each in read]) for row in rows
+        ):
             continue
         letter = "chr(CAST(64 + i AS INTEGER))"
         letters = f"list_transform({choices}, lambda text, i: {letter} || '. ' || text)"
@@ -916,10 +929,6 @@ def _choices(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
                 reads=reads | {name: f"answer: the {what} of the choice"},
                 is_sure=False,
             )
-
-
-def _choice_texts(row: Mapping[str, Any], read: Sequence[str]) -> list[Any]:
-    return row[read[0]] if isinstance(row[read[0]], list) else [row[name] for name in read]
 
 
 def _number_of(name: str, values: Iterable[Any], most: int) -> str | None:
@@ -949,6 +958,43 @@ _SPOKEN = re.compile(
 )
 r"""A prompt that names its speakers and ends with the name of the one who answers, such as
 `User: Hi\nBot:`."""
+
+_INSTRUCT = r"(?s)^\s*(?:<s>)?\s*\[INST\]\s*(.*?)\s*\[/INST\]\s*(.*?)\s*(?:</s>)?\s*$"
+UNMARKED = "question and answer, without [INST]"
+
+
+def _instruct_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    """Yield readings of texts such as `<s>[INST] Hi [/INST] Hello </s>`, with one question each."""
+    for name in _texts_of(rows[0], rows):
+        texts = [str(row[name]) for row in rows]
+        if all(
+            text.count("[INST]") == 1 and "<<SYS>>" not in text and re.match(_INSTRUCT, text)
+            for text in texts
+        ):
+            parts = (f"regexp_extract({_sql(name)}, '{_INSTRUCT}', {number})" for number in (1, 2))
+            select = dict(zip(("question", "answer"), parts, strict=True))
+            settings = {"format": "question_answer", "select": select}
+            yield Reading(settings=settings, reads={name: UNMARKED}, is_sure=False)
+
+
+_EDGE = r"<bos>|<eos>|</?s>|<\|(?:begin_of_text|end_of_text|endoftext)\|>"
+_EDGES = rf"^\s*(?:{_EDGE})\s*|\s*(?:{_EDGE})\s*$"
+
+
+def _with_ends(reading: Reading, rows: Sequence[dict[str, Any]]) -> list[Reading]:
+    """Return a reading, or two if its texts begin or end with a control token of some tokenizer."""
+    (name, *others) = reading.reads or [""]
+    texts = [text for row in rows if isinstance(text := row.get(name), str)]
+    is_text = (
+        reading.settings["format"] == "text" and not others and "select" not in reading.settings
+    )
+    if not is_text or not texts or not all(re.search(_EDGES, text) for text in texts):
+        return [reading]
+    select = {"text": f"regexp_replace({_sql(name)}, '{_EDGES}', '', 'g')"}
+    reads = {name: "text, without the control tokens at its ends"}
+    cleaned = Reading(settings={"format": "text", "select": select}, reads=reads, is_sure=False)
+    return [cleaned, replace(reading, is_sure=False)]
+
 
 _MARKS = {
     "marks of speakers": re.compile(

@@ -430,7 +430,8 @@ def guess_encoding(data: bytes) -> str | None:
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return None if data.startswith(b"\xff\xfe\0\0") else "utf-16"
     letters = _letters_beyond_ascii(data, "utf-8")
-    if letters.count("\ufffd") <= len(letters) / 10:
+    num_wrong = letters.count("\ufffd") - data.count("\ufffd".encode())  # some files hold U+FFFD
+    if num_wrong <= len(letters) / 10:
         return "utf-8"
     runs = re.findall(rb"[\x80-\xff]+", data)
     stand_alone = sum(len(run) == 1 for run in runs) > len(runs) / 2  # accents in Latin words

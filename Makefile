@@ -103,8 +103,11 @@ docs: $(DOCS)/.done ## build the site into .packhouse/site; SERVE=1: serve it an
 reference: $(TEST_STAMP) ## regenerate docs/reference: recipe keys, commands, reasons, Python API
 	$(BIN)/python docs/reference.py
 
-bench: $(TEST_STAMP) $(if $(SMALL),,$(BENCH_RUN)/.done $(BENCH_PEERS)/.done) ## compare with peers (ROWS, RUNS; 5 minutes); SMALL=1: on the sample
-	$(BIN)/python -m bench.peers $(if $(SMALL),--small) $(if $(ROWS),--rows $(ROWS)) $(if $(RUNS),--runs $(RUNS))
+BENCH_ARGS = $(if $(SMALL),--small) $(if $(ROWS),--rows $(ROWS)) $(if $(RUNS),--runs $(RUNS))
+
+bench: $(TEST_STAMP) $(if $(SMALL),,$(BENCH_RUN)/.done $(BENCH_PEERS)/.done) ## compare with peers (ROWS, RUNS; 15 minutes); CHECK=1: fail if a ratio fell; SMALL=1: on the sample
+	$(if $(CHECK),,$(BIN)/python -m bench.peers $(BENCH_ARGS))
+	$(BIN)/python -m bench.goals $(BENCH_ARGS) $(if $(CHECK),--check)
 
 peers: $(TEST_STAMP) ## run peers' tests on packhouse (ARGS="--trl CHECKOUT")
 	$(BIN)/python -m bench.peers_tests $(ARGS)

@@ -8,7 +8,8 @@ downloaded: the file is searched for in `PACKHOUSE_SHARED`, otherwise in `../sha
 import json
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +52,61 @@ def _row_or_none(line: bytes) -> dict[str, Any] | None:
 
 def _grown(rows: list[dict[str, Any]], num_rows: int, name: str) -> Path:
     path = WORK / name
-    if path.is_file():
-        return path
-    WORK.mkdir(parents=True, exist_ok=True)
+    return path if path.is_file() else _write(path, perturb(rows, num_rows))
+
+
+def _write(path: Path, rows: Iterable[dict[str, Any]], *, lines: bool = False) -> Path:
+    """Write rows as a JSON array, or as JSON Lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}.part")
+    between, first, last = ("\n", "", "\n") if lines else (",\n", "[\n", "\n]\n")
     with part.open("w", encoding="utf-8") as file:
-        for number, row in enumerate(perturb(rows, num_rows)):
-            file.write("[\n" if not number else ",\n")
+        for number, row in enumerate(rows):
+            file.write(between if number else first)
             file.write(json.dumps(row, ensure_ascii=False))
-        file.write("\n]\n")
+        file.write(last)
     part.replace(path)
     return path
+
+
+def edited(path: Path, *, inserts: bool) -> Path:
+    """Return a copy of a JSON array with a changed or a new row in the middle, cached."""
+    copy = path.with_name(f"{path.stem}-{'inserted' if inserts else 'changed'}.json")
+    if path.parent != WORK:
+        copy = WORK / copy.name
+    if not copy.is_file():
+        rows = json.loads(path.read_bytes())
+        middle = len(rows) // 2
+        new = {**rows[middle], "instruction": "Which row is new?"}
+        rows[middle : middle + (not inserts)] = [new]
+        _write(copy, rows)
+    return copy
+
+
+def chats(shared: Path, kind: str, num_rows: int) -> Path:
+    """Return JSON Lines of conversations in OpenAI's form, cached: `chats` or `tools`.
+
+    Chats are two to four questions and answers of GPT-4 Alpaca; tool chats are Glaive's, perturbed.
+    """
+    path = WORK / f"{kind}-{num_rows}.jsonl"
+    if path.is_file():
+        return path
+    if kind == "tools":
+        from bench.templates import openai_rows
+
+        found = shared / "data" / "glaive_toolcall_en_demo.json"
+        return _write(path, openai_rows(found, num_rows), lines=True)
+    lines = (shared / "data" / "alpaca_gpt4_eval_1000.jsonl").read_text("utf-8").splitlines()
+    turns = perturb([json.loads(line) for line in lines], 3 * num_rows)
+    rows = []
+    for number in range(num_rows):
+        messages = []
+        for row in islice(turns, 2 + number % 3):
+            question = f"{row['instruction']}\n{row['input']}".strip()
+            messages += [{"role": "user", "content": question}]
+            messages += [{"role": "assistant", "content": row["output"]}]
+        rows.append({"messages": messages})
+    return _write(path, rows, lines=True)
 
 
 def perturb(rows: list[dict[str, Any]], num_rows: int) -> Iterator[dict[str, Any]]:

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -63,7 +64,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 def _contenders(options: argparse.Namespace, data: Path, tokenizer: Path) -> list[Contender]:
     found = []
     for name in options.only or [OURS, *PEERS]:
-        python = _python_of(name)
+        python = python_of(name)
         if python is None:
             print(f"skipped {name}: its environment is not there; `make bench` makes it")
             continue
@@ -74,12 +75,13 @@ def _contenders(options: argparse.Namespace, data: Path, tokenizer: Path) -> lis
     return found
 
 
-def _python_of(name: str) -> Path | None:
+def python_of(name: str) -> Path | None:
     """Return the contender's environment, or this one if it has everything that it needs."""
     own = RUN_PYTHON if name.startswith(OURS) else PEER_PYTHON
     if own.is_file():
         return own
-    return Path(sys.executable) if name.startswith(OURS) or name == "plain_python" else None
+    has_all = name != "trl" or importlib.util.find_spec("trl")
+    return Path(sys.executable) if has_all else None
 
 
 def _machine() -> str:

@@ -14,7 +14,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,20 @@ def _perturbed(row: dict[str, Any], number: int, chance: random.Random) -> dict[
             function["description"] = other(function.get("description", "It helps."))
         row["tools"] = json.dumps(tools, ensure_ascii=False)
     return row | {"record_id": f"{number:020x}", "row": number}
+
+
+def openai_rows(path: Path, num_rows: int) -> Iterator[dict[str, Any]]:
+    """Yield `num_rows` perturbed conversations of a file in OpenAI's form."""
+    from packhouse.recipe import FormatConfig
+    from packhouse.records.conversations import Conversations
+    from packhouse.render.chat_messages import chat_messages
+
+    table = _validated(path, "auto")
+    assert table is not None, f"{path} has no sound row"
+    conversations = Conversations.from_table(_grown(table, num_rows), FormatConfig())
+    for messages, (tools, _) in conversations.messages_of(np.arange(num_rows)):
+        row: dict[str, Any] = {"messages": chat_messages(messages)}
+        yield row | ({"tools": json.loads(tools)} if tools else {})
 
 
 def _measure(file: str, folder: Path, table: pa.Table) -> list[str]:

@@ -315,6 +315,8 @@ def prepare(
         >>> version.train.num_rows, version.eval, version.ledger[0]["rows_in"]
         (4, None, 99)
     """
+    if type(workers) is not int or workers < 1:
+        raise ConfigError(f"workers must be a whole number of at least 1, got {workers!r:.40}")
     place = find_cache(None if cache is None else str(cache))
     with show_progress() if progress else nullcontext():
         start_phase("looking at what was given")
@@ -342,14 +344,14 @@ def prepare(
 
 
 def prepare_recipe(
-    recipe: Recipe, place: CachePlace, workers: int = 1, *, file: str | None = None
+    recipe: Recipe, place: CachePlace, workers: int | None = 1, *, file: str | None = None
 ) -> tuple[Prepared, list[str]]:
     """Run the chain in this process, or in processes of this machine.
 
     Args:
         recipe: what to do.
         place: where finished steps lie.
-        workers: number of processes.
+        workers: number of processes; None: depends on the input, see `local_runner`.
         file: the recipe's, where it has one: what `packhouse quarantine show` is to look at.
 
     Returns:
@@ -358,8 +360,6 @@ def prepare_recipe(
     Raises:
         PackhouseError: nothing was published.
     """
-    if type(workers) is not int or workers < 1:
-        raise ConfigError(f"workers must be a whole number of at least 1, got {workers!r:.40}")
     make_cache(place.folder)
     mirror, workspace = open_mirror(place), Workspace(cache=place.folder)
     with local_runner(recipe, workspace, workers) as run:

@@ -22,8 +22,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from packhouse.errors import ConfigError, TransientError
-from packhouse.run.local_pool import end_with_parent
 from packhouse.system.plugins import pip_install
+from packhouse.system.worker import begin_pool_process
 
 if TYPE_CHECKING:
     from prefect.task_runners import TaskRunner
@@ -147,7 +147,7 @@ def _task_runner(engine: Engine) -> "TaskRunner[Any]":
     if engine.runner == "processes":
         from prefect.task_runners import ProcessPoolTaskRunner
 
-        return ProcessPoolTaskRunner(max_workers=engine.workers, initializer=end_with_parent)
+        return ProcessPoolTaskRunner(max_workers=engine.workers, initializer=begin_pool_process)
     if engine.runner == "dask":
         from prefect_dask.task_runners import DaskTaskRunner
 

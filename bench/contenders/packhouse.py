@@ -2,7 +2,9 @@
 
 Nothing is cached: no step, no snapshot of the tokenizer, no result of the encoder check.
 `BENCH_SETTINGS` adds settings, separated by spaces. `BENCH_TOKENIZERS` names a folder of snapshots
-and encoder checks from earlier runs. `BENCH_FLOW=1` runs the flow `prepare` on the current server.
+and encoder checks from earlier runs, `BENCH_CACHE` a whole cache, and `BENCH_KEEP` where to leave
+the cache of this run. `BENCH_WORKERS` is the number of workers. `BENCH_FLOW=1` runs the flow
+`prepare` on the current server.
 """
 
 import os
@@ -30,7 +32,9 @@ def run(data: Path, tokenizer: Path, seq_len: int, out: Path) -> dict[str, Any]:
     from packhouse.cli import own_process
 
     own_process()
+    from packhouse.system.worker import hide_pandas
 
+    hide_pandas()
     recipe_path = out / "recipe.yaml"
     store = out / "store"
     recipe_path.write_text(
@@ -40,6 +44,8 @@ def run(data: Path, tokenizer: Path, seq_len: int, out: Path) -> dict[str, Any]:
     kept = os.environ.get("BENCH_TOKENIZERS")
     if kept:
         shutil.copytree(kept, cache / "tokenizers")
+    if warm := os.environ.get("BENCH_CACHE"):
+        shutil.copytree(warm, cache, copy_function=os.link)
     from packhouse.run.given import read_recipe
     from packhouse.system.disks import CachePlace
     from packhouse.system.progress import show_progress
@@ -54,7 +60,10 @@ def run(data: Path, tokenizer: Path, seq_len: int, out: Path) -> dict[str, Any]:
         else:
             from packhouse.api import prepare_recipe
 
-            prepared, _ = prepare_recipe(recipe, CachePlace(folder=cache))
+            workers = int(os.environ.get("BENCH_WORKERS", "1"))
+            prepared, _ = prepare_recipe(recipe, CachePlace(folder=cache), workers)
+    if keep := os.environ.get("BENCH_KEEP"):
+        shutil.move(cache, keep)
     statistics = prepared.published.statistics.values()
     return {
         "rows": sum(side.num_sequences for side in statistics),

@@ -20,7 +20,7 @@ An answer is correct if all of these hold:
 
 Answers that are trained in part (weights of parts, `reasoning: train_last`) are only counted.
 
-Shards of up to 2,000 records are checked completely. For larger ones, 1,000 records are sampled
+Shards of up to 2,000 records are checked completely. For larger ones, 250 records are sampled
 across the shapes of conversations (roles, fields, trained messages); the sample is the same in
 every run. In long conversations only some answers are checked.
 """
@@ -54,7 +54,7 @@ from packhouse.tokenize.loading import load_snapshot
 
 MAX_RECORDS = 2_000
 """Up to this many records of a shard are all checked; otherwise a sample is."""
-NUM_SAMPLED = 1_000
+NUM_SAMPLED = 250
 MAX_MESSAGES = 2_000
 """Maximum messages rendered for the prompts of one record; beyond it only some answers are
 checked, because the work grows with the square of the number of turns."""

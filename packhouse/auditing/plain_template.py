@@ -65,6 +65,9 @@ class _MarkedGeneration(_Generation):
         return [begin, nodes.Scope(body), end]
 
 
+_GENERATION = re.compile(r"{%[-+]?\s*generation\b")
+
+
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
@@ -90,6 +93,9 @@ class PlainTemplate:
         date: date on which the texts were rendered; None if the template prints none.
     """
 
+    _marked: jinja2.Template | None = None
+    """The template with marks around its generation blocks, if it has any."""
+
     def __init__(
         self, config: FormatConfig, snapshot: TokenizerSnapshot, date: str | None = None
     ) -> None:
@@ -98,7 +104,8 @@ class PlainTemplate:
             environment = _environment(_Generation, date)
             tree = environment.parse(source)
             self._template = environment.from_string(source)
-            self._marked = _environment(_MarkedGeneration, date).from_string(source)
+            if _GENERATION.search(source):
+                self._marked = _environment(_MarkedGeneration, date).from_string(source)
         self._values = values_to_try(tree)  # before Jinja makes one constant of a list of words
         self._names = find_undeclared_variables(tree)
         self.reads_prompt = "add_generation_prompt" in self._names
@@ -134,7 +141,7 @@ class PlainTemplate:
         Raises:
             PromptError: the template rejects the messages or fails on them.
         """
-        template = self._marked if is_marked else self._template
+        template = (self._marked if is_marked else None) or self._template
         try:
             with limited():
                 return template.render(
@@ -164,6 +171,8 @@ class PlainTemplate:
             arguments: template arguments of the prompt.
         """
         begin, end = _MARKS
+        if self._marked is None:
+            return ""
         try:
             marked = self.render(messages, tools, arguments, is_prompt=False, is_marked=True)
         except PromptError:

@@ -50,6 +50,7 @@ from packhouse.tokenize.encoders import TokenizerSnapshot, read_pipeline
 SLICE_TOKENS = 2**20
 """Tokens processed at a time, which limits memory to about 100 MB."""
 
+_COMPARED = 8
 _WITHOUT_TURNS = ("text", "classification", "sequence_classification")
 _TAGS = re.compile(r"\s*</?think>\s*")
 _MAX_TAIL = 8  # tokens
@@ -135,6 +136,8 @@ def audit_shard(
     snapshot: TokenizerSnapshot,
     config: FormatConfig,
     label_names: Sequence[str] | None = None,
+    *,
+    are_exact: bool = False,
 ) -> dict[str, object]:
     """Audit one shard.
 
@@ -145,6 +148,8 @@ def audit_shard(
         snapshot: tokenizer.
         config: which turns are trained; `train_on: all` trains prompts and headers on purpose.
         label_names: texts of labels 0, 1, ..., if the source has labels.
+        are_exact: the tokenize step found that the tokens of all rows decode to their text. Then
+            only those of one slice in `_COMPARED` are compared again.
 
     Returns:
         `counts`, name -> number; and `worst`, finding -> the worst rows, each with `source`,
@@ -153,7 +158,8 @@ def audit_shard(
     counts: Counter[str] = Counter()
     values: dict[str, Int64s] = {}
     for side in sides:
-        for name, own in _audit_side(side, snapshot, config, label_names, counts).items():
+        audited = _audit_side(side, snapshot, config, label_names, counts, are_exact)
+        for name, own in audited.items():
             known = values.get(name, np.zeros(len(own), np.int64))
             values[name] = np.maximum(known, own) if name in _FLAGS else known + own
     tokenized = sides[0][2]
@@ -178,6 +184,7 @@ def _audit_side(
     config: FormatConfig,
     label_names: Sequence[str] | None,
     counts: Counter[str],
+    are_exact: bool,
 ) -> dict[str, Int64s]:
     """Return a number per row for each finding, and add the totals for shares to `counts`."""
     validated, formatted, tokenized = side
@@ -185,13 +192,15 @@ def _audit_side(
     pipeline = read_pipeline(snapshot.backend)
     are_headers_trained = config.turns != "whole" and not writes_prompts(config, snapshot)
     places = [_places(table, tokenized) for table in (validated, formatted)]
-    for start, stop in _slices(tokenized):
+    for number, (start, stop) in enumerate(_slices(tokenized)):
         part = tokenized.slice(start, stop - start)
         rows, texts = (
             table.slice(start, stop - start) if place is None else table.take(place[start:stop])
             for table, place in zip((validated, formatted), places, strict=True)
         )
-        tokens = PlacedTokens.of(texts, part, pipeline)
+        compares = not are_exact or number % _COMPARED == 0
+        tokens = PlacedTokens.of(texts, part, pipeline, compares=compares)
+        are_exact &= bool(tokens.is_exact.all())
         messages = FlatMessages.of(rows["messages"])
         due, own = answer_bytes(messages, rows, texts, config, label_names)
         num_ranges = tokens.per_row(tokens.range_rows)
@@ -502,8 +511,9 @@ def audit_packs(
         is_open = np.isin(sequence_ends, ends)  # the sequence ends with a trained token
         starts = (ranges.starts + offsets[rows].astype(np.int64))[last_range[is_open]]
         # Last token of each sequence that is not white space; it is trained if inside the range.
-        last = np.maximum.accumulate(np.where(is_blank[ids], -1, np.arange(len(ids))))
-        last = last[sequence_ends[is_open] - 1]
+        last = sequence_ends[is_open] - 1
+        while (goes_back := (last >= starts) & is_blank[ids[last]]).any():
+            last = last - goes_back
         is_cut = (last < starts) | ~is_control[ids[last]]
         # Rows with a label train a classification head, not their tokens.
         has_label = batch["label"].is_valid().to_numpy(zero_copy_only=False)

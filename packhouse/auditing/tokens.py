@@ -6,7 +6,7 @@ data from other tools (`packhouse.addons.audit_any`), which has only ids and mas
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -120,11 +120,14 @@ class PlacedTokens(Tokens):
     """Offset of each row's text in `data`, shape [num_rows + 1]."""
 
     @classmethod
-    def of(cls, formatted: pa.Table, tokenized: pa.Table, pipeline: Pipeline) -> "PlacedTokens":
-        """Find the position of each token in its row's text."""
+    def of(
+        cls, formatted: pa.Table, tokenized: pa.Table, pipeline: Pipeline, *, compares: bool = True
+    ) -> "PlacedTokens":
+        """Find the position of each token in its row's text; for `compares`, `locate_by_widths`."""
         ids, narrow = flat_list(tokenized["input_ids"])
         offsets: Int64s = narrow.astype(np.int64)
-        placed = locate_by_widths(*flat_texts(formatted["text"]), ids, offsets, pipeline)
+        texts = flat_texts(formatted["text"])
+        placed = locate_by_widths(*texts, ids, offsets, pipeline, compares=compares)
         ranges = read_ranges(tokenized["trained_ranges"])
         rows = ranges.row_of_each()
         spans = Spans.of(one_chunk(formatted["content_spans"]), placed.bases)
@@ -217,6 +220,7 @@ def _are_misplaced(ranges: Ranges, placed: EncodedRows, formatted: pa.Table) -> 
     return np.asarray(differs & placed.is_exact)
 
 
+@lru_cache(maxsize=4)
 def blank_tokens(pipeline: Pipeline) -> Bools:
     """Return a mask of ids that decode to white space only, shape [vocab_size]."""
     if pipeline.token_bytes is None:

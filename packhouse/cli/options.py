@@ -55,8 +55,8 @@ def run_options(command: Callable[..., object]) -> Callable[..., object]:
     for decorate in (
         number_option(
             "--workers",
-            "Number of worker processes. Does not affect the output.",
-            default=1,
+            "Number of worker processes. Does not affect the output. "
+            "[default: one for each 128 MiB of input, at most one per core]",
             least=1,
         ),
         click.option(

@@ -40,7 +40,7 @@ def prepare(
     overrides: tuple[str, ...],
     move_ref: bool,
     cache: str | None,
-    workers: int,
+    workers: int | None,
     as_json: bool,
 ) -> None:
     """Prepare instruction data and publish it as a version of packed tokens.
@@ -70,6 +70,9 @@ def prepare(
     try:
         with show_progress():
             start_phase("importing")
+            from packhouse.system.worker import hide_pandas
+
+            hide_pandas()
             from packhouse.api import prepare_recipe  # takes over a second
             from packhouse.run.given import recipe_for
             from packhouse.system.disks import check_cache, find_cache

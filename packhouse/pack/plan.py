@@ -187,6 +187,10 @@ def lower_bound(lengths: Lengths, seq_len: int) -> int:
 
 
 def _best_fit(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
+    return _assign(lengths, _best_patterns(lengths, seq_len), seq_len, seed, "best_fit")
+
+
+def _best_patterns(lengths: Lengths, seq_len: int) -> Patterns:
     counts = np.bincount(lengths)
     patterns = exact_completion(counts, seq_len)
     if patterns.total_packs > lower_bound(lengths, seq_len):
@@ -194,7 +198,7 @@ def _best_fit(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
         # and exact_completion on 390.
         other = best_fit_decreasing(counts, seq_len)
         patterns = min(patterns, other, key=lambda each: each.total_packs)
-    return _assign(lengths, patterns, seq_len, seed, "best_fit")
+    return patterns
 
 
 def _first_fit(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
@@ -617,8 +621,11 @@ def _planned(
         long_tokens += int((values * numbers)[~fits].sum())
         if fits.any():
             lengths = np.repeat(values[fits], numbers[fits])
-            plan = plan_packs(lengths, seq_len, strategy, seed, multiple)
-            packs, tokens = packs + plan.num_packs, tokens + plan.num_tokens
+            tokens += int(lengths.sum())
+            if strategy == "best_fit":  # the number of packs is known before they are filled
+                packs += _best_patterns(round_up(lengths, multiple), seq_len).total_packs
+            else:
+                packs += plan_packs(lengths, seq_len, strategy, seed, multiple).num_packs
     return SeqLenTrial(
         seq_len=seq_len,
         num_packs=packs,

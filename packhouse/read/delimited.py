@@ -150,7 +150,7 @@ def parse_delimited(
         [{'label': '1', 'text': 'a "b" c'}]
     """
     spans = record_spans(data, delimiter)
-    records = Records(Rows(), np.arange(len(spans)), len(spans), spans=spans)
+    records = Records(Rows(), np.arange(len(spans)), len(spans), find_spans=lambda: spans)
     num_lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
     if num_lines > len(spans):  # blank lines, or line ends between quotes
         inside = sum(data.count(b"\n", start, end) for start, end in spans.tolist())

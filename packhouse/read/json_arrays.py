@@ -6,7 +6,9 @@ Objects separated by commas or by nothing are read as an array without its brack
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cache, partial
 from itertools import islice, pairwise
+from typing import Any
 
 import numpy as np
 import orjson
@@ -25,6 +27,8 @@ class ArrayFile(TextFile):
 
     has_bracket = True
     """False if the file begins with an object."""
+    num_elements = 0
+    """Elements before the last boundary that was found."""
     path: Sequence[str] = ()
     """With `rows_at`: the fields that lead to the list."""
 
@@ -53,17 +57,18 @@ class ArrayFile(TextFile):
     def boundary(self, data: bytearray) -> int | None:
         """Return the last comma within a shard's size, else the first comma after it."""
         commas = split_elements(data[: self.max_shard_bytes + 1]).commas
+        self.num_elements = len(commas)
         if len(commas):
             return int(commas[-1])
         commas = split_elements(data).commas
+        self.num_elements = 1
         return int(commas[0]) if len(commas) else None
 
     def count(self, size: int, *, is_last: bool) -> int | None:
-        """Count elements, one more than commas. The last shard is not counted: nothing needs it."""
-        data = self.buffer[:size]
-        if not data.strip():
+        """Return the count of `boundary`. The last shard is not counted: nothing needs it."""
+        if self.buffer[:size].isspace() or not size:
             return 0
-        return None if is_last else len(self.spans(data))
+        return None if is_last else self.num_elements
 
     def after_cut(self) -> None:
         """Skip the separating comma and the space after it."""
@@ -134,29 +139,52 @@ class ArrayFile(TextFile):
         if not data.strip():
             yield 0, len(data), parse_pieces(data, self.spans(data), max_row_bytes)
             return
-        start, end = 0, -1
+        start, end, guesses = 0, -1, True
         while end < len(data):
-            size = BLOCK_BYTES
-            commas = split_elements(data[start : start + size]).commas
-            while not len(commas) and start + size < len(data):  # one element exceeds the block
-                size *= 2
-                commas = split_elements(data[start : start + size]).commas
-            end = len(data) if start + size >= len(data) else start + int(commas[-1])
+            end, rows = _guess_block(data, start) if guesses else (0, None)
+            if not rows:
+                guesses = False
+                end = _find_block_end(data, start)
+                try:
+                    rows = orjson.loads(b"[%b]" % data[start:end])
+                except orjson.JSONDecodeError:
+                    raise NotInBlocksError from None
             block = data[start:end]
-            spans = between(block, commas[commas < len(block)])
-            try:
-                rows = orjson.loads(b"[%b]" % block)
-            except orjson.JSONDecodeError:
-                raise NotInBlocksError from None
-            is_too_long = int(np.diff(spans).max()) > max_row_bytes
-            if is_too_long or len(rows) != len(spans):  # or an element is empty
+            find_spans = cache(partial(self.spans, block))
+            is_too_long = len(block) > max_row_bytes and np.diff(find_spans()).max() > max_row_bytes
+            if is_too_long or not rows:
                 raise NotInBlocksError
-            records = Records(Rows(rows), np.arange(len(rows)), len(rows), spans=spans)
+            records = Records(Rows(rows), np.arange(len(rows)), len(rows), find_spans=find_spans)
             check_parsed(records, block, block)
             yield start, end, records
-            if end < len(data) and data[end] != ord(","):  # a comma is missing
+            if data[end : end + 1] not in (b",", b""):  # a comma is missing
                 raise NotInBlocksError
             start = end + 1
+
+
+def _guess_block(data: bytes, start: int) -> tuple[int, list[Any] | None]:
+    """Return the end of a block and its rows, if an object ends there as it seems; else no rows.
+
+    The bytes up to a comma are a whole array only if the comma is outside of strings and brackets,
+    so parsing them proves the guess, in a third of the time of `split_elements`.
+    """
+    end = len(data)
+    if end - start > BLOCK_BYTES:
+        end = data.rfind(b"},", start, start + BLOCK_BYTES) + 1
+    with suppress(orjson.JSONDecodeError):
+        return end, orjson.loads(b"[%b]" % data[start:end])
+    return end, None
+
+
+def _find_block_end(data: bytes, start: int) -> int:
+    """Return the last comma between elements within a block, else the first one, else the end."""
+    size = BLOCK_BYTES
+    while start + size < len(data):
+        commas = split_elements(data[start : start + size]).commas
+        if len(commas):
+            return start + int(commas[-1])
+        size *= 2  # one element exceeds the block
+    return len(data)
 
 
 def find_list(data: bytes, field: str) -> int | None:

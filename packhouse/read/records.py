@@ -9,7 +9,7 @@ A good row costs no Python call beyond `orjson.loads`.
 
 import gc
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -80,12 +80,19 @@ class Records:
     num_records: int
     """Good and bad records."""
     failures: list[Failure] = field(default_factory=list)
-    spans: Ints | None = None
-    """Start and end of every record in the shard's bytes, [num_records, 2]; None without bytes.
-    A span may include white space around the record."""
+    find_spans: Callable[[], Ints] | None = None
+    """Returns `spans`, so that they are searched only if a message or bad row needs them."""
     failed: dict[int, object] = field(default_factory=dict)
     """Values of bad records by their number, for formats without bytes to show."""
     notes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def spans(self) -> Ints | None:
+        """Start and end of every record in the shard's bytes, [num_records, 2]; None without bytes.
+
+        A span may include white space around the record.
+        """
+        return None if self.find_spans is None else self.find_spans()
 
     def failures_of(self, faults: Iterable[tuple[int, str, str]]) -> list[Failure]:
         """Turn faults (index in `rows`, reason, detail) into failures with record numbers.
@@ -108,7 +115,7 @@ def parse_pieces(data: bytes, spans: Ints, max_row_bytes: int) -> Records:
 
     A file that ends inside its last record is counted in `truncated_files`.
     """
-    records = Records(Rows(), np.arange(len(spans)), len(spans), spans=spans)
+    records = Records(Rows(), np.arange(len(spans)), len(spans), find_spans=lambda: spans)
     parsed = data
     try:
         if int((spans[:, 1] - spans[:, 0]).max(initial=0)) > max_row_bytes:

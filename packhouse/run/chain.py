@@ -44,6 +44,8 @@ from packhouse.store.layout import pinned
 from packhouse.system.progress import after_first_job, say, start_phase
 from packhouse.system.terminal import check_interrupted
 from packhouse.system.wording import counted
+from packhouse.system.worker import return_freed_memory, run_if_idle
+from packhouse.tokenize.encoders import forget_encoders
 
 log = logging.getLogger("packhouse.run.cache")
 
@@ -213,7 +215,9 @@ def _do_steps(
             raise error from None
         if jobs is plan.validate:
             check_all_text_is_read(recipe, plan.validate, done)
+            return_freed_memory()  # the worker needs some for tokenizers now
     gates.add([quarantine])
+    run_if_idle(forget_encoders)
     (packed,) = do([plan.pack])
     output = output_jobs(plan, recipe, packed.facts)
     hold(job.key for job in output)
@@ -222,6 +226,7 @@ def _do_steps(
     ledger = ledger_of(done)
     do((*plan.audit, *output.audit))
     do(output.files)
+    return_freed_memory()  # the worker needs some for the report
     (published,) = do([output.publish])
     rendered = [receipt for receipt in done if receipt.step == FORMAT.name]
     save_last_run(cache, recipe.dataset, (*plan, *plan.beside, *output))

@@ -13,7 +13,6 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import Thread
 
 from packhouse.errors import ConfigError, TransientError
 from packhouse.recipe import Recipe
@@ -21,6 +20,7 @@ from packhouse.recipe.model import plugins_of
 from packhouse.run.cache import AnyReceipt, Workspace
 from packhouse.run.step import AnyJob, execute
 from packhouse.system.progress import job_done, step_progress
+from packhouse.system.worker import begin_pool_process
 
 _OVERHEAD_BYTES = 2**15
 """Fixed cost of a job (opening, checking and writing files), in bytes read in the same time."""
@@ -90,21 +90,28 @@ def group_jobs(jobs: Sequence[AnyJob], workers: int, least_bytes: int) -> list[J
 Run = Callable[[Sequence[AnyJob]], list[AnyReceipt]]
 """Runs the jobs of one step in any order and returns their receipts in the order of the jobs."""
 
-_LEAST_BYTES = 2**22  # handing out a task takes a millisecond, so smaller ones do not pay off
+_LEAST_BYTES = 2**25  # takes two seconds, like starting a process
+_BYTES_PER_WORKER = 2**27
 _MOST_RESTARTS = 3
 
 
 @contextmanager
-def local_runner(recipe: Recipe, workspace: Workspace, workers: int) -> Iterator[Run]:
+def local_runner(recipe: Recipe, workspace: Workspace, workers: int | None) -> Iterator[Run]:
     """Yield a function that runs jobs in this process, or in `workers` processes if over 1.
+
+    Args:
+        recipe: the recipe.
+        workspace: cache and contract checks.
+        workers: number of processes; None: as many as there are cores, but one for each 128 MiB of
+            the first step's input, and one if a plug-in is registered only in this process.
 
     Raises:
         ConfigError: `workers` is over 1 and a plug-in is registered only in this process.
     """
-    if workers == 1:
+    unshared = [plugin for plugin in plugins_of(recipe) if not plugin.distribution]
+    if workers == 1 or (workers is None and unshared):
         yield LocalRunner(recipe=recipe, workspace=workspace)
         return
-    unshared = [plugin for plugin in plugins_of(recipe) if not plugin.distribution]
     if unshared:
         raise ConfigError(
             f"{unshared[0]} is registered only in this process. Set workers=1, or register it as "
@@ -137,7 +144,7 @@ class PoolRunner:
 
     recipe: Recipe
     workspace: Workspace
-    workers: int
+    workers: int | None
     _pool: ProcessPoolExecutor | None = field(default=None, init=False)
 
     def __enter__(self) -> "PoolRunner":
@@ -163,6 +170,11 @@ class PoolRunner:
         Raises:
             TransientError: processes were killed repeatedly.
         """
+        if self.workers is None:
+            num_bytes = sum(job.size for job in jobs)
+            self.workers = min(os.cpu_count() or 1, max(1, num_bytes // _BYTES_PER_WORKER))
+        if self.workers == 1:
+            return LocalRunner(recipe=self.recipe, workspace=self.workspace)(jobs)
         groups = group_jobs(jobs, self.workers, _LEAST_BYTES)
         receipts: dict[int, list[AnyReceipt]] = {}
         with step_progress(jobs[0].step.name if jobs else "", len(jobs)):
@@ -186,7 +198,7 @@ class PoolRunner:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(
-                self.workers, mp_context=context, initializer=end_with_parent
+                self.workers, mp_context=context, initializer=begin_pool_process
             )
         # Processes inherit blocked signals. A terminal sends Ctrl-C and its hang-up to all of them,
         # and each would print a traceback. `__exit__` stops them instead.
@@ -202,24 +214,6 @@ class PoolRunner:
         for number, future in futures.items():
             receipts[number] = future.result()
             job_done(sum(map(len, receipts.values())))
-
-
-def end_with_parent() -> None:
-    """Exit this pool process when its parent dies, even by SIGKILL.
-
-    Pool processes hold open the pipe on which they wait for work, so they never see it close.
-    Orphans would keep their memory, and also the open output by which a Prefect worker sees that
-    a run is alive.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        raise RuntimeError("end_with_parent needs a process started by multiprocessing")
-
-    def wait() -> None:
-        parent.join()  # waits on a pipe held only by the parent, so it returns however that dies
-        os._exit(1)
-
-    Thread(target=wait, name="end-with-parent", daemon=True).start()
 
 
 def _do_group(group: JobGroup, recipe: Recipe, workspace: Workspace) -> list[AnyReceipt]:

@@ -233,6 +233,12 @@ def stream_from_worker(
     raise blames(f"{what}, {place}: {fault}. {remedy}, or set {setting}", **limit)
 
 
+def run_if_idle(call: Callable[[], Any]) -> None:
+    """Run a call in a worker that waits for work, if there is one: to free its memory."""
+    if _idle:
+        run_in_worker(call, what="an idle worker", blames=PackhouseError)
+
+
 def start_early(imports: str) -> None:
     """Start a worker in advance, and import the module of the expected call."""
     if not _idle and not is_worker():
@@ -386,6 +392,30 @@ def _setting(name: str, default: int) -> int:
     if not text.isdecimal() or not 0 < int(text) < 2**31:
         raise ConfigError(f"{name} is '{text}'. Set it to a whole number of at least 1")
     return int(text)
+
+
+# This runs in the processes of a pool (`packhouse prepare --workers`, Prefect's task runner).
+
+
+def begin_pool_process() -> None:
+    """Hide pandas, and exit when the parent of this process dies, even by SIGKILL.
+
+    Pool processes hold open the pipe on which they wait for work, so they never see it close.
+    Orphans would keep their memory, and also the open output by which a Prefect worker sees that
+    a run is alive.
+    """
+    import multiprocessing
+
+    hide_pandas()
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        raise RuntimeError("begin_pool_process needs a process started by multiprocessing")
+
+    def wait() -> None:
+        parent.join()  # waits on a pipe held only by the parent, so it returns however that dies
+        os._exit(1)
+
+    threading.Thread(target=wait, name="end-with-parent", daemon=True).start()
 
 
 # The rest runs in the worker.
@@ -600,6 +630,12 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _FREED_BYTES = 64 * 2**20
 _MAPPED_BYTES = 32 * 2**20  # glibc's maximum; larger arrays are returned to the kernel at once
+
+
+def return_freed_memory() -> None:
+    """Return freed memory to the kernel; does nothing without glibc."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @cache

@@ -214,20 +214,19 @@ def find_unicode_drift(texts: pa.StringArray) -> Bools:
         [False, True, False]
     """
     found = np.zeros(len(texts), np.bool_)
-    foreign = pc.invert(pc.string_is_ascii(texts))
-    rows = np.flatnonzero(foreign.to_numpy(zero_copy_only=False))
-    if not len(rows):
+    data, bases = flat_texts(texts)
+    places = np.flatnonzero(data >= 0x80)
+    if not len(places):
         return found
-    chosen = texts.filter(foreign)
-    codes = np.frombuffer("".join(chosen.to_pylist()).encode("utf-32-le"), np.uint32)
+    # All bytes of the characters outside of ASCII, in order, are valid UTF-8 themselves.
+    codes = np.frombuffer(data[places].tobytes().decode().encode("utf-32-le"), np.uint32)
     is_present = np.zeros(0x110000, np.bool_)
     is_present[codes] = True
     drifting = [code for code in np.flatnonzero(is_present).tolist() if _is_unsettled(code)]
     if drifting:
-        places = np.flatnonzero(np.isin(codes, drifting))
-        # Texts of 3 and 2 characters end at [3 5]: characters 3 and 4 belong to the second one.
-        ends = np.cumsum(pc.utf8_length(chosen).to_numpy())
-        found[rows[np.searchsorted(ends, places, "right")]] = True
+        first_bytes = places[data[places] >= 0xC0]
+        bad = first_bytes[np.isin(codes, drifting)]
+        found[np.searchsorted(bases, bad, "right") - 1] = True
     return found
 
 

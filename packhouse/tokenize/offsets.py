@@ -188,7 +188,13 @@ class EncodedRows:
 
 
 def locate_by_widths(
-    text: Bytes, bases: Int64s, ids: Int32s, offsets: Int64s, pipeline: Pipeline
+    text: Bytes,
+    bases: Int64s,
+    ids: Int32s,
+    offsets: Int64s,
+    pipeline: Pipeline,
+    *,
+    compares: bool = True,
 ) -> EncodedRows:
     """Find the bytes of each token by adding up widths.
 
@@ -198,6 +204,8 @@ def locate_by_widths(
         ids: their concatenated ids.
         offsets: index of each text's first id, shape [num_texts + 1].
         pipeline: has the bytes of each id.
+        compares: if false, the caller knows that rows whose widths add up are exact, and their
+            bytes are not compared, which is three quarters of the time.
 
     Returns:
         The rows. In those that are not exact, the bytes of tokens are unusable.
@@ -221,7 +229,7 @@ def locate_by_widths(
         is_exact = np.diff(edges[offsets]) == row_lengths
     if is_exact.all():
         starts, ends = edges[:-1], edges[1:]
-        differing = tokens.differing(ids, text, shortened)
+        differing = tokens.differing(ids, text, shortened) if compares else shortened[:0]
     else:
         shift = np.repeat(bases[:-1] - edges[offsets[:-1]], num_ids)
         starts, ends = edges[:-1] + shift, edges[1:] + shift

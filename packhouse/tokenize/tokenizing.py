@@ -154,7 +154,7 @@ def tokenize_shard(
 def _pass_tokens(tokenized: pa.Table, snapshot: TokenizerSnapshot) -> Tokenized:
     """Return records whose ids are given as the result of tokenizing them."""
     ids, _ = flat_list(tokenized["input_ids"])
-    num_unknown = int((ids == read_pipeline(snapshot.backend).unk_id).sum())
+    num_unknown = read_pipeline(snapshot.backend).count_unknown(ids)
     return Tokenized(
         tokenized,
         QUARANTINED.empty_table(),
@@ -261,7 +261,7 @@ def _tokenize_slice(
     ranges = train_ranges(encoded, trained)
     notes["straddles_start"] += ranges.straddles_start
     notes["straddles_end"] += ranges.straddles_end
-    notes["unk_tokens"] += int((encoded.ids == pipeline.unk_id).sum())
+    notes["unk_tokens"] += pipeline.count_unknown(encoded.ids)
 
     num_tokens, num_ranges = np.diff(encoded.offsets), np.diff(ranges.offsets)
     weights = flat_weights(batch.column("span_weights"), np.diff(trained.offsets))

@@ -347,6 +347,27 @@ def test_slices_change_nothing(tables, monkeypatch):
     assert audited(tables) == whole
 
 
+@pytest.mark.parametrize("row", [0, 1])
+def test_tokens_of_exact_shards_are_compared_in_the_first_slice(tables, monkeypatch, row):
+    """Tokens in another order: only a comparison of their bytes finds the difference."""
+    monkeypatch.setattr(shard_module, "SLICE_TOKENS", 10)
+    chosen = tables.tokenized["record_id"][row].as_py()
+
+    def swap(each):
+        if each["record_id"] == chosen:
+            each["input_ids"][4:8] = each["input_ids"][7:3:-1]
+
+    tables.sabotage(swap)
+    side = Side(tables.validated, tables.formatted, tables.tokenized)
+
+    def num_unlocated(**known):
+        counts = audit_shard([side], tables.snapshot, tables.config, **known)["counts"]
+        return counts["unlocated_rows"]
+
+    assert num_unlocated() == 1
+    assert num_unlocated(are_exact=True) == int(row == 0)
+
+
 def test_rows_that_fell_on_the_way_are_not_looked_for(tables):
     before = audited(tables)["counts"]
     tables.tokenized = tables.tokenized.slice(1)

@@ -28,6 +28,7 @@ from packhouse.store.manifest import Manifest
 
 _ROWS = 2**16  # of lineage in a batch
 _BAD_ROWS = 2**8  # each may hold 64 KiB
+_PACKS = 2**8  # half a million tokens, of which several columns and masks are in memory
 
 _TEXT, _NUMBER = pa.string(), pa.int64()
 _OF_TOKENS = {
@@ -177,14 +178,16 @@ class FileTable:
         before = 0
         for path, split in self.files.files.get("data", []):
             start = first.get(split, 0)
-            for batch in read_batches(path, None if self.files.checks_packs else columns):
+            names = None if self.files.checks_packs else columns
+            for batch in read_batches(path, names, max_rows=_PACKS):
                 if self.files.checks_packs:
                     check_rows(batch, start, self.files.manifest)
                 if "record_ids" in columns and "record_ids" not in batch.schema.names:
                     raise ContractError(f"'{path.name}' has no record_ids")
                 try:
                     packs = _Packs(batch, columns)
-                    yield packs.rows(split, start, before, of_packs=self.name == "packs")
+                    is_packs = self.name == "packs"
+                    yield packs.rows(split, start, before, self.columns, of_packs=is_packs)
                 except MemoryError:  # includes pa.ArrowMemoryError, which is an ArrowException too
                     raise
                 except (KeyError, ValueError, IndexError, TypeError, pa.ArrowException) as error:
@@ -236,7 +239,7 @@ class _Packs:
             raise ValueError("lengths do not add up")
 
     def rows(
-        self, split: str, first: int, before: int, *, of_packs: bool
+        self, split: str, first: int, before: int, wanted: Collection[str], *, of_packs: bool
     ) -> tuple[int, dict[str, pa.Array]]:
         """Return the number of rows, and the columns that were read.
 
@@ -244,6 +247,7 @@ class _Packs:
             split: split of the file.
             first: number of the first pack within its split.
             before: number of tokens in earlier packs.
+            wanted: columns; sums over tokens that are not among them are left out.
             of_packs: one row per pack if true, otherwise one row per sequence.
         """
         num_packs = len(self.sequences) - 1
@@ -269,7 +273,7 @@ class _Packs:
         for name, values in self.of_tokens.items():
             made[name] = _lists(edges, values)
         for name, of in (("num_trained", "trained"), ("total_weight", "loss_weights")):
-            if of in self.of_tokens:
+            if of in self.of_tokens and name in wanted:
                 kind = np.int64 if of == "trained" else np.float64
                 # Differences of one running sum give the sums of all rows: mask [1 0 1 1] with
                 # edges [0 2 4] has sums [0 1 1 2 3], so the rows have 1 and 2 trained tokens.

@@ -4,7 +4,7 @@ A pack is read by fetching the one file that contains it and decoding it in a wo
 read many packs, use the tables in `packhouse.addons.ask.files`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, pairwise
@@ -106,8 +106,10 @@ def _read_rows(files: VersionFiles, start: int, count: int) -> list[dict[str, An
     return rows
 
 
-def each_packs(files: VersionFiles) -> Iterator[pa.Table]:
-    """Yield packs with all columns of the table `packs` and `num_records` (in a worker).
+def each_packs(
+    files: VersionFiles, columns: Collection[str] = TABLES["packs"].keys()
+) -> Iterator[pa.Table]:
+    """Yield packs with columns of the table `packs` and `num_records` (in a worker).
 
     A part has about 2 million tokens.
 
@@ -116,7 +118,7 @@ def each_packs(files: VersionFiles) -> Iterator[pa.Table]:
         IntegrityError: a file is damaged.
     """
     num_sides = 2 if files.manifest.preferences == "pairs" else 1
-    for batch in FileTable(name="packs", files=files, columns=[*TABLES["packs"]]).batches():
+    for batch in FileTable(name="packs", files=files, columns=columns).batches():
         num_records = pa.chunked_array([pc.divide(batch["num_sequences"], num_sides)])
         yield pa.Table.from_batches([batch]).append_column("num_records", num_records)
 

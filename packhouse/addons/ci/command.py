@@ -288,7 +288,7 @@ def ci(
     recipe_path: str,
     overrides: tuple[str, ...],
     cache: str | None,
-    workers: int,
+    workers: int | None,
     plan_only: bool,
     approval: bool,
     summary: Path | None,

@@ -413,7 +413,7 @@ def run_job(
     overrides: tuple[str, ...],
     *,
     cache: str | None,
-    workers: int,
+    workers: int | None,
     approval: bool,
 ) -> None:
     """Refresh a recipe's dataset, and record the progress in `job`.

@@ -154,7 +154,14 @@ def _shard(work: Work[AuditParameters]) -> dict[str, object]:
     if REJECTED in formatted.files:
         rejected = validated.path(REJECTED), formatted.path(REJECTED)
     sides = read_sides(*_paths(work), rejected)
-    return audit_shard(sides, snapshot, work.recipe.format, work.parameters.label_names)
+    notes = work.input(TOKENIZE).facts.notes
+    return audit_shard(
+        sides,
+        snapshot,
+        work.recipe.format,
+        work.parameters.label_names,
+        are_exact="inexact_round_trip" not in notes,
+    )
 
 
 def _paths(work: Work[AuditParameters]) -> tuple[Path, Path, Path]:

@@ -437,7 +437,8 @@ def _flat(column: pa.Array) -> Iterator[bytes]:
     elif pa.types.is_floating(column.type):
         yield column.to_numpy(zero_copy_only=False).data  # loss weights, never null
     else:
-        yield column.fill_null(-(2**31)).to_numpy(zero_copy_only=False).data
+        column = column.fill_null(-(2**31)) if column.null_count else column
+        yield column.to_numpy(zero_copy_only=False).data
 
 
 def _write_records(

@@ -140,7 +140,7 @@ def _shards_of(index: ShardIndex, records: Int64s) -> tuple[list[pa.Table], Int6
     for number, rows in zip(numbers.tolist(), np.split(wanted, firsts[1:]), strict=True):
         table = index.shard(number).drop_columns(_NOT_PACKED)
         rows = rows - index.bounds[number]
-        if 2 * len(rows) < table.num_rows:
+        if 16 * len(rows) < table.num_rows:
             table, rows = table.take(pa.array(rows)), np.arange(len(rows))
         tables.append(table)
         local.append(base + rows)
